@@ -1,0 +1,1 @@
+"""Descriptors in, results out: one process owns one device. Never sees HTTP."""

@@ -1,0 +1,1 @@
+"""Bytes in, bytes out: HTTP, formats, admission. Imports neither torch nor the engine."""

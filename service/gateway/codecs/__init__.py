@@ -1,0 +1,1 @@
+"""Body formats: header bytes to tensor metadata and back; the payload stays where it is."""

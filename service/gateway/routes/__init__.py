@@ -1,0 +1,1 @@
+"""HTTP verbs only: each module is one group of routes."""
