@@ -1,0 +1,58 @@
+# `make` alone prints the targets. Two do everything on a fresh machine: `make serve` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+SET_UP := constraints/cpu.txt deploy/set_up.py pyproject.toml
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help serve demo test check lint format type arch docs bench gpu-test clean
+
+help: ## print the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(VENV)/.server: $(SET_UP)
+	$(PYTHON) deploy/set_up.py --venv $(VENV) --extra server
+	@touch $@
+
+$(VENV)/.dev: $(SET_UP)
+	$(PYTHON) deploy/set_up.py --venv $(VENV) --extra dev
+	@touch $@ $(VENV)/.server
+
+serve: $(VENV)/.server ## install what is missing and serve; settings through TILEWIRE_… variables
+	@exec $(BIN)/tilewire serve
+
+demo: $(VENV)/.server ## a whole round against a running server, or a fresh one: upload, multiply, check, report
+	@$(BIN)/tilewire demo
+
+test: $(VENV)/.dev ## the whole test suite
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: lint type arch test ## all that CI checks
+
+lint: $(VENV)/.dev ## style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.dev ## mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+type: $(VENV)/.dev ## mypy, strict
+	$(BIN)/mypy
+
+arch: $(VENV)/.dev ## the import contracts
+	$(BIN)/lint-imports
+
+docs: $(VENV)/.dev ## write what is generated: docs/configuration.md
+	$(BIN)/python -m service.configuration_doc > docs/configuration.md
+
+bench: $(VENV)/.server ## the kernel benchmark, on a GPU
+	$(BIN)/tilewire bench kernels
+
+gpu-test: $(VENV)/.dev ## the tests that need a GPU
+	$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
+
+clean: ## remove the environment and every cache
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

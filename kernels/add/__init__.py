@@ -1,0 +1,1 @@
+"""The add op: public function, kernels, configuration and reference."""

@@ -1,0 +1,97 @@
+"""The add kernel: jit bodies only.
+
+Computes out = a + alpha * b elementwise over broadcast operands; 2 flops an element, and three elements moved at most.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def row_starts(row, extent_1, extent_2, stride_0, stride_1, stride_2, UNIT: tl.constexpr):
+    """Offsets of rows numbered over three dimensions, the outermost of any extent; strides come in UNITs."""
+    inner = row % extent_2
+    middle = (row // extent_2) % extent_1
+    outer = row // (extent_1 * extent_2)
+    return (outer * stride_0 + middle * stride_1 + inner * stride_2) * UNIT
+
+
+@triton.jit
+def load_tile(ptr, starts, offs_n, stride_n, mask, INNER: tl.constexpr):
+    """A (rows, BLOCK_N) tile; INNER is "unit", "repeat" or "any": the stride along n is 1, 0 or something else."""
+    if INNER == "unit":
+        return tl.load(ptr + starts + offs_n, mask=mask)
+    if INNER == "repeat":
+        return tl.load(ptr + starts + tl.zeros_like(offs_n), mask=mask)
+    return tl.load(ptr + starts + offs_n.to(tl.int64) * stride_n, mask=mask)
+
+
+@triton.jit
+def store_sum(a, b, alpha, out_ptrs, mask, COMPUTE: tl.constexpr):
+    """Store a + alpha * b, computed in COMPUTE."""
+    total = a.to(COMPUTE) + tl.full((1, 1), alpha, COMPUTE) * b.to(COMPUTE)
+    if out_ptrs.dtype.element_ty == tl.bfloat16:
+        total = total.to(tl.float32)  # The interpreter knows no other way to bfloat16.
+    tl.store(out_ptrs, total.to(out_ptrs.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def add_kernel(
+    a_ptr,
+    b_ptr,
+    out_ptr,
+    alpha,
+    rows,
+    n,
+    extent_1,
+    extent_2,
+    stride_a0,
+    stride_a1,
+    stride_a2,
+    stride_an,
+    stride_b0,
+    stride_b1,
+    stride_b2,
+    stride_bn,
+    stride_o0,
+    stride_o1,
+    stride_o2,
+    stride_on,
+    IN_UNIT: tl.constexpr,
+    OUT_UNIT: tl.constexpr,
+    A_INNER: tl.constexpr,
+    B_INNER: tl.constexpr,
+    OUT_INNER: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Rows of `n` elements, numbered over three dimensions. Grid: (row blocks × column blocks,).
+
+    A whole block is moved without a mask, which is what lets the compiler move 16 bytes at a time for any `n`.
+    """
+    column_blocks = tl.cdiv(n, BLOCK_N)
+    pid = tl.program_id(0)
+    first_row = (pid // column_blocks).to(tl.int64) * BLOCK_ROWS
+    first_n = (pid % column_blocks).to(tl.int64) * BLOCK_N
+    row = first_row + tl.arange(0, BLOCK_ROWS)
+    offs_n = tl.arange(0, BLOCK_N)[None, :]
+    in_rows = tl.minimum(row, rows - 1)
+    from_a = row_starts(in_rows, extent_1, extent_2, stride_a0, stride_a1, stride_a2, IN_UNIT)[:, None]
+    from_b = row_starts(in_rows, extent_1, extent_2, stride_b0, stride_b1, stride_b2, IN_UNIT)[:, None]
+    to_out = row_starts(in_rows, extent_1, extent_2, stride_o0, stride_o1, stride_o2, OUT_UNIT)[:, None]
+    a_ptr += first_n * (1 if A_INNER == "unit" else stride_an)
+    b_ptr += first_n * (1 if B_INNER == "unit" else stride_bn)
+    if OUT_INNER == "unit":
+        out_ptrs = out_ptr + first_n + to_out + offs_n
+    else:
+        out_ptrs = out_ptr + first_n * stride_on + to_out + offs_n.to(tl.int64) * stride_on
+    if (first_n + BLOCK_N <= n) & (first_row + BLOCK_ROWS <= rows):
+        a = load_tile(a_ptr, from_a, offs_n, stride_an, None, A_INNER)
+        b = load_tile(b_ptr, from_b, offs_n, stride_bn, None, B_INNER)
+        store_sum(a, b, alpha, out_ptrs, None, COMPUTE)
+    else:
+        mask = (row < rows)[:, None] & (first_n + offs_n < n)
+        a = load_tile(a_ptr, from_a, offs_n, stride_an, mask, A_INNER)
+        b = load_tile(b_ptr, from_b, offs_n, stride_bn, mask, B_INNER)
+        store_sum(a, b, alpha, out_ptrs, mask, COMPUTE)

@@ -1,0 +1,1 @@
+"""The matmul op: public function, kernels, configuration and reference."""

@@ -1,0 +1,174 @@
+"""Which matmul kernel runs a product, with which block sizes. Pure: no torch, no Triton, no device.
+
+A product is reduced to a `Problem`, a `Problem` and a `Target` to a `Config`. Sizes only choose among configurations
+through buckets, so that the set of binaries is finite.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kernels.targets import Target
+
+ACTIVATIONS = ("none", "relu", "leaky_relu", "gelu", "silu", "sigmoid", "tanh")
+PRECISIONS = ("tf32", "tf32x3", "ieee")
+ITEM_BYTES = {
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "int8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int32": 4,
+}
+OUT_DTYPES = {
+    "float16": ("float16", "bfloat16", "float32"),
+    "bfloat16": ("bfloat16", "float16", "float32"),
+    "float32": ("float32", "float16", "bfloat16"),
+    "int8": ("int32", "float32", "float16", "bfloat16"),
+    "float8_e4m3fn": ("bfloat16", "float16", "float32"),
+    "float8_e5m2": ("bfloat16", "float16", "float32"),
+}
+# -128 × -128 × 133,000 is the last sum of int8 products sure to fit 31 bits, rounded down.
+MAX_INT8_K = 133_000
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One product as the choice of a kernel sees it.
+
+    Attributes:
+        m: rows of op(a).
+        n: columns of op(b).
+        k: the summed dimension.
+        batch: independent products in the launch.
+        dtype: name of the inputs' dtype.
+        out_dtype: name of the output's dtype.
+        a_major: the dimension of op(a) with stride 1: `k`, `m`, or `any` for neither.
+        b_major: the same for op(b): `n`, `k` or `any`.
+        precision: how float32 inputs are multiplied; `ieee` for all other dtypes.
+        is_aligned_in: whether both inputs can be read in 16-byte pieces.
+        is_aligned_out: whether the output can be written in 16-byte pieces.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    dtype: str
+    out_dtype: str
+    a_major: str = "k"
+    b_major: str = "n"
+    precision: str = "ieee"
+    is_aligned_in: bool = True
+    is_aligned_out: bool = True
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.m * self.n * self.k * self.batch
+
+    @property
+    def min_bytes(self) -> int:
+        """Each operand read once and the output written once."""
+        read = (self.m * self.k + self.k * self.n) * ITEM_BYTES[self.dtype]
+        return self.batch * (read + self.m * self.n * ITEM_BYTES[self.out_dtype])
+
+
+@dataclass(frozen=True)
+class Finish:
+    """What follows the product, as far as the binary depends on it.
+
+    Attributes:
+        bias_dtype: name of the bias' dtype, empty without a bias.
+        a_scale: `none`, `one`, or `each` row.
+        b_scale: `none`, `one`, or `each` column.
+        activation: one of `ACTIVATIONS`.
+    """
+
+    bias_dtype: str = ""
+    a_scale: str = "none"
+    b_scale: str = "none"
+    activation: str = "none"
+
+
+@dataclass(frozen=True)
+class Config:
+    """Block sizes and compiler options of one launch."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    group_m: int = 8
+    split_k: int = 1
+    num_warps: int = 4
+    num_stages: int = 3
+    waves_per_eu: int = 0
+
+    def tiles(self, problem: Problem) -> int:
+        """Output tiles of all batch entries."""
+        return cdiv(problem.m, self.block_m) * cdiv(problem.n, self.block_n) * problem.batch
+
+
+def cdiv(amount: int, size: int) -> int:
+    """`amount / size`, rounded up."""
+    return -(-amount // size)
+
+
+def choose(problem: Problem, target: Target) -> Config:
+    """The configuration for `problem` on `target`."""
+    if target.backend == "interpreter":
+        # Small blocks reach every tail and loop of the kernels at sizes that an interpreter can do.
+        return Config(16, 16, 32, group_m=2, split_k=2 if problem.k > 64 else 1)
+    if problem.dtype == "float32" and resolve_precision(problem.precision, target) == "ieee":
+        config = _choose_fma(problem)
+    else:
+        config = _choose_matrix(problem)
+    config = replace(config, split_k=_split_k(problem, config, target))
+    return _for_amd(config) if target.backend == "hip" else config
+
+
+def resolve_precision(precision: str, target: Target) -> str:
+    """The precision that `target` multiplies float32 with when `precision` is asked for: never a coarser one."""
+    if target.backend == "hip" and (precision == "tf32x3" or target.arch != "gfx942"):
+        return "ieee"
+    return precision
+
+
+def _choose_fma(problem: Problem) -> Config:
+    if problem.m <= 32:
+        return Config(16, 64, 64, num_warps=4, num_stages=3)
+    if problem.m * problem.n < 512 * 512:
+        return Config(32, 32, 32, num_warps=4, num_stages=3)
+    return Config(128, 64, 16, num_warps=8, num_stages=3)
+
+
+def _choose_matrix(problem: Problem) -> Config:
+    row_bytes = 256 if problem.m <= 64 else 128
+    block_k = row_bytes // ITEM_BYTES[problem.dtype]
+    if not problem.is_aligned_in:
+        # Elements come one by one through registers: larger blocks spill.
+        return Config(64, 64, block_k // 2, num_warps=4, num_stages=3)
+    if problem.m <= 16:
+        return Config(16, 64, block_k, num_warps=4, num_stages=4)
+    if problem.m <= 32:
+        return Config(32, 64, block_k, num_warps=4, num_stages=4)
+    if problem.m <= 64 or problem.m * problem.n * problem.batch <= 1024 * 1024:
+        return Config(64, 64, block_k, num_warps=4, num_stages=3)
+    return Config(128, 128, block_k, num_warps=8, num_stages=3)
+
+
+def _split_k(problem: Problem, config: Config, target: Target) -> int:
+    """Enough splits to fill the device twice, none shorter than four blocks of K."""
+    wanted = 2 * target.num_sms // max(1, config.tiles(problem))
+    possible = problem.k // (4 * config.block_k)
+    split_k = 1
+    while split_k * 2 <= min(wanted, possible, 16):
+        split_k *= 2
+    return split_k
+
+
+def _for_amd(config: Config) -> Config:
+    """LDS holds (stages - 1) × one block of each operand in 64 KiB, and the pipeliner wants two stages."""
+    waves = 2 if config.block_m * config.block_n >= 128 * 128 else 0
+    return replace(config, num_stages=2, waves_per_eu=waves)

@@ -1,0 +1,220 @@
+"""The matmul kernels: jit bodies only. Which one runs, with which constants, is `configs.py`'s business.
+
+All compute out = act((a @ b) * a_scale * b_scale + bias) over an (M, K) `a` and a (K, N) `b`, accumulating in fp32
+(int32 for int8); 2·M·N·K flops, and (M·K + K·N)·input size + M·N·output size bytes at least.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.epilogue import finish
+
+
+@triton.jit
+def tile_coordinates(tile, num_pid_m, num_pid_n, GROUP_M: tl.constexpr):
+    """Row and column of the `tile`-th tile when GROUP_M rows of tiles are walked column by column.
+
+    Programs that run at the same time then share rows of `a` and columns of `b` in L2.
+    Source: the grouped ordering of Triton's matmul tutorial.
+    """
+    if GROUP_M == 1:
+        pid_m = tile // num_pid_n
+        pid_n = tile % num_pid_n
+    else:
+        num_in_group = GROUP_M * num_pid_n
+        first = (tile // num_in_group) * GROUP_M
+        rows = tl.minimum(num_pid_m - first, GROUP_M)
+        pid_m = first + (tile % num_in_group) % rows
+        pid_n = (tile % num_in_group) // rows
+    return pid_m, pid_n
+
+
+@triton.jit
+def combine_splits(acc, partial_ptr, count_ptr, tile, split, SPLIT_K: tl.constexpr):
+    """Sum the partial products of one output tile in the program that arrives last.
+
+    Each program stores its `acc`, then counts itself; the one that counts SPLIT_K adds all of them up in the order of
+    their numbers, so the result does not depend on who was last, and puts the counter back to 0 for the next launch.
+
+    Returns:
+        (acc, whether this program is the last and must store the tile).
+    """
+    BLOCK_M: tl.constexpr = acc.shape[0]
+    BLOCK_N: tl.constexpr = acc.shape[1]
+    within = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    mine = (tile * SPLIT_K + split).to(tl.int64) * (BLOCK_M * BLOCK_N)
+    tl.store(partial_ptr + mine + within, acc)
+    # Every thread's part must be visible before one thread announces the whole.
+    tl.debug_barrier()
+    arrived = tl.atomic_add(count_ptr + tile, 1, sem="acq_rel", scope="gpu")
+    is_last = arrived == SPLIT_K - 1
+    if is_last:
+        first = (tile * SPLIT_K).to(tl.int64) * (BLOCK_M * BLOCK_N)
+        acc = tl.load(partial_ptr + first + within, cache_modifier=".cg")
+        for other in range(1, SPLIT_K):
+            acc += tl.load(partial_ptr + first + other * (BLOCK_M * BLOCK_N) + within, cache_modifier=".cg")
+        tl.store(count_ptr + tile, 0)
+    return acc, is_last
+
+
+@triton.jit
+def matmul_kernel(
+    a_ptr,
+    b_ptr,
+    out_ptr,
+    bias_ptr,
+    a_scale_ptr,
+    b_scale_ptr,
+    partial_ptr,
+    count_ptr,
+    m,
+    n,
+    k,
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    stride_om,
+    stride_on,
+    batch_inner,
+    stride_az,
+    stride_ay,
+    stride_bz,
+    stride_by,
+    stride_oz,
+    stride_oy,
+    A_MAJOR: tl.constexpr,
+    B_MAJOR: tl.constexpr,
+    OUT_CONTIGUOUS: tl.constexpr,
+    M_UNIT: tl.constexpr,
+    N_UNIT: tl.constexpr,
+    K_UNIT: tl.constexpr,
+    IN_UNIT: tl.constexpr,
+    OUT_UNIT: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    A_SCALE: tl.constexpr,
+    B_SCALE: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    PRECISION: tl.constexpr,
+    IMPRECISE_K: tl.constexpr,
+    UPCAST: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+):
+    """Pointer kernel: any strides, any alignment, any sizes, batched.
+
+    Grid: (tiles × batch entries, SPLIT_K). One program computes BLOCK_M × BLOCK_N of one entry over its share of K.
+
+    Sizes come in units (M_UNIT…), strides in units of IN_UNIT or OUT_UNIT elements: multiplying by a constant is how
+    the compiler learns that they divide by it, without a recompilation for each value. A_MAJOR is "k", "m" or "any":
+    the dimension of `a` with stride 1; B_MAJOR likewise "n", "k" or "any". Batch entries are numbered over two
+    dimensions, (outer z, inner y), with one stride each.
+
+    Rows of `a` and columns of `b` past the end are clamped, not masked (what they give is never stored); past K both
+    operands are masked, since NaN times zero would be NaN.
+    """
+    m = m * M_UNIT
+    n = n * N_UNIT
+    k = k * K_UNIT
+    num_pid_m = tl.cdiv(m, BLOCK_M)
+    num_pid_n = tl.cdiv(n, BLOCK_N)
+    pid = tl.program_id(0)
+    split = tl.program_id(1)
+    num_tiles = num_pid_m * num_pid_n
+    entry = pid // num_tiles
+    pid_m, pid_n = tile_coordinates(pid % num_tiles, num_pid_m, num_pid_n, GROUP_M)
+    offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    outer = (entry // batch_inner).to(tl.int64)
+    inner = (entry % batch_inner).to(tl.int64)
+    a_ptr += outer * (stride_az * IN_UNIT) + inner * (stride_ay * IN_UNIT)
+    b_ptr += outer * (stride_bz * IN_UNIT) + inner * (stride_by * IN_UNIT)
+    out_ptr += outer * (stride_oz * OUT_UNIT) + inner * (stride_oy * OUT_UNIT)
+
+    num_k_blocks = tl.cdiv(k, BLOCK_K)
+    blocks_per_split = tl.cdiv(num_k_blocks, SPLIT_K)
+    first_k = split * blocks_per_split * BLOCK_K
+    last_k = tl.minimum(k, first_k + blocks_per_split * BLOCK_K)
+
+    if A_MAJOR == "k":
+        rows = tl.minimum(offs_m, m - 1).to(tl.int64) * (stride_am * IN_UNIT)
+        a_ptrs = a_ptr + rows[:, None] + (first_k + offs_k)[None, :]
+        step_a = BLOCK_K
+        a_rows = tl.full((BLOCK_M, 1), True, tl.int1)
+    elif A_MAJOR == "m":
+        a_ptrs = a_ptr + offs_m[:, None] + (first_k + offs_k).to(tl.int64)[None, :] * (stride_ak * IN_UNIT)
+        step_a = (stride_ak * IN_UNIT) * BLOCK_K
+        a_rows = (offs_m < m)[:, None]
+    else:
+        rows = tl.minimum(offs_m, m - 1).to(tl.int64) * stride_am
+        a_ptrs = a_ptr + rows[:, None] + (first_k + offs_k).to(tl.int64)[None, :] * stride_ak
+        step_a = stride_ak * BLOCK_K
+        a_rows = tl.full((BLOCK_M, 1), True, tl.int1)
+    if B_MAJOR == "n":
+        b_ptrs = b_ptr + (first_k + offs_k).to(tl.int64)[:, None] * (stride_bk * IN_UNIT) + offs_n[None, :]
+        step_b = (stride_bk * IN_UNIT) * BLOCK_K
+        b_columns = (offs_n < n)[None, :]
+    elif B_MAJOR == "k":
+        columns = tl.minimum(offs_n, n - 1).to(tl.int64) * (stride_bn * IN_UNIT)
+        b_ptrs = b_ptr + (first_k + offs_k)[:, None] + columns[None, :]
+        step_b = BLOCK_K
+        b_columns = tl.full((1, BLOCK_N), True, tl.int1)
+    else:
+        columns = tl.minimum(offs_n, n - 1).to(tl.int64) * stride_bn
+        b_ptrs = b_ptr + (first_k + offs_k).to(tl.int64)[:, None] * stride_bk + columns[None, :]
+        step_b = stride_bk * BLOCK_K
+        b_columns = tl.full((1, BLOCK_N), True, tl.int1)
+
+    IS_INTEGER: tl.constexpr = a_ptr.dtype.element_ty == tl.int8
+    ZERO: tl.constexpr = 0 if IS_INTEGER else 0.0
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.int32 if IS_INTEGER else tl.float32)
+    for start in range(first_k, last_k, BLOCK_K):
+        if EVEN_K:
+            a_mask = a_rows
+            b_mask = b_columns
+        else:
+            in_k = offs_k < last_k - start
+            a_mask = a_rows & in_k[None, :]
+            b_mask = b_columns & in_k[:, None]
+        a = tl.load(a_ptrs) if EVEN_K and A_MAJOR != "m" else tl.load(a_ptrs, mask=a_mask, other=ZERO)
+        b = tl.load(b_ptrs) if EVEN_K and B_MAJOR != "n" else tl.load(b_ptrs, mask=b_mask, other=ZERO)
+        if UPCAST:
+            # Triton's interpreter multiplies the bit patterns of bfloat16.
+            acc = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+        elif IS_INTEGER:
+            acc = tl.dot(a, b, acc, out_dtype=tl.int32)
+        else:
+            acc = tl.dot(a, b, acc, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE_K)
+        a_ptrs += step_a
+        b_ptrs += step_b
+
+    is_last = True
+    if SPLIT_K > 1:
+        acc, is_last = combine_splits(acc, partial_ptr, count_ptr, pid, split, SPLIT_K)
+    if is_last:
+        OUT_TYPE: tl.constexpr = out_ptr.dtype.element_ty
+        out = finish(
+            acc,
+            offs_m,
+            offs_n,
+            m,
+            n,
+            bias_ptr,
+            a_scale_ptr,
+            b_scale_ptr,
+            HAS_BIAS,
+            A_SCALE,
+            B_SCALE,
+            ACTIVATION,
+            OUT_TYPE,
+        )
+        if OUT_CONTIGUOUS:
+            out_ptrs = out_ptr + offs_m.to(tl.int64)[:, None] * (stride_om * OUT_UNIT) + offs_n[None, :]
+        else:
+            out_ptrs = out_ptr + offs_m.to(tl.int64)[:, None] * stride_om + offs_n.to(tl.int64)[None, :] * stride_on
+        tl.store(out_ptrs, out, mask=(offs_m < m)[:, None] & (offs_n < n)[None, :])

@@ -1,0 +1,120 @@
+"""The public matmul: checks its arguments, brings any strides into the kernels' form, and launches one."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.matmul.configs import ACTIVATIONS, MAX_INT8_K, OUT_DTYPES, PRECISIONS
+from kernels.matmul.plan import Epilogue, launch
+from kernels.strides import broadcast_shapes
+
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in (*OUT_DTYPES, "int32")}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_BIAS_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    a_scale: torch.Tensor | None = None,
+    b_scale: torch.Tensor | None = None,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    activation: str = "none",
+    out_dtype: torch.dtype | None = None,
+    precision: str = "ieee",
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """act((op(a) @ op(b)) * a_scale * b_scale + bias), accumulated in float32 (int32 for int8).
+
+    Args:
+        a: (…, M, K), or (…, K, M) with `transpose_a`; float16, bfloat16, float32, int8, float8_e4m3fn or float8_e5m2;
+            any strides.
+        b: (…, K, N), or (…, N, K) with `transpose_b`; the dtype of `a`. Leading dimensions broadcast.
+        bias: (N,), float16, bfloat16 or float32; int32 when the output is int32.
+        a_scale: float32, 1 or M elements.
+        b_scale: float32, 1 or N elements.
+        transpose_a: swap the last two dimensions of `a`.
+        transpose_b: swap the last two dimensions of `b`.
+        activation: `none`, `relu`, `leaky_relu` (slope 0.01), `gelu` (tanh form), `silu`, `sigmoid` or `tanh`; only
+            `none` and `relu` when the output is int32.
+        out_dtype: float16, bfloat16 or float32, for int8 also int32. Default: that of the inputs; int32 for int8,
+            bfloat16 for float8.
+        precision: `ieee`, `tf32x3` or `tf32`, for float32 inputs.
+        out: written instead of a new tensor; (…, M, N) of the output dtype, any strides.
+
+    Returns:
+        (…, M, N).
+
+    Raises:
+        ValueError: shapes, dtypes, options or `out` do not fit together.
+    """
+    a = a.mT if transpose_a else a
+    b = b.mT if transpose_b else b
+    shape = _check_operands(a, b)
+    out_dtype = _check_out_dtype(a, out_dtype)
+    epilogue = Epilogue(bias, a_scale, b_scale, activation)
+    _check_epilogue(epilogue, shape, out_dtype)
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision!r}")
+    if out is None:
+        out = torch.empty(shape, dtype=out_dtype, device=a.device)
+    elif tuple(out.shape) != shape or out.dtype != out_dtype or out.device != a.device:
+        raise ValueError(f"out: expected {shape} of {out_dtype} on {a.device}, got {tuple(out.shape)} of {out.dtype}")
+    if out.numel() > 0:
+        launch(a, b, out, epilogue, precision if a.dtype == torch.float32 else "ieee")
+    return out
+
+
+def _check_operands(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
+    """The shape of the product."""
+    if a.dim() < 2 or b.dim() < 2:
+        raise ValueError(f"a and b need two dimensions or more, got {tuple(a.shape)} and {tuple(b.shape)}")
+    if a.dtype not in _NAMES or a.dtype == torch.int32:
+        raise ValueError(f"a: dtype {a.dtype} is not one of {', '.join(OUT_DTYPES)}")
+    if a.dtype != b.dtype:
+        raise ValueError(f"a and b must have one dtype, got {a.dtype} and {b.dtype}")
+    if a.device != b.device:
+        raise ValueError(f"a and b must be on one device, got {a.device} and {b.device}")
+    if a.shape[-1] != b.shape[-2]:
+        raise ValueError(f"op(a) has K = {a.shape[-1]}, op(b) has K = {b.shape[-2]}")
+    if a.dtype == torch.int8 and a.shape[-1] > MAX_INT8_K:
+        raise ValueError(f"int8: K = {a.shape[-1]} could overflow int32, the most is {MAX_INT8_K}")
+    return (*broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+
+
+def _check_out_dtype(a: torch.Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
+    allowed = OUT_DTYPES[_NAMES[a.dtype]]
+    if out_dtype is None:
+        return _DTYPES[allowed[0]]
+    if _NAMES.get(out_dtype) not in allowed:
+        raise ValueError(f"out_dtype: expected one of {', '.join(allowed)} for {a.dtype} inputs, got {out_dtype}")
+    return out_dtype
+
+
+def _check_epilogue(epilogue: Epilogue, shape: tuple[int, ...], out_dtype: torch.dtype) -> None:
+    m, n = shape[-2:]
+    is_integer = out_dtype == torch.int32
+    if epilogue.activation not in ACTIVATIONS:
+        raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {epilogue.activation!r}")
+    if is_integer and epilogue.activation not in ("none", "relu"):
+        raise ValueError(f"activation: {epilogue.activation} needs a floating-point output, not int32")
+    if epilogue.bias is not None:
+        allowed = (torch.int32,) if is_integer else (*_BIAS_DTYPES, torch.int32)
+        if tuple(epilogue.bias.shape) != (n,) or epilogue.bias.dtype not in allowed:
+            raise ValueError(
+                f"bias: expected ({n},) of {' or '.join(map(str, allowed))}, got {_describe(epilogue.bias)}"
+            )
+    for name, scale, extent in (("a_scale", epilogue.a_scale, m), ("b_scale", epilogue.b_scale, n)):
+        if scale is None:
+            continue
+        if is_integer:
+            raise ValueError(f"{name}: needs a floating-point output, not int32")
+        if scale.dtype != torch.float32 or scale.numel() not in (1, extent):
+            raise ValueError(f"{name}: expected 1 or {extent} elements of float32, got {_describe(scale)}")
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{tuple(tensor.shape)} of {tensor.dtype}"

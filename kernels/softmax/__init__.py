@@ -1,0 +1,1 @@
+"""The softmax op: public function, kernels, configuration and reference."""

@@ -1,0 +1,228 @@
+"""The softmax kernels: jit bodies only.
+
+All compute out = e^(x - max) / Σ e^(x - max) along one dimension of N elements, or x - max - ln Σ e^(x - max) with LOG,
+in fp32. Rows are numbered over two dimensions (outer, inner) with one stride each. About 5·rows·N flops; rows·N·(input
+size + output size) bytes at least.
+
+A row of -inf, a +inf or a NaN gives NaN by the formula itself, as in PyTorch: the maximum is then ±inf or NaN and
+x - max is NaN somewhere. The maximum need not carry NaN, since e^NaN in the sum does.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def row_offsets(row, rows_inner, stride_outer, stride_inner, UNIT: tl.constexpr):
+    """Offset of the first element of each row, in elements; strides come in UNITs, which tells how they divide."""
+    row = row.to(tl.int64)
+    return (row // rows_inner) * (stride_outer * UNIT) + (row % rows_inner) * (stride_inner * UNIT)
+
+
+@triton.jit
+def absorb(top, total, x):
+    """The running (maximum, Σ e^(x - maximum)) of each lane after one more element.
+
+    While a lane has seen only -inf its exponents are taken from 0, since -inf - -inf would be NaN.
+    Source: the online normaliser of Milakov and Gimelshein, 2018.
+    """
+    new_top = tl.maximum(top, x)
+    base = tl.where(new_top == -float("inf"), 0.0, new_top)
+    return new_top, total * tl.exp(top - base) + tl.exp(x - base)
+
+
+@triton.jit
+def merge_lanes(top, total, AXIS: tl.constexpr):
+    """The (maximum, sum) of all lanes along AXIS from those of each."""
+    all_top = tl.max(top, axis=AXIS, keep_dims=True)
+    base = tl.where(all_top == -float("inf"), 0.0, all_top)
+    return all_top, tl.sum(total * tl.exp(top - base), axis=AXIS, keep_dims=True)
+
+
+@triton.jit
+def normalise(x, top, total, LOG: tl.constexpr):
+    """The result for `x` of a row with maximum `top` and Σ e^(x - top) = `total`."""
+    if LOG:
+        return x - top - tl.log(total)
+    return tl.exp(x - top) / total
+
+
+@triton.jit
+def softmax_row_kernel(
+    x_ptr,
+    out_ptr,
+    rows,
+    n,
+    rows_inner,
+    stride_xo,
+    stride_xi,
+    stride_oo,
+    stride_oi,
+    X_UNIT: tl.constexpr,
+    OUT_UNIT: tl.constexpr,
+    N_UNIT: tl.constexpr,
+    LOG: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Rows whole in registers: one read, one write. Grid: (ceil(rows / BLOCK_ROWS),)."""
+    n = n * N_UNIT
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    offs_n = tl.arange(0, BLOCK_N)
+    mask = (row < rows)[:, None] & (offs_n < n)[None, :]
+    from_x = row_offsets(row, rows_inner, stride_xo, stride_xi, X_UNIT)
+    x = tl.load(x_ptr + from_x[:, None] + offs_n[None, :], mask=mask, other=-float("inf")).to(tl.float32)
+    top = tl.max(x, axis=1)
+    total = tl.sum(tl.exp(x - top[:, None]), axis=1)
+    out = normalise(x, top[:, None], total[:, None], LOG)
+    from_out = row_offsets(row, rows_inner, stride_oo, stride_oi, OUT_UNIT)
+    tl.store(out_ptr + from_out[:, None] + offs_n[None, :], out.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def scan(x_ptr, first, last, BLOCK_N: tl.constexpr):
+    """The (maximum, Σ e^(x - maximum)) of the elements from `first` to `last`, each of shape (1,)."""
+    offs_n = tl.arange(0, BLOCK_N)
+    top = tl.full((BLOCK_N,), -float("inf"), tl.float32)
+    total = tl.zeros((BLOCK_N,), tl.float32)
+    for start in range(first, last, BLOCK_N):
+        offs = start + offs_n
+        x = tl.load(x_ptr + offs, mask=offs < last, other=-float("inf")).to(tl.float32)
+        top, total = absorb(top, total, x)
+    return merge_lanes(top, total, 0)
+
+
+@triton.jit
+def write(x_ptr, out_ptr, first, last, top, total, LOG: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Store the results of the elements from `first` to `last` of a row with `top` and `total`."""
+    offs_n = tl.arange(0, BLOCK_N)
+    for start in range(first, last, BLOCK_N):
+        offs = start + offs_n
+        x = tl.load(x_ptr + offs, mask=offs < last, other=-float("inf")).to(tl.float32)
+        tl.store(out_ptr + offs, normalise(x, top, total, LOG).to(out_ptr.dtype.element_ty), mask=offs < last)
+
+
+@triton.jit
+def softmax_loop_kernel(
+    x_ptr,
+    out_ptr,
+    n,
+    rows_inner,
+    stride_xo,
+    stride_xi,
+    stride_oo,
+    stride_oi,
+    X_UNIT: tl.constexpr,
+    OUT_UNIT: tl.constexpr,
+    N_UNIT: tl.constexpr,
+    LOG: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """A long row read twice, the second time from L2 while it lasts. Grid: (rows,)."""
+    n = n * N_UNIT
+    row = tl.program_id(0)
+    x_ptr += row_offsets(row, rows_inner, stride_xo, stride_xi, X_UNIT)
+    out_ptr += row_offsets(row, rows_inner, stride_oo, stride_oi, OUT_UNIT)
+    top, total = scan(x_ptr, 0, n, BLOCK_N)
+    write(x_ptr, out_ptr, 0, n, top, total, LOG, BLOCK_N)
+
+
+@triton.jit
+def softmax_partial_kernel(
+    x_ptr,
+    partial_ptr,
+    n,
+    rows_inner,
+    stride_xo,
+    stride_xi,
+    blocks_per_split,
+    X_UNIT: tl.constexpr,
+    N_UNIT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """First half of a row split over programs: each part's maximum and sum. Grid: (rows, splits).
+
+    `partial_ptr` is (rows, splits, 2) float32.
+    """
+    n = n * N_UNIT
+    row = tl.program_id(0)
+    part = tl.program_id(1)
+    x_ptr += row_offsets(row, rows_inner, stride_xo, stride_xi, X_UNIT)
+    first = part * blocks_per_split * BLOCK_N
+    top, total = scan(x_ptr, first, tl.minimum(n, first + blocks_per_split * BLOCK_N), BLOCK_N)
+    place = partial_ptr + (row.to(tl.int64) * tl.num_programs(1) + part) * 2 + tl.arange(0, 1)
+    tl.store(place, top)
+    tl.store(place + 1, total)
+
+
+@triton.jit
+def softmax_apply_kernel(
+    x_ptr,
+    out_ptr,
+    partial_ptr,
+    n,
+    rows_inner,
+    stride_xo,
+    stride_xi,
+    stride_oo,
+    stride_oi,
+    blocks_per_split,
+    X_UNIT: tl.constexpr,
+    OUT_UNIT: tl.constexpr,
+    N_UNIT: tl.constexpr,
+    LOG: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+):
+    """Second half: every program merges the parts of its row and writes one of them. Grid: (rows, splits)."""
+    n = n * N_UNIT
+    row = tl.program_id(0)
+    part = tl.program_id(1)
+    splits = tl.num_programs(1)
+    others = tl.arange(0, MAX_SPLITS)
+    place = partial_ptr + (row.to(tl.int64) * splits + others) * 2
+    tops = tl.load(place, mask=others < splits, other=-float("inf"))
+    totals = tl.load(place + 1, mask=others < splits, other=0.0)
+    top, total = merge_lanes(tops, totals, 0)
+    x_ptr += row_offsets(row, rows_inner, stride_xo, stride_xi, X_UNIT)
+    out_ptr += row_offsets(row, rows_inner, stride_oo, stride_oi, OUT_UNIT)
+    first = part * blocks_per_split * BLOCK_N
+    last = tl.minimum(n, first + blocks_per_split * BLOCK_N)
+    write(x_ptr, out_ptr, first, last, top, total, LOG, BLOCK_N)
+
+
+@triton.jit
+def softmax_column_kernel(
+    x_ptr,
+    out_ptr,
+    rows,
+    n,
+    rows_inner,
+    stride_xo,
+    stride_xi,
+    stride_xn,
+    stride_oo,
+    stride_oi,
+    stride_on,
+    LOG: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Rows whose elements lie apart: neighbouring rows are read side by side. Grid: (ceil(rows / BLOCK_ROWS),)."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    offs_n = tl.arange(0, BLOCK_N).to(tl.int64)
+    x_ptrs = x_ptr + row_offsets(row, rows_inner, stride_xo, stride_xi, 1)[None, :]
+    out_ptrs = out_ptr + row_offsets(row, rows_inner, stride_oo, stride_oi, 1)[None, :]
+    in_rows = (row < rows)[None, :]
+    top = tl.full((BLOCK_N, BLOCK_ROWS), -float("inf"), tl.float32)
+    total = tl.zeros((BLOCK_N, BLOCK_ROWS), tl.float32)
+    for start in range(0, n, BLOCK_N):
+        offs = (start + offs_n)[:, None]
+        x = tl.load(x_ptrs + offs * stride_xn, mask=in_rows & (offs < n), other=-float("inf")).to(tl.float32)
+        top, total = absorb(top, total, x)
+    top, total = merge_lanes(top, total, 0)
+    for start in range(0, n, BLOCK_N):
+        offs = (start + offs_n)[:, None]
+        mask = in_rows & (offs < n)
+        x = tl.load(x_ptrs + offs * stride_xn, mask=mask, other=-float("inf")).to(tl.float32)
+        tl.store(out_ptrs + offs * stride_on, normalise(x, top, total, LOG).to(out_ptr.dtype.element_ty), mask=mask)

@@ -1,0 +1,56 @@
+"""From a problem and a configuration to the binaries that compute it. Knows no tensor and launches nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernels.launching import Variant, pointer
+from kernels.softmax.configs import MAX_SPLITS, Config, Problem
+from kernels.softmax.kernel import (
+    softmax_apply_kernel,
+    softmax_column_kernel,
+    softmax_loop_kernel,
+    softmax_partial_kernel,
+    softmax_row_kernel,
+)
+
+# What `Config.kernel` stands for, in the order of launch.
+KERNELS = {
+    "row": (softmax_row_kernel,),
+    "loop": (softmax_loop_kernel,),
+    "column": (softmax_column_kernel,),
+    "split": (softmax_partial_kernel, softmax_apply_kernel),
+}
+
+
+def _units(problem: Problem) -> dict[str, int]:
+    """By what the kernels multiply the strides and sizes that they are given."""
+    if not problem.is_aligned:
+        return {"X_UNIT": 1, "OUT_UNIT": 1, "N_UNIT": 1}
+    x_unit, out_unit = (16 // getattr(torch, name).itemsize for name in (problem.dtype, problem.out_dtype))
+    return {"X_UNIT": x_unit, "OUT_UNIT": out_unit, "N_UNIT": max(x_unit, out_unit)}
+
+
+def build(kernel: Any, problem: Problem, config: Config, *, log: bool) -> Variant:
+    """The binary of `kernel` (one of `KERNELS[config.kernel]`) that computes `problem` by `config`."""
+    x_type, out_type = (pointer(getattr(torch, name)) for name in (problem.dtype, problem.out_dtype))
+    pointers = {"x_ptr": x_type, "out_ptr": out_type, "partial_ptr": "*fp32"}
+    sizes = dict.fromkeys(("n", "blocks_per_split", "rows_inner"), "i32") | {"rows": "i64"}
+    names = kernel.arg_names
+    types = pointers | sizes | {name: "i64" for name in names if name.startswith("stride_")}
+    constants = _units(problem) | {
+        "LOG": log,
+        "BLOCK_ROWS": config.block_rows,
+        "BLOCK_N": config.block_n,
+        "MAX_SPLITS": MAX_SPLITS,
+    }
+    aligned = ("x_ptr", "out_ptr", "partial_ptr") if problem.is_aligned else ()
+    return Variant(
+        kernel,
+        tuple((name, types[name]) for name in names if name in types),
+        tuple((name, constants[name]) for name in names if name in constants),
+        tuple(name for name in aligned if name in names),
+        (("num_warps", config.num_warps),),
+    )

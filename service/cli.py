@@ -1,0 +1,121 @@
+"""The `tilewire` command. Owns flags and what is printed for a person; each command's work is elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Annotated, Any
+
+import typer
+from pydantic import ByteSize, ValidationError
+from pydantic.fields import FieldInfo
+from rich.console import Console
+
+import tilewire
+from service import __version__, log
+from service import demo as demonstration
+from service.launch import running_server
+from service.settings import Settings
+from service.supervisor import StartError, Supervisor
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="GPU linear algebra over HTTP: matmul, softmax and add."
+)
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+PROBE_TIMEOUT_S = 2.0
+
+
+def serve(**flags: object) -> None:
+    """Serve: gateways in front, one engine for each device behind. Every flag is also a TILEWIRE_… variable."""
+    console = Console()
+    try:
+        settings = Settings(**{name: value for name, value in flags.items() if value is not None})  # type: ignore[arg-type]
+    except ValidationError as error:
+        for problem in error.errors():
+            typer.echo(f"{flag_name(str(problem['loc'][0]))}: {problem['msg']}", err=True)
+        raise typer.Exit(EXIT_USAGE) from None
+    logger = log.configure(settings.log, process="supervisor")
+    supervisor = Supervisor(settings, logger, lambda url, engines: announce(console, settings, url, engines))
+    try:
+        status = asyncio.run(supervisor.run())
+    except StartError as error:
+        typer.echo(f"tilewire: {error}", err=True)
+        raise typer.Exit(EXIT_FAILED) from None
+    raise typer.Exit(status)
+
+
+def announce(console: Console, settings: Settings, url: str, engines: list[str]) -> None:
+    """Prints where the service is and a curl to paste."""
+    console.print(f"\n[bold]Tilewire {__version__}[/bold] at [bold]{url}[/bold]  ({'; '.join(engines)})")
+    console.print(f"{settings.num_gateways} gateway(s), {len(engines)} engine(s); {url}/docs, {url}/metrics")
+    console.print("\nTry it:\n")
+    typer.echo(curl_for(url) + "\n")
+
+
+def curl_for(url: str) -> str:
+    """A command that multiplies two matrices, ready to paste into a shell."""
+    body = '{"a": [[1, 2], [3, 4]], "b": [[5, 6], [7, 8]]}'
+    return f"  curl -s {url}/v1/matmul -H 'content-type: application/json' -d '{body}'"
+
+
+@app.command()
+def demo(
+    url: Annotated[
+        str | None, typer.Argument(help="A running server; without it, one that answers here or a fresh one.")
+    ] = None,
+) -> None:
+    """Upload a weight, post products in every format, check each against NumPy, print latencies and TFLOP/s."""
+    settings = Settings()
+    url = url or f"http://{settings.host}:{settings.port}"
+    if tilewire.Client(url, timeout=PROBE_TIMEOUT_S).ready():
+        raise typer.Exit(demonstration.run(url))
+    typer.echo("no server answers there: starting one")
+    with running_server() as fresh:
+        status = demonstration.run(fresh)
+    raise typer.Exit(status)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+def flag_of(name: str, field: FieldInfo) -> inspect.Parameter:
+    """A command-line parameter for one setting: its text and its default come from `Settings`."""
+    kind = bool if field.annotation is bool else str
+    names = [flag_name(name)] if kind is str else [f"{flag_name(name)}/{flag_name('no_' + name)}"]
+    shown = "" if field.default is None else f"default: {default_text(name, field)}; "
+    option = typer.Option(*names, help=f"{field.description} ({shown}env: {variable_name(name)})", show_default=False)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
+
+
+def flag_name(name: str) -> str:
+    """A setting's flag: `--max-body-bytes`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def variable_name(name: str) -> str:
+    """A setting's environment variable: `TILEWIRE_MAX_BODY_BYTES`."""
+    return f"{Settings.model_config['env_prefix']}{name}".upper()
+
+
+def default_text(name: str, field: FieldInfo) -> str:
+    """A setting's default as a person would write it."""
+    value: Any = field.default
+    return ByteSize(value).human_readable().replace(".0", "") if name.endswith("_bytes") else str(value)
+
+
+serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [flag_of(name, field) for name, field in Settings.model_fields.items()]
+)
+serve.__annotations__ = {name: parameter.annotation for name, parameter in serve.__signature__.parameters.items()}  # type: ignore[attr-defined]
+app.command()(serve)
+
+
+if __name__ == "__main__":
+    app()

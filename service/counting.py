@@ -1,0 +1,72 @@
+"""Counters and histograms that are cheap on a hot path: plain dictionaries, handed to prometheus_client now and then.
+
+In multiprocess mode prometheus_client takes a lock, asks for the process id and writes a mapped file for every increment,
+several for each request. Here an increment is a dictionary update, and `flush` writes the sums. Owns no metric; one thread
+each.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from prometheus_client import Counter, Histogram
+
+Labels = tuple[str, ...]
+
+# From 20 µs in steps of 1.6: a launch on a GPU and a large product on a CPU both fall well inside.
+SECONDS_BUCKETS = tuple(20e-6 * 1.6**step for step in range(28))
+
+
+class BufferedCounter:
+    """A counter whose increments are kept until `flush`.
+
+    Args:
+        counter: Where they go.
+    """
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._pending: dict[Labels, float] = {}
+
+    def inc(self, labels: Labels, amount: float = 1) -> None:
+        """Adds to the counter of these label values."""
+        self._pending[labels] = self._pending.get(labels, 0) + amount
+
+    def flush(self) -> None:
+        """Hands the increments over."""
+        for labels, amount in self._pending.items():
+            self._counter.labels(*labels).inc(amount)
+        self._pending.clear()
+
+
+class BufferedHistogram:
+    """A histogram whose observations are kept until `flush`.
+
+    Args:
+        histogram: Where they go.
+        bounds: Its buckets, without infinity.
+    """
+
+    def __init__(self, histogram: Histogram, bounds: Sequence[float]) -> None:
+        self._histogram = histogram
+        self._bounds = list(bounds)
+        self._pending: dict[Labels, tuple[list[int], list[float]]] = {}
+
+    def observe(self, labels: Labels, value: float) -> None:
+        """Adds an observation of these label values."""
+        pending = self._pending.get(labels)
+        if pending is None:
+            pending = self._pending[labels] = ([0] * (len(self._bounds) + 1), [0.0])
+        pending[0][bisect_left(self._bounds, value)] += 1
+        pending[1][0] += value
+
+    def flush(self) -> None:
+        """Hands the observations over, bucket by bucket: prometheus_client has no call for many at once."""
+        for labels, (counts, total) in self._pending.items():
+            child = self._histogram.labels(*labels)
+            child._sum.inc(total[0])
+            for bucket, count in zip(child._buckets, counts, strict=True):
+                if count:
+                    bucket.inc(count)
+        self._pending.clear()

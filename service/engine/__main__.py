@@ -1,0 +1,121 @@
+"""The engine process: `python -m service.engine`, started by the supervisor. Owns its life as named phases.
+
+settings → device → residents → warm-up → ready → serve → drain → exit
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import structlog
+import torch
+import uvloop
+
+from service import __version__, child, log
+from service.engine.backends.contract import Backend
+from service.engine.backends.cpu import CpuBackend
+from service.engine.loop import EngineLoop
+from service.engine.metrics import EngineMetrics
+from service.engine.residents import Residents, TensorsDirError
+from service.engine.scheduler import Caps
+from service.engine.server import EngineServer
+from service.engine.vault import VaultWriter
+from service.engine.warmup import WarmupError, warm_up
+from service.settings import EngineSettings
+
+
+class DeviceError(Exception):
+    """The device that was asked for is not there."""
+
+
+def open_backend(device: str) -> Backend:
+    """Chooses the backend for a device.
+
+    Args:
+        device: `auto`, `cpu` or `cuda:<n>`.
+
+    Raises:
+        DeviceError: No such device.
+    """
+    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
+        return CpuBackend()
+    name = "cuda:0" if device == "auto" else device
+    count = torch.cuda.device_count()
+    if int(name.partition(":")[2]) >= count:
+        raise DeviceError(f"device: {name} is not there; torch sees {count} GPU(s)")
+    if find_spec("triton") is None:
+        raise DeviceError(f"device: {name} needs Triton, which is not installed beside this torch")
+    # Imported here and not above: a machine without a GPU need not have Triton.
+    from service.engine.backends.gpu import GpuBackend  # noqa: PLC0415
+
+    return GpuBackend(name)
+
+
+def load_residents(residents: Residents, settings: EngineSettings, logger: structlog.stdlib.BoundLogger) -> None:
+    """Fills the residents: files first, then what clients changed since."""
+    if settings.tensors_dir is not None:
+        residents.load_folder(Path(settings.tensors_dir), lambda name: logger.info("loading tensors", file=name))
+    for kept in settings.kept:
+        residents.restore(kept)
+
+
+def caps_of(settings: EngineSettings) -> Caps:
+    """The scheduler's caps, in its units."""
+    return Caps(
+        max_requests=settings.max_batch_requests,
+        max_rows=settings.max_batch_rows,
+        max_bytes=settings.max_batch_bytes,
+        max_seconds=settings.max_batch_ms / 1e3,
+        max_queue_delay_ns=int(settings.max_queue_delay_us * 1e3),
+    )
+
+
+async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) -> None:
+    """Runs the engine until it is drained."""
+    backend = open_backend(settings.device)
+    metrics = EngineMetrics(backend.identity, version=__version__, restarts=settings.restarts)
+    residents = Residents(backend, settings.resident_bytes, VaultWriter(settings.vault_fd))
+    load_residents(residents, settings, logger)
+    metrics.observe_residents(len(residents), residents.nbytes)
+    warm_up(backend)
+
+    draining = asyncio.Event()
+    engine = EngineLoop(settings.index, backend, residents, metrics, caps_of(settings))
+    engine.start()
+    server = EngineServer(socket.socket(fileno=settings.listen_fd), engine)
+    accepting = asyncio.create_task(server.accept_forever())
+    control = await child.connect_control(draining.set)
+    control.send(child.Ready(f"{backend.identity.backend}: {backend.identity.device_name}"))
+
+    await draining.wait()
+    accepting.cancel()
+    await asyncio.to_thread(engine.stop)
+    await server.close()
+
+
+def main() -> int:
+    """Runs the process; returns its exit status."""
+    # A terminal's Ctrl-C and a container's SIGTERM are the supervisor's to handle: it drains us last.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    settings = child.read_settings(EngineSettings)
+    logger = log.configure(settings.log, process=f"engine-{settings.index}")
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(settings, logger))
+    except (DeviceError, TensorsDirError, WarmupError) as error:
+        logger.error("the engine cannot start", reason=str(error))  # noqa: TRY400  (the reason is the whole story)
+        return child.EXIT_CANNOT_START
+    finally:
+        logging.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

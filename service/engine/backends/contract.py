@@ -1,0 +1,145 @@
+"""The contract of a backend: what the engine's loop asks of whatever computes. Knows no scheduler, no socket and no client.
+
+All calls come from the engine's loop thread, except `Running.wait`, which the completion thread calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from service.arena import Segment
+from service.messages import Timings
+from service.ops import Options, TensorType
+
+
+class DeviceLost(Exception):
+    """The device's context is unusable: only a new process helps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What computes, for `Welcome`, `/v2` and `tilewire_build_info`.
+
+    Attributes:
+        backend: `cpu` or `gpu`.
+        device: `cpu`, `cuda:0`, …
+        device_name: As its maker calls it.
+        torch: Version of PyTorch.
+        triton: Version of Triton, or "none" where it does not run.
+    """
+
+    backend: str
+    device: str
+    device_name: str
+    torch: str
+    triton: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostBytes:
+    """Bytes of one tensor in a mapped segment.
+
+    Attributes:
+        mapped: The segment, as a uint8 tensor that `Backend.attach` gave.
+        type: Dtype and shape.
+        offset: Of the first byte; not aligned to anything.
+        fortran: In Fortran order.
+    """
+
+    mapped: torch.Tensor
+    type: TensorType
+    offset: int
+    fortran: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One request of a batch.
+
+    Attributes:
+        op: Name of the op.
+        options: Its options.
+        inputs: Bytes on the host, or resident tensors of this backend.
+        out: Where the result goes.
+    """
+
+    op: str
+    options: Options
+    inputs: Mapping[str, HostBytes | torch.Tensor]
+    out: HostBytes
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """One launch of a batch: one request, or several whose operands are joined.
+
+    Attributes:
+        options: Of the op; their class says which op.
+        gathered: By input name: the operands to place one after another, and the shape of the whole.
+        shared: Resident inputs, the same for all.
+        out_shape: Of the whole result.
+        outs: Where the result goes, piece after piece.
+    """
+
+    options: Options
+    gathered: Mapping[str, tuple[Sequence[HostBytes], tuple[int, ...]]]
+    shared: Mapping[str, torch.Tensor]
+    out_shape: tuple[int, ...]
+    outs: Sequence[HostBytes]
+
+
+class Running(Protocol):
+    """A batch that was begun."""
+
+    def wait(self) -> Timings:
+        """Blocks until every result is in its slot; releases the GIL meanwhile.
+
+        Raises:
+            DeviceLost: The device failed.
+        """
+        ...
+
+
+class Backend(Protocol):
+    """Computes batches on one device."""
+
+    @property
+    def identity(self) -> Identity:
+        """What this is."""
+        ...
+
+    def attach(self, segment: Segment) -> torch.Tensor:
+        """Makes a segment reachable for the device; returns it as a flat uint8 tensor."""
+        ...
+
+    def detach(self, mapped: torch.Tensor) -> None:
+        """Undoes `attach`; nothing that was begun may still use it."""
+        ...
+
+    def upload(self, source: HostBytes) -> torch.Tensor:
+        """Makes a tensor resident.
+
+        Raises:
+            TooBusy: No memory on the device.
+        """
+        ...
+
+    def download(self, tensor: torch.Tensor, into: HostBytes) -> None:
+        """Writes a resident tensor to the host."""
+        ...
+
+    def begin(self, launches: Sequence[Joined]) -> Running:
+        """Starts a batch.
+
+        Args:
+            launches: What to compute, as `forms.join` works it out.
+
+        Raises:
+            TooBusy: No memory on the device for it.
+            DeviceLost: The device failed.
+        """
+        ...

@@ -1,0 +1,207 @@
+"""The GPU backend: Tilewire's Triton kernels on one CUDA or ROCm device, fed by DMA from and to the slots.
+
+Owns streams, staging buffers and events. A batch flows host → device on one stream, through the kernels on a second, and
+back on a third, each waiting for the one before by an event, so that batches overlap. Every tensor of a batch is held until
+its last event has passed, so the allocator cannot hand its memory on while a copy still runs. Runs in the engine's loop
+thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+
+import kernels
+from service.arena import Segment
+from service.engine.backends.contract import DeviceLost, HostBytes, Identity, Joined
+from service.engine.backends.host import TORCH_DTYPES, bytes_of, shaped
+from service.engine.backends.staging import Staging
+from service.errors import TooBusy
+from service.messages import Timings
+from service.ops import AddOptions, MatmulOptions
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Marks:
+    """The four moments of a batch on the device."""
+
+    begin: torch.cuda.Event
+    staged: torch.cuda.Event
+    computed: torch.cuda.Event
+    end: torch.cuda.Event
+
+    @classmethod
+    def new(cls) -> _Marks:
+        return cls(*(torch.cuda.Event(enable_timing=True) for _ in range(4)))
+
+
+class InFlight:
+    """A batch on the device.
+
+    Args:
+        marks: Its events, recorded.
+        held: Every tensor that a queued copy or kernel touches.
+        recycle: Takes the events back.
+    """
+
+    def __init__(self, marks: _Marks, held: list[torch.Tensor], recycle: Callable[[_Marks], None]) -> None:
+        self._marks = marks
+        self._held = held
+        self._recycle = recycle
+
+    def wait(self) -> Timings:
+        """Blocks until the results are in their slots.
+
+        Raises:
+            DeviceLost: A copy or a kernel failed; the context is gone with it.
+        """
+        marks = self._marks
+        try:
+            marks.end.synchronize()
+            timings = Timings(
+                h2d_ns=int(marks.begin.elapsed_time(marks.staged) * 1e6),
+                kernel_ns=int(marks.staged.elapsed_time(marks.computed) * 1e6),
+                d2h_ns=int(marks.computed.elapsed_time(marks.end) * 1e6),
+            )
+        except RuntimeError as error:
+            raise DeviceLost(str(error)) from error
+        self._held.clear()
+        self._recycle(marks)
+        return timings
+
+
+class GpuBackend:
+    """Computes with `kernels` on one device; see `contract.Backend` for the calls.
+
+    Args:
+        device: `cuda:0`, …; ROCm devices have the same names in PyTorch.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = torch.device(device)
+        torch.cuda.set_device(self._device)
+        self._stage_in = torch.cuda.Stream(self._device)
+        self._compute = torch.cuda.Stream(self._device)
+        self._stage_out = torch.cuda.Stream(self._device)
+        self._staging = Staging(self._device)
+        self._spare_marks: list[_Marks] = []
+        self._registered: dict[int, int] = {}
+        self.identity = Identity(
+            "gpu", device, torch.cuda.get_device_name(self._device), str(torch.__version__), triton.__version__
+        )
+
+    def attach(self, segment: Segment) -> torch.Tensor:
+        """Registers a segment with the driver, so that copies from and to it are DMA and asynchronous."""
+        mapped = torch.frombuffer(segment.view, dtype=torch.uint8)
+        status = torch.cuda.cudart().cudaHostRegister(mapped.data_ptr(), mapped.numel(), 0)
+        if int(status) == 0:
+            self._registered[mapped.data_ptr()] = mapped.numel()
+            self._staging.add_mapped(mapped)
+        else:
+            logger.warning("the driver could not pin %d bytes (%s): copies will be slower", mapped.numel(), status)
+        return mapped
+
+    def detach(self, mapped: torch.Tensor) -> None:
+        """Unregisters a segment."""
+        if self._registered.pop(mapped.data_ptr(), None) is not None:
+            self._staging.remove_mapped(mapped)
+            torch.cuda.cudart().cudaHostUnregister(mapped.data_ptr())
+
+    def upload(self, source: HostBytes) -> torch.Tensor:
+        """Copies a tensor to the device and waits for it."""
+        with self._guarded(), torch.cuda.stream(self._stage_in):
+            flat = bytes_of(source).to(self._device)
+            tensor = shaped(flat, source).contiguous()
+            self._stage_in.synchronize()
+        return tensor
+
+    def download(self, tensor: torch.Tensor, into: HostBytes) -> None:
+        """Copies a resident tensor to the host and waits for it."""
+        with self._guarded(), torch.cuda.stream(self._stage_out):
+            bytes_of(into).copy_(tensor.reshape(-1).view(torch.uint8), non_blocking=True)
+            self._stage_out.synchronize()
+
+    def begin(self, launches: Sequence[Joined]) -> InFlight:
+        """Queues copies and kernels of a batch; returns before they have run."""
+        marks = self._spare_marks.pop() if self._spare_marks else _Marks.new()
+        held: list[torch.Tensor] = []
+        with self._guarded():
+            marks.begin.record(self._stage_in)
+            with torch.cuda.stream(self._stage_in):
+                staged = [self._stage(launch, held) for launch in launches]
+            marks.staged.record(self._stage_in)
+            self._compute.wait_event(marks.staged)
+            with torch.cuda.stream(self._compute):
+                results = [self._run(launch, inputs) for launch, inputs in zip(launches, staged, strict=True)]
+            marks.computed.record(self._compute)
+            self._stage_out.wait_event(marks.computed)
+            with torch.cuda.stream(self._stage_out):
+                for launch, result in zip(launches, results, strict=True):
+                    self._staging.scatter(result, launch.outs, held)
+            marks.end.record(self._stage_out)
+        return InFlight(marks, held, self._spare_marks.append)
+
+    def _stage(self, launch: Joined, held: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        held += launch.shared.values()
+        staged = dict(launch.shared)
+        for name, (sources, shape) in launch.gathered.items():
+            staged[name] = self._staging.gather(sources, shape, held)
+        return staged
+
+    def _run(self, launch: Joined, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        options = launch.options
+        out = self._staging.empty(launch.out_shape, TORCH_DTYPES[launch.outs[0].type.dtype])
+        if isinstance(options, MatmulOptions):
+            kernels.matmul(
+                inputs["a"],
+                inputs["b"],
+                bias=inputs.get("bias"),
+                a_scale=inputs.get("a_scale"),
+                b_scale=inputs.get("b_scale"),
+                transpose_a=options.transpose_a,
+                transpose_b=options.transpose_b,
+                activation=options.activation,
+                out_dtype=out.dtype,
+                precision=options.precision,
+                out=out,
+            )
+        elif isinstance(options, AddOptions):
+            kernels.add(inputs["a"], inputs["b"], alpha=options.alpha, out_dtype=out.dtype, out=out)
+        else:
+            kernels.softmax(inputs["x"], axis=options.axis, log=options.log, out_dtype=out.dtype, out=out)
+        return out
+
+    def _guarded(self) -> _Guard:
+        return _Guard(self)
+
+    def drain(self) -> None:
+        """Waits until nothing runs; after a failure, before memory may be reused."""
+        torch.cuda.synchronize(self._device)
+
+
+class _Guard:
+    """Turns the framework's exceptions into the contract's."""
+
+    def __init__(self, backend: GpuBackend) -> None:
+        self._backend = backend
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        if error is None:
+            return
+        try:
+            # Copies that were queued before the failure still read and write slots that are about to be given back.
+            self._backend.drain()
+        except RuntimeError as lost:
+            raise DeviceLost(str(lost)) from error
+        if isinstance(error, torch.OutOfMemoryError):
+            torch.cuda.empty_cache()
+            raise TooBusy("no memory on the device for this request's operands and result") from error

@@ -1,0 +1,378 @@
+"""The one owner of the device: takes messages, schedules, launches, completes.
+
+Two threads, and the events that pass between them:
+
+    I/O thread ──inbox──► loop thread: residents, scheduler, backend.begin ──launched──► completion thread: wait, answer
+                              ▲                                                               │
+                              └──────────────────────────── inbox: Completed ◄────────────────┘
+
+Everything but the completion thread's `wait` and the answers happens in the loop thread, so nothing here takes a lock. Knows no
+socket: a `Client` has a `send` that any thread may call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Hashable
+
+import msgspec
+import torch
+
+from service.engine.backends.contract import Backend, DeviceLost, HostBytes, Step
+from service.engine.forms import join, key_of, rows_of
+from service.engine.metrics import EngineMetrics
+from service.engine.pace import predict_s
+from service.engine.residents import Residents
+from service.engine.scheduler import Caps, Scheduler, Waiting
+from service.engine.work import Attached, Client, Completed, Event, Launched, Lost, Received, Stop, Work
+from service.errors import TilewireError
+from service.messages import (
+    Cancel,
+    DeleteTensor,
+    DescribeTensor,
+    Done,
+    Failed,
+    GetTensor,
+    Hello,
+    Job,
+    ListTensors,
+    Operand,
+    PutTensor,
+    Stale,
+    TensorInfo,
+    Tensors,
+    Timings,
+    ToEngine,
+    Welcome,
+)
+from service.ops import TensorType
+
+logger = logging.getLogger(__name__)
+
+# While one batch computes, the next is staged in and the one before staged out.
+MAX_LAUNCHED = 3
+
+# How long figures may wait in this process before `/metrics` can show them.
+FLUSH_S = 0.05
+
+# `sysexits.h` calls it EX_SOFTWARE; the supervisor starts a new engine whatever the status.
+EXIT_DEVICE_LOST = 70
+
+
+class EngineLoop:
+    """Runs jobs of all gateways on one device.
+
+    Args:
+        index: Of this engine.
+        backend: What computes.
+        residents: The resident tensors.
+        metrics: Told of what ran.
+        caps: Of a batch.
+        clock_ns: The machine's monotonic clock; deadlines are on it.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        backend: Backend,
+        residents: Residents,
+        metrics: EngineMetrics,
+        caps: Caps | None = None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._index = index
+        self._backend = backend
+        self._residents = residents
+        self._metrics = metrics
+        self._clock_ns = clock_ns
+        self._scheduler: Scheduler[Work] = Scheduler(caps)
+        self._wake_ns = 0
+        self._flush_s = 0.0
+        self._queue_bytes = 0
+        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._launched: queue.SimpleQueue[Launched | None] = queue.SimpleQueue()
+        self._num_launched = 0
+        self._is_stopping = False
+        self._threads = [
+            threading.Thread(target=self._guard, args=(self._run,), name="loop"),
+            threading.Thread(target=self._guard, args=(self._complete,), name="completion"),
+        ]
+
+    # ── any thread ────────────────────────────────────────────────────────────────────────────────
+
+    def start(self) -> None:
+        """Starts both threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def post(self, event: Attached | Lost | Received) -> None:
+        """Hands the loop an event."""
+        self._inbox.put(event)
+
+    def stop(self) -> None:
+        """Ends the loop after everything that was posted before is answered; blocks until it has."""
+        self._inbox.put(Stop())
+        for thread in self._threads:
+            thread.join()
+
+    # ── loop thread ───────────────────────────────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        while True:
+            self._take_in(self._patience_s())
+            if self._has_room:
+                self._launch_next()
+            self._metrics.observe_queue(len(self._scheduler), self._queue_bytes)
+            if self._is_stopping and not len(self._scheduler) and not self._num_launched:
+                self._launched.put(None)
+                return
+
+    @property
+    def _has_room(self) -> bool:
+        return self._num_launched < MAX_LAUNCHED
+
+    def _patience_s(self) -> float | None:
+        """How long to wait for an event: for ever when only an event can give work, not at all when work is at hand."""
+        if not self._has_room or not len(self._scheduler):
+            return None
+        return max(0, self._wake_ns - self._clock_ns()) / 1e9
+
+    def _take_in(self, patience_s: float | None) -> None:
+        """Handles everything in the inbox."""
+        try:
+            self._handle(self._inbox.get(timeout=patience_s) if patience_s != 0 else self._inbox.get_nowait())
+            while True:
+                self._handle(self._inbox.get_nowait())
+        except queue.Empty:
+            return
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Received(client, message):
+                self._answer_errors(client, message)
+            case Completed(batch):
+                self._num_launched -= 1
+                for work in batch:
+                    work.client.num_launched -= 1
+                    self._detach_if_done(work.client)
+            case Attached(client):
+                self._attach(client)
+            case Lost(client):
+                client.is_gone = True
+                for waiting in list(client.waiting.values()):
+                    self._forget(waiting)
+                self._detach_if_done(client)
+            case Stop():
+                self._is_stopping = True
+
+    def _attach(self, client: Client) -> None:
+        client.mapped = self._backend.attach(client.segment)
+        identity = self._backend.identity
+        client.send(
+            Welcome(
+                engine=self._index,
+                backend=identity.backend,
+                device=identity.device,
+                device_name=identity.device_name,
+                torch=identity.torch,
+                triton=identity.triton,
+            )
+        )
+        logger.info("%s attached with %d bytes", client.name, client.segment.nbytes)
+
+    def _detach_if_done(self, client: Client) -> None:
+        if client.is_gone and client.mapped is not None and not client.num_launched:
+            self._backend.detach(client.mapped)
+            client.mapped = None
+            client.segment.close()
+            logger.info("%s detached", client.name)
+
+    def _answer_errors(self, client: Client, message: ToEngine) -> None:
+        if client.is_gone:
+            return
+        try:
+            self._handle_message(client, message)
+        except DeviceLost:
+            raise
+        except TilewireError as error:
+            client.send(failed(message, error.code, error.detail, error.retry_after_s))
+        except Exception:
+            logger.exception("a message of %s failed", client.name)
+            client.send(failed(message, "internal", "internal error", 1))
+
+    def _handle_message(self, client: Client, message: ToEngine) -> None:
+        match message:
+            case Job():
+                self._queue(client, message)
+            case Cancel(id=id_):
+                if (waiting := client.waiting.get(id_)) is not None:
+                    self._forget(waiting)
+                    client.send(Failed(id_, "client_gone", "cancelled before it started"))
+            case PutTensor():
+                info, was_there = self._residents.put(message.name, self._host_bytes(client, message.source))
+                self._metrics.observe_residents(len(self._residents), self._residents.nbytes)
+                client.send(Tensors(message.id, (info,), replaced=was_there))
+            case GetTensor():
+                self._download(client, message)
+            case DescribeTensor():
+                info = self._residents.get(message.name).info(message.name)
+                client.send(Tensors(message.id, (info,)))
+            case DeleteTensor():
+                info = self._residents.delete(message.name)
+                self._metrics.observe_residents(len(self._residents), self._residents.nbytes)
+                client.send(Tensors(message.id, (info,)))
+            case ListTensors():
+                client.send(Tensors(message.id, self._residents.infos()))
+            case Hello():
+                raise AssertionError("This is a bug: a second hello.")
+
+    def _queue(self, client: Client, job: Job) -> None:
+        """Resolves the job's residents as they are now, so that it finishes with them whatever is replaced meanwhile."""
+        inputs: dict[str, HostBytes | torch.Tensor] = {}
+        stale: list[TensorInfo] = []
+        for name, operand in job.operands.items():
+            if operand.resident is None:
+                inputs[name] = self._host_bytes(client, operand)
+                continue
+            resident = self._residents.get(operand.resident, field=name)
+            if resident.type != operand.type:
+                stale.append(resident.info(operand.resident))
+                continue
+            inputs[name] = self._residents.use(resident)
+        if stale:
+            client.send(Stale(job.id, tuple(stale)))
+            return
+        assert client.mapped is not None, "This is a bug."
+        step = Step(job.op, job.options, inputs, HostBytes(client.mapped, job.out, job.out_offset))
+        work = Work(client, job, step, self._clock_ns())
+        host_bytes = job.out.nbytes + sum(one.type.nbytes for one in job.operands.values() if one.resident is None)
+        waiting = Waiting(
+            work,
+            key=key_of(job, inputs),
+            arrived_ns=work.arrived_ns,
+            deadline_ns=job.deadline_ns,
+            priority=job.priority,
+            rows=rows_of(job),
+            nbytes=host_bytes,
+            seconds=predict_s(self._backend.identity.backend, job.flops, host_bytes),
+        )
+        client.waiting[job.id] = waiting
+        self._queue_bytes += job.moved_bytes
+        self._scheduler.add(waiting)
+
+    def _forget(self, waiting: Waiting[Work]) -> None:
+        self._scheduler.discard(waiting)
+        self._unqueue(waiting.work)
+
+    def _unqueue(self, work: Work) -> None:
+        del work.client.waiting[work.job.id]
+        self._queue_bytes -= work.job.moved_bytes
+
+    def _download(self, client: Client, message: GetTensor) -> None:
+        resident = self._residents.get(message.name)
+        if resident.type != message.expected:
+            client.send(Stale(message.id, (resident.info(message.name),)))
+            return
+        assert client.mapped is not None, "This is a bug."
+        self._backend.download(resident.tensor, HostBytes(client.mapped, message.expected, message.out_offset))
+        client.send(Done(message.id, Timings()))
+
+    def _launch_next(self) -> None:
+        now_ns = self._clock_ns()
+        decision = self._scheduler.decide(now_ns, is_idle=not self._num_launched)
+        for waiting in decision.expired:
+            self._unqueue(waiting.work)
+            late_ms = (now_ns - waiting.deadline_ns) / 1e6
+            detail = f"deadline: it passed {late_ms:.1f} ms before the request could start"
+            waiting.work.client.send(Failed(waiting.work.job.id, "deadline_passed", detail))
+        batch = [waiting.work for waiting in decision.batch]
+        for work in batch:
+            self._unqueue(work)
+        if batch:
+            self._launch(batch, decision.batch[0].key, now_ns)
+        self._wake_ns = decision.wake_ns
+
+    def _launch(self, batch: list[Work], key: Hashable | None, now_ns: int) -> None:
+        try:
+            running = self._backend.begin(join([work.step for work in batch], key))
+        except DeviceLost:
+            raise
+        except Exception as error:  # noqa: BLE001  (logged and answered there)
+            self._on_failure(batch, now_ns, error)
+            return
+        self._num_launched += 1
+        for work in batch:
+            work.client.num_launched += 1
+        self._launched.put(Launched(batch, running, now_ns))
+
+    def _on_failure(self, batch: list[Work], now_ns: int, error: Exception) -> None:
+        """One job must not fail another: what failed together is tried alone."""
+        if len(batch) > 1:
+            logger.warning("a batch of %d %s failed, each runs alone: %s", len(batch), batch[0].job.op, error)
+            for work in batch:
+                self._launch([work], None, now_ns)
+            return
+        (work,) = batch
+        if isinstance(error, TilewireError):
+            work.client.send(Failed(work.job.id, error.code, error.detail, error.retry_after_s))
+            return
+        logger.error("%s failed", work.job.op, exc_info=error)
+        work.client.send(Failed(work.job.id, "internal", "internal error"))
+
+    def _host_bytes(self, client: Client, operand: Operand) -> HostBytes:
+        assert client.mapped is not None, "This is a bug."
+        check_inside(operand.type, operand.offset, client.mapped.numel())
+        return HostBytes(client.mapped, operand.type, operand.offset, operand.fortran)
+
+    # ── completion thread ─────────────────────────────────────────────────────────────────────────
+
+    def _complete(self) -> None:
+        while (launched := self._next_launched()) is not None:
+            timings = launched.running.wait()
+            batch = launched.batch
+            for work in batch:
+                own = msgspec.structs.replace(timings, queue_ns=max(0, launched.began_ns - work.arrived_ns))
+                work.client.send(Done(work.job.id, own, len(batch)))
+                self._metrics.record_stages(work.job.op, own)
+            self._inbox.put(Completed(batch))
+            jobs = [work.job for work in batch]
+            self._metrics.record_launch(jobs, batch[0].dtype, timings.kernel_ns)
+        self._metrics.flush()
+
+    def _next_launched(self) -> Launched | None:
+        """Waits for a batch; hands the metrics over whenever none comes for a moment, and at least so often."""
+        now_s = time.monotonic()
+        if now_s > self._flush_s:
+            self._metrics.flush()
+            self._flush_s = now_s + FLUSH_S
+        with contextlib.suppress(queue.Empty):
+            return self._launched.get(timeout=FLUSH_S)
+        self._metrics.flush()
+        return self._launched.get()
+
+    # ── both threads ──────────────────────────────────────────────────────────────────────────────
+
+    def _guard(self, run: Callable[[], None]) -> None:
+        """A thread of the engine that fails takes the process with it: the supervisor starts a new one."""
+        try:
+            run()
+        except BaseException:
+            logger.exception("the engine cannot go on")
+            logging.shutdown()
+            os._exit(EXIT_DEVICE_LOST)
+
+
+def check_inside(kind: TensorType, offset: int, segment_bytes: int) -> None:
+    """Asserts that a tensor lies inside its segment; gateways are ours, but memory is not trusted to them."""
+    assert 0 <= offset <= offset + kind.nbytes <= segment_bytes, "This is a bug: an operand outside its segment."
+
+
+def failed(message: ToEngine, code: str, detail: str, retry_after_s: int) -> Failed:
+    """The answer to a message that failed."""
+    assert not isinstance(message, Hello), "This is a bug."
+    return Failed(message.id, code, detail, retry_after_s)

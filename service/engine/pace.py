@@ -1,0 +1,19 @@
+"""How long a job will take at best, for the cap on a batch's time. Knows no queue and no clock."""
+
+from __future__ import annotations
+
+# Operations and bytes per second at which a good device of each kind does large batches. Optimistic on purpose: the estimate is
+# of what one more job adds to a launch, not of a job alone, whose time is mostly that of reading the shared operand.
+RATES = {"gpu": (6e14, 5e10), "cpu": (2e11, 1e10)}
+
+
+def predict_s(backend: str, flops: int, host_bytes: int) -> float:
+    """Seconds that a job adds to a launch.
+
+    Args:
+        backend: `gpu` or `cpu`.
+        flops: Of the job.
+        host_bytes: That travel between host and device for it; resident operands do not.
+    """
+    flops_per_s, bytes_per_s = RATES[backend]
+    return flops / flops_per_s + host_bytes / bytes_per_s

@@ -1,0 +1,97 @@
+"""What the engine's threads pass to one another: clients, work, and the events of the inbox. Knows no thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from service.arena import Segment
+from service.engine.backends.contract import Running, Step
+from service.engine.scheduler import Waiting
+from service.messages import Job, ToEngine, ToGateway
+from service.ops import OPS
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """One gateway, as the loop sees it.
+
+    Attributes:
+        name: For the log.
+        segment: Its arena.
+        send: Sends it a message; any thread may call it.
+        mapped: The segment as the backend sees it; None before attach and after detach.
+        waiting: Its queued jobs by id.
+        num_launched: Its jobs on the device.
+        is_gone: Its link is lost; detach when nothing of it runs.
+    """
+
+    name: str
+    segment: Segment
+    send: Callable[[ToGateway], None]
+    mapped: torch.Tensor | None = None
+    waiting: dict[int, Waiting[Work]] = field(default_factory=dict)
+    num_launched: int = 0
+    is_gone: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """A job and what its launch needs."""
+
+    client: Client
+    job: Job
+    step: Step
+    arrived_ns: int
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of its first input, for labels."""
+        return self.job.operands[OPS[self.job.op].required[0]].type.dtype
+
+
+@dataclass(slots=True)
+class Attached:
+    """Inbox: a gateway said hello."""
+
+    client: Client
+
+
+@dataclass(slots=True)
+class Lost:
+    """Inbox: a gateway's link is gone."""
+
+    client: Client
+
+
+@dataclass(slots=True)
+class Received:
+    """Inbox: a gateway's message."""
+
+    client: Client
+    message: ToEngine
+
+
+@dataclass(slots=True)
+class Completed:
+    """Inbox: a batch is answered."""
+
+    batch: list[Work]
+
+
+class Stop:
+    """Inbox: end the loop when nothing is left to do."""
+
+
+@dataclass(slots=True)
+class Launched:
+    """To the completion thread: a batch on the device."""
+
+    batch: list[Work]
+    running: Running
+    began_ns: int
+
+
+Event = Attached | Lost | Received | Completed | Stop

@@ -1,0 +1,170 @@
+"""Every way a request can fail, one class per cause. Owns the status, the code and whether to try again.
+
+Knows nothing of HTTP messages: `gateway.answers` writes them, in the form that the path asks for.
+
+    TilewireError
+    ├── InvalidRequest            400  a body, shape, dtype, option or name that cannot be right
+    ├── UnknownName               404  no such op, model or tensor
+    ├── MethodNotAllowed          405  the path exists, but not with this method
+    ├── LengthRequired            411  neither Content-Length nor chunked
+    ├── BodyTooLarge              413  over --max-body-bytes
+    ├── UnknownFormat             415  no format that we read or write
+    ├── BeyondLimit               422  understood, but over a configured limit
+    ├── TooBusy                   429  no room for the body, the result or the job; try again
+    ├── Unavailable               503  starting, draining, or the engine is restarting; try again
+    ├── DeadlinePassed            504  its deadline passed before it started
+    ├── ResidentQuota             507  --resident-bytes would be exceeded
+    ├── ClientGone                499  the client left; nobody reads this answer
+    └── InternalError             500  a bug; the trace goes to the log
+
+Source: the tree follows httpx's `_exceptions.py` in form.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TilewireError(Exception):
+    """Base of the tree.
+
+    Attributes:
+        status: The status of the HTTP contract.
+        code: Closed, snake_case name of the cause; `reason` of `tilewire_rejected_total`.
+        title: The cause in a few words, the same for every instance.
+        retryable: Whether the same request can succeed a moment later.
+        detail: What is wrong with this request, naming the field.
+        retry_after_s: Seconds to wait before trying again, for retryable ones.
+    """
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal"
+    title: ClassVar[str] = "Internal error"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, detail: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequest(TilewireError):
+    """A body, shape, dtype, option or name that cannot be right."""
+
+    status = 400
+    code = "invalid_request"
+    title = "Invalid request"
+
+
+class UnknownName(TilewireError):
+    """No such op, model or tensor."""
+
+    status = 404
+    code = "not_found"
+    title = "Not found"
+
+
+class MethodNotAllowed(TilewireError):
+    """The path exists, but not with this method."""
+
+    status = 405
+    code = "method_not_allowed"
+    title = "Method not allowed"
+
+
+class LengthRequired(TilewireError):
+    """The body has neither a Content-Length nor chunked encoding."""
+
+    status = 411
+    code = "length_required"
+    title = "Length required"
+
+
+class BodyTooLarge(TilewireError):
+    """The body is over `max_body_bytes`, or inflates past it."""
+
+    status = 413
+    code = "body_too_large"
+    title = "Body too large"
+
+
+class UnknownFormat(TilewireError):
+    """The body or the asked-for answer is in a format that Tilewire does not speak."""
+
+    status = 415
+    code = "unknown_format"
+    title = "Unknown format"
+
+
+class BeyondLimit(TilewireError):
+    """Understood, but over a configured limit: elements, rank or result size."""
+
+    status = 422
+    code = "beyond_limit"
+    title = "Beyond a configured limit"
+
+
+class TooBusy(TilewireError):
+    """The queue, or the memory for bodies and results, is full right now."""
+
+    status = 429
+    code = "too_busy"
+    title = "Too busy"
+    retryable = True
+
+
+class ClientGone(TilewireError):
+    """The client left before its answer."""
+
+    status = 499
+    code = "client_gone"
+    title = "Client closed the request"
+
+
+class InternalError(TilewireError):
+    """A bug of ours."""
+
+
+class Unavailable(TilewireError):
+    """Starting, draining, or the engine is restarting."""
+
+    status = 503
+    code = "unavailable"
+    title = "Unavailable"
+    retryable = True
+
+
+class DeadlinePassed(TilewireError):
+    """The request's deadline passed before it started; it was not computed."""
+
+    status = 504
+    code = "deadline_passed"
+    title = "Deadline passed"
+
+
+class ResidentQuota(TilewireError):
+    """Storing the tensor would exceed `resident_bytes`."""
+
+    status = 507
+    code = "resident_quota"
+    title = "Resident quota exceeded"
+
+
+BY_CODE: dict[str, type[TilewireError]] = {
+    kind.code: kind
+    for kind in (
+        InvalidRequest,
+        UnknownName,
+        MethodNotAllowed,
+        LengthRequired,
+        BodyTooLarge,
+        UnknownFormat,
+        BeyondLimit,
+        TooBusy,
+        ClientGone,
+        Unavailable,
+        DeadlinePassed,
+        ResidentQuota,
+        InternalError,
+    )
+}

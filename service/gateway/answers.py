@@ -1,0 +1,154 @@
+"""What goes out: tensors straight from their slots, JSON, and errors in the form that the path asks for.
+
+Owns the bytes of every answer and the moment at which slots go back. Knows no op and no engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from service.errors import TilewireError
+from service.gateway.admission import Leases
+from service.gateway.context import Exchange, connection_of, exchange_of
+from service.messages import TensorInfo
+
+# An answer of up to this is copied out of its slot: cheaper than waiting until it has left.
+SMALL_BYTES = 2**16
+
+# An error that leaves more of a body unread than this costs the connection: discarding it would cost more.
+MAX_DISCARDED_BYTES = 2**16
+LINGER_S = 2.0
+
+
+class TensorResponse(Response):
+    """A tensor from its slot; the slots go back when the last byte has left, or the client has.
+
+    Args:
+        chunks: The body, in order; views of slots among them.
+        content_type: Of the body.
+        headers: Further headers.
+        leases: Released at the end, whatever the end is.
+        on_sent: Told how many seconds sending took.
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[bytes | memoryview],
+        content_type: str,
+        headers: Mapping[str, str],
+        leases: Leases,
+        on_sent: Callable[[float], None] | None = None,
+    ) -> None:
+        self.chunks = chunks
+        self.leases = leases
+        self.on_sent = on_sent
+        self.body = b""
+        self.background = None
+        self.status_code = 200
+        self.nbytes = sum(len(chunk) for chunk in chunks)
+        self.raw_headers = [
+            (b"content-type", content_type.encode("ascii")),
+            (b"content-length", str(self.nbytes).encode("ascii")),
+            *((name.encode("ascii"), value.encode("ascii")) for name, value in headers.items()),
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends; see the class."""
+        began_s = time.perf_counter()
+        connection = connection_of(scope)
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            if connection is None or self.nbytes <= SMALL_BYTES:
+                body = b"".join(self.chunks)
+                self._release()
+                await send({"type": "http.response.body", "body": body, "more_body": False})
+            else:
+                for chunk in self.chunks:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await connection.flushed()
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._release()
+        if self.on_sent is not None:
+            self.on_sent(time.perf_counter() - began_s)
+
+    def _release(self) -> None:
+        # The views go before the slots that they show.
+        self.chunks = ()
+        self.leases.release()
+
+
+def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer in JSON, from msgspec structs, lists, dicts and numbers."""
+    return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
+
+
+def describe_tensor(info: TensorInfo) -> dict[str, object]:
+    """What clients see of a resident tensor."""
+    return {
+        "name": info.name,
+        "shape": info.type.shape,
+        "dtype": info.type.dtype,
+        "bytes": info.type.nbytes,
+        "created": _timestamp(info.created),
+        "last_used": _timestamp(info.last_used),
+        "hits": info.hits,
+    }
+
+
+def _timestamp(unix_s: float | None) -> str | None:
+    return None if unix_s is None else datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds")
+
+
+def error_response(error: TilewireError, exchange: Exchange, path: str) -> Response:
+    """Writes an error: `{"error": …}` under `/v2`, RFC 9457 problem details elsewhere."""
+    headers = {"retry-after": str(error.retry_after_s)} if error.retryable else {}
+    if exchange.allow:
+        headers["allow"] = exchange.allow
+    if path == "/v2" or path.startswith("/v2/"):
+        return json_response({"error": error.detail}, error.status, headers)
+    problem: dict[str, object] = {
+        "type": f"urn:tilewire:error:{error.code}",
+        "title": error.title,
+        "status": error.status,
+        "detail": error.detail,
+        "request_id": exchange.request_id,
+    }
+    return Response(msgspec.json.encode(problem), error.status, headers, media_type="application/problem+json")
+
+
+async def send_unread(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
+    """Sends an answer although the body is not read to its end.
+
+    A small rest is left to the server, which discards it. For a large one the connection is closed, but not at once: closing
+    with bytes unread resets the connection, and the client would lose the answer. So the answer leaves first, and what still
+    comes is discarded for a moment.
+    """
+    exchange = exchange_of(scope)
+    rest = (exchange.content_length or 0) - exchange.received_bytes
+    if exchange.incoming.is_complete or (0 <= rest <= MAX_DISCARDED_BYTES and not exchange.is_chunked):
+        await response(scope, receive, send)
+        return
+    headers = [*response.raw_headers, (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+    await send({"type": "http.response.body", "body": bytes(response.body), "more_body": True})
+    is_waiting_for_continue = "expect" in exchange.headers and not exchange.incoming.was_read
+    if not is_waiting_for_continue and not exchange.incoming.is_disconnected:
+        await _discard(exchange)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _discard(exchange: Exchange) -> None:
+    end_s = time.perf_counter() + LINGER_S
+    with contextlib.suppress(TimeoutError):
+        while not (exchange.incoming.is_complete or exchange.incoming.is_disconnected):
+            async with asyncio.timeout(max(0.0, end_s - time.perf_counter())):
+                await exchange.incoming()

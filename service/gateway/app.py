@@ -1,0 +1,86 @@
+"""Puts a gateway's application together: routers, the one middleware, the one table from the router's errors to ours.
+
+`create_app` starts nothing and reads nothing; `gateway.__main__` runs what it makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Never
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.errors import InvalidRequest, MethodNotAllowed, UnknownName
+from service.gateway.context import Gateway, exchange_of
+from service.gateway.middleware import ExchangeMiddleware
+from service.gateway.routes import health, native, tensors
+from service.ops import OPS
+
+DESCRIPTION = """GPU linear algebra over HTTP.
+
+Send tensors as safetensors, npz, npy or, for trying things out here, JSON. Options and resident operands are query
+parameters: `POST /v1/matmul?activation=gelu&b=@weights/w1`."""
+
+
+class TilewireApp(FastAPI):
+    """FastAPI, with the hot paths in front of its middleware and router.
+
+    Attributes:
+        hot: ASGI applications that answer POST, by exact path.
+    """
+
+    hot: Mapping[str, ASGIApp] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI's call."""
+        if scope["type"] == "http" and scope["method"] == "POST" and (app := self.hot.get(scope["path"])) is not None:
+            await app(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
+def create_app(gateway: Gateway) -> TilewireApp:
+    """Makes the ASGI application of one gateway."""
+    app = TilewireApp(title="Tilewire", version=gateway.version, description=DESCRIPTION, redoc_url=None)
+    routers = (tensors.router(gateway), native.router(gateway), health.router(gateway))
+    routes: list[BaseRoute] = [*app.routes]
+    for router in routers:
+        app.include_router(router)
+        routes += router.routes
+    raise_ours = _raise_ours_for(routes)
+    app.add_exception_handler(HTTPException, raise_ours)
+    app.add_exception_handler(RequestValidationError, raise_ours)
+    app.add_middleware(ExchangeMiddleware, gateway=gateway)
+    app.hot = native.hot_routes(gateway)
+    return app
+
+
+def _raise_ours_for(routes: Sequence[BaseRoute]) -> Callable[[Request, Exception], Awaitable[Never]]:
+    """Turns the router's own errors into the tree's; the middleware answers them as it answers all others."""
+
+    async def raise_ours(request: Request, error: Exception) -> Never:
+        path = request.scope["path"][:128]
+        if isinstance(error, HTTPException) and error.status_code == UnknownName.status:
+            if path.startswith("/v1/"):
+                raise UnknownName(f"op: no op {path.removeprefix('/v1/')[:64]!r}; there are {', '.join(OPS)}")
+            raise UnknownName(f"path: there is nothing at {path!r}")
+        if isinstance(error, HTTPException) and error.status_code == MethodNotAllowed.status:
+            exchange_of(request.scope).allow = _methods_at(request.scope, routes)
+            raise MethodNotAllowed(f"method: {request.method[:16]} is not offered at {path!r}")
+        raise InvalidRequest(str(error)[:256])
+
+    return raise_ours
+
+
+def _methods_at(scope: Scope, routes: Sequence[BaseRoute]) -> str:
+    """Every method that the path offers: each is a route of its own, and the router names only the first one's."""
+    methods: set[str] = set()
+    for route in routes:
+        if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE:
+            methods |= route.methods or set()
+    return ", ".join(sorted(methods))

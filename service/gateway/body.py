@@ -1,0 +1,115 @@
+"""Receives a body into a leased slot. Owns lengths, chunks and the idle time-out; knows no format.
+
+Under our own server a body of known length goes from the socket straight into the slot. Chunked bodies, TLS and other servers
+take the plain ASGI path, which copies each piece once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from service.arena import Lease
+from service.errors import BodyTooLarge, ClientGone, InvalidRequest, LengthRequired, UnknownFormat
+from service.gateway.admission import Leases
+from service.gateway.context import Connection, Exchange
+
+# A chunked body does not say how long it is: its slot begins with this and doubles.
+FIRST_CHUNKED_BYTES = 2**20
+
+
+async def receive_body(exchange: Exchange, leases: Leases, max_bytes: int, timeout_s: float) -> Lease:
+    """Receives the whole body.
+
+    Args:
+        exchange: The request; its `received_bytes` is set.
+        leases: Where the slot comes from.
+        max_bytes: Largest body.
+        timeout_s: Longest wait for the next byte.
+
+    Returns:
+        A slot of exactly the body's length.
+
+    Raises:
+        LengthRequired: Neither a length nor chunks.
+        BodyTooLarge: Declared or grown over `max_bytes`; nothing was read when it was declared.
+        UnknownFormat: A content encoding.
+        TooBusy: No room; nothing was read.
+        InvalidRequest: The body stalled.
+        ClientGone: The client left half way.
+    """
+    encoding = exchange.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise UnknownFormat(f"Content-Encoding: {encoding[:64]!r} is not offered here; send the body as it is")
+    declared = exchange.content_length
+    if exchange.is_chunked:
+        return await _receive_chunked(exchange, leases, max_bytes, timeout_s)
+    if declared is None:
+        raise LengthRequired("Content-Length: send it, or use chunked encoding")
+    if declared > max_bytes:
+        raise BodyTooLarge(f"Content-Length: {declared} is over the limit of {max_bytes} bytes")
+    lease = leases.lease(declared)
+    connection = exchange.incoming.connection
+    if connection is not None and connection.can_receive_into:
+        return await _receive_straight(exchange, connection, lease, timeout_s)
+    with lease.view as slot:
+        while not exchange.incoming.is_complete:
+            await _receive_piece(exchange, slot, timeout_s)
+    if exchange.received_bytes != declared:
+        raise InvalidRequest(f"body: {exchange.received_bytes} bytes came; Content-Length said {declared}")
+    return lease
+
+
+async def _receive_straight(exchange: Exchange, connection: Connection, lease: Lease, timeout_s: float) -> Lease:
+    exchange.incoming.was_read = True
+    try:
+        await connection.receive_into(lease.view, timeout_s)
+    except ClientGone:
+        exchange.incoming.is_disconnected = True
+        raise
+    exchange.incoming.is_complete = True
+    exchange.received_bytes = lease.nbytes
+    return lease
+
+
+async def _receive_chunked(exchange: Exchange, leases: Leases, max_bytes: int, timeout_s: float) -> Lease:
+    lease = leases.lease(min(FIRST_CHUNKED_BYTES, max_bytes))
+    while not exchange.incoming.is_complete:
+        piece = await _next_piece(exchange, timeout_s)
+        end = exchange.received_bytes + len(piece)
+        if end > max_bytes:
+            raise BodyTooLarge(f"body: over the limit of {max_bytes} bytes")
+        if end > lease.nbytes:
+            larger = leases.lease(min(max(end, 2 * lease.nbytes), max_bytes))
+            larger.view[: exchange.received_bytes] = lease.view[: exchange.received_bytes]
+            leases.give_back(lease)
+            lease = larger
+        lease.view[exchange.received_bytes : end] = piece
+        exchange.received_bytes = end
+    lease.shrink(exchange.received_bytes)
+    return lease
+
+
+async def _receive_piece(exchange: Exchange, slot: memoryview, timeout_s: float) -> None:
+    piece = await _next_piece(exchange, timeout_s)
+    end = exchange.received_bytes + len(piece)
+    if end > len(slot):
+        raise InvalidRequest(f"body: more than the {len(slot)} bytes that Content-Length said")
+    slot[exchange.received_bytes : end] = piece
+    exchange.received_bytes = end
+
+
+async def _next_piece(exchange: Exchange, timeout_s: float) -> bytes:
+    try:
+        async with asyncio.timeout(timeout_s):
+            message = await exchange.incoming()
+    except TimeoutError:
+        raise InvalidRequest(stalled(timeout_s, exchange.received_bytes)) from None
+    if exchange.incoming.is_disconnected:
+        raise ClientGone(f"the client left after {exchange.received_bytes} bytes of its body")
+    piece: bytes = message.get("body", b"")
+    return piece
+
+
+def stalled(timeout_s: float, received_bytes: int) -> str:
+    """The detail of a body that stopped coming."""
+    return f"body: no byte for {timeout_s:g} s after {received_bytes}; the request was given up"

@@ -1,0 +1,144 @@
+"""Tensors as JSON text, for trying things out in `/docs`. Owns the text form; numbers are copied into the arena.
+
+Every level of nested lists is checked with set operations rather than per element, which keeps a body of millions of
+numbers near the speed of the parser.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from itertools import chain
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from service.dtypes import DTYPES, dtype_named
+from service.errors import BeyondLimit, BodyTooLarge, InvalidRequest
+from service.gateway.codecs.payload import Placed, Room
+from service.gateway.codecs.shapes import MAX_RANK, check_shape
+from service.gateway.codecs.strict_json import parse_object
+from service.ops import TensorType
+
+# A Python list takes up to 20 times its text: past this, binary formats are what the user wants.
+MAX_BODY_BYTES = 64 * 2**20
+MAX_OUT_ELEMENTS = 2**22
+
+_NUMPY: dict[str, np.dtype[np.generic]] = {name: np.dtype(getattr(ml_dtypes, name, None) or name) for name in DTYPES}
+
+
+class Json:
+    """Codec of `application/json`: `{"a": [[…]], "b": [[…]], "dtype": "float32"}`."""
+
+    name = "json"
+    content_type = "application/json"
+
+    def decode(self, body: memoryview, offset: int, room: Room) -> Mapping[str, Placed]:
+        """Parses the text and writes its tensors into `room`; see `Codec.decode`."""
+        if body.nbytes > MAX_BODY_BYTES:
+            raise BodyTooLarge(
+                f"JSON body: {body.nbytes} bytes; at most {MAX_BODY_BYTES} are read, use safetensors for more"
+            )
+        document = parse_object(body, "JSON body")
+        default = _dtype(document.pop("dtype", "float32"), "dtype")
+        tensors: dict[str, Placed] = {}
+        for name, value in document.items():
+            dtype, shape, numbers = _read_tensor(repr(name[:64]), value, default)
+            tensors[name] = _place(repr(name[:64]), TensorType(dtype, shape), numbers, (offset, room))
+        return tensors
+
+    def writes(self, dtype: str) -> bool:
+        """Whether the format can hold the dtype: all of ours, as numbers."""
+        return dtype in DTYPES
+
+    def encode(self, name: str, kind: TensorType, payload: memoryview) -> Sequence[bytes | memoryview]:
+        """Writes the numbers as text; an empty tensor is `[]`, and its shape says the rest.
+
+        Raises:
+            BeyondLimit: More elements than are worth writing as text.
+        """
+        if kind.num_elements > MAX_OUT_ELEMENTS:
+            raise BeyondLimit(
+                f"{name}: {kind} has more than the {MAX_OUT_ELEMENTS} elements that JSON carries; Accept safetensors"
+            )
+        numbers: object = []
+        if kind.num_elements:
+            array = np.frombuffer(payload, dtype=_NUMPY[kind.dtype]).reshape(kind.shape)
+            # 8- and 16-bit floats have no Python number of their own; float32 holds each of them exactly.
+            numbers = (
+                array.astype(np.float32) if DTYPES[kind.dtype].is_float and array.itemsize < 4 else array
+            ).tolist()
+        answer = {name: numbers, "dtype": kind.dtype, "shape": kind.shape}
+        return [json.dumps(answer, separators=(",", ":")).encode()]
+
+
+def _dtype(value: object, field: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{field}: expected the name of a dtype; got {type(value).__name__}")
+    return dtype_named(value, field=field).name
+
+
+def _read_tensor(field: str, value: object, default: str) -> tuple[str, tuple[int, ...], list[int | float]]:
+    """Returns dtype, shape and flat numbers of one entry of the body."""
+    if not isinstance(value, dict):
+        return default, *_flatten(field, value)
+    if "data" not in value or not value.keys() <= {"data", "dtype", "shape"}:
+        raise InvalidRequest(f"{field}: expected numbers, nested lists, or an object of data, dtype and shape")
+    dtype = _dtype(value.get("dtype", default), f"{field}: dtype")
+    shape, numbers = _flatten(field, value["data"])
+    if "shape" in value:
+        shape = check_shape(value["shape"], f"{field}: shape")
+        if math.prod(shape) != len(numbers):
+            raise InvalidRequest(f"{field}: shape {list(shape)} does not hold {len(numbers)} numbers")
+    return dtype, shape, numbers
+
+
+def _flatten(field: str, value: object) -> tuple[tuple[int, ...], list[int | float]]:
+    """Returns shape and numbers of nested lists, or of a single number."""
+    shape: list[int] = []
+    level: list[object] = [value]
+    while not (kinds := set(map(type, level))) <= {int, float}:
+        if not kinds <= {int, float, list}:
+            odd = min(kind.__name__ for kind in kinds - {int, float, list})
+            raise InvalidRequest(
+                f"{field}: holds a {odd}; expected numbers in nested lists (options go into the query)"
+            )
+        lists = [entry for entry in level if isinstance(entry, list)]
+        lengths = set(map(len, lists))
+        if len(lists) != len(level) or len(lengths) > 1:
+            raise InvalidRequest(f"{field}: the nested lists are ragged at depth {len(shape)}")
+        if len(shape) == MAX_RANK:
+            raise InvalidRequest(f"{field}: more than {MAX_RANK} dimensions")
+        shape.append(lengths.pop())
+        level = list(chain.from_iterable(lists))
+    return tuple(shape), level  # type: ignore[return-value]  # the loop ends when only numbers are left
+
+
+def _place(field: str, kind: TensorType, numbers: list[int | float], where: tuple[int, Room]) -> Placed:
+    """Writes the numbers into the arena as `kind`."""
+    offset, room = where
+    if not numbers:
+        return Placed(kind, offset)
+    array = _as_floats(field, numbers) if DTYPES[kind.dtype].is_float else _as_integers(field, kind.dtype, numbers)
+    offset, view = room.take(kind.nbytes)
+    with np.errstate(all="ignore"):  # past the range of a float is infinity, as in NumPy
+        np.frombuffer(view, dtype=_NUMPY[kind.dtype])[:] = array
+    return Placed(kind, offset)
+
+
+def _as_floats(field: str, numbers: list[int | float]) -> npt.NDArray[np.float64]:
+    try:
+        return np.array(numbers, dtype=np.float64)
+    except OverflowError:
+        raise InvalidRequest(f"{field}: holds an integer beyond the range of float64") from None
+
+
+def _as_integers(field: str, dtype: str, numbers: list[int | float]) -> npt.NDArray[np.int64]:
+    if float in set(map(type, numbers)):
+        raise InvalidRequest(f"{field}: holds a fraction or an exponent; {dtype} takes whole numbers")
+    bound = 1 << (8 * DTYPES[dtype].itemsize - 1)  # all our integers are signed
+    if min(numbers) < -bound or max(numbers) >= bound:
+        raise InvalidRequest(f"{field}: holds a number outside [{-bound}, {bound - 1}] of {dtype}")
+    return np.array(numbers, dtype=np.int64)

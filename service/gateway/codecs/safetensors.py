@@ -1,0 +1,111 @@
+"""The safetensors format: 8-byte header length, JSON header, payload. Owns its rules; reads and writes no payload byte.
+
+Source: the format as documented at https://github.com/huggingface/safetensors, including its rule that the tensors
+cover the payload without holes or overlaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import msgspec
+
+from service.dtypes import BY_SAFETENSORS, DTYPES
+from service.errors import InvalidRequest
+from service.gateway.codecs.payload import Placed, Room
+from service.gateway.codecs.shapes import check_shape
+from service.gateway.codecs.strict_json import parse_object
+from service.ops import TensorType
+
+PREFIX_BYTES = 8
+MAX_HEADER_BYTES = 2**20
+# Longer headers are read each time: the cache stays small whatever clients send.
+CACHED_BYTES = 1024
+_ALIGNMENT = 8
+_FIELDS = {"dtype", "shape", "data_offsets"}
+
+
+class Safetensors:
+    """Codec of `application/x-safetensors`: tensors by name, of every dtype."""
+
+    name = "safetensors"
+    content_type = "application/x-safetensors"
+
+    def decode(self, body: memoryview, offset: int, room: Room) -> Mapping[str, Placed]:
+        """Reads the header; see `Codec.decode`."""
+        header = _header_bytes(body)
+        payload_bytes = body.nbytes - PREFIX_BYTES - len(header)
+        start = offset + PREFIX_BYTES + len(header)
+        read = _read_layout if len(header) <= CACHED_BYTES else _read_layout.__wrapped__
+        return {name: Placed(kind, start + begin) for name, kind, begin in read(header, payload_bytes)}
+
+    def writes(self, dtype: str) -> bool:
+        """Whether the format can hold the dtype: all of ours."""
+        return dtype in DTYPES
+
+    def encode(self, name: str, kind: TensorType, payload: memoryview) -> Sequence[bytes | memoryview]:
+        """Writes the header and passes the payload through; see `Codec.encode`."""
+        return [_head_of(name, kind), payload]
+
+
+@lru_cache(maxsize=512)
+def _head_of(name: str, kind: TensorType) -> bytes:
+    entry = {"dtype": DTYPES[kind.dtype].safetensors, "shape": kind.shape, "data_offsets": (0, kind.nbytes)}
+    header = msgspec.json.encode({name: entry})
+    # Spaces are legal at the end of the header; with them a reader that maps the file finds an aligned payload.
+    header += b" " * (-len(header) % _ALIGNMENT)
+    return len(header).to_bytes(PREFIX_BYTES, "little") + header
+
+
+def _header_bytes(body: memoryview) -> bytes:
+    length = int.from_bytes(body[:PREFIX_BYTES], "little")
+    if body.nbytes < PREFIX_BYTES or length > body.nbytes - PREFIX_BYTES:
+        raise InvalidRequest(f"safetensors header: length says {length} bytes, the body has {body.nbytes} in all")
+    if length > MAX_HEADER_BYTES:
+        raise InvalidRequest(f"safetensors header: {length} bytes; at most {MAX_HEADER_BYTES} are read")
+    return bytes(body[PREFIX_BYTES : PREFIX_BYTES + length])
+
+
+@lru_cache(maxsize=512)
+def _read_layout(text: bytes, payload_bytes: int) -> tuple[tuple[str, TensorType, int], ...]:
+    """Reads a header: name, type and place in the payload of each tensor. A client's requests mostly have the same one."""
+    if not text.startswith(b"{"):
+        raise InvalidRequest("safetensors header: does not begin with '{'")
+    header = parse_object(memoryview(text), "safetensors header")
+    metadata = header.get("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise InvalidRequest("__metadata__: expected an object whose values are strings")
+    header.pop("__metadata__", None)
+    tensors = {name: _read_entry(name, entry) for name, entry in header.items()}
+    _check_cover(tensors, payload_bytes)
+    return tuple((name, kind, begin) for name, (kind, begin, _) in tensors.items())
+
+
+def _read_entry(name: str, entry: object) -> tuple[TensorType, int, int]:
+    """Returns type, begin and end of one tensor, consistent with one another."""
+    shown = repr(name[:64])
+    if not isinstance(entry, dict) or entry.keys() != _FIELDS:
+        raise InvalidRequest(f"{shown}: expected an object with exactly dtype, shape and data_offsets")
+    code = entry["dtype"]
+    dtype = BY_SAFETENSORS.get(code) if isinstance(code, str) else None
+    if dtype is None:
+        wrong = repr(code[:64]) if isinstance(code, str) else type(code).__name__
+        raise InvalidRequest(f"{shown}: dtype {wrong}; expected one of {', '.join(BY_SAFETENSORS)}")
+    kind = TensorType(dtype.name, check_shape(entry["shape"], f"{shown}: shape"))
+    offsets = check_shape(entry["data_offsets"], f"{shown}: data_offsets")
+    if len(offsets) != 2 or offsets[1] - offsets[0] != kind.nbytes:
+        raise InvalidRequest(f"{shown}: data_offsets {list(offsets)[:2]} do not span the {kind.nbytes} bytes of {kind}")
+    return kind, offsets[0], offsets[1]
+
+
+def _check_cover(tensors: Mapping[str, tuple[TensorType, int, int]], payload_bytes: int) -> None:
+    reached = 0
+    for name, (_, begin, end) in sorted(tensors.items(), key=lambda item: item[1][1:]):
+        if begin != reached:
+            raise InvalidRequest(
+                f"{name[:64]!r}: data_offsets begin at {begin}; expected {reached}, without holes or overlaps"
+            )
+        reached = end
+    if reached != payload_bytes:
+        raise InvalidRequest(f"safetensors payload: {payload_bytes} bytes, but the tensors cover {reached}")

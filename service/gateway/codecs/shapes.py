@@ -1,0 +1,33 @@
+"""What a shape in a header may be, whatever the format: checked before anything is allocated. Knows no format."""
+
+from __future__ import annotations
+
+from service.errors import InvalidRequest
+
+# NumPy's own bound on rank; `ops.Limits.max_rank` is the configured, lower one.
+MAX_RANK = 64
+# What fits the 64-bit integers of every process behind us. A zero elsewhere in the shape would hide a larger one.
+_MAX_DIM = 2**63 - 1
+
+
+def check_shape(value: object, field: str) -> tuple[int, ...]:
+    """Validates the dimensions of a tensor.
+
+    Args:
+        value: A list or tuple as parsed; anything else is refused.
+        field: How error texts call it, e.g. `a: shape`.
+
+    Raises:
+        InvalidRequest: Not a list of whole, non-negative numbers, or beyond any format's bounds.
+    """
+    if not isinstance(value, list | tuple):
+        raise InvalidRequest(f"{field} is {type(value).__name__}; expected a list of integers")
+    if len(value) > MAX_RANK:
+        raise InvalidRequest(f"{field} has {len(value)} dimensions; at most {MAX_RANK} are possible")
+    for dim in value:
+        # Not isinstance: True is an int there.
+        if type(dim) is not int:
+            raise InvalidRequest(f"{field} holds a {type(dim).__name__}; expected integers")
+        if not 0 <= dim <= _MAX_DIM:
+            raise InvalidRequest(f"{field} holds a dimension outside [0, 2^63 - 1]")
+    return tuple(value)

@@ -1,0 +1,160 @@
+"""The path of one native request: query → body → operands → plan → engine → answer.
+
+Everything that can be refused is refused before the step that costs: the query and the residents before the body is read, the
+shapes before the result's slot is taken. Knows no device; runs in the gateway's event loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from service.arena import Lease
+from service.errors import BodyTooLarge, InvalidRequest, TilewireError, Unavailable
+from service.gateway.admission import Leases
+from service.gateway.body import receive_body
+from service.gateway.codecs.formats import SNIFF_BYTES, codec_for_accept, codec_for_body
+from service.gateway.codecs.payload import Codec, Placed
+from service.gateway.context import Exchange, Gateway
+from service.gateway.query import Call
+from service.messages import Done, Job, Operand
+from service.ops import Op, Plan, TensorType, plan
+
+# How often a request is planned again because a resident changed its type under it.
+MAX_PLANS = 4
+
+
+class Computed(msgspec.Struct, frozen=True):
+    """A result in its slot.
+
+    Attributes:
+        out: Its type.
+        lease: Where it lies.
+        done: What the engine said.
+        codec: The format of the answer; None when the result is stored.
+    """
+
+    out: TensorType
+    lease: Lease
+    done: Done
+    codec: Codec | None
+
+
+async def compute(gateway: Gateway, exchange: Exchange, call: Call, leases: Leases) -> Computed:
+    """Runs a native request.
+
+    Args:
+        gateway: The parts.
+        exchange: The request.
+        call: Its query.
+        leases: Holds every slot until the answer has left.
+
+    Raises:
+        TilewireError: Whatever is wrong, with the status of the contract.
+    """
+    deadline_ns = time.monotonic_ns() + int(call.timeout_ms * 1e6) if call.timeout_ms else 0
+    gateway.engines.check_ready()
+    resident_types = await _resident_types(gateway, call)
+    body_codec, placed = await _read_operands(gateway, exchange, call, leases)
+    for _attempt in range(MAX_PLANS):
+        operands = _bind(call, placed, resident_types)
+        try:
+            types = {name: one.type for name, one in operands.items()}
+            planned = plan(call.op, types, call.options, gateway.settings.limits)
+            codec = _answer_codec(gateway, exchange, body_codec, planned.out) if call.store is None else None
+        except TilewireError:
+            # It may be our memory of a resident that is wrong: another gateway may have replaced it.
+            current = await _current_types(gateway, call)
+            if current == resident_types:
+                raise
+            resident_types = current
+            continue
+        lease = leases.lease(planned.out.nbytes)
+        job = _job(call, operands, planned, lease, deadline_ns)
+        reply = await gateway.engines.compute(job, exchange.incoming)
+        if isinstance(reply, Done):
+            return Computed(planned.out, lease, reply, codec)
+        leases.give_back(lease)
+        resident_types = await _resident_types(gateway, call)
+    raise Unavailable("its resident tensors keep changing their shapes while it waits")
+
+
+async def receive_tensors(gateway: Gateway, exchange: Exchange, leases: Leases) -> tuple[Codec, Mapping[str, Placed]]:
+    """Receives a body and reads the tensors' metadata out of it.
+
+    Raises:
+        TilewireError: See `receive_body` and `Codec.decode`.
+    """
+    settings = gateway.settings
+    lease = await receive_body(exchange, leases, settings.max_body_bytes, settings.body_timeout_s)
+    gateway.metrics.observe_load(gateway.admission.in_flight, gateway.arena)
+    body = lease.view
+    codec = codec_for_body(exchange.headers.get("content-type"), bytes(body[:SNIFF_BYTES]))
+    if codec.name == "json" and lease.nbytes > settings.max_json_bytes:
+        raise BodyTooLarge(
+            f"body: {lease.nbytes} bytes of JSON; the limit is {settings.max_json_bytes}, use safetensors"
+        )
+    return codec, codec.decode(body, lease.offset, leases)
+
+
+async def _resident_types(gateway: Gateway, call: Call) -> dict[str, TensorType]:
+    return {field: await gateway.engines.type_of(name, field=field) for field, name in call.residents.items()}
+
+
+async def _current_types(gateway: Gateway, call: Call) -> dict[str, TensorType]:
+    """As `_resident_types`, but asks an engine about each."""
+    return {field: (await gateway.engines.describe(name, field=field)).type for field, name in call.residents.items()}
+
+
+async def _read_operands(
+    gateway: Gateway, exchange: Exchange, call: Call, leases: Leases
+) -> tuple[Codec | None, Mapping[str, Placed]]:
+    began_s = time.perf_counter()
+    is_all_resident = all(name in call.residents for name in call.op.required)
+    if is_all_resident and not exchange.is_chunked and not exchange.content_length:
+        exchange.incoming.is_complete = True
+        return None, {}
+    codec, placed = await receive_tensors(gateway, exchange, leases)
+    exchange.receive_s = time.perf_counter() - began_s
+    gateway.metrics.observe_stage(call.op.name, "receive", exchange.receive_s)
+    return codec, placed
+
+
+def _bind(call: Call, placed: Mapping[str, Placed], resident_types: Mapping[str, TensorType]) -> dict[str, Operand]:
+    """Joins the body's tensors and the residents; an unnamed tensor is the first required input that is not resident."""
+    operands = {field: Operand(resident_types[field], resident=name) for field, name in call.residents.items()}
+    for name, tensor in placed.items():
+        field = name or _first_missing(call.op, operands)
+        if field in operands:
+            raise InvalidRequest(f"{field}: given in the body and as a resident tensor")
+        operands[field] = Operand(tensor.type, tensor.offset, fortran=tensor.fortran)
+    return operands
+
+
+def _first_missing(op: Op, operands: Mapping[str, Operand]) -> str:
+    return next((name for name in op.required if name not in operands), op.required[0])
+
+
+def _answer_codec(gateway: Gateway, exchange: Exchange, body_codec: Codec | None, out: TensorType) -> Codec:
+    codec = codec_for_accept(exchange.headers.get("accept"), body_codec, out.dtype)
+    max_bytes = gateway.settings.max_json_bytes
+    # A JSON number takes more room than its bytes: the bound is on what the loop must format.
+    if codec.name == "json" and out.nbytes > max_bytes:
+        raise BodyTooLarge(f"out: {out} is too large for JSON; the limit is {max_bytes} bytes, accept safetensors")
+    return codec
+
+
+def _job(call: Call, operands: dict[str, Operand], planned: Plan, lease: Lease, deadline_ns: int) -> Job:
+    return Job(
+        id=0,
+        op=call.op.name,
+        operands=operands,
+        options=call.options,
+        out=planned.out,
+        out_offset=lease.offset,
+        flops=planned.flops,
+        moved_bytes=planned.moved_bytes,
+        deadline_ns=deadline_ns,
+    )

@@ -1,0 +1,190 @@
+"""What every route of a gateway may use, and what is known of one request. Value objects; they start nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from starlette.types import Message, Receive, Scope
+
+from service.arena import Arena
+from service.gateway.admission import Admission
+from service.gateway.engines import Engines
+from service.gateway.metrics import GatewayMetrics
+from service.settings import GatewaySettings
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """The parts of one gateway.
+
+    Attributes:
+        settings: Its slice of the settings.
+        version: Of Tilewire.
+        engines: What computes.
+        arena: Memory for bodies and results.
+        admission: The door.
+        metrics: What is counted.
+        metrics_folder: Where all processes keep their figures.
+    """
+
+    settings: GatewaySettings
+    version: str
+    engines: Engines
+    arena: Arena
+    admission: Admission
+    metrics: GatewayMetrics
+    metrics_folder: str
+
+
+# Where our own protocol puts itself in a scope's extensions; absent under another server.
+CONNECTION = "tilewire.connection"
+
+
+class Connection(Protocol):
+    """What our own protocol offers beyond ASGI."""
+
+    def watch(self, on_gone: Callable[[], None]) -> None:
+        """Calls `on_gone` once if the client leaves before `unwatch`; at once if it has left."""
+        ...
+
+    def unwatch(self) -> None:
+        """Ends the watch."""
+        ...
+
+    @property
+    def can_receive_into(self) -> bool:
+        """Whether this connection's bytes can go straight into a slot."""
+        ...
+
+    async def receive_into(self, slot: memoryview, timeout_s: float) -> None:
+        """Receives the rest of the body into a slot of exactly the declared length.
+
+        Raises:
+            ClientGone: The client left first.
+            InvalidRequest: It brought no byte for `timeout_s`.
+        """
+        ...
+
+    async def flushed(self) -> None:
+        """Returns when everything that was written has left, or the client has."""
+        ...
+
+
+class Incoming:
+    """The rest of a request's body, as ASGI hands it over.
+
+    Args:
+        receive: ASGI's.
+        connection: Under our own server.
+
+    Attributes:
+        is_complete: The last byte was read.
+        is_disconnected: The client left.
+        was_read: Reading has begun; a waiting client was told to continue.
+        connection: Under our own server, else None.
+    """
+
+    def __init__(self, receive: Receive, connection: Connection | None = None) -> None:
+        self._receive = receive
+        self.connection = connection
+        self._watcher: asyncio.Task[None] | None = None
+        self._on_gone: Callable[[], None] | None = None
+        self.is_complete = False
+        self.is_disconnected = False
+        self.was_read = False
+
+    async def __call__(self) -> Message:
+        """The next message, as `receive` gives it."""
+        self.was_read = True
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self.is_disconnected = True
+        elif not message.get("more_body", False):
+            self.is_complete = True
+        return message
+
+    def watch(self, on_gone: Callable[[], None]) -> None:
+        """Calls `on_gone` once if the client leaves before `unwatch`; for after the body is complete."""
+        self._on_gone = on_gone
+        if self.connection is not None:
+            self.connection.watch(self._left)
+        else:
+            self._watcher = asyncio.ensure_future(self._receive_until_gone())
+
+    def unwatch(self) -> None:
+        """Ends the watch."""
+        self._on_gone = None
+        if self.connection is not None:
+            self.connection.unwatch()
+        elif self._watcher is not None:
+            self._watcher.cancel()
+
+    def _left(self) -> None:
+        self.is_disconnected = True
+        if self._on_gone is not None:
+            self._on_gone()
+
+    async def _receive_until_gone(self) -> None:
+        while not self.is_disconnected:
+            await self()
+        self._left()
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request and what becomes of it; the middleware makes it and keeps it in the scope's state.
+
+    Attributes:
+        request_id: The client's, or ours.
+        incoming: Its body.
+        headers: Its headers.
+        began_s: When its headers were in, on the performance counter.
+        op: The op that was asked for, or None.
+        received_bytes: Of the body.
+        receive_s: How long its body took to come, and its header to be read.
+        sent_bytes: Of the answer's body.
+        allow: Methods that the path offers, when this one is not among them.
+    """
+
+    request_id: str
+    incoming: Incoming
+    headers: Mapping[str, str]
+    began_s: float = field(default_factory=time.perf_counter)
+    op: str | None = None
+    received_bytes: int = 0
+    receive_s: float = 0.0
+    sent_bytes: int = 0
+    allow: str = ""
+
+    @property
+    def content_length(self) -> int | None:
+        """The declared length of the body, or None when it is not declared."""
+        declared = self.headers.get("content-length")
+        return int(declared) if declared is not None else None
+
+    @property
+    def is_chunked(self) -> bool:
+        """Whether the body comes in chunks."""
+        return "chunked" in self.headers.get("transfer-encoding", "").lower()
+
+
+def exchange_of(scope: Scope) -> Exchange:
+    """The exchange that the middleware put into the scope."""
+    exchange = scope["state"]["exchange"]
+    assert isinstance(exchange, Exchange), "This is a bug."
+    return exchange
+
+
+def headers_of(scope: Scope) -> dict[str, str]:
+    """The request's headers by lower-case name; of a repeated one, the last."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def connection_of(scope: Scope) -> Connection | None:
+    """Our own protocol's side of this request, or None under another server."""
+    connection: Connection | None = scope.get("extensions", {}).get(CONNECTION)
+    return connection

@@ -1,0 +1,116 @@
+"""The one layer around every route: request ids, error answers, counts, access log. Pure ASGI: it never touches a body.
+
+Owns the `Exchange` of each request. Knows no route.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.errors import ClientGone, InternalError, TilewireError
+from service.gateway.answers import error_response, send_unread
+from service.gateway.context import Exchange, Gateway, Incoming, connection_of, headers_of
+
+# Printable ASCII without spaces: nothing that could start another header or another line of a log.
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
+
+logger: structlog.stdlib.BoundLogger = structlog.get_logger("tilewire.gateway")
+
+
+class ExchangeMiddleware:
+    """Makes an `Exchange` for each request and ends it.
+
+    Args:
+        app: What answers.
+        gateway: The parts.
+    """
+
+    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+        self._app = app
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI's call."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = headers_of(scope)
+        incoming = Incoming(receive, connection_of(scope))
+        exchange = Exchange(_request_id(headers.get("x-request-id")), incoming, headers)
+        scope["state"]["exchange"] = exchange
+        outgoing = _Outgoing(send, exchange, self._gateway)
+        try:
+            await self._app(scope, exchange.incoming, outgoing)
+        except Exception as error:  # noqa: BLE001  (the last line of defence: it is logged and answered)
+            await self._answer(_as_tilewire(error, exchange), scope, outgoing)
+        finally:
+            self._count(exchange, scope, outgoing.status)
+
+    async def _answer(self, error: TilewireError, scope: Scope, outgoing: _Outgoing) -> None:
+        """Answers an error, unless an answer has begun or nobody is there to read it."""
+        exchange: Exchange = scope["state"]["exchange"]
+        self._gateway.metrics.observe_rejection(error.code)
+        if outgoing.status is not None:
+            raise error
+        if isinstance(error, ClientGone):
+            outgoing.status = error.status
+            return
+        await send_unread(error_response(error, exchange, scope["path"]), scope, exchange.incoming, outgoing)
+
+    def _count(self, exchange: Exchange, scope: Scope, status: int | None) -> None:
+        gateway = self._gateway
+        seconds = time.perf_counter() - exchange.began_s
+        if exchange.op is not None:
+            gateway.metrics.observe_request(exchange.op, status or ClientGone.status, seconds)
+            gateway.metrics.observe_bytes(exchange.op, exchange.received_bytes, exchange.sent_bytes)
+        # Uploads and downloads take slots too, so whatever ended moves the gauges.
+        gateway.metrics.observe_load(gateway.admission.in_flight, gateway.arena)
+        if gateway.settings.access_log:
+            logger.info(
+                "request",
+                method=scope["method"],
+                path=scope["path"],
+                status=status,
+                ms=round(seconds * 1e3, 3),
+                request_id=exchange.request_id,
+                received_bytes=exchange.received_bytes,
+                sent_bytes=exchange.sent_bytes,
+            )
+
+
+class _Outgoing:
+    """`send`, with the headers that every answer has."""
+
+    def __init__(self, send: Send, exchange: Exchange, gateway: Gateway) -> None:
+        self._send = send
+        self._exchange = exchange
+        self._admission = gateway.admission
+        self.status: int | None = None
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"].append((b"x-request-id", self._exchange.request_id.encode("ascii")))
+            if self._admission.is_draining:
+                message["headers"].append((b"connection", b"close"))
+        elif message["type"] == "http.response.body":
+            self._exchange.sent_bytes += len(message.get("body", b""))
+        await self._send(message)
+
+
+def _request_id(given: str | None) -> str:
+    if given is not None and _REQUEST_ID.fullmatch(given):
+        return given
+    return os.urandom(16).hex()
+
+
+def _as_tilewire(error: Exception, exchange: Exchange) -> TilewireError:
+    if isinstance(error, TilewireError):
+        return error
+    logger.error("a request failed", request_id=exchange.request_id, exc_info=error)
+    return InternalError("internal error; the request id leads to the log")

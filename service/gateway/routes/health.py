@@ -1,0 +1,65 @@
+"""Live, ready and metrics: what probes and scrapers ask. Verbs only."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse
+
+from service.errors import Unavailable
+from service.gateway.answers import json_response
+from service.gateway.context import Gateway
+from service.gateway.metrics import expose
+
+
+def router(gateway: Gateway) -> APIRouter:
+    """The routes of probes and scrapers."""
+    routes = APIRouter(tags=["health"])
+
+    @routes.head("/healthz", include_in_schema=False, response_class=Response)
+    @routes.get("/v2/health/live", summary="Whether the process answers.", response_class=Response)
+    @routes.get("/healthz", summary="Alias of live.", response_class=Response)
+    async def live() -> Response:
+        return json_response({"live": True})
+
+    @routes.head("/readyz", include_in_schema=False, response_class=Response)
+    @routes.get("/v2/health/ready", summary="Whether requests are computed.", response_class=Response)
+    @routes.get("/readyz", summary="Alias of ready.", response_class=Response)
+    async def ready() -> Response:
+        reason = _why_not_ready(gateway)
+        if reason is None:
+            return json_response({"ready": True})
+        retry_after = {"retry-after": "1"}
+        return json_response({"ready": False, "error": reason}, Unavailable.status, retry_after)
+
+    @routes.get("/v2", summary="What serves, and with what.", response_class=Response)
+    async def server() -> Response:
+        welcomes = gateway.engines.welcomes
+        return json_response(
+            {
+                "name": "tilewire",
+                "version": gateway.version,
+                "extensions": [],
+                "engines": [
+                    {"backend": one.backend, "device": one.device, "device_name": one.device_name} for one in welcomes
+                ],
+            }
+        )
+
+    @routes.get("/metrics", summary="Prometheus exposition.", response_class=Response)
+    async def metrics(request: Request) -> Response:
+        body, content_type = expose(gateway.metrics_folder, request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
+
+    @routes.get("/", include_in_schema=False)
+    async def root() -> Response:
+        return RedirectResponse("/docs")
+
+    return routes
+
+
+def _why_not_ready(gateway: Gateway) -> str | None:
+    if gateway.admission.is_draining:
+        return "draining"
+    if not gateway.engines.is_ready:
+        return "no engine is ready: starting or restarting"
+    return None

@@ -1,0 +1,104 @@
+"""`POST /v1/{op}`: the native calls. HTTP verbs only; `compute` does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.gateway.admission import Leases
+from service.gateway.answers import TensorResponse, describe_tensor, json_response
+from service.gateway.compute import Computed, compute
+from service.gateway.context import Exchange, Gateway, exchange_of
+from service.gateway.middleware import ExchangeMiddleware
+from service.gateway.openapi import describe_op
+from service.gateway.query import parse_call
+from service.messages import Operand, Timings
+from service.ops import OPS, Op
+
+
+def hot_routes(gateway: Gateway) -> dict[str, ASGIApp]:
+    """The native calls as plain ASGI, by path: FastAPI's way to an endpoint costs more than a small request."""
+    return {f"/v1/{op.name}": ExchangeMiddleware(_plain(gateway, op), gateway) for op in OPS.values()}
+
+
+def _plain(gateway: Gateway, op: Op) -> ASGIApp:
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        response = await _call(gateway, op, scope)
+        await response(scope, receive, send)
+
+    return call
+
+
+def router(gateway: Gateway) -> APIRouter:
+    """The same calls as routes: one for each op, for the OpenAPI document and for the router's 405."""
+    routes = APIRouter(tags=["ops"])
+    for op in OPS.values():
+        routes.add_api_route(
+            f"/v1/{op.name}",
+            _endpoint(gateway, op),
+            methods=["POST"],
+            name=op.name,
+            summary=op.summary,
+            response_class=Response,
+            openapi_extra=describe_op(op),
+        )
+    return routes
+
+
+def _endpoint(gateway: Gateway, op: Op) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    async def endpoint(request: Request) -> Response:
+        return await _call(gateway, op, request.scope)
+
+    return endpoint
+
+
+async def _call(gateway: Gateway, op: Op, scope: Scope) -> Response:
+    exchange = exchange_of(scope)
+    exchange.op = op.name
+    leases = gateway.admission.admit()
+    try:
+        call = parse_call(op, scope["query_string"], exchange.headers.get("x-timeout-ms"))
+        computed = await compute(gateway, exchange, call, leases)
+        if call.store is None:
+            return _answer(gateway, exchange, computed, leases)
+        info, _ = await gateway.engines.put(call.store, Operand(computed.out, computed.lease.offset))
+        leases.release()
+        return json_response(describe_tensor(info), 201, _headers(exchange, computed))
+    except BaseException:
+        leases.release()
+        raise
+
+
+def _answer(gateway: Gateway, exchange: Exchange, computed: Computed, leases: Leases) -> TensorResponse:
+    assert exchange.op is not None, "This is a bug."
+    assert computed.codec is not None, "This is a bug."
+    return TensorResponse(
+        computed.codec.encode("out", computed.out, computed.lease.view),
+        computed.codec.content_type,
+        _headers(exchange, computed),
+        leases,
+        partial(gateway.metrics.observe_stage, exchange.op, "send"),
+    )
+
+
+def _headers(exchange: Exchange, computed: Computed) -> dict[str, str]:
+    return {
+        "server-timing": server_timing(exchange.receive_s, computed.done.timings),
+        "x-batch-size": str(computed.done.batch_size),
+    }
+
+
+def server_timing(receive_s: float, timings: Timings) -> str:
+    """Writes `Server-Timing`: the stages that took any time, in milliseconds."""
+    stages = {
+        "receive": receive_s * 1e3,
+        "queue": timings.queue_ns / 1e6,
+        "h2d": timings.h2d_ns / 1e6,
+        "kernel": timings.kernel_ns / 1e6,
+        "d2h": timings.d2h_ns / 1e6,
+    }
+    return ", ".join(f"{stage};dur={spent:.3f}" for stage, spent in stages.items() if spent)

@@ -1,0 +1,97 @@
+"""`/v1/tensors`: resident tensors over HTTP. Verbs only; `engines` does the work."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from service.errors import InvalidRequest, Unavailable
+from service.gateway.admission import Leases
+from service.gateway.answers import TensorResponse, describe_tensor, json_response
+from service.gateway.codecs.formats import codec_for_accept
+from service.gateway.compute import MAX_PLANS, receive_tensors
+from service.gateway.context import Exchange, Gateway, exchange_of
+from service.gateway.openapi import describe_get, describe_put
+from service.gateway.query import check_name
+from service.messages import Done, Operand, TensorInfo
+from service.ops import check_limits
+
+
+def router(gateway: Gateway) -> APIRouter:
+    """The routes of resident tensors."""
+    routes = APIRouter(tags=["tensors"])
+
+    @routes.get("/v1/tensors", summary="List the resident tensors.", response_class=Response)
+    async def list_tensors() -> Response:
+        return json_response([describe_tensor(info) for info in await gateway.engines.infos()])
+
+    @routes.put(
+        "/v1/tensors/{name:path}",
+        summary="Make a tensor resident, or replace it.",
+        response_class=Response,
+        openapi_extra=describe_put(),
+    )
+    async def put_tensor(name: str, request: Request) -> Response:
+        info, was_there = await _put(gateway, exchange_of(request.scope), check_name(name, field="name"))
+        return json_response(describe_tensor(info), 200 if was_there else 201)
+
+    @routes.get(
+        "/v1/tensors/{name:path}", summary="Fetch a tensor.", response_class=Response, openapi_extra=describe_get()
+    )
+    async def get_tensor(name: str, request: Request) -> Response:
+        return await _download(gateway, exchange_of(request.scope), check_name(name, field="name"))
+
+    @routes.head("/v1/tensors/{name:path}", summary="Describe a tensor in headers.", response_class=Response)
+    async def head_tensor(name: str) -> Response:
+        return Response(headers=_headers(await gateway.engines.describe(check_name(name, field="name"))))
+
+    @routes.delete("/v1/tensors/{name:path}", summary="Forget a tensor.", status_code=204, response_class=Response)
+    async def delete_tensor(name: str) -> Response:
+        await gateway.engines.delete(check_name(name, field="name"))
+        return Response(status_code=204)
+
+    return routes
+
+
+async def _put(gateway: Gateway, exchange: Exchange, name: str) -> tuple[TensorInfo, bool]:
+    leases = gateway.admission.admit()
+    try:
+        gateway.engines.check_ready()
+        _codec, tensors = await receive_tensors(gateway, exchange, leases)
+        if len(tensors) != 1:
+            raise InvalidRequest(f"body: {len(tensors)} tensors; expected exactly one")
+        (tensor,) = tensors.values()
+        check_limits(name, tensor.type, gateway.settings.limits)
+        return await gateway.engines.put(name, Operand(tensor.type, tensor.offset, fortran=tensor.fortran))
+    finally:
+        leases.release()
+
+
+async def _download(gateway: Gateway, exchange: Exchange, name: str) -> Response:
+    leases = gateway.admission.admit()
+    try:
+        return await _fetch(gateway, exchange, name, leases)
+    except BaseException:
+        leases.release()
+        raise
+
+
+async def _fetch(gateway: Gateway, exchange: Exchange, name: str, leases: Leases) -> Response:
+    for _attempt in range(MAX_PLANS):
+        info = await gateway.engines.describe(name)
+        codec = codec_for_accept(exchange.headers.get("accept"), None, info.type.dtype)
+        lease = leases.lease(info.type.nbytes)
+        if isinstance(await gateway.engines.download(info, lease.offset), Done):
+            chunks = codec.encode(name, info.type, lease.view)
+            return TensorResponse(chunks, codec.content_type, _headers(info), leases)
+        leases.give_back(lease)
+    raise Unavailable("the tensor keeps changing its shape")
+
+
+def _headers(info: TensorInfo) -> dict[str, str]:
+    return {
+        "x-tensor-name": info.name,
+        "x-tensor-dtype": info.type.dtype,
+        "x-tensor-shape": ",".join(map(str, info.type.shape)),
+        "x-tensor-bytes": str(info.type.nbytes),
+        "x-tensor-hits": str(info.hits),
+    }

@@ -1,0 +1,46 @@
+"""Starts a server for as long as a block runs, the way a person would. Owns one child process; knows no request."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# What `tilewire serve` prints when it answers requests.
+_ANNOUNCED = re.compile(r"at (http://\S+)")
+EXIT_TIMEOUT_S = 60.0
+
+
+class LaunchError(Exception):
+    """The server ended before it was ready; its log is on standard error."""
+
+
+@contextmanager
+def running_server(*flags: str) -> Iterator[str]:
+    """Starts `tilewire serve` on a free port, waits until it is ready, and drains it at the end.
+
+    Args:
+        flags: Further flags of `tilewire serve`.
+
+    Yields:
+        Its address.
+
+    Raises:
+        LaunchError: It did not become ready.
+    """
+    command = [sys.executable, "-m", "service.cli", "serve", "--port", "0", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603  (our own command)
+        assert process.stdout is not None, "This is a bug."
+        try:
+            for line in process.stdout:
+                if (announced := _ANNOUNCED.search(line)) is not None:
+                    break
+            else:
+                raise LaunchError(f"the server ended with status {process.wait(EXIT_TIMEOUT_S)}")
+            yield announced[1]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(EXIT_TIMEOUT_S)

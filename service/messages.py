@@ -1,0 +1,240 @@
+"""What crosses the Unix socket between a gateway and an engine: the dictionary of messages, and their frames.
+
+A frame is a 4-byte little-endian length and a MessagePack list of messages, so that many small messages share one write.
+Tensors never cross: only where they lie. Knows no sockets and no device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from service.errors import BY_CODE, InternalError, TilewireError
+from service.ops import AddOptions, MatmulOptions, SoftmaxOptions, TensorType
+
+MAX_FRAME_BYTES = 64 * 2**20
+LENGTH_BYTES = 4
+
+MessageT = TypeVar("MessageT")
+
+
+class Operand(msgspec.Struct, frozen=True, array_like=True):
+    """One input: bytes in the sender's segment, or a resident tensor.
+
+    Attributes:
+        type: Dtype and shape that the request was planned with.
+        offset: Of the first byte in the gateway's segment; -1 for a resident.
+        resident: Name of a resident tensor, or None.
+        fortran: The bytes are in Fortran order.
+    """
+
+    type: TensorType
+    offset: int = -1
+    resident: str | None = None
+    fortran: bool = False
+
+
+class TensorInfo(msgspec.Struct, frozen=True):
+    """What is known of a resident tensor.
+
+    Attributes:
+        name: Its name, without the `@`.
+        type: Dtype and shape.
+        created: Unix time in seconds of its upload.
+        last_used: Unix time in seconds of the last request that read it, or None.
+        hits: Requests that read it.
+    """
+
+    name: str
+    type: TensorType
+    created: float
+    last_used: float | None = None
+    hits: int = 0
+
+
+class Timings(msgspec.Struct, frozen=True, array_like=True):
+    """Where a job's time went in the engine, in nanoseconds."""
+
+    queue_ns: int = 0
+    h2d_ns: int = 0
+    kernel_ns: int = 0
+    d2h_ns: int = 0
+
+
+# ── gateway → engine ──────────────────────────────────────────────────────────────────────────────
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """First message of a gateway; its segment's descriptor travels beside it."""
+
+    gateway: int
+    segment_bytes: int
+
+
+class Job(msgspec.Struct, frozen=True, tag="job"):
+    """One request to compute.
+
+    Attributes:
+        id: Unique among the gateway's requests.
+        op: Name of the op.
+        operands: Inputs by name.
+        options: The op's options.
+        out: Type of the result.
+        out_offset: Where its bytes go in the gateway's segment.
+        flops: From the plan.
+        moved_bytes: From the plan.
+        deadline_ns: On the machine's monotonic clock; 0 for none.
+        priority: 0 is the default, 1 the most urgent, larger ones less so.
+    """
+
+    id: int
+    op: str
+    operands: dict[str, Operand]
+    options: MatmulOptions | SoftmaxOptions | AddOptions
+    out: TensorType
+    out_offset: int
+    flops: int
+    moved_bytes: int
+    deadline_ns: int = 0
+    priority: int = 0
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """The client of job `id` left. A result still follows: it says that the slots are free."""
+
+    id: int
+
+
+class PutTensor(msgspec.Struct, frozen=True, tag="put"):
+    """Make the bytes of `source` resident under `name`."""
+
+    id: int
+    name: str
+    source: Operand
+
+
+class GetTensor(msgspec.Struct, frozen=True, tag="get"):
+    """Write the resident `name` of type `expected` to `out_offset`."""
+
+    id: int
+    name: str
+    expected: TensorType
+    out_offset: int
+
+
+class DescribeTensor(msgspec.Struct, frozen=True, tag="describe"):
+    """What is `name`?"""
+
+    id: int
+    name: str
+
+
+class DeleteTensor(msgspec.Struct, frozen=True, tag="delete"):
+    """Forget `name`; requests under way finish with it."""
+
+    id: int
+    name: str
+
+
+class ListTensors(msgspec.Struct, frozen=True, tag="list"):
+    """All residents."""
+
+    id: int
+
+
+ToEngine = Hello | Job | Cancel | PutTensor | GetTensor | DescribeTensor | DeleteTensor | ListTensors
+
+# ── engine → gateway ──────────────────────────────────────────────────────────────────────────────
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """The engine is ready and has mapped the segment."""
+
+    engine: int
+    backend: str
+    device: str
+    device_name: str
+    torch: str
+    triton: str
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """Job `id`: its result is in its slot."""
+
+    id: int
+    timings: Timings
+    batch_size: int = 1
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """Request `id` failed with a class of the error tree."""
+
+    id: int
+    code: str
+    detail: str
+    retry_after_s: int = 1
+
+    def error(self) -> TilewireError:
+        """The error to raise in the gateway."""
+        return BY_CODE.get(self.code, InternalError)(self.detail, retry_after_s=self.retry_after_s)
+
+
+class Stale(msgspec.Struct, frozen=True, tag="stale"):
+    """Job `id` was planned with a resident whose type has changed; nothing was computed. Plan again with these."""
+
+    id: int
+    tensors: tuple[TensorInfo, ...]
+
+
+class Tensors(msgspec.Struct, frozen=True, tag="tensors"):
+    """Answer to put, describe and list. `replaced` tells whether a put found an older tensor."""
+
+    id: int
+    tensors: tuple[TensorInfo, ...]
+    replaced: bool = False
+
+
+ToGateway = Welcome | Done | Failed | Stale | Tensors
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_frame(messages: Iterable[msgspec.Struct]) -> bytes:
+    """Packs messages into one frame."""
+    body = _encoder.encode(list(messages))
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+class FrameDecoder(Generic[MessageT]):
+    """Cuts a byte stream into frames and frames into messages.
+
+    Args:
+        kind: The union that the peer may send.
+
+    Raises:
+        ValueError: From `feed`, on a frame that is too long or not of `kind`. The peer is broken: close the connection.
+    """
+
+    def __init__(self, kind: Any) -> None:
+        self._decoder: msgspec.msgpack.Decoder[list[MessageT]] = msgspec.msgpack.Decoder(list[kind])
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[MessageT]:
+        """Adds received bytes; returns the messages that are complete now."""
+        self._buffer += data
+        messages: list[MessageT] = []
+        start = 0
+        while len(self._buffer) - start >= LENGTH_BYTES:
+            length = int.from_bytes(self._buffer[start : start + LENGTH_BYTES], "little")
+            if length > MAX_FRAME_BYTES:
+                raise ValueError(f"a frame of {length} bytes; the limit is {MAX_FRAME_BYTES}")
+            end = start + LENGTH_BYTES + length
+            if len(self._buffer) < end:
+                break
+            with memoryview(self._buffer)[start + LENGTH_BYTES : end] as body:
+                messages += self._decoder.decode(body)
+            start = end
+        del self._buffer[:start]
+        return messages

@@ -1,0 +1,59 @@
+"""Marks every test by the folder that it stands in, and offers servers that tests share. Owns nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.live_server import LiveServer, serving
+from tests.raw_http import RawConnection
+
+FOLDERS = ("unit", "integration", "contract", "kernels", "gpu")
+ROOT = Path(__file__).parent
+SMALL = ("--gateways", "2", "--arena-bytes", "64MiB", "--max-body-bytes", "16MiB", "--max-result-bytes", "16MiB")
+
+StartServer = Callable[..., LiveServer]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        folder = item.path.relative_to(ROOT).parts[0]
+        if folder in FOLDERS:
+            item.add_marker(folder)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """Two gateways, one engine on the CPU, small limits; ends in order."""
+    with serving(tmp_path_factory.mktemp("server") / "log", *SMALL) as server:
+        yield server
+
+
+@pytest.fixture
+def start_server(tmp_path: Path) -> Iterator[StartServer]:
+    """Starts servers with flags of their own; each must end in order."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*flags: str) -> LiveServer:
+            number = len(list(tmp_path.glob("log-*")))
+            return stack.enter_context(serving(tmp_path / f"log-{number}", *flags))
+
+        yield start
+
+
+@pytest.fixture
+def client(server: LiveServer) -> Iterator[httpx.Client]:
+    """An HTTP client of the shared server."""
+    with server.client() as client:
+        yield client
+
+
+@pytest.fixture
+def raw(server: LiveServer) -> Iterator[Callable[[], RawConnection]]:
+    """Makes raw connections to the shared server."""
+    with contextlib.ExitStack() as stack:
+        yield lambda: stack.enter_context(RawConnection(server.connect()))

@@ -1,0 +1,206 @@
+"""The documents against the code: settings, statuses, metrics, targets, paths and links exist, and README's examples run."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service import configuration_doc
+from service.cli import app, flag_name, variable_name
+from service.errors import BY_CODE
+from service.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
+EVERYTHING = "\n".join(TEXTS.values())
+README, API = TEXTS["README.md"], TEXTS["docs/api.md"]
+
+DOCUMENTED_URL = "http://127.0.0.1:8000"
+ANNOUNCED = re.compile(r"at (http://\S+)")
+
+
+def section(text: str, title: str) -> str:
+    """The text under a heading of the second level."""
+    return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def first_cells(text: str) -> list[str]:
+    """What stands in the first column of a section's tables, without its back-ticks."""
+    return re.findall(r"^\| `?([^`|]+?)`? \|", text, re.MULTILINE)
+
+
+def metrics_of_the_code() -> set[str]:
+    """The first argument of every call that makes a metric."""
+    return {
+        node.args[0].value
+        for path in (ROOT / "service").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant)
+        if isinstance(node.args[0].value, str) and re.fullmatch(r"tilewire_[a-z_]+", node.args[0].value)
+    }
+
+
+def targets_of_the_makefile() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+# ── settings ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_configuration_page_is_up_to_date() -> None:
+    assert configuration_doc.main(["--check"]) == 0, "run `make docs`"
+
+
+def test_a_page_that_differs_is_noticed(tmp_path: Path) -> None:
+    other = tmp_path / "configuration.md"
+    assert configuration_doc.main(["--check"], other) == configuration_doc.EXIT_DIFFERS
+    other.write_text(configuration_doc.page() + " ", encoding="utf-8")
+    assert configuration_doc.main(["--check"], other) == configuration_doc.EXIT_DIFFERS
+
+
+def test_settings_in_the_documents_exist() -> None:
+    flags = {flag_name(name) for name in Settings.model_fields} | {"--no-access-log"}
+    variables = {variable_name(name) for name in Settings.model_fields}
+    assert set(re.findall(r"`(--[a-z-]+)", EVERYTHING)) - {"--check"} <= flags
+    assert set(re.findall(r"TILEWIRE_[A-Z_]+[A-Z]", EVERYTHING)) <= variables
+
+
+def test_help_names_every_variable_and_default() -> None:
+    command = [sys.executable, "-c", "from service.cli import app; app()", "serve", "--help"]
+    environment = {**os.environ, "COLUMNS": "400", "TERMINAL_WIDTH": "400", "NO_COLOR": "1"}
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment).stdout
+    for name in Settings.model_fields:
+        assert flag_name(name) in shown
+        assert f"env: {variable_name(name)})" in shown
+
+
+def test_commands_in_the_documents_exist() -> None:
+    commands = {info.name or getattr(info.callback, "__name__", "") for info in app.registered_commands}
+    named = set(re.findall(r"(?:`|^    )tilewire ([a-z-]+)", EVERYTHING, re.MULTILINE))
+    assert named
+    assert named <= commands
+
+
+# ── statuses and metrics ──────────────────────────────────────────────────────────────────────────
+
+
+def test_statuses_are_those_of_the_error_tree() -> None:
+    rows = re.findall(r"^\| (\d{3}) \| `([a-z_]+)` \|", section(API, "Statuses"), re.MULTILINE)
+    assert sorted(rows) == sorted((str(error.status), code) for code, error in BY_CODE.items())
+
+
+def test_metrics_are_those_of_the_code() -> None:
+    documented = [cell for cell in first_cells(section(API, "Metrics")) if cell.startswith("tilewire_")]
+    assert len(documented) == len(set(documented))
+    assert set(documented) == metrics_of_the_code()
+
+
+def test_metrics_anywhere_in_the_documents_exist() -> None:
+    assert set(re.findall(r"\btilewire_[a-z_]+[a-z]", EVERYTHING)) <= metrics_of_the_code()
+
+
+# ── targets, paths, links ─────────────────────────────────────────────────────────────────────────
+
+
+def test_make_targets_in_the_documents_exist() -> None:
+    named = set(re.findall(r"(?:`|^|^    |DEVICE=\S+ )make (?:[A-Z]+=\S+ )?([a-z-]+)", EVERYTHING, re.MULTILINE))
+    assert {"serve", "test"} <= named
+    assert named <= targets_of_the_makefile()
+
+
+def test_contributing_lists_every_target() -> None:
+    listed = set(re.findall(r"^\| `make ([a-z-]+)` \|", TEXTS["CONTRIBUTING.md"], re.MULTILINE))
+    assert listed == targets_of_the_makefile()
+
+
+def test_paths_in_the_documents_exist() -> None:
+    named = re.findall(r"`((?:service|kernels|tilewire|tests|docs|constraints)/[\w./]*)`", EVERYTHING)
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_relative_links_resolve(page: str) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", TEXTS[page])
+    for link in links:
+        if link.startswith(("http://", "https://", "mailto:")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors_of(target.read_text(encoding="utf-8")), link
+
+
+def anchors_of(text: str) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+# ── examples ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def server_url() -> Iterator[str]:
+    """A real server, as a person starts it; it must drain cleanly."""
+    command = [sys.executable, "-c", "from service.cli import app; app()", "serve"]
+    command += ["--port", "0", "--device", "cpu", "--arena-bytes", "64MiB"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        try:
+            announced = next((found for line in process.stdout if (found := ANNOUNCED.search(line))), None)
+            assert announced is not None, "the server ended before it was ready"
+            yield announced[1]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            status = process.wait(60)
+    assert status == 0
+
+
+@pytest.mark.parametrize("block", re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL))
+def test_python_of_the_readme_runs(block: str, server_url: str, tmp_path: Path) -> None:
+    assert "assert" in block
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", block.replace(DOCUMENTED_URL, server_url)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip(), "an example shows something"
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
+def test_curl_of_the_readme_gives_the_answer_shown(server_url: str) -> None:
+    examples = re.findall(r"^\$ (curl .+)\n(.+)$", README, re.MULTILINE)
+    assert examples
+    for command, answer in examples:
+        shown = subprocess.run(
+            command.replace(DOCUMENTED_URL, server_url), shell=True, capture_output=True, text=True, check=True
+        )
+        assert shown.stdout.strip() == answer
+
+
+def test_the_server_shows_documented_metrics_only(server_url: str) -> None:
+    shown = set(re.findall(r"^# TYPE (\S+)", httpx.get(f"{server_url}/metrics").text, re.MULTILINE))
+    assert "tilewire_build_info" in shown
+    assert shown <= set(first_cells(section(API, "Metrics")))
+
+
+def test_paths_of_the_api_answer(server_url: str) -> None:
+    for path in re.findall(r"`(/[\w./]*)`", section(API, "Other paths")):
+        assert httpx.get(f"{server_url}{path}", follow_redirects=True).status_code == 200, path

@@ -1,0 +1,49 @@
+"""Reads `/metrics`: sums of samples by name and labels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+Scrape = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+SETTLE_S = 10.0
+POLL_S = 0.02
+
+
+def scrape(client: httpx.Client) -> Scrape:
+    """All samples."""
+    response = client.get("/metrics", headers={"accept": "text/plain"})
+    assert response.status_code == 200
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(response.text)
+        for sample in family.samples
+    }
+
+
+def total(samples: Scrape, name: str, **labels: str) -> float:
+    """The sum over all samples of this name that have these labels."""
+    wanted = set(labels.items())
+    return sum(value for (sample, found), value in samples.items() if sample == name and wanted <= found)
+
+
+def settles(client: httpx.Client, holds: Callable[[Scrape], bool]) -> bool:
+    """Whether the figures come to this within a moment: what an answer's end sets, the client may see before it is set."""
+    end_s = time.monotonic() + SETTLE_S
+    while time.monotonic() < end_s:
+        if holds(scrape(client)):
+            return True
+        time.sleep(POLL_S)
+    return False
+
+
+def is_idle(samples: Scrape) -> bool:
+    """Nothing is under way and no slot is held; the request that asks counts for nothing here."""
+    used = total(samples, "tilewire_arena_bytes", state="used")
+    return (
+        used == 0 and total(samples, "tilewire_in_flight_requests") == 0 and total(samples, "tilewire_queue_depth") == 0
+    )

@@ -1,0 +1,140 @@
+"""The whole service on a GPU: a real server, real sockets, every op and dtype against an oracle in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+
+import tilewire
+from service.launch import running_server
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+DTYPES = {
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float32": np.float32,
+    "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
+    "float8_e5m2": ml_dtypes.float8_e5m2,
+}
+# Half a unit in the last place of the result's type, relative, and room for float32 accumulation over K.
+RELATIVE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-5, "float8_e4m3fn": 8e-3, "float8_e5m2": 8e-3}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with running_server("--device", "cuda:0", "--gateways", "2") as address:
+        yield address
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[tilewire.Client]:
+    with tilewire.Client(url, timeout=300) as client:
+        yield client
+
+
+def error_of(result: np.ndarray, expected: np.ndarray, scale: np.ndarray) -> float:
+    """Largest error relative to Σ|a||b|, the natural size of a product's rounding errors."""
+    return float(np.max(np.abs(result.astype(np.float64) - expected) / np.maximum(scale, 1e-30)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("m", "k", "n"), [(16, 4096, 512), (257, 781, 127), (1024, 1024, 1024), (1, 64, 64)])
+def test_matmul_is_right(client: tilewire.Client, dtype: str, m: int, k: int, n: int) -> None:
+    rng = np.random.default_rng(m * k + n)
+    a: np.ndarray = rng.standard_normal((m, k)).astype(DTYPES[dtype])
+    b: np.ndarray = rng.standard_normal((k, n)).astype(DTYPES[dtype])
+    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+    result = client.matmul(a, b)
+    assert result.shape == (m, n)
+    assert error_of(result, wide_a @ wide_b, np.abs(wide_a) @ np.abs(wide_b)) < RELATIVE[dtype]
+
+
+def test_int8_matmul_is_exact(client: tilewire.Client) -> None:
+    rng = np.random.default_rng(8)
+    a = rng.integers(-128, 128, (100, 300), dtype=np.int8)
+    b = rng.integers(-128, 128, (300, 50), dtype=np.int8)
+    np.testing.assert_array_equal(client.matmul(a, b), a.astype(np.int32) @ b.astype(np.int32))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_resident_weight_with_epilogue(client: tilewire.Client, dtype: str) -> None:
+    rng = np.random.default_rng(9)
+    w = rng.standard_normal((512, 256)).astype(DTYPES[dtype])
+    x = rng.standard_normal((33, 512)).astype(DTYPES[dtype])
+    bias = rng.standard_normal(256).astype(np.float32)
+    client.put(f"gpu/{dtype}", w)
+    wide = x.astype(np.float64) @ w.astype(np.float64) + bias
+    scale = np.abs(x.astype(np.float64)) @ np.abs(w.astype(np.float64)) + np.abs(bias)
+    result = client.matmul(x, f"@gpu/{dtype}", bias=bias, activation="relu")
+    assert error_of(result, np.maximum(wide, 0), scale) < RELATIVE[dtype]
+    client.delete(f"gpu/{dtype}")
+
+
+@pytest.mark.parametrize("shape", [(7, 13), (64, 4096), (3, 1_000_003)])
+@pytest.mark.parametrize("log", [False, True])
+def test_softmax_is_right(client: tilewire.Client, shape: tuple[int, int], log: bool) -> None:
+    x = np.random.default_rng(10).standard_normal(shape).astype(np.float32)
+    wide = x.astype(np.float64)
+    shifted = wide - wide.max(-1, keepdims=True)
+    logs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    expected = logs if log else np.exp(logs)
+    np.testing.assert_allclose(client.softmax(x, log=log), expected, rtol=2e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.int64, np.float16])
+def test_add_is_right(client: tilewire.Client, dtype: type) -> None:
+    rng = np.random.default_rng(11)
+    a: np.ndarray = (rng.standard_normal((300, 777)) * 100).astype(dtype)
+    b: np.ndarray = (rng.standard_normal((1, 777)) * 100).astype(dtype)
+    expected = a.astype(np.float64) + 3 * b.astype(np.float64)
+    np.testing.assert_allclose(client.add(a, b, alpha=3).astype(np.float64), expected, rtol=1e-3, atol=1e-6)
+
+
+def test_answers_are_not_mixed(url: str) -> None:
+    """Distinct requests in flight on all streams at once; each answer is that of its own request."""
+
+    def one(number: int) -> bool:
+        rng = np.random.default_rng(number)
+        x = rng.integers(-8, 8, (1 + number % 40, 64)).astype(np.float32)
+        w = rng.integers(-8, 8, (64, 1 + number % 50)).astype(np.float32)
+        with tilewire.Client(url, timeout=300) as client:
+            return all(np.array_equal(client.matmul(x, w), x @ w) for _ in range(8))
+
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(one, range(64)))
+
+
+def counted(url: str, name: str) -> float:
+    """The counter `name` of float16 matmul in `/metrics`."""
+    for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").text):
+        for sample in family.samples:
+            if sample.name == name and sample.labels == {"op": "matmul", "dtype": "float16"}:
+                return sample.value
+    raise AssertionError(f"{name} is not in /metrics")
+
+
+def test_metrics_show_tflops(url: str, client: tilewire.Client) -> None:
+    a = np.random.default_rng(12).standard_normal((2048, 2048)).astype(np.float16)
+    client.matmul(a, a)
+    flops, seconds = (counted(url, f"tilewire_{name}_total") for name in ("flops", "kernel_seconds"))
+    for _ in range(5):
+        client.matmul(a, a)
+    more_flops = counted(url, "tilewire_flops_total") - flops
+    more_seconds = counted(url, "tilewire_kernel_seconds_total") - seconds
+    assert more_flops == 5 * 2 * 2048**3
+    assert more_flops / more_seconds * 1e-12 > 10
+    assert 'backend="gpu"' in httpx.get(f"{url}/metrics").text
+
+
+def test_a_request_too_large_for_the_device_is_refused_and_costs_nothing(client: tilewire.Client) -> None:
+    with pytest.raises(tilewire.TilewireError):
+        client.matmul(np.ones((2**17, 1), np.float32), np.ones((1, 2**17), np.float32))
+    np.testing.assert_array_equal(client.add(np.ones(3, np.float32), np.ones(3, np.float32)), np.full(3, 2, np.float32))

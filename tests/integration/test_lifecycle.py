@@ -1,0 +1,345 @@
+"""Starting, draining, dying and coming back: what clients see when processes end, in order or not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.conftest import StartServer
+from tests.exposition import Scrape, is_idle, scrape, settles, total
+from tests.float64_oracle import random_array
+from tests.live_server import COMMAND, POLL_S, ROOT, START_TIMEOUT_S, LiveServer, held
+from tests.raw_http import ConnectionEnded, RawConnection, head, post
+from tests.tensor_bodies import from_safetensors, to_npy, to_safetensors
+
+ONES = to_safetensors({"a": np.ones((4, 4), np.float32), "b": np.ones((4, 4), np.float32)})
+
+
+def wait_for_status(server: LiveServer, path: str, status: int) -> httpx.Response:
+    end_s = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < end_s:
+        with server.client() as client:
+            response = client.get(path)
+        if response.status_code == status:
+            return response
+        time.sleep(POLL_S)
+    raise AssertionError(f"{path} never answered {status}:\n{server.log.read_text()}")
+
+
+# ── drain ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def load(server: LiveServer, is_ending: threading.Event) -> tuple[Counter[int], list[str]]:
+    """Posts on one keep-alive connection until the server closes it; returns the answers and what was no answer."""
+    statuses: Counter[int] = Counter()
+    with RawConnection(server.connect()) as connection:
+        for _ in range(20_000):
+            try:
+                connection.send(post("/v1/matmul", ONES))
+            except (BrokenPipeError, ConnectionResetError):
+                return statuses, []
+            try:
+                answer = connection.answer()
+            except (ConnectionEnded, ConnectionResetError) as error:
+                # The door closed before this request was read: nothing of an answer may have come.
+                is_cut = isinstance(error, ConnectionEnded) and error.args[0] != b""
+                is_early = not is_ending.is_set()
+                return statuses, [f"cut: {error}"] if is_cut or is_early else []
+            statuses[answer.status] += 1
+            if answer.status == 200:
+                (out,) = from_safetensors(answer.body).values()
+                assert np.all(out == 4)
+            else:
+                assert answer.status == 503
+                assert answer.headers["content-type"] == "application/problem+json"
+                assert "retry-after" in answer.headers
+            if answer.headers.get("connection") == "close":
+                return statuses, []
+    return statuses, ["never told to go"]
+
+
+def test_sigterm_under_load_answers_what_was_accepted(start_server: StartServer) -> None:
+    server = start_server("--gateways", "2", "--arena-bytes", "16MiB")
+    is_ending = threading.Event()
+    with ThreadPoolExecutor(24) as pool:
+        loads = [pool.submit(load, server, is_ending) for _ in range(24)]
+        with server.client() as client:
+            assert settles(client, lambda now: total(now, "tilewire_requests_total", code="200") > 200)
+        is_ending.set()
+        assert server.stop() == 0
+        outcomes = [one.result() for one in loads]
+    assert [reason for _, reasons in outcomes for reason in reasons] == []
+    answered = sum((statuses for statuses, _ in outcomes), Counter())
+    assert answered[200] > 200
+
+
+def test_a_body_under_way_at_sigterm_is_still_answered(start_server: StartServer) -> None:
+    server = start_server("--gateways", "1", "--arena-bytes", "16MiB")
+    with RawConnection(server.connect()) as slow, RawConnection(server.connect()) as late:
+        late.send(head("GET", "/readyz"))
+        assert late.answer().status == 200
+        slow.send(head("POST", "/v1/matmul", content_length=str(len(ONES))) + ONES[:50])
+        with server.client() as client:
+            assert settles(client, lambda now: total(now, "tilewire_in_flight_requests") == 1)
+        server.terminate()
+        is_draining = False
+        for _ in range(1000):
+            late.send(head("GET", "/readyz"))
+            answer = late.answer()
+            if answer.status == 503:
+                is_draining = True
+                break
+            time.sleep(POLL_S)
+        assert is_draining
+        assert "retry-after" in answer.headers
+        slow.send(ONES[50:])
+        answer = slow.answer()
+        assert answer.status == 200
+        assert answer.headers["connection"] == "close"
+    assert server.stop() == 0
+
+
+def test_a_large_answer_under_way_at_sigterm_arrives_whole(start_server: StartServer) -> None:
+    server = start_server("--gateways", "1", "--arena-bytes", "64MiB")
+    x = random_array("float32", (2**22,))
+    with RawConnection(server.connect()) as connection:
+        connection.send(post("/v1/add", to_safetensors({"a": x, "b": np.zeros(1, np.float32)})))
+        # The answer has begun, and most of it waits in the server.
+        connection.sock.recv(1)
+        server.terminate()
+        received = 1
+        while piece := connection.sock.recv(2**20):
+            received += len(piece)
+    assert received > x.nbytes
+    assert server.stop() == 0
+
+
+def test_sigint_stops_too(start_server: StartServer) -> None:
+    server = start_server("--gateways", "1", "--arena-bytes", "16MiB")
+    server.terminate(signal.SIGINT)
+    assert server.stop() == 0
+
+
+def test_nothing_is_left_of_a_server_that_was_killed(start_server: StartServer, tmp_path: Path) -> None:
+    server = LiveServer(tmp_path / "killed", "--gateways", "2", "--arena-bytes", "16MiB")
+    children = server.gateways() + server.engines()
+    assert len(children) == 3
+    server.process.kill()
+    server.process.wait()
+    assert server.process.stdout is not None
+    server.process.stdout.close()
+    end_s = time.monotonic() + 30
+    while time.monotonic() < end_s and any(is_running(pid) for pid in children):
+        time.sleep(POLL_S)
+    assert not any(is_running(pid) for pid in children)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(") ")[2][0] != "Z"
+
+
+# ── death ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_killed_gateway_is_replaced_and_others_do_not_notice(start_server: StartServer) -> None:
+    server = start_server("--gateways", "2", "--arena-bytes", "16MiB")
+    victim, other = server.gateways()
+    with RawConnection(server.connect_to(other)) as connection, RawConnection(server.connect_to(victim)) as doomed:
+        connection.send(head("PUT", "/v1/tensors/w", content_length=str(len(to_npy(np.ones(4))))) + to_npy(np.ones(4)))
+        assert connection.answer().status == 201
+        os.kill(victim, signal.SIGKILL)
+        assert doomed.is_closed()
+        for _ in range(50):
+            connection.send(post("/v1/matmul", ONES))
+            assert connection.answer().status == 200
+    end_s = time.monotonic() + START_TIMEOUT_S
+    while len(server.gateways()) < 2 and time.monotonic() < end_s:
+        time.sleep(POLL_S)
+    replaced = server.gateways()
+    assert len(replaced) == 2
+    assert victim not in replaced
+    for pid in replaced:
+        server.wait_ready(pid)
+    with server.client() as client:
+        assert client.head("/v1/tensors/w").status_code == 200
+        assert settles(client, is_idle), scrape(client)
+        # A dead gateway's arena is no longer counted.
+        assert total(scrape(client), "tilewire_arena_bytes") == 16 * 2**20
+
+
+def test_a_killed_engine_comes_back_with_its_residents(start_server: StartServer, tmp_path: Path) -> None:
+    folder = tmp_path / "tensors"
+    folder.mkdir()
+    (folder / "file.safetensors").write_bytes(
+        to_safetensors(
+            {"kept": np.ones(3, np.float32), "deleted": np.ones(3, np.float32), "changed": np.ones(3, np.float32)}
+        )
+    )
+    server = start_server("--gateways", "2", "--arena-bytes", "16MiB", "--tensors-dir", str(folder))
+    weight = random_array("float32", (5, 6), 3)
+    half = random_array("bfloat16", (3, 2), 4)
+    with server.client() as client:
+        assert total(scrape(client), "tilewire_engine_restarts_total") == 0
+        client.put("/v1/tensors/w", content=to_npy(np.zeros((9, 9), np.float32)))
+        client.put("/v1/tensors/w", content=to_npy(np.asfortranarray(weight)))
+        client.put("/v1/tensors/half", content=to_safetensors({"x": half}))
+        client.put("/v1/tensors/short-lived", content=to_npy(weight))
+        client.put("/v1/tensors/file/changed", content=to_npy(np.zeros(3, np.float32)))
+        assert client.delete("/v1/tensors/short-lived").status_code == 204
+        assert client.delete("/v1/tensors/file/deleted").status_code == 204
+        before = {one["name"]: one for one in client.get("/v1/tensors").json()}
+        (engine,) = server.engines()
+        os.kill(engine, signal.SIGKILL)
+        response = wait_for_status(server, "/readyz", 503)
+        assert "retry-after" in response.headers
+        assert response.json()["ready"] is False
+        assert client.get("/healthz").status_code == 200
+        response = client.post("/v1/matmul", content=ONES)
+        if response.status_code != 200:
+            assert response.status_code == 503
+            assert response.headers["content-type"] == "application/problem+json"
+            assert int(response.headers["retry-after"]) >= 1
+        wait_for_status(server, "/readyz", 200)
+    for pid in server.gateways():
+        server.wait_ready(pid)
+    with server.client() as client:
+        after = {one["name"]: one for one in client.get("/v1/tensors").json()}
+        assert after.keys() == before.keys() == {"w", "half", "file/kept", "file/changed"}
+        assert all(after[name]["shape"] == before[name]["shape"] for name in after)
+        (got,) = from_safetensors(client.get("/v1/tensors/w").content).values()
+        np.testing.assert_array_equal(got, weight)
+        (got,) = from_safetensors(client.get("/v1/tensors/half").content).values()
+        assert got.tobytes() == half.tobytes()
+        (got,) = from_safetensors(client.get("/v1/tensors/file/changed").content).values()
+        np.testing.assert_array_equal(got, np.zeros(3, np.float32))
+        now = scrape(client)
+        assert total(now, "tilewire_engine_restarts_total", device="cpu") == 1
+        assert total(now, "tilewire_engine_up", device="cpu") == 1
+        assert total(now, "tilewire_resident_tensors") == 4
+        assert client.post("/v1/matmul", content=ONES).status_code == 200
+        assert settles(client, is_idle), scrape(client)
+
+
+def test_requests_in_a_dying_engine_are_answered_503(start_server: StartServer) -> None:
+    server = start_server("--gateways", "1", "--arena-bytes", "16MiB")
+    (engine,) = server.engines()
+    with RawConnection(server.connect()) as connection, server.client() as client:
+        with held([engine]):
+            connection.send(post("/v1/matmul", ONES))
+            assert settles(client, lambda now: total(now, "tilewire_in_flight_requests") == 1)
+            os.kill(engine, signal.SIGKILL)
+            answer = connection.answer()
+        assert answer.status == 503
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert "retry-after" in answer.headers
+        wait_for_status(server, "/readyz", 200)
+        connection.send(post("/v1/matmul", ONES))
+        assert connection.answer().status == 200
+        assert settles(client, is_idle)
+
+
+def test_a_deadline_that_passes_in_the_queue_is_504_and_never_computed(start_server: StartServer) -> None:
+    server = start_server("--gateways", "1", "--arena-bytes", "16MiB")
+    (engine,) = server.engines()
+    with server.client() as client, ThreadPoolExecutor(1) as pool:
+        for headers, query in (
+            ({"x-timeout-ms": "30"}, ""),
+            ({}, "?timeout_ms=30"),
+            ({"x-timeout-ms": "60000"}, "?timeout_ms=30"),
+        ):
+            before = scrape(client)
+            with held([engine]):
+                answer: Future[httpx.Response] = pool.submit(
+                    httpx.post,
+                    f"{server.url}/v1/add{query}",
+                    content=ONES,
+                    headers=headers,
+                    trust_env=False,
+                    timeout=60,
+                )
+                assert settles(client, lambda now: total(now, "tilewire_in_flight_requests") == 1)
+                time.sleep(0.05)  # The deadline itself: nothing else ends it.
+            response = answer.result()
+            assert response.status_code == 504, response.text
+            assert response.json()["title"] == "Deadline passed"
+            expired = 1 + total(before, "tilewire_requests_total", op="add", code="504")
+            assert settles(client, partial(counts_504, expired))
+        # A job that is computed after them is the only one that was.
+        response = client.post("/v1/add", content=ONES, headers={"x-timeout-ms": "60000"})
+        assert response.status_code == 200
+        assert settles(client, lambda now: total(now, "tilewire_flops_total", op="add") == 16)
+
+
+def counts_504(number: float, now: Scrape) -> bool:
+    return total(now, "tilewire_requests_total", code="504") == number
+
+
+def test_a_job_whose_client_left_the_queue_is_not_computed(start_server: StartServer) -> None:
+    server = start_server("--gateways", "1", "--arena-bytes", "16MiB")
+    (engine,) = server.engines()
+    with server.client() as client:
+        with held([engine]), RawConnection(server.connect()) as connection:
+            connection.send(post("/v1/add", ONES))
+            assert settles(client, lambda now: total(now, "tilewire_in_flight_requests") == 1)
+            connection.sock.close()
+            # The gateway has noticed when its connection is gone from its files; until then the job may still run.
+            assert settles(client, lambda now: not has_connections(server, 2))
+        assert settles(client, lambda now: total(now, "tilewire_requests_total", op="add", code="499") == 1)
+        assert client.post("/v1/add", content=ONES).status_code == 200
+        assert settles(client, lambda now: total(now, "tilewire_flops_total", op="add") == 16)
+        assert settles(client, is_idle)
+
+
+def has_connections(server: LiveServer, at_least: int) -> bool:
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    local = f":{server.port:04X}"
+    established = [fields for fields in map(str.split, lines) if fields[1].endswith(local) and fields[3] == "01"]
+    return len(established) >= at_least
+
+
+# ── start ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_gateway_is_light_and_knows_no_torch(server: LiveServer) -> None:
+    for pid in server.gateways():
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        assert "libtorch" not in maps
+        assert "triton" not in maps
+        status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        # What it holds itself; the arena's touched pages are shared memory.
+        own_kib = int(status["RssAnon"].split()[0]) + int(status["RssFile"].split()[0])
+        assert own_kib < 90 * 1024, own_kib
+
+
+def test_a_port_that_is_taken_is_said_so(server: LiveServer, tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*COMMAND, "--port", str(server.port), "--device", "cpu"], capture_output=True, text=True, env=env, timeout=60
+    )
+    assert done.returncode == 1
+    assert str(server.port) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("flags", [["--device", "tpu"], ["--max-rank", "1"], ["--arena-bytes", "lots"]])
+def test_settings_that_cannot_be_are_said_so(flags: list[str]) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*COMMAND, *flags], capture_output=True, text=True, env=env, timeout=60)
+    assert done.returncode == 2
+    assert flags[0] in done.stderr
+    assert "Traceback" not in done.stderr

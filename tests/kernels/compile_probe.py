@@ -1,0 +1,96 @@
+"""Cross-compiles kernels for one target and prints what the machine code holds; run by `test_compile.py`.
+
+A process of its own: it must not see the interpreter, and LLVM takes one AMD architecture a process.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import triton
+
+from kernels.add.configs import Problem as AddProblem
+from kernels.add.configs import choose as choose_add
+from kernels.add.variants import build as build_add
+from kernels.matmul.configs import Finish, Problem, choose
+from kernels.matmul.variants import build
+from kernels.softmax.configs import Problem as SoftmaxProblem
+from kernels.softmax.configs import choose as choose_softmax
+from kernels.softmax.variants import KERNELS
+from kernels.softmax.variants import build as build_softmax
+from kernels.targets import KNOWN
+
+PATTERNS = {
+    "wgmma": r"wgmma\.mma_async",
+    "mma": r"mma\.sync",
+    "tcgen05": r"tcgen05\.mma",
+    "mfma": r"v_mfma",
+    "fma": r"fma\.rn\.f32|v_fma|v_fmac|v_pk_fma",
+    "wide_load": (
+        r"cp\.async\.cg\.[^;]*0x10|ld\.global[^;]*\.v4\.b32|ld\.global[^;]*\.v2\.b64|_load_dwordx4|bulk\.tensor"
+    ),
+    "scratch": r"scratch_(load|store)",
+}
+
+
+def matmul_problems(target):
+    for dtype in ("bfloat16", "float16"):
+        for a_major, b_major in (("k", "n"), ("k", "k"), ("m", "n")):
+            yield Problem(4096, 4096, 4096, 1, dtype, dtype, a_major, b_major)
+        yield Problem(16, 4096, 4096, 1, dtype, dtype)
+        yield Problem(1823, 781, 1001, 1, dtype, dtype, is_aligned_in=False, is_aligned_out=False)
+    yield Problem(4096, 4096, 4096, 1, "int8", "int32", b_major="k")
+    yield Problem(4096, 4096, 4096, 1, "float32", "float32", precision="tf32")
+    yield Problem(4096, 4096, 4096, 1, "float32", "float32")
+    if target.arch not in (80, "gfx90a"):
+        yield Problem(4096, 4096, 4096, 1, "float8_e5m2", "bfloat16", b_major="k")
+
+
+def variants(target):
+    for problem in matmul_problems(target):
+        bias = "" if problem.out_dtype == "int32" else "float32"
+        finish = Finish(bias, activation="none" if problem.out_dtype == "int32" else "gelu")
+        name = f"matmul {problem.m} {problem.dtype} {problem.a_major}{problem.b_major} {problem.precision}"
+        if not problem.is_aligned_in:
+            name += " unaligned"
+        yield name, build(problem, finish, choose(problem, target), target)
+    for rows, n in ((4096, 256), (4096, 8192), (4096, 65536), (1, 1_000_000)):
+        for dtype in ("float32", "bfloat16"):
+            problem = SoftmaxProblem(rows, n, dtype, dtype)
+            config = choose_softmax(problem, target)
+            for kernel in KERNELS[config.kernel]:
+                yield f"softmax {n} {dtype} {kernel.__name__}", build_softmax(kernel, problem, config, log=False)
+    for dtype in ("float32", "bfloat16", "int64"):
+        problem = AddProblem(1, 1 << 20, dtype, dtype)
+        yield f"add {dtype}", build_add(problem, choose_add(problem, target))
+
+
+def report(name, compiled, target):
+    text = compiled.asm.get("ptx") or compiled.asm["amdgcn"]
+    found = {key: len(re.findall(pattern, text)) for key, pattern in PATTERNS.items()}
+    spills = spilled_cuda(compiled) if target.backend == "cuda" else spilled_amd(text)
+    return {"name": name, "shared": compiled.metadata.shared, "spilled_bytes": spills, **found}
+
+
+def spilled_cuda(compiled):
+    """Bytes of stack frame by cuobjdump's resource report."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    return sum(int(stack) for stack in re.findall(r"STACK:(\d+)", usage.stdout + usage.stderr))
+
+
+def spilled_amd(text):
+    return sum(int(count) for count in re.findall(r"\.[vs]gpr_spill_count:\s*(\d+)", text)) + sum(
+        int(size) for size in re.findall(r"\.private_segment_fixed_size:\s*(\d+)", text)
+    )
+
+
+if __name__ == "__main__":
+    chosen = KNOWN[sys.argv[1]]
+    print(json.dumps([report(name, variant.compile(chosen), chosen) for name, variant in variants(chosen)]))

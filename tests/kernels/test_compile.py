@@ -1,0 +1,64 @@
+"""Every kind of kernel, cross-compiled for GPUs that are not here: matrix units used, wide loads, nothing spilled."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels.targets import KNOWN
+
+PROBE = Path(__file__).parent / "compile_probe.py"
+MATRIX_INSTRUCTIONS = {"cuda:80": ("mma",), "cuda:90": ("wgmma", "mma"), "cuda:100": ("tcgen05", "mma")}
+TARGETS = sorted(KNOWN)
+
+
+@functools.cache
+def probe(name):
+    root = PROBE.parents[2]
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(root)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(PROBE), name], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+def instructions(target):
+    return MATRIX_INSTRUCTIONS.get(f"{target.backend}:{target.arch}", ("mfma",))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_products_use_the_matrix_unit(name):
+    target = KNOWN[name]
+    for kernel in probe(name):
+        if not kernel["name"].startswith("matmul"):
+            continue
+        is_scalar = target.backend == "cuda" and kernel["name"].endswith("float32 kn ieee")
+        expected = ("fma",) if is_scalar else instructions(target)
+        assert any(kernel[instruction] for instruction in expected), kernel
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_aligned_loads_are_wide(name):
+    for kernel in probe(name):
+        if "unaligned" not in kernel["name"]:
+            assert kernel["wide_load"] > 0, kernel
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_nothing_spills_and_shared_memory_fits(name):
+    for kernel in probe(name):
+        assert kernel["spilled_bytes"] == 0, kernel
+        assert kernel["scratch"] == 0, kernel
+        assert kernel["shared"] <= KNOWN[name].shared_bytes, kernel
+
+
+def test_hopper_multiplies_large_products_asynchronously():
+    for kernel in probe("nvidia_h100"):
+        if kernel["name"].startswith("matmul 4096") and not kernel["name"].endswith("float32 kn ieee"):
+            assert kernel["wgmma"] > 0, kernel

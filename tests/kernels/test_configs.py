@@ -1,0 +1,93 @@
+"""The choice of configurations: pure, finite, and within what each device offers."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels.add.configs import Problem as AddProblem
+from kernels.add.configs import choose as choose_add
+from kernels.matmul.configs import ITEM_BYTES, OUT_DTYPES, Problem, choose, resolve_precision
+from kernels.softmax.configs import MAX_SPLITS
+from kernels.softmax.configs import Problem as SoftmaxProblem
+from kernels.softmax.configs import choose as choose_softmax
+from kernels.targets import KNOWN
+
+targets = st.sampled_from(sorted(KNOWN)).map(KNOWN.__getitem__)
+sizes = st.integers(1, 1 << 17)
+problems = st.builds(
+    Problem,
+    m=sizes,
+    n=sizes,
+    k=st.integers(0, 1 << 17),
+    batch=st.integers(1, 64),
+    dtype=st.sampled_from(sorted(OUT_DTYPES)),
+    out_dtype=st.sampled_from(["float32", "bfloat16"]),
+    a_major=st.sampled_from(["k", "m", "any"]),
+    b_major=st.sampled_from(["n", "k", "any"]),
+    is_aligned_in=st.booleans(),
+    is_aligned_out=st.booleans(),
+)
+
+
+def is_power_of_two(number):
+    return number > 0 and number & (number - 1) == 0
+
+
+@given(problems, targets)
+def test_matmul_blocks_fit_the_device(problem, target):
+    config = choose(problem, target)
+    assert all(map(is_power_of_two, (config.block_m, config.block_n, config.block_k, config.num_warps)))
+    held = config.num_stages if target.backend == "cuda" else config.num_stages - 1
+    stage = (config.block_m + config.block_n) * config.block_k * ITEM_BYTES[problem.dtype]
+    assert held * stage <= target.shared_bytes
+    assert config.block_m >= 16
+    assert config.block_n >= 16
+    assert config.block_k >= 32 // ITEM_BYTES[problem.dtype]
+
+
+@given(problems, targets)
+def test_every_split_has_work(problem, target):
+    config = choose(problem, target)
+    assert config.split_k == 1 or (config.split_k - 1) * config.block_k < problem.k
+
+
+@given(st.integers(1, 1 << 20), st.integers(1, 1 << 21), st.sampled_from(["float32", "bfloat16"]), targets)
+def test_softmax_blocks_hold_a_row_or_loop(rows, n, dtype, target):
+    config = choose_softmax(SoftmaxProblem(rows, n, dtype, dtype), target)
+    assert is_power_of_two(config.block_n)
+    assert is_power_of_two(config.block_rows)
+    assert config.kernel != "row" or config.block_n >= n
+    assert 1 <= config.splits <= MAX_SPLITS
+
+
+@given(st.integers(1, 1 << 20), st.integers(1, 1 << 30), targets)
+def test_add_blocks_are_powers_of_two(rows, n, target):
+    config = choose_add(AddProblem(rows, n, "float32", "float32"), target)
+    assert is_power_of_two(config.block_rows)
+    assert is_power_of_two(config.block_n)
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN))
+def test_precision_is_never_coarser_than_asked(name):
+    order = ["tf32", "tf32x3", "ieee"]
+    for asked in order:
+        assert order.index(resolve_precision(asked, KNOWN[name])) >= order.index(asked)
+
+
+@pytest.mark.parametrize("op", ["matmul", "softmax", "add"])
+def test_configurations_need_no_torch_and_no_triton(op):
+    code = f"""
+import sys, importlib.util as u
+class Refuse:
+    def find_spec(self, name, *rest):
+        if name.split(".")[0] in ("torch", "triton"):
+            raise ImportError(name)
+sys.meta_path.insert(0, Refuse())
+find = u.find_spec
+u.find_spec = lambda name, *rest: None if name == "triton" else find(name, *rest)
+import kernels.{op}.configs
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

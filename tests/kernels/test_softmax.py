@@ -1,0 +1,113 @@
+"""softmax in the interpreter, against the fp64 oracle: lengths, axes, strides, every kernel, infinities."""
+
+import pytest
+import torch
+
+from kernels import softmax
+from kernels.softmax.configs import Config
+from kernels.softmax.op import launch
+from kernels.softmax.reference import softmax_reference
+from kernels.testing import SOFTMAX_LENGTHS, poisoned, softmax_bound
+
+KERNELS = [Config("row", 2, 128, 4), Config("loop", 1, 32, 4), Config("split", 1, 32, 4, 3)]
+
+
+def check(out, x, *, axis=-1, log=False):
+    expected = softmax_reference(x, axis=axis, log=log)
+    bound = softmax_bound(expected, out.dtype, log=log, num_summed=x.shape[axis])
+    error = (out.double() - expected).abs()
+    assert (error <= bound).all(), f"{(error - bound).max()} over the bound"
+
+
+@pytest.fixture
+def generator():
+    return torch.Generator().manual_seed(20261121)
+
+
+@pytest.mark.parametrize("n", SOFTMAX_LENGTHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("log", [False, True])
+def test_lengths(n, dtype, log, generator):
+    x = (torch.randn((5, n), generator=generator) * 4).to(dtype)
+    out = poisoned((5, n), dtype)
+    assert softmax(x, log=log, out=out) is out
+    check(out, x, log=log)
+
+
+@pytest.mark.parametrize("config", KERNELS, ids=lambda config: config.kernel)
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("n", [96, 100])
+def test_every_kernel(config, log, n, generator):
+    x = torch.randn((3, n), generator=generator) * 30
+    out = poisoned((3, n), torch.float32)
+    launch(x, out, log=log, config=config)
+    check(out, x, log=log)
+
+
+@pytest.mark.parametrize("config", KERNELS, ids=lambda config: config.kernel)
+@pytest.mark.parametrize("log", [False, True])
+def test_infinities_and_nan_as_torch(config, log):
+    x = torch.zeros(7, 100)
+    x[0] = float("-inf")
+    x[1, 5] = float("inf")
+    x[2, 99] = float("nan")
+    x[3, :99] = float("-inf")
+    x[4, 0] = float("-inf")
+    x[5] = float("nan")
+    x[6] = float("inf")
+    out = poisoned((7, 100), torch.float32)
+    launch(x, out, log=log, config=config)
+    expected = torch.log_softmax(x, -1) if log else torch.softmax(x, -1)
+    torch.testing.assert_close(out, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -1, -3])
+def test_axes(axis, generator):
+    x = torch.randn((6, 20, 18), generator=generator)
+    check(softmax(x, axis=axis), x, axis=axis)
+
+
+def test_axis_of_many_dimensions(generator):
+    x = torch.randn((2, 3, 2, 5, 2), generator=generator).permute(4, 1, 3, 0, 2)
+    check(softmax(x, axis=2), x, axis=2)
+
+
+def test_any_strides(generator):
+    x = torch.randn((9, 4, 70), generator=generator)[::2, 1, ::3]
+    whole = poisoned((5, 48), torch.float32)
+    out = whole[:, ::2]
+    softmax(x, out=out)
+    check(out, x)
+    assert whole[:, 1::2].isnan().all()
+
+
+def test_rank_one_and_out_dtype(generator):
+    x = torch.randn(40, generator=generator)
+    out = softmax(x, out_dtype=torch.float16)
+    assert out.dtype == torch.float16
+    check(out, x)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0,)])
+def test_empty(shape):
+    assert softmax(torch.empty(shape)).shape == shape
+
+
+def test_large_values_do_not_overflow():
+    x = torch.tensor([[1e30, 1e30, -1e30]])
+    assert torch.equal(softmax(x), torch.tensor([[0.5, 0.5, 0.0]]))
+
+
+@pytest.mark.parametrize(
+    ("x", "options", "named"),
+    [
+        (torch.tensor(1.0), {}, "dimension"),
+        (torch.ones(3, dtype=torch.int32), {}, "dtype"),
+        (torch.ones(3), {"axis": 1}, "axis"),
+        (torch.ones(3), {"out_dtype": torch.int32}, "out_dtype"),
+        (torch.ones(3), {"out": torch.ones(4)}, "out"),
+    ],
+)
+def test_refuses(x, options, named):
+    with pytest.raises(ValueError, match=named):
+        softmax(x, **options)

@@ -1,0 +1,166 @@
+"""A server as a user starts it: a process tree on a free port of the loopback, and what the system knows of it.
+
+Owns starting, finding its processes and stopping; knows no request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+ROOT = Path(__file__).parents[1]
+COMMAND = [sys.executable, "-c", "from service.cli import app; app()", "serve"]
+START_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 45
+POLL_S = 0.02
+
+
+class LiveServer:
+    """One running server.
+
+    Args:
+        log: Where its standard error goes.
+        flags: As on the command line, besides the port.
+    """
+
+    def __init__(self, log: Path, *flags: str) -> None:
+        self.log = log
+        self._is_told = False
+        env = {name: value for name, value in os.environ.items() if not name.startswith("TILEWIRE_")}
+        env["PYTHONPATH"] = str(ROOT)
+        with log.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [*COMMAND, "--port", "0", "--device", "cpu", *flags],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                stdin=subprocess.DEVNULL,
+                env=env,
+                cwd=ROOT,
+            )
+        self.url = self._announced()
+        self.host, port = self.url.removeprefix("http://").rsplit(":", 1)
+        self.port = int(port)
+        for pid in self.gateways():
+            self.wait_ready(pid)
+
+    def _announced(self) -> str:
+        stdout = self.process.stdout
+        assert stdout is not None
+        text = b""
+        end_s = time.monotonic() + START_TIMEOUT_S
+        while (found := re.search(rb"(http://127\.0\.0\.1:\d+)/v1/matmul", text)) is None:
+            readable, _, _ = select.select([stdout], [], [], max(0.0, end_s - time.monotonic()))
+            piece = os.read(stdout.fileno(), 65536) if readable else b""
+            if not piece:
+                self.process.kill()
+                self.process.wait()
+                raise AssertionError(f"no address printed; it said {text!r} and\n{self.log.read_text()}")
+            text += piece
+        return found[1].decode()
+
+    def gateways(self) -> list[int]:
+        """Process ids of the gateways."""
+        return self._children("service.gateway")
+
+    def engines(self) -> list[int]:
+        """Process ids of the engines."""
+        return self._children("service.engine")
+
+    def _children(self, module: str) -> list[int]:
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(child) for child in children if module.encode() in _command_of(child)]
+
+    def connect(self, timeout_s: float = 30.0) -> socket.socket:
+        """A connection to whichever gateway takes it."""
+        return socket.create_connection((self.host, self.port), timeout=timeout_s)
+
+    def connect_to(self, gateway: int) -> socket.socket:
+        """A connection to this gateway, whose id is given: the others are held up until it is made."""
+        others = [pid for pid in self.gateways() if pid != gateway]
+        with held(others):
+            connection = self.connect()
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: tests\r\n\r\n")
+            answer = connection.recv(65536)
+            while b'{"live":true}' not in answer:
+                more = connection.recv(65536)
+                assert more, answer
+                answer += more
+        return connection
+
+    def wait_ready(self, gateway: int, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Returns when this gateway says that it is ready."""
+        end_s = time.monotonic() + timeout_s
+        while time.monotonic() < end_s:
+            with self.connect_to(gateway) as connection:
+                connection.sendall(b"GET /readyz HTTP/1.1\r\nhost: tests\r\n\r\n")
+                if b" 200 " in connection.recv(65536).partition(b"\r\n")[0]:
+                    return
+            time.sleep(POLL_S)
+        raise AssertionError(f"not ready:\n{self.log.read_text()}")
+
+    def client(self) -> httpx.Client:
+        """An HTTP client with this server's address; no proxies."""
+        return httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+
+    def terminate(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Tells it to end, once: twice would mean at once."""
+        if not self._is_told and self.process.poll() is None:
+            self.process.send_signal(number)
+        self._is_told = True
+
+    def stop(self) -> int:
+        """SIGTERM, as an orchestrator does; returns the exit status."""
+        self.terminate()
+        try:
+            status = self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"it did not stop:\n{self.log.read_text()}") from None
+        finally:
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+        return status
+
+
+@contextlib.contextmanager
+def held(pids: list[int]) -> Iterator[None]:
+    """Stops processes and lets them go on at the end."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def serving(log: Path, *flags: str) -> Iterator[LiveServer]:
+    """A server that must end in order: exit status 0 after SIGTERM."""
+    server = LiveServer(log, *flags)
+    try:
+        yield server
+    finally:
+        status = server.stop()
+    assert status == 0, server.log.read_text()
+
+
+def _command_of(pid: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,274 @@
+"""Both clients against a server that speaks the contract: the same tests, awaited where they must be."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tilewire
+from tests.unit.client.speaking_server import SpeakingServer, problem
+
+Call = Callable[..., Any]
+EYE = np.eye(3, dtype=np.float32)
+
+
+@pytest.fixture
+def server() -> SpeakingServer:
+    return SpeakingServer()
+
+
+def caller(kind: Callable[..., Any], server: Callable[[httpx.Request], httpx.Response], **settings: Any) -> Call:
+    client = kind("http://tilewire.test", transport=httpx.MockTransport(server), **settings)
+
+    def call(method: str, *args: Any, **options: Any) -> Any:
+        result = getattr(client, method)(*args, **options)
+        return asyncio.run(result) if inspect.iscoroutine(result) else result
+
+    return call
+
+
+KINDS = [tilewire.Client, tilewire.AsyncClient]
+
+
+@pytest.fixture(params=KINDS, ids=["blocking", "asyncio"])
+def call(request: pytest.FixtureRequest, server: SpeakingServer) -> Call:
+    return caller(request.param, server)
+
+
+def test_matmul_of_two_arrays(call: Call, server: SpeakingServer) -> None:
+    a = np.arange(6, dtype=np.float32).reshape(2, 3)
+    got = call("matmul", a, EYE, bias=np.ones(3, dtype=np.float32), activation="relu", transpose_b=False)
+    np.testing.assert_array_equal(got, a + 1)
+    assert got.flags.writeable
+    request = server.requests[0]
+    assert (request.method, request.url.path) == ("POST", "/v1/matmul")
+    assert dict(request.url.params) == {"activation": "relu", "transpose_b": "false"}
+    assert request.headers["content-type"] == request.headers["accept"] == "application/x-safetensors"
+
+
+def test_residents_are_query_parameters(call: Call, server: SpeakingServer) -> None:
+    info = call("put", "weights/w1", EYE * 2)
+    assert info == tilewire.TensorInfo("weights/w1", (3, 3), "float32", 36, "2026-11-21T09:00:00Z", None, 3)
+    np.testing.assert_array_equal(call("matmul", EYE, "@weights/w1"), EYE * 2)
+    assert server.requests[-1].url.params["b"] == "@weights/w1"
+    np.testing.assert_array_equal(call("matmul", "@weights/w1", "@weights/w1"), EYE * 4)
+    assert server.requests[-1].headers["content-length"] == "0"
+
+
+def test_store_keeps_the_result_there(call: Call, server: SpeakingServer) -> None:
+    info = call("add", EYE, EYE, alpha=2, store="sum")
+    assert (info.name, info.shape, info.dtype, info.nbytes) == ("sum", (3, 3), "float32", 36)
+    assert server.requests[-1].url.params["store"] == "@sum"
+    np.testing.assert_array_equal(call("get", "@sum"), EYE * 3)
+
+
+def test_softmax_options(call: Call, server: SpeakingServer) -> None:
+    got = call("softmax", [[0.0, 0.0]], axis=0, log=True, out_dtype=None)
+    np.testing.assert_array_equal(got, [[0.0, 0.0]])
+    assert dict(server.requests[0].url.params) == {"axis": "0", "log": "true"}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_dtypes_beyond_numpy(call: Call, dtype: str) -> None:
+    array = EYE.astype(getattr(ml_dtypes, dtype))
+    call("put", "w", array)
+    assert call("get", "w").dtype == array.dtype
+    got = call("matmul", EYE, EYE, out_dtype=dtype)
+    assert got.dtype == array.dtype
+    np.testing.assert_array_equal(got, array)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "int32", "int64", ">f4", ">i8"])
+def test_numpy_dtypes_go_as_they_are(call: Call, server: SpeakingServer, dtype: str) -> None:
+    call("put", "w", np.arange(3).astype(dtype))
+    assert server.tensors["w"].dtype == np.dtype(dtype).newbyteorder("=")
+    assert server.tensors["w"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (1,) * 8])
+def test_shapes(call: Call, shape: tuple[int, ...]) -> None:
+    call("put", "w", np.ones(shape))
+    assert call("get", "w").shape == shape
+
+
+def test_strided_arrays(call: Call) -> None:
+    array = np.arange(24).reshape(4, 6)[::2, ::-3].T
+    call("put", "w", array)
+    np.testing.assert_array_equal(call("get", "w"), array)
+
+
+def test_large_bodies_go_in_pieces_of_known_length(call: Call, server: SpeakingServer) -> None:
+    array = np.arange(300_000, dtype=np.float64).reshape(1000, 300)
+    call("put", "w", array)
+    np.testing.assert_array_equal(server.tensors["w"], array)
+    assert int(server.requests[0].headers["content-length"]) == len(server.requests[0].content)
+
+
+def test_the_whole_answer(call: Call) -> None:
+    answer = call("run", "matmul", {"a": EYE, "b": EYE}, request_id="mine")
+    np.testing.assert_array_equal(answer.array, EYE)
+    assert answer.request_id == "mine"
+    assert answer.batch_size == 4
+    assert answer.timings_ms == {"receive": 0.25, "queue": 1.0, "kernel": 0.125}
+    with pytest.raises(TypeError, match="store="):
+        _ = answer.stored
+    stored = call("run", "matmul", {"a": EYE, "b": EYE}, store="s")
+    assert stored.stored.name == "s"
+    with pytest.raises(TypeError, match="@s"):
+        _ = stored.array
+
+
+def test_residents_are_described_listed_and_deleted(call: Call) -> None:
+    assert call("tensors") == []
+    assert call("head", "w") is None
+    call("put", "w", EYE)
+    assert call("head", "w") == tilewire.TensorInfo("w", (3, 3), "float32", 36, hits=3)
+    assert [info.name for info in call("tensors")] == ["w"]
+    assert call("delete", "w") is None
+    with pytest.raises(tilewire.NotFound, match="no tensor 'w'"):
+        call("get", "w")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, tilewire.BadRequest),
+        (401, tilewire.Unauthorized),
+        (403, tilewire.Forbidden),
+        (404, tilewire.NotFound),
+        (411, tilewire.BadRequest),
+        (413, tilewire.TooLarge),
+        (415, tilewire.BadRequest),
+        (422, tilewire.Unprocessable),
+        (500, tilewire.ServerError),
+        (502, tilewire.ServerError),
+        (504, tilewire.DeadlineExceeded),
+        (507, tilewire.QuotaExceeded),
+    ],
+)
+def test_errors_have_the_class_of_their_status(
+    call: Call, server: SpeakingServer, status: int, kind: type[tilewire.TilewireError]
+) -> None:
+    server.refusals = [problem(status, "b: its inner dimension is 4")]
+    with pytest.raises(tilewire.TilewireError) as raised:
+        call("matmul", EYE, EYE)
+    assert type(raised.value) is kind
+    assert (raised.value.status, raised.value.request_id) == (status, "r-1")
+    assert str(raised.value) == raised.value.detail == "b: its inner dimension is 4"
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "detail"),
+    [
+        ({"text": "upstream gone"}, "upstream gone"),
+        ({"json": {"error": "no such model"}}, "no such model"),
+        ({"json": ["x"]}, '["x"]'),
+        ({}, "status 500"),
+    ],
+)
+def test_errors_that_are_no_problem_documents(call: Call, server: SpeakingServer, content: Any, detail: str) -> None:
+    server.refusals = [httpx.Response(500, **content)]
+    with pytest.raises(tilewire.ServerError) as raised:
+        call("matmul", EYE, EYE)
+    assert raised.value.detail == detail
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_refusals_are_tried_again_with_the_whole_body(call: Call, server: SpeakingServer, status: int) -> None:
+    server.refusals = [problem(status, "full", **{"Retry-After": "0"})] * 2
+    np.testing.assert_array_equal(call("matmul", EYE, EYE), EYE)
+    assert len(server.requests) == 3
+    assert len({request.content for request in server.requests}) == 1
+
+
+def test_retry_after_is_waited(call: Call, server: SpeakingServer) -> None:
+    server.refusals = [problem(429, "full", **{"Retry-After": "1"})]
+    began = time.monotonic()
+    call("matmul", EYE, EYE)
+    assert time.monotonic() - began >= 1
+
+
+@pytest.mark.parametrize(("status", "kind"), [(429, tilewire.Busy), (503, tilewire.Unavailable)])
+def test_retries_end(call: Call, server: SpeakingServer, status: int, kind: type[tilewire.TilewireError]) -> None:
+    server.refusals = [problem(status, "full", **{"Retry-After": "0"})] * 3
+    with pytest.raises(kind) as raised:
+        call("matmul", EYE, EYE)
+    assert raised.value.retry_after_s == 0
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_retries_when_none_are_wanted(kind: Callable[..., Any], server: SpeakingServer) -> None:
+    server.refusals = [problem(503, "starting")]
+    with pytest.raises(tilewire.Unavailable):
+        caller(kind, server, max_retries=0)("softmax", EYE)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_headers_of_the_client(kind: Callable[..., Any], server: SpeakingServer) -> None:
+    caller(kind, server, api_key="secret", headers={"X-Team": "blue"})("tensors")
+    headers = server.requests[0].headers
+    assert headers["authorization"] == "Bearer secret"
+    assert headers["x-team"] == "blue"
+    assert headers["accept-encoding"] == "identity"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_connection(kind: Callable[..., Any]) -> None:
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    call = caller(kind, refuse)
+    with pytest.raises(tilewire.ConnectionFailed, match=r"tilewire\.test.*refused"):
+        call("matmul", EYE, EYE)
+    assert call("ready") is call("live") is False
+    with pytest.raises(tilewire.Unavailable, match="not ready within 0 s"):
+        call("wait_ready", 0)
+
+
+def test_waiting_for_ready(call: Call, server: SpeakingServer) -> None:
+    server.is_ready_after = 3
+    assert call("ready") is False
+    call("wait_ready", 10.0)
+    assert len(server.requests) == 4
+    assert call("live") is True
+
+
+@pytest.mark.parametrize("name", ["", "a//b", "../a", "a/../b", "/a", "a/", "a b", "@", "ü", "a/./b"])
+def test_names_that_cannot_be(call: Call, server: SpeakingServer, name: str) -> None:
+    with pytest.raises(ValueError, match="cannot name a tensor"):
+        call("get", name)
+    assert server.requests == []
+
+
+def test_operands_that_are_no_arrays(call: Call) -> None:
+    with pytest.raises(TypeError, match="resident tensor"):
+        call("matmul", "weights/w1", EYE)
+    with pytest.raises(TypeError, match="dtype object cannot be sent"):
+        call("matmul", np.array([object()]), EYE)
+
+
+def test_an_answer_that_is_not_safetensors(call: Call, server: SpeakingServer) -> None:
+    server.refusals = [httpx.Response(200, content=b"<html>")]
+    with pytest.raises(tilewire.ServerError, match="safetensors"):
+        call("matmul", EYE, EYE)
+
+
+def test_both_close_with_their_block(server: SpeakingServer) -> None:
+    async def use() -> None:
+        async with tilewire.AsyncClient(transport=httpx.MockTransport(server)) as client:
+            assert await client.live()
+
+    asyncio.run(use())
+    with tilewire.Client(transport=httpx.MockTransport(server)) as client:
+        assert client.live()

@@ -1,0 +1,61 @@
+"""The package from outside: what it exports, what it imports, and what its command says without the server."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import tilewire
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_all_is_complete_and_sorted() -> None:
+    public = [
+        name
+        for name, value in vars(tilewire).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    ]  # fmt: skip
+    assert tilewire.__all__ == sorted(tilewire.__all__)
+    assert set(tilewire.__all__) == set(public)
+
+
+def test_both_clients_have_the_same_surface() -> None:
+    def surface(kind: type) -> dict[str, list[str]]:
+        methods = {name: value for name, value in vars(kind).items() if not name.startswith("_") or name == "__init__"}
+        return {
+            name.replace("aclose", "close"): list(inspect.signature(value).parameters)
+            for name, value in methods.items()
+        }
+
+    assert surface(tilewire.Client) == surface(tilewire.AsyncClient)
+
+
+def test_the_client_imports_httpx_and_numpy_only() -> None:
+    done = python("import sys, tilewire; print({'msgspec', 'ml_dtypes', 'service', 'torch'} & set(sys.modules))")
+    assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_bfloat16_without_ml_dtypes_says_what_to_install() -> None:
+    code = """
+import sys
+sys.modules["ml_dtypes"] = None
+from tilewire._arrays import from_safetensors
+header = b'{"out":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}'
+from_safetensors(bytearray(len(header).to_bytes(8, "little") + header + b"xx"))
+"""
+    assert "pip install ml_dtypes" in python(code).stderr
+
+
+def test_the_command_without_the_server_extra() -> None:
+    done = python(
+        "import sys; sys.modules['msgspec'] = sys.modules['typer'] = None; from tilewire._command import main; main()"
+    )
+    if "service.cli" in done.stderr:  # the server's command line is not in this tree
+        return
+    assert done.returncode == 2
+    assert "pip install 'tilewire[server]'" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,143 @@
+"""JSON tensors: what a person types is read, what cannot be right is named."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.dtypes import DTYPES
+from service.errors import BeyondLimit, BodyTooLarge, InvalidRequest
+from service.gateway.codecs.json_text import MAX_BODY_BYTES, Json
+from service.ops import TensorType
+from tests.unit.gateway.codecs.arena_room import NUMPY, ArenaRoom, decode
+
+CODEC = Json()
+
+
+def test_nested_lists_are_float32() -> None:
+    got = decode(CODEC, b'{"a": [[1, 2.5], [-3, 4e-1]], "b": 7}')
+    assert got["a"].dtype == got["b"].dtype == np.float32
+    assert got["a"].tolist() == [[1, 2.5], [-3, np.float32(0.4)]]
+    assert got["b"].shape == ()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_dtype_for_all(dtype: str) -> None:
+    got = decode(CODEC, json.dumps({"a": [[1, 2], [3, -4]], "dtype": dtype}).encode())["a"]
+    assert got.dtype == NUMPY[dtype]
+    assert got.astype(np.float64).tolist() == [[1, 2], [3, -4]]
+
+
+def test_a_dtype_and_a_shape_per_tensor() -> None:
+    body = b'{"a": {"dtype": "int8", "data": [1, 2, 3, 4], "shape": [2, 2]}, "b": {"data": [0.5]}, "dtype": "float16"}'
+    got = decode(CODEC, body)
+    assert got["a"].dtype == np.int8
+    assert got["a"].tolist() == [[1, 2], [3, 4]]
+    assert got["b"].dtype == np.float16
+
+
+@pytest.mark.parametrize("value", [[], [[]], [[], []], [[[], []], [[], []]], [[[]]]])
+def test_empty_lists_have_numpys_shapes(value: Any) -> None:
+    assert decode(CODEC, json.dumps({"x": value}).encode())["x"].shape == np.array(value).shape
+
+
+def test_an_empty_tensor_of_any_shape_leases_nothing() -> None:
+    room = ArenaRoom(b'{"x": {"data": [], "shape": [0, 1000000000000]}}')
+    assert CODEC.decode(room.body, room.start, room)["x"].type.shape == (0, 10**12)
+    assert room.leased == []
+
+
+def test_nan_and_infinity_are_bare() -> None:
+    got = decode(CODEC, b'{"x": [NaN, Infinity, -Infinity, 1e999]}')["x"]
+    np.testing.assert_array_equal(got, [np.nan, np.inf, -np.inf, np.inf])
+    parts = CODEC.encode("out", TensorType("float32", (4,)), memoryview(got.tobytes()))
+    assert b"".join(parts) == b'{"out":[NaN,Infinity,-Infinity,Infinity],"dtype":"float32","shape":[4]}'
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("", "JSON body"),
+        ("[]", "expected an object"),
+        ("3", "expected an object"),
+        ("null", "expected an object"),
+        ('"x"', "expected an object"),
+        ("\ufeff{}", "BOM"),
+        ('{"a": [1], "a": [2]}', "twice"),
+        ('{"a": {"data": [1], "data": [2]}}', "twice"),
+        ('{"\\ud800": [1]}', "surrogate"),
+        ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested"),
+        ('{"a":' * 100_000, "nested"),
+        ('{"a": ' + "[" * 70 + "]" * 70 + "}", "dimensions"),
+        ('{"a": ' + "9" * 5000 + "}", "JSON body"),
+        ('{"a": ' + "9" * 400 + "}", "float64"),
+        ('{"a": [[1, 2], [3]]}', "ragged"),
+        ('{"a": [1, [2]]}', "ragged"),
+        ('{"a": [[], [1]]}', "ragged"),
+        ('{"a": [true]}', "bool"),
+        ('{"a": true}', "bool"),
+        ('{"a": [1, null]}', "NoneType"),
+        ('{"a": ["1"]}', "str"),
+        ('{"a": "gelu"}', "query"),
+        ('{"a": [{}]}', "dict"),
+        ('{"a": {}}', "data"),
+        ('{"a": {"data": [1], "more": 1}}', "data"),
+        ('{"a": {"data": {"data": [1]}}}', "dict"),
+        ('{"a": {"data": [1], "shape": [2]}}', "does not hold"),
+        ('{"a": {"data": [1], "shape": [-1]}}', "outside"),
+        ('{"a": {"data": [1], "shape": 1}}', "expected a list"),
+        ('{"a": {"data": [1], "dtype": "bool"}}', "unknown dtype"),
+        ('{"a": [1], "dtype": "f4"}', "unknown dtype"),
+        ('{"a": [1], "dtype": null}', "NoneType"),
+        ('{"a": [1], "dtype": ["int8"]}', "list"),
+        ('{"a": [128], "dtype": "int8"}', "outside"),
+        ('{"a": [-129], "dtype": "int8"}', "outside"),
+        ('{"a": [9223372036854775808], "dtype": "int64"}', "outside"),
+        ('{"a": [1.0], "dtype": "int32"}', "whole numbers"),
+        ('{"a": [NaN], "dtype": "int32"}', "whole numbers"),
+    ],
+)
+def test_a_body_that_cannot_be_right(body: str, said: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(InvalidRequest) as raised:
+        decode(CODEC, body.encode())
+    assert said in raised.value.detail
+    assert len(raised.value.detail) < 400
+    assert time.monotonic() - began < 1
+
+
+def test_bytes_that_are_not_utf8() -> None:
+    with pytest.raises(InvalidRequest, match="UTF-8"):
+        decode(CODEC, b'{"\xff": 1}')
+
+
+def test_the_room_bounds_the_tensors() -> None:
+    with pytest.raises(BodyTooLarge):
+        decode(CODEC, json.dumps({"a": [0] * 1000, "dtype": "float64"}).encode(), limit=4096)
+
+
+def test_text_past_the_bound_is_not_parsed() -> None:
+    with pytest.raises(BodyTooLarge, match="safetensors"):
+        CODEC.decode(memoryview(bytearray(MAX_BODY_BYTES + 1)), 0, ArenaRoom(b""))
+
+
+def test_an_answer_past_the_bound_is_not_written() -> None:
+    with pytest.raises(BeyondLimit):
+        CODEC.encode("out", TensorType("float32", (2**15, 2**15)), memoryview(b""))
+
+
+def test_an_empty_answer_of_any_shape_is_short() -> None:
+    assert CODEC.encode("out", TensorType("int8", (2**40, 0)), memoryview(b"")) == [
+        b'{"out":[],"dtype":"int8","shape":[1099511627776,0]}'
+    ]
+
+
+def test_a_large_body_is_quick() -> None:
+    body = json.dumps({"a": [[0.5] * 500] * 1000}).encode()
+    began = time.monotonic()
+    assert decode(CODEC, body, limit=4 * 2**20)["a"].shape == (1000, 500)
+    assert time.monotonic() - began < 2

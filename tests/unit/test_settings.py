@@ -1,0 +1,57 @@
+"""Settings: what is read from flags and the environment, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from service.settings import Settings, devices_of
+
+
+@pytest.mark.parametrize(
+    ("device", "names"),
+    [
+        ("auto", ["auto"]),
+        ("cpu", ["cpu"]),
+        ("cuda", ["cuda:0"]),
+        ("cuda:3", ["cuda:3"]),
+        ("cuda:0,1", ["cuda:0", "cuda:1"]),
+        ("cuda:2,0", ["cuda:2", "cuda:0"]),
+    ],
+)
+def test_devices(device: str, names: list[str]) -> None:
+    assert devices_of(device) == names
+
+
+@pytest.mark.parametrize("device", ["", "gpu", "cuda:x", "cuda:0,0", "cuda:-1", "cuda:0,", "cpu:0", "cuda:1,,2"])
+def test_other_devices_are_refused(device: str) -> None:
+    with pytest.raises(ValueError, match="device"):
+        devices_of(device)
+    with pytest.raises(ValidationError):
+        Settings(device=device)
+
+
+@pytest.mark.parametrize(("text", "nbytes"), [("1048576", 2**20), ("64MiB", 2**26), ("2GB", 2 * 10**9), (2**21, 2**21)])
+def test_bytes_with_units(text: str | int, nbytes: int) -> None:
+    assert Settings(arena_bytes=text).arena_bytes == nbytes
+
+
+@given(st.integers(1, 256))
+def test_gateways_share_the_arena(gateways: int) -> None:
+    settings = Settings(gateways=gateways)
+    assert settings.num_gateways == gateways
+    assert settings.gateway(0, 3, [], "").segment_bytes * gateways <= settings.arena_bytes
+
+
+def test_gateways_follow_the_cores_by_default() -> None:
+    assert 1 <= Settings().num_gateways <= 4
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"port": 70000}, {"max_rank": 1}, {"log_level": "loud"}, {"nonsense": 1}, {"arena_bytes": "lots"}]
+)
+def test_what_cannot_be_is_refused(wrong: dict) -> None:
+    with pytest.raises(ValidationError):
+        Settings(**wrong)
