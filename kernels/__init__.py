@@ -7,8 +7,9 @@ Without Triton (a machine that only runs the service's CPU backend) the package 
 from importlib.util import find_spec
 
 if find_spec("triton") is not None:
-    from kernels.add.op import add
-    from kernels.matmul.op import matmul
-    from kernels.softmax.op import softmax
+    from kernels.add.op import add, prepare_add
+    from kernels.grouped.op import grouped_matmul
+    from kernels.matmul.op import matmul, prepare_matmul
+    from kernels.softmax.op import prepare_softmax, softmax
 
-    __all__ = ["add", "matmul", "softmax"]
+    __all__ = ["add", "grouped_matmul", "matmul", "prepare_add", "prepare_matmul", "prepare_softmax", "softmax"]

@@ -8,9 +8,10 @@ binaries can be enumerated, compiled ahead, and counted, and a held binary launc
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 import triton
@@ -18,9 +19,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels.driver import BoundLaunch, LayoutError
 from kernels.targets import Target, is_interpreting
 
 Grid = tuple[int, int, int]
+T = TypeVar("T")
 Hook = Callable[["Variant"], None]
 
 TYPE_NAMES = {
@@ -87,40 +90,103 @@ class Descriptor:
 class Launch:
     """A kernel with its grid and every argument but the addresses bound.
 
+    Not for several threads at once.
+
     Args:
         variant: the binary.
         target: what it was compiled for.
         grid: programs along the three axes.
         values: by argument name: the scalars, and a `Descriptor` for each descriptor argument.
+        device_index: the GPU to launch on, which must be the current one.
+
+    Raises:
+        ValueError: `device_index` is not the current device.
     """
 
-    def __init__(self, variant: Variant, target: Target, grid: Grid, values: dict[str, Any]) -> None:
+    def __init__(
+        self, variant: Variant, target: Target, grid: Grid, values: dict[str, Any], device_index: int = 0
+    ) -> None:
         self.variant = variant
         self.grid = grid
         self._values = values
+        self._device_index = device_index
         self._addressed = tuple(name for name, kind in variant.signature if kind[0] in "*t")
-        self._compiled = None if is_interpreting() else load(variant, target)
+        self._compiled = None
+        if not is_interpreting():
+            if device_index != torch.cuda.current_device():
+                raise ValueError(
+                    f"tensors on device {device_index}, but device {torch.cuda.current_device()} is current"
+                )
+            self._compiled = load(variant, target, device_index)
+        self._bound = self._bind_driver() if target.backend == "cuda" else None
 
     def __call__(self, *tensors: torch.Tensor | None) -> None:
         """Launch on the current stream with `tensors` as the pointer and descriptor arguments, in order."""
-        given = self._values | {
-            name: self._bind(name, tensor) for name, tensor in zip(self._addressed, tensors, strict=True)
-        }
-        constants = dict(self.variant.constants)
-        if self._compiled is None:
-            # The interpreter takes no null pointers; any tensor serves for one that is never read.
-            spare = next(tensor for tensor in tensors if tensor is not None)
-            interpreted = {name: spare if value is None else value for name, value in given.items()}
-            self.variant.kernel[self.grid](**interpreted, **constants)
-            return
-        everything = given | constants
-        self._compiled[self.grid](*(everything[name] for name in self.variant.kernel.arg_names))
+        if self._bound is not None:
+            self.at(*[0 if tensor is None else tensor.data_ptr() for tensor in tensors])
+        elif self._compiled is None:
+            self._interpret(tensors)
+        else:
+            given = self._arguments(tensors)
+            self._compiled[self.grid](*(given[name] for name in self.variant.kernel.arg_names))
 
-    def _bind(self, name: str, tensor: torch.Tensor | None) -> Any:
+    def at(self, *addresses: int) -> None:
+        """Launch with bare addresses, which the caller vouches for: alive, on the device, aligned as promised."""
+        assert self._bound is not None, "This is a bug."
+        self._bound(current_stream(self._device_index), addresses)
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether `at` can be used: the driver is called directly."""
+        return self._bound is not None
+
+    def _bind_driver(self) -> BoundLaunch | None:
+        try:
+            return BoundLaunch(self._compiled, self.variant.signature, self._values, self.grid)
+        except LayoutError:
+            return None
+
+    def _interpret(self, tensors: tuple[torch.Tensor | None, ...]) -> None:
+        # The interpreter takes no null pointers; any tensor serves for one that is never read.
+        spare = next(tensor for tensor in tensors if tensor is not None)
+        given = self._arguments(tuple(spare if tensor is None else tensor for tensor in tensors))
+        self.variant.kernel[self.grid](**given)
+
+    def _arguments(self, tensors: tuple[torch.Tensor | None, ...]) -> dict[str, Any]:
+        bound = {name: self._describe(name, tensor) for name, tensor in zip(self._addressed, tensors, strict=True)}
+        return self._values | bound | dict(self.variant.constants)
+
+    def _describe(self, name: str, tensor: torch.Tensor | None) -> Any:
         geometry = self._values.get(name)
         if not isinstance(geometry, Descriptor):
             return tensor
         return TensorDescriptor(tensor, list(geometry.shape), list(geometry.strides), list(geometry.block))
+
+
+def current_stream(device_index: int) -> int:
+    """The handle of the stream that PyTorch launches on."""
+    return int(triton.runtime.driver.active.get_current_stream(device_index))
+
+
+class Kept(Generic[T]):
+    """What was prepared, by everything it depends on; each thread has its own, since a launch is one thread's.
+
+    Bounded by forgetting everything when full: preparing again costs microseconds, and variants stay loaded.
+    """
+
+    def __init__(self, max_kept: int = 4096) -> None:
+        self._max_kept = max_kept
+        self._local = threading.local()
+
+    def get(self, key: Any, make: Callable[[], T | None]) -> T | None:
+        """What is kept under `key`, else what `make` gives."""
+        kept = self._local.__dict__
+        found = kept.get(key)
+        if found is None:
+            if len(kept) >= self._max_kept:
+                kept.clear()
+            found = kept[key] = make()
+        return found
 
 
 _load_hooks: list[Hook] = []
@@ -132,8 +198,9 @@ def on_load(hook: Hook) -> None:
 
 
 @functools.cache
-def load(variant: Variant, target: Target) -> Any:
-    """Compile (or fetch from Triton's disk cache) and load `variant`, once a process."""
+def load(variant: Variant, target: Target, device_index: int) -> Any:
+    """Compile (or fetch from Triton's disk cache) `variant` for one device, once a process."""
+    assert device_index >= 0, "This is a bug."
     for hook in _load_hooks:
         hook(variant)
     return variant.compile(target)

@@ -39,6 +39,11 @@ class Target:
         return self.backend == "interpreter" or (self.backend == "cuda" and int(self.arch) >= 90)
 
     @property
+    def has_overlap(self) -> bool:
+        """Whether a kernel can be brought up while the one before it ends."""
+        return self.backend == "cuda" and int(self.arch) >= 90
+
+    @property
     def has_wgmma(self) -> bool:
         """Whether the matrix unit reads its operands from shared memory asynchronously (Hopper alone)."""
         return self.backend == "cuda" and int(self.arch) == 90

@@ -1,31 +1,44 @@
 """Scratch memory of split-K launches, one set for each stream. Knows no kernel.
 
 Partial sums need no initial value; counters are zero between launches, because the program that finishes a tile puts
-its counter back. Launches on one stream follow one another and share a set; other streams have their own.
+its counter back. Launches on one stream follow one another and share a set; other streams have their own. What was
+handed out is never freed: a captured graph may hold its address.
 """
 
 from __future__ import annotations
 
 import torch
 
-_partials: dict[tuple[torch.device, int], torch.Tensor] = {}
-_counters: dict[tuple[torch.device, int], torch.Tensor] = {}
+_MIN_PARTIALS = 1 << 23
+_MIN_COUNTERS = 1 << 14
+_retired: list[torch.Tensor] = []
+_Key = tuple[torch.device, int]
+_partials: dict[_Key, torch.Tensor] = {}
+_counters: dict[_Key, torch.Tensor] = {}
 
 
 def workspace(
-    device: torch.device, num_partials: int, num_counters: int
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """At least `num_partials` float32 of scratch and `num_counters` zeroed int32 for the current stream of `device`.
+    device: torch.device, stream: int, num_partials: int, num_counters: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """At least `num_partials` float32 of scratch and `num_counters` zeroed int32 for `stream` of `device`.
+
+    The current stream must be `stream`: what is allocated anew is filled on it.
 
     Returns:
-        (partial sums, counters), both None when nothing is asked for.
+        (partial sums, counters).
     """
-    if num_partials == 0:
-        return None, None
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     key = (device, stream)
-    if key not in _partials or _partials[key].numel() < num_partials:
-        _partials[key] = torch.empty(max(num_partials, 1 << 20), dtype=torch.float32, device=device)
-    if key not in _counters or _counters[key].numel() < num_counters:
-        _counters[key] = torch.zeros(max(num_counters, 4096), dtype=torch.int32, device=device)
-    return _partials[key], _counters[key]
+    partial, count = _partials.get(key), _counters.get(key)
+    if partial is None or partial.numel() < num_partials:
+        partial = torch.empty(max(num_partials, _MIN_PARTIALS), dtype=torch.float32, device=device)
+        _replace(_partials, key, partial)
+    if count is None or count.numel() < num_counters:
+        count = torch.zeros(max(num_counters, _MIN_COUNTERS), dtype=torch.int32, device=device)
+        _replace(_counters, key, count)
+    return partial, count
+
+
+def _replace(kept: dict[_Key, torch.Tensor], key: _Key, new: torch.Tensor) -> None:
+    if key in kept:
+        _retired.append(kept[key])
+    kept[key] = new

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
+import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +24,8 @@ from service.supervisor import StartError, Supervisor
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="GPU linear algebra over HTTP: matmul, softmax and add."
 )
+
+BENCHMARKS = ("kernels", "batching")
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -75,6 +80,26 @@ def demo(
     with running_server() as fresh:
         status = demonstration.run(fresh)
     raise typer.Exit(status)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Which benchmark: kernels or batching; further arguments are its own.")],
+) -> None:
+    """Run a benchmark of a checkout and print what it measured."""
+    if name not in BENCHMARKS:
+        typer.echo(f"bench: no benchmark {name!r}; there are {', '.join(BENCHMARKS)}", err=True)
+        raise typer.Exit(EXIT_USAGE)
+    root = Path(__file__).resolve().parent.parent
+    if not (root / "benchmarks").is_dir():
+        typer.echo(
+            "bench: the benchmarks are in the repository, not in the package; run this from a checkout", err=True
+        )
+        raise typer.Exit(EXIT_USAGE)
+    sys.path.insert(0, str(root))
+    # By name: a server that is installed without the repository has no benchmarks to import.
+    raise typer.Exit(importlib.import_module(f"benchmarks.bench_{name}").run(context.args))
 
 
 @app.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernels.tables import table_for
 from kernels.targets import Target
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
@@ -24,6 +25,7 @@ class Problem:
         a_inner: how `a` goes along the last extent: `unit` (stride 1), `repeat` (stride 0) or `any`.
         b_inner: the same for `b`.
         out_inner: the same for the output.
+        outer_rank: dimensions that number the rows: 0 for a single row, 1, or 3.
     """
 
     rows: int
@@ -34,6 +36,7 @@ class Problem:
     a_inner: str = "unit"
     b_inner: str = "unit"
     out_inner: str = "unit"
+    outer_rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,17 @@ def choose(problem: Problem, target: Target) -> Config:
     """The configuration for `problem` on `target`."""
     if target.backend == "interpreter":
         return Config(1, 64, 4) if problem.n > 32 else Config(4, 16, 4)
-    # Two 16-byte pieces of each operand for each thread of four warps.
-    elements = 2 * 128 * 16 // ITEM_BYTES[problem.out_dtype]
+    num_warps, vectors = _measured(problem, target)
+    elements = vectors * target.warp_size * num_warps * 16 // ITEM_BYTES[problem.out_dtype]
     if problem.n >= elements:
-        return Config(1, elements, 4)
+        return Config(1, elements, num_warps)
     block_n = max(16, 1 << (problem.n - 1).bit_length())
-    return Config(max(1, elements // block_n), block_n, 4)
+    return Config(max(1, elements // block_n), block_n, num_warps)
+
+
+def _measured(problem: Problem, target: Target) -> tuple[int, int]:
+    """Warps of a program, and 16-byte pieces of each operand for a thread."""
+    for entry in table_for(target).get("add", ()):
+        if entry["max_n"] is None or problem.n * problem.rows <= entry["max_n"]:
+            return entry["num_warps"], entry["vectors"]
+    return 4, 2

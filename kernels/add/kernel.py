@@ -6,14 +6,25 @@ Computes out = a + alpha * b elementwise over broadcast operands; 2 flops an ele
 import triton
 import triton.language as tl
 
+from kernels.overlap import await_previous
+
 
 @triton.jit
-def row_starts(row, extent_1, extent_2, stride_0, stride_1, stride_2, UNIT: tl.constexpr):
-    """Offsets of rows numbered over three dimensions, the outermost of any extent; strides come in UNITs."""
-    inner = row % extent_2
-    middle = (row // extent_2) % extent_1
-    outer = row // (extent_1 * extent_2)
-    return (outer * stride_0 + middle * stride_1 + inner * stride_2) * UNIT
+def row_starts(row, extent_1, extent_2, stride_0, stride_1, stride_2, UNIT: tl.constexpr, OUTER_RANK: tl.constexpr):
+    """Offsets of rows numbered over OUTER_RANK dimensions, the outermost of any extent; strides come in UNITs.
+
+    Fewer dimensions save divisions, which are slow enough to show in small additions.
+    """
+    if OUTER_RANK == 0:
+        starts = row * 0
+    elif OUTER_RANK == 1:
+        starts = row * (stride_2 * UNIT)
+    else:
+        inner = row % extent_2
+        middle = (row // extent_2) % extent_1
+        outer = row // (extent_1 * extent_2)
+        starts = (outer * stride_0 + middle * stride_1 + inner * stride_2) * UNIT
+    return starts
 
 
 @triton.jit
@@ -62,14 +73,17 @@ def add_kernel(
     A_INNER: tl.constexpr,
     B_INNER: tl.constexpr,
     OUT_INNER: tl.constexpr,
+    OUTER_RANK: tl.constexpr,
     COMPUTE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Rows of `n` elements, numbered over three dimensions. Grid: (row blocks × column blocks,).
 
     A whole block is moved without a mask, which is what lets the compiler move 16 bytes at a time for any `n`.
     """
+    await_previous(OVERLAP)
     column_blocks = tl.cdiv(n, BLOCK_N)
     pid = tl.program_id(0)
     first_row = (pid // column_blocks).to(tl.int64) * BLOCK_ROWS
@@ -77,9 +91,9 @@ def add_kernel(
     row = first_row + tl.arange(0, BLOCK_ROWS)
     offs_n = tl.arange(0, BLOCK_N)[None, :]
     in_rows = tl.minimum(row, rows - 1)
-    from_a = row_starts(in_rows, extent_1, extent_2, stride_a0, stride_a1, stride_a2, IN_UNIT)[:, None]
-    from_b = row_starts(in_rows, extent_1, extent_2, stride_b0, stride_b1, stride_b2, IN_UNIT)[:, None]
-    to_out = row_starts(in_rows, extent_1, extent_2, stride_o0, stride_o1, stride_o2, OUT_UNIT)[:, None]
+    from_a = row_starts(in_rows, extent_1, extent_2, stride_a0, stride_a1, stride_a2, IN_UNIT, OUTER_RANK)[:, None]
+    from_b = row_starts(in_rows, extent_1, extent_2, stride_b0, stride_b1, stride_b2, IN_UNIT, OUTER_RANK)[:, None]
+    to_out = row_starts(in_rows, extent_1, extent_2, stride_o0, stride_o1, stride_o2, OUT_UNIT, OUTER_RANK)[:, None]
     a_ptr += first_n * (1 if A_INNER == "unit" else stride_an)
     b_ptr += first_n * (1 if B_INNER == "unit" else stride_bn)
     if OUT_INNER == "unit":

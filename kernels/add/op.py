@@ -10,7 +10,7 @@ import torch
 
 from kernels.add.configs import DTYPES, MAX_RANK, Config, Problem, choose
 from kernels.add.variants import build
-from kernels.launching import Launch, Variant, are_aligned
+from kernels.launching import Kept, Launch, Variant, are_aligned
 from kernels.strides import broadcast_shapes, broadcast_strides, collapse
 from kernels.targets import current
 
@@ -57,6 +57,32 @@ def add(
     return out
 
 
+def prepare_add(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, alpha: float = 1) -> Launch:
+    """A launcher for additions like this one: the same shapes, strides, dtypes, alignment and alpha.
+
+    Calling it with `(a, b, out)` skips every check and choice. It belongs to the calling thread.
+
+    Args:
+        a: as in `add`.
+        b: as in `add`.
+        out: the broadcast shape, not empty.
+        alpha: as in `add`.
+
+    Returns:
+        The launcher. Nothing is launched yet, but the kernel is compiled and loaded.
+
+    Raises:
+        ValueError: as in `add`, or the result is empty or its dimensions do not merge into four.
+    """
+    shape = _check(a, b, alpha)
+    if tuple(out.shape) != shape or out.numel() == 0 or out.dtype not in _DTYPES:
+        raise ValueError(f"out: expected {shape}, not empty, got {tuple(out.shape)} of {out.dtype}")
+    prepared = prepare(a, b, out, alpha=alpha)
+    if prepared is None:
+        raise ValueError("the dimensions do not merge into four: use add")
+    return prepared
+
+
 def _check(a: torch.Tensor, b: torch.Tensor, alpha: float) -> tuple[int, ...]:
     """The broadcast shape."""
     if a.dtype not in _DTYPES:
@@ -87,6 +113,9 @@ class View:
     out: tuple[int, ...]
 
 
+_kept: Kept[Launch] = Kept()
+
+
 def launch(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, alpha: float = 1, config: Config | None = None
 ) -> None:
@@ -99,26 +128,47 @@ def launch(
         alpha: factor of `b`.
         config: instead of the one that `choose` gives; for tests and tuning.
     """
-    shape = tuple(out.shape)
-    strides_a = broadcast_strides(a.shape, a.stride(), shape)
-    strides_b = broadcast_strides(b.shape, b.stride(), shape)
-    extents, strides = collapse(shape, strides_a, strides_b, out.stride())
-    if len(extents) > MAX_RANK:
-        # More dimensions than the kernel walks: one launch for each entry of the outermost.
-        outermost = next(dim for dim, extent in enumerate(shape) if extent > 1)
-        a, b = a.expand(shape), b.expand(shape)
-        for entry in range(shape[outermost]):
-            parts = (tensor.select(outermost, entry) for tensor in (a, b, out))
-            launch(*parts, alpha=alpha, config=config)
+    prepared = prepare(a, b, out, alpha=alpha, config=config)
+    if prepared is not None:
+        prepared(a, b, out)
         return
-    view = _view(extents, strides)
+    # More dimensions than the kernel walks: one launch for each entry of the outermost.
+    shape = tuple(out.shape)
+    outermost = next(dim for dim, extent in enumerate(shape) if extent > 1)
+    a, b = a.expand(shape), b.expand(shape)
+    for entry in range(shape[outermost]):
+        parts = (tensor.select(outermost, entry) for tensor in (a, b, out))
+        launch(*parts, alpha=alpha, config=config)
+
+
+def prepare(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, alpha: float = 1, config: Config | None = None
+) -> Launch | None:
+    """What `launch` would run, to be called with (a, b, out); None where it would take several launches."""
+    shapes = (a.shape, a.stride(), b.shape, b.stride(), out.shape, out.stride())
+    key = (shapes, a.dtype, out.dtype, are_aligned((a, b, out)), alpha, config, a.device)
+
+    def make() -> Launch | None:
+        shape = tuple(out.shape)
+        strides_a = broadcast_strides(a.shape, a.stride(), shape)
+        strides_b = broadcast_strides(b.shape, b.stride(), shape)
+        extents, strides = collapse(shape, strides_a, strides_b, out.stride())
+        if len(extents) > MAX_RANK:
+            return None
+        view = _view(extents, strides)
+        problem = _problem(a, b, out, view)
+        return _bind(view, problem, config, a, alpha)
+
+    return _kept.get(key, make)
+
+
+def _bind(view: View, problem: Problem, config: Config | None, a: torch.Tensor, alpha: float) -> Launch:
     target = current(a.get_device())
-    problem = _problem(a, b, out, view)
     config = config or choose(problem, target)
-    variant = build(problem, config)
+    variant = build(problem, config, target)
     row_blocks, column_blocks = -(-problem.rows // config.block_rows), -(-problem.n // config.block_n)
     values = _values(view, problem, variant) | {"alpha": float(alpha) if a.is_floating_point() else int(alpha)}
-    Launch(variant, target, (row_blocks * column_blocks, 1, 1), values)(a, b, out)
+    return Launch(variant, target, (row_blocks * column_blocks, 1, 1), values, a.get_device())
 
 
 def _view(extents: Sequence[int], strides: Sequence[Sequence[int]]) -> View:
@@ -134,13 +184,15 @@ def _problem(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, view: View) ->
     in_unit, out_unit = 16 // a.element_size(), 16 // out.element_size()
     is_aligned = are_aligned((a, b, out)) and all(stride % in_unit == 0 for stride in (*view.a[:3], *view.b[:3]))
     is_aligned = is_aligned and all(stride % out_unit == 0 for stride in view.out[:3])
+    a_inner, b_inner, out_inner = (_INNER.get(strides[3], "any") for strides in (view.a, view.b, view.out))
     return Problem(
         math.prod(view.extents[:3]),
         view.extents[3],
         str(a.dtype).removeprefix("torch."),
         str(out.dtype).removeprefix("torch."),
         is_aligned,
-        *(_INNER.get(strides[3], "any") for strides in (view.a, view.b, view.out)),
+        *(a_inner, b_inner, out_inner),
+        outer_rank=3 if math.prod(view.extents[:2]) > 1 else int(view.extents[2] > 1),
     )
 
 

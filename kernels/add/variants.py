@@ -10,9 +10,10 @@ import triton.language as tl
 from kernels.add.configs import Config, Problem
 from kernels.add.kernel import add_kernel
 from kernels.launching import Variant, pointer
+from kernels.targets import Target
 
 
-def build(problem: Problem, config: Config) -> Variant:
+def build(problem: Problem, config: Config, target: Target) -> Variant:
     """The binary that computes `problem` by `config`."""
     dtype, out_dtype = (getattr(torch, name) for name in (problem.dtype, problem.out_dtype))
     names = add_kernel.arg_names
@@ -26,16 +27,18 @@ def build(problem: Problem, config: Config) -> Variant:
         "A_INNER": problem.a_inner,
         "B_INNER": problem.b_inner,
         "OUT_INNER": problem.out_inner,
+        "OUTER_RANK": problem.outer_rank,
         "COMPUTE": _compute_type(dtype),
         "BLOCK_ROWS": config.block_rows,
         "BLOCK_N": config.block_n,
+        "OVERLAP": target.has_overlap,
     }
     return Variant(
         add_kernel,
         tuple((name, types[name]) for name in names if name in types),
         tuple((name, constants[name]) for name in names if name in constants),
         ("a_ptr", "b_ptr", "out_ptr") if problem.is_aligned else (),
-        (("num_warps", config.num_warps),),
+        (("num_warps", config.num_warps), *((("launch_pdl", True),) if target.has_overlap else ())),
     )
 
 

@@ -47,8 +47,11 @@ class Problem:
         a_major: the dimension of op(a) with stride 1: `k`, `m`, or `any` for neither.
         b_major: the same for op(b): `n`, `k` or `any`.
         precision: how float32 inputs are multiplied; `ieee` for all other dtypes.
-        is_aligned_in: whether both inputs can be read in 16-byte pieces.
-        is_aligned_out: whether the output can be written in 16-byte pieces.
+        is_aligned_in: whether both inputs can be read in 16-byte pieces: rows start at multiples of 16 bytes and are
+            whole multiples long.
+        is_aligned_out: the same for writing the output.
+        is_padded_in: whether rows of both inputs start at multiples of 16 bytes, which is all that descriptors need.
+        is_padded_out: the same for the output.
     """
 
     m: int
@@ -62,6 +65,8 @@ class Problem:
     precision: str = "ieee"
     is_aligned_in: bool = True
     is_aligned_out: bool = True
+    is_padded_in: bool = True
+    is_padded_out: bool = True
 
     @property
     def flops(self) -> int:
@@ -94,8 +99,25 @@ class Finish:
 
 @dataclass(frozen=True)
 class Config:
-    """Block sizes and compiler options of one launch."""
+    """Kernel, block sizes and compiler options of one launch.
 
+    Attributes:
+        kernel: `pointer` (anything) or `tma` (descriptors; rows start at multiples of 16 bytes).
+        block_m: rows of a tile.
+        block_n: columns of a tile.
+        block_k: length of K in one step.
+        group_m: rows of tiles walked together.
+        split_k: programs that share a tile.
+        num_warps: warps of one program.
+        num_stages: steps of operands in flight.
+        is_persistent: as many programs as multiprocessors, each taking tile after tile (`tma`).
+        is_swapped: compute transposed tiles (`tma`).
+        halves: parts in which a tile is stored (`tma`): 1 or 2.
+        waves_per_eu: occupancy hint on AMD.
+        promotes: for 8-bit floats, add the matrix unit's imprecise sum to a float32 one after each step of K.
+    """
+
+    kernel: str
     block_m: int
     block_n: int
     block_k: int
@@ -103,7 +125,11 @@ class Config:
     split_k: int = 1
     num_warps: int = 4
     num_stages: int = 3
+    is_persistent: bool = False
+    is_swapped: bool = False
+    halves: int = 1
     waves_per_eu: int = 0
+    promotes: bool = True
 
     def tiles(self, problem: Problem) -> int:
         """Output tiles of all batch entries."""
@@ -115,19 +141,6 @@ def cdiv(amount: int, size: int) -> int:
     return -(-amount // size)
 
 
-def choose(problem: Problem, target: Target) -> Config:
-    """The configuration for `problem` on `target`."""
-    if target.backend == "interpreter":
-        # Small blocks reach every tail and loop of the kernels at sizes that an interpreter can do.
-        return Config(16, 16, 32, group_m=2, split_k=2 if problem.k > 64 else 1)
-    if problem.dtype == "float32" and resolve_precision(problem.precision, target) == "ieee":
-        config = _choose_fma(problem)
-    else:
-        config = _choose_matrix(problem)
-    config = replace(config, split_k=_split_k(problem, config, target))
-    return _for_amd(config) if target.backend == "hip" else config
-
-
 def resolve_precision(precision: str, target: Target) -> str:
     """The precision that `target` multiplies float32 with when `precision` is asked for: never a coarser one."""
     if target.backend == "hip" and (precision == "tf32x3" or target.arch != "gfx942"):
@@ -135,30 +148,32 @@ def resolve_precision(precision: str, target: Target) -> str:
     return precision
 
 
-def _choose_fma(problem: Problem) -> Config:
+def choose_fma(problem: Problem) -> Config:
+    """Blocks for products without a matrix unit that is precise enough."""
     if problem.m <= 32:
-        return Config(16, 64, 64, num_warps=4, num_stages=3)
+        return Config("pointer", 16, 64, 64, num_warps=4, num_stages=3)
     if problem.m * problem.n < 512 * 512:
-        return Config(32, 32, 32, num_warps=4, num_stages=3)
-    return Config(128, 64, 16, num_warps=8, num_stages=3)
+        return Config("pointer", 32, 32, 32, num_warps=4, num_stages=3)
+    return Config("pointer", 64, 128, 32, num_warps=8, num_stages=3)
 
 
-def _choose_matrix(problem: Problem) -> Config:
+def choose_matrix(problem: Problem) -> Config:
+    """Blocks of the pointer kernel on a matrix unit."""
     row_bytes = 256 if problem.m <= 64 else 128
     block_k = row_bytes // ITEM_BYTES[problem.dtype]
     if not problem.is_aligned_in:
         # Elements come one by one through registers: larger blocks spill.
-        return Config(64, 64, block_k // 2, num_warps=4, num_stages=3)
+        return Config("pointer", 64, 64, block_k // 2, num_warps=4, num_stages=3)
     if problem.m <= 16:
-        return Config(16, 64, block_k, num_warps=4, num_stages=4)
+        return Config("pointer", 16, 64, block_k, num_warps=4, num_stages=4)
     if problem.m <= 32:
-        return Config(32, 64, block_k, num_warps=4, num_stages=4)
+        return Config("pointer", 32, 64, block_k, num_warps=4, num_stages=4)
     if problem.m <= 64 or problem.m * problem.n * problem.batch <= 1024 * 1024:
-        return Config(64, 64, block_k, num_warps=4, num_stages=3)
-    return Config(128, 128, block_k, num_warps=8, num_stages=3)
+        return Config("pointer", 64, 64, block_k, num_warps=4, num_stages=3)
+    return Config("pointer", 128, 128, block_k, num_warps=8, num_stages=3)
 
 
-def _split_k(problem: Problem, config: Config, target: Target) -> int:
+def split_k_for(problem: Problem, config: Config, target: Target) -> int:
     """Enough splits to fill the device twice, none shorter than four blocks of K."""
     wanted = 2 * target.num_sms // max(1, config.tiles(problem))
     possible = problem.k // (4 * config.block_k)
@@ -168,7 +183,7 @@ def _split_k(problem: Problem, config: Config, target: Target) -> int:
     return split_k
 
 
-def _for_amd(config: Config) -> Config:
+def for_amd(config: Config) -> Config:
     """LDS holds (stages - 1) × one block of each operand in 64 KiB, and the pipeliner wants two stages."""
     waves = 2 if config.block_m * config.block_n >= 128 * 128 else 0
     return replace(config, num_stages=2, waves_per_eu=waves)

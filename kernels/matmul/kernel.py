@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.epilogue import finish
+from kernels.overlap import await_previous
 
 
 @triton.jit
@@ -42,16 +43,17 @@ def combine_splits(acc, partial_ptr, count_ptr, tile, split, SPLIT_K: tl.constex
     BLOCK_M: tl.constexpr = acc.shape[0]
     BLOCK_N: tl.constexpr = acc.shape[1]
     within = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    mine = (tile * SPLIT_K + split).to(tl.int64) * (BLOCK_M * BLOCK_N)
+    first = tl.cast(tile, tl.int64) * (SPLIT_K * BLOCK_M * BLOCK_N)
+    mine = first + split * (BLOCK_M * BLOCK_N)
     tl.store(partial_ptr + mine + within, acc)
     # Every thread's part must be visible before one thread announces the whole.
     tl.debug_barrier()
     arrived = tl.atomic_add(count_ptr + tile, 1, sem="acq_rel", scope="gpu")
     is_last = arrived == SPLIT_K - 1
     if is_last:
-        first = (tile * SPLIT_K).to(tl.int64) * (BLOCK_M * BLOCK_N)
         acc = tl.load(partial_ptr + first + within, cache_modifier=".cg")
-        for other in range(1, SPLIT_K):
+        # Unrolled, so that the loads of all parts are in flight together.
+        for other in tl.static_range(1, SPLIT_K):
             acc += tl.load(partial_ptr + first + other * (BLOCK_M * BLOCK_N) + within, cache_modifier=".cg")
         tl.store(count_ptr + tile, 0)
     return acc, is_last
@@ -99,11 +101,13 @@ def matmul_kernel(
     PRECISION: tl.constexpr,
     IMPRECISE_K: tl.constexpr,
     UPCAST: tl.constexpr,
+    SUMS_BLOCKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
     SPLIT_K: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Pointer kernel: any strides, any alignment, any sizes, batched.
 
@@ -114,9 +118,12 @@ def matmul_kernel(
     the dimension of `a` with stride 1; B_MAJOR likewise "n", "k" or "any". Batch entries are numbered over two
     dimensions, (outer z, inner y), with one stride each.
 
+    SUMS_BLOCKS adds up each step of K on its own first: long float32 sums then err as a tree's do.
+
     Rows of `a` and columns of `b` past the end are clamped, not masked (what they give is never stored); past K both
     operands are masked, since NaN times zero would be NaN.
     """
+    await_previous(OVERLAP)
     m = m * M_UNIT
     n = n * N_UNIT
     k = k * K_UNIT
@@ -188,6 +195,9 @@ def matmul_kernel(
             acc = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
         elif IS_INTEGER:
             acc = tl.dot(a, b, acc, out_dtype=tl.int32)
+        elif SUMS_BLOCKS:
+            # Naming a limit of imprecision keeps the compiler from folding the addition into the product.
+            acc += tl.dot(a, b, input_precision=PRECISION, max_num_imprecise_acc=BLOCK_K)
         else:
             acc = tl.dot(a, b, acc, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE_K)
         a_ptrs += step_a
@@ -218,3 +228,176 @@ def matmul_kernel(
         else:
             out_ptrs = out_ptr + offs_m.to(tl.int64)[:, None] * stride_om + offs_n.to(tl.int64)[None, :] * stride_on
         tl.store(out_ptrs, out, mask=(offs_m < m)[:, None] & (offs_n < n)[None, :])
+
+
+@triton.jit
+def load_box(desc, entry, row, column, IS_BATCHED: tl.constexpr):
+    """The box of a (rows, columns) or (batch, rows, columns) descriptor at (`row`, `column`) of `entry`."""
+    if IS_BATCHED:
+        box = desc.load([entry, row, column])
+        box = box.reshape(box.shape[1], box.shape[2])
+    else:
+        box = desc.load([row, column])
+    return box
+
+
+@triton.jit
+def store_box(desc, entry, row, column, box, IS_BATCHED: tl.constexpr):
+    """Store `box` where `load_box` would read it."""
+    if IS_BATCHED:
+        desc.store([entry, row, column], box.reshape(1, box.shape[0], box.shape[1]))
+    else:
+        desc.store([row, column], box)
+
+
+@triton.jit
+def matmul_tma_kernel(
+    a_desc,
+    b_desc,
+    out_desc,
+    out_ptr,
+    bias_ptr,
+    a_scale_ptr,
+    b_scale_ptr,
+    partial_ptr,
+    count_ptr,
+    m,
+    n,
+    k,
+    batch,
+    step_a,
+    step_b,
+    stride_oz,
+    stride_om,
+    A_MAJOR: tl.constexpr,
+    B_MAJOR: tl.constexpr,
+    IS_BATCHED: tl.constexpr,
+    STORE_BOXES: tl.constexpr,
+    OUT_UNIT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    A_SCALE: tl.constexpr,
+    B_SCALE: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    PRECISION: tl.constexpr,
+    IMPRECISE_K: tl.constexpr,
+    UPCAST: tl.constexpr,
+    OUT_TYPE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    IS_SWAPPED: tl.constexpr,
+    HALVES: tl.constexpr,
+    FLATTEN: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Descriptor kernel: operands whose rows start at multiples of 16 bytes, copied to shared memory by hardware.
+
+    Grid: (programs, SPLIT_K). Each program takes every `programs`-th tile of BLOCK_M × BLOCK_N over all batch entries;
+    with as many programs as multiprocessors the loads of a program's next tile overlap the store of its last. Reads
+    past the end give zero in both operands, so nothing is masked and padding is never summed.
+
+    A_MAJOR and B_MAJOR name the contiguous dimension, as in `matmul_kernel`. IS_SWAPPED computes the tile's transpose,
+    which lets BLOCK_M be 16 while the matrix unit still takes its 64 rows from `b`. STORE_BOXES stores through a
+    descriptor, in HALVES parts of the tile so that the staging buffer leaves room for another stage of operands.
+    """
+    await_previous(OVERLAP)
+    num_pid_m = tl.cdiv(m, BLOCK_M)
+    num_pid_n = tl.cdiv(n, BLOCK_N)
+    tiles_of_entry = num_pid_m * num_pid_n
+    split = tl.program_id(1)
+    steps = tl.cdiv(tl.cdiv(k, BLOCK_K), SPLIT_K)
+    first_step = split * steps
+    last_step = tl.minimum(first_step + steps, tl.cdiv(k, BLOCK_K))
+    IS_INTEGER: tl.constexpr = a_desc.dtype == tl.int8
+    ACC_TYPE: tl.constexpr = tl.int32 if IS_INTEGER else tl.float32
+    for tile in tl.range(tl.program_id(0), tiles_of_entry * batch, tl.num_programs(0), flatten=FLATTEN):
+        entry = tile // tiles_of_entry
+        pid_m, pid_n = tile_coordinates(tile % tiles_of_entry, num_pid_m, num_pid_n, GROUP_M)
+        row = pid_m * BLOCK_M
+        column = pid_n * BLOCK_N
+        acc = tl.zeros((BLOCK_N, BLOCK_M) if IS_SWAPPED else (BLOCK_M, BLOCK_N), dtype=ACC_TYPE)
+        for step in range(first_step, last_step):
+            at = step * BLOCK_K
+            if A_MAJOR == "k":
+                a = load_box(a_desc, entry * step_a, row, at, IS_BATCHED)
+            else:
+                a = load_box(a_desc, entry * step_a, at, row, IS_BATCHED).T
+            if B_MAJOR == "n":
+                b = load_box(b_desc, entry * step_b, at, column, IS_BATCHED)
+            else:
+                b = load_box(b_desc, entry * step_b, column, at, IS_BATCHED).T
+            if UPCAST:
+                # Triton's interpreter multiplies the bit patterns of bfloat16.
+                a = a.to(tl.float32)
+                b = b.to(tl.float32)
+            if IS_SWAPPED:
+                left = b.T
+                right = a.T
+            else:
+                left = a
+                right = b
+            if IS_INTEGER:
+                acc = tl.dot(left, right, acc, out_dtype=tl.int32)
+            else:
+                acc = tl.dot(left, right, acc, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE_K)
+        if IS_SWAPPED:
+            acc = acc.T
+        is_last = True
+        if SPLIT_K > 1:
+            acc, is_last = combine_splits(acc, partial_ptr, count_ptr, tile, split, SPLIT_K)
+        offs_m = row + tl.arange(0, BLOCK_M)
+        if is_last:
+            if STORE_BOXES and HALVES == 2:
+                pair = acc.reshape(BLOCK_M, 2, BLOCK_N // 2).permute(0, 2, 1)
+                first, second = tl.split(pair)
+                for half in tl.static_range(2):
+                    at_n = column + half * (BLOCK_N // 2)
+                    offs_n = at_n + tl.arange(0, BLOCK_N // 2)
+                    part = first if half == 0 else second
+                    out = finish(
+                        part,
+                        offs_m,
+                        offs_n,
+                        m,
+                        n,
+                        bias_ptr,
+                        a_scale_ptr,
+                        b_scale_ptr,
+                        HAS_BIAS,
+                        A_SCALE,
+                        B_SCALE,
+                        ACTIVATION,
+                        OUT_TYPE,
+                    )
+                    store_box(out_desc, entry, row, at_n, out, IS_BATCHED)
+            else:
+                offs_n = column + tl.arange(0, BLOCK_N)
+                out = finish(
+                    acc,
+                    offs_m,
+                    offs_n,
+                    m,
+                    n,
+                    bias_ptr,
+                    a_scale_ptr,
+                    b_scale_ptr,
+                    HAS_BIAS,
+                    A_SCALE,
+                    B_SCALE,
+                    ACTIVATION,
+                    OUT_TYPE,
+                )
+                if STORE_BOXES:
+                    store_box(out_desc, entry, row, column, out, IS_BATCHED)
+                else:
+                    first_row = tl.cast(entry, tl.int64) * (stride_oz * OUT_UNIT)
+                    rows = first_row + offs_m.to(tl.int64) * (stride_om * OUT_UNIT)
+                    out_ptrs = out_ptr + rows[:, None] + offs_n[None, :]
+                    in_rows = (offs_m < m)[:, None]
+                    # Whole pieces of a row are stored as such, what is left of it element by element.
+                    n_whole = (n // OUT_UNIT) * OUT_UNIT
+                    tl.store(out_ptrs, out, mask=in_rows & (offs_n < n_whole)[None, :])
+                    if n_whole < n:
+                        tl.store(out_ptrs, out, mask=in_rows & ((offs_n >= n_whole) & (offs_n < n))[None, :])

@@ -1,18 +1,18 @@
-"""From checked tensors to a launch: merging batch dimensions, reading layouts, binding kernel arguments."""
+"""From checked tensors to a launch: binding kernel arguments, and keeping what was bound for the next time."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from kernels.launching import Launch, are_aligned
-from kernels.matmul.configs import Config, Finish, Problem, cdiv, choose
-from kernels.matmul.variants import build, units_of
-from kernels.strides import broadcast_strides, collapse
-from kernels.targets import current
+from kernels.launching import Descriptor, Kept, Launch, current_stream
+from kernels.matmul.choice import choose
+from kernels.matmul.configs import ITEM_BYTES, Config, Finish, Problem, cdiv
+from kernels.matmul.variants import box_shapes, build, tma_out_unit, units_of
+from kernels.matmul.view import Dtypes, Extent, Strides, View, problem_of, view_of
+from kernels.targets import Target, current
 from kernels.workspace import workspace
 
 
@@ -28,33 +28,58 @@ class Epilogue:
     @property
     def finish(self) -> Finish:
         """What of it the choice of a binary depends on."""
-        bias_dtype = "" if self.bias is None else str(self.bias.dtype).removeprefix("torch.")
+        bias_dtype = "" if self.bias is None else _name(self.bias.dtype)
         return Finish(bias_dtype, _num_scales(self.a_scale), _num_scales(self.b_scale), self.activation)
 
 
-def _num_scales(scale: torch.Tensor | None) -> str:
-    if scale is None:
-        return "none"
-    return "one" if scale.numel() == 1 else "each"
+class PreparedMatmul:
+    """A product of given shapes, strides and options, ready to launch on any tensors that have them.
 
+    Not for several threads at once.
 
-@dataclass(frozen=True)
-class View:
-    """Three tensors as one batched product over at most two batch dimensions.
-
-    Attributes:
-        sizes: (m, n, k).
-        batch: extents of the batch dimensions, (outer, inner).
-        a: strides of op(a): (outer, inner, m, k).
-        b: strides of op(b): (outer, inner, k, n).
-        out: strides of the output: (outer, inner, m, n).
+    Args:
+        view: shapes and strides.
+        problem: what of them the kernel depends on.
+        finish: what follows the product.
+        config: how to compute it.
+        device: where.
     """
 
-    sizes: tuple[int, int, int]
-    batch: tuple[int, int]
-    a: tuple[int, int, int, int]
-    b: tuple[int, int, int, int]
-    out: tuple[int, int, int, int]
+    def __init__(self, view: View, problem: Problem, finish: Finish, config: Config, device: torch.device) -> None:
+        index = device.index if device.index is not None else -1
+        target = current(index)
+        self.config = config
+        self.problem = problem
+        is_tma = config.kernel == "tma"
+        values = _descriptor_values(view, problem, config) if is_tma else _pointer_values(view, problem)
+        variant = build(problem, finish, config, target)
+        self._launch = Launch(variant, target, _grid(problem, config, target), values, index)
+        self._device = device
+        self._index = index
+        tiles = config.tiles(problem)
+        self._num_counters = tiles if config.split_k > 1 else 0
+        self._num_partials = tiles * config.split_k * config.block_m * config.block_n if config.split_k > 1 else 0
+
+    def __call__(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        a_scale: torch.Tensor | None = None,
+        b_scale: torch.Tensor | None = None,
+    ) -> None:
+        """Launch on the current stream. Shapes, strides, dtypes and alignment must be those that were prepared."""
+        partial = count = None
+        if self._num_counters:
+            stream = current_stream(self._index) if self._launch.is_bound else 0
+            partial, count = workspace(self._device, stream, self._num_partials, self._num_counters)
+            if self.problem.dtype == "int8":
+                partial = partial.view(torch.int32)
+        self._launch(a, b, out, bias, a_scale, b_scale, partial, count)
+
+
+_kept: Kept[PreparedMatmul] = Kept()
 
 
 def launch(
@@ -75,130 +100,102 @@ def launch(
         precision: for float32 inputs.
         config: instead of the one that `choose` gives; for tests and tuning.
     """
-    shape = tuple(out.shape[:-2])
-    strides_a = broadcast_strides(a.shape[:-2], a.stride()[:-2], shape)
-    strides_b = broadcast_strides(b.shape[:-2], b.stride()[:-2], shape)
-    batch, strides = collapse(shape, strides_a, strides_b, out.stride()[:-2])
-    if len(batch) > 2:
-        # More batch dimensions than the kernel walks: one launch for each entry of the outermost.
-        a, b = a.expand(*shape, *a.shape[-2:]), b.expand(*shape, *b.shape[-2:])
-        outermost = next(dim for dim, extent in enumerate(shape) if extent > 1)
-        for entry in range(shape[outermost]):
-            part_a, part_b, part_out = (tensor.select(outermost, entry) for tensor in (a, b, out))
-            launch(part_a, part_b, part_out, epilogue, precision, config)
+    prepared = prepare(a, b, out, epilogue, precision, config)
+    if prepared is not None:
+        prepared(a, b, out, epilogue.bias, epilogue.a_scale, epilogue.b_scale)
         return
-    view = _fold(_view(a, b, out, batch, strides), epilogue)
-    _bind(a, b, out, view, epilogue, precision, config)
+    # More batch dimensions than the kernels walk: one launch for each entry of the outermost.
+    shape = tuple(out.shape[:-2])
+    a, b = a.expand(*shape, *a.shape[-2:]), b.expand(*shape, *b.shape[-2:])
+    outermost = next(dim for dim, extent in enumerate(shape) if extent > 1)
+    for entry in range(shape[outermost]):
+        part_a, part_b, part_out = (tensor.select(outermost, entry) for tensor in (a, b, out))
+        launch(part_a, part_b, part_out, epilogue, precision, config)
 
 
-def _view(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, batch: Sequence[int], strides: Sequence[Sequence[int]]
-) -> View:
-    def padded(values: Sequence[int], fill: int) -> tuple[int, int]:
-        outer, inner = (*(fill,) * (2 - len(values)), *values)
-        return outer, inner
-
-    (m, k), n = a.shape[-2:], b.shape[-1]
-    of_a, of_b, of_out = (padded(values, 0) for values in strides)
-    return View(
-        (m, n, k),
-        padded(batch, 1),
-        (*of_a, _step(a, -2), _step(a, -1)),
-        (*of_b, _step(b, -2), _step(b, -1)),
-        (*of_out, _step(out, -2), out.stride(-1)),
-    )
-
-
-def _step(tensor: torch.Tensor, dim: int) -> int:
-    """The stride of `dim`; 0 where it is never walked, so that a stray value does not look unaligned."""
-    return 0 if tensor.shape[dim] == 1 else tensor.stride(dim)
-
-
-def _fold(view: View, epilogue: Epilogue) -> View:
-    """One taller product where every batch entry uses the same `b` and the rows follow one another."""
-    (m, n, k), (outer, inner) = view.sizes, view.batch
-    is_row_scaled = epilogue.a_scale is not None and epilogue.a_scale.numel() > 1
-    follows = view.a[1] == m * view.a[2] and view.out[1] == m * view.out[2]
-    if outer > 1 or inner == 1 or view.b[1] != 0 or not follows or is_row_scaled:
-        return view
-    return View((inner * m, n, k), (1, 1), (0, 0, *view.a[2:]), view.b, (0, 0, *view.out[2:]))
-
-
-def _bind(
+def prepare(
     a: torch.Tensor,
     b: torch.Tensor,
     out: torch.Tensor,
-    view: View,
     epilogue: Epilogue,
     precision: str,
-    config: Config | None,
-) -> None:
-    target = current(a.get_device())
-    problem = _problem(a, b, out, view, precision)
-    config = config or choose(problem, target)
-    variant = build(problem, epilogue.finish, config, target)
-    prepared = Launch(variant, target, _grid(problem, config), _values(view, problem))
-    partial, count = workspace(a.device, *_workspace_sizes(problem, config))
-    if partial is not None and a.dtype == torch.int8:
-        partial = partial.view(torch.int32)
-    prepared(a, b, out, epilogue.bias, epilogue.a_scale, epilogue.b_scale, partial, count)
+    config: Config | None = None,
+) -> PreparedMatmul | None:
+    """What `launch` would run, bound but for the addresses; None where it would take several launches."""
+    finish = epilogue.finish
+    alignment = ((a.data_ptr() | b.data_ptr()) % 16 == 0, out.data_ptr() % 16 == 0)
+    shapes = (a.shape, a.stride(), b.shape, b.stride(), out.shape, out.stride())
+    key = (shapes, a.dtype, out.dtype, alignment, finish, precision, config, a.device)
+
+    def make() -> PreparedMatmul | None:
+        extents = (Extent(tuple(tensor.shape), tensor.stride()) for tensor in (a, b, out))
+        view = view_of(*extents, is_row_scaled=finish.a_scale == "each")
+        if view is None:
+            return None
+        dtypes = Dtypes(_name(a.dtype), _name(out.dtype), precision)
+        problem = problem_of(view, dtypes, is_in_aligned=alignment[0], is_out_aligned=alignment[1])
+        return PreparedMatmul(view, problem, finish, config or choose(problem, current(a.get_device())), a.device)
+
+    return _kept.get(key, make)
 
 
-def _problem(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, view: View, precision: str) -> Problem:
-    m, n, k = view.sizes
-    a_major = _major(view.a[2:], ("m", "k"), prefer="k")
-    b_major = _major(view.b[2:], ("k", "n"), prefer="n")
-    in_unit, out_unit = 16 // a.element_size(), 16 // out.element_size()
-    extents = {"m": m, "n": n, "k": k, "any": 1}
-    spans_a = (_other(view.a, a_major, "mk"), extents[a_major], *view.a[:2])
-    spans_b = (_other(view.b, b_major, "kn"), extents[b_major], *view.b[:2])
-    is_aligned_in = all(span % in_unit == 0 for span in (*spans_a, *spans_b))
-    is_aligned_out = view.out[3] == 1 and all(span % out_unit == 0 for span in (*view.out[:3], n))
-    return Problem(
-        m,
-        n,
-        k,
-        math.prod(view.batch),
-        str(a.dtype).removeprefix("torch."),
-        str(out.dtype).removeprefix("torch."),
-        a_major,
-        b_major,
-        precision,
-        is_aligned_in and are_aligned((a, b)),
-        is_aligned_out and are_aligned((out,)),
-    )
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
-def _major(strides: Sequence[int], names: tuple[str, str], prefer: str) -> str:
-    """The dimension with stride 1, `prefer` when both have it."""
-    unit = [name for name, stride in zip(names, strides, strict=True) if stride == 1]
-    return "any" if not unit else prefer if prefer in unit else unit[0]
+def _num_scales(scale: torch.Tensor | None) -> str:
+    if scale is None:
+        return "none"
+    return "one" if scale.numel() == 1 else "each"
 
 
-def _other(strides: Sequence[int], major: str, names: str) -> int:
-    """Stride of the dimension that is not `major`; 1, which divides nothing, when neither is."""
-    return 1 if major == "any" else strides[2 + 1 - names.index(major)]
+def _grid(problem: Problem, config: Config, target: Target) -> tuple[int, int, int]:
+    tiles = config.tiles(problem)
+    return min(tiles, target.num_sms) if config.is_persistent else tiles, config.split_k, 1
 
 
-def _grid(problem: Problem, config: Config) -> tuple[int, int, int]:
-    return config.tiles(problem), config.split_k, 1
-
-
-def _values(view: View, problem: Problem) -> dict[str, int]:
+def _pointer_values(view: View, problem: Problem) -> dict[str, Any]:
     units = units_of(problem)
-    m, n, k = view.sizes
     names = ("az", "ay", "am", "ak", "bz", "by", "bk", "bn")
     strides = dict(zip(names, (*view.a, *view.b), strict=True))
     values = {f"stride_{name}": stride // units["in"] for name, stride in strides.items()}
     outs = dict(zip(("oz", "oy", "om", "on"), view.out, strict=True))
     values |= {f"stride_{name}": stride // units["out"] for name, stride in outs.items()}
-    values |= {"m": cdiv(m, units["m"]), "n": cdiv(n, units["n"]), "k": cdiv(k, units["k"])}
+    values |= {"m": cdiv(view.m, units["m"]), "n": cdiv(view.n, units["n"]), "k": cdiv(view.k, units["k"])}
     return values | {"batch_inner": view.batch[1]}
 
 
-def _workspace_sizes(problem: Problem, config: Config) -> tuple[int, int]:
-    """Partial sums and counters."""
-    if config.split_k == 1:
-        return 0, 0
-    tiles = config.tiles(problem)
-    return tiles * config.split_k * config.block_m * config.block_n, tiles
+def _descriptor_values(view: View, problem: Problem, config: Config) -> dict[str, Any]:
+    out_unit = tma_out_unit(problem, config)
+    boxes = box_shapes(problem, config)
+    m, n, k = view.m, view.n, view.k
+    a_rows = (m, k) if problem.a_major == "k" else (k, m)
+    b_rows = (k, n) if problem.b_major == "n" else (n, k)
+    item_bytes = ITEM_BYTES[problem.dtype]
+    values: dict[str, Any] = {
+        "a_desc": _descriptor(a_rows, view.a, view.batch[1], boxes["a"], item_bytes),
+        "b_desc": _descriptor(b_rows, view.b, view.batch[1], boxes["b"], item_bytes),
+        "m": m,
+        "n": n,
+        "k": k,
+        "batch": problem.batch,
+        "step_a": int(view.a[1] != 0),
+        "step_b": int(view.b[1] != 0),
+        "stride_oz": view.out[1] // out_unit,
+        "stride_om": view.out[2] // out_unit,
+    }
+    out = _descriptor((m, n), view.out, view.batch[1], boxes["out"], ITEM_BYTES[problem.out_dtype])
+    return values | {"out_desc": out}
+
+
+def _descriptor(
+    rows: tuple[int, int], strides: Strides, batch: int, box: tuple[int, ...], item_bytes: int
+) -> Descriptor:
+    """Geometry of one operand of `rows` = (number of rows, length), batched when its `box` is."""
+    # A stride that is never walked may be anything; the hardware wants it to be sound all the same.
+    padded = -(-rows[1] * item_bytes // 16) * 16 // item_bytes
+    row_step = max(*strides[2:], padded) if rows[0] == 1 else max(strides[2:])
+    if len(box) == 2:
+        return Descriptor(rows, (row_step, 1), box)
+    entries = batch if strides[1] != 0 else 1
+    return Descriptor((entries, *rows), (strides[1] or rows[0] * row_step, row_step, 1), box)

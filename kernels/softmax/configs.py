@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernels.tables import is_tuned, table_for
 from kernels.targets import Target
 
 DTYPES = ("float16", "bfloat16", "float32")
 # How many parts of one row the merging kernel holds.
 MAX_SPLITS = 512
+# Elements of a row that one program can hold.
+LONGEST_ROW = 32768
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Problem:
         out_dtype: name of the output's dtype.
         is_contiguous: whether elements of a row follow one another, in input and output.
         is_aligned: whether rows can be read and written in 16-byte pieces.
+        is_flat: whether all rows lie one stride apart.
     """
 
     rows: int
@@ -34,6 +38,7 @@ class Problem:
     out_dtype: str
     is_contiguous: bool = True
     is_aligned: bool = True
+    is_flat: bool = True
 
 
 @dataclass(frozen=True)
@@ -41,12 +46,15 @@ class Config:
     """Blocks and compiler options of one launch.
 
     Attributes:
-        kernel: `row` (whole rows in registers), `loop` (a row read twice), `split` (a row over several programs) or
+        kernel: `row` (whole rows in registers), `stream` (the same, row after row), `loop` (a row read twice),
+            `team` (a row in the registers of several programs), `split` (a row over several programs, read twice) or
             `column` (rows lie across memory).
         block_rows: rows of one program.
         block_n: elements of a row held at a time.
         num_warps: warps of one program.
-        splits: programs of one row, for `split`.
+        splits: programs of one row, for `split` and `team`.
+        num_stages: rows in flight, for `stream`.
+        programs_per_sm: programs on each multiprocessor, for `stream` and `team`.
     """
 
     kernel: str
@@ -54,6 +62,8 @@ class Config:
     block_n: int
     num_warps: int
     splits: int = 1
+    num_stages: int = 1
+    programs_per_sm: int = 1
 
 
 def choose(problem: Problem, target: Target) -> Config:
@@ -62,13 +72,38 @@ def choose(problem: Problem, target: Target) -> Config:
         return _choose_interpreted(problem)
     if not problem.is_contiguous:
         return Config("column", 32, 32, 4)
+    is_long = problem.n > LONGEST_ROW or (problem.n >= LONGEST_ROW // 2 and 2 * problem.rows <= target.num_sms)
+    return _choose_long(problem, target) if is_long else _choose_whole(problem, target)
+
+
+def _choose_whole(problem: Problem, target: Target) -> Config:
+    """Rows whole in registers, as measured for the next power of two, else 16 elements a thread."""
     block_n = power_of_two(problem.n)
-    if problem.n > 16384:
-        splits = _splits(problem, target)
-        return Config("split", 1, 4096, 8, splits) if splits > 1 else Config("loop", 1, 4096, 8)
-    if block_n <= 512:
-        return Config("row", max(1, 2048 // block_n), block_n, 4)
-    return Config("row", 1, block_n, min(16, max(4, block_n // 1024)))
+    measured = table_for(target).get("softmax", {}).get("rows", {}).get(str(_item_bytes(problem)), ())
+    for entry in measured:
+        if entry["block_n"] == max(block_n, measured[0]["block_n"]):
+            block_rows = entry["block_rows"] * entry["block_n"] // block_n
+            return Config("row", block_rows, block_n, entry["num_warps"])
+    if block_n <= 1024:
+        return Config("row", 2048 // block_n, block_n, 4)
+    return Config("row", 1, block_n, min(16, max(4, block_n // 512)))
+
+
+def _choose_long(problem: Problem, target: Target) -> Config:
+    """A row over a team of programs where they can be kept together, else read twice."""
+    entry = table_for(target).get("softmax", {}).get("team", {}).get(str(_item_bytes(problem)))
+    if entry is not None:
+        team = -(-problem.n // entry["block_n"])
+        # How many programs fit beside one another was only measured on the table's own device.
+        programs_per_sm = entry["programs_per_sm"] if is_tuned(target) else 1
+        if team <= min(MAX_SPLITS, target.num_sms * programs_per_sm):
+            return Config("team", 1, entry["block_n"], entry["num_warps"], team, 1, programs_per_sm)
+    splits = _splits(problem, target)
+    return Config("split", 1, 4096, 8, splits) if splits > 1 else Config("loop", 1, 4096, 8)
+
+
+def _item_bytes(problem: Problem) -> int:
+    return 4 if problem.dtype == "float32" else 2
 
 
 def power_of_two(amount: int) -> int:

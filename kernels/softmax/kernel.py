@@ -11,12 +11,21 @@ x - max is NaN somewhere. The maximum need not carry NaN, since e^NaN in the sum
 import triton
 import triton.language as tl
 
+from kernels.overlap import await_previous
+
 
 @triton.jit
-def row_offsets(row, rows_inner, stride_outer, stride_inner, UNIT: tl.constexpr):
-    """Offset of the first element of each row, in elements; strides come in UNITs, which tells how they divide."""
-    row = row.to(tl.int64)
-    return (row // rows_inner) * (stride_outer * UNIT) + (row % rows_inner) * (stride_inner * UNIT)
+def row_offsets(row, rows_inner, stride_outer, stride_inner, UNIT: tl.constexpr, IS_FLAT: tl.constexpr):
+    """Offset of the first element of each row, in elements; strides come in UNITs, which tells how they divide.
+
+    IS_FLAT says that all rows lie one inner stride apart, which saves a division.
+    """
+    row = tl.cast(row, tl.int64)
+    if IS_FLAT:
+        offsets = row * (stride_inner * UNIT)
+    else:
+        offsets = (row // rows_inner) * (stride_outer * UNIT) + (row % rows_inner) * (stride_inner * UNIT)
+    return offsets
 
 
 @triton.jit
@@ -64,19 +73,56 @@ def softmax_row_kernel(
     LOG: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    IS_FLAT: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Rows whole in registers: one read, one write. Grid: (ceil(rows / BLOCK_ROWS),)."""
+    await_previous(OVERLAP)
     n = n * N_UNIT
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     offs_n = tl.arange(0, BLOCK_N)
     mask = (row < rows)[:, None] & (offs_n < n)[None, :]
-    from_x = row_offsets(row, rows_inner, stride_xo, stride_xi, X_UNIT)
+    from_x = row_offsets(row, rows_inner, stride_xo, stride_xi, X_UNIT, IS_FLAT)
     x = tl.load(x_ptr + from_x[:, None] + offs_n[None, :], mask=mask, other=-float("inf")).to(tl.float32)
     top = tl.max(x, axis=1)
     total = tl.sum(tl.exp(x - top[:, None]), axis=1)
     out = normalise(x, top[:, None], total[:, None], LOG)
-    from_out = row_offsets(row, rows_inner, stride_oo, stride_oi, OUT_UNIT)
+    from_out = row_offsets(row, rows_inner, stride_oo, stride_oi, OUT_UNIT, IS_FLAT)
     tl.store(out_ptr + from_out[:, None] + offs_n[None, :], out.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def softmax_stream_kernel(
+    x_ptr,
+    out_ptr,
+    rows,
+    n,
+    rows_inner,
+    stride_xo,
+    stride_xi,
+    stride_oo,
+    stride_oi,
+    X_UNIT: tl.constexpr,
+    OUT_UNIT: tl.constexpr,
+    N_UNIT: tl.constexpr,
+    LOG: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+    IS_FLAT: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Row after row in each program, the next ones on their way to shared memory meanwhile. Grid: (programs,)."""
+    await_previous(OVERLAP)
+    n = n * N_UNIT
+    offs_n = tl.arange(0, BLOCK_N)
+    mask = offs_n < n
+    for row in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=NUM_STAGES):
+        from_x = row_offsets(row, rows_inner, stride_xo, stride_xi, X_UNIT, IS_FLAT)
+        x = tl.load(x_ptr + from_x + offs_n, mask=mask, other=-float("inf")).to(tl.float32)
+        top = tl.max(x, axis=0)
+        total = tl.sum(tl.exp(x - top), axis=0)
+        to_out = row_offsets(row, rows_inner, stride_oo, stride_oi, OUT_UNIT, IS_FLAT)
+        tl.store(out_ptr + to_out + offs_n, normalise(x, top, total, LOG).to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -117,12 +163,15 @@ def softmax_loop_kernel(
     N_UNIT: tl.constexpr,
     LOG: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    IS_FLAT: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """A long row read twice, the second time from L2 while it lasts. Grid: (rows,)."""
+    await_previous(OVERLAP)
     n = n * N_UNIT
     row = tl.program_id(0)
-    x_ptr += row_offsets(row, rows_inner, stride_xo, stride_xi, X_UNIT)
-    out_ptr += row_offsets(row, rows_inner, stride_oo, stride_oi, OUT_UNIT)
+    x_ptr += row_offsets(row, rows_inner, stride_xo, stride_xi, X_UNIT, IS_FLAT)
+    out_ptr += row_offsets(row, rows_inner, stride_oo, stride_oi, OUT_UNIT, IS_FLAT)
     top, total = scan(x_ptr, 0, n, BLOCK_N)
     write(x_ptr, out_ptr, 0, n, top, total, LOG, BLOCK_N)
 
@@ -139,15 +188,18 @@ def softmax_partial_kernel(
     X_UNIT: tl.constexpr,
     N_UNIT: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    IS_FLAT: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """First half of a row split over programs: each part's maximum and sum. Grid: (rows, splits).
 
     `partial_ptr` is (rows, splits, 2) float32.
     """
+    await_previous(OVERLAP)
     n = n * N_UNIT
     row = tl.program_id(0)
     part = tl.program_id(1)
-    x_ptr += row_offsets(row, rows_inner, stride_xo, stride_xi, X_UNIT)
+    x_ptr += row_offsets(row, rows_inner, stride_xo, stride_xi, X_UNIT, IS_FLAT)
     first = part * blocks_per_split * BLOCK_N
     top, total = scan(x_ptr, first, tl.minimum(n, first + blocks_per_split * BLOCK_N), BLOCK_N)
     place = partial_ptr + (row.to(tl.int64) * tl.num_programs(1) + part) * 2 + tl.arange(0, 1)
@@ -173,8 +225,11 @@ def softmax_apply_kernel(
     LOG: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
+    IS_FLAT: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Second half: every program merges the parts of its row and writes one of them. Grid: (rows, splits)."""
+    await_previous(OVERLAP)
     n = n * N_UNIT
     row = tl.program_id(0)
     part = tl.program_id(1)
@@ -184,8 +239,8 @@ def softmax_apply_kernel(
     tops = tl.load(place, mask=others < splits, other=-float("inf"))
     totals = tl.load(place + 1, mask=others < splits, other=0.0)
     top, total = merge_lanes(tops, totals, 0)
-    x_ptr += row_offsets(row, rows_inner, stride_xo, stride_xi, X_UNIT)
-    out_ptr += row_offsets(row, rows_inner, stride_oo, stride_oi, OUT_UNIT)
+    x_ptr += row_offsets(row, rows_inner, stride_xo, stride_xi, X_UNIT, IS_FLAT)
+    out_ptr += row_offsets(row, rows_inner, stride_oo, stride_oi, OUT_UNIT, IS_FLAT)
     first = part * blocks_per_split * BLOCK_N
     last = tl.minimum(n, first + blocks_per_split * BLOCK_N)
     write(x_ptr, out_ptr, first, last, top, total, LOG, BLOCK_N)
@@ -207,12 +262,15 @@ def softmax_column_kernel(
     LOG: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    IS_FLAT: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Rows whose elements lie apart: neighbouring rows are read side by side. Grid: (ceil(rows / BLOCK_ROWS),)."""
+    await_previous(OVERLAP)
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     offs_n = tl.arange(0, BLOCK_N).to(tl.int64)
-    x_ptrs = x_ptr + row_offsets(row, rows_inner, stride_xo, stride_xi, 1)[None, :]
-    out_ptrs = out_ptr + row_offsets(row, rows_inner, stride_oo, stride_oi, 1)[None, :]
+    x_ptrs = x_ptr + row_offsets(row, rows_inner, stride_xo, stride_xi, 1, IS_FLAT)[None, :]
+    out_ptrs = out_ptr + row_offsets(row, rows_inner, stride_oo, stride_oi, 1, IS_FLAT)[None, :]
     in_rows = (row < rows)[None, :]
     top = tl.full((BLOCK_N, BLOCK_ROWS), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK_N, BLOCK_ROWS), tl.float32)
@@ -226,3 +284,71 @@ def softmax_column_kernel(
         mask = in_rows & (offs < n)
         x = tl.load(x_ptrs + offs * stride_xn, mask=mask, other=-float("inf")).to(tl.float32)
         tl.store(out_ptrs + offs * stride_on, normalise(x, top, total, LOG).to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def softmax_team_kernel(
+    x_ptr,
+    out_ptr,
+    partial_ptr,
+    count_ptr,
+    rows,
+    n,
+    rows_inner,
+    stride_xo,
+    stride_xi,
+    stride_oo,
+    stride_oi,
+    team_size,
+    X_UNIT: tl.constexpr,
+    OUT_UNIT: tl.constexpr,
+    N_UNIT: tl.constexpr,
+    LOG: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MAX_TEAM: tl.constexpr,
+    IS_FLAT: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """A long row held in the registers of a team of programs, so that it is read once. Grid: (teams × team_size,).
+
+    The members of a team exchange (maximum, sum) through memory and wait for each other once a row. They must all be
+    running at the same time, so the launch is a cooperative one: the driver starts all programs or none. `partial_ptr`
+    is (teams, 2, team_size, 2) float32, two slots used in turn: a member that is one row ahead must not overwrite what
+    others still read. `count_ptr` is (teams,) int32 of arrivals, zero before and after the launch.
+    """
+    await_previous(OVERLAP)
+    n = n * N_UNIT
+    team = tl.program_id(0) // team_size
+    member = tl.program_id(0) % team_size
+    num_teams = tl.num_programs(0) // team_size
+    offs_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
+    mask = offs_n < n
+    everyone = tl.arange(0, MAX_TEAM)
+    present = everyone < team_size
+    partial_ptr += team * (4 * team_size)
+    count_ptr += team
+    turn = 0
+    for row in tl.range(team, rows, num_teams):
+        from_x = row_offsets(row, rows_inner, stride_xo, stride_xi, X_UNIT, IS_FLAT)
+        x = tl.load(x_ptr + from_x + offs_n, mask=mask, other=-float("inf")).to(tl.float32)
+        my_top = tl.max(x, axis=0)
+        # A member may hold nothing but padding.
+        base = tl.where(my_top == -float("inf"), 0.0, my_top)
+        my_total = tl.sum(tl.exp(x - base), axis=0)
+        slot = partial_ptr + (turn % 2) * (2 * team_size)
+        tl.store(slot + member * 2, my_top)
+        tl.store(slot + member * 2 + 1, my_total)
+        turn += 1
+        tl.debug_barrier()
+        arrived = tl.atomic_add(count_ptr, 1, sem="acq_rel", scope="gpu") + 1
+        while arrived < turn * team_size:
+            arrived = tl.atomic_add(count_ptr, 0, sem="acquire", scope="gpu")
+        tops = tl.load(slot + everyone * 2, mask=present, other=-float("inf"), cache_modifier=".cg")
+        totals = tl.load(slot + everyone * 2 + 1, mask=present, other=0.0, cache_modifier=".cg")
+        top, total = merge_lanes(tops, totals, 0)
+        to_out = row_offsets(row, rows_inner, stride_oo, stride_oi, OUT_UNIT, IS_FLAT)
+        tl.store(out_ptr + to_out + offs_n, normalise(x, top, total, LOG).to(out_ptr.dtype.element_ty), mask=mask)
+    # The last to leave puts the counter back.
+    left = tl.atomic_add(count_ptr, 1, sem="acq_rel", scope="gpu") + 1
+    if left == (turn + 1) * team_size:
+        tl.store(count_ptr, 0)

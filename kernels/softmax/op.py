@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.launching import Launch, Variant, are_aligned
+from kernels.launching import Kept, Launch, Variant, are_aligned, current_stream
 from kernels.softmax.configs import DTYPES, Config, Problem, choose
 from kernels.softmax.variants import KERNELS, build
 from kernels.strides import collapse
 from kernels.targets import Target, current
+from kernels.workspace import workspace
 
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 
@@ -52,6 +53,32 @@ def softmax(
     return out
 
 
+def prepare_softmax(x: torch.Tensor, out: torch.Tensor, *, axis: int = -1, log: bool = False) -> PreparedSoftmax:
+    """A launcher for softmaxes like this one: the same shape, strides, dtypes, alignment and options.
+
+    Calling it with `(x, out)` skips every check and choice. It belongs to the calling thread.
+
+    Args:
+        x: as in `softmax`.
+        out: the shape of `x`, not empty.
+        axis: as in `softmax`.
+        log: as in `softmax`.
+
+    Returns:
+        The launcher. Nothing is launched yet, but the kernels are compiled and loaded.
+
+    Raises:
+        ValueError: as in `softmax`, or the tensor is empty or its rows need a copy first.
+    """
+    _check(x, axis)
+    if out.shape != x.shape or out.numel() == 0 or out.dtype not in _DTYPES:
+        raise ValueError(f"out: expected {tuple(x.shape)}, not empty, got {tuple(out.shape)} of {out.dtype}")
+    prepared = prepare(x.movedim(axis, -1), out.movedim(axis, -1), log=log)
+    if prepared is None:
+        raise ValueError("the dimensions beside the axis do not merge into two: use softmax")
+    return prepared
+
+
 def _check(x: torch.Tensor, axis: int) -> int:
     if x.dim() == 0:
         raise ValueError("x: needs one dimension or more")
@@ -79,6 +106,56 @@ class View:
     out: tuple[int, int, int]
 
 
+class PreparedSoftmax:
+    """A softmax of given shapes, strides and options, ready to launch on any tensors that have them.
+
+    Not for several threads at once.
+
+    Args:
+        view: shapes and strides.
+        problem: what of them the kernel depends on.
+        config: how to compute it.
+        device: where.
+        log: logarithm of the softmax.
+    """
+
+    def __init__(self, view: View, problem: Problem, config: Config, device: torch.device, *, log: bool) -> None:
+        index = device.index if device.index is not None else -1
+        target = current(index)
+        self.config = config
+        self._device = device
+        self._index = index
+        self._num_partials = _num_partials(problem, config, target)
+        self._launches = []
+        for kernel in KERNELS[config.kernel]:
+            variant = build(kernel, problem, config, target, log=log)
+            values = _values(view, problem, config, variant)
+            self._launches.append(Launch(variant, target, _grid(problem, config, target), values, index))
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Launch on the current stream. Shapes, strides, dtypes and alignment must be those that were prepared."""
+        if not self._num_partials:
+            self._launches[0](x, out)
+            return
+        stream = current_stream(self._index) if self._launches[0].is_bound else 0
+        partial, count = workspace(self._device, stream, self._num_partials, 1)
+        if self.config.kernel == "team":
+            self._launches[0](x, out, partial, count)
+            return
+        self._launches[0](x, partial)
+        self._launches[1](x, out, partial)
+
+
+def _num_partials(problem: Problem, config: Config, target: Target) -> int:
+    """Floats of scratch."""
+    if config.kernel == "split":
+        return 2 * problem.rows * config.splits
+    return 4 * target.num_sms * config.programs_per_sm if config.kernel == "team" else 0
+
+
+_kept: Kept[PreparedSoftmax] = Kept()
+
+
 def launch(x: torch.Tensor, out: torch.Tensor, *, log: bool, config: Config | None = None) -> None:
     """Softmax of `x` over its last dimension into `out`.
 
@@ -88,36 +165,42 @@ def launch(x: torch.Tensor, out: torch.Tensor, *, log: bool, config: Config | No
         log: logarithm of the softmax.
         config: instead of the one that `choose` gives; for tests and tuning.
     """
-    rows, strides = collapse(x.shape[:-1], x.stride()[:-1], out.stride()[:-1])
-    if len(rows) > 2:
-        # More dimensions than the kernels walk: through contiguous copies.
-        temporary = torch.empty(out.shape, dtype=out.dtype, device=out.device)
-        launch(x.contiguous(), temporary, log=log, config=config)
-        out.copy_(temporary)
+    prepared = prepare(x, out, log=log, config=config)
+    if prepared is not None:
+        prepared(x, out)
         return
-    view = _view(x, out, rows, strides)
-    target = current(x.get_device())
-    problem = _problem(x, out, view)
-    config = config or choose(problem, target)
+    # More dimensions than the kernels walk: through contiguous copies.
+    temporary = torch.empty(out.shape, dtype=out.dtype, device=out.device)
+    launch(x.contiguous(), temporary, log=log, config=config)
+    out.copy_(temporary)
+
+
+def prepare(
+    x: torch.Tensor, out: torch.Tensor, *, log: bool = False, config: Config | None = None
+) -> PreparedSoftmax | None:
+    """What `launch` would run, bound but for the addresses; None where the kernels cannot walk the rows."""
+    key = (x.shape, x.stride(), out.stride(), x.dtype, out.dtype, are_aligned((x, out)), log, config, x.device)
+
+    def make() -> PreparedSoftmax | None:
+        rows, strides = collapse(x.shape[:-1], x.stride()[:-1], out.stride()[:-1])
+        if len(rows) > 2:
+            return None
+        view = _view(x, out, rows, strides)
+        problem = _problem(x, out, view)
+        return PreparedSoftmax(view, problem, config or choose(problem, current(x.get_device())), x.device, log=log)
+
+    return _kept.get(key, make)
+
+
+def _grid(problem: Problem, config: Config, target: Target) -> tuple[int, int, int]:
     if config.kernel == "split":
-        _launch_split(x, out, view, problem, (config, target, log))
-        return
-    variant = build(KERNELS[config.kernel][0], problem, config, log=log)
-    programs = -(-problem.rows // config.block_rows)
-    Launch(variant, target, (programs, 1, 1), _values(view, problem, variant))(x, out)
-
-
-def _launch_split(
-    x: torch.Tensor, out: torch.Tensor, view: View, problem: Problem, how: tuple[Config, Target, bool]
-) -> None:
-    config, target, log = how
-    partial = torch.empty((problem.rows, config.splits, 2), dtype=torch.float32, device=x.device)
-    blocks = -(-problem.n // config.block_n)
-    more = {"blocks_per_split": -(-blocks // config.splits)}
-    grid = (problem.rows, config.splits, 1)
-    for kernel, tensors in zip(KERNELS["split"], ((x, partial), (x, out, partial)), strict=True):
-        variant = build(kernel, problem, config, log=log)
-        Launch(variant, target, grid, _values(view, problem, variant) | more)(*tensors)
+        return problem.rows, config.splits, 1
+    if config.kernel == "team":
+        teams = target.num_sms * config.programs_per_sm // config.splits
+        return min(problem.rows, teams) * config.splits, 1, 1
+    if config.kernel == "stream":
+        return min(problem.rows, target.num_sms * config.programs_per_sm), 1, 1
+    return -(-problem.rows // config.block_rows), 1, 1
 
 
 def _view(x: torch.Tensor, out: torch.Tensor, rows: Sequence[int], strides: Sequence[Sequence[int]]) -> View:
@@ -141,13 +224,15 @@ def _problem(x: torch.Tensor, out: torch.Tensor, view: View) -> Problem:
         str(out.dtype).removeprefix("torch."),
         is_contiguous,
         is_contiguous and are_aligned((x, out)) and all(span % unit == 0 for span, unit in spans),
+        view.rows[0] == 1,
     )
 
 
-def _values(view: View, problem: Problem, variant: Variant) -> dict[str, int]:
+def _values(view: View, problem: Problem, config: Config, variant: Variant) -> dict[str, int]:
     constants = dict(variant.constants)
     x_unit, out_unit, n_unit = (int(constants.get(name, 1)) for name in ("X_UNIT", "OUT_UNIT", "N_UNIT"))
     values = {f"stride_x{dim}": stride // x_unit for dim, stride in zip("oin", view.x, strict=True)}
     values |= {f"stride_o{dim}": stride // out_unit for dim, stride in zip("oin", view.out, strict=True)}
     values |= {"rows": problem.rows, "rows_inner": view.rows[1], "n": problem.n // n_unit}
+    values |= {"team_size": config.splits, "blocks_per_split": -(-problem.n // (config.block_n * config.splits))}
     return {name: value for name, value in values.items() if name in dict(variant.signature)}

@@ -14,12 +14,17 @@ from kernels.softmax.kernel import (
     softmax_loop_kernel,
     softmax_partial_kernel,
     softmax_row_kernel,
+    softmax_stream_kernel,
+    softmax_team_kernel,
 )
+from kernels.targets import Target
 
 # What `Config.kernel` stands for, in the order of launch.
 KERNELS = {
     "row": (softmax_row_kernel,),
+    "stream": (softmax_stream_kernel,),
     "loop": (softmax_loop_kernel,),
+    "team": (softmax_team_kernel,),
     "column": (softmax_column_kernel,),
     "split": (softmax_partial_kernel, softmax_apply_kernel),
 }
@@ -33,11 +38,11 @@ def _units(problem: Problem) -> dict[str, int]:
     return {"X_UNIT": x_unit, "OUT_UNIT": out_unit, "N_UNIT": max(x_unit, out_unit)}
 
 
-def build(kernel: Any, problem: Problem, config: Config, *, log: bool) -> Variant:
+def build(kernel: Any, problem: Problem, config: Config, target: Target, *, log: bool) -> Variant:
     """The binary of `kernel` (one of `KERNELS[config.kernel]`) that computes `problem` by `config`."""
     x_type, out_type = (pointer(getattr(torch, name)) for name in (problem.dtype, problem.out_dtype))
-    pointers = {"x_ptr": x_type, "out_ptr": out_type, "partial_ptr": "*fp32"}
-    sizes = dict.fromkeys(("n", "blocks_per_split", "rows_inner"), "i32") | {"rows": "i64"}
+    pointers = {"x_ptr": x_type, "out_ptr": out_type, "partial_ptr": "*fp32", "count_ptr": "*i32"}
+    sizes = dict.fromkeys(("n", "blocks_per_split", "rows_inner", "team_size"), "i32") | {"rows": "i32"}
     names = kernel.arg_names
     types = pointers | sizes | {name: "i64" for name in names if name.startswith("stride_")}
     constants = _units(problem) | {
@@ -45,6 +50,10 @@ def build(kernel: Any, problem: Problem, config: Config, *, log: bool) -> Varian
         "BLOCK_ROWS": config.block_rows,
         "BLOCK_N": config.block_n,
         "MAX_SPLITS": MAX_SPLITS,
+        "NUM_STAGES": config.num_stages,
+        "MAX_TEAM": 16 if config.splits <= 16 else MAX_SPLITS,
+        "IS_FLAT": problem.is_flat,
+        "OVERLAP": target.has_overlap and config.kernel != "team",
     }
     aligned = ("x_ptr", "out_ptr", "partial_ptr") if problem.is_aligned else ()
     return Variant(
@@ -52,5 +61,17 @@ def build(kernel: Any, problem: Problem, config: Config, *, log: bool) -> Varian
         tuple((name, types[name]) for name in names if name in types),
         tuple((name, constants[name]) for name in names if name in constants),
         tuple(name for name in aligned if name in names),
-        (("num_warps", config.num_warps),),
+        _options(config, target),
     )
+
+
+def _options(config: Config, target: Target) -> tuple[tuple[str, Any], ...]:
+    options: dict[str, Any] = {"num_warps": config.num_warps}
+    if config.kernel == "team":
+        if target.backend == "cuda":
+            # All programs at once, or none; and few enough registers that all of them fit.
+            registers = 65536 // (32 * config.num_warps * config.programs_per_sm)
+            options |= {"launch_cooperative_grid": True, "maxnreg": min(255, registers)}
+    elif target.has_overlap:
+        options |= {"launch_pdl": True}
+    return tuple(options.items())

@@ -1,8 +1,8 @@
 """Copies many stretches of memory in one launch: the body of `copy_stretches`.
 
-    destination_r[place(i, pitch_to)] = source_r[place(i, pitch_from)]      for i in [0, words_r), for each stretch r
+    destination_r[place(i, pitch_to_r)] = source_r[place(i, pitch_from_r)]      for i in [0, words_r), for each stretch r
 
-With rows, place(i, pitch) = (i div row)·pitch + i mod row: a side whose rows are padded. Without, place(i) = i.
+With rows, place(i, pitch) = (i div row_r)·pitch + i mod row_r: a side whose rows are padded. Without, place(i) = i.
 Grid: (stretches, blocks of the longest one). A program moves BLOCK words of one stretch. No arithmetic; 2·words·itemsize bytes.
 Stretches are addressed by number, so that one side may lie in host memory that is registered with the driver: the copy then
 runs at the speed of the bus. Knows no tensor shape beyond rows.
@@ -12,31 +12,33 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["row_words", "pitch_from", "pitch_to"])
+@triton.jit
 def stretches_kernel(
     table_ptr,
-    unit_ptr,
-    row_words: tl.int64,
-    pitch_from: tl.int64,
-    pitch_to: tl.int64,
+    WORD: tl.constexpr,
     HAS_ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Moves one block of one stretch; see the module. Table rows: source, destination, words, in int64.
+    """Moves one block of one stretch; see the module.
 
-    `unit_ptr` is never read: its type is that of a word.
+    A row of the table, in int64: source, destination, words, words of a row, pitch of the source, pitch of the destination.
     """
-    entry = table_ptr + tl.program_id(0).to(tl.int64) * 3
-    source = tl.load(entry).to(unit_ptr.dtype, bitcast=True)
-    destination = tl.load(entry + 1).to(unit_ptr.dtype, bitcast=True)
+    entry = table_ptr + tl.program_id(0).to(tl.int64) * COLUMNS
     words = tl.load(entry + 2)
-    offs = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    begin = tl.program_id(1).to(tl.int64) * BLOCK
+    if begin >= words:
+        return
+    source = tl.load(entry).to(tl.pointer_type(WORD))
+    destination = tl.load(entry + 1).to(tl.pointer_type(WORD))
+    offs = begin + tl.arange(0, BLOCK)
     mask = offs < words
     offs_from = offs
     offs_to = offs
     if HAS_ROWS:
+        row_words = tl.load(entry + 3)
         row = offs // row_words
         column = offs % row_words
-        offs_from = row * pitch_from + column
-        offs_to = row * pitch_to + column
+        offs_from = row * tl.load(entry + 4) + column
+        offs_to = row * tl.load(entry + 5) + column
     tl.store(destination + offs_to, tl.load(source + offs_from, mask=mask), mask=mask)

@@ -2,57 +2,118 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
-import triton
+import triton.language as tl
 
+from kernels.launching import Kept, Launch, Variant
 from kernels.staging.kernel import stretches_kernel
+from kernels.targets import Target, current
 
 # By bytes of a word: what a thread moves at once.
-WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 BLOCK = 1024
+COLUMNS = 6
 
 
-def word_bytes(alignment: int) -> int:
-    """The widest word that an alignment allows: 8, 4, 2 or 1.
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Bytes to copy.
 
-    Args:
-        alignment: The bitwise or of every address, length, row and pitch, in bytes.
+    Attributes:
+        source: Address of the first byte.
+        destination: Where it goes.
+        nbytes: To copy, padding not counted.
+        row_bytes: Bytes of a row when one side's rows are padded, else 0.
+        pitch_from: Bytes from row to row at the source.
+        pitch_to: Bytes from row to row at the destination.
     """
+
+    source: int
+    destination: int
+    nbytes: int
+    row_bytes: int = 0
+    pitch_from: int = 0
+    pitch_to: int = 0
+
+    @property
+    def alignment(self) -> int:
+        """Bitwise or of all that a word must divide."""
+        return self.source | self.destination | self.nbytes | self.row_bytes | self.pitch_from | self.pitch_to
+
+
+def word_bytes(stretches: Sequence[Stretch]) -> int:
+    """The widest word that divides every address, length, row and pitch: 8, 4, 2 or 1 bytes."""
+    alignment = 0
+    for stretch in stretches:
+        alignment |= stretch.alignment
     return next(size for size in WORDS if alignment % size == 0)
 
 
-def copy_stretches(
-    table: torch.Tensor,
-    longest_words: int,
-    word: int,
-    *,
-    row_words: int = 0,
-    pitch_from: int = 0,
-    pitch_to: int = 0,
-    device: torch.device,
-) -> None:
-    """Copies every stretch, on the current stream.
+def copy_stretches(stretches: Sequence[Stretch], device: torch.device) -> torch.Tensor | None:
+    """Copies every stretch in one launch, on the current stream.
 
     Args:
-        table: int64 (R, 3), contiguous, on the device or in pinned host memory: source address, destination address and words
-            of each stretch. Host addresses must be registered with the driver, and stay so until the launch has run.
-        longest_words: Words of the longest stretch.
-        word: Bytes of a word: 8, 4, 2 or 1; divides every address, row and pitch.
-        row_words: Words of a row, when one side's rows are padded; 0 when neither is.
-        pitch_from: Words from row to row at the sources.
-        pitch_to: Words from row to row at the destinations.
-        device: The GPU.
+        stretches: On the device, or in host memory that is registered with the driver; alive until the launch has run.
+        device: The GPU; or the CPU, in the interpreter.
+
+    Returns:
+        The table that the launch reads over the bus: hold it until the launch has run. None when there was nothing to copy.
     """
-    if not longest_words or not len(table):
-        return
-    grid = (len(table), triton.cdiv(longest_words, BLOCK))
-    stretches_kernel[grid](
-        table, _unit(word, device), row_words, pitch_from, pitch_to, HAS_ROWS=row_words > 0, BLOCK=BLOCK, num_warps=4
+    longest = max((stretch.nbytes for stretch in stretches), default=0)
+    if not longest:
+        return None
+    word = word_bytes(stretches)
+    has_rows = any(stretch.row_bytes for stretch in stretches)
+    rows = [
+        (
+            one.source,
+            one.destination,
+            one.nbytes // word,
+            # Without padding the whole stretch is one row.
+            (one.row_bytes or one.nbytes or word) // word,
+            one.pitch_from // word,
+            one.pitch_to // word,
+        )
+        for one in stretches
+    ]
+    table = torch.tensor(rows, dtype=torch.int64)
+    if device.type != "cpu":
+        table = torch.empty(table.shape, dtype=torch.int64, pin_memory=True).copy_(table)
+    # Blocks in powers of two: a prepared launch is bound to its grid, and few of them should serve all lengths.
+    blocks = 1 << (-(-longest // (word * BLOCK)) - 1).bit_length()
+    _launch(word, has_rows, (len(rows), blocks, 1), device)(table)
+    return table
+
+
+_kept: Kept[Launch] = Kept()
+
+
+def _launch(word: int, has_rows: bool, grid: tuple[int, int, int], device: torch.device) -> Launch:
+    index = device.index if device.index is not None else -1
+
+    def make() -> Launch:
+        return Launch(variant(word, has_rows), _target(index, device), grid, {}, index)
+
+    launch = _kept.get((word, has_rows, grid, index), make)
+    assert launch is not None, "This is a bug."
+    return launch
+
+
+def _target(index: int, device: torch.device) -> Target:
+    return current(-1 if device.type == "cpu" else index)
+
+
+def variant(word: int, has_rows: bool) -> Variant:
+    """The binary for words of `word` bytes."""
+    constants = {"WORD": WORDS[word], "HAS_ROWS": has_rows, "COLUMNS": COLUMNS, "BLOCK": BLOCK}
+    return Variant(
+        stretches_kernel, (("table_ptr", "*i64"),), tuple(constants.items()), ("table_ptr",), (("num_warps", 4),)
     )
 
 
-@functools.cache
-def _unit(word: int, device: torch.device) -> torch.Tensor:
-    return torch.empty(1, dtype=WORDS[word], device=device)
+def variants() -> list[Variant]:
+    """Every binary that `copy_stretches` can launch."""
+    return [variant(word, has_rows) for word in WORDS for has_rows in (False, True)]

@@ -54,8 +54,8 @@ from service.ops import TensorType
 
 logger = logging.getLogger(__name__)
 
-# While one batch computes, the next is staged in and the one before staged out.
-MAX_LAUNCHED = 3
+# While one batch computes, the next is staged in. A third under way would leave fewer requests for each batch.
+MAX_LAUNCHED = 2
 
 # How long figures may wait in this process before `/metrics` can show them.
 FLUSH_S = 0.05

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,6 +14,7 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 import tilewire
+from service.engine.loop import FLUSH_S
 from service.launch import running_server
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -78,6 +80,56 @@ def test_resident_weight_with_epilogue(client: tilewire.Client, dtype: str) -> N
     client.delete(f"gpu/{dtype}")
 
 
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn", "float8_e5m2"])
+def test_8_bit_weights_are_laid_out_at_upload_and_come_back_as_they_were(client: tilewire.Client, dtype: str) -> None:
+    rng = np.random.default_rng(13)
+    kind = np.int8 if dtype == "int8" else DTYPES[dtype]
+    w: np.ndarray = rng.integers(-8, 8, (300, 130)).astype(kind)
+    x: np.ndarray = rng.integers(-8, 8, (17, 300)).astype(kind)
+    client.put(f"gpu/{dtype}", w)
+    assert client.get(f"gpu/{dtype}").tobytes() == w.tobytes()
+    expected = x.astype(np.float64) @ w.astype(np.float64)
+    scale = np.abs(x.astype(np.float64)) @ np.abs(w.astype(np.float64))
+    result = client.matmul(x, f"@gpu/{dtype}")
+    assert error_of(result, expected, scale) < RELATIVE.get(dtype, 1e-12)
+    client.delete(f"gpu/{dtype}")
+
+
+@pytest.mark.parametrize("width", [96, 101])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_batches_give_each_its_own_result(url: str, client: tilewire.Client, dtype: str, width: int) -> None:
+    """Rows against one weight, softmax, sums and unequal products, many at once: small integers, so every result is exact."""
+    rng = np.random.default_rng(14)
+    w: np.ndarray = rng.integers(-4, 4, (width, width)).astype(DTYPES[dtype])
+    client.put(f"gpu/shared/{dtype}/{width}", w)
+    sizes: list[int] = []
+
+    def one(number: int) -> bool:
+        rng = np.random.default_rng(number)
+        x: np.ndarray = rng.integers(-4, 4, (1 + number % 7, width)).astype(DTYPES[dtype])
+        b: np.ndarray = rng.integers(-4, 4, (width, 1 + number % 31)).astype(DTYPES[dtype])
+        wide = x.astype(np.float64)
+        is_right = True
+        with tilewire.Client(url, timeout=300) as own:
+            for _ in range(6):
+                answer = own.run("matmul", {"a": x, "b": f"@gpu/shared/{dtype}/{width}"})
+                sizes.append(answer.batch_size or 0)
+                is_right &= np.array_equal(
+                    answer.array.astype(np.float64), (wide @ w.astype(np.float64)).astype(x.dtype)
+                )
+                is_right &= np.array_equal(own.matmul(x, b), (wide @ b.astype(np.float64)).astype(x.dtype))
+                is_right &= np.array_equal(own.add(x, x, alpha=2), (3 * wide).astype(x.dtype))
+                shifted = np.exp(wide - wide.max(-1, keepdims=True))
+                soft = own.softmax(x).astype(np.float64)
+                is_right &= bool(np.allclose(soft, shifted / shifted.sum(-1, keepdims=True), rtol=1e-2, atol=1e-6))
+        return is_right
+
+    with ThreadPoolExecutor(24) as pool:
+        assert all(pool.map(one, range(24)))
+    assert max(sizes) > 1
+    client.delete(f"gpu/shared/{dtype}/{width}")
+
+
 @pytest.mark.parametrize("shape", [(7, 13), (64, 4096), (3, 1_000_003)])
 @pytest.mark.parametrize("log", [False, True])
 def test_softmax_is_right(client: tilewire.Client, shape: tuple[int, int], log: bool) -> None:
@@ -113,7 +165,8 @@ def test_answers_are_not_mixed(url: str) -> None:
 
 
 def counted(url: str, name: str) -> float:
-    """The counter `name` of float16 matmul in `/metrics`."""
+    """The counter `name` of float16 matmul in `/metrics`, once every process has handed its figures over."""
+    time.sleep(4 * FLUSH_S)
     for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").text):
         for sample in family.samples:
             if sample.name == name and sample.labels == {"op": "matmul", "dtype": "float16"}:

@@ -15,12 +15,14 @@ import triton
 from kernels.add.configs import Problem as AddProblem
 from kernels.add.configs import choose as choose_add
 from kernels.add.variants import build as build_add
-from kernels.matmul.configs import Finish, Problem, choose
+from kernels.matmul.choice import choose, config_of
+from kernels.matmul.configs import Finish, Problem
 from kernels.matmul.variants import build
 from kernels.softmax.configs import Problem as SoftmaxProblem
 from kernels.softmax.configs import choose as choose_softmax
 from kernels.softmax.variants import KERNELS
 from kernels.softmax.variants import build as build_softmax
+from kernels.tables import is_tuned, table_for
 from kernels.targets import KNOWN
 
 PATTERNS = {
@@ -49,7 +51,23 @@ def matmul_problems(target):
         yield Problem(4096, 4096, 4096, 1, "float8_e5m2", "bfloat16", b_major="k")
 
 
+def table_variants(target):
+    """Every configuration of the target's own table."""
+    if not is_tuned(target):
+        return
+    dtypes = {"half": "bfloat16", "int8": "int8", "float8": "float8_e4m3fn"}
+    table = table_for(target)["matmul"]
+    for key, entries in [*table["tiles"].items(), *table["few_rows"].items()]:
+        for index, entry in enumerate(entries):
+            dtype = dtypes.get(key, "float32")
+            out_dtype = {"int8": "int32", "float8_e4m3fn": "bfloat16"}.get(dtype, dtype)
+            precision = key if dtype == "float32" else "ieee"
+            problem = Problem(4096, 4096, 4096, 1, dtype, out_dtype, "k", "k", precision)
+            yield f"table {key} {index}", build(problem, Finish(), config_of(entry), target)
+
+
 def variants(target):
+    yield from table_variants(target)
     for problem in matmul_problems(target):
         bias = "" if problem.out_dtype == "int32" else "float32"
         finish = Finish(bias, activation="none" if problem.out_dtype == "int32" else "gelu")
@@ -62,10 +80,13 @@ def variants(target):
             problem = SoftmaxProblem(rows, n, dtype, dtype)
             config = choose_softmax(problem, target)
             for kernel in KERNELS[config.kernel]:
-                yield f"softmax {n} {dtype} {kernel.__name__}", build_softmax(kernel, problem, config, log=False)
+                yield (
+                    f"softmax {n} {dtype} {kernel.__name__}",
+                    build_softmax(kernel, problem, config, target, log=False),
+                )
     for dtype in ("float32", "bfloat16", "int64"):
         problem = AddProblem(1, 1 << 20, dtype, dtype)
-        yield f"add {dtype}", build_add(problem, choose_add(problem, target))
+        yield f"add {dtype}", build_add(problem, choose_add(problem, target), target)
 
 
 def report(name, compiled, target):

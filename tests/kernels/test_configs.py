@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from kernels.add.configs import Problem as AddProblem
 from kernels.add.configs import choose as choose_add
-from kernels.matmul.configs import ITEM_BYTES, OUT_DTYPES, Problem, choose, resolve_precision
+from kernels.matmul.choice import choose
+from kernels.matmul.configs import ITEM_BYTES, OUT_DTYPES, Problem, resolve_precision
 from kernels.softmax.configs import MAX_SPLITS
 from kernels.softmax.configs import Problem as SoftmaxProblem
 from kernels.softmax.configs import choose as choose_softmax

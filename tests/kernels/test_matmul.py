@@ -154,7 +154,7 @@ def test_splits_agree_and_repeat(split_k, generator):
     results = []
     for _ in range(2):
         out = poisoned((20, 24), torch.float32)
-        launch(a, b, out, Epilogue(), "ieee", Config(16, 16, 32, group_m=2, split_k=split_k))
+        launch(a, b, out, Epilogue(), "ieee", Config("pointer", 16, 16, 32, group_m=2, split_k=split_k))
         results.append(out)
     check(results[0], a, b)
     assert torch.equal(*results)

@@ -9,7 +9,13 @@ from kernels.softmax.op import launch
 from kernels.softmax.reference import softmax_reference
 from kernels.testing import SOFTMAX_LENGTHS, poisoned, softmax_bound
 
-KERNELS = [Config("row", 2, 128, 4), Config("loop", 1, 32, 4), Config("split", 1, 32, 4, 3)]
+KERNELS = [
+    Config("row", 2, 128, 4),
+    Config("team", 1, 128, 4),
+    Config("loop", 1, 32, 4),
+    Config("split", 1, 32, 4, 3),
+    Config("stream", 1, 128, 4),
+]
 
 
 def check(out, x, *, axis=-1, log=False):

@@ -3,43 +3,54 @@
 import pytest
 import torch
 
-from kernels.staging.op import BLOCK, WORDS, copy_stretches, word_bytes
+from kernels.staging.op import BLOCK, WORDS, Stretch, copy_stretches, word_bytes
 
 CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("word", WORDS)
 def test_stretches_of_every_length_arrive(word):
-    lengths = [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5]
-    sources = [torch.randint(-100, 100, (length,)).to(WORDS[word]) for length in lengths]
-    whole = torch.full((sum(lengths),), 77, dtype=WORDS[word])
-    pieces = whole.split(lengths)
-    table = torch.tensor(
-        [[source.data_ptr(), piece.data_ptr(), len(source)] for source, piece in zip(sources, pieces, strict=True)]
-    )
-    copy_stretches(table, max(lengths), word, device=CPU)
+    lengths = [word * words for words in (1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5)]
+    sources = [torch.randint(0, 256, (length,), dtype=torch.uint8) for length in lengths]
+    whole = torch.full((sum(lengths),), 77, dtype=torch.uint8)
+    stretches = [
+        Stretch(source.data_ptr(), piece.data_ptr(), source.numel())
+        for source, piece in zip(sources, whole.split(lengths), strict=True)
+    ]
+    assert word_bytes(stretches) == word
+    copy_stretches(stretches, CPU)
     assert torch.equal(whole, torch.cat(sources))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 300])
 def test_rows_are_padded_and_unpadded(rows):
     source = torch.randint(-100, 100, (rows, 7), dtype=torch.int32)
+    other = torch.randint(-100, 100, (5, 8), dtype=torch.int32)
     padded = torch.full((rows, 8), 77, dtype=torch.int32)
-    table = torch.tensor([[source.data_ptr(), padded.data_ptr(), source.numel()]])
-    copy_stretches(table, source.numel(), 4, row_words=7, pitch_from=7, pitch_to=8, device=CPU)
+    copied = torch.full((5, 8), 77, dtype=torch.int32)
+    copy_stretches(
+        [
+            Stretch(source.data_ptr(), padded.data_ptr(), rows * 28, row_bytes=28, pitch_from=28, pitch_to=32),
+            Stretch(other.data_ptr(), copied.data_ptr(), 160),
+        ],
+        CPU,
+    )
     assert torch.equal(padded[:, :7], source)
     assert (padded[:, 7] == 77).all()
+    assert torch.equal(copied, other)
 
     back = torch.zeros_like(source)
-    table = torch.tensor([[padded.data_ptr(), back.data_ptr(), source.numel()]])
-    copy_stretches(table, source.numel(), 4, row_words=7, pitch_from=8, pitch_to=7, device=CPU)
+    copy_stretches(
+        [Stretch(padded.data_ptr(), back.data_ptr(), rows * 28, row_bytes=28, pitch_from=32, pitch_to=28)], CPU
+    )
     assert torch.equal(back, source)
 
 
 def test_nothing_to_copy_launches_nothing():
-    copy_stretches(torch.empty((0, 3), dtype=torch.int64), 0, 8, device=CPU)
+    assert copy_stretches([], CPU) is None
+    assert copy_stretches([Stretch(0, 0, 0)], CPU) is None
 
 
-@pytest.mark.parametrize(("alignment", "word"), [(0, 8), (256, 8), (12, 4), (6, 2), (7, 1), (8 | 4, 4)])
-def test_the_widest_word_that_fits_is_chosen(alignment, word):
-    assert word_bytes(alignment) == word
+@pytest.mark.parametrize(("nbytes", "word"), [(256, 8), (12, 4), (6, 2), (7, 1)])
+def test_the_widest_word_that_fits_is_chosen(nbytes, word):
+    assert word_bytes([Stretch(0, 256, 512), Stretch(512, 0, nbytes)]) == word

@@ -16,13 +16,14 @@ import torch
 import triton
 
 import kernels
+from kernels.layouts import lay_out, preferred_layout
 from service.arena import Segment
 from service.engine.backends.contract import DeviceLost, HostBytes, Identity, Joined
 from service.engine.backends.host import TORCH_DTYPES, bytes_of, shaped
 from service.engine.backends.staging import Staging
 from service.errors import TooBusy
 from service.messages import Timings
-from service.ops import AddOptions, MatmulOptions
+from service.ops import AddOptions, MatmulOptions, Options
 
 logger = logging.getLogger(__name__)
 
@@ -117,14 +118,17 @@ class GpuBackend:
         """Copies a tensor to the device and waits for it."""
         with self._guarded(), torch.cuda.stream(self._stage_in):
             flat = bytes_of(source).to(self._device)
-            tensor = shaped(flat, source).contiguous()
+            tensor = shaped(flat, source)
+            if tensor.dim() >= 2 and tensor.numel():
+                # Laid out once as a weight of matmul wants to lie; other uses take any strides.
+                tensor = lay_out(tensor, preferred_layout("matmul", "b", source.type.dtype))
             self._stage_in.synchronize()
         return tensor
 
     def download(self, tensor: torch.Tensor, into: HostBytes) -> None:
         """Copies a resident tensor to the host and waits for it."""
         with self._guarded(), torch.cuda.stream(self._stage_out):
-            bytes_of(into).copy_(tensor.reshape(-1).view(torch.uint8), non_blocking=True)
+            bytes_of(into).copy_(tensor.contiguous().view(-1).view(torch.uint8), non_blocking=True)
             self._stage_out.synchronize()
 
     def begin(self, launches: Sequence[Joined]) -> InFlight:
@@ -134,48 +138,31 @@ class GpuBackend:
         with self._guarded():
             marks.begin.record(self._stage_in)
             with torch.cuda.stream(self._stage_in):
-                staged = [self._stage(launch, held) for launch in launches]
+                staged = self._stage(launches, held)
             marks.staged.record(self._stage_in)
             self._compute.wait_event(marks.staged)
             with torch.cuda.stream(self._compute):
-                results = [self._run(launch, inputs) for launch, inputs in zip(launches, staged, strict=True)]
+                outs = [self._empty(one) for one in launches]
+                _run(launches, staged, outs)
             marks.computed.record(self._compute)
             self._stage_out.wait_event(marks.computed)
             with torch.cuda.stream(self._stage_out):
-                for launch, result in zip(launches, results, strict=True):
-                    self._staging.scatter(result, launch.outs, held)
+                self._staging.scatter([(out, one.outs) for out, one in zip(outs, launches, strict=True)], held)
             marks.end.record(self._stage_out)
         return InFlight(marks, held, self._spare_marks.append)
 
-    def _stage(self, launch: Joined, held: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-        held += launch.shared.values()
-        staged = dict(launch.shared)
-        for name, (sources, shape) in launch.gathered.items():
-            staged[name] = self._staging.gather(sources, shape, held)
+    def _stage(self, launches: Sequence[Joined], held: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+        operands = [operand for one in launches for operand in one.gathered.values()]
+        wholes = iter(self._staging.gather(operands, held, can_pad=_can_pad(launches[0])) if operands else ())
+        staged = []
+        for one in launches:
+            held += one.shared.values()
+            staged.append({**one.shared, **{name: next(wholes) for name in one.gathered}})
         return staged
 
-    def _run(self, launch: Joined, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        options = launch.options
-        out = self._staging.empty(launch.out_shape, TORCH_DTYPES[launch.outs[0].type.dtype])
-        if isinstance(options, MatmulOptions):
-            kernels.matmul(
-                inputs["a"],
-                inputs["b"],
-                bias=inputs.get("bias"),
-                a_scale=inputs.get("a_scale"),
-                b_scale=inputs.get("b_scale"),
-                transpose_a=options.transpose_a,
-                transpose_b=options.transpose_b,
-                activation=options.activation,
-                out_dtype=out.dtype,
-                precision=options.precision,
-                out=out,
-            )
-        elif isinstance(options, AddOptions):
-            kernels.add(inputs["a"], inputs["b"], alpha=options.alpha, out_dtype=out.dtype, out=out)
-        else:
-            kernels.softmax(inputs["x"], axis=options.axis, log=options.log, out_dtype=out.dtype, out=out)
-        return out
+    def _empty(self, launch: Joined) -> torch.Tensor:
+        dtype = TORCH_DTYPES[launch.outs[0].type.dtype]
+        return self._staging.empty(launch.out_shape, dtype, can_pad=_can_pad(launch))
 
     def _guarded(self) -> _Guard:
         return _Guard(self)
@@ -205,3 +192,48 @@ class _Guard:
         if isinstance(error, torch.OutOfMemoryError):
             torch.cuda.empty_cache()
             raise TooBusy("no memory on the device for this request's operands and result") from error
+
+
+def _can_pad(launch: Joined) -> bool:
+    """Whether the op reads rows: a sum reads elements, and is fastest over one contiguous stretch."""
+    return not isinstance(launch.options, AddOptions)
+
+
+def _run(
+    launches: Sequence[Joined], staged: Sequence[Mapping[str, torch.Tensor]], outs: Sequence[torch.Tensor]
+) -> None:
+    """Launches the kernels of a batch on the current stream; several small products share one launch."""
+    options = launches[0].options
+    if len(launches) == 1:
+        _run_one(options, staged[0], outs[0])
+        return
+    assert isinstance(options, MatmulOptions), "This is a bug."
+    kernels.grouped_matmul(
+        [one["a"].mT.contiguous() if options.transpose_a else one["a"] for one in staged],
+        [one["b"].mT if options.transpose_b else one["b"] for one in staged],
+        activation=options.activation,
+        out_dtype=outs[0].dtype,
+        precision=options.precision,
+        out=outs,
+    )
+
+
+def _run_one(options: Options, inputs: Mapping[str, torch.Tensor], out: torch.Tensor) -> None:
+    if isinstance(options, MatmulOptions):
+        kernels.matmul(
+            inputs["a"],
+            inputs["b"],
+            bias=inputs.get("bias"),
+            a_scale=inputs.get("a_scale"),
+            b_scale=inputs.get("b_scale"),
+            transpose_a=options.transpose_a,
+            transpose_b=options.transpose_b,
+            activation=options.activation,
+            out_dtype=out.dtype,
+            precision=options.precision,
+            out=out,
+        )
+    elif isinstance(options, AddOptions):
+        kernels.add(inputs["a"], inputs["b"], alpha=options.alpha, out_dtype=out.dtype, out=out)
+    else:
+        kernels.softmax(inputs["x"], axis=options.axis, log=options.log, out_dtype=out.dtype, out=out)

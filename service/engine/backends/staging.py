@@ -1,6 +1,6 @@
-"""Operands of a batch from their slots to the device, and results back: one launch each way for many, a DMA copy for one.
+"""Operands of a batch from their slots to the device, and results back: one launch each way, or a DMA copy for a lone operand.
 
-Owns the choice between the copy engine and the gather kernel, and the padding of rows to 16 bytes, which lets unaligned
+Owns the choice between the copy engine and the copying kernel, and the padding of rows to 16 bytes, which lets unaligned
 products take the fast kernels. Knows no stream's meaning: the caller says which stream is current. Runs in the engine's loop
 thread.
 """
@@ -11,12 +11,10 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.staging.op import copy_stretches, word_bytes
+from kernels.layouts import ROW_BYTES, row_step
+from kernels.staging.op import Stretch, copy_stretches
 from service.engine.backends.contract import HostBytes
 from service.engine.backends.host import TORCH_DTYPES, bytes_of, shaped
-
-# Rows on the device begin on 16 bytes: what vector loads and tensor descriptors ask for.
-ROW_ALIGN = 16
 
 
 class Staging:
@@ -38,114 +36,109 @@ class Staging:
         """Undoes `add_mapped`."""
         self._mapped.discard(mapped.data_ptr())
 
-    def gather(self, sources: Sequence[HostBytes], shape: tuple[int, ...], held: list[torch.Tensor]) -> torch.Tensor:
-        """Places operands one after another on the device, on the current stream.
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, *, can_pad: bool) -> torch.Tensor:
+        """A tensor on the device: contiguous, or with padded rows where it may and they would not begin on 16 bytes."""
+        if not (can_pad and _must_pad(shape, dtype)):
+            return torch.empty(shape, dtype=dtype, device=self._device)
+        step = row_step(shape[1], dtype.itemsize)
+        return torch.empty((shape[0], step), dtype=dtype, device=self._device)[:, : shape[1]]
+
+    def gather(
+        self,
+        operands: Sequence[tuple[Sequence[HostBytes], tuple[int, ...]]],
+        held: list[torch.Tensor],
+        *,
+        can_pad: bool,
+    ) -> list[torch.Tensor]:
+        """Places the operands of a batch on the device, on the current stream.
 
         Args:
-            sources: Of one dtype.
-            shape: Of the whole.
+            operands: Each a whole: its pieces, to be placed one after another, and its shape.
             held: Gets every tensor that must live until the copies have run.
+            can_pad: The op gains from rows that begin on 16 bytes.
 
         Returns:
-            The whole; its rows are padded to 16 bytes where that changes anything.
+            The wholes; their rows are padded to 16 bytes where that changes anything.
         """
-        first = sources[0]
-        row_bytes = shape[-1] * TORCH_DTYPES[first.type.dtype].itemsize if shape else 0
-        must_pad = len(shape) == 2 and shape[0] > 1 and row_bytes % ROW_ALIGN != 0 and not first.fortran
-        can_address = all(source.mapped.data_ptr() in self._mapped for source in sources)
-        if can_address and (must_pad or len(sources) > 1):
-            return self._gather_by_kernel(sources, shape, held, must_pad=must_pad)
-        return self._gather_by_copies(sources, shape, held)
+        pieces = [piece for sources, _ in operands for piece in sources]
+        must_pad = can_pad and any(_must_pad(shape, TORCH_DTYPES[one[0].type.dtype]) for one, shape in operands)
+        if (len(pieces) == 1 and not must_pad) or not self._can_address(pieces):
+            return [self._by_copies(sources, shape, held) for sources, shape in operands]
+        wholes, stretches = [], []
+        for sources, shape in operands:
+            whole = self._whole(sources, shape, can_pad)
+            flat = sources[0].fortran or whole.is_contiguous()
+            stretches += _stretches(whole, sources, is_padded=not flat, is_gather=True)
+            wholes.append(whole)
+        self._copy(stretches, held)
+        held += wholes
+        return wholes
 
-    def scatter(self, result: torch.Tensor, outs: Sequence[HostBytes], held: list[torch.Tensor]) -> None:
-        """Sends a result to its slots, piece after piece, on the current stream.
+    def scatter(self, results: Sequence[tuple[torch.Tensor, Sequence[HostBytes]]], held: list[torch.Tensor]) -> None:
+        """Sends results to their slots, piece after piece, on the current stream.
 
         Args:
-            result: Contiguous, or two-dimensional with padded rows.
-            outs: Of its dtype; their elements add up to its own.
+            results: Each contiguous, or two-dimensional with padded rows; and its slots, whose elements add up to its own.
             held: Gets every tensor that must live until the copies have run.
         """
-        held.append(result)
-        can_address = all(out.mapped.data_ptr() in self._mapped for out in outs)
-        if can_address and (len(outs) > 1 or not result.is_contiguous()):
-            self._scatter_by_kernel(result, outs, held)
+        held += [result for result, _ in results]
+        slots = [slot for _, outs in results for slot in outs]
+        is_lone = len(slots) == 1 and results[0][0].is_contiguous()
+        if not is_lone and self._can_address(slots):
+            stretches = []
+            for result, outs in results:
+                stretches += _stretches(result, outs, is_padded=not result.is_contiguous(), is_gather=False)
+            self._copy(stretches, held)
             return
-        flat = result.reshape(-1).view(torch.uint8)
-        held.append(flat)
-        for piece, out in zip(flat.split([out.type.nbytes for out in outs]), outs, strict=True):
-            bytes_of(out).copy_(piece, non_blocking=True)
+        for result, outs in results:
+            flat = result.reshape(-1).view(torch.uint8)
+            held.append(flat)
+            for piece, out in zip(flat.split([out.type.nbytes for out in outs]), outs, strict=True):
+                bytes_of(out).copy_(piece, non_blocking=True)
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor for a result: contiguous, or with padded rows where they would not begin on 16 bytes."""
-        row_bytes = shape[-1] * dtype.itemsize if shape else 0
-        if len(shape) != 2 or shape[0] < 2 or row_bytes % ROW_ALIGN == 0:
-            return torch.empty(shape, dtype=dtype, device=self._device)
-        return torch.empty((shape[0], _padded(row_bytes) // dtype.itemsize), dtype=dtype, device=self._device)[
-            :, : shape[1]
-        ]
+    def _can_address(self, places: Sequence[HostBytes]) -> bool:
+        return all(place.mapped.data_ptr() in self._mapped for place in places)
 
-    def _gather_by_copies(
+    def _whole(self, sources: Sequence[HostBytes], shape: tuple[int, ...], can_pad: bool) -> torch.Tensor:
+        first = sources[0]
+        dtype = TORCH_DTYPES[first.type.dtype]
+        if first.fortran:
+            return shaped(torch.empty(first.type.nbytes, dtype=torch.uint8, device=self._device), first)
+        return self.empty(shape, dtype, can_pad=can_pad)
+
+    def _by_copies(
         self, sources: Sequence[HostBytes], shape: tuple[int, ...], held: list[torch.Tensor]
     ) -> torch.Tensor:
-        total = sum(source.type.nbytes for source in sources)
-        flat = torch.empty(total, dtype=torch.uint8, device=self._device)
-        for piece, source in zip(flat.split([source.type.nbytes for source in sources]), sources, strict=True):
+        sizes = [source.type.nbytes for source in sources]
+        flat = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
+        for piece, source in zip(flat.split(sizes), sources, strict=True):
             piece.copy_(bytes_of(source), non_blocking=True)
         held.append(flat)
         if len(sources) == 1:
             return shaped(flat, sources[0])
         return flat.view(TORCH_DTYPES[sources[0].type.dtype]).view(shape)
 
-    def _gather_by_kernel(
-        self, sources: Sequence[HostBytes], shape: tuple[int, ...], held: list[torch.Tensor], *, must_pad: bool
-    ) -> torch.Tensor:
-        dtype = TORCH_DTYPES[sources[0].type.dtype]
-        whole = self.empty(shape, dtype) if must_pad else torch.empty(shape, dtype=dtype, device=self._device)
-        row = shape[-1] * dtype.itemsize
-        pitch = whole.stride(0) * dtype.itemsize if must_pad else row
-        rows, start = [], whole.data_ptr()
-        for source in sources:
-            nbytes = source.type.nbytes
-            rows.append((source.mapped.data_ptr() + source.offset, start, nbytes))
-            start += nbytes // row * pitch if must_pad else nbytes
-        self._copy(rows, row if must_pad else 0, row, pitch, held)
-        held.append(whole)
-        return whole
-
-    def _scatter_by_kernel(self, result: torch.Tensor, outs: Sequence[HostBytes], held: list[torch.Tensor]) -> None:
-        is_padded = not result.is_contiguous()
-        row = result.shape[-1] * result.itemsize
-        pitch = result.stride(0) * result.itemsize if is_padded else row
-        rows, start = [], result.data_ptr()
-        for out in outs:
-            nbytes = out.type.nbytes
-            rows.append((start, out.mapped.data_ptr() + out.offset, nbytes))
-            start += nbytes // row * pitch if is_padded else nbytes
-        self._copy(rows, row if is_padded else 0, pitch, row, held)
-
-    def _copy(
-        self, rows: list[tuple[int, int, int]], row: int, pitch_from: int, pitch_to: int, held: list[torch.Tensor]
-    ) -> None:
-        """Launches the copy of (source, destination, bytes) stretches; `row` is 0 when no side is padded."""
-        alignment = (pitch_from | pitch_to | row) if row else 0
-        for source, destination, nbytes in rows:
-            alignment |= source | destination | nbytes
-        word = word_bytes(alignment)
-        table = torch.tensor(rows, dtype=torch.int64)
-        table[:, 2] //= word
-        # The kernel reads the table over the bus: pinned, and held until the batch is over.
-        pinned = torch.empty(table.shape, dtype=torch.int64, pin_memory=True).copy_(table)
-        held.append(pinned)
-        copy_stretches(
-            pinned,
-            max(nbytes for _, _, nbytes in rows) // word,
-            word,
-            row_words=row // word,
-            pitch_from=pitch_from // word,
-            pitch_to=pitch_to // word,
-            device=self._device,
-        )
+    def _copy(self, stretches: Sequence[Stretch], held: list[torch.Tensor]) -> None:
+        table = copy_stretches(stretches, self._device)
+        if table is not None:
+            held.append(table)
 
 
-def _padded(row_bytes: int) -> int:
-    return -(-row_bytes // ROW_ALIGN) * ROW_ALIGN
+def _must_pad(shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    return len(shape) == 2 and shape[0] > 1 and shape[1] * dtype.itemsize % ROW_BYTES != 0
+
+
+def _stretches(whole: torch.Tensor, places: Sequence[HostBytes], *, is_padded: bool, is_gather: bool) -> list[Stretch]:
+    """The copies between a tensor on the device and its pieces on the host, in order."""
+    row = whole.shape[-1] * whole.itemsize if is_padded else 0
+    pitch = whole.stride(0) * whole.itemsize if is_padded else 0
+    stretches = []
+    address = whole.data_ptr()
+    for place in places:
+        host, nbytes = place.mapped.data_ptr() + place.offset, place.type.nbytes
+        if is_gather:
+            stretches.append(Stretch(host, address, nbytes, row, row, pitch))
+        else:
+            stretches.append(Stretch(address, host, nbytes, row, pitch, row))
+        address += nbytes // row * pitch if row else nbytes
+    return stretches

@@ -1,0 +1,191 @@
+"""The public grouped matmul: checks its products, writes their table to the device, and launches once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from kernels.grouped.kernel import matmul_grouped_kernel
+from kernels.launching import Launch, Variant
+from kernels.matmul.configs import cdiv, resolve_precision
+from kernels.matmul.op import check_product
+from kernels.matmul.plan import Epilogue
+from kernels.targets import Target, current
+
+MAX_GROUPS = 256
+_BLOCK_M, _BLOCK_N = 64, 64
+_TL = {
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.float32: tl.float32,
+    torch.int8: tl.int8,
+    torch.int32: tl.int32,
+    torch.float8_e4m3fn: tl.float8e4nv,
+    torch.float8_e5m2: tl.float8e5,
+}
+
+
+def grouped_matmul(
+    a: Sequence[torch.Tensor],
+    b: Sequence[torch.Tensor],
+    *,
+    bias: Sequence[torch.Tensor] | None = None,
+    activation: str = "none",
+    out_dtype: torch.dtype | None = None,
+    precision: str = "ieee",
+    out: Sequence[torch.Tensor] | None = None,
+) -> list[torch.Tensor]:
+    """act(a[i] @ b[i] + bias[i]) for every i, in one launch for each 256 products.
+
+    Args:
+        a: (M_i, K_i), rows contiguous; one dtype for all, as in `matmul`.
+        b: (K_i, N_i), rows contiguous for all, or columns contiguous for all.
+        bias: (N_i,), one dtype for all.
+        activation: as in `matmul`.
+        out_dtype: as in `matmul`.
+        precision: as in `matmul`.
+        out: (M_i, N_i), rows contiguous; written instead of new tensors.
+
+    Returns:
+        One (M_i, N_i) for each product.
+
+    Raises:
+        ValueError: a product cannot be right, or the products differ in dtype or layout.
+    """
+    if len(a) != len(b) or (bias is not None and len(bias) != len(a)) or (out is not None and len(out) != len(a)):
+        raise ValueError("a, b, bias and out must be as many")
+    biases: Sequence[torch.Tensor | None] = [None] * len(a) if bias is None else bias
+    checked = [
+        check_product(left, right, Epilogue(bias=extra, activation=activation), out_dtype, precision)
+        for left, right, extra in zip(a, b, biases, strict=True)
+    ]
+    if out is None:
+        out = [
+            torch.empty(shape, dtype=dtype, device=left.device) for (shape, dtype), left in zip(checked, a, strict=True)
+        ]
+    for start in range(0, len(a), MAX_GROUPS):
+        part = slice(start, start + MAX_GROUPS)
+        launcher = GroupedLaunch(a[part], b[part], out[part], biases[part], activation, precision)
+        launcher()
+    return list(out)
+
+
+class GroupedLaunch:
+    """Up to `MAX_GROUPS` checked products, with their table on the device, ready to launch as often as wanted.
+
+    Args:
+        a: (M_i, K_i).
+        b: (K_i, N_i).
+        out: (M_i, N_i).
+        bias: (N_i,), or None for all.
+        activation: as in `matmul`.
+        precision: as in `matmul`.
+
+    Raises:
+        ValueError: the products differ in dtype or layout.
+    """
+
+    def __init__(
+        self,
+        a: Sequence[torch.Tensor],
+        b: Sequence[torch.Tensor],
+        out: Sequence[torch.Tensor],
+        bias: Sequence[torch.Tensor | None],
+        activation: str = "none",
+        precision: str = "ieee",
+    ) -> None:
+        b_major = _common_layout(a, b, out)
+        products = [four for four in zip(a, b, out, bias, strict=True) if four[2].numel() > 0]
+        self._keep = products
+        if not products:
+            return
+        device = a[0].device
+        target = current(a[0].get_device())
+        unit = 16 // a[0].element_size()
+        if not all(_is_aligned(left, right, b_major, unit) for left, right, _, _ in products):
+            unit = 1
+        rows, num_tiles = _rows(products, b_major)
+        self._table = _upload(rows, device)
+        variant = _variant(products[0], b_major, unit, (activation, precision), target)
+        grid = (min(num_tiles, 4 * target.num_sms), 1, 1)
+        values = {"groups": len(products), "num_tiles": num_tiles}
+        self._launch = Launch(variant, target, grid, values, device.index if device.index is not None else -1)
+
+    def __call__(self) -> None:
+        """Launch on the current stream."""
+        if self._keep:
+            self._launch(self._table)
+
+
+_Product = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
+
+
+def _common_layout(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], out: Sequence[torch.Tensor]) -> str:
+    """`n` or `k`: the contiguous dimension of every `b`."""
+    if len({tensor.dtype for tensor in a}) > 1 or len({tensor.dtype for tensor in out}) > 1:
+        raise ValueError("the products of a group must have one dtype")
+    if not all(tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 for tensor in (*a, *out)):
+        raise ValueError("a and out: rows must be contiguous in a group")
+    filled = [tensor for tensor in b if tensor.numel() > 0]
+    if all(tensor.stride(-1) == 1 or tensor.shape[-1] == 1 for tensor in filled):
+        return "n"
+    if all(tensor.stride(-2) == 1 or tensor.shape[-2] == 1 for tensor in filled):
+        return "k"
+    raise ValueError("b: rows, or columns, must be contiguous in all products of a group")
+
+
+def _is_aligned(a: torch.Tensor, b: torch.Tensor, b_major: str, unit: int) -> bool:
+    step, whole = (b.stride(0), b.shape[1]) if b_major == "n" else (b.stride(1), a.shape[1])
+    starts = (a.data_ptr() | b.data_ptr()) % 16 == 0
+    return starts and all(size % unit == 0 for size in (a.stride(0), a.shape[1], step, whole))
+
+
+def _rows(products: Sequence[_Product], b_major: str) -> tuple[list[list[int]], int]:
+    """The table, and the number of tiles of all products."""
+    tiles = [cdiv(out.shape[0], _BLOCK_M) * cdiv(out.shape[1], _BLOCK_N) for _, _, out, _ in products]
+    firsts = itertools.accumulate(tiles, initial=0)
+    rows = []
+    for (a, b, out, bias), first in zip(products, firsts, strict=False):
+        addresses = [a.data_ptr(), b.data_ptr(), out.data_ptr(), 0 if bias is None else bias.data_ptr()]
+        sizes = [out.shape[0], out.shape[1], a.shape[1]]
+        rows.append([*addresses, *sizes, a.stride(0), b.stride(0 if b_major == "n" else 1), out.stride(0), first])
+    return rows, sum(tiles)
+
+
+def _upload(rows: list[list[int]], device: torch.device) -> torch.Tensor:
+    table = torch.tensor(rows, dtype=torch.int64)
+    return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
+
+
+def _variant(product: _Product, b_major: str, unit: int, options: tuple[str, str], target: Target) -> Variant:
+    a, _, out, bias = product
+    activation, precision = options
+    item_bytes = a.element_size()
+    is_scalar = a.dtype == torch.float32 and resolve_precision(precision, target) == "ieee"
+    block_k = 32 if is_scalar else 128 // item_bytes
+    constants: dict[str, Any] = {
+        "DTYPE": _TL[a.dtype],
+        "OUT_TYPE": _TL[out.dtype],
+        "BIAS_TYPE": _TL[torch.float32 if bias is None else bias.dtype],
+        "B_MAJOR": b_major,
+        "UNIT": unit,
+        "HAS_BIAS": bias is not None,
+        "ACTIVATION": activation,
+        "PRECISION": resolve_precision(precision, target),
+        "IMPRECISE_K": block_k if a.dtype.is_floating_point and item_bytes == 1 else None,
+        "UPCAST": target.backend == "interpreter" and a.dtype == torch.bfloat16,
+        "BLOCK_M": _BLOCK_M,
+        "BLOCK_N": _BLOCK_N,
+        "BLOCK_K": block_k,
+        "MAX_GROUPS": MAX_GROUPS,
+        "OVERLAP": target.has_overlap,
+    }
+    overlap = (("launch_pdl", True),) if target.has_overlap else ()
+    signature = (("table_ptr", "*i64"), ("groups", "i32"), ("num_tiles", "i32"))
+    stages = 2 if target.backend == "hip" else 4
+    options_of_compiler = (("num_warps", 4), ("num_stages", stages), *overlap)
+    return Variant(matmul_grouped_kernel, signature, tuple(constants.items()), ("table_ptr",), options_of_compiler)

@@ -1,0 +1,68 @@
+"""Which memory layout an operand should have, and bringing a tensor into it. Knows no kernel.
+
+Whoever places tensors (staging for requests, upload for resident weights) asks here, so that products run in the
+descriptor kernels: rows that start at multiples of 16 bytes, and for types that the matrix unit only takes with the
+summed dimension contiguous, `b` stored as (N, K).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+ROW_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How an operand should lie in memory.
+
+    Attributes:
+        is_k_major: for `b` of matmul: stored as (…, N, K), so that K is contiguous; else as its shape says.
+        row_bytes: rows start at multiples of this.
+    """
+
+    is_k_major: bool = False
+    row_bytes: int = ROW_BYTES
+
+
+def preferred_layout(op: str, operand: str, dtype: str, precision: str = "ieee") -> Layout:
+    """The layout that `op` wants for `operand`.
+
+    Args:
+        op: `matmul`, `softmax` or `add`.
+        operand: `a`, `b`, `x` or `out`.
+        dtype: name of its dtype, e.g. `bfloat16`.
+        precision: of float32 products. A weight that serves several precisions should be laid out for `tf32`: `ieee`
+            takes either.
+
+    Returns:
+        The layout. Others are right too, and slower.
+    """
+    is_8_bit = dtype in ("int8", "float8_e4m3fn", "float8_e5m2")
+    is_tf32 = dtype == "float32" and precision != "ieee"
+    return Layout(is_k_major=op == "matmul" and operand == "b" and (is_8_bit or is_tf32))
+
+
+def row_step(length: int, item_bytes: int, layout: Layout | None = None) -> int:
+    """Elements from one row of `length` elements to the next in `layout`."""
+    row_bytes = (layout or Layout()).row_bytes
+    return -(-length * item_bytes // row_bytes) * row_bytes // item_bytes
+
+
+def lay_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """A copy of `tensor` (the same shape and values) whose memory lies as `layout` says.
+
+    Args:
+        tensor: (…, rows, columns), any strides.
+        layout: from `preferred_layout`.
+    """
+    source = tensor.mT if layout.is_k_major else tensor
+    *outer, length = source.shape
+    storage = tensor.new_zeros((*outer, row_step(length, tensor.element_size(), layout)))
+    placed = storage[..., :length]
+    placed.copy_(source)
+    return placed.mT if layout.is_k_major else placed

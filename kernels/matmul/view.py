@@ -1,0 +1,152 @@
+"""Shapes and strides of a product brought into the kernels' form. Pure: knows no tensor and no kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kernels.matmul.configs import ITEM_BYTES, Problem
+from kernels.strides import broadcast_strides, collapse
+
+Strides = tuple[int, int, int, int]
+_VECTOR_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Shape and strides of one tensor."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def step(self, dim: int) -> int:
+        """The stride of `dim`; 0 where it is never walked, so that a stray value does not look unaligned."""
+        return 0 if self.shape[dim] == 1 else self.strides[dim]
+
+
+@dataclass(frozen=True)
+class View:
+    """Three tensors as one batched product over at most two batch dimensions.
+
+    Attributes:
+        m: rows of op(a).
+        n: columns of op(b).
+        k: the summed dimension.
+        batch: extents of the batch dimensions, (outer, inner).
+        a: strides of op(a): (outer, inner, m, k).
+        b: strides of op(b): (outer, inner, k, n).
+        out: strides of the output: (outer, inner, m, n).
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: tuple[int, int]
+    a: Strides
+    b: Strides
+    out: Strides
+
+
+@dataclass(frozen=True)
+class Dtypes:
+    """Names of the inputs' and the output's dtype, and how float32 inputs are multiplied."""
+
+    inputs: str
+    out: str
+    precision: str = "ieee"
+
+
+def view_of(a: Extent, b: Extent, out: Extent, *, is_row_scaled: bool) -> View | None:
+    """The product as the kernels walk it; None when its batch dimensions do not merge into two.
+
+    Args:
+        a: (…, M, K).
+        b: (…, K, N).
+        out: (…, M, N).
+        is_row_scaled: whether each row of one batch entry has its own scale, which forbids merging entries.
+    """
+    shape = out.shape[:-2]
+    strides_a = broadcast_strides(a.shape[:-2], a.strides[:-2], shape)
+    strides_b = broadcast_strides(b.shape[:-2], b.strides[:-2], shape)
+    batch, strides = collapse(shape, strides_a, strides_b, out.strides[:-2])
+    if len(batch) > 2:
+        return None
+    of_a, of_b, of_out = (_padded(values, 0) for values in strides)
+    view = View(
+        *(a.shape[-2], b.shape[-1], a.shape[-1]),
+        _padded(batch, 1),
+        (*of_a, a.step(-2), a.strides[-1]),
+        (*of_b, b.step(-2), b.strides[-1]),
+        (*of_out, out.step(-2), out.strides[-1]),
+    )
+    return view if is_row_scaled else _fold(view)
+
+
+def _padded(values: Sequence[int], fill: int) -> tuple[int, int]:
+    outer, inner = (*(fill,) * (2 - len(values)), *values)
+    return outer, inner
+
+
+def _fold(view: View) -> View:
+    """One taller product where every batch entry uses the same `b` and the rows follow one another."""
+    outer, inner = view.batch
+    step_a = view.a[2] if view.m > 1 else view.a[1]
+    step_out = view.out[2] if view.m > 1 else view.out[1]
+    follows = view.a[1] == view.m * step_a and view.out[1] == view.m * step_out
+    if outer > 1 or inner == 1 or view.b[1] != 0 or not follows:
+        return view
+    of_a, of_out = (0, 0, step_a, view.a[3]), (0, 0, step_out, view.out[3])
+    return View(inner * view.m, view.n, view.k, (1, 1), of_a, view.b, of_out)
+
+
+def problem_of(view: View, dtypes: Dtypes, *, is_in_aligned: bool, is_out_aligned: bool) -> Problem:
+    """What the choice of a kernel depends on.
+
+    Args:
+        view: the product.
+        dtypes: of its tensors.
+        is_in_aligned: whether both inputs start at multiples of 16 bytes.
+        is_out_aligned: whether the output does.
+    """
+    majors = {"a": _major(view.a[2:], ("m", "k"), "k"), "b": _major(view.b[2:], ("k", "n"), "n")}
+    in_unit, out_unit = (_VECTOR_BYTES // ITEM_BYTES[name] for name in (dtypes.inputs, dtypes.out))
+    extents = {"m": view.m, "n": view.n, "k": view.k, "any": 1}
+    rows_a = (_row_step(view.a, majors["a"], "mk"), *view.a[:2])
+    rows_b = (_row_step(view.b, majors["b"], "kn"), *view.b[:2])
+    starts_in = is_in_aligned and all(step % in_unit == 0 for step in (*rows_a, *rows_b))
+    starts_out = is_out_aligned and view.out[3] == 1 and all(step % out_unit == 0 for step in view.out[:3])
+    fills_in = all(extents[major] % in_unit == 0 for major in majors.values())
+    return Problem(
+        *(view.m, view.n, view.k, math.prod(view.batch)),
+        *(dtypes.inputs, dtypes.out, majors["a"], majors["b"], dtypes.precision),
+        is_aligned_in=starts_in and fills_in,
+        is_aligned_out=starts_out and view.n % out_unit == 0,
+        is_padded_in=starts_in and view.batch[0] == 1 and _has_boxes(view, majors),
+        is_padded_out=starts_out and view.batch[0] == 1 and _is_spread(view.out[2], view.n, view.m),
+    )
+
+
+def _major(strides: Sequence[int], names: tuple[str, str], prefer: str) -> str:
+    """The dimension with stride 1, `prefer` when both have it."""
+    unit = [name for name, stride in zip(names, strides, strict=True) if stride == 1]
+    return "any" if not unit else prefer if prefer in unit else unit[0]
+
+
+def _row_step(strides: Strides, major: str, names: str) -> int:
+    """Stride of the dimension that is not `major`; 1, which divides nothing, when neither is."""
+    return 1 if major == "any" else strides[2 + 1 - names.index(major)]
+
+
+def _has_boxes(view: View, majors: dict[str, str]) -> bool:
+    """Whether a descriptor can describe both inputs: nothing empty, rows that do not overlap."""
+    if 0 in (view.m, view.n, view.k):
+        return False
+    across_a, along_a = (view.m, view.k) if majors["a"] == "k" else (view.k, view.m)
+    across_b, along_b = (view.k, view.n) if majors["b"] == "n" else (view.n, view.k)
+    spread_a = _is_spread(_row_step(view.a, majors["a"], "mk"), along_a, across_a)
+    return spread_a and _is_spread(_row_step(view.b, majors["b"], "kn"), along_b, across_b)
+
+
+def _is_spread(step: int, length: int, count: int) -> bool:
+    return count == 1 or step >= length
