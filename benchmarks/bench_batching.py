@@ -27,8 +27,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import tilewire
 from benchmarks.load import Call, Load, run_load
+from benchmarks.svg import Series, plot
 from service.launch import running_server
 
+SHARED = "shared weight"
 CONCURRENCIES = (1, 4, 16, 64, 256)
 NPY, SAFETENSORS = "application/x-npy", "application/x-safetensors"
 # Long enough for the counters of other processes to be handed over.
@@ -215,7 +217,7 @@ def run(argv: list[str]) -> int:
             identity = httpx.get(f"{url}/v2").json()
             for connections in arguments.concurrencies:
                 calls = shared_weight_calls()
-                rows.append(measure(url, "shared weight", calls, batching, connections, arguments.seconds))
+                rows.append(measure(url, SHARED, calls, batching, connections, arguments.seconds))
             for question, calls in (
                 ("mix of 5 shapes × 3 ops", mixed_calls()),
                 ("64 unequal products", unequal_calls()),
@@ -253,15 +255,40 @@ def write(
         "question": "what batching gains",
         "device": name,
         "backend": engines[0]["backend"],
-        "versions": {"tilewire": identity["version"], "python": platform.python_version()},
+        "versions": {
+            "tilewire": identity["version"],
+            "python": platform.python_version(),
+            "torch": engines[0]["torch"],
+            "triton": engines[0]["triton"],
+        },
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "command": " ".join(["python -m benchmarks.bench_batching", *argv]),
+        "command": command_of(argv),
         "rows": [asdict(row) for row in rows],
         "rare_key": rare,
     }
-    path = folder / f"batching-{name.lower().replace(' ', '-')}.json"
-    path.write_text(json.dumps(content, indent=1) + "\n")
-    print(f"wrote {path}")
+    stem = f"batching-{name.lower().replace(' ', '-')}"
+    (folder / f"{stem}.json").write_text(json.dumps(content, indent=1) + "\n")
+    (folder / f"{stem}.svg").write_text(draw(content["rows"]))
+    print(f"wrote {folder / stem}.json and .svg")
+
+
+def command_of(argv: Sequence[str]) -> str:
+    """The command that repeats the run, without where it wrote on that machine."""
+    kept = [
+        "benchmarks/results" if before == "--out" else word for before, word in zip(["", *argv], argv, strict=False)
+    ]
+    return " ".join(["python -m benchmarks.bench_batching", *kept])
+
+
+def draw(rows: object) -> str:
+    """Plots the rate over the connections, batching on and off."""
+    assert isinstance(rows, list), "This is a bug."
+    series = []
+    for batching in sorted({row["batching"] for row in rows}, reverse=True):
+        chosen = [row for row in rows if row["batching"] == batching and row["question"] == SHARED]
+        label = "batching off" if batching == 1 else f"at most {batching}"
+        series.append(Series(label, [(row["connections"], row["per_s"]) for row in chosen]))
+    return plot("16×4096 bf16 rows on one resident 4096×4096", "connections", "requests/s", series)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 Labels = tuple[str, ...]
 
@@ -22,11 +22,14 @@ class BufferedCounter:
     """A counter whose increments are kept until `flush`.
 
     Args:
-        counter: Where they go.
+        name: Of the metric.
+        text: Its help.
+        labels: Names of its labels.
+        registry: Where it is registered.
     """
 
-    def __init__(self, counter: Counter) -> None:
-        self._counter = counter
+    def __init__(self, name: str, text: str, labels: Labels, registry: CollectorRegistry) -> None:
+        self._counter = Counter(name, text, labels, registry=registry)
         self._pending: dict[Labels, float] = {}
 
     def inc(self, labels: Labels, amount: float = 1) -> None:
@@ -44,12 +47,17 @@ class BufferedHistogram:
     """A histogram whose observations are kept until `flush`.
 
     Args:
-        histogram: Where they go.
+        name: Of the metric.
+        text: Its help.
+        labels: Names of its labels.
         bounds: Its buckets, without infinity.
+        registry: Where it is registered.
     """
 
-    def __init__(self, histogram: Histogram, bounds: Sequence[float]) -> None:
-        self._histogram = histogram
+    def __init__(
+        self, name: str, text: str, labels: Labels, bounds: Sequence[float], registry: CollectorRegistry
+    ) -> None:
+        self._histogram = Histogram(name, text, labels, buckets=bounds, registry=registry)
         self._bounds = list(bounds)
         self._pending: dict[Labels, tuple[list[int], list[float]]] = {}
 

@@ -33,7 +33,7 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one and prints it.")
     device: str = Field(
         "auto",
-        description="auto, cpu, cuda:0, or several: cuda:0,1. ROCm devices are called cuda too, as in PyTorch.",
+        description="auto, cpu, cuda:0, or several engines: cuda:0,1 (or cpu:0,1). ROCm is called cuda too, as in PyTorch.",
     )
     gateways: int = Field(0, ge=0, le=256, description="Gateway processes; 0 means half of the cores, at most 4.")
     arena_bytes: Bytes = Field(
@@ -200,7 +200,7 @@ def devices_of(device: str) -> list[str]:
     """Reads a `--device` value: one name for each engine.
 
     Args:
-        device: `auto`, `cpu`, `cuda`, `cuda:1` or `cuda:0,1`.
+        device: `auto`, `cpu`, `cuda`, `cuda:1`, `cuda:0,1`; or `cpu:0,1` for several engines without a GPU, to try them.
 
     Raises:
         ValueError: Anything else.
@@ -209,6 +209,7 @@ def devices_of(device: str) -> list[str]:
         return [device]
     kind, _, numbers = device.partition(":")
     indices = numbers.split(",") if numbers else ["0"]
-    if kind != "cuda" or not all(index.isdecimal() for index in indices) or len(set(indices)) != len(indices):
+    is_listed = all(index.isdecimal() for index in indices) and len(set(indices)) == len(indices)
+    if kind not in ("cuda", "cpu") or not is_listed:
         raise ValueError(f"device: {device!r} is not auto, cpu, cuda:0 or cuda:0,1")
-    return [f"cuda:{int(index)}" for index in indices]
+    return [f"{kind}:{int(index)}" for index in indices]

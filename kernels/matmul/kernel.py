@@ -36,9 +36,7 @@ def combine_splits(acc, partial_ptr, count_ptr, tile, split, SPLIT_K: tl.constex
 
     Each program stores its `acc`, then counts itself; the one that counts SPLIT_K adds all of them up in the order of
     their numbers, so the result does not depend on who was last, and puts the counter back to 0 for the next launch.
-
-    Returns:
-        (acc, whether this program is the last and must store the tile).
+    Returns (acc, whether this program is the last and must store the tile).
     """
     BLOCK_M: tl.constexpr = acc.shape[0]
     BLOCK_N: tl.constexpr = acc.shape[1]
@@ -112,7 +110,6 @@ def matmul_kernel(
     """Pointer kernel: any strides, any alignment, any sizes, batched.
 
     Grid: (tiles × batch entries, SPLIT_K). One program computes BLOCK_M × BLOCK_N of one entry over its share of K.
-
     Sizes come in units (M_UNIT…), strides in units of IN_UNIT or OUT_UNIT elements: multiplying by a constant is how
     the compiler learns that they divide by it, without a recompilation for each value. A_MAJOR is "k", "m" or "any":
     the dimension of `a` with stride 1; B_MAJOR likewise "n", "k" or "any". Batch entries are numbered over two

@@ -38,13 +38,13 @@ def open_backend(device: str) -> Backend:
     """Chooses the backend for a device.
 
     Args:
-        device: `auto`, `cpu` or `cuda:<n>`.
+        device: `auto`, `cpu`, `cpu:<n>` or `cuda:<n>`.
 
     Raises:
         DeviceError: No such device.
     """
-    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
-        return CpuBackend()
+    if device.startswith("cpu") or (device == "auto" and not torch.cuda.is_available()):
+        return CpuBackend("cpu" if device == "auto" else device)
     name = "cuda:0" if device == "auto" else device
     count = torch.cuda.device_count()
     if int(name.partition(":")[2]) >= count:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from service.counting import SECONDS_BUCKETS, BufferedCounter, BufferedHistogram
 from service.engine.backends.contract import Identity
@@ -25,46 +25,28 @@ class EngineMetrics:
         registry = CollectorRegistry()
         self._queue = (0, 0)
         self._stage_seconds = BufferedHistogram(
-            Histogram(
-                "tilewire_stage_duration_seconds",
-                "Time that requests spent in one stage.",
-                ("op", "stage"),
-                buckets=SECONDS_BUCKETS,
-                registry=registry,
-            ),
+            "tilewire_stage_duration_seconds",
+            "Time that requests spent in one stage.",
+            ("op", "stage"),
             SECONDS_BUCKETS,
+            registry,
         )
         self._batch_requests = BufferedHistogram(
-            Histogram(
-                "tilewire_batch_requests", "Requests per launch.", ("op",), buckets=REQUESTS_BUCKETS, registry=registry
-            ),
-            REQUESTS_BUCKETS,
+            "tilewire_batch_requests", "Requests per launch.", ("op",), REQUESTS_BUCKETS, registry
         )
         self._tflops = BufferedHistogram(
-            Histogram(
-                "tilewire_kernel_tflops",
-                "Achieved TFLOP/s of each matmul launch.",
-                ("dtype",),
-                buckets=TFLOPS_BUCKETS,
-                registry=registry,
-            ),
-            TFLOPS_BUCKETS,
+            "tilewire_kernel_tflops", "Achieved TFLOP/s of each matmul launch.", ("dtype",), TFLOPS_BUCKETS, registry
         )
         self._bandwidth = BufferedHistogram(
-            Histogram(
-                "tilewire_kernel_bandwidth_bytes_per_second",
-                "Achieved bytes per second of each softmax and add launch.",
-                ("op",),
-                buckets=BANDWIDTH_BUCKETS,
-                registry=registry,
-            ),
+            "tilewire_kernel_bandwidth_bytes_per_second",
+            "Achieved bytes per second of each softmax and add launch.",
+            ("op",),
             BANDWIDTH_BUCKETS,
+            registry,
         )
-        self._flops = BufferedCounter(
-            Counter("tilewire_flops_total", "Operations done.", ("op", "dtype"), registry=registry)
-        )
+        self._flops = BufferedCounter("tilewire_flops_total", "Operations done.", ("op", "dtype"), registry)
         self._kernel_seconds = BufferedCounter(
-            Counter("tilewire_kernel_seconds_total", "Time that kernels ran.", ("op", "dtype"), registry=registry)
+            "tilewire_kernel_seconds_total", "Time that kernels ran.", ("op", "dtype"), registry
         )
         self._queue_depth = self._gauge("tilewire_queue_depth", "Jobs that wait in the engine.", registry)
         self._queue_bytes = self._gauge("tilewire_queue_bytes", "Bytes of the jobs that wait in the engine.", registry)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, multiprocess
+from prometheus_client import CollectorRegistry, Counter, Gauge, multiprocess
 from prometheus_client.exposition import choose_encoder
 
 from service.arena import Arena
@@ -26,35 +26,23 @@ class GatewayMetrics:
         registry = CollectorRegistry()
         self._load = (0, 0, 0)
         self._flush_at: asyncio.TimerHandle | None = None
-        self._requests = BufferedCounter(
-            Counter("tilewire_requests_total", "Requests answered.", ("op", "code"), registry=registry)
-        )
+        self._requests = BufferedCounter("tilewire_requests_total", "Requests answered.", ("op", "code"), registry)
         self._duration = BufferedHistogram(
-            Histogram(
-                "tilewire_request_duration_seconds",
-                "From a request's headers to the last byte of its answer.",
-                ("op",),
-                buckets=SECONDS_BUCKETS,
-                registry=registry,
-            ),
+            "tilewire_request_duration_seconds",
+            "From a request's headers to the last byte of its answer.",
+            ("op",),
             SECONDS_BUCKETS,
+            registry,
         )
         self._stages = BufferedHistogram(
-            Histogram(
-                "tilewire_stage_duration_seconds",
-                "Time that requests spent in one stage.",
-                ("op", "stage"),
-                buckets=SECONDS_BUCKETS,
-                registry=registry,
-            ),
+            "tilewire_stage_duration_seconds",
+            "Time that requests spent in one stage.",
+            ("op", "stage"),
             SECONDS_BUCKETS,
+            registry,
         )
-        self._received = BufferedCounter(
-            Counter("tilewire_request_bytes_total", "Bytes of bodies.", ("op",), registry=registry)
-        )
-        self._sent = BufferedCounter(
-            Counter("tilewire_response_bytes_total", "Bytes of answers.", ("op",), registry=registry)
-        )
+        self._received = BufferedCounter("tilewire_request_bytes_total", "Bytes of bodies.", ("op",), registry)
+        self._sent = BufferedCounter("tilewire_response_bytes_total", "Bytes of answers.", ("op",), registry)
         self._rejected = Counter(
             "tilewire_rejected_total", "Requests refused or failed, by reason.", ("reason",), registry=registry
         )

@@ -50,6 +50,8 @@ def used(client: httpx.Client) -> httpx.Client:
     assert client.put("/v1/tensors/metrics", content=to_npy(np.ones(3))).status_code in (200, 201)
     # What is counted at an answer's end may come after the client has the answer.
     assert settles(client, lambda now: total(now, "tilewire_requests_total", op="softmax", code="400") > 0)
+    for op in ("matmul", "add", "softmax"):
+        assert settles(client, lambda now, op=op: total(now, "tilewire_batch_requests_sum", op=op) > 0)  # type: ignore[misc]
     return client
 
 

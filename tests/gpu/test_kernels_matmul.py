@@ -66,6 +66,16 @@ def test_error_is_at_most_twice_the_vendor_library(shape, dtype, generator):
     assert ours <= 2 * theirs
 
 
+@pytest.mark.parametrize("size", [1024, 4096])
+def test_tf32x3_is_nearly_as_accurate_as_float32(size, generator):
+    a = random_operand((size, size), torch.float32, generator)
+    b = random_operand((size, size), torch.float32, generator)
+    expected = matmul_reference(a, b)
+    split = (matmul(a, b, precision="tf32x3").double() - expected).norm()
+    plain = (torch.matmul(a, b).double() - expected).norm()
+    assert split <= 4 * plain, f"{(split / plain).item():.2f} times the error of float32"
+
+
 @pytest.mark.parametrize("shape", GPU_MATMUL_SHAPES[12:20], ids=shape_id)
 @pytest.mark.parametrize("precision", ["tf32", "tf32x3", "ieee"])
 def test_precisions(shape, precision, generator):

@@ -43,10 +43,14 @@ class Finished:
 
 
 class CpuBackend:
-    """Computes with torch on the CPU; see `contract.Backend` for the calls."""
+    """Computes with torch on the CPU; see `contract.Backend` for the calls.
 
-    def __init__(self) -> None:
-        self.identity = Identity("cpu", "cpu", _processor_name(), str(torch.__version__), "none")
+    Args:
+        device: What this engine is called: `cpu`, or `cpu:1` beside others.
+    """
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.identity = Identity("cpu", device, _processor_name(), str(torch.__version__), "none")
 
     def attach(self, segment: Segment) -> torch.Tensor:
         """Maps a segment as a flat uint8 tensor."""

@@ -40,7 +40,14 @@ def router(gateway: Gateway) -> APIRouter:
                 "version": gateway.version,
                 "extensions": [],
                 "engines": [
-                    {"backend": one.backend, "device": one.device, "device_name": one.device_name} for one in welcomes
+                    {
+                        "backend": one.backend,
+                        "device": one.device,
+                        "device_name": one.device_name,
+                        "torch": one.torch,
+                        "triton": one.triton,
+                    }
+                    for one in welcomes
                 ],
             }
         )

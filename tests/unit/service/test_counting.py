@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from service.counting import SECONDS_BUCKETS, BufferedCounter, BufferedHistogram
 
@@ -13,9 +13,7 @@ from service.counting import SECONDS_BUCKETS, BufferedCounter, BufferedHistogram
 def test_a_flushed_histogram_is_the_one_that_observed_each(values: list[tuple[str, float]]) -> None:
     direct, buffered = CollectorRegistry(), CollectorRegistry()
     one = Histogram("seconds", "t", ("op",), buckets=SECONDS_BUCKETS, registry=direct)
-    other = BufferedHistogram(
-        Histogram("seconds", "t", ("op",), buckets=SECONDS_BUCKETS, registry=buffered), SECONDS_BUCKETS
-    )
+    other = BufferedHistogram("seconds", "t", ("op",), SECONDS_BUCKETS, buffered)
     for op, value in values:
         one.labels(op).observe(value)
         other.observe((op,), value)
@@ -31,7 +29,7 @@ def test_a_flushed_histogram_is_the_one_that_observed_each(values: list[tuple[st
 
 def test_a_value_on_a_bound_is_in_its_bucket() -> None:
     registry = CollectorRegistry()
-    histogram = BufferedHistogram(Histogram("n", "t", ("op",), buckets=(1, 2), registry=registry), (1, 2))
+    histogram = BufferedHistogram("n", "t", ("op",), (1, 2), registry)
     histogram.observe(("x",), 1)
     histogram.flush()
     assert registry.get_sample_value("n_bucket", {"op": "x", "le": "1.0"}) == 1
@@ -39,7 +37,7 @@ def test_a_value_on_a_bound_is_in_its_bucket() -> None:
 
 def test_a_counter_is_handed_over_once() -> None:
     registry = CollectorRegistry()
-    counter = BufferedCounter(Counter("n", "t", ("op",), registry=registry))
+    counter = BufferedCounter("n", "t", ("op",), registry)
     counter.inc(("x",))
     counter.inc(("x",), 4)
     assert registry.get_sample_value("n_total", {"op": "x"}) is None

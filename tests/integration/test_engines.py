@@ -1,0 +1,85 @@
+"""Several engines behind one address: residents on each, jobs on any, and one of them may die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.conftest import StartServer
+from tests.exposition import scrape, settles, total
+from tests.live_server import LiveServer
+from tests.tensor_bodies import TYPES, decode, to_npy, to_safetensors
+
+PATIENCE_S = 30.0
+W = np.arange(12, dtype=np.float32).reshape(4, 3)
+X = np.arange(8, dtype=np.float32).reshape(2, 4)
+
+
+@pytest.fixture
+def two_engines(start_server: StartServer) -> LiveServer:
+    return start_server("--device", "cpu:0,1", "--gateways", "1", "--arena-bytes", "32MiB")
+
+
+@pytest.fixture
+def two(two_engines: LiveServer) -> Iterator[httpx.Client]:
+    with two_engines.client() as client:
+        yield client
+
+
+def engines_of(client: httpx.Client) -> list[str]:
+    return sorted(engine["device"] for engine in client.get("/v2").json()["engines"])
+
+
+def wait_for_engines(client: httpx.Client, devices: list[str]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while engines_of(client) != devices:
+        assert time.monotonic() < end_s, engines_of(client)
+        time.sleep(0.01)
+
+
+def multiply(client: httpx.Client) -> None:
+    response = client.post("/v1/matmul?b=@w", content=to_safetensors({"a": X}))
+    assert response.status_code == 200, response.text
+    np.testing.assert_array_equal(decode(TYPES["safetensors"], response.content), X @ W)
+
+
+def test_residents_are_on_every_engine_and_uses_add_up(two: httpx.Client) -> None:
+    assert engines_of(two) == ["cpu:0", "cpu:1"]
+    assert two.put("/v1/tensors/w", content=to_npy(W)).status_code == 201
+    assert two.put("/v1/tensors/w", content=to_npy(W)).status_code == 200
+    for _ in range(10):
+        multiply(two)
+    (info,) = two.get("/v1/tensors").json()
+    assert info["hits"] == 10
+    assert settles(two, lambda now: total(now, "tilewire_resident_tensors") == 2)
+    stored = two.post("/v1/matmul?b=@w&store=@product", content=to_safetensors({"a": X}))
+    assert stored.status_code == 201
+    got = two.get("/v1/tensors/product", headers={"accept": TYPES["npy"]})
+    np.testing.assert_array_equal(decode(TYPES["npy"], got.content), X @ W)
+    assert two.delete("/v1/tensors/w").status_code == 204
+    assert two.post("/v1/matmul?b=@w", content=to_safetensors({"a": X})).status_code == 404
+
+
+def test_one_engine_dies_and_the_other_serves(two_engines: LiveServer, two: httpx.Client) -> None:
+    assert two.put("/v1/tensors/w", content=to_npy(W)).status_code == 201
+    victim = min(two_engines.engines())
+    os.kill(victim, signal.SIGKILL)
+    end_s = time.monotonic() + PATIENCE_S
+    while len(alive := engines_of(two)) != 1:
+        assert time.monotonic() < end_s, alive
+    multiply(two)
+    assert two.get("/readyz").status_code == 200
+    # An upload would be missing on the engine that is down: it is refused, and nothing changes.
+    refused = two.put("/v1/tensors/late", content=to_npy(W))
+    assert refused.status_code in (201, 503)
+    wait_for_engines(two, ["cpu:0", "cpu:1"])
+    for _ in range(10):
+        multiply(two)
+    assert two.put("/v1/tensors/late", content=to_npy(W)).status_code in (200, 201)
+    assert total(scrape(two), "tilewire_engine_restarts_total") == 1
