@@ -43,11 +43,6 @@ class Target:
         """Whether a kernel can be brought up while the one before it ends."""
         return self.backend == "cuda" and int(self.arch) >= 90
 
-    @property
-    def has_wgmma(self) -> bool:
-        """Whether the matrix unit reads its operands from shared memory asynchronously (Hopper alone)."""
-        return self.backend == "cuda" and int(self.arch) == 90
-
 
 KNOWN = {
     target.name: target

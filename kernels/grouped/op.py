@@ -166,7 +166,8 @@ def _variant(product: _Product, b_major: str, unit: int, options: tuple[str, str
     activation, precision = options
     item_bytes = a.element_size()
     is_scalar = a.dtype == torch.float32 and resolve_precision(precision, target) == "ieee"
-    block_k = 32 if is_scalar else 128 // item_bytes
+    # Unaligned operands are addressed element by element: a step of 128 bytes would need more registers than there are.
+    block_k = 32 if is_scalar or unit == 1 else 128 // item_bytes
     constants: dict[str, Any] = {
         "DTYPE": _TL[a.dtype],
         "OUT_TYPE": _TL[out.dtype],

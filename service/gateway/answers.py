@@ -29,7 +29,7 @@ LINGER_S = 2.0
 
 
 class TensorResponse(Response):
-    """A tensor from its slot; the slots go back when the last byte has left, or the client has.
+    """A tensor from its slot; the slots go back when the last byte has left or was copied out, or the client is gone.
 
     Args:
         chunks: The body, in order; views of slots among them.

@@ -10,11 +10,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+import torch
 import triton
 
 from kernels.add.configs import Problem as AddProblem
 from kernels.add.configs import choose as choose_add
 from kernels.add.variants import build as build_add
+from kernels.grouped.op import _variant as grouped_variant
 from kernels.matmul.choice import choose, config_of
 from kernels.matmul.configs import Finish, Problem
 from kernels.matmul.variants import build
@@ -22,6 +24,7 @@ from kernels.softmax.configs import Problem as SoftmaxProblem
 from kernels.softmax.configs import choose as choose_softmax
 from kernels.softmax.variants import KERNELS
 from kernels.softmax.variants import build as build_softmax
+from kernels.staging.op import variants as staging_variants
 from kernels.tables import is_tuned, table_for
 from kernels.targets import KNOWN
 
@@ -87,6 +90,19 @@ def variants(target):
     for dtype in ("float32", "bfloat16", "int64"):
         problem = AddProblem(1, 1 << 20, dtype, dtype)
         yield f"add {dtype}", build_add(problem, choose_add(problem, target), target)
+    yield from grouped_variants(target)
+    for index, variant in enumerate(staging_variants()):
+        # Words of 1 to 8 bytes at addresses that promise no more: never 16 at once.
+        yield f"staging unaligned {index}", variant
+
+
+def grouped_variants(target):
+    outs = {"bfloat16": "bfloat16", "float32": "float32", "int8": "int32"}
+    for dtype, out_dtype in outs.items():
+        a, out = (torch.empty((8, 8), dtype=getattr(torch, name), device="meta") for name in (dtype, out_dtype))
+        for unit in (16 // a.element_size(), 1):
+            name = f"matmul grouped{'' if unit > 1 else ' unaligned'} {dtype} kn ieee"
+            yield name, grouped_variant((a, a, out, None), "n", unit, ("none", "ieee"), target)
 
 
 def report(name, compiled, target):
