@@ -7,6 +7,8 @@ folder that the supervisor made. Knows no launches; `engine.metrics` does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import struct
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, multiprocess
 from prometheus_client.exposition import choose_encoder
@@ -17,6 +19,9 @@ from service.messages import Welcome
 
 # How long observations may wait in this process before other processes can show them.
 FLUSH_S = 0.05
+
+# A scrape that meets a file in the making reads all of them again.
+MAX_READS, READ_AGAIN_S = 20, 0.005
 
 
 class GatewayMetrics:
@@ -107,7 +112,7 @@ class GatewayMetrics:
         self._engine_up.labels(welcome.device).set(1 if is_up else 0)
 
 
-def expose(folder: str, accept: str) -> tuple[bytes, str]:
+async def expose(folder: str, accept: str) -> tuple[bytes, str]:
     """Writes the exposition over all processes.
 
     Args:
@@ -120,4 +125,9 @@ def expose(folder: str, accept: str) -> tuple[bytes, str]:
     registry = CollectorRegistry()
     multiprocess.MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]
     encoder, content_type = choose_encoder(accept)
+    for _attempt in range(MAX_READS - 1):
+        # A process that has just started may have made its file and not yet written the file's head.
+        with contextlib.suppress(struct.error, RuntimeError, ValueError, OSError):
+            return encoder(registry), content_type
+        await asyncio.sleep(READ_AGAIN_S)
     return encoder(registry), content_type

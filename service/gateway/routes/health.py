@@ -54,7 +54,7 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.get("/metrics", summary="Prometheus exposition.", response_class=Response)
     async def metrics(request: Request) -> Response:
-        body, content_type = expose(gateway.metrics_folder, request.headers.get("accept", ""))
+        body, content_type = await expose(gateway.metrics_folder, request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 
     @routes.get("/", include_in_schema=False)
