@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.errors import InvalidRequest, MethodNotAllowed, UnknownName
 from service.gateway.context import Gateway, exchange_of
 from service.gateway.middleware import ExchangeMiddleware
-from service.gateway.routes import health, native, tensors
+from service.gateway.routes import health, native, oip, tensors
 from service.ops import OPS
 
 DESCRIPTION = """GPU linear algebra over HTTP.
@@ -47,7 +47,7 @@ class TilewireApp(FastAPI):
 def create_app(gateway: Gateway) -> TilewireApp:
     """Makes the ASGI application of one gateway."""
     app = TilewireApp(title="Tilewire", version=gateway.version, description=DESCRIPTION, redoc_url=None)
-    routers = (tensors.router(gateway), native.router(gateway), health.router(gateway))
+    routers = (tensors.router(gateway), native.router(gateway), oip.router(gateway), health.router(gateway))
     routes: list[BaseRoute] = [*app.routes]
     for router in routers:
         app.include_router(router)
@@ -56,7 +56,7 @@ def create_app(gateway: Gateway) -> TilewireApp:
     app.add_exception_handler(HTTPException, raise_ours)
     app.add_exception_handler(RequestValidationError, raise_ours)
     app.add_middleware(ExchangeMiddleware, gateway=gateway)
-    app.hot = native.hot_routes(gateway)
+    app.hot = native.hot_routes(gateway) | oip.hot_routes(gateway)
     return app
 
 

@@ -63,15 +63,21 @@ class Json:
             raise BeyondLimit(
                 f"{name}: {kind} has more than the {MAX_OUT_ELEMENTS} elements that JSON carries; Accept safetensors"
             )
-        numbers: object = []
-        if kind.num_elements:
-            array = np.frombuffer(payload, dtype=_NUMPY[kind.dtype]).reshape(kind.shape)
-            # 8- and 16-bit floats have no Python number of their own; float32 holds each of them exactly.
-            numbers = (
-                array.astype(np.float32) if DTYPES[kind.dtype].is_float and array.itemsize < 4 else array
-            ).tolist()
+        numbers: object = _numbers(kind, payload).reshape(kind.shape).tolist() if kind.num_elements else []
         answer = {name: numbers, "dtype": kind.dtype, "shape": kind.shape}
         return [json.dumps(answer, separators=(",", ":")).encode()]
+
+
+def numbers_of(kind: TensorType, payload: memoryview) -> list[int | float]:
+    """The elements as a flat list, in C order."""
+    numbers: list[int | float] = _numbers(kind, payload).tolist()
+    return numbers
+
+
+def _numbers(kind: TensorType, payload: memoryview) -> npt.NDArray[np.generic]:
+    array = np.frombuffer(payload, dtype=_NUMPY[kind.dtype])
+    # 8- and 16-bit floats have no Python number of their own; float32 holds each of them exactly.
+    return array.astype(np.float32) if DTYPES[kind.dtype].is_float and array.itemsize < 4 else array
 
 
 def _dtype(value: object, field: str) -> str:
