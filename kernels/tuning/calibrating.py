@@ -1,6 +1,6 @@
 """Measuring what the configurations of a device's table cost, and writing them back. Needs that device.
 
-`python -m kernels.tuning --out FILE` measures every configuration that the table lists for tall products: the cost of a
+`python -m kernels.tuning.calibrating --out FILE` measures every configuration that the table lists for tall products: the cost of a
 tile and of a step of K, with one program on each multiprocessor and with as many as the entry says. To try another
 configuration, add it to the table (costs may be missing) and run this.
 """
