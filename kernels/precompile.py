@@ -10,6 +10,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -75,7 +76,7 @@ def precompile(target: Target, *, num_workers: int = 0, on_progress: Progress | 
     # Spread out, so that the slow ones, which are neighbours, do not meet in one worker at the end.
     waiting = [list(range(total))[first :: workers * 8] for first in range(workers * 8)]
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
         pending: set[Future[tuple[int, list[str]]]] = {
             pool.submit(_compile_some, target, part) for part in waiting if part
         }
@@ -114,6 +115,18 @@ def fingerprint(target: Target) -> str:
     for variant in variants(target):
         digest.update(f"{variant.kernel.cache_key} {variant.described()}\n".encode())
     return digest.hexdigest()
+
+
+def _end_with_parent() -> None:
+    """In a worker: not to compile on when whoever asked is gone."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "This is a bug."
+
+    def wait_and_end() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait_and_end, daemon=True).start()
 
 
 def _compile_some(target: Target, numbers: Sequence[int]) -> tuple[int, list[str]]:

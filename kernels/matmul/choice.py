@@ -85,7 +85,8 @@ def choose(problem: Problem, target: Target, *, is_plain: bool = True) -> Config
 
 def stores_boxes(problem: Problem, config: Config) -> bool:
     """Whether the descriptor kernel also stores through a descriptor. Few rows are as well stored without."""
-    return problem.is_boxed_out and _is_default_out(problem) and config.split_k == 1 and problem.m > FEW_ROWS
+    has_many_rows = problem.m > FEW_ROWS or problem.batch > 1
+    return problem.is_boxed_out and _is_default_out(problem) and config.split_k == 1 and has_many_rows
 
 
 def family_of(problem: Problem, config: Config, *, is_plain: bool) -> Family:
@@ -101,7 +102,7 @@ def family_of(problem: Problem, config: Config, *, is_plain: bool) -> Family:
         is_boxed = stores_boxes(problem, config)
         store = "boxes" if is_boxed else "pieces" if problem.is_aligned_out else "elements"
         is_batched = problem.batch > 1
-        is_plain = is_plain and is_boxed and _is_main(problem)
+        is_plain = is_plain and is_boxed
         return Family("tma", problem.dtype, problem.precision, *majors, store, problem.out_dtype, is_batched, is_plain)
     majors = ("any", "any") if "any" in majors else majors
     store = "pieces" if is_read_in_pieces(problem) else "elements"

@@ -116,10 +116,9 @@ class PreparedSoftmax:
         problem: what of them the kernel depends on.
         config: how to compute it.
         device: where.
-        log: logarithm of the softmax.
     """
 
-    def __init__(self, view: View, problem: Problem, config: Config, device: torch.device, *, log: bool) -> None:
+    def __init__(self, view: View, problem: Problem, config: Config, device: torch.device) -> None:
         index = device.index if device.index is not None else -1
         target = current(index)
         self.config = config
@@ -129,7 +128,7 @@ class PreparedSoftmax:
         self._launches = []
         for kernel in KERNELS[config.kernel]:
             variant = build(kernel, problem, config, target)
-            values = _values(view, problem, config, variant, log=log)
+            values = _values(view, problem, config, variant)
             self._launches.append(Launch(variant, target, _grid(problem, config, target), values, index))
 
     @property
@@ -191,8 +190,8 @@ def prepare(
         if len(rows) > 2:
             return None
         view = _view(x, out, rows, strides)
-        problem = _problem(x, out, view)
-        return PreparedSoftmax(view, problem, config or choose(problem, current(x.get_device())), x.device, log=log)
+        problem = _problem(x, out, view, log=log)
+        return PreparedSoftmax(view, problem, config or choose(problem, current(x.get_device())), x.device)
 
     return _kept.get(key, make)
 
@@ -216,7 +215,7 @@ def _view(x: torch.Tensor, out: torch.Tensor, rows: Sequence[int], strides: Sequ
     return View(padded(rows, 1), n, (*padded(strides[0], 0), last[0]), (*padded(strides[1], 0), last[1]))
 
 
-def _problem(x: torch.Tensor, out: torch.Tensor, view: View) -> Problem:
+def _problem(x: torch.Tensor, out: torch.Tensor, view: View, *, log: bool) -> Problem:
     unit = 16 // x.element_size()
     is_contiguous = view.x[2] == 1 and view.out[2] == 1
     is_aligned = are_aligned((x, out)) and all(span % unit == 0 for span in (view.n, *view.x[:2], *view.out[:2]))
@@ -227,13 +226,14 @@ def _problem(x: torch.Tensor, out: torch.Tensor, view: View) -> Problem:
         str(out.dtype).removeprefix("torch."),
         is_contiguous,
         is_contiguous and is_aligned,
+        log,
     )
 
 
-def _values(view: View, problem: Problem, config: Config, variant: Variant, *, log: bool) -> dict[str, int]:
+def _values(view: View, problem: Problem, config: Config, variant: Variant) -> dict[str, int]:
     unit = unit_of(problem)
     values = {f"stride_x{dim}": stride // unit for dim, stride in zip("oin", view.x, strict=True)}
     values |= {f"stride_o{dim}": stride // unit for dim, stride in zip("oin", view.out, strict=True)}
-    values |= {"rows": problem.rows, "rows_inner": view.rows[1], "n": problem.n // unit, "is_log": int(log)}
+    values |= {"rows": problem.rows, "rows_inner": view.rows[1], "n": problem.n // unit}
     values |= {"team_size": config.splits, "blocks_per_split": -(-problem.n // (config.block_n * config.splits))}
     return {name: value for name, value in values.items() if name in dict(variant.signature)}
