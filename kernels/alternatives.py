@@ -7,15 +7,14 @@ with any number of programs for each tile or row that the kernels allow.
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
 from kernels.add.configs import choose as choose_add
 from kernels.add.configs import configs_for as add_configs
-from kernels.matmul.choice import SPLITS, can_split, family_of, members
+from kernels.matmul.choice import SPLITS, is_possible, members
 from kernels.matmul.choice import choose as choose_product
-from kernels.matmul.configs import Config, Family, Problem, cdiv
+from kernels.matmul.configs import Config, Problem, cdiv
 from kernels.softmax.configs import MAX_SPLITS, power_of_two
 from kernels.softmax.configs import Config as SoftmaxConfig
 from kernels.softmax.configs import Problem as SoftmaxProblem
@@ -24,9 +23,6 @@ from kernels.softmax.configs import members as softmax_members
 from kernels.targets import Target
 from kernels.workloads import Config as AnyConfig
 from kernels.workloads import Product, Rows, Workload
-
-# More programs than this many times the multiprocessors gain nothing from another split of K.
-_MOST_WAVES = 4
 
 
 def chosen(workload: Workload, target: Target) -> AnyConfig:
@@ -57,19 +53,6 @@ def of_product(problem: Problem, target: Target, *, is_plain: bool) -> Iterator[
                 yield whole
 
 
-def is_possible(problem: Problem, config: Config, target: Target, *, is_plain: bool) -> bool:
-    """Whether the catalogue has a binary of `config` for `problem`, and its split leaves work for each program."""
-    if config.split_k > 1:
-        steps, tiles = cdiv(problem.k, config.block_k), config.tiles(problem)
-        is_too_fine = steps < 2 * config.split_k or tiles * config.split_k > _MOST_WAVES * target.num_sms
-        if is_too_fine or not can_split(config):
-            return False
-    if config.kernel == "tma" and not (problem.is_padded_in and problem.has_rows_out):
-        return False
-    family = family_of(problem, config, is_plain=is_plain)
-    return replace(config, split_k=1) in _by_family(target).get(family, ())
-
-
 def of_softmax(problem: SoftmaxProblem, target: Target) -> Iterator[SoftmaxConfig]:
     """Every member of the catalogue that can compute `problem`, at every sensible number of programs for a row."""
     listed = dict.fromkeys(
@@ -77,6 +60,7 @@ def of_softmax(problem: SoftmaxProblem, target: Target) -> Iterator[SoftmaxConfi
         for shown, config in softmax_members(target)
         if (shown.dtype, shown.out_dtype) == (problem.dtype, problem.out_dtype)
         and (shown.is_contiguous, shown.is_aligned) == (problem.is_contiguous, problem.is_aligned)
+        and shown.log == problem.log
     )
     for config in listed:
         if config.kernel == "split":
@@ -88,16 +72,8 @@ def of_softmax(problem: SoftmaxProblem, target: Target) -> Iterator[SoftmaxConfi
             # Two binaries, for teams of up to 16 and for larger ones, stand in the list with sizes of their own.
             if has_room and (team <= 16) == (config.splits <= 16):
                 yield replace(config, splits=team)
-        elif config.kernel != "row" or power_of_two(problem.n) <= config.block_n <= 2 * power_of_two(problem.n):
+        elif config.kernel != "row" or problem.n <= config.block_n <= max(256, 2 * power_of_two(problem.n)):
             yield config
-
-
-@functools.cache
-def _by_family(target: Target) -> dict[Family, frozenset[Config]]:
-    found = defaultdict(set)
-    for family, config in members(target):
-        found[family].add(config)
-    return {family: frozenset(configs) for family, configs in found.items()}
 
 
 @functools.cache

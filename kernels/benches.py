@@ -35,7 +35,7 @@ class GpuBench:
 
     def __init__(self) -> None:
         # Operands of the last workload only: they may fill much of the device.
-        self._of = functools.lru_cache(maxsize=1)(_Subject)
+        self._of = functools.lru_cache(maxsize=1)(_rotating)
 
     def once_us(self, workload: Workload, configs: Sequence[Config]) -> list[float]:
         """As `Bench` says: the second of two calls, between events."""
@@ -52,12 +52,22 @@ class GpuBench:
         timings = measure(running, subject.num_sets, rounds) if running else {}
         return [timings[name].p50_us if name in timings else math.inf for name in calls]
 
+    def hot_us(self, workload: Workload, config: Config) -> float:
+        """As `Bench` says: over one operand set."""
+        call = _Subject(workload, 1).call(config)
+        return math.inf if call is None else measure({"it": call}, rounds=7)["it"].p50_us
+
 
 def _once(call: Call | None, num_sets: int) -> tuple[torch.cuda.Event, torch.cuda.Event] | None:
     if call is None:
         return None
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    call(0)
+    try:
+        call(0)
+    except RuntimeError as error:
+        # Programs that must all run at once may not fit; nothing was launched then.
+        _logger.warning("a launch failed: %s", error)
+        return None
     begin.record()
     call(1 % num_sets)
     end.record()
@@ -67,9 +77,9 @@ def _once(call: Call | None, num_sets: int) -> tuple[torch.cuda.Event, torch.cud
 class _Subject:
     """A workload on the device: its operand sets, and what was prepared for its configurations."""
 
-    def __init__(self, workload: Workload) -> None:
-        self.num_sets = sets_beyond_l2(workload.num_bytes, _MAX_SETS)
-        self._prepare = prepare(workload, self.num_sets)
+    def __init__(self, workload: Workload, num_sets: int) -> None:
+        self.num_sets = num_sets
+        self._prepare = prepare(workload, num_sets)
         self._calls: dict[Config, Call | None] = {}
 
     def call(self, config: Config) -> Call | None:
@@ -77,10 +87,14 @@ class _Subject:
         if config not in self._calls:
             try:
                 self._calls[config] = self._prepare(config)
-            except (RuntimeError, ValueError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is only costs this configuration
                 _logger.warning("%s cannot be launched: %s", config, error)
                 self._calls[config] = None
         return self._calls[config]
+
+
+def _rotating(workload: Workload) -> _Subject:
+    return _Subject(workload, sets_beyond_l2(workload.num_bytes, _MAX_SETS))
 
 
 def prepare(workload: Workload, num_sets: int, device: str = "cuda") -> _Prepare:

@@ -25,6 +25,9 @@ class Bench(Protocol):
     def in_turns_us(self, workload: Workload, configs: Sequence[Config], rounds: int) -> list[float]:
         """Median microseconds of each, interleaved over `rounds`."""
 
+    def hot_us(self, workload: Workload, config: Config) -> float:
+        """Median microseconds of one alone, on operands that stay in the cache."""
+
 
 @dataclass(frozen=True)
 class Heats:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +30,7 @@ from kernels.matmul.configs import (
     resolve_precision,
     split_k_for,
 )
-from kernels.tables import table_for
+from kernels.tables import pick_for, table_for
 from kernels.targets import Target
 
 # Elements of a tile for each thread, above which a tile is not split.
@@ -37,6 +38,10 @@ MAX_SPLIT_ELEMENTS = 64
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 # Up to here a descriptor does not pay for storing.
 FEW_ROWS = 64
+# The `max_m` of a rule for any number of rows: a table whose rules end with it needs no other configurations.
+ANY_ROWS = 1 << 31
+# More programs than this many times the multiprocessors gain nothing from another split of K.
+_MOST_WAVES = 4
 # Small blocks reach every tail and loop of the kernels at sizes that an interpreter can do.
 _INTERPRETED = Config("pointer", 16, 16, 32, 2)
 _INTERPRETED_TMA = Config("tma", 16, 32, 32, 2, is_persistent=True, halves=2)
@@ -62,6 +67,15 @@ class Candidate:
     is_wide: bool = False
 
 
+@dataclass(frozen=True)
+class Rule:
+    """Products of up to `max_m` rows that are `min_tiles` tiles or more of `config` run with it."""
+
+    max_m: int
+    min_tiles: int
+    config: Config
+
+
 def choose(problem: Problem, target: Target, *, is_plain: bool = True) -> Config:
     """The configuration for `problem` on `target`: with its family, a member of `members(target)`.
 
@@ -75,7 +89,8 @@ def choose(problem: Problem, target: Target, *, is_plain: bool = True) -> Config
         split_k = 2 if problem.k > 64 and not is_boxed else 1
         has_boxes = problem.is_padded_in and problem.has_rows_out
         return replace(_INTERPRETED_TMA if has_boxes else _INTERPRETED, split_k=split_k)
-    measured = choose_measured(problem, target, is_plain=is_plain)
+    picked = _picked(problem, target, is_plain=is_plain)
+    measured = picked or choose_measured(problem, target, is_plain=is_plain)
     if measured is not None:
         return measured
     config = (choose_fma if _is_scalar(problem.dtype, problem.precision, target) else choose_matrix)(problem)
@@ -113,22 +128,22 @@ def _is_default_out(problem: Problem) -> bool:
     return problem.out_dtype == OUT_DTYPES[problem.dtype][0]
 
 
-def _is_main(problem: Problem) -> bool:
+def is_main(problem: Problem) -> bool:
     """Whether every configuration is built for products like this; others make do with the `is_wide` ones."""
     return problem.a_major == "k" and problem.batch == 1 and _is_default_out(problem)
 
 
-def _is_offered(candidate: Candidate, store: str, *, is_main: bool, is_plain: bool) -> bool:
+def _is_offered(candidate: Candidate, store: str, *, for_main: bool, is_plain: bool) -> bool:
     """Whether the binary of `candidate` is built for a family."""
     if store != "boxes" and candidate.config.is_persistent:
         # Without boxes a tile this large spills.
         return False
     if candidate.is_wide:
         return True
-    return is_main and ((store == "boxes" and is_plain) or (store == "pieces" and can_split(candidate.config)))
+    return for_main and ((store == "boxes" and is_plain) or (store == "pieces" and can_split(candidate.config)))
 
 
-def _has_descriptors(problem: Problem, target: Target) -> bool:
+def has_descriptors(problem: Problem, target: Target) -> bool:
     """Whether the descriptor kernel is built for products like this, where operands are `is_padded_in`."""
     if not target.has_tma or not problem.has_rows_out or arithmetic_of(problem) == "ieee":
         return False
@@ -167,10 +182,12 @@ def _pointer_configs(dtype: str, precision: str, target: Target, *, is_aligned: 
         yield _INTERPRETED
         return
     is_scalar = _is_scalar(dtype, precision, target)
-    for config in fma_configs() if is_scalar else matrix_configs(dtype, is_aligned=is_aligned):
-        yield for_amd(config) if target.backend == "hip" else config
-    if dtype == "float32" and precision == "ieee" and is_aligned:
-        yield from (config for _, _, config in _rules(target).get("ieee", ()))
+    arithmetic = arithmetic_of(Problem(1, 1, 1, 1, dtype, dtype, precision=precision))
+    rules = _rules(target).get(arithmetic, ()) if is_aligned else ()
+    yield from (rule.config for rule in rules if rule.config.kernel == "pointer")
+    if not _are_for_all(rules):
+        for config in fma_configs() if is_scalar else matrix_configs(dtype, is_aligned=is_aligned):
+            yield for_amd(config) if target.backend == "hip" else config
 
 
 def _tma_members(dtype: str, precision: str, target: Target) -> Iterator[tuple[Family, Config]]:
@@ -185,18 +202,16 @@ def _tma_members(dtype: str, precision: str, target: Target) -> Iterator[tuple[F
         yield from _interpreted_members(dtype, precision)
         return
     for problem in problems:
-        if not _has_descriptors(problem, target):
+        if not has_descriptors(problem, target):
             continue
         for store, is_plain in (("boxes", True), ("boxes", False), ("pieces", False), ("elements", False)):
             shown = replace(problem, is_boxed_out=store == "boxes", is_aligned_out=store != "elements")
-            offer = {"is_main": _is_main(problem), "is_plain": is_plain}
+            offer = {"for_main": is_main(problem), "is_plain": is_plain}
             candidates = _candidates(target).get(arithmetic_of(problem), ())
             configs = [each.config for each in candidates if _is_offered(each, store, **offer)]
-            configs += [
-                config
-                for _, _, config in _rules(target).get(arithmetic_of(problem), ())
-                if store != "boxes" and _is_main(problem)
-            ]
+            rules = _rules(target).get(arithmetic_of(problem), ())
+            if store != "boxes" and is_main(problem):
+                configs += [rule.config for rule in rules if rule.config.kernel == "tma"]
             for config in configs:
                 family = family_of(shown, config, is_plain=is_plain)
                 if family.store == store and family.is_plain == is_plain:
@@ -232,32 +247,73 @@ def arithmetic_of(problem: Problem) -> str:
 
 
 def choose_measured(problem: Problem, target: Target, *, is_plain: bool) -> Config | None:
-    """The best measured configuration of the descriptor kernel; None where it cannot run or none was measured."""
+    """The best measured configuration; None where none was measured that can run."""
     arithmetic = arithmetic_of(problem)
     rules = _rules(target).get(arithmetic, ())
-    has_few_rows = _is_main(problem) and bool(rules) and problem.m <= rules[-1][0]
-    if arithmetic == "ieee":
-        return _by_rule(problem, rules, target) if has_few_rows and is_read_in_pieces(problem) else None
-    if not (problem.is_padded_in and _has_descriptors(problem, target)):
+    is_ruled = bool(rules) and problem.m <= rules[-1].max_m
+    if is_ruled and rules[-1].config.kernel == "pointer":
+        is_for_this = is_read_in_pieces(problem) and (is_main(problem) or _are_for_all(rules))
+        return by_rule(problem, rules, target) if is_for_this else None
+    if not (problem.is_padded_in and has_descriptors(problem, target)):
         return None
-    if has_few_rows:
-        return _by_rule(problem, rules, target)
-    return _by_model(problem, _candidates(target).get(arithmetic, ()), target, is_plain=is_plain)
+    if is_ruled and is_main(problem):
+        return by_rule(problem, rules, target)
+    best = by_model(problem, _candidates(target).get(arithmetic, ()), target, is_plain=is_plain)
+    return best and replace(best[0].config, split_k=best[1])
 
 
-def _by_model(problem: Problem, candidates: tuple[Candidate, ...], target: Target, *, is_plain: bool) -> Config | None:
-    is_main = _is_main(problem)
+def by_model(
+    problem: Problem, candidates: Sequence[Candidate], target: Target, *, is_plain: bool
+) -> tuple[Candidate, int] | None:
+    """The candidate, and the split of K, with the least predicted time; None when no candidate has a binary for it."""
+    for_main = is_main(problem)
     choices = [
         (each, split)
         for each in candidates
         for split in SPLITS
         if _is_sensible(problem, each, split, target)
-        and _is_offered(each, _store(problem, each, split), is_main=is_main, is_plain=is_plain)
+        and _is_offered(each, _store(problem, each, split), for_main=for_main, is_plain=is_plain)
     ]
     if not choices:
         return None
-    best, split_k = min(choices, key=lambda choice: predicted_us(problem, choice[0], choice[1], target))
-    return replace(best.config, split_k=split_k)
+    return min(choices, key=lambda choice: predicted_us(problem, choice[0], choice[1], target))
+
+
+def is_possible(problem: Problem, config: Config, target: Target, *, is_plain: bool) -> bool:
+    """Whether there is a binary of `config` for `problem`, and its split of K leaves work for each program."""
+    if config.split_k > 1:
+        steps, tiles = cdiv(problem.k, config.block_k), config.tiles(problem)
+        is_too_fine = steps < 2 * config.split_k or tiles * config.split_k > _MOST_WAVES * target.num_sms
+        if is_too_fine or not can_split(config):
+            return False
+    if config.kernel == "tma" and not (problem.is_padded_in and problem.has_rows_out):
+        return False
+    family = family_of(problem, config, is_plain=is_plain)
+    return replace(config, split_k=1) in _by_family(target).get(family, ())
+
+
+def _picked(problem: Problem, target: Target, *, is_plain: bool) -> Config | None:
+    """What was found best for products of this size when this device started; None where that cannot run."""
+    entry = pick_for(target, bucket_of(problem))
+    if entry is None:
+        return None
+    config = config_of(entry)
+    return config if is_possible(problem, config, target, is_plain=is_plain) else None
+
+
+def bucket_of(problem: Problem) -> str:
+    """What picks are kept by: op, arithmetic, layouts and, for each size, the power of two that is no less."""
+    sizes = (max(4, (size - 1).bit_length()) for size in (problem.m, problem.n, problem.k))
+    layout = f"{problem.a_major}{problem.b_major}{'' if problem.batch == 1 else ' batched'}"
+    return f"matmul {arithmetic_of(problem)} {layout} {' '.join(map(str, sizes))}"
+
+
+@functools.cache
+def _by_family(target: Target) -> dict[Family, frozenset[Config]]:
+    found = defaultdict(set)
+    for family, config in members(target):
+        found[family].add(config)
+    return {family: frozenset(configs) for family, configs in found.items()}
 
 
 def _store(problem: Problem, candidate: Candidate, split_k: int) -> str:
@@ -291,15 +347,19 @@ def _is_sensible(problem: Problem, candidate: Candidate, split_k: int, target: T
     return can_split(config) and not too_many and cdiv(problem.k, config.block_k) >= 2 * split_k
 
 
-def _by_rule(problem: Problem, rules: tuple[tuple[int, int, Config], ...], target: Target) -> Config:
+def by_rule(problem: Problem, rules: Sequence[Rule], target: Target) -> Config:
     """The first rule for so few rows whose tiles are enough, split until they occupy the device."""
-    fitting = [(least, config) for most_rows, least, config in rules if problem.m <= most_rows]
-    closest = min(most_rows for most_rows, _, _ in rules if problem.m <= most_rows)
-    fitting = [(least, config) for most_rows, least, config in rules if most_rows == closest]
-    config = next(config for least, config in fitting if config.tiles(problem) >= least)
+    closest = min(rule.max_m for rule in rules if problem.m <= rule.max_m)
+    fitting = [rule for rule in rules if rule.max_m == closest]
+    config = next(rule.config for rule in fitting if rule.config.tiles(problem) >= rule.min_tiles)
+    return split_to_fill(problem, config, target)
+
+
+def split_to_fill(problem: Problem, config: Config, target: Target) -> Config:
+    """`config` with the fewest splits of K that occupy the device."""
     steps = cdiv(problem.k, config.block_k)
     wanted = (target.num_sms * 7 // 8) / config.tiles(problem)
-    possible = [split for split in SPLITS if split == 1 or steps >= 2 * split]
+    possible = [split for split in SPLITS if split == 1 or (steps >= 2 * split and can_split(config))]
     split_k = next((split for split in possible if split >= wanted), possible[-1])
     return replace(config, split_k=split_k)
 
@@ -307,22 +367,29 @@ def _by_rule(problem: Problem, rules: tuple[tuple[int, int, Config], ...], targe
 @functools.cache
 def _candidates(target: Target) -> dict[str, tuple[Candidate, ...]]:
     entries = table_for(target).get("matmul", {}).get("tiles", {})
-    return {key: tuple(_candidate(entry) for entry in entries[key] if "step_us" in entry) for key in entries}
+    return {key: tuple(candidate_of(entry) for entry in entries[key] if "step_us" in entry) for key in entries}
 
 
-def _candidate(entry: dict[str, Any]) -> Candidate:
+def candidate_of(entry: dict[str, Any]) -> Candidate:
+    """The candidate that an entry of a table describes."""
     costs = (tuple(entry["tile_us"]), tuple(entry["step_us"]))
     return Candidate(config_of(entry), entry["programs_per_sm"], *costs, entry.get("is_wide", False))
 
 
 @functools.cache
-def _rules(target: Target) -> dict[str, tuple[tuple[int, int, Config], ...]]:
-    """By arithmetic: (most rows, fewest tiles, configuration), fewest rows first."""
+def _rules(target: Target) -> dict[str, tuple[Rule, ...]]:
+    """By arithmetic, fewest rows first."""
     entries = table_for(target).get("matmul", {}).get("few_rows", {})
-    return {
-        key: tuple((entry["max_m"], entry.get("min_tiles", 0), config_of(entry)) for entry in entries[key])
-        for key in entries
-    }
+    return {key: tuple(rule_of(entry) for entry in entries[key]) for key in entries}
+
+
+def _are_for_all(rules: Sequence[Rule]) -> bool:
+    return bool(rules) and rules[-1].max_m >= ANY_ROWS
+
+
+def rule_of(entry: dict[str, Any]) -> Rule:
+    """The rule that an entry of a table describes."""
+    return Rule(entry["max_m"], entry.get("min_tiles", 0), config_of(entry))
 
 
 def config_of(entry: dict[str, Any]) -> Config:
