@@ -14,7 +14,7 @@ import msgspec
 from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from service.messages import TensorInfo
+from service.messages import RegionInfo, TensorInfo
 from service.ops import Limits
 
 # Plain bytes, or with a unit: 512MiB, 2GB.
@@ -64,6 +64,16 @@ class Settings(BaseSettings):
     tensors_dir: Path | None = Field(
         None, description="Folder of safetensors files that become resident before ready, as file-stem/tensor-name."
     )
+    allow_shared_memory: bool = Field(
+        default=False,
+        description="Let clients of this host register shared memory (/dev/shm) and name it in /v2 requests.",
+    )
+    shared_memory_prefix: str = Field(
+        "", description="Only shared-memory keys that begin with this may be registered; a leading / is ignored."
+    )
+    shared_memory_bytes: Bytes = Field(
+        16 * 2**30, ge=1, description="Most bytes of shared memory that may be registered; more is 422."
+    )
     body_timeout_s: float = Field(
         30.0,
         gt=0,
@@ -105,6 +115,7 @@ class Settings(BaseSettings):
             max_json_bytes=self.max_json_bytes,
             max_in_flight=self.max_in_flight,
             limits=self.limits,
+            allow_shared_memory=self.allow_shared_memory,
             body_timeout_s=self.body_timeout_s,
             keep_alive_s=self.keep_alive_s,
             drain_timeout_s=self.drain_timeout_s,
@@ -112,7 +123,7 @@ class Settings(BaseSettings):
             access_log=self.access_log,
         )
 
-    def engine(self, index: int, listen_fd: int, vault_fd: int, restarts: int, kept: list[Kept]) -> EngineSettings:
+    def engine(self, index: int, listen_fd: int, vault_fd: int, restarts: int, kept: Keepsakes) -> EngineSettings:
         """The slice that engine `index` gets."""
         return EngineSettings(
             index=index,
@@ -127,7 +138,11 @@ class Settings(BaseSettings):
             max_batch_ms=self.max_batch_ms,
             max_queue_delay_us=self.max_queue_delay_us,
             tensors_dir=str(self.tensors_dir) if self.tensors_dir else None,
-            kept=kept,
+            kept=kept.tensors,
+            kept_regions=kept.regions,
+            allow_shared_memory=self.allow_shared_memory,
+            shared_memory_prefix=self.shared_memory_prefix,
+            shared_memory_bytes=self.shared_memory_bytes,
             log=self.log,
         )
 
@@ -158,6 +173,30 @@ class Kept(msgspec.Struct, frozen=True):
     fd: int = -1
 
 
+class KeptRegion(msgspec.Struct, frozen=True):
+    """A registered region that outlived its engine.
+
+    Attributes:
+        region: What was registered.
+        fd: Descriptor of the shared-memory object, inherited by the engine: the name may be gone by now.
+    """
+
+    region: RegionInfo
+    fd: int
+
+
+class Keepsakes(msgspec.Struct, frozen=True):
+    """All that a new engine takes over from the one before it."""
+
+    tensors: list[Kept] = []
+    regions: list[KeptRegion] = []
+
+    @property
+    def fds(self) -> list[int]:
+        """The descriptors to inherit."""
+        return [one.fd for one in self.tensors if one.fd >= 0] + [one.fd for one in self.regions]
+
+
 class GatewaySettings(msgspec.Struct, frozen=True):
     """What one gateway process needs to know; see `Settings` for the meaning of each."""
 
@@ -170,6 +209,7 @@ class GatewaySettings(msgspec.Struct, frozen=True):
     max_json_bytes: int = 8 * 2**20
     max_in_flight: int = 1024
     limits: Limits = Limits()
+    allow_shared_memory: bool = False
     body_timeout_s: float = 30.0
     keep_alive_s: float = 75.0
     drain_timeout_s: float = 30.0
@@ -193,6 +233,10 @@ class EngineSettings(msgspec.Struct, frozen=True):
     max_queue_delay_us: float = 0.0
     tensors_dir: str | None = None
     kept: list[Kept] = []
+    kept_regions: list[KeptRegion] = []
+    allow_shared_memory: bool = False
+    shared_memory_prefix: str = ""
+    shared_memory_bytes: int = 16 * 2**30
     log: LogSettings = LogSettings()
 
 

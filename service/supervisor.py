@@ -225,9 +225,9 @@ class Supervisor:
         self, index: int, door: socket.socket, vault_fd: int
     ) -> Callable[[int], tuple[msgspec.Struct, Sequence[int]]]:
         def make(restarts: int) -> tuple[msgspec.Struct, Sequence[int]]:
-            kept = list(self._vault.kept.values())
+            kept = self._vault.keepsakes
             settings = self._settings.engine(index, door.fileno(), vault_fd, restarts, kept)
-            fds = [door.fileno(), vault_fd, *(one.fd for one in kept)]
+            fds = [door.fileno(), vault_fd, *kept.fds]
             return settings, [fd for fd in fds if fd >= 0]
 
         return make

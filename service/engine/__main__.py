@@ -20,8 +20,10 @@ import uvloop
 from service import __version__, child, log
 from service.engine.backends.contract import Backend
 from service.engine.backends.cpu import CpuBackend
+from service.engine.holdings import Holdings
 from service.engine.loop import EngineLoop
 from service.engine.metrics import EngineMetrics
+from service.engine.regions import Regions
 from service.engine.residents import Residents, TensorsDirError
 from service.engine.scheduler import Caps
 from service.engine.server import EngineServer
@@ -80,13 +82,18 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
     """Runs the engine until it is drained."""
     backend = open_backend(settings.device)
     metrics = EngineMetrics(backend.identity, version=__version__, restarts=settings.restarts)
-    residents = Residents(backend, settings.resident_bytes, VaultWriter(settings.vault_fd))
+    vault = VaultWriter(settings.vault_fd)
+    residents = Residents(backend, settings.resident_bytes, vault)
     load_residents(residents, settings, logger)
+    regions = Regions(backend, vault, max_bytes=settings.shared_memory_bytes, prefix=settings.shared_memory_prefix)
+    for kept in settings.kept_regions:
+        regions.restore(kept)
     metrics.observe_residents(len(residents), residents.nbytes)
     warm_up(backend)
 
     draining = asyncio.Event()
-    engine = EngineLoop(settings.index, backend, residents, metrics, caps_of(settings))
+    holdings = Holdings(backend, residents, regions, metrics)
+    engine = EngineLoop(settings.index, backend, holdings, metrics, caps_of(settings))
     engine.start()
     server = EngineServer(socket.socket(fileno=settings.listen_fd), engine)
     accepting = asyncio.create_task(server.accept_forever())

@@ -21,36 +21,17 @@ import time
 from collections.abc import Callable, Hashable
 
 import msgspec
-import torch
 
-from service.engine.backends.contract import Backend, DeviceLost, HostBytes, Step
+from service.engine.backends.contract import Backend, DeviceLost
 from service.engine.forms import join, key_of, rows_of
+from service.engine.holdings import Holdings
 from service.engine.metrics import EngineMetrics
+from service.engine.operands import resolve
 from service.engine.pace import predict_s
-from service.engine.residents import Residents
 from service.engine.scheduler import Caps, Scheduler, Waiting
 from service.engine.work import Attached, Client, Completed, Event, Launched, Lost, Received, Stop, Work
 from service.errors import TilewireError
-from service.messages import (
-    Cancel,
-    DeleteTensor,
-    DescribeTensor,
-    Done,
-    Failed,
-    GetTensor,
-    Hello,
-    Job,
-    ListTensors,
-    Operand,
-    PutTensor,
-    Stale,
-    TensorInfo,
-    Tensors,
-    Timings,
-    ToEngine,
-    Welcome,
-)
-from service.ops import TensorType
+from service.messages import Cancel, Done, Failed, Hello, Job, Stale, Timings, ToEngine, Welcome
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +51,7 @@ class EngineLoop:
     Args:
         index: Of this engine.
         backend: What computes.
-        residents: The resident tensors.
+        holdings: The residents and the regions.
         metrics: Told of what ran.
         caps: Of a batch.
         clock_ns: The machine's monotonic clock; deadlines are on it.
@@ -80,14 +61,15 @@ class EngineLoop:
         self,
         index: int,
         backend: Backend,
-        residents: Residents,
+        holdings: Holdings,
         metrics: EngineMetrics,
         caps: Caps | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._index = index
         self._backend = backend
-        self._residents = residents
+        self._holdings = holdings
+        self._regions = holdings.regions
         self._metrics = metrics
         self._clock_ns = clock_ns
         self._scheduler: Scheduler[Work] = Scheduler(caps)
@@ -159,6 +141,7 @@ class EngineLoop:
                 self._num_launched -= 1
                 for work in batch:
                     work.client.num_launched -= 1
+                    self._regions.release(work.uses)
                     self._detach_if_done(work.client)
             case Attached(client):
                 self._attach(client)
@@ -213,47 +196,20 @@ class EngineLoop:
                 if (waiting := client.waiting.get(id_)) is not None:
                     self._forget(waiting)
                     client.send(Failed(id_, "client_gone", "cancelled before it started"))
-            case PutTensor():
-                info, was_there = self._residents.put(message.name, self._host_bytes(client, message.source))
-                self._metrics.observe_residents(len(self._residents), self._residents.nbytes)
-                client.send(Tensors(message.id, (info,), replaced=was_there))
-            case GetTensor():
-                self._download(client, message)
-            case DescribeTensor():
-                info = self._residents.get(message.name).info(message.name)
-                client.send(Tensors(message.id, (info,)))
-            case DeleteTensor():
-                info = self._residents.delete(message.name)
-                self._metrics.observe_residents(len(self._residents), self._residents.nbytes)
-                client.send(Tensors(message.id, (info,)))
-            case ListTensors():
-                client.send(Tensors(message.id, self._residents.infos()))
             case Hello():
                 raise AssertionError("This is a bug: a second hello.")
+            case _:
+                client.send(self._holdings.answer(client, message))
 
     def _queue(self, client: Client, job: Job) -> None:
-        """Resolves the job's residents as they are now, so that it finishes with them whatever is replaced meanwhile."""
-        inputs: dict[str, HostBytes | torch.Tensor] = {}
-        stale: list[TensorInfo] = []
-        for name, operand in job.operands.items():
-            if operand.resident is None:
-                inputs[name] = self._host_bytes(client, operand)
-                continue
-            resident = self._residents.get(operand.resident, field=name)
-            if resident.type != operand.type:
-                stale.append(resident.info(operand.resident))
-                continue
-            inputs[name] = self._residents.use(resident)
-        if stale:
-            client.send(Stale(job.id, tuple(stale)))
+        work = resolve(job, client, self._holdings.residents, self._regions, self._clock_ns())
+        if isinstance(work, Stale):
+            client.send(work)
             return
-        assert client.mapped is not None, "This is a bug."
-        step = Step(job.op, job.options, inputs, HostBytes(client.mapped, job.out, job.out_offset))
-        work = Work(client, job, step, self._clock_ns())
         host_bytes = job.out.nbytes + sum(one.type.nbytes for one in job.operands.values() if one.resident is None)
         waiting = Waiting(
             work,
-            key=key_of(job, inputs),
+            key=key_of(job, work.step.inputs),
             arrived_ns=work.arrived_ns,
             deadline_ns=job.deadline_ns,
             priority=job.priority,
@@ -268,19 +224,11 @@ class EngineLoop:
     def _forget(self, waiting: Waiting[Work]) -> None:
         self._scheduler.discard(waiting)
         self._unqueue(waiting.work)
+        self._regions.release(waiting.work.uses)
 
     def _unqueue(self, work: Work) -> None:
         del work.client.waiting[work.job.id]
         self._queue_bytes -= work.job.moved_bytes
-
-    def _download(self, client: Client, message: GetTensor) -> None:
-        resident = self._residents.get(message.name)
-        if resident.type != message.expected:
-            client.send(Stale(message.id, (resident.info(message.name),)))
-            return
-        assert client.mapped is not None, "This is a bug."
-        self._backend.download(resident.tensor, HostBytes(client.mapped, message.expected, message.out_offset))
-        client.send(Done(message.id, Timings()))
 
     def _launch_next(self) -> None:
         now_ns = self._clock_ns()
@@ -289,7 +237,7 @@ class EngineLoop:
             self._unqueue(waiting.work)
             late_ms = (now_ns - waiting.deadline_ns) / 1e6
             detail = f"deadline: it passed {late_ms:.1f} ms before the request could start"
-            waiting.work.client.send(Failed(waiting.work.job.id, "deadline_passed", detail))
+            self._fail(waiting.work, "deadline_passed", detail)
         batch = [waiting.work for waiting in decision.batch]
         for work in batch:
             self._unqueue(work)
@@ -298,6 +246,9 @@ class EngineLoop:
         self._wake_ns = decision.wake_ns
 
     def _launch(self, batch: list[Work], key: Hashable | None, now_ns: int) -> None:
+        batch = [work for work in batch if self._stage_in(work)]
+        if not batch:
+            return
         try:
             running = self._backend.begin(join([work.step for work in batch], key))
         except DeviceLost:
@@ -310,6 +261,17 @@ class EngineLoop:
             work.client.num_launched += 1
         self._launched.put(Launched(batch, running, now_ns))
 
+    def _stage_in(self, work: Work) -> bool:
+        """Copies what the device does not reach by itself; whether the work can run."""
+        if not work.uses:
+            return True
+        try:
+            work.step = self._regions.stage_in(work.step, work.uses)
+        except TilewireError as error:
+            self._fail(work, error.code, error.detail, error.retry_after_s)
+            return False
+        return True
+
     def _on_failure(self, batch: list[Work], now_ns: int, error: Exception) -> None:
         """One job must not fail another: what failed together is tried alone."""
         if len(batch) > 1:
@@ -319,15 +281,15 @@ class EngineLoop:
             return
         (work,) = batch
         if isinstance(error, TilewireError):
-            work.client.send(Failed(work.job.id, error.code, error.detail, error.retry_after_s))
+            self._fail(work, error.code, error.detail, error.retry_after_s)
             return
         logger.error("%s failed", work.job.op, exc_info=error)
-        work.client.send(Failed(work.job.id, "internal", "internal error"))
+        self._fail(work, "internal", "internal error")
 
-    def _host_bytes(self, client: Client, operand: Operand) -> HostBytes:
-        assert client.mapped is not None, "This is a bug."
-        check_inside(operand.type, operand.offset, client.mapped.numel())
-        return HostBytes(client.mapped, operand.type, operand.offset, operand.fortran)
+    def _fail(self, work: Work, code: str, detail: str, retry_after_s: int = 1) -> None:
+        """Ends a work that never ran."""
+        work.client.send(Failed(work.job.id, code, detail, retry_after_s))
+        self._regions.release(work.uses)
 
     # ── completion thread ─────────────────────────────────────────────────────────────────────────
 
@@ -337,12 +299,19 @@ class EngineLoop:
             batch = launched.batch
             for work in batch:
                 own = msgspec.structs.replace(timings, queue_ns=max(0, launched.began_ns - work.arrived_ns))
-                work.client.send(Done(work.job.id, own, len(batch)))
+                work.client.send(self._answer(work, own, len(batch)))
                 self._metrics.record_stages(work.job.op, own)
             self._inbox.put(Completed(batch))
             jobs = [work.job for work in batch]
             self._metrics.record_launch(jobs, batch[0].dtype, timings.kernel_ns)
         self._metrics.flush()
+
+    def _answer(self, work: Work, timings: Timings, batch_size: int) -> Done | Failed:
+        try:
+            self._regions.stage_out(work.step, work.uses)
+        except TilewireError as error:
+            return Failed(work.job.id, error.code, error.detail, error.retry_after_s)
+        return Done(work.job.id, timings, batch_size)
 
     def _next_launched(self) -> Launched | None:
         """Waits for a batch; hands the metrics over whenever none comes for a moment, and at least so often."""
@@ -365,11 +334,6 @@ class EngineLoop:
             logger.exception("the engine cannot go on")
             logging.shutdown()
             os._exit(EXIT_DEVICE_LOST)
-
-
-def check_inside(kind: TensorType, offset: int, segment_bytes: int) -> None:
-    """Asserts that a tensor lies inside its segment; gateways are ours, but memory is not trusted to them."""
-    assert 0 <= offset <= offset + kind.nbytes <= segment_bytes, "This is a bug: an operand outside its segment."
 
 
 def failed(message: ToEngine, code: str, detail: str, retry_after_s: int) -> Failed:

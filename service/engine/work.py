@@ -9,6 +9,7 @@ import torch
 
 from service.arena import Segment
 from service.engine.backends.contract import Running, Step
+from service.engine.regions import Uses
 from service.engine.scheduler import Waiting
 from service.messages import Job, ToEngine, ToGateway
 from service.ops import OPS
@@ -39,12 +40,21 @@ class Client:
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """A job and what its launch needs."""
+    """A job and what its launch needs.
+
+    Attributes:
+        client: Who asked.
+        job: What for.
+        step: Its operands, resolved.
+        arrived_ns: When.
+        uses: The regions that it keeps from being unmapped.
+    """
 
     client: Client
     job: Job
     step: Step
     arrived_ns: int
+    uses: Uses = field(default_factory=dict)
 
     @property
     def dtype(self) -> str:

@@ -26,11 +26,15 @@ from service.messages import (
     GetTensor,
     Hello,
     Job,
+    ListRegions,
     ListTensors,
     PutTensor,
+    RegionList,
+    RegisterRegion,
     Stale,
     Tensors,
     ToGateway,
+    UnregisterRegion,
     Welcome,
 )
 
@@ -38,8 +42,18 @@ logger = logging.getLogger(__name__)
 
 RECONNECT_S = 0.1
 
-Request = Job | PutTensor | GetTensor | DescribeTensor | DeleteTensor | ListTensors
-Reply = Done | Stale | Tensors
+Request = (
+    Job
+    | PutTensor
+    | GetTensor
+    | DescribeTensor
+    | DeleteTensor
+    | ListTensors
+    | RegisterRegion
+    | UnregisterRegion
+    | ListRegions
+)
+Reply = Done | Stale | Tensors | RegionList
 
 
 class Engine(Protocol):

@@ -48,12 +48,15 @@ class HostBytes:
         type: Dtype and shape.
         offset: Of the first byte; not aligned to anything.
         fortran: In Fortran order.
+        is_foreign: In a client's region, as `Backend.adopt` gave it. Its pages are pinned for the device, but the client may
+            cut the file under our mapping: the CPU must never touch these bytes.
     """
 
     mapped: torch.Tensor
     type: TensorType
     offset: int
     fortran: bool = False
+    is_foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,23 @@ class Backend(Protocol):
 
     def detach(self, mapped: torch.Tensor) -> None:
         """Undoes `attach`; nothing that was begun may still use it."""
+        ...
+
+    def adopt(self, fd: int, offset: int, nbytes: int) -> torch.Tensor | None:
+        """Makes a client's memory reachable for the device, which alone will touch it; `detach` undoes it.
+
+        Args:
+            fd: Of the client's shared-memory object, open for reading and writing.
+            offset: Where to begin, a multiple of the page size.
+            nbytes: How much.
+
+        Returns:
+            A flat uint8 tensor, or None where the CPU would have to touch the mapping: then its bytes are copied through `fd`.
+        """
+        ...
+
+    def host_buffer(self, nbytes: int) -> torch.Tensor:
+        """Memory of our own for bytes that are copied through a descriptor, as a flat uint8 tensor."""
         ...
 
     def upload(self, source: HostBytes) -> torch.Tensor:

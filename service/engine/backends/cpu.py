@@ -59,6 +59,13 @@ class CpuBackend:
     def detach(self, mapped: torch.Tensor) -> None:
         """Nothing was registered, so nothing is undone."""
 
+    def adopt(self, fd: int, offset: int, nbytes: int) -> None:
+        """Never: the CPU would touch the mapping, and a client that cuts its file would end this process with SIGBUS."""
+
+    def host_buffer(self, nbytes: int) -> torch.Tensor:
+        """Ordinary memory."""
+        return torch.empty(nbytes, dtype=torch.uint8)
+
     def upload(self, source: HostBytes) -> torch.Tensor:
         """The host copy itself is the resident tensor."""
         return tensor_of(source)

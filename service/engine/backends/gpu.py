@@ -8,7 +8,9 @@ thread.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import mmap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -100,12 +102,7 @@ class GpuBackend:
     def attach(self, segment: Segment) -> torch.Tensor:
         """Registers a segment with the driver, so that copies from and to it are DMA and asynchronous."""
         mapped = torch.frombuffer(segment.view, dtype=torch.uint8)
-        status = torch.cuda.cudart().cudaHostRegister(mapped.data_ptr(), mapped.numel(), 0)
-        if int(status) == 0:
-            self._registered[mapped.data_ptr()] = mapped.numel()
-            self._staging.add_mapped(mapped)
-        else:
-            logger.warning("the driver could not pin %d bytes (%s): copies will be slower", mapped.numel(), status)
+        self._register(mapped)
         return mapped
 
     def detach(self, mapped: torch.Tensor) -> None:
@@ -113,6 +110,37 @@ class GpuBackend:
         if self._registered.pop(mapped.data_ptr(), None) is not None:
             self._staging.remove_mapped(mapped)
             torch.cuda.cudart().cudaHostUnregister(mapped.data_ptr())
+
+    def adopt(self, fd: int, offset: int, nbytes: int) -> torch.Tensor | None:
+        """Maps and registers a client's memory; see `contract.Backend.adopt`.
+
+        NVIDIA's driver pins the pages: they stay the device's, whatever becomes of the file. AMD's follows the page tables, and
+        a file that is cut faults on the device, so there the bytes are copied.
+        """
+        if torch.version.hip is not None:
+            return None
+        try:
+            mapping = mmap.mmap(fd, nbytes, offset=offset)
+        except (OSError, ValueError):
+            return None
+        mapped = torch.frombuffer(mapping, dtype=torch.uint8)
+        return mapped if self._register(mapped) else None
+
+    def host_buffer(self, nbytes: int) -> torch.Tensor:
+        """Pinned memory from torch's pool, which knows when the copies that use it have run."""
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def _register(self, mapped: torch.Tensor) -> bool:
+        status = torch.cuda.cudart().cudaHostRegister(mapped.data_ptr(), mapped.numel(), 0)
+        if int(status) == 0:
+            self._registered[mapped.data_ptr()] = mapped.numel()
+            self._staging.add_mapped(mapped)
+            return True
+        # The runtime remembers the error, and the next launch's check would report it as its own: one launch takes it away.
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=self._device)
+        logger.warning("the driver could not pin %d bytes (%s): copies will be slower", mapped.numel(), status)
+        return False
 
     def upload(self, source: HostBytes) -> torch.Tensor:
         """Copies a tensor to the device and waits for it."""
