@@ -22,6 +22,9 @@ from service.engine.backends.contract import Backend
 from service.engine.backends.cpu import CpuBackend
 from service.engine.holdings import Holdings
 from service.engine.loop import EngineLoop
+from service.engine.meters.contract import NoMeter
+from service.engine.meters.opening import open_meter
+from service.engine.meters.sampler import Sampler
 from service.engine.metrics import EngineMetrics
 from service.engine.regions import Regions
 from service.engine.residents import Residents, TensorsDirError
@@ -78,6 +81,17 @@ def caps_of(settings: EngineSettings) -> Caps:
     )
 
 
+def open_sampler(device: str, logger: structlog.stdlib.BoundLogger) -> Sampler | None:
+    """Starts showing what the device says of itself; where it cannot be asked, the metrics are absent."""
+    try:
+        sampler = Sampler(device, open_meter(device))
+    except NoMeter as error:
+        logger.info("no metrics of the device", reason=str(error))
+        return None
+    sampler.start()
+    return sampler
+
+
 async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) -> None:
     """Runs the engine until it is drained."""
     backend = open_backend(settings.device)
@@ -95,6 +109,7 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
     holdings = Holdings(backend, residents, regions, metrics)
     engine = EngineLoop(settings.index, backend, holdings, metrics, caps_of(settings))
     engine.start()
+    sampler = open_sampler(backend.identity.device, logger)
     server = EngineServer(socket.socket(fileno=settings.listen_fd), engine)
     accepting = asyncio.create_task(server.accept_forever())
     control = await child.connect_control(draining.set)
@@ -102,6 +117,8 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
 
     await draining.wait()
     accepting.cancel()
+    if sampler is not None:
+        sampler.stop()
     await asyncio.to_thread(engine.stop)
     await server.close()
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import struct
+from decimal import Decimal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, multiprocess
 from prometheus_client.exposition import choose_encoder
@@ -128,6 +130,14 @@ async def expose(folder: str, accept: str) -> tuple[bytes, str]:
     for _attempt in range(MAX_READS - 1):
         # A process that has just started may have made its file and not yet written the file's head.
         with contextlib.suppress(struct.error, RuntimeError, ValueError, OSError):
-            return encoder(registry), content_type
+            return plain_aliases(encoder(registry)), content_type
         await asyncio.sleep(READ_AGAIN_S)
-    return encoder(registry), content_type
+    return plain_aliases(encoder(registry)), content_type
+
+
+_EXPONENT = re.compile(rb"^(nv_gpu_\w+\{[^}\n]*\} )(\d[\d.]*e[+-]\d+)$", re.MULTILINE)
+
+
+def plain_aliases(exposition: bytes) -> bytes:
+    """Writes the values of the `nv_gpu_` metrics without an exponent: load generators read digits and a point."""
+    return _EXPONENT.sub(lambda found: found[1] + format(Decimal(found[2].decode()), "f").encode(), exposition)

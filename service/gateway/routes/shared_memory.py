@@ -34,7 +34,7 @@ def _add_system(routes: APIRouter, gateway: Gateway) -> None:
 
     @routes.get(f"{SYSTEM}/region/{{region:path}}/status", summary="One region.", response_class=Response)
     async def status_of(region: str) -> Response:
-        found = await gateway.engines.regions(region_name(region, "name"))
+        found = await gateway.engines.regions(region_name(region))
         return json_response([_describe(one) for one in found])
 
     @routes.post(f"{SYSTEM}/region/{{region:path}}/register", summary="Register a region.", response_class=Response)
@@ -45,7 +45,7 @@ def _add_system(routes: APIRouter, gateway: Gateway) -> None:
 
     @routes.post(f"{SYSTEM}/region/{{region:path}}/unregister", summary="Forget a region.", response_class=Response)
     async def unregister(region: str) -> Response:
-        await gateway.engines.unregister_region(region_name(region, "name"))
+        await gateway.engines.unregister_region(region_name(region))
         return Response()
 
     @routes.post(f"{SYSTEM}/unregister", summary="Forget all regions.", response_class=Response)
