@@ -68,8 +68,8 @@ class Settings(BaseSettings):
         default=False,
         description="Let clients of this host register shared memory (/dev/shm) and name it in /v2 requests.",
     )
-    shared_memory_prefix: str = Field(
-        "", description="Only shared-memory keys that begin with this may be registered; a leading / is ignored."
+    shared_memory_prefix: str | None = Field(
+        None, description="Only shared-memory keys that begin with this may be registered; a leading / does not count."
     )
     shared_memory_bytes: Bytes = Field(
         16 * 2**30, ge=1, description="Most bytes of shared memory that may be registered; more is 422."
@@ -141,7 +141,7 @@ class Settings(BaseSettings):
             kept=kept.tensors,
             kept_regions=kept.regions,
             allow_shared_memory=self.allow_shared_memory,
-            shared_memory_prefix=self.shared_memory_prefix,
+            shared_memory_prefix=self.shared_memory_prefix or "",
             shared_memory_bytes=self.shared_memory_bytes,
             log=self.log,
         )
