@@ -125,10 +125,10 @@ class Regions:
             raise InvalidRequest(f"name: shared memory region {asked.name!r} is registered already")
         if older is not None and older.info.stamp >= asked.stamp:
             return older.info
-        self._check_quota(asked, older)
         file = SharedFile.open(asked.key, self._prefix, self._folder)
         try:
             _check_object(asked, file)
+            self._check_quota(asked, older)
             info = msgspec.structs.replace(asked, inode=file.inode, stamp=asked.stamp or self._next_stamp())
             self._vault.keep_region(info, file.fd)
         except BaseException:
