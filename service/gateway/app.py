@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.errors import InvalidRequest, MethodNotAllowed, UnknownName
 from service.gateway.context import Gateway, exchange_of
 from service.gateway.middleware import ExchangeMiddleware
-from service.gateway.routes import health, native, shared_memory, tensors
+from service.gateway.routes import health, native, oip, shared_memory, tensors
 from service.ops import OPS
 
 DESCRIPTION = """GPU linear algebra over HTTP.
@@ -50,8 +50,9 @@ def create_app(gateway: Gateway) -> TilewireApp:
     routers = (
         tensors.router(gateway),
         native.router(gateway),
-        health.router(gateway),
+        oip.router(gateway),
         shared_memory.router(gateway),
+        health.router(gateway),
     )
     routes: list[BaseRoute] = [*app.routes]
     for router in routers:
@@ -61,7 +62,7 @@ def create_app(gateway: Gateway) -> TilewireApp:
     app.add_exception_handler(HTTPException, raise_ours)
     app.add_exception_handler(RequestValidationError, raise_ours)
     app.add_middleware(ExchangeMiddleware, gateway=gateway)
-    app.hot = native.hot_routes(gateway)
+    app.hot = native.hot_routes(gateway) | oip.hot_routes(gateway)
     return app
 
 

@@ -14,6 +14,7 @@ from service.arena import Arena
 from service.gateway.admission import Admission
 from service.gateway.engines import Engines
 from service.gateway.metrics import GatewayMetrics
+from service.messages import Timings
 from service.settings import GatewaySettings
 
 
@@ -146,6 +147,7 @@ class Exchange:
         op: The op that was asked for, or None.
         received_bytes: Of the body.
         receive_s: How long its body took to come, and its header to be read.
+        timings: Where its time in the engine went, once it is computed.
         sent_bytes: Of the answer's body.
         allow: Methods that the path offers, when this one is not among them.
     """
@@ -157,6 +159,7 @@ class Exchange:
     op: str | None = None
     received_bytes: int = 0
     receive_s: float = 0.0
+    timings: Timings | None = None
     sent_bytes: int = 0
     allow: str = ""
 

@@ -10,14 +10,23 @@ import asyncio
 import contextlib
 import re
 import struct
+from collections.abc import Callable, Iterable
 from decimal import Decimal
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, multiprocess
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from service.arena import Arena
 from service.counting import SECONDS_BUCKETS, BufferedCounter, BufferedHistogram
-from service.messages import Welcome
+from service.gateway.codecs.oip_answer import VERSION
+from service.messages import Timings, Welcome
+from service.ops import OPS
+from service.statistics import ModelStats, RequestStatistics, read_statistics, without_statistics
+
+ReadT = TypeVar("ReadT")
 
 # How long observations may wait in this process before other processes can show them.
 FLUSH_S = 0.05
@@ -50,6 +59,7 @@ class GatewayMetrics:
         )
         self._received = BufferedCounter("tilewire_request_bytes_total", "Bytes of bodies.", ("op",), registry)
         self._sent = BufferedCounter("tilewire_response_bytes_total", "Bytes of answers.", ("op",), registry)
+        self._statistics = RequestStatistics(registry)
         self._rejected = Counter(
             "tilewire_rejected_total", "Requests refused or failed, by reason.", ("reason",), registry=registry
         )
@@ -77,6 +87,10 @@ class GatewayMetrics:
         self._duration.observe((op,), seconds)
         self._flush_soon()
 
+    def observe_outcome(self, op: str, seconds: float, timings: Timings | None) -> None:
+        """Counts a request for the protocol's statistics; without timings it failed."""
+        self._statistics.count(op, seconds, timings)
+
     def observe_stage(self, op: str, stage: str, seconds: float) -> None:
         """Counts the time of `receive` or `send`."""
         self._stages.observe((op, stage), seconds)
@@ -100,6 +114,7 @@ class GatewayMetrics:
         self._flush_at = None
         for buffered in (self._requests, self._duration, self._stages, self._received, self._sent):
             buffered.flush()
+        self._statistics.flush()
         in_flight, used, free = self._load
         self._in_flight.set(in_flight)
         self._arena.labels("used").set(used)
@@ -125,14 +140,40 @@ async def expose(folder: str, accept: str) -> tuple[bytes, str]:
         The body and its content type.
     """
     registry = CollectorRegistry()
-    multiprocess.MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]
+    registry.register(_Exposed(folder))
     encoder, content_type = choose_encoder(accept)
+    return plain_aliases(await _read_again(lambda: encoder(registry))), content_type
+
+
+async def collect_statistics(metrics: GatewayMetrics, folder: str) -> list[ModelStats]:
+    """Adds up the protocol's statistics over all processes.
+
+    Args:
+        metrics: This gateway's, which are handed over first; what others hold back is at most `FLUSH_S` old.
+        folder: Where the processes keep their files.
+    """
+    metrics.flush()
+    return await _read_again(lambda: read_statistics(folder, tuple(OPS), VERSION))
+
+
+class _Exposed(Collector):
+    """What every process has handed over, without what `/metrics` leaves out."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def collect(self) -> Iterable[Metric]:
+        every = multiprocess.MultiProcessCollector(None, path=self._folder)  # type: ignore[no-untyped-call]
+        return without_statistics(every.collect())  # type: ignore[no-untyped-call]
+
+
+async def _read_again(read: Callable[[], ReadT]) -> ReadT:
+    """Reads the files; a process that has just started may have made its own and not yet written its head."""
     for _attempt in range(MAX_READS - 1):
-        # A process that has just started may have made its file and not yet written the file's head.
         with contextlib.suppress(struct.error, RuntimeError, ValueError, OSError):
-            return plain_aliases(encoder(registry)), content_type
+            return read()
         await asyncio.sleep(READ_AGAIN_S)
-    return plain_aliases(encoder(registry)), content_type
+    return read()
 
 
 _EXPONENT = re.compile(rb"^(nv_gpu_\w+\{[^}\n]*\} )(\d[\d.]*e[+-]\d+)$", re.MULTILINE)

@@ -67,6 +67,8 @@ class ExchangeMiddleware:
         seconds = time.perf_counter() - exchange.began_s
         if exchange.op is not None:
             gateway.metrics.observe_request(exchange.op, status or ClientGone.status, seconds)
+            is_success = status is not None and status < 400
+            gateway.metrics.observe_outcome(exchange.op, seconds, exchange.timings if is_success else None)
             gateway.metrics.observe_bytes(exchange.op, exchange.received_bytes, exchange.sent_bytes)
         # Uploads and downloads take slots too, so whatever ended moves the gauges.
         gateway.metrics.observe_load(gateway.admission.in_flight, gateway.arena)
