@@ -16,6 +16,7 @@ from service.errors import BodyTooLarge, InvalidRequest, TilewireError, Unavaila
 from service.gateway.admission import Leases
 from service.gateway.body import receive_body, refuse_encodings
 from service.gateway.codecs.formats import SNIFF_BYTES, codec_for_accept, codec_for_body
+from service.gateway.codecs.oip_request import Region
 from service.gateway.codecs.payload import Codec, Placed
 from service.gateway.context import Exchange, Gateway
 from service.gateway.query import Call
@@ -35,6 +36,8 @@ class Task(msgspec.Struct, frozen=True):
         placed: Tensors in the arena by input; "" for an unnamed one.
         residents: Names of resident tensors by input.
         declared: What the client says that residents are, by input; checked, where it says anything.
+        regions: Tensors in registered regions by input.
+        out_region: Where the result goes instead of the arena.
         deadline_ns: It must have started by then, on the monotonic clock; 0 for never.
         priority: 0 is the default, 1 the most urgent.
     """
@@ -44,6 +47,8 @@ class Task(msgspec.Struct, frozen=True):
     placed: Mapping[str, Placed]
     residents: Mapping[str, str]
     declared: Mapping[str, TensorType] = {}
+    regions: Mapping[str, tuple[TensorType, Region]] = {}
+    out_region: Region | None = None
     deadline_ns: int = 0
     priority: int = 0
 
@@ -53,7 +58,7 @@ class Computed(msgspec.Struct, frozen=True):
 
     Attributes:
         out: Its type.
-        lease: Where it lies.
+        lease: Where it lies; empty when it went into a region.
         done: What the engine said.
         codec: The format of the answer, where one was chosen.
     """
@@ -122,7 +127,7 @@ async def run(
                 raise
             resident_types = current
             continue
-        lease = leases.lease(planned.out.nbytes)
+        lease = leases.lease(0 if task.out_region is not None else planned.out.nbytes)
         reply = await gateway.engines.compute(_job(task, operands, planned, lease), exchange.incoming)
         if isinstance(reply, Done):
             exchange.timings = reply.timings
@@ -175,13 +180,16 @@ async def _read_operands(
 
 
 def _bind(task: Task, resident_types: Mapping[str, TensorType]) -> dict[str, Operand]:
-    """Joins the body's tensors and the residents; an unnamed tensor is the first required input that is not resident."""
+    """Joins the body's tensors, those in regions and the residents; an unnamed one is the first required input that is left."""
     operands = {field: Operand(resident_types[field], resident=name) for field, name in task.residents.items()}
     for field, declared in task.declared.items():
         if declared != resident_types[field]:
             raise InvalidRequest(
                 f"{field}: {task.residents[field]!r} is {resident_types[field]}; the request says {declared}"
             )
+    operands |= {
+        field: Operand(kind, region.offset, region=region.name) for field, (kind, region) in task.regions.items()
+    }
     for name, tensor in task.placed.items():
         field = name or _first_missing(task.op, operands)
         if field in operands:
@@ -204,15 +212,17 @@ def _answer_codec(gateway: Gateway, exchange: Exchange, body_codec: Codec | None
 
 
 def _job(task: Task, operands: dict[str, Operand], planned: Plan, lease: Lease) -> Job:
+    region = task.out_region
     return Job(
         id=0,
         op=task.op.name,
         operands=operands,
         options=task.options,
         out=planned.out,
-        out_offset=lease.offset,
+        out_offset=lease.offset if region is None else region.offset,
         flops=planned.flops,
         moved_bytes=planned.moved_bytes,
         deadline_ns=task.deadline_ns,
         priority=task.priority,
+        out_region=region.name if region is not None else None,
     )

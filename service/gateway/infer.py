@@ -25,6 +25,7 @@ from service.gateway.codecs.oip_request import InferRequest
 from service.gateway.coding import coding_of_answer, coding_of_body, deflate, inflate
 from service.gateway.compute import Computed, Task, run
 from service.gateway.context import Exchange, Gateway
+from service.gateway.shared_memory import check_allowed
 from service.ops import Op, TensorType
 
 HEADER_LENGTH = "inference-header-content-length"
@@ -76,6 +77,7 @@ async def infer(gateway: Gateway, exchange: Exchange, op: Op, header_bytes: int 
     began_ns = time.monotonic_ns()
     gateway.engines.check_ready()
     request = await _receive(gateway, exchange, op, header_bytes, leases)
+    _check_regions(gateway, request)
     task = _task(op, request, began_ns)
     computed = await run(gateway, exchange, task, leases, partial(_check_answer, gateway, request))
     return Inferred(request, computed)
@@ -111,22 +113,35 @@ def _check_json(gateway: Gateway, nbytes: int | None) -> None:
 
 
 def _task(op: Op, request: InferRequest, began_ns: int) -> Task:
-    if request.output.region is not None or any(one.region is not None for one in request.inputs):
-        raise InvalidRequest("shared_memory_region: shared memory is off")
     return Task(
         op=op,
         options=request.options,
         placed={one.name: one.placed for one in request.inputs if one.placed is not None},
         residents={one.name: one.resident for one in request.inputs if one.resident is not None},
         declared={one.name: one.type for one in request.inputs if one.resident is not None and one.type is not None},
+        regions={
+            one.name: (one.type, one.region)
+            for one in request.inputs
+            if one.region is not None and one.type is not None
+        },
+        out_region=request.output.region,
         deadline_ns=began_ns + 1000 * request.timeout_us if request.timeout_us else 0,
         priority=request.priority,
     )
 
 
+def _check_regions(gateway: Gateway, request: InferRequest) -> None:
+    """Refuses shared memory where it is off; which regions there are, the engines know."""
+    if request.output.region is not None or any(one.region is not None for one in request.inputs):
+        check_allowed(gateway.settings.allow_shared_memory)
+
+
 def _check_answer(gateway: Gateway, request: InferRequest, out: TensorType) -> None:
-    """Refuses a result that is too large for JSON, before it is computed."""
-    if request.output.is_binary or request.output.region is not None:
+    """Refuses a result that does not fit its region, or is too large for JSON, before it is computed."""
+    region = request.output.region
+    if region is not None and region.byte_size < out.nbytes:
+        raise InvalidRequest(f"{OUTPUT}: shared_memory_byte_size is {region.byte_size}; {out} takes {out.nbytes} bytes")
+    if request.output.is_binary or region is not None:
         return
     max_bytes = gateway.settings.max_json_bytes
     # A number takes more room as text than as bytes: the bound is on what the loop must format.

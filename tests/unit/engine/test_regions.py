@@ -281,7 +281,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from("abc"), pages=st.integers(-1, 5), offset=st.integers(-1, 2 * PAGE))
     def register(self, name: str, pages: int, offset: int) -> None:
-        may = name not in self.model and pages > 0 and 0 <= offset and offset + pages * PAGE <= 4 * PAGE
+        may = name not in self.model and pages > 0 and offset >= 0 and offset + pages * PAGE <= 4 * PAGE
         has_room = self.regions.nbytes + pages * PAGE <= 6 * PAGE
         wrong = None if may and has_room else BeyondLimit if may else InvalidRequest
         with pytest.raises(wrong) if wrong is not None else contextlib.nullcontext():
