@@ -89,7 +89,8 @@ async def _receive(
     began_s = time.perf_counter()
     settings = gateway.settings
     coding = coding_of_body(exchange.headers.get("content-encoding"))
-    _check_json(gateway, header_bytes if coding is not None or header_bytes is not None else exchange.content_length)
+    if coding is None:
+        _check_lengths(gateway, header_bytes, exchange.content_length)
     lead_bytes = -(header_bytes or 0) % ALIGN_BYTES
     received_lead = 0 if coding is not None else lead_bytes
     lease = await receive_body(
@@ -99,17 +100,21 @@ async def _receive(
         lease = await inflate(lease, leases, coding, settings.max_body_bytes, lead_bytes)
     gateway.metrics.observe_load(gateway.admission.in_flight, gateway.arena)
     body = lease.view[lead_bytes:]
-    _check_json(gateway, body.nbytes if header_bytes is None else header_bytes)
+    _check_lengths(gateway, header_bytes, body.nbytes)
     request = decode_request(op, body, lease.offset + lead_bytes, header_bytes, leases)
     exchange.receive_s = time.perf_counter() - began_s
     gateway.metrics.observe_stage(op.name, "receive", exchange.receive_s)
     return request
 
 
-def _check_json(gateway: Gateway, nbytes: int | None) -> None:
+def _check_lengths(gateway: Gateway, header_bytes: int | None, body_bytes: int | None) -> None:
+    """Refuses too much JSON, and a header beyond its body; before a byte is read when the body's length is declared."""
+    if header_bytes is not None and body_bytes is not None and header_bytes > body_bytes:
+        raise InvalidRequest(f"Inference-Header-Content-Length: {header_bytes}, but the body has {body_bytes} bytes")
+    json_bytes = body_bytes if header_bytes is None else header_bytes
     max_bytes = gateway.settings.max_json_bytes
-    if nbytes is not None and nbytes > max_bytes:
-        raise BodyTooLarge(f"body: {nbytes} bytes of JSON; the limit is {max_bytes}, send tensors as binary data")
+    if json_bytes is not None and json_bytes > max_bytes:
+        raise BodyTooLarge(f"body: {json_bytes} bytes of JSON; the limit is {max_bytes}, send tensors as binary data")
 
 
 def _task(op: Op, request: InferRequest, began_ns: int) -> Task:

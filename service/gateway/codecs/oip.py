@@ -26,7 +26,8 @@ def decode_request(op: Op, body: memoryview, offset: int, header_bytes: int | No
         op: The model that is asked.
         body: The bytes as received and inflated.
         offset: Of `body` in the arena's segment.
-        header_bytes: Length of the JSON at its start; 0 for a body that is one raw tensor, None for one that is all JSON.
+        header_bytes: Length of the JSON at its start, at most that of the body; 0 for a body that is one raw tensor, None
+            for one that is all JSON.
         room: Where numbers of the JSON text go.
 
     Raises:
@@ -38,8 +39,7 @@ def decode_request(op: Op, body: memoryview, offset: int, header_bytes: int | No
         header_bytes = body.nbytes
     elif not header_bytes:
         return _raw_request(op, body, offset)
-    if header_bytes > body.nbytes:
-        raise InvalidRequest(f"Inference-Header-Content-Length: {header_bytes}, but the body has {body.nbytes} bytes")
+    assert header_bytes <= body.nbytes, "This is a bug: the caller checks it."
     text = bytes(body[:header_bytes])
     read = read_header if header_bytes <= CACHED_BYTES else read_header.__wrapped__
     header = read(op.name, text)
