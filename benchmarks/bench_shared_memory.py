@@ -64,7 +64,8 @@ class SharedObject:
     def __init__(self, nbytes: int) -> None:
         self.path = SHM / f"tilewire-bench-{os.getpid()}-{os.urandom(4).hex()}"
         with self.path.open("xb+") as file:
-            file.truncate(nbytes)
+            # Room for all of it, or an error now: a write without room ends the process.
+            os.posix_fallocate(file.fileno(), 0, nbytes)
             self._map = mmap.mmap(file.fileno(), nbytes)
         self.view = memoryview(self._map)
         self.nbytes = nbytes

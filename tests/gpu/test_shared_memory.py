@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import platform
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -160,7 +161,9 @@ def engine_starts(client: httpx.Client) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("tilewire_engine_restarts_total")]
 
 
-@pytest.mark.skipif(torch.version.hip is not None, reason="on ROCm regions are copied")
+@pytest.mark.skipif(
+    torch.version.hip is not None or platform.machine() != "x86_64", reason="regions are copied on this machine"
+)
 def test_the_device_reads_and_writes_pages_that_the_file_has_lost() -> None:
     """What the design rests on: pinned pages stay the device's after a cut, for small copies and for large ones."""
     from service.engine.backends.gpu import GpuBackend
@@ -191,7 +194,9 @@ def test_the_device_reads_and_writes_pages_that_the_file_has_lost() -> None:
             os.close(fd)
 
 
-@pytest.mark.skipif(torch.version.hip is not None, reason="on ROCm regions are copied")
+@pytest.mark.skipif(
+    torch.version.hip is not None or platform.machine() != "x86_64", reason="regions are copied on this machine"
+)
 def test_a_registration_that_fails_leaves_no_error_behind() -> None:
     from service.engine.backends.gpu import GpuBackend
 

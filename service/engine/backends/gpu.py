@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import mmap
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -114,10 +115,10 @@ class GpuBackend:
     def adopt(self, fd: int, offset: int, nbytes: int) -> torch.Tensor | None:
         """Maps and registers a client's memory; see `contract.Backend.adopt`.
 
-        NVIDIA's driver pins the pages: they stay the device's, whatever becomes of the file. AMD's follows the page tables, and
-        a file that is cut faults on the device, so there the bytes are copied.
+        NVIDIA's driver pins the pages: they stay the device's, whatever becomes of the file. AMD's follows the page tables, as
+        an NVIDIA device beside an Arm processor may, and a file that is cut faults on the device: there the bytes are copied.
         """
-        if torch.version.hip is not None:
+        if torch.version.hip is not None or platform.machine() != "x86_64":
             return None
         try:
             mapping = mmap.mmap(fd, nbytes, offset=offset)
