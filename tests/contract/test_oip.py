@@ -16,7 +16,7 @@ import pytest
 from service.ops import OPS
 from tests.exposition import is_idle, scrape, settles
 from tests.float64_oracle import assert_close, matmul, random_array, softmax
-from tests.oip_bodies import LENGTH, binary_input, from_answer, text_input, to_binary, to_text
+from tests.oip_bodies import LENGTH, bad_products, binary_input, from_answer, text_input, to_binary, to_text
 from tests.raw_http import RawConnection, head, post
 from tests.tensor_bodies import NUMPY, Array, to_npy
 
@@ -349,62 +349,7 @@ def test_other_codings_are_415(client: httpx.Client, coding: str) -> None:
 # ── what cannot be right ──────────────────────────────────────────────────────────────────────────
 
 
-def bad_requests() -> Iterator[Any]:
-    body, headers = to_binary({"a": A, "b": B})
-    length = int(headers[LENGTH])
-    text = to_text({"a": A, "b": B})
-    cases: dict[str, tuple[bytes, dict[str, str]]] = {
-        "empty": (b"", {}),
-        "a byte short": (body[:-1], headers),
-        "a byte long": (body + b"x", headers),
-        "no header length": (body, {}),
-        "header length of zero": (body, {LENGTH: "0"}),
-        "header length splits the JSON": (body, {LENGTH: str(length - 7)}),
-        "header length takes of the blobs": (body, {LENGTH: str(length + 1)}),
-        "header length beyond the body": (body, {LENGTH: str(len(body) + 1)}),
-        "header length of 2^62": (body, {LENGTH: str(2**62)}),
-        "header length of 2^64": (body, {LENGTH: str(2**64)}),
-        "header length negative": (body, {LENGTH: "-1"}),
-        "header length signed": (body, {LENGTH: f"+{length}"}),
-        "header length in hex": (body, {LENGTH: hex(length)}),
-        "header length empty": (body, {LENGTH: ""}),
-        "header length a list": (body, {LENGTH: f"{length}, {length}"}),
-        "inner dimensions differ": (to_text({"a": A, "b": A}), {}),
-        "unknown input": (to_text({"a": A, "b": B, "c": B}), {}),
-        "input missing": (to_text({"a": A}), {}),
-        "duplicate key": (text.replace(b'{"inputs"', b'{"inputs": [], "inputs"', 1), {}),
-        "NUL in a name": (text.replace(b'"name": "a"', b'"name": "a\\u0000"'), {}),
-        "lone surrogate in a name": (text.replace(b'"name": "a"', b'"name": "\\ud800"'), {}),
-        "lone surrogate in a key": (text.replace(b'"datatype"', b'"\\ud800"', 1), {}),
-        "BOM": (b"\xef\xbb\xbf" + text, {}),
-        "a number past float64": (text.replace(b'"data": [', b'"data": [1e999, ', 1), {}),
-        "a number of 5,000 digits": (text.replace(b'"shape": [4', b'"shape": [' + b"4" * 5000, 1), {}),
-        "nested 100,000 deep": (b'{"inputs": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", {}),
-        "data nested deep": (text.replace(b'"data": [', b'"data": ' + b"[" * 50_000, 1), {}),
-        "dimensions that wrap": (text.replace(b'"shape": [4, 3]', b'"shape": [4, 1152921504606846978]'), {}),
-        "negative dimension": (text.replace(b'"shape": [4, 3]', b'"shape": [-4, -3]'), {}),
-        "100,000 outputs": (to_text({"a": A, "b": B}, outputs=[{"name": "out"}] * 100_000), {}),
-        "outputs twice the same": (to_text({"a": A, "b": B}, outputs=[{"name": "out"}] * 2), {}),
-        "unknown output": (to_text({"a": A, "b": B}, outputs=[{"name": "c"}]), {}),
-        "outputs no list": (to_text({"a": A, "b": B}, outputs={}), {}),
-        "no object": (b"[]", {}),
-        "unknown option": (to_text({"a": A, "b": B}, parameters={"activaton": "gelu"}), {}),
-        "reserved parameter": (to_text({"a": A, "b": B}, parameters={"sequence_id": 1}), {}),
-        "shared memory while it is off": (
-            to_text({}, parameters={}).replace(
-                b"[]",
-                b'[{"name": "a", "datatype": "FP32", "shape": [1], "parameters": '
-                b'{"shared_memory_region": "r", "shared_memory_byte_size": 4}}]',
-            ),
-            {},
-        ),
-        "safetensors": (bytes([10, 0, 0, 0, 0, 0, 0, 0]) + b'{"a": 1   }', {}),
-    }
-    for name, (content, given) in cases.items():
-        yield pytest.param(content, given, id=name)
-
-
-@pytest.mark.parametrize(("body", "headers"), list(bad_requests()))
+@pytest.mark.parametrize(("body", "headers"), bad_products().values(), ids=bad_products())
 def test_requests_that_cannot_be_right_are_400(client: httpx.Client, body: bytes, headers: dict[str, str]) -> None:
     check_error(client.post(MATMUL, content=body, headers=headers), 400)
 

@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,7 +25,7 @@ from tests.conftest import StartServer
 from tests.exposition import is_idle, scrape, settles, total
 from tests.float64_oracle import assert_close, matmul, random_array, softmax
 from tests.live_server import LiveServer
-from tests.oip_bodies import LENGTH, binary_input, from_answer, to_binary, to_text
+from tests.oip_bodies import LENGTH, bad_products, binary_input, from_answer, to_binary, to_text
 from tests.raw_http import ConnectionEnded, RawConnection, head, post
 
 Raw = Callable[[], RawConnection]
@@ -287,6 +288,33 @@ def test_many_shapes_in_a_row(client: httpx.Client) -> None:
         body, headers = to_binary(arrays)
         response = client.post(MATMUL, content=body, headers=headers)
         assert_close(from_answer(response.content, response.headers.get(LENGTH))[1], *matmul(arrays, {}))
+
+
+def test_bad_requests_leave_no_memory_behind(start_server: StartServer) -> None:
+    server = start_server("--gateways", "1", "--arena-bytes", "64MiB")
+    (gateway,) = server.gateways()
+    bombs = {"bomb": (gzip.compress(bytes(2**29)), {"content-encoding": "gzip", LENGTH: "0"})}
+    with server.client() as client:
+
+        def storm(times: int) -> None:
+            for _ in range(times):
+                for body, headers in {**bad_products(), **bombs}.values():
+                    response = client.post(MATMUL, content=body, headers=headers)
+                    assert response.status_code in (400, 413)
+                    assert response.json().keys() == {"error"}
+                assert client.get("/v2/health/live").status_code == 200
+
+        storm(2)
+        before = private_bytes(gateway)
+        storm(8)
+        assert settles(client, is_idle)
+        assert private_bytes(gateway) - before < 16 * 2**20
+
+
+def private_bytes(pid: int) -> int:
+    """Memory of a process that is no file's and no arena's."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0]) * 1024
 
 
 def test_inputs_of_odd_lengths_in_odd_places(client: httpx.Client) -> None:
