@@ -154,9 +154,9 @@ def anchors_of(text: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def server_url() -> Iterator[str]:
-    """A real server, as a person starts it; it must drain cleanly."""
+    """A real server, as a person starts it, with what the examples ask for; it must drain cleanly."""
     command = [sys.executable, "-c", "from service.cli import app; app()", "serve"]
-    command += ["--port", "0", "--device", "cpu", "--arena-bytes", "64MiB"]
+    command += ["--port", "0", "--device", "cpu", "--arena-bytes", "64MiB", "--allow-shared-memory"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
         try:
