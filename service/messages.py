@@ -55,12 +55,13 @@ class TensorInfo(msgspec.Struct, frozen=True):
 
 
 class Timings(msgspec.Struct, frozen=True, array_like=True):
-    """Where a job's time went in the engine, in nanoseconds."""
+    """Where a job's time went in the engine, in nanoseconds, and when it came there, on the machine's monotonic clock."""
 
     queue_ns: int = 0
     h2d_ns: int = 0
     kernel_ns: int = 0
     d2h_ns: int = 0
+    arrived_ns: int = 0
 
 
 # ── gateway → engine ──────────────────────────────────────────────────────────────────────────────
@@ -87,6 +88,7 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
         moved_bytes: From the plan.
         deadline_ns: On the machine's monotonic clock; 0 for none.
         priority: 0 is the default, 1 the most urgent, larger ones less so.
+        request_id: For the engine's log.
     """
 
     id: int
@@ -99,6 +101,7 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
     moved_bytes: int
     deadline_ns: int = 0
     priority: int = 0
+    request_id: str = ""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -113,6 +116,7 @@ class PutTensor(msgspec.Struct, frozen=True, tag="put"):
     id: int
     name: str
     source: Operand
+    request_id: str = ""
 
 
 class GetTensor(msgspec.Struct, frozen=True, tag="get"):
@@ -122,6 +126,7 @@ class GetTensor(msgspec.Struct, frozen=True, tag="get"):
     name: str
     expected: TensorType
     out_offset: int
+    request_id: str = ""
 
 
 class DescribeTensor(msgspec.Struct, frozen=True, tag="describe"):
@@ -129,6 +134,7 @@ class DescribeTensor(msgspec.Struct, frozen=True, tag="describe"):
 
     id: int
     name: str
+    request_id: str = ""
 
 
 class DeleteTensor(msgspec.Struct, frozen=True, tag="delete"):
@@ -136,12 +142,14 @@ class DeleteTensor(msgspec.Struct, frozen=True, tag="delete"):
 
     id: int
     name: str
+    request_id: str = ""
 
 
 class ListTensors(msgspec.Struct, frozen=True, tag="list"):
     """All residents."""
 
     id: int
+    request_id: str = ""
 
 
 ToEngine = Hello | Job | Cancel | PutTensor | GetTensor | DescribeTensor | DeleteTensor | ListTensors

@@ -15,7 +15,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from service.errors import TilewireError
+from service.errors import TilewireError, Unauthorized
 from service.gateway.admission import Leases
 from service.gateway.context import Exchange, connection_of, exchange_of
 from service.messages import TensorInfo
@@ -113,6 +113,8 @@ def error_response(error: TilewireError, exchange: Exchange, path: str) -> Respo
     headers = {"retry-after": str(error.retry_after_s)} if error.retryable else {}
     if exchange.allow:
         headers["allow"] = exchange.allow
+    if isinstance(error, Unauthorized):
+        headers["www-authenticate"] = 'Bearer realm="tilewire"'
     if path == "/v2" or path.startswith("/v2/"):
         return json_response({"error": error.detail}, error.status, headers)
     problem: dict[str, object] = {

@@ -14,6 +14,7 @@ import msgspec
 from service.arena import Lease
 from service.errors import BodyTooLarge, InvalidRequest, TilewireError, Unavailable
 from service.gateway.admission import Leases
+from service.gateway.auth import authorise
 from service.gateway.body import receive_body
 from service.gateway.codecs.formats import SNIFF_BYTES, codec_for_accept, codec_for_body
 from service.gateway.codecs.payload import Codec, Placed
@@ -54,6 +55,8 @@ async def compute(gateway: Gateway, exchange: Exchange, call: Call, leases: Leas
     Raises:
         TilewireError: Whatever is wrong, with the status of the contract.
     """
+    written = () if call.store is None else (call.store,)
+    authorise(exchange.granted, op=call.op.name, read=call.residents.values(), write=written)
     deadline_ns = time.monotonic_ns() + int(call.timeout_ms * 1e6) if call.timeout_ms else 0
     gateway.engines.check_ready()
     resident_types = await _resident_types(gateway, call)
@@ -75,6 +78,7 @@ async def compute(gateway: Gateway, exchange: Exchange, call: Call, leases: Leas
         job = _job(call, operands, planned, lease, deadline_ns)
         reply = await gateway.engines.compute(job, exchange.incoming)
         if isinstance(reply, Done):
+            exchange.timings, exchange.batch_size = reply.timings, reply.batch_size
             return Computed(planned.out, lease, reply, codec)
         leases.give_back(lease)
         resident_types = await _resident_types(gateway, call)
@@ -88,8 +92,9 @@ async def receive_tensors(gateway: Gateway, exchange: Exchange, leases: Leases) 
         TilewireError: See `receive_body` and `Codec.decode`.
     """
     settings = gateway.settings
-    lease = await receive_body(exchange, leases, settings.max_body_bytes, settings.body_timeout_s)
+    # Before, not after: a body that comes slowly holds its slot all the while.
     gateway.metrics.observe_load(gateway.admission.in_flight, gateway.arena)
+    lease = await receive_body(exchange, leases, settings.max_body_bytes, settings.body_timeout_s)
     body = lease.view
     codec = codec_for_body(exchange.headers.get("content-type"), bytes(body[:SNIFF_BYTES]))
     if codec.name == "json" and lease.nbytes > settings.max_json_bytes:
@@ -116,6 +121,7 @@ async def _read_operands(
     if is_all_resident and not exchange.is_chunked and not exchange.content_length:
         exchange.incoming.is_complete = True
         return None, {}
+    exchange.receive_began_s = began_s
     codec, placed = await receive_tensors(gateway, exchange, leases)
     exchange.receive_s = time.perf_counter() - began_s
     gateway.metrics.observe_stage(call.op.name, "receive", exchange.receive_s)

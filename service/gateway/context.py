@@ -12,8 +12,11 @@ from starlette.types import Message, Receive, Scope
 
 from service.arena import Arena
 from service.gateway.admission import Admission
+from service.gateway.auth import Access, Doorman
 from service.gateway.engines import Engines
 from service.gateway.metrics import GatewayMetrics
+from service.gateway.tracing import Recorder, TraceParent
+from service.messages import Timings
 from service.settings import GatewaySettings
 
 
@@ -29,6 +32,8 @@ class Gateway:
         admission: The door.
         metrics: What is counted.
         metrics_folder: Where all processes keep their figures.
+        doorman: Tells who asks.
+        recorder: Takes spans, or None.
     """
 
     settings: GatewaySettings
@@ -38,6 +43,8 @@ class Gateway:
     admission: Admission
     metrics: GatewayMetrics
     metrics_folder: str
+    doorman: Doorman = field(default_factory=Doorman)
+    recorder: Recorder | None = None
 
 
 # Where our own protocol puts itself in a scope's extensions; absent under another server.
@@ -148,6 +155,13 @@ class Exchange:
         receive_s: How long its body took to come, and its header to be read.
         sent_bytes: Of the answer's body.
         allow: Methods that the path offers, when this one is not among them.
+        access: Who asks, and what they may do; None until it is known.
+        charged_bytes: Of the body, those that were counted against the key's quota when it came in.
+        trace: What the caller's `traceparent` said, or None.
+        receive_began_s: When its body was asked for, on the performance counter; 0 when it was not.
+        timings: What the engine said of its time, or None.
+        batch_size: How many requests shared its launch; 0 when it was not computed.
+        send_s: How long its tensor took to leave.
     """
 
     request_id: str
@@ -159,6 +173,19 @@ class Exchange:
     receive_s: float = 0.0
     sent_bytes: int = 0
     allow: str = ""
+    access: Access | None = None
+    charged_bytes: int = 0
+    trace: TraceParent | None = None
+    receive_began_s: float = 0.0
+    timings: Timings | None = None
+    batch_size: int = 0
+    send_s: float = 0.0
+
+    @property
+    def granted(self) -> Access:
+        """Who asks, for whatever comes after the door."""
+        assert self.access is not None, "This is a bug."
+        return self.access
 
     @property
     def content_length(self) -> int | None:

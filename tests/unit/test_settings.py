@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from service.settings import Settings, devices_of
+from service.settings import Inherited, Settings, devices_of
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_bytes_with_units(text: str | int, nbytes: int) -> None:
 def test_gateways_share_the_arena(gateways: int) -> None:
     settings = Settings(gateways=gateways)
     assert settings.num_gateways == gateways
-    assert settings.gateway(0, 3, [], "").segment_bytes * gateways <= settings.arena_bytes
+    assert settings.gateway(0, Inherited(3), [], "").segment_bytes * gateways <= settings.arena_bytes
 
 
 def test_gateways_follow_the_cores_by_default() -> None:

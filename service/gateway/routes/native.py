@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -76,12 +75,18 @@ async def _call(gateway: Gateway, op: Op, scope: Scope) -> Response:
 def _answer(gateway: Gateway, exchange: Exchange, computed: Computed, leases: Leases) -> TensorResponse:
     assert exchange.op is not None, "This is a bug."
     assert computed.codec is not None, "This is a bug."
+    op = exchange.op
+
+    def on_sent(seconds: float) -> None:
+        exchange.send_s = seconds
+        gateway.metrics.observe_stage(op, "send", seconds)
+
     return TensorResponse(
         computed.codec.encode("out", computed.out, computed.lease.view),
         computed.codec.content_type,
         _headers(exchange, computed),
         leases,
-        partial(gateway.metrics.observe_stage, exchange.op, "send"),
+        on_sent,
     )
 
 
