@@ -120,8 +120,8 @@ class RequestConnection:
 
     @property
     def can_receive_into(self) -> bool:
-        """See `context.Connection`: not through TLS, whose bytes are not the body's."""
-        return self._protocol.scheme == "http"
+        """See `context.Connection`; also through TLS, which then decrypts into the slot."""
+        return True
 
     async def receive_into(self, slot: memoryview, timeout_s: float) -> None:
         """See `context.Connection`."""
@@ -220,8 +220,9 @@ class TilewireProtocol(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self.transport.write(_bad_request(f"request: {msg}"))
-        # Closing with bytes unread would reset the connection, and the client would lose the answer.
-        self.transport.write_eof()
+        # Closing with bytes unread would reset the connection, and the client would lose the answer. TLS has no half-close.
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
         self.loop.call_later(LINGER_S, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
