@@ -72,7 +72,8 @@ class TensorResponse(Response):
                 await send({"type": "http.response.body", "body": body, "more_body": False})
             else:
                 for chunk in self.chunks:
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    for piece in connection.pieces(chunk):
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
                 await connection.flushed()
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:

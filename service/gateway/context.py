@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -74,6 +74,10 @@ class Connection(Protocol):
             ClientGone: The client left first.
             InvalidRequest: It brought no byte for `timeout_s`.
         """
+        ...
+
+    def pieces(self, chunk: bytes | memoryview) -> Iterable[bytes | memoryview]:
+        """Cuts a chunk of an answer into what may be written at once."""
         ...
 
     async def flushed(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import httptools
 import msgspec
@@ -22,6 +22,8 @@ from service.gateway.body import stalled
 from service.gateway.context import CONNECTION
 
 DRAIN_GRACE_S = 0.5
+
+TLS_PIECE_BYTES = 2**18
 
 # Request line and headers together; httptools has no bound of its own.
 MAX_HEAD_BYTES = 2**16
@@ -147,6 +149,12 @@ class RequestConnection:
         finally:
             receiver.stop()
             self._protocol.take_back(is_complete=receiver.is_complete)
+
+    def pieces(self, chunk: bytes | memoryview) -> Iterable[bytes | memoryview]:
+        """See `context.Connection`: what is written at once is encrypted at once, and nobody else is served meanwhile."""
+        if self._protocol.scheme == "http":
+            return (chunk,)
+        return (chunk[at : at + TLS_PIECE_BYTES] for at in range(0, len(chunk), TLS_PIECE_BYTES))
 
     async def flushed(self) -> None:
         """See `context.Connection`."""

@@ -1,4 +1,4 @@
-"""HTTPS as clients meet it: bodies of every size and kind, clients that leave, who may connect, and certificates that change."""
+"""HTTPS as clients meet it: bodies of every size and kind, clients that leave, who may connect, certificates that change."""
 
 from __future__ import annotations
 
