@@ -6,6 +6,7 @@ spans, never requests.
 
 from __future__ import annotations
 
+import logging
 import threading
 
 from opentelemetry import trace
@@ -36,6 +37,8 @@ class OtlpRecorder:
 
     def __init__(self, settings: TracingSettings, version: str, index: int) -> None:
         self._ratio = settings.ratio
+        # It warns of each member of a `tracestate` that is none: clients would write our log.
+        logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)
         exporter = OTLPSpanExporter(endpoint=settings.endpoint, timeout=EXPORT_TIMEOUT_S)
         # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win over what stands here.
         attributes = {"service.name": "tilewire", "service.version": version, "service.instance.id": f"gateway-{index}"}

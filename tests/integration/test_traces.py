@@ -107,6 +107,14 @@ def test_names_of_tensors_are_not_names_of_spans(traced: LiveServer, collector: 
     assert attributes_of(root)["url.path"] == "/v1/tensors/weights/w1"
 
 
+def test_a_broken_tracestate_costs_nothing_and_is_not_logged(traced: LiveServer, collector: Collector) -> None:
+    headers = {"x-request-id": "state", "traceparent": traceparent(), "tracestate": "=== what,is this"}
+    with traced.client() as client:
+        assert client.post("/v1/matmul", content=ONES, headers=headers).status_code == 200
+    assert collector.trace("state")[0].trace_id.hex() == TRACE
+    assert "is this" not in traced.log.read_text()
+
+
 def test_who_does_not_trace_is_not_traced(traced: LiveServer, collector: Collector) -> None:
     unwanted = {"untraced": traceparent("00"), "alone": "", "broken": "00-xyz-01"}
     with traced.client() as client:
