@@ -44,6 +44,7 @@ DTYPES: dict[str, DType] = {
 }
 
 BY_SAFETENSORS = {dtype.safetensors: dtype for dtype in DTYPES.values()}
+BY_OIP = {dtype.oip: dtype for dtype in DTYPES.values()}
 BY_NPY = {dtype.npy: dtype for dtype in DTYPES.values() if dtype.npy is not None}
 
 

@@ -154,7 +154,7 @@ def parse_options(op: Op, raw: Mapping[str, object]) -> Options:
     for name, value in raw.items():
         try:
             msgspec.convert({name: value}, op.options, strict=False)
-        except (msgspec.ValidationError, OverflowError) as error:
+        except (msgspec.ValidationError, OverflowError, UnicodeEncodeError) as error:
             reason = str(error).split(" - at ")[0]
             choices = _choices(op, name)
             expected = f"expected one of {', '.join(choices)}" if choices else reason

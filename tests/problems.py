@@ -1,4 +1,4 @@
-"""What every error answer must be: problem details with the fields that the contract names."""
+"""What every error answer must be: problem details under `/v1`, `{"error": …}` under `/v2`."""
 
 from __future__ import annotations
 
@@ -21,3 +21,16 @@ def check_problem(response: httpx.Response, status: int, *named: str) -> dict[st
         assert name in problem["detail"]
     assert not re.search(r"Traceback|\.py|0x[0-9a-f]{6,}|/tmp|/home|/usr", problem["detail"])
     return problem
+
+
+def check_error(response: httpx.Response, status: int, *named: str) -> str:
+    """An error in the protocol's form that says what is wrong and nothing of our insides."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error: dict[str, str] = response.json()
+    assert error.keys() == {"error"}
+    assert error["error"]
+    for name in named:
+        assert name in error["error"]
+    assert not re.search(r"Traceback|\.py|0x[0-9a-f]{6,}|/tmp|/home|/usr", error["error"])
+    return error["error"]

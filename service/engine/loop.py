@@ -350,7 +350,7 @@ class EngineLoop:
                 self._metrics.record_stages(work.job.op, own)
             self._inbox.put(Completed(batch))
             jobs = [work.job for work in batch]
-            self._metrics.record_launch(jobs, batch[0].dtype, timings.kernel_ns)
+            self._metrics.record_launch(jobs, batch[0].dtype, timings)
         self._metrics.flush()
 
     def _next_launched(self) -> Launched | None:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from service.counting import SECONDS_BUCKETS, BufferedCounter, BufferedHistogram
 from service.engine.backends.contract import Identity
 from service.messages import Job, Timings
+from service.statistics import LaunchStatistics
 
 REQUESTS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TFLOPS_BUCKETS = tuple(0.001 * 2**step for step in range(21))
@@ -48,6 +49,7 @@ class EngineMetrics:
         self._kernel_seconds = BufferedCounter(
             "tilewire_kernel_seconds_total", "Time that kernels ran.", ("op", "dtype"), registry
         )
+        self._statistics = LaunchStatistics(registry)
         self._queue_depth = self._gauge("tilewire_queue_depth", "Jobs that wait in the engine.", registry)
         self._queue_bytes = self._gauge("tilewire_queue_bytes", "Bytes of the jobs that wait in the engine.", registry)
         self._resident_bytes = self._gauge("tilewire_resident_bytes", "Bytes of resident tensors.", registry)
@@ -81,15 +83,16 @@ class EngineMetrics:
             if spent_ns:
                 self._stage_seconds.observe((op, stage), spent_ns * 1e-9)
 
-    def record_launch(self, batch: Sequence[Job], dtype: str, kernel_ns: int) -> None:
+    def record_launch(self, batch: Sequence[Job], dtype: str, timings: Timings) -> None:
         """Counts one launch.
 
         Args:
             batch: Its jobs, all of one op.
             dtype: Of their inputs.
-            kernel_ns: How long the kernels ran.
+            timings: Where the launch's time went.
         """
-        op = batch[0].op
+        op, kernel_ns = batch[0].op, timings.kernel_ns
+        self._statistics.count(op, len(batch), timings)
         flops = sum(job.flops for job in batch)
         kernel_s = kernel_ns * 1e-9
         self._batch_requests.observe((op,), len(batch))
@@ -113,6 +116,7 @@ class EngineMetrics:
             self._kernel_seconds,
         ):
             buffered.flush()
+        self._statistics.flush()
         depth, nbytes = self._queue
         self._queue_depth.set(depth)
         self._queue_bytes.set(nbytes)

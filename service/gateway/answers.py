@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import posixpath
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -18,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from service.errors import TilewireError, Unauthorized
 from service.gateway.admission import Leases
 from service.gateway.context import Exchange, connection_of, exchange_of
-from service.messages import TensorInfo
+from service.messages import Done, TensorInfo, Timings
 
 # An answer of up to this is copied out of its slot: cheaper than waiting until it has left.
 SMALL_BYTES = 2**16
@@ -87,6 +88,26 @@ class TensorResponse(Response):
         self.leases.release()
 
 
+def timing_headers(exchange: Exchange, done: Done) -> dict[str, str]:
+    """Headers of a computed answer: where its time went, and how many requests shared the launch."""
+    return {
+        "server-timing": server_timing(exchange.receive_s, done.timings),
+        "x-batch-size": str(done.batch_size),
+    }
+
+
+def server_timing(receive_s: float, timings: Timings) -> str:
+    """Writes `Server-Timing`: the stages that took any time, in milliseconds."""
+    stages = {
+        "receive": receive_s * 1e3,
+        "queue": timings.queue_ns / 1e6,
+        "h2d": timings.h2d_ns / 1e6,
+        "kernel": timings.kernel_ns / 1e6,
+        "d2h": timings.d2h_ns / 1e6,
+    }
+    return ", ".join(f"{stage};dur={spent:.3f}" for stage, spent in stages.items() if spent)
+
+
 def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """An answer in JSON, from msgspec structs, lists, dicts and numbers."""
     return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
@@ -109,6 +130,12 @@ def _timestamp(unix_s: float | None) -> str | None:
     return None if unix_s is None else datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds")
 
 
+def is_oip(path: str) -> bool:
+    """Whether a path is under `/v2`, however it is spelled: its clients read an error only as `{"error": …}`."""
+    plain = posixpath.normpath("/" + path.lstrip("/"))
+    return plain == "/v2" or plain.startswith("/v2/")
+
+
 def error_response(error: TilewireError, exchange: Exchange, path: str) -> Response:
     """Writes an error: `{"error": …}` under `/v2`, RFC 9457 problem details elsewhere."""
     headers = {"retry-after": str(error.retry_after_s)} if error.retryable else {}
@@ -116,7 +143,7 @@ def error_response(error: TilewireError, exchange: Exchange, path: str) -> Respo
         headers["allow"] = exchange.allow
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = 'Bearer realm="tilewire"'
-    if path == "/v2" or path.startswith("/v2/"):
+    if is_oip(path):
         return json_response({"error": error.detail}, error.status, headers)
     problem: dict[str, object] = {
         "type": f"urn:tilewire:error:{error.code}",

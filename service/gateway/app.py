@@ -20,7 +20,7 @@ from service.errors import InvalidRequest, MethodNotAllowed, UnknownName
 from service.gateway.auth import Doorman
 from service.gateway.context import Gateway, exchange_of
 from service.gateway.middleware import ExchangeMiddleware
-from service.gateway.routes import health, native, tensors
+from service.gateway.routes import health, native, oip, tensors
 from service.ops import OPS
 
 DESCRIPTION = """GPU linear algebra over HTTP.
@@ -60,11 +60,11 @@ def create_app(gateway: Gateway) -> TilewireApp:
     """Makes the ASGI application of one gateway."""
     app = TilewireApp(title="Tilewire", version=gateway.version, description=DESCRIPTION, redoc_url=None)
     app.needs_keys = gateway.doorman.needs_keys
-    routers = [tensors.router(gateway), native.router(gateway), health.router(gateway)]
+    routers = [tensors.router(gateway), native.router(gateway), oip.router(gateway), health.router(gateway)]
     if gateway.settings.inherited.metrics_listener < 0:
         routers.append(health.metrics_router(gateway))
     _add(app, gateway, routers)
-    app.hot = native.hot_routes(gateway)
+    app.hot = native.hot_routes(gateway) | oip.hot_routes(gateway)
     return app
 
 

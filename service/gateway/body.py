@@ -1,7 +1,7 @@
 """Receives a body into a leased slot. Owns lengths, chunks and the idle time-out; knows no format.
 
-Under our own server a body of known length goes from the socket straight into the slot. Chunked bodies, TLS and other servers
-take the plain ASGI path, which copies each piece once more.
+Under our own server a body of known length goes from the socket straight into the slot, through TLS too. Chunked
+bodies and other servers take the plain ASGI path, which copies each piece once more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,20 @@ from service.gateway.context import Connection, Exchange
 FIRST_CHUNKED_BYTES = 2**20
 
 
-async def receive_body(exchange: Exchange, leases: Leases, max_bytes: int, timeout_s: float) -> Lease:
+def refuse_encodings(exchange: Exchange) -> None:
+    """For calls whose bodies come as they are.
+
+    Raises:
+        UnknownFormat: A content encoding.
+    """
+    encoding = exchange.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise UnknownFormat(f"Content-Encoding: {encoding[:64]!r} is not offered here; send the body as it is")
+
+
+async def receive_body(
+    exchange: Exchange, leases: Leases, max_bytes: int, timeout_s: float, *, lead_bytes: int = 0
+) -> Lease:
     """Receives the whole body.
 
     Args:
@@ -25,33 +38,30 @@ async def receive_body(exchange: Exchange, leases: Leases, max_bytes: int, timeo
         leases: Where the slot comes from.
         max_bytes: Largest body.
         timeout_s: Longest wait for the next byte.
+        lead_bytes: Left free at the slot's start, so that what matters in the body begins aligned.
 
     Returns:
-        A slot of exactly the body's length.
+        A slot of exactly the body's length behind the lead.
 
     Raises:
         LengthRequired: Neither a length nor chunks.
         BodyTooLarge: Declared or grown over `max_bytes`; nothing was read when it was declared.
-        UnknownFormat: A content encoding.
         TooBusy: No room; nothing was read.
         InvalidRequest: The body stalled.
         ClientGone: The client left half way.
     """
-    encoding = exchange.headers.get("content-encoding", "identity").strip().lower()
-    if encoding != "identity":
-        raise UnknownFormat(f"Content-Encoding: {encoding[:64]!r} is not offered here; send the body as it is")
     declared = exchange.content_length
     if exchange.is_chunked:
-        return await _receive_chunked(exchange, leases, max_bytes, timeout_s)
+        return await _receive_chunked(exchange, leases, max_bytes, timeout_s, lead_bytes)
     if declared is None:
         raise LengthRequired("Content-Length: send it, or use chunked encoding")
     if declared > max_bytes:
         raise BodyTooLarge(f"Content-Length: {declared} is over the limit of {max_bytes} bytes")
-    lease = leases.lease(declared)
+    lease = leases.lease(lead_bytes + declared)
     connection = exchange.incoming.connection
     if connection is not None and connection.can_receive_into:
-        return await _receive_straight(exchange, connection, lease, timeout_s)
-    with lease.view as slot:
+        return await _receive_straight(exchange, connection, lease, timeout_s, lead_bytes)
+    with lease.view[lead_bytes:] as slot:
         while not exchange.incoming.is_complete:
             await _receive_piece(exchange, slot, timeout_s)
     if exchange.received_bytes != declared:
@@ -59,34 +69,49 @@ async def receive_body(exchange: Exchange, leases: Leases, max_bytes: int, timeo
     return lease
 
 
-async def _receive_straight(exchange: Exchange, connection: Connection, lease: Lease, timeout_s: float) -> Lease:
+async def _receive_straight(
+    exchange: Exchange, connection: Connection, lease: Lease, timeout_s: float, lead_bytes: int
+) -> Lease:
     exchange.incoming.was_read = True
     try:
-        await connection.receive_into(lease.view, timeout_s)
+        await connection.receive_into(lease.view[lead_bytes:], timeout_s)
     except ClientGone:
         exchange.incoming.is_disconnected = True
         raise
     exchange.incoming.is_complete = True
-    exchange.received_bytes = lease.nbytes
+    exchange.received_bytes = lease.nbytes - lead_bytes
     return lease
 
 
-async def _receive_chunked(exchange: Exchange, leases: Leases, max_bytes: int, timeout_s: float) -> Lease:
-    lease = leases.lease(min(FIRST_CHUNKED_BYTES, max_bytes))
+async def _receive_chunked(
+    exchange: Exchange, leases: Leases, max_bytes: int, timeout_s: float, lead_bytes: int
+) -> Lease:
+    lease = leases.lease(lead_bytes + min(FIRST_CHUNKED_BYTES, max_bytes))
     while not exchange.incoming.is_complete:
         piece = await _next_piece(exchange, timeout_s)
-        end = exchange.received_bytes + len(piece)
-        if end > max_bytes:
+        begin = lead_bytes + exchange.received_bytes
+        end = begin + len(piece)
+        if end - lead_bytes > max_bytes:
             raise BodyTooLarge(f"body: over the limit of {max_bytes} bytes")
         if end > lease.nbytes:
-            larger = leases.lease(min(max(end, 2 * lease.nbytes), max_bytes))
-            larger.view[: exchange.received_bytes] = lease.view[: exchange.received_bytes]
-            leases.give_back(lease)
-            lease = larger
-        lease.view[exchange.received_bytes : end] = piece
-        exchange.received_bytes = end
-    lease.shrink(exchange.received_bytes)
+            lease = regrown(lease, leases, min(max(end, 2 * lease.nbytes), lead_bytes + max_bytes), begin)
+        lease.view[begin:end] = piece
+        exchange.received_bytes += len(piece)
+    lease.shrink(lead_bytes + exchange.received_bytes)
     return lease
+
+
+def regrown(lease: Lease, leases: Leases, nbytes: int, kept_bytes: int) -> Lease:
+    """Trades a slot for a larger one that begins with the same bytes.
+
+    Raises:
+        BodyTooLarge: The arena could never hold both.
+        TooBusy: There is no room right now.
+    """
+    larger = leases.lease(nbytes)
+    larger.view[:kept_bytes] = lease.view[:kept_bytes]
+    leases.give_back(lease)
+    return larger
 
 
 async def _receive_piece(exchange: Exchange, slot: memoryview, timeout_s: float) -> None:

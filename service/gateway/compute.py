@@ -1,4 +1,4 @@
-"""The path of one native request: query → body → operands → plan → engine → answer.
+"""The path of one native request: query → body → operands → plan → engine → answer; `run` is the half that every door shares.
 
 Everything that can be refused is refused before the step that costs: the query and the residents before the body is read, the
 shapes before the result's slot is taken. Knows no device; runs in the gateway's event loop.
@@ -7,7 +7,7 @@ shapes before the result's slot is taken. Knows no device; runs in the gateway's
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -15,16 +15,38 @@ from service.arena import Lease
 from service.errors import BodyTooLarge, InvalidRequest, TilewireError, Unavailable
 from service.gateway.admission import Leases
 from service.gateway.auth import authorise
-from service.gateway.body import receive_body
+from service.gateway.body import receive_body, refuse_encodings
 from service.gateway.codecs.formats import SNIFF_BYTES, codec_for_accept, codec_for_body
 from service.gateway.codecs.payload import Codec, Placed
 from service.gateway.context import Exchange, Gateway
 from service.gateway.query import Call
 from service.messages import Done, Job, Operand
-from service.ops import Op, Plan, TensorType, plan
+from service.ops import Op, Options, Plan, TensorType, plan
 
 # How often a request is planned again because a resident changed its type under it.
 MAX_PLANS = 4
+
+
+class Task(msgspec.Struct, frozen=True):
+    """A request whose operands are known.
+
+    Attributes:
+        op: The operation.
+        options: Its options.
+        placed: Tensors in the arena by input; "" for an unnamed one.
+        residents: Names of resident tensors by input.
+        declared: What the client says that residents are, by input; checked, where it says anything.
+        deadline_ns: It must have started by then, on the monotonic clock; 0 for never.
+        priority: 0 is the default, 1 the most urgent.
+    """
+
+    op: Op
+    options: Options
+    placed: Mapping[str, Placed]
+    residents: Mapping[str, str]
+    declared: Mapping[str, TensorType] = {}
+    deadline_ns: int = 0
+    priority: int = 0
 
 
 class Computed(msgspec.Struct, frozen=True):
@@ -34,7 +56,7 @@ class Computed(msgspec.Struct, frozen=True):
         out: Its type.
         lease: Where it lies.
         done: What the engine said.
-        codec: The format of the answer; None when the result is stored.
+        codec: The format of the answer, where one was chosen.
     """
 
     out: TensorType
@@ -59,29 +81,59 @@ async def compute(gateway: Gateway, exchange: Exchange, call: Call, leases: Leas
     authorise(exchange.granted, op=call.op.name, read=call.residents.values(), write=written)
     deadline_ns = time.monotonic_ns() + int(call.timeout_ms * 1e6) if call.timeout_ms else 0
     gateway.engines.check_ready()
-    resident_types = await _resident_types(gateway, call)
+    # A resident that is not there is refused before the body is read.
+    await _resident_types(gateway, call.residents)
     body_codec, placed = await _read_operands(gateway, exchange, call, leases)
+
+    def choose(out: TensorType) -> Codec | None:
+        return _answer_codec(gateway, exchange, body_codec, out) if call.store is None else None
+
+    task = Task(call.op, call.options, placed, call.residents, deadline_ns=deadline_ns)
+    return await run(gateway, exchange, task, leases, choose)
+
+
+async def run(
+    gateway: Gateway,
+    exchange: Exchange,
+    task: Task,
+    leases: Leases,
+    choose: Callable[[TensorType], Codec | None],
+) -> Computed:
+    """Plans a task and has it computed, again if a resident changes its type meanwhile.
+
+    Args:
+        gateway: The parts.
+        exchange: The request.
+        task: What to compute.
+        leases: Where the result's slot comes from.
+        choose: Picks the format of an answer of this type, and refuses what cannot be answered.
+
+    Raises:
+        TilewireError: Whatever is wrong, with the status of the contract.
+    """
+    # Whatever the door: `/v2` names its residents in the body.
+    authorise(exchange.granted, op=task.op.name, read=task.residents.values())
+    resident_types = await _resident_types(gateway, task.residents)
     for _attempt in range(MAX_PLANS):
-        operands = _bind(call, placed, resident_types)
         try:
+            operands = _bind(task, resident_types)
             types = {name: one.type for name, one in operands.items()}
-            planned = plan(call.op, types, call.options, gateway.settings.limits)
-            codec = _answer_codec(gateway, exchange, body_codec, planned.out) if call.store is None else None
+            planned = plan(task.op, types, task.options, gateway.settings.limits)
+            codec = choose(planned.out)
         except TilewireError:
             # It may be our memory of a resident that is wrong: another gateway may have replaced it.
-            current = await _current_types(gateway, call)
+            current = await _current_types(gateway, task.residents)
             if current == resident_types:
                 raise
             resident_types = current
             continue
         lease = leases.lease(planned.out.nbytes)
-        job = _job(call, operands, planned, lease, deadline_ns)
-        reply = await gateway.engines.compute(job, exchange.incoming)
+        reply = await gateway.engines.compute(_job(task, operands, planned, lease), exchange.incoming)
         if isinstance(reply, Done):
             exchange.timings, exchange.batch_size = reply.timings, reply.batch_size
             return Computed(planned.out, lease, reply, codec)
         leases.give_back(lease)
-        resident_types = await _resident_types(gateway, call)
+        resident_types = await _resident_types(gateway, task.residents)
     raise Unavailable("its resident tensors keep changing their shapes while it waits")
 
 
@@ -92,6 +144,7 @@ async def receive_tensors(gateway: Gateway, exchange: Exchange, leases: Leases) 
         TilewireError: See `receive_body` and `Codec.decode`.
     """
     settings = gateway.settings
+    refuse_encodings(exchange)
     # Before, not after: a body that comes slowly holds its slot all the while.
     gateway.metrics.observe_load(gateway.admission.in_flight, gateway.arena)
     lease = await receive_body(exchange, leases, settings.max_body_bytes, settings.body_timeout_s)
@@ -104,13 +157,13 @@ async def receive_tensors(gateway: Gateway, exchange: Exchange, leases: Leases) 
     return codec, codec.decode(body, lease.offset, leases)
 
 
-async def _resident_types(gateway: Gateway, call: Call) -> dict[str, TensorType]:
-    return {field: await gateway.engines.type_of(name, field=field) for field, name in call.residents.items()}
+async def _resident_types(gateway: Gateway, residents: Mapping[str, str]) -> dict[str, TensorType]:
+    return {field: await gateway.engines.type_of(name, field=field) for field, name in residents.items()}
 
 
-async def _current_types(gateway: Gateway, call: Call) -> dict[str, TensorType]:
+async def _current_types(gateway: Gateway, residents: Mapping[str, str]) -> dict[str, TensorType]:
     """As `_resident_types`, but asks an engine about each."""
-    return {field: (await gateway.engines.describe(name, field=field)).type for field, name in call.residents.items()}
+    return {field: (await gateway.engines.describe(name, field=field)).type for field, name in residents.items()}
 
 
 async def _read_operands(
@@ -128,11 +181,16 @@ async def _read_operands(
     return codec, placed
 
 
-def _bind(call: Call, placed: Mapping[str, Placed], resident_types: Mapping[str, TensorType]) -> dict[str, Operand]:
+def _bind(task: Task, resident_types: Mapping[str, TensorType]) -> dict[str, Operand]:
     """Joins the body's tensors and the residents; an unnamed tensor is the first required input that is not resident."""
-    operands = {field: Operand(resident_types[field], resident=name) for field, name in call.residents.items()}
-    for name, tensor in placed.items():
-        field = name or _first_missing(call.op, operands)
+    operands = {field: Operand(resident_types[field], resident=name) for field, name in task.residents.items()}
+    for field, declared in task.declared.items():
+        if declared != resident_types[field]:
+            raise InvalidRequest(
+                f"{field}: {task.residents[field]!r} is {resident_types[field]}; the request says {declared}"
+            )
+    for name, tensor in task.placed.items():
+        field = name or _first_missing(task.op, operands)
         if field in operands:
             raise InvalidRequest(f"{field}: given in the body and as a resident tensor")
         operands[field] = Operand(tensor.type, tensor.offset, fortran=tensor.fortran)
@@ -152,15 +210,16 @@ def _answer_codec(gateway: Gateway, exchange: Exchange, body_codec: Codec | None
     return codec
 
 
-def _job(call: Call, operands: dict[str, Operand], planned: Plan, lease: Lease, deadline_ns: int) -> Job:
+def _job(task: Task, operands: dict[str, Operand], planned: Plan, lease: Lease) -> Job:
     return Job(
         id=0,
-        op=call.op.name,
+        op=task.op.name,
         operands=operands,
-        options=call.options,
+        options=task.options,
         out=planned.out,
         out_offset=lease.offset,
         flops=planned.flops,
         moved_bytes=planned.moved_bytes,
-        deadline_ns=deadline_ns,
+        deadline_ns=task.deadline_ns,
+        priority=task.priority,
     )

@@ -157,13 +157,13 @@ class Exchange:
         op: The op that was asked for, or None.
         received_bytes: Of the body.
         receive_s: How long its body took to come, and its header to be read.
+        timings: Where its time in the engine went, once it is computed.
         sent_bytes: Of the answer's body.
         allow: Methods that the path offers, when this one is not among them.
         access: Who asks, and what they may do; None until it is known.
         charged_bytes: Of the body, those that were counted against the key's quota when it came in.
         trace: What the caller's `traceparent` said, or None.
         receive_began_s: When its body was asked for, on the performance counter; 0 when it was not.
-        timings: What the engine said of its time, or None.
         batch_size: How many requests shared its launch; 0 when it was not computed.
         send_s: How long its tensor took to leave.
     """
@@ -175,13 +175,13 @@ class Exchange:
     op: str | None = None
     received_bytes: int = 0
     receive_s: float = 0.0
+    timings: Timings | None = None
     sent_bytes: int = 0
     allow: str = ""
     access: Access | None = None
     charged_bytes: int = 0
     trace: TraceParent | None = None
     receive_began_s: float = 0.0
-    timings: Timings | None = None
     batch_size: int = 0
     send_s: float = 0.0
 

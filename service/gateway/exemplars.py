@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-from prometheus_client import multiprocess
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar, Sample
@@ -86,19 +85,20 @@ class WithExemplars(Collector):
     """All processes' metrics, with exemplars on the buckets of one histogram.
 
     Args:
-        folder: Where the processes keep their files.
+        metrics: All processes'.
+        folder: Where gateways keep their exemplars.
         histogram: Its name.
     """
 
-    def __init__(self, folder: Path, histogram: str) -> None:
+    def __init__(self, metrics: Collector, folder: Path, histogram: str) -> None:
+        self._metrics = metrics
         self._folder = folder
         self._histogram = histogram
-        self._metrics = multiprocess.MultiProcessCollector(None, path=str(folder))  # type: ignore[no-untyped-call]
 
     def collect(self) -> Iterator[Metric]:
         """prometheus_client's call."""
         newest = {(one.op, one.bound): one for one in sorted(self._read(), key=lambda one: one.unix_s)}
-        for metric in self._metrics.collect():  # type: ignore[no-untyped-call]
+        for metric in self._metrics.collect():
             if metric.name == self._histogram:
                 metric.samples = [_with_exemplar(sample, newest) for sample in metric.samples]
             yield metric

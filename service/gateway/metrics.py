@@ -9,16 +9,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, multiprocess
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from service.arena import Arena
 from service.counting import SECONDS_BUCKETS, BufferedCounter, BufferedHistogram
 from service.errors import BY_CODE
+from service.gateway.codecs.oip_answer import VERSION
 from service.gateway.exemplars import Exemplars, WithExemplars
-from service.messages import Welcome
+from service.messages import Timings, Welcome
+from service.ops import OPS
+from service.statistics import ModelStats, RequestStatistics, read_statistics, without_statistics
+
+ReadT = TypeVar("ReadT")
 
 DURATION = "tilewire_request_duration_seconds"
 
@@ -62,6 +71,7 @@ class GatewayMetrics:
         )
         self._received = BufferedCounter("tilewire_request_bytes_total", "Bytes of bodies.", ("op",), registry)
         self._sent = BufferedCounter("tilewire_response_bytes_total", "Bytes of answers.", ("op",), registry)
+        self._statistics = RequestStatistics(registry)
         self._rejected = Counter(
             "tilewire_rejected_total", "Requests that were refused, by reason.", ("reason",), registry=registry
         )
@@ -110,6 +120,10 @@ class GatewayMetrics:
         self._key_requests.inc((name, str(code)))
         self._key_bytes.inc((name,), nbytes)
 
+    def observe_outcome(self, op: str, seconds: float, timings: Timings | None) -> None:
+        """Counts a request for the protocol's statistics; without timings it failed."""
+        self._statistics.count(op, seconds, timings)
+
     def observe_stage(self, op: str, stage: str, seconds: float) -> None:
         """Counts the time of `receive` or `send`."""
         self._stages.observe((op, stage), seconds)
@@ -141,6 +155,7 @@ class GatewayMetrics:
             self._key_bytes,
         ):
             buffered.flush()
+        self._statistics.flush()
         if self._load is not None:
             in_flight, arena = self._load
             self._in_flight.set(in_flight)
@@ -175,13 +190,39 @@ async def expose(folder: str, accept: str) -> tuple[bytes, str]:
     """
     registry = CollectorRegistry()
     encoder, content_type = choose_encoder(accept)
+    exposed: Collector = _Exposed(folder)
     if content_type.startswith("application/openmetrics-text"):
-        registry.register(WithExemplars(Path(folder), DURATION))
-    else:
-        multiprocess.MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]
+        exposed = WithExemplars(exposed, Path(folder), DURATION)
+    registry.register(exposed)
+    return await _read_again(lambda: encoder(registry)), content_type
+
+
+async def collect_statistics(metrics: GatewayMetrics, folder: str) -> list[ModelStats]:
+    """Adds up the protocol's statistics over all processes.
+
+    Args:
+        metrics: This gateway's, which are handed over first; what others hold back is at most `FLUSH_S` old.
+        folder: Where the processes keep their files.
+    """
+    metrics.flush()
+    return await _read_again(lambda: read_statistics(folder, tuple(OPS), VERSION))
+
+
+class _Exposed(Collector):
+    """What every process has handed over, without what `/metrics` leaves out."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def collect(self) -> Iterable[Metric]:
+        every = multiprocess.MultiProcessCollector(None, path=self._folder)  # type: ignore[no-untyped-call]
+        return without_statistics(every.collect())  # type: ignore[no-untyped-call]
+
+
+async def _read_again(read: Callable[[], ReadT]) -> ReadT:
+    """Reads the files; a process that has just started may have made its own and not yet written its head."""
     for _attempt in range(MAX_READS - 1):
-        # A process that has just started may have made its file and not yet written the file's head.
         with contextlib.suppress(struct.error, RuntimeError, ValueError, OSError):
-            return encoder(registry), content_type
+            return read()
         await asyncio.sleep(READ_AGAIN_S)
-    return encoder(registry), content_type
+    return read()

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from service.gateway.codecs.formats import CODECS
-from service.ops import Op
+from service.ops import OPS, Op
 
 EXAMPLES: dict[str, dict[str, Any]] = {
     "matmul": {"a": [[1, 2], [3, 4]], "b": [[5, 6], [7, 8]], "dtype": "float32"},
@@ -37,6 +37,25 @@ def describe_op(op: Op) -> dict[str, Any]:
             "201": {"description": "`store=`: what is resident now.", "content": {"application/json": {}}},
             "4XX": _PROBLEM,
             "5XX": _PROBLEM,
+        },
+    }
+
+
+def describe_model_call(*, is_versioned: bool, is_infer: bool) -> dict[str, Any]:
+    """The OpenAPI operation of a call under `/v2/models/{model}`."""
+    parameters = [_MODEL, _VERSION] if is_versioned else [_MODEL]
+    error = {"description": "What is wrong.", "content": {"application/json": {"schema": _ERROR}}}
+    if not is_infer:
+        return {"parameters": parameters, "responses": {"4XX": error, "5XX": error}}
+    answer = {"application/json": {"schema": {"type": "object"}}, "application/octet-stream": dict(_BINARY)}
+    body = {**answer, "application/json": {"schema": {"type": "object"}, "example": _INFER}}
+    return {
+        "parameters": [*parameters, _HEADER_LENGTH],
+        "requestBody": {"content": body, "required": True},
+        "responses": {
+            "200": {"description": "The output `out`, in JSON or behind it.", "content": answer},
+            "4XX": error,
+            "5XX": error,
         },
     }
 
@@ -81,6 +100,26 @@ def _residents(op: Op) -> list[dict[str, Any]]:
         for name in op.inputs
     ]
 
+
+_INFER = {
+    "inputs": [
+        {"name": "a", "datatype": "FP32", "shape": [2, 2], "data": [1, 2, 3, 4]},
+        {"name": "b", "datatype": "FP32", "shape": [2, 2], "data": [5, 6, 7, 8]},
+    ],
+    "parameters": {"activation": "relu"},
+}
+
+_MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "enum": list(OPS)}}
+_VERSION = {"name": "version", "in": "path", "required": True, "schema": {"type": "string", "enum": ["1"]}}
+_ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
+
+_HEADER_LENGTH: dict[str, Any] = {
+    "name": "Inference-Header-Content-Length",
+    "in": "header",
+    "required": False,
+    "description": "Length of the JSON when binary data follows it; 0 for a body that is one raw tensor.",
+    "schema": {"type": "integer", "minimum": 0},
+}
 
 _COMMON: list[dict[str, Any]] = [
     {

@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Iterable
+from urllib.parse import unquote_to_bytes
 
 import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from service.errors import ClientGone, InvalidRequest, TilewireError
-from service.gateway.answers import LINGER_S
+from service.gateway.answers import LINGER_S, is_oip
 from service.gateway.body import stalled
 from service.gateway.context import CONNECTION
 
@@ -180,6 +181,8 @@ class TilewireProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected."""
         self.on_gone: Callable[[], None] | None = None
+        # What an error is answered like, before any request line was read.
+        self.url = b""
         self._head_timer: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
         self._write_timer: asyncio.TimerHandle | None = None
@@ -227,7 +230,7 @@ class TilewireProtocol(HttpToolsProtocol):
             # The body itself is broken: nobody waits for what it would have given.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        self.transport.write(_bad_request(f"request: {msg}"))
+        self.transport.write(_bad_request(f"request: {msg}", self.url))
         # Closing with bytes unread would reset the connection, and the client would lose the answer. TLS has no half-close.
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -307,7 +310,8 @@ class TilewireProtocol(HttpToolsProtocol):
             self.transport.close()
 
 
-def _bad_request(detail: str) -> bytes:
+def _bad_request(detail: str, url: bytes) -> bytes:
+    """An answer by hand, in the form that the path asks for as far as it was read."""
     request_id = uuid.uuid4().hex
     problem = {
         "type": "urn:tilewire:error:invalid_request",
@@ -316,9 +320,11 @@ def _bad_request(detail: str) -> bytes:
         "detail": detail,
         "request_id": request_id,
     }
-    body = msgspec.json.encode(problem)
+    is_protocol = is_oip(unquote_to_bytes(url.partition(b"?")[0]).decode("latin-1"))
+    content_type = "application/json" if is_protocol else "application/problem+json"
+    body = msgspec.json.encode({"error": detail} if is_protocol else problem)
     head = (
-        "HTTP/1.1 400 Bad Request\r\ncontent-type: application/problem+json\r\n"
+        f"HTTP/1.1 400 Bad Request\r\ncontent-type: {content_type}\r\n"
         f"content-length: {len(body)}\r\nx-request-id: {request_id}\r\nconnection: close\r\n\r\n"
     )
     return head.encode("ascii") + body

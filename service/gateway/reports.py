@@ -7,6 +7,7 @@ the answer.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import structlog
 from starlette.types import Scope
@@ -17,7 +18,7 @@ from service.gateway.tracing import Finished, Span, shifted, stages_of
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("tilewire.access")
 
-SERVER_ERROR = 500
+BAD_REQUEST, SERVER_ERROR = 400, 500
 
 
 def report(gateway: Gateway, exchange: Exchange, scope: Scope, status: int | None) -> None:
@@ -39,10 +40,21 @@ def report(gateway: Gateway, exchange: Exchange, scope: Scope, status: int | Non
         logger.info("request", **_fields(exchange, scope, code, ended_s - exchange.began_s, trace_id))
 
 
+def sent_by(gateway: Gateway, exchange: Exchange, op: str) -> Callable[[float], None]:
+    """Notes, for `TensorResponse`, how long an answer took to leave."""
+
+    def on_sent(seconds: float) -> None:
+        exchange.send_s = seconds
+        gateway.metrics.observe_stage(op, "send", seconds)
+
+    return on_sent
+
+
 def _count(gateway: Gateway, exchange: Exchange, code: int, seconds: float, trace_id: str | None) -> None:
     metrics = gateway.metrics
     if exchange.op is not None:
         metrics.observe_request(exchange.op, code, seconds, exchange.request_id, trace_id)
+        metrics.observe_outcome(exchange.op, seconds, exchange.timings if code < BAD_REQUEST else None)
         metrics.observe_bytes(exchange.op, exchange.received_bytes, exchange.sent_bytes)
     if exchange.access is not None and exchange.access.key is not None:
         nbytes = exchange.received_bytes + exchange.sent_bytes

@@ -17,6 +17,7 @@ from tests.api_keys import entry, keys_file
 from tests.conftest import SMALL
 from tests.exposition import scrape, settles, total
 from tests.live_server import COMMAND, LiveServer, serving
+from tests.oip_bodies import text_input
 from tests.problems import check_problem
 from tests.raw_http import RawConnection, head, post
 from tests.tensor_bodies import to_npy, to_safetensors
@@ -38,6 +39,11 @@ REQUESTS = [
     ("PUT", "/v1/tensors/weights/w"),
     ("DELETE", "/v1/tensors/weights/w"),
     ("GET", "/v2"),
+    ("GET", "/v2/models/matmul"),
+    ("GET", "/v2/models/stats"),
+    ("POST", "/v2/models/matmul/infer"),
+    ("POST", "/v2/models/matmul/versions/1/infer"),
+    ("POST", "/v2/repository/index"),
     ("GET", "/metrics"),
     ("GET", "/nothing"),
     ("OPTIONS", "/v1/matmul"),
@@ -84,7 +90,7 @@ def test_without_a_known_key_nothing_is_told(guarded: LiveServer, method: str, p
         response = client.request(method, path, headers=headers)
     assert response.status_code == 401
     assert response.headers["www-authenticate"].startswith("Bearer")
-    if path == "/v2":
+    if path.startswith("/v2"):
         assert response.json().keys() == {"error"}
     else:
         check_problem(response, 401, "key")
@@ -124,6 +130,10 @@ def test_the_openapi_document_asks_for_the_key(guarded: LiveServer) -> None:
         "http://tests/v1/matmul",
         "/v1/matmul%00",
         "/v1/tensors/../matmul",
+        "//v2/models/matmul/infer",
+        "/v2/models/%6datmul/infer",
+        "/v2/models/matmul/infer/",
+        "/v2/health/live/../../models/matmul/infer",
     ],
 )
 def test_no_other_spelling_of_a_path_gets_round_the_door(guarded: LiveServer, target: str) -> None:
@@ -197,6 +207,33 @@ def test_no_spelling_of_a_name_leaves_the_prefix(guarded: LiveServer, name: str)
     with RawConnection(guarded.connect()) as raw:
         raw.send(head("PUT", f"/v1/tensors/{name}", content_length=str(len(ROW)), x_api_key=READER), ROW)
         assert raw.answer().status == 400
+
+
+@pytest.mark.parametrize("model", ["/v2/models/{}", "/v2/models/{}/versions/1"])
+def test_infer_requests_are_bound_by_the_same_rights(guarded: LiveServer, reader: httpx.Client, model: str) -> None:
+    a = np.ones((4, 4), np.float32)
+
+    def infer(client: httpx.Client, op: str, resident: str | None = None, **members: object) -> httpx.Response:
+        inputs = [text_input("a" if op == "matmul" else "x", a)]
+        inputs += [{"name": "b", "parameters": {"resident": resident}}] if resident else []
+        inputs += [text_input("b", a)] if op == "matmul" and not resident and not members else []
+        return client.post(f"{model.format(op)}/infer", json={"inputs": inputs, **members})
+
+    assert infer(reader, "matmul").status_code == 200
+    assert infer(reader, "matmul", "weights/w").status_code == 200
+    assert infer(reader, "matmul", parameters={"b": "@weights/w"}).status_code == 200
+    for refused in (
+        infer(reader, "matmul", "secret/w"),
+        infer(reader, "matmul", "not/there"),
+        infer(reader, "matmul", parameters={"b": "@secret/w"}),
+        infer(reader, "softmax"),
+    ):
+        assert refused.status_code == 403, refused.text
+        assert refused.json().keys() == {"error"}
+    with RawConnection(guarded.connect()) as raw:
+        target = f"{model.format('softmax')}/infer"
+        raw.send(head("POST", target, content_length=str(2**20), expect="100-continue", x_api_key=READER))
+        assert raw.answer().status == 403
 
 
 # ── 429 ───────────────────────────────────────────────────────────────────────────────────────────

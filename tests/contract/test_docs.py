@@ -18,13 +18,14 @@ import pytest
 from service import configuration_doc
 from service.cli import app, flag_name, variable_name
 from service.errors import BY_CODE
+from service.gateway.codecs.oip_header import read_header
 from service.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
 EVERYTHING = "\n".join(TEXTS.values())
-README, API = TEXTS["README.md"], TEXTS["docs/api.md"]
+README, API, MIGRATING = TEXTS["README.md"], TEXTS["docs/api.md"], TEXTS["docs/migrating-from-triton.md"]
 
 DOCUMENTED_URL = "http://127.0.0.1:8000"
 ANNOUNCED = re.compile(r"at (http://\S+)")
@@ -168,11 +169,14 @@ def server_url() -> Iterator[str]:
     assert status == 0
 
 
-@pytest.mark.parametrize("block", re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL))
-def test_python_of_the_readme_runs(block: str, server_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", re.findall(r"^```python\n(.*?)^```", README + MIGRATING, re.MULTILINE | re.DOTALL))
+def test_python_of_the_documents_runs(block: str, server_url: str, tmp_path: Path) -> None:
     assert "assert" in block
+    # Triton's client is given an address without its scheme.
+    block = block.replace(DOCUMENTED_URL, server_url)
+    block = block.replace(DOCUMENTED_URL.removeprefix("http://"), server_url.removeprefix("http://"))
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", block.replace(DOCUMENTED_URL, server_url)],
+        [sys.executable, "-W", "error", "-c", block],
         capture_output=True,
         text=True,
         timeout=60,
@@ -182,6 +186,12 @@ def test_python_of_the_readme_runs(block: str, server_url: str, tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip(), "an example shows something"
+
+
+def test_the_infer_request_of_the_api_is_one() -> None:
+    (example,) = re.findall(r"^```json\n(.*?)^```", section(API, "Open Inference Protocol"), re.MULTILINE | re.DOTALL)
+    header = read_header("matmul", example.encode())
+    assert [one.input.name for one in header.pending] == ["a", "b"]
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")

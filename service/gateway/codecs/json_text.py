@@ -46,7 +46,7 @@ class Json:
         tensors: dict[str, Placed] = {}
         for name, value in document.items():
             dtype, shape, numbers = _read_tensor(repr(name[:64]), value, default)
-            tensors[name] = _place(repr(name[:64]), TensorType(dtype, shape), numbers, (offset, room))
+            tensors[name] = place(repr(name[:64]), TensorType(dtype, shape), numbers, (offset, room))
         return tensors
 
     def writes(self, dtype: str) -> bool:
@@ -63,15 +63,21 @@ class Json:
             raise BeyondLimit(
                 f"{name}: {kind} has more than the {MAX_OUT_ELEMENTS} elements that JSON carries; Accept safetensors"
             )
-        numbers: object = []
-        if kind.num_elements:
-            array = np.frombuffer(payload, dtype=_NUMPY[kind.dtype]).reshape(kind.shape)
-            # 8- and 16-bit floats have no Python number of their own; float32 holds each of them exactly.
-            numbers = (
-                array.astype(np.float32) if DTYPES[kind.dtype].is_float and array.itemsize < 4 else array
-            ).tolist()
+        numbers: object = _numbers(kind, payload).reshape(kind.shape).tolist() if kind.num_elements else []
         answer = {name: numbers, "dtype": kind.dtype, "shape": kind.shape}
         return [json.dumps(answer, separators=(",", ":")).encode()]
+
+
+def numbers_of(kind: TensorType, payload: memoryview) -> list[int | float]:
+    """The elements as a flat list, in C order."""
+    numbers: list[int | float] = _numbers(kind, payload).tolist()
+    return numbers
+
+
+def _numbers(kind: TensorType, payload: memoryview) -> npt.NDArray[np.generic]:
+    array = np.frombuffer(payload, dtype=_NUMPY[kind.dtype])
+    # 8- and 16-bit floats have no Python number of their own; float32 holds each of them exactly.
+    return array.astype(np.float32) if DTYPES[kind.dtype].is_float and array.itemsize < 4 else array
 
 
 def _dtype(value: object, field: str) -> str:
@@ -83,11 +89,11 @@ def _dtype(value: object, field: str) -> str:
 def _read_tensor(field: str, value: object, default: str) -> tuple[str, tuple[int, ...], list[int | float]]:
     """Returns dtype, shape and flat numbers of one entry of the body."""
     if not isinstance(value, dict):
-        return default, *_flatten(field, value)
+        return default, *flatten(field, value)
     if "data" not in value or not value.keys() <= {"data", "dtype", "shape"}:
         raise InvalidRequest(f"{field}: expected numbers, nested lists, or an object of data, dtype and shape")
     dtype = _dtype(value.get("dtype", default), f"{field}: dtype")
-    shape, numbers = _flatten(field, value["data"])
+    shape, numbers = flatten(field, value["data"])
     if "shape" in value:
         shape = check_shape(value["shape"], f"{field}: shape")
         if math.prod(shape) != len(numbers):
@@ -95,8 +101,19 @@ def _read_tensor(field: str, value: object, default: str) -> tuple[str, tuple[in
     return dtype, shape, numbers
 
 
-def _flatten(field: str, value: object) -> tuple[tuple[int, ...], list[int | float]]:
-    """Returns shape and numbers of nested lists, or of a single number."""
+def flatten(field: str, value: object) -> tuple[tuple[int, ...], list[int | float]]:
+    """Takes nested lists apart.
+
+    Args:
+        field: How error texts call the tensor.
+        value: As parsed: nested lists of numbers, or a single number.
+
+    Returns:
+        The shape and the numbers in C order.
+
+    Raises:
+        InvalidRequest: Anything but numbers in lists of equal lengths.
+    """
     shape: list[int] = []
     level: list[object] = [value]
     while not (kinds := set(map(type, level))) <= {int, float}:
@@ -116,8 +133,20 @@ def _flatten(field: str, value: object) -> tuple[tuple[int, ...], list[int | flo
     return tuple(shape), level  # type: ignore[return-value]  # the loop ends when only numbers are left
 
 
-def _place(field: str, kind: TensorType, numbers: list[int | float], where: tuple[int, Room]) -> Placed:
-    """Writes the numbers into the arena as `kind`."""
+def place(field: str, kind: TensorType, numbers: list[int | float], where: tuple[int, Room]) -> Placed:
+    """Writes numbers into the arena.
+
+    Args:
+        field: How error texts call the tensor.
+        kind: Dtype and shape.
+        numbers: In C order, as many as the shape holds.
+        where: What an empty tensor gets as its offset, and room for any other.
+
+    Raises:
+        InvalidRequest: A number that the dtype cannot hold.
+        BodyTooLarge: More than the request may hold.
+        TooBusy: There is no room right now.
+    """
     offset, room = where
     if not numbers:
         return Placed(kind, offset)

@@ -8,6 +8,7 @@ duplicate keys, no lone surrogates in keys, and no exception but ours whatever t
 from __future__ import annotations
 
 import json
+import math
 
 from service.errors import InvalidRequest
 
@@ -35,6 +36,31 @@ def parse_object(data: bytes | memoryview, what: str) -> dict[str, object]:
     return value
 
 
+def refuse_overflow(data: bytes | memoryview, what: str) -> None:
+    """Looks for numbers beyond the range of a float, which `parse_object` reads as infinity.
+
+    It reads the text a second time and calls back for each fraction: for texts in which an infinity was found.
+
+    Args:
+        data: Text that `parse_object` has read.
+        what: How error texts call it.
+
+    Raises:
+        InvalidRequest: A number such as 1e999. A bare `Infinity` is none.
+    """
+    try:
+        _FINITE_DECODER.decode(_text_of(data))
+    except ValueError as error:
+        raise InvalidRequest(f"{what}: {error}") from None
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:64]} is beyond the range of a float; infinity is written Infinity")
+    return number
+
+
 def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     result = dict(pairs)
     if len(result) != len(pairs):
@@ -56,3 +82,4 @@ def _text_of(data: bytes | memoryview) -> str:
 
 # `json.loads` with a hook would build one of these for every call, at a third of the cost of a tensor's header.
 _DECODER = json.JSONDecoder(object_pairs_hook=_without_duplicates)
+_FINITE_DECODER = json.JSONDecoder(parse_float=_finite)

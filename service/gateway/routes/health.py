@@ -25,32 +25,11 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.get("/v2/health/ready", summary="Whether requests are computed.", response_class=Response)
     @routes.get("/readyz", summary="Alias of ready.", response_class=Response)
     async def ready() -> Response:
-        reason = _why_not_ready(gateway)
+        reason = why_not_ready(gateway)
         if reason is None:
             return json_response({"ready": True})
         retry_after = {"retry-after": "1"}
         return json_response({"ready": False, "error": reason}, Unavailable.status, retry_after)
-
-    @routes.get("/v2", summary="What serves, and with what.", response_class=Response)
-    async def server() -> Response:
-        welcomes = gateway.engines.welcomes
-        return json_response(
-            {
-                "name": "tilewire",
-                "version": gateway.version,
-                "extensions": [],
-                "engines": [
-                    {
-                        "backend": one.backend,
-                        "device": one.device,
-                        "device_name": one.device_name,
-                        "torch": one.torch,
-                        "triton": one.triton,
-                    }
-                    for one in welcomes
-                ],
-            }
-        )
 
     @routes.get("/", include_in_schema=False)
     async def root() -> Response:
@@ -71,7 +50,8 @@ def metrics_router(gateway: Gateway) -> APIRouter:
     return routes
 
 
-def _why_not_ready(gateway: Gateway) -> str | None:
+def why_not_ready(gateway: Gateway) -> str | None:
+    """The reason for a 503, or None while requests are computed."""
     if gateway.admission.is_draining:
         return "draining"
     if not gateway.engines.is_ready:

@@ -9,13 +9,14 @@ from fastapi import APIRouter, Request, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.gateway.admission import Leases
-from service.gateway.answers import TensorResponse, describe_tensor, json_response
+from service.gateway.answers import TensorResponse, describe_tensor, json_response, timing_headers
 from service.gateway.compute import Computed, compute
 from service.gateway.context import Exchange, Gateway, exchange_of
 from service.gateway.middleware import ExchangeMiddleware
 from service.gateway.openapi import describe_op
 from service.gateway.query import parse_call
-from service.messages import Operand, Timings
+from service.gateway.reports import sent_by
+from service.messages import Operand
 from service.ops import OPS, Op
 
 
@@ -66,7 +67,7 @@ async def _call(gateway: Gateway, op: Op, scope: Scope) -> Response:
             return _answer(gateway, exchange, computed, leases)
         info, _ = await gateway.engines.put(call.store, Operand(computed.out, computed.lease.offset))
         leases.release()
-        return json_response(describe_tensor(info), 201, _headers(exchange, computed))
+        return json_response(describe_tensor(info), 201, timing_headers(exchange, computed.done))
     except BaseException:
         leases.release()
         raise
@@ -75,35 +76,10 @@ async def _call(gateway: Gateway, op: Op, scope: Scope) -> Response:
 def _answer(gateway: Gateway, exchange: Exchange, computed: Computed, leases: Leases) -> TensorResponse:
     assert exchange.op is not None, "This is a bug."
     assert computed.codec is not None, "This is a bug."
-    op = exchange.op
-
-    def on_sent(seconds: float) -> None:
-        exchange.send_s = seconds
-        gateway.metrics.observe_stage(op, "send", seconds)
-
     return TensorResponse(
         computed.codec.encode("out", computed.out, computed.lease.view),
         computed.codec.content_type,
-        _headers(exchange, computed),
+        timing_headers(exchange, computed.done),
         leases,
-        on_sent,
+        sent_by(gateway, exchange, exchange.op),
     )
-
-
-def _headers(exchange: Exchange, computed: Computed) -> dict[str, str]:
-    return {
-        "server-timing": server_timing(exchange.receive_s, computed.done.timings),
-        "x-batch-size": str(computed.done.batch_size),
-    }
-
-
-def server_timing(receive_s: float, timings: Timings) -> str:
-    """Writes `Server-Timing`: the stages that took any time, in milliseconds."""
-    stages = {
-        "receive": receive_s * 1e3,
-        "queue": timings.queue_ns / 1e6,
-        "h2d": timings.h2d_ns / 1e6,
-        "kernel": timings.kernel_ns / 1e6,
-        "d2h": timings.d2h_ns / 1e6,
-    }
-    return ", ".join(f"{stage};dur={spent:.3f}" for stage, spent in stages.items() if spent)

@@ -1,0 +1,65 @@
+"""NVIDIA's C++ load generator against a running server: no request fails, and it finds its figures in our statistics.
+
+`perf_analyzer` comes with `pip install perf-analyzer` where the C library is glibc 2.38 or newer. Without one on the path that
+runs, these tests skip themselves.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.live_server import LiveServer
+
+# Short windows: nothing here is a measurement.
+QUICK = [
+    "--measurement-mode", "count_windows", "--measurement-request-count", "20", "--measurement-interval", "500",
+    "--stability-percentage", "999", "--max-trials", "3",
+]  # fmt: skip
+ADD = ["-m", "add", "--shape", "a:64", "--shape", "b:64"]
+MATMUL = ["-m", "matmul", "--shape", "a:16,32", "--shape", "b:32,8"]
+SOFTMAX = ["-m", "softmax", "--shape", "x:8,64"]
+
+
+@functools.cache
+def why_not() -> str | None:
+    """Why there is no load generator to run, or None."""
+    found = shutil.which("perf_analyzer")
+    if found is None:
+        return "no perf_analyzer on the path"
+    shown = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
+    return None if not shown.returncode else f"perf_analyzer does not run here: {shown.stderr.strip()[:200]}"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [*ADD, "--concurrency-range", "2"],
+        [*MATMUL, "--concurrency-range", "1:3:2"],
+        [*SOFTMAX, "--concurrency-range", "2", "--async"],
+        [*ADD, "--request-rate-range", "40"],
+        [*MATMUL, "--request-rate-range", "40", "--request-distribution", "poisson", "--async"],
+    ],
+    ids=" ".join,
+)
+def test_it_runs_without_an_error(server: LiveServer, flags: list[str], tmp_path: Path) -> None:
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    report = tmp_path / "report.csv"
+    address = server.url.removeprefix("http://")
+    command = ["perf_analyzer", "-i", "http", "-u", address, "-f", str(report), *QUICK, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "error" not in done.stderr.lower(), done.stderr
+    rows = list(csv.DictReader(report.read_text().splitlines()))
+    assert rows
+    for row in rows:
+        assert float(row["Inferences/Second"]) > 0
+        # What it takes from the server's statistics.
+        assert float(row["Server Compute Infer"]) > 0
