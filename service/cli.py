@@ -15,9 +15,11 @@ from pydantic.fields import FieldInfo
 from rich.console import Console
 
 import tilewire
-from service import __version__, log
+from service import __version__, log, preflight
 from service import demo as demonstration
+from service.keys import KeysError, entry_for, make_key
 from service.launch import running_server
+from service.preflight import PreflightError
 from service.settings import Settings
 from service.supervisor import StartError, Supervisor
 
@@ -39,9 +41,15 @@ def serve(**flags: object) -> None:
         settings = Settings(**{name: value for name, value in flags.items() if value is not None})  # type: ignore[arg-type]
     except ValidationError as error:
         for problem in error.errors():
-            typer.echo(f"{flag_name(str(problem['loc'][0]))}: {problem['msg']}", err=True)
+            flag = f"{flag_name(str(problem['loc'][0]))}: " if problem["loc"] else ""
+            typer.echo(f"{flag}{problem['msg']}", err=True)
         raise typer.Exit(EXIT_USAGE) from None
     logger = log.configure(settings.log, process="supervisor")
+    try:
+        preflight.check(settings, logger)
+    except PreflightError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(EXIT_USAGE) from None
     supervisor = Supervisor(settings, logger, lambda url, engines: announce(console, settings, url, engines))
     try:
         status = asyncio.run(supervisor.run())
@@ -54,15 +62,17 @@ def serve(**flags: object) -> None:
 def announce(console: Console, settings: Settings, url: str, engines: list[str]) -> None:
     """Prints where the service is and a curl to paste."""
     console.print(f"\n[bold]Tilewire {__version__}[/bold] at [bold]{url}[/bold]  ({'; '.join(engines)})")
-    console.print(f"{settings.num_gateways} gateway(s), {len(engines)} engine(s); {url}/docs, {url}/metrics")
+    metrics = f", {url}/metrics" if settings.metrics_port is None else ""
+    console.print(f"{settings.num_gateways} gateway(s), {len(engines)} engine(s); {url}/docs{metrics}")
     console.print("\nTry it:\n")
-    typer.echo(curl_for(url) + "\n")
+    typer.echo(curl_for(url, needs_key=settings.api_keys_file is not None) + "\n")
 
 
-def curl_for(url: str) -> str:
+def curl_for(url: str, *, needs_key: bool = False) -> str:
     """A command that multiplies two matrices, ready to paste into a shell."""
     body = '{"a": [[1, 2], [3, 4]], "b": [[5, 6], [7, 8]]}'
-    return f"  curl -s {url}/v1/matmul -H 'content-type: application/json' -d '{body}'"
+    key = ' -H "x-api-key: $TILEWIRE_KEY"' if needs_key else ""
+    return f"  curl -s {url}/v1/matmul{key} -H 'content-type: application/json' -d '{body}'"
 
 
 @app.command()
@@ -102,6 +112,19 @@ def bench(
     sys.path.insert(0, str(root))
     # By name: a server that is installed without the repository has no benchmarks to import.
     raise typer.Exit(importlib.import_module(f"benchmarks.bench_{name}").run(context.args))
+
+
+@app.command()
+def key(name: Annotated[str, typer.Argument(help="For logs and metrics: who holds the key.")]) -> None:
+    """Make an API key: the key on standard error, for its holder; its entry on standard output, for --api-keys-file."""
+    secret = make_key()
+    try:
+        entry = entry_for(name, secret)
+    except KeysError as error:
+        typer.echo(f"key: {error}", err=True)
+        raise typer.Exit(EXIT_USAGE) from None
+    typer.echo(f"key, shown once: {secret}", err=True)
+    typer.echo(entry)
 
 
 @app.command()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 # What `tilewire serve` prints when it answers requests.
-_ANNOUNCED = re.compile(r"at (http://\S+)")
+_ANNOUNCED = re.compile(r"at (https?://\S+)")
 EXIT_TIMEOUT_S = 60.0
 
 

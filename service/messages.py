@@ -77,12 +77,13 @@ class RegionInfo(msgspec.Struct, frozen=True):
 
 
 class Timings(msgspec.Struct, frozen=True, array_like=True):
-    """Where a job's time went in the engine, in nanoseconds."""
+    """Where a job's time went in the engine, in nanoseconds, and when it came there, on the machine's monotonic clock."""
 
     queue_ns: int = 0
     h2d_ns: int = 0
     kernel_ns: int = 0
     d2h_ns: int = 0
+    arrived_ns: int = 0
 
 
 # ── gateway → engine ──────────────────────────────────────────────────────────────────────────────
@@ -110,6 +111,7 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
         deadline_ns: On the machine's monotonic clock; 0 for none.
         priority: 0 is the default, 1 the most urgent, larger ones less so.
         out_region: Name of the registered region that takes the result, or None.
+        request_id: For the engine's log.
     """
 
     id: int
@@ -123,6 +125,7 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
     deadline_ns: int = 0
     priority: int = 0
     out_region: str | None = None
+    request_id: str = ""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -137,6 +140,7 @@ class PutTensor(msgspec.Struct, frozen=True, tag="put"):
     id: int
     name: str
     source: Operand
+    request_id: str = ""
 
 
 class GetTensor(msgspec.Struct, frozen=True, tag="get"):
@@ -146,6 +150,7 @@ class GetTensor(msgspec.Struct, frozen=True, tag="get"):
     name: str
     expected: TensorType
     out_offset: int
+    request_id: str = ""
 
 
 class DescribeTensor(msgspec.Struct, frozen=True, tag="describe"):
@@ -153,6 +158,7 @@ class DescribeTensor(msgspec.Struct, frozen=True, tag="describe"):
 
     id: int
     name: str
+    request_id: str = ""
 
 
 class DeleteTensor(msgspec.Struct, frozen=True, tag="delete"):
@@ -160,12 +166,14 @@ class DeleteTensor(msgspec.Struct, frozen=True, tag="delete"):
 
     id: int
     name: str
+    request_id: str = ""
 
 
 class ListTensors(msgspec.Struct, frozen=True, tag="list"):
     """All residents."""
 
     id: int
+    request_id: str = ""
 
 
 class RegisterRegion(msgspec.Struct, frozen=True, tag="register"):
@@ -178,6 +186,7 @@ class RegisterRegion(msgspec.Struct, frozen=True, tag="register"):
 
     id: int
     region: RegionInfo
+    request_id: str = ""
 
 
 class UnregisterRegion(msgspec.Struct, frozen=True, tag="unregister"):
@@ -192,6 +201,7 @@ class UnregisterRegion(msgspec.Struct, frozen=True, tag="unregister"):
     id: int
     name: str | None
     stamp: int = 0
+    request_id: str = ""
 
 
 class ListRegions(msgspec.Struct, frozen=True, tag="regions"):
@@ -199,6 +209,7 @@ class ListRegions(msgspec.Struct, frozen=True, tag="regions"):
 
     id: int
     name: str | None = None
+    request_id: str = ""
 
 
 ToEngine = (

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
-from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, field_validator
+from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.messages import RegionInfo, TensorInfo
@@ -86,6 +86,54 @@ class Settings(BaseSettings):
     log_level: LogLevel = Field("info", description="Least severe event that is logged.")
     log_format: LogFormat = Field("console", description="console for people, json for machines.")
     access_log: bool = Field(default=False, description="Log one line for each request.")
+    api_keys_file: Path | None = Field(
+        None, description="File of API keys; with it, requests need one. Read again when it changes. See operations.md."
+    )
+    keyless: str = Field(
+        "docs,console",
+        description="What needs no key when there are keys, besides health: some of docs, console, metrics; or none.",
+    )
+    read_only_tensors: bool = Field(
+        default=False, description="Nobody stores, replaces or deletes resident tensors, or uses shared memory."
+    )
+    tls_certificate: Path | None = Field(
+        None, description="Certificate chain (PEM): serve HTTPS. Read again when it changes."
+    )
+    tls_key: Path | None = Field(None, description="Private key of the certificate (PEM, not encrypted).")
+    tls_client_ca: Path | None = Field(
+        None, description="Authorities (PEM): clients must show a certificate that one of them signed."
+    )
+    metrics_host: str = Field("127.0.0.1", description="Address of --metrics-port.")
+    metrics_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Serve /metrics on this port only, with neither keys nor TLS; health too. 0 takes a free one and logs it.",
+    )
+    otlp_endpoint: str | None = Field(
+        None,
+        description="OpenTelemetry collector (OTLP over HTTP) that gets spans; OTEL_EXPORTER_OTLP_ENDPOINT without it.",
+    )
+    trace_ratio: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Share of requests that are traced, of those whose caller does not say by traceparent.",
+    )
+
+    @field_validator("keyless")
+    @classmethod
+    def _is_keyless(cls, value: str) -> str:
+        keyless_of(value)
+        return value
+
+    @model_validator(mode="after")
+    def _are_together(self) -> Settings:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("--tls-certificate and --tls-key go together")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError("--tls-client-ca needs --tls-certificate")
+        return self
 
     @field_validator("device")
     @classmethod
@@ -103,11 +151,27 @@ class Settings(BaseSettings):
         """What one request may ask for."""
         return Limits(max_rank=self.max_rank, max_elements=self.max_elements, max_result_bytes=self.max_result_bytes)
 
-    def gateway(self, index: int, listen_fd: int, engine_paths: list[str], metrics_folder: str) -> GatewaySettings:
+    @property
+    def tls(self) -> TlsSettings | None:
+        """The files of TLS, or None."""
+        if self.tls_certificate is None:
+            return None
+        client_ca = None if self.tls_client_ca is None else str(self.tls_client_ca)
+        return TlsSettings(str(self.tls_certificate), str(self.tls_key), client_ca)
+
+    @property
+    def tracing(self) -> TracingSettings | None:
+        """Where spans go, or None."""
+        base = self.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+        return TracingSettings(base.rstrip("/") + "/v1/traces", self.trace_ratio) if base else None
+
+    def gateway(
+        self, index: int, inherited: Inherited, engine_paths: list[str], metrics_folder: str
+    ) -> GatewaySettings:
         """The slice that gateway `index` gets."""
         return GatewaySettings(
             index=index,
-            listen_fd=listen_fd,
+            inherited=inherited,
             engine_paths=engine_paths,
             metrics_folder=metrics_folder,
             segment_bytes=self.arena_bytes // self.num_gateways,
@@ -121,6 +185,11 @@ class Settings(BaseSettings):
             drain_timeout_s=self.drain_timeout_s,
             log=self.log,
             access_log=self.access_log,
+            api_keys_file=None if self.api_keys_file is None else str(self.api_keys_file),
+            keyless=keyless_of(self.keyless),
+            is_read_only=self.read_only_tensors,
+            tls=self.tls,
+            tracing=self.tracing,
         )
 
     def engine(self, index: int, listen_fd: int, vault_fd: int, restarts: int, kept: Keepsakes) -> EngineSettings:
@@ -197,11 +266,50 @@ class Keepsakes(msgspec.Struct, frozen=True):
         return [one.fd for one in self.tensors if one.fd >= 0] + [one.fd for one in self.regions]
 
 
+class TlsSettings(msgspec.Struct, frozen=True):
+    """Files of TLS, in PEM."""
+
+    certificate: str
+    key: str
+    client_ca: str | None = None
+
+
+class TracingSettings(msgspec.Struct, frozen=True):
+    """Where spans go, and how many requests make some.
+
+    Attributes:
+        endpoint: The whole address, with `/v1/traces`.
+        ratio: Share of the requests whose caller does not decide.
+    """
+
+    endpoint: str
+    ratio: float = 1.0
+
+
+class Inherited(msgspec.Struct, frozen=True):
+    """Descriptors that a gateway gets from the supervisor; -1 for those that are not needed.
+
+    Attributes:
+        listener: Of `--port`.
+        metrics_listener: Of `--metrics-port`.
+        usage: The page on which gateways count what API keys use.
+    """
+
+    listener: int
+    metrics_listener: int = -1
+    usage: int = -1
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Those that are there."""
+        return tuple(fd for fd in (self.listener, self.metrics_listener, self.usage) if fd >= 0)
+
+
 class GatewaySettings(msgspec.Struct, frozen=True):
     """What one gateway process needs to know; see `Settings` for the meaning of each."""
 
     index: int
-    listen_fd: int
+    inherited: Inherited
     engine_paths: list[str]
     metrics_folder: str
     segment_bytes: int
@@ -215,6 +323,11 @@ class GatewaySettings(msgspec.Struct, frozen=True):
     drain_timeout_s: float = 30.0
     log: LogSettings = LogSettings()
     access_log: bool = False
+    api_keys_file: str | None = None
+    keyless: tuple[str, ...] = ()
+    is_read_only: bool = False
+    tls: TlsSettings | None = None
+    tracing: TracingSettings | None = None
 
 
 class EngineSettings(msgspec.Struct, frozen=True):
@@ -238,6 +351,23 @@ class EngineSettings(msgspec.Struct, frozen=True):
     shared_memory_prefix: str = ""
     shared_memory_bytes: int = 16 * 2**30
     log: LogSettings = LogSettings()
+
+
+KEYLESS = ("docs", "console", "metrics")
+
+
+def keyless_of(words: str) -> tuple[str, ...]:
+    """Reads a `--keyless` value.
+
+    Raises:
+        ValueError: A word that is none of docs, console, metrics, or `none` alone.
+    """
+    if words.strip() in ("", "none"):
+        return ()
+    parts = tuple(part.strip() for part in words.split(","))
+    if not set(parts) <= set(KEYLESS):
+        raise ValueError(f"keyless: {words!r} is not some of {', '.join(KEYLESS)}, parted by commas, or none")
+    return parts
 
 
 def devices_of(device: str) -> list[str]:

@@ -26,8 +26,9 @@ from prometheus_client import multiprocess
 
 from service import child
 from service.engine.vault import VaultReader
+from service.gateway.quotas import page_bytes
 from service.link import Link
-from service.settings import Settings, devices_of
+from service.settings import Inherited, Settings, devices_of
 
 BACKLOG = 4096
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.1, 5.0
@@ -199,17 +200,32 @@ class Supervisor:
                     f"engine-{index}", "service.engine", self._engine_settings(index, door, vault_fd), env, self._logger
                 )
             )
+        inherited = self._open_for_gateways(listener, stack)
         for index in range(self._settings.num_gateways):
-            settings = self._settings.gateway(index, listener.fileno(), paths, str(metrics_folder))
+            settings = self._settings.gateway(index, inherited, paths, str(metrics_folder))
             self._gateways.append(
                 Child(
                     f"gateway-{index}",
                     "service.gateway",
-                    lambda _restarts, settings=settings: (settings, (settings.listen_fd,)),  # type: ignore[misc]
+                    lambda _restarts, settings=settings: (settings, settings.inherited.fds),  # type: ignore[misc]
                     env,
                     self._logger,
                 )
             )
+
+    def _open_for_gateways(self, listener: socket.socket, stack: contextlib.ExitStack) -> Inherited:
+        """What all gateways share: the doors, and the page on which they count what API keys use."""
+        settings = self._settings
+        metrics_fd = usage_fd = -1
+        if settings.metrics_port is not None:
+            door = stack.enter_context(bind(settings.metrics_host, settings.metrics_port))
+            metrics_fd = door.fileno()
+            self._logger.info("metrics are served apart", url=f"http://{_address_of(door)}/metrics")
+        if settings.api_keys_file is not None:
+            usage_fd = os.memfd_create("tilewire-usage", os.MFD_CLOEXEC)
+            stack.callback(os.close, usage_fd)
+            os.ftruncate(usage_fd, page_bytes(settings.num_gateways))
+        return Inherited(listener.fileno(), metrics_fd, usage_fd)
 
     def _open_vault(self, stack: contextlib.ExitStack) -> int:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -235,10 +251,11 @@ class Supervisor:
     async def _announce_when_ready(self, listener: socket.socket) -> None:
         for process in (*self._engines, *self._gateways):
             await process.ready.wait()
-        host, port = listener.getsockname()[:2]
-        await _until_ready(host, port)
-        shown = f"[{host}]" if ":" in host else host
-        self._announce(f"http://{shown}:{port}", [engine.detail for engine in self._engines])
+        # Behind TLS the gateways' own word has to do: the supervisor may have no certificate to show.
+        if self._settings.tls is None:
+            await _until_ready(*listener.getsockname()[:2])
+        scheme = "http" if self._settings.tls is None else "https"
+        self._announce(f"{scheme}://{_address_of(listener)}", [engine.detail for engine in self._engines])
 
     async def _watch(self, stopping: asyncio.Event, children: list[asyncio.Task[int]]) -> None:
         """Returns when told to stop.
@@ -278,6 +295,11 @@ def bind(host: str, port: int) -> socket.socket:
         raise StartError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
     listener.setblocking(False)
     return listener
+
+
+def _address_of(door: socket.socket) -> str:
+    host, port = door.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _listen_unix(path: str) -> socket.socket:

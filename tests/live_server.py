@@ -11,6 +11,7 @@ import re
 import select
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -32,10 +33,12 @@ class LiveServer:
     Args:
         log: Where its standard error goes.
         flags: As on the command line, besides the port.
+        tls: Of a client that trusts its certificate; None for plain HTTP.
     """
 
-    def __init__(self, log: Path, *flags: str) -> None:
+    def __init__(self, log: Path, *flags: str, tls: ssl.SSLContext | None = None) -> None:
         self.log = log
+        self.tls = tls
         self._is_told = False
         env = {name: value for name, value in os.environ.items() if not name.startswith("TILEWIRE_")}
         env["PYTHONPATH"] = str(ROOT)
@@ -49,7 +52,7 @@ class LiveServer:
                 cwd=ROOT,
             )
         self.url = self._announced()
-        self.host, port = self.url.removeprefix("http://").rsplit(":", 1)
+        self.host, port = self.url.partition("://")[2].rsplit(":", 1)
         self.port = int(port)
         for pid in self.gateways():
             self.wait_ready(pid)
@@ -59,7 +62,7 @@ class LiveServer:
         assert stdout is not None
         text = b""
         end_s = time.monotonic() + START_TIMEOUT_S
-        while (found := re.search(rb"(http://127\.0\.0\.1:\d+)/v1/matmul", text)) is None:
+        while (found := re.search(rb"(https?://127\.0\.0\.1:\d+)/v1/matmul", text)) is None:
             readable, _, _ = select.select([stdout], [], [], max(0.0, end_s - time.monotonic()))
             piece = os.read(stdout.fileno(), 65536) if readable else b""
             if not piece:
@@ -84,7 +87,8 @@ class LiveServer:
 
     def connect(self, timeout_s: float = 30.0) -> socket.socket:
         """A connection to whichever gateway takes it."""
-        return socket.create_connection((self.host, self.port), timeout=timeout_s)
+        plain = socket.create_connection((self.host, self.port), timeout=timeout_s)
+        return plain if self.tls is None else self.tls.wrap_socket(plain, server_hostname=self.host)
 
     def connect_to(self, gateway: int) -> socket.socket:
         """A connection to this gateway, whose id is given: the others are held up until it is made."""
@@ -112,7 +116,7 @@ class LiveServer:
 
     def client(self) -> httpx.Client:
         """An HTTP client with this server's address; no proxies."""
-        return httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+        return httpx.Client(base_url=self.url, timeout=60, trust_env=False, verify=self.tls or True)
 
     def terminate(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Tells it to end, once: twice would mean at once."""
@@ -149,9 +153,9 @@ def held(pids: list[int]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def serving(log: Path, *flags: str) -> Iterator[LiveServer]:
+def serving(log: Path, *flags: str, tls: ssl.SSLContext | None = None) -> Iterator[LiveServer]:
     """A server that must end in order: exit status 0 after SIGTERM."""
-    server = LiveServer(log, *flags)
+    server = LiveServer(log, *flags, tls=tls)
     try:
         yield server
     finally:

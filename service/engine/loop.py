@@ -29,7 +29,7 @@ from service.engine.metrics import EngineMetrics
 from service.engine.operands import resolve
 from service.engine.pace import predict_s
 from service.engine.scheduler import Caps, Scheduler, Waiting
-from service.engine.work import Attached, Client, Completed, Event, Launched, Lost, Received, Stop, Work
+from service.engine.work import Attached, Client, Completed, Event, Launched, Lost, Received, Stop, Work, ids_of
 from service.errors import TilewireError
 from service.messages import Cancel, Done, Failed, Hello, Job, Stale, Timings, ToEngine, Welcome
 
@@ -185,7 +185,7 @@ class EngineLoop:
         except TilewireError as error:
             client.send(failed(message, error.code, error.detail, error.retry_after_s))
         except Exception:
-            logger.exception("a message of %s failed", client.name)
+            logger.exception("a message of %s failed", client.name, extra=ids_of(message))
             client.send(failed(message, "internal", "internal error", 1))
 
     def _handle_message(self, client: Client, message: ToEngine) -> None:
@@ -252,6 +252,7 @@ class EngineLoop:
         try:
             running = self._backend.begin(join([work.step for work in batch], key))
         except DeviceLost:
+            logger.critical("the device was lost under these requests", extra=ids_of(*(work.job for work in batch)))
             raise
         except Exception as error:  # noqa: BLE001  (logged and answered there)
             self._on_failure(batch, now_ns, error)
@@ -275,7 +276,10 @@ class EngineLoop:
     def _on_failure(self, batch: list[Work], now_ns: int, error: Exception) -> None:
         """One job must not fail another: what failed together is tried alone."""
         if len(batch) > 1:
-            logger.warning("a batch of %d %s failed, each runs alone: %s", len(batch), batch[0].job.op, error)
+            ids = ids_of(*(work.job for work in batch))
+            logger.warning(
+                "a batch of %d %s failed, each runs alone: %s", len(batch), batch[0].job.op, error, extra=ids
+            )
             for work in batch:
                 self._launch([work], None, now_ns)
             return
@@ -283,7 +287,7 @@ class EngineLoop:
         if isinstance(error, TilewireError):
             self._fail(work, error.code, error.detail, error.retry_after_s)
             return
-        logger.error("%s failed", work.job.op, exc_info=error)
+        logger.error("%s failed", work.job.op, exc_info=error, extra=ids_of(work.job))
         self._fail(work, "internal", "internal error")
 
     def _fail(self, work: Work, code: str, detail: str, retry_after_s: int = 1) -> None:
@@ -295,10 +299,15 @@ class EngineLoop:
 
     def _complete(self) -> None:
         while (launched := self._next_launched()) is not None:
-            timings = launched.running.wait()
             batch = launched.batch
+            try:
+                timings = launched.running.wait()
+            except BaseException:
+                logger.critical("a launch failed under these requests", extra=ids_of(*(work.job for work in batch)))
+                raise
             for work in batch:
-                own = msgspec.structs.replace(timings, queue_ns=max(0, launched.began_ns - work.arrived_ns))
+                queue_ns = max(0, launched.began_ns - work.arrived_ns)
+                own = msgspec.structs.replace(timings, queue_ns=queue_ns, arrived_ns=work.arrived_ns)
                 work.client.send(self._answer(work, own, len(batch)))
                 self._metrics.record_stages(work.job.op, own)
             self._inbox.put(Completed(batch))

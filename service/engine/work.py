@@ -11,7 +11,7 @@ from service.arena import Segment
 from service.engine.backends.contract import Running, Step
 from service.engine.regions import Uses
 from service.engine.scheduler import Waiting
-from service.messages import Job, ToEngine, ToGateway
+from service.messages import Cancel, Hello, Job, ToEngine, ToGateway
 from service.ops import OPS
 
 
@@ -102,6 +102,12 @@ class Launched:
     batch: list[Work]
     running: Running
     began_ns: int
+
+
+def ids_of(*messages: ToEngine) -> dict[str, str | list[str]]:
+    """The requests that an event of the log is about, as their clients know them: `extra` of a record."""
+    ids = [message.request_id for message in messages if not isinstance(message, Hello | Cancel)]
+    return {"request_id": ids[0]} if len(ids) == 1 else {"request_ids": ids}
 
 
 Event = Attached | Lost | Received | Completed | Stop

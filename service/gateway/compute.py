@@ -14,6 +14,7 @@ import msgspec
 from service.arena import Lease
 from service.errors import BodyTooLarge, InvalidRequest, TilewireError, Unavailable
 from service.gateway.admission import Leases
+from service.gateway.auth import authorise
 from service.gateway.body import receive_body, refuse_encodings
 from service.gateway.codecs.formats import SNIFF_BYTES, codec_for_accept, codec_for_body
 from service.gateway.codecs.oip_request import Region
@@ -81,6 +82,8 @@ async def compute(gateway: Gateway, exchange: Exchange, call: Call, leases: Leas
     Raises:
         TilewireError: Whatever is wrong, with the status of the contract.
     """
+    written = () if call.store is None else (call.store,)
+    authorise(exchange.granted, op=call.op.name, read=call.residents.values(), write=written)
     deadline_ns = time.monotonic_ns() + int(call.timeout_ms * 1e6) if call.timeout_ms else 0
     gateway.engines.check_ready()
     # A resident that is not there is refused before the body is read.
@@ -113,6 +116,9 @@ async def run(
     Raises:
         TilewireError: Whatever is wrong, with the status of the contract.
     """
+    # Whatever the door: `/v2` names its residents and its regions in the body.
+    is_shared = bool(task.regions) or task.out_region is not None
+    authorise(exchange.granted, op=task.op.name, read=task.residents.values(), shared_memory=is_shared)
     resident_types = await _resident_types(gateway, task.residents)
     for _attempt in range(MAX_PLANS):
         try:
@@ -130,7 +136,7 @@ async def run(
         lease = leases.lease(0 if task.out_region is not None else planned.out.nbytes)
         reply = await gateway.engines.compute(_job(task, operands, planned, lease), exchange.incoming)
         if isinstance(reply, Done):
-            exchange.timings = reply.timings
+            exchange.timings, exchange.batch_size = reply.timings, reply.batch_size
             return Computed(planned.out, lease, reply, codec)
         leases.give_back(lease)
         resident_types = await _resident_types(gateway, task.residents)
@@ -145,8 +151,9 @@ async def receive_tensors(gateway: Gateway, exchange: Exchange, leases: Leases) 
     """
     settings = gateway.settings
     refuse_encodings(exchange)
-    lease = await receive_body(exchange, leases, settings.max_body_bytes, settings.body_timeout_s)
+    # Before, not after: a body that comes slowly holds its slot all the while.
     gateway.metrics.observe_load(gateway.admission.in_flight, gateway.arena)
+    lease = await receive_body(exchange, leases, settings.max_body_bytes, settings.body_timeout_s)
     body = lease.view
     codec = codec_for_body(exchange.headers.get("content-type"), bytes(body[:SNIFF_BYTES]))
     if codec.name == "json" and lease.nbytes > settings.max_json_bytes:
@@ -173,6 +180,7 @@ async def _read_operands(
     if is_all_resident and not exchange.is_chunked and not exchange.content_length:
         exchange.incoming.is_complete = True
         return None, {}
+    exchange.receive_began_s = began_s
     codec, placed = await receive_tensors(gateway, exchange, leases)
     exchange.receive_s = time.perf_counter() - began_s
     gateway.metrics.observe_stage(call.op.name, "receive", exchange.receive_s)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 
+from service import log
 from service.arena import Segment
 from service.errors import Unavailable
 from service.link import Link, send_hello
@@ -117,7 +118,7 @@ class EngineClient:
         request_id = next(self._ids)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._pending[request_id] = future
-        self._link.send(msgspec.structs.replace(request, id=request_id))
+        self._link.send(msgspec.structs.replace(request, id=request_id, request_id=log.request_id.get()))
         return request_id, future
 
     def cancel(self, request_id: int) -> None:

@@ -16,6 +16,7 @@ from starlette.types import Scope
 from service.errors import BeyondLimit, BodyTooLarge, InvalidRequest
 from service.gateway.admission import Leases
 from service.gateway.answers import TensorResponse, timing_headers
+from service.gateway.auth import authorise
 from service.gateway.body import receive_body
 from service.gateway.codecs.json_text import MAX_OUT_ELEMENTS
 from service.gateway.codecs.oip import decode_request
@@ -25,6 +26,7 @@ from service.gateway.codecs.oip_request import InferRequest
 from service.gateway.coding import coding_of_answer, coding_of_body, deflate, inflate
 from service.gateway.compute import Computed, Task, run
 from service.gateway.context import Exchange, Gateway
+from service.gateway.reports import sent_by
 from service.gateway.shared_memory import check_allowed
 from service.ops import Op, TensorType
 
@@ -74,6 +76,7 @@ async def infer(gateway: Gateway, exchange: Exchange, op: Op, header_bytes: int 
     Raises:
         TilewireError: Whatever is wrong, with the status of the contract.
     """
+    authorise(exchange.granted, op=op.name)
     began_ns = time.monotonic_ns()
     gateway.engines.check_ready()
     request = await _receive(gateway, exchange, op, header_bytes, leases)
@@ -86,13 +89,14 @@ async def infer(gateway: Gateway, exchange: Exchange, op: Op, header_bytes: int 
 async def _receive(
     gateway: Gateway, exchange: Exchange, op: Op, header_bytes: int | None, leases: Leases
 ) -> InferRequest:
-    began_s = time.perf_counter()
+    exchange.receive_began_s = began_s = time.perf_counter()
     settings = gateway.settings
     coding = coding_of_body(exchange.headers.get("content-encoding"))
     if coding is None:
         _check_lengths(gateway, header_bytes, exchange.content_length)
     lead_bytes = -(header_bytes or 0) % ALIGN_BYTES
     received_lead = 0 if coding is not None else lead_bytes
+    gateway.metrics.observe_load(gateway.admission.in_flight, gateway.arena)
     lease = await receive_body(
         exchange, leases, settings.max_body_bytes, settings.body_timeout_s, lead_bytes=received_lead
     )
@@ -176,5 +180,5 @@ async def answer(gateway: Gateway, exchange: Exchange, op: Op, inferred: Inferre
         "application/json" if is_text else "application/octet-stream",
         headers,
         leases,
-        partial(gateway.metrics.observe_stage, op.name, "send"),
+        sent_by(gateway, exchange, op.name),
     )

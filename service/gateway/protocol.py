@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from urllib.parse import unquote_to_bytes
 
 import httptools
@@ -23,6 +23,8 @@ from service.gateway.body import stalled
 from service.gateway.context import CONNECTION
 
 DRAIN_GRACE_S = 0.5
+
+TLS_PIECE_BYTES = 2**18
 
 # Request line and headers together; httptools has no bound of its own.
 MAX_HEAD_BYTES = 2**16
@@ -121,8 +123,8 @@ class RequestConnection:
 
     @property
     def can_receive_into(self) -> bool:
-        """See `context.Connection`: not through TLS, whose bytes are not the body's."""
-        return self._protocol.scheme == "http"
+        """See `context.Connection`; also through TLS, which then decrypts into the slot."""
+        return True
 
     async def receive_into(self, slot: memoryview, timeout_s: float) -> None:
         """See `context.Connection`."""
@@ -148,6 +150,12 @@ class RequestConnection:
         finally:
             receiver.stop()
             self._protocol.take_back(is_complete=receiver.is_complete)
+
+    def pieces(self, chunk: bytes | memoryview) -> Iterable[bytes | memoryview]:
+        """See `context.Connection`: what is written at once is encrypted at once, and nobody else is served meanwhile."""
+        if self._protocol.scheme == "http":
+            return (chunk,)
+        return (chunk[at : at + TLS_PIECE_BYTES] for at in range(0, len(chunk), TLS_PIECE_BYTES))
 
     async def flushed(self) -> None:
         """See `context.Connection`."""
@@ -223,8 +231,9 @@ class TilewireProtocol(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self.transport.write(_bad_request(f"request: {msg}", self.url))
-        # Closing with bytes unread would reset the connection, and the client would lose the answer.
-        self.transport.write_eof()
+        # Closing with bytes unread would reset the connection, and the client would lose the answer. TLS has no half-close.
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
         self.loop.call_later(LINGER_S, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:

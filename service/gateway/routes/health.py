@@ -31,14 +31,21 @@ def router(gateway: Gateway) -> APIRouter:
         retry_after = {"retry-after": "1"}
         return json_response({"ready": False, "error": reason}, Unavailable.status, retry_after)
 
+    @routes.get("/", include_in_schema=False)
+    async def root() -> Response:
+        return RedirectResponse("/docs")
+
+    return routes
+
+
+def metrics_router(gateway: Gateway) -> APIRouter:
+    """The route of scrapers."""
+    routes = APIRouter(tags=["health"])
+
     @routes.get("/metrics", summary="Prometheus exposition.", response_class=Response)
     async def metrics(request: Request) -> Response:
         body, content_type = await expose(gateway.metrics_folder, request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
-
-    @routes.get("/", include_in_schema=False)
-    async def root() -> Response:
-        return RedirectResponse("/docs")
 
     return routes
 

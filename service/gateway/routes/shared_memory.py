@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from service.errors import InvalidRequest, UnknownName
 from service.gateway.answers import json_response
+from service.gateway.auth import authorise
 from service.gateway.body import receive_body
 from service.gateway.context import Exchange, Gateway, exchange_of
 from service.gateway.shared_memory import check_allowed, parse_registration, region_name
@@ -29,27 +30,32 @@ def router(gateway: Gateway) -> APIRouter:
 
 def _add_system(routes: APIRouter, gateway: Gateway) -> None:
     @routes.get(f"{SYSTEM}/status", summary="The registered regions.", response_class=Response)
-    async def status() -> Response:
+    async def status(request: Request) -> Response:
+        _check_right(gateway, request)
         return json_response([_describe(one) for one in await gateway.engines.regions()])
 
     @routes.get(f"{SYSTEM}/region/{{region:path}}/status", summary="One region.", response_class=Response)
-    async def status_of(region: str) -> Response:
+    async def status_of(region: str, request: Request) -> Response:
+        _check_right(gateway, request)
         found = await gateway.engines.regions(region_name(region))
         return json_response([_describe(one) for one in found])
 
     @routes.post(f"{SYSTEM}/region/{{region:path}}/register", summary="Register a region.", response_class=Response)
     async def register(region: str, request: Request) -> Response:
         check_allowed(gateway.settings.allow_shared_memory)
+        _check_right(gateway, request)
         await _register(gateway, exchange_of(request.scope), region)
         return Response()
 
     @routes.post(f"{SYSTEM}/region/{{region:path}}/unregister", summary="Forget a region.", response_class=Response)
-    async def unregister(region: str) -> Response:
+    async def unregister(region: str, request: Request) -> Response:
+        _check_right(gateway, request)
         await gateway.engines.unregister_region(region_name(region))
         return Response()
 
     @routes.post(f"{SYSTEM}/unregister", summary="Forget all regions.", response_class=Response)
-    async def unregister_all() -> Response:
+    async def unregister_all(request: Request) -> Response:
+        _check_right(gateway, request)
         await gateway.engines.unregister_region(None)
         return Response()
 
@@ -73,6 +79,12 @@ def _add_cuda(routes: APIRouter) -> None:
     @routes.post(f"{CUDA}/unregister", summary="Nothing to forget.", response_class=Response)
     async def unregister() -> Response:
         return Response()
+
+
+def _check_right(gateway: Gateway, request: Request) -> None:
+    """Refuses keys without the right, where there is shared memory; elsewhere any load generator may unregister nothing."""
+    if gateway.settings.allow_shared_memory:
+        authorise(exchange_of(request.scope).granted, shared_memory=True)
 
 
 async def _register(gateway: Gateway, exchange: Exchange, name: str) -> None:
