@@ -1,6 +1,6 @@
 """Puts a gateway's application together: routers, the one middleware, the one table from the router's errors to ours.
 
-`create_app` starts nothing and reads nothing; `gateway.__main__` runs what it makes.
+`create_app` starts nothing and reads nothing but the console's packaged files; `gateway.__main__` runs what it makes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.errors import InvalidRequest, MethodNotAllowed, UnknownName
 from service.gateway.context import Gateway, exchange_of
 from service.gateway.middleware import ExchangeMiddleware
-from service.gateway.routes import health, native, tensors
+from service.gateway.routes import console, health, native, tensors
 from service.ops import OPS
 
 DESCRIPTION = """GPU linear algebra over HTTP.
@@ -47,7 +47,7 @@ class TilewireApp(FastAPI):
 def create_app(gateway: Gateway) -> TilewireApp:
     """Makes the ASGI application of one gateway."""
     app = TilewireApp(title="Tilewire", version=gateway.version, description=DESCRIPTION, redoc_url=None)
-    routers = (tensors.router(gateway), native.router(gateway), health.router(gateway))
+    routers = (tensors.router(gateway), native.router(gateway), health.router(gateway), console.router())
     routes: list[BaseRoute] = [*app.routes]
     for router in routers:
         app.include_router(router)

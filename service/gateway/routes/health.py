@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import RedirectResponse
 
 from service.errors import Unavailable
 from service.gateway.answers import json_response
@@ -56,10 +55,6 @@ def router(gateway: Gateway) -> APIRouter:
     async def metrics(request: Request) -> Response:
         body, content_type = await expose(gateway.metrics_folder, request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
-
-    @routes.get("/", include_in_schema=False)
-    async def root() -> Response:
-        return RedirectResponse("/docs")
 
     return routes
 
