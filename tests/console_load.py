@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 import ml_dtypes
 import numpy as np
 
-from tilewire import Client, TilewireError
+from tilewire import Client, Operand, TilewireError
 
 WEIGHTS = {
     "mlp/up": ((1024, 512), ml_dtypes.bfloat16),
@@ -20,7 +20,7 @@ WEIGHTS = {
 }
 LONGEST_S = 300.0
 
-Call = tuple[str, Mapping[str, object]]
+Call = tuple[str, Mapping[str, Operand]]
 
 
 def prepare(url: str) -> None:

@@ -143,7 +143,7 @@ function preview({ shape, at }) {
   }
   const box = make("div", "scroll", table);
   box.tabIndex = 0;
-  box.setAttribute("role", "region");
+  box.setAttribute("role", "group");
   box.setAttribute("aria-label", "Result");
   const isWhole = tall === rows && wide === columns && shape.length <= 2;
   return isWhole ? [box] : [box, make("p", "note", `The first ${figure(tall)} × ${figure(wide)} of it.`)];
