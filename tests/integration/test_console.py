@@ -344,6 +344,8 @@ def test_it_says_when_the_server_is_silent_and_recovers(page: Page) -> None:
     expect(page.locator("#notice")).to_contain_text("The figures are those of", timeout=15_000)
     expect(page.locator("body")).to_have_class(re.compile("is-stale"))
     expect(page.get_by_role("status").first).to_contain_text("does not answer")
+    found = Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
     page.get_by_role("button", name="Multiply").click()
     expect(page.get_by_role("alert")).to_contain_text("could not be reached")
     page.context.set_offline(False)

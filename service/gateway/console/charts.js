@@ -151,16 +151,21 @@ export function drawBatches(element, batches) {
     const bottom = height - edge.bottom;
     const shown = batches.filter(({ upTo, counts }) => upTo !== Infinity || OPS.some((op) => counts[op] > 0));
     const sum = shown.reduce((all, { counts }) => all + OPS.reduce((own, op) => own + counts[op], 0), 0);
+    const most = Math.max(0, ...shown.map(({ counts }) => OPS.reduce((own, op) => own + counts[op], 0)));
     const step = (width - edge.left - edge.right) / Math.max(1, shown.length);
-    const y = linear(0, 1, 0, bottom - edge.top);
+    const y = linear(0, Math.max(1, most), 0, bottom - edge.top);
     const shapes = [svg("line", { class: "axis", x1: edge.left, x2: width - edge.right, y1: bottom, y2: bottom })];
+    if (sum === 0) {
+      const where = { x: width / 2, y: (edge.top + bottom) / 2, "text-anchor": "middle" };
+      shapes.push(svg("text", { class: "tick", ...where }, "No launches in the last minute"));
+    }
     shown.forEach(({ upTo, counts }, i) => {
       const [left, thick] = [edge.left + i * step + step * 0.14, step * 0.72];
       const middle = left + thick / 2;
       let top = bottom;
       for (const op of OPS) {
         if (counts[op] === 0 || sum === 0) continue;
-        const size = Math.max(1, y(counts[op] / sum));
+        const size = Math.max(1, y(counts[op]));
         top -= size;
         shapes.push(svg("rect", { class: `column ${op}`, x: left, width: thick, y: top, height: size }));
       }

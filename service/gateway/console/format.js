@@ -28,7 +28,7 @@ export function figure(value, digits = 3) {
 
 /** A figure with a unit of thousands, such as "12.4 k". */
 export function scaled(value, unit = "", digits = 3) {
-  if (!isFigure(value)) return [NONE, unit];
+  if (!isFigure(value)) return [NONE, ""];
   const prefixes = ["", "k", "M", "G", "T", "P"];
   let step = 0;
   let rest = value;

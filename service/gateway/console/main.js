@@ -11,6 +11,7 @@ import { drawRoofline } from "./roofline.js";
 import { startWorkbench } from "./workbench.js";
 
 const STALE_S = 3;
+const NO_LIST_MS = 300_000;
 const history = new History();
 const seen = {
   present: null,
@@ -20,6 +21,7 @@ const seen = {
   readiness: null,
   engines: [],
   kernels: { status: 0, body: null },
+  kernelsNext_ms: 0,
 };
 
 // ── readings ──
@@ -42,11 +44,15 @@ async function readReadiness() {
 
 async function readEngines() {
   const { status, body } = await askJson("/v2");
-  if (status === 200 && body) seen.engines = body.engines ?? [];
+  if (status !== 200 || !body) return;
+  seen.engines = body.engines ?? [];
   showIdentity(body);
 }
 
 async function readKernels() {
+  // A server that has no such list will not have one soon.
+  if (seen.kernels.status === 404 && Date.now() < seen.kernelsNext_ms) return;
+  seen.kernelsNext_ms = Date.now() + NO_LIST_MS;
   seen.kernels = await askJson("/v1/kernels");
   showKernels();
   showFigures();
@@ -102,7 +108,7 @@ function showIdentity(server) {
   const names = [...new Set(seen.engines.map((one) => (one.device_name === one.device ? one.device : `${one.device_name}`)))];
   const backend = { cpu: "PyTorch on the CPU", gpu: "Triton" }[seen.engines[0]?.backend] ?? "";
   const count = seen.engines.length > 1 ? `${seen.engines.length} × ` : "";
-  const words = [names.length ? count + names.join(", ") : "", backend, server?.version ? `version ${server.version}` : ""];
+  const words = [names.length ? count + names.join(", ") : "", backend, server.version ? `version ${server.version}` : ""];
   write(byId("identity"), words.filter(Boolean).join(" · "));
 }
 

@@ -87,7 +87,7 @@ export function showMemory({ arenaUsed, arenaFree, residents, residentBytes, que
   const whole = (arenaUsed ?? 0) + (arenaFree ?? 0);
   write(byId("m-arena"), whole ? `${joined(bytes(arenaUsed))} of ${joined(bytes(whole))}` : "–");
   fillBar(byId("b-arena"), whole ? arenaUsed / whole : 0);
-  write(byId("m-residents"), isFigure(residents) ? `${figure(residents)}, ${joined(bytes(residentBytes))}` : "–");
+  write(byId("m-residents"), residents ? `${figure(residents)}, ${joined(bytes(residentBytes))}` : residents === 0 ? "none" : "–");
   write(byId("m-queue"), isFigure(queued) ? `${figure(queued)} requests` : "–");
 }
 

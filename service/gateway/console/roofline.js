@@ -17,7 +17,7 @@ const WIDE = 560;
  */
 export function drawRoofline(element, roofline, seconds, present, now_s) {
   redraw(element, element.clientWidth < WIDE ? 320 : 440, (width, height) => {
-    const edge = { top: 30, right: width < WIDE ? 62 : 86, bottom: 42, left: 46 };
+    const edge = { top: 30, right: roofline ? (width < WIDE ? 62 : 86) : 14, bottom: 42, left: 46 };
     const recent = seconds.filter(({ time_s }) => time_s > now_s - TRAIL_S);
     const every = [...recent.flatMap(({ points }) => points), ...present];
     const bounds = boundsOf(roofline, every);
@@ -44,7 +44,7 @@ function boundsOf(roofline, points) {
   const ys = points.map(({ tflops }) => tflops);
   const peaks = Object.values(roofline?.tflops ?? {});
   const ridges = peaks.map((peak) => (peak * 1e12) / roofline.bandwidth_bytes_per_second);
-  const y1 = peaks.length ? Math.max(...peaks) * 2 : 10 ** Math.ceil(Math.log10(Math.max(0.1, ...ys) * 1.5));
+  const y1 = peaks.length ? Math.max(...peaks) * 2 : 10 ** Math.ceil(Math.log10((ys.length ? Math.max(...ys) : 0.1) * 2));
   const low = Math.min(...ys, y1 / 1e4);
   return {
     x0: halfDecade(Math.min(0.1, ...xs) / 1.5),
