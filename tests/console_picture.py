@@ -63,9 +63,8 @@ def _replay(page: Page, recording: Path) -> int:
 
     def answer(route: Route) -> None:
         path = "/" + route.request.url.removeprefix(REPLAYED).lstrip("/")
-        name = "index.html" if path == "/" else path.removeprefix("/console/")
-        if name in assets:
-            route.fulfill(body=assets[name].body, headers=assets[name].headers)
+        if path in assets:
+            route.fulfill(body=assets[path].body, headers=assets[path].headers)
             return
         kept = frames[min(int(time.monotonic() - began_s), len(frames) - 1)][path]
         route.fulfill(status=kept["status"], headers=kept["headers"], body=kept["body"])

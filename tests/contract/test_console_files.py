@@ -8,19 +8,20 @@ from pathlib import Path
 import httpx
 import pytest
 
+from service.gateway.console import FILES, PATHS
+
 FOLDER = Path(__file__).parents[2] / "service" / "gateway" / "console"
-FILES = sorted(path.name for path in FOLDER.iterdir() if path.is_file())
 MAX_LINES = 400
 MAX_BYTES = 100_000
 
 
-def path_of(name: str) -> str:
-    return "/" if name == "index.html" else f"/console/{name}"
+def test_every_file_of_the_folder_is_named() -> None:
+    assert sorted(FILES) == sorted(path.name for path in FOLDER.iterdir() if path.is_file() and path.suffix != ".py")
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_each_file_is_served_as_it_is(client: httpx.Client, name: str) -> None:
-    response = client.get(path_of(name))
+@pytest.mark.parametrize(("path", "name"), PATHS.items())
+def test_each_file_is_served_as_it_is(client: httpx.Client, path: str, name: str) -> None:
+    response = client.get(path)
     assert response.status_code == 200
     assert response.content == (FOLDER / name).read_bytes()
     kind = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}[
@@ -29,7 +30,7 @@ def test_each_file_is_served_as_it_is(client: httpx.Client, name: str) -> None:
     assert response.headers["content-type"].startswith(kind)
     assert response.headers["cache-control"] == "no-cache"
     assert response.headers["x-content-type-options"] == "nosniff"
-    head = client.head(path_of(name))
+    head = client.head(path)
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["etag"] == response.headers["etag"]
 

@@ -13,6 +13,8 @@ from importlib import resources
 
 from fastapi import APIRouter, Request, Response
 
+from service.gateway.console import PATHS
+
 CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -46,12 +48,11 @@ class Asset:
 
 
 def load_assets() -> dict[str, Asset]:
-    """Reads the packaged files, by name."""
-    folder = resources.files("service.gateway").joinpath("console")
+    """Reads the packaged files, by the path that each is served at."""
+    folder = resources.files("service.gateway.console")
     return {
-        item.name: _asset(item.read_bytes(), content_type)
-        for item in folder.iterdir()
-        if (content_type := CONTENT_TYPES.get(item.name[item.name.rfind(".") :])) is not None
+        path: _asset(folder.joinpath(name).read_bytes(), CONTENT_TYPES[name[name.rfind(".") :]])
+        for path, name in PATHS.items()
     }
 
 
@@ -73,8 +74,7 @@ def _asset(body: bytes, content_type: str) -> Asset:
 def router() -> APIRouter:
     """The routes of the console: the page at `/`, its files under `/console/`."""
     routes = APIRouter(include_in_schema=False)
-    for name, asset in load_assets().items():
-        path = "/" if name == "index.html" else f"/console/{name}"
+    for path, asset in load_assets().items():
         routes.add_api_route(path, _endpoint(asset), methods=["GET", "HEAD"], response_class=Response)
     return routes
 
