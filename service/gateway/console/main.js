@@ -27,7 +27,7 @@ const seen = {
 // ── readings ──
 
 async function readMetrics() {
-  const { status, text } = await ask("/metrics", "text/plain");
+  const { status, text } = await ask("metrics", "text/plain");
   seen.metricsStatus = status;
   if (status === 200) {
     seen.readAt_ms = Date.now();
@@ -38,12 +38,12 @@ async function readMetrics() {
 }
 
 async function readReadiness() {
-  seen.readiness = await askJson("/v2/health/ready");
+  seen.readiness = await askJson("v2/health/ready");
   showState();
 }
 
 async function readEngines() {
-  const { status, body } = await askJson("/v2");
+  const { status, body } = await askJson("v2");
   if (status !== 200 || !body) return;
   seen.engines = body.engines ?? [];
   showIdentity(body);
@@ -53,7 +53,7 @@ async function readKernels() {
   // A server that has no such list will not have one soon.
   if (seen.kernels.status === 404 && Date.now() < seen.kernelsNext_ms) return;
   seen.kernelsNext_ms = Date.now() + NO_LIST_MS;
-  seen.kernels = await askJson("/v1/kernels");
+  seen.kernels = await askJson("v1/kernels");
   showKernels();
   showFigures();
 }
@@ -188,7 +188,7 @@ function start() {
     every(1000, readMetrics),
     every(1000, readReadiness),
     every(5000, readEngines),
-    every(3000, async () => panels.showResidents(await askJson("/v1/tensors"))),
+    every(3000, async () => panels.showResidents(await askJson("v1/tensors"))),
     every(15000, readKernels),
   ];
   startKey(() => turns.forEach((turn) => turn()));

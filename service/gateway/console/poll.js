@@ -17,7 +17,7 @@ export function withKey(headers = {}) {
   return key ? { ...headers, Authorization: `Bearer ${key}` } : headers;
 }
 
-/** Asks once. Never throws: {status, text}, and status 0 when no answer came. */
+/** Asks once; paths are relative, so that a proxy may serve this under a prefix. Never throws: {status, text}, and status 0 when no answer came. */
 export async function ask(path, accept) {
   try {
     const response = await fetch(path, {

@@ -82,7 +82,7 @@ function query(parameters) {
 
 async function exchange(request) {
   const began_ms = performance.now();
-  const response = await fetch(`/v1/matmul${request.query}`, {
+  const response = await fetch(`v1/matmul${request.query}`, {
     method: "POST",
     headers: withKey({ "Content-Type": request.type, Accept: request.accept }),
     body: request.body,
@@ -176,7 +176,7 @@ function downloadLink(payload) {
 }
 
 function curlOf({ body, query: asked }) {
-  const address = `${location.origin}/v1/matmul${asked}`;
+  const address = new URL(`v1/matmul${asked}`, document.baseURI);
   const key = withKey().Authorization ? ' \\\n  -H "authorization: Bearer $KEY"' : "";
   const text = `curl -s '${address}' \\\n  -H 'content-type: application/json'${key} \\\n  -d '${body}'`;
   return make("details", "", make("summary", "", "The same with curl"), make("pre", "", text));
