@@ -1,6 +1,6 @@
 """Puts a gateway's application together: routers, the one middleware, the one table from the router's errors to ours.
 
-`create_app` starts nothing and reads nothing; `gateway.__main__` runs what it makes.
+`create_app` starts nothing and reads nothing but the console's packaged files; `gateway.__main__` runs what it makes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from service.errors import InvalidRequest, MethodNotAllowed, UnknownName
 from service.gateway.auth import Doorman
 from service.gateway.context import Gateway, exchange_of
 from service.gateway.middleware import ExchangeMiddleware
-from service.gateway.routes import health, native, oip, shared_memory, tensors
+from service.gateway.routes import console, health, native, oip, shared_memory, tensors
 from service.ops import OPS
 
 DESCRIPTION = """GPU linear algebra over HTTP.
@@ -66,6 +66,7 @@ def create_app(gateway: Gateway) -> TilewireApp:
         oip.router(gateway),
         shared_memory.router(gateway),
         health.router(gateway),
+        console.router(),
     ]
     if gateway.settings.inherited.metrics_listener < 0:
         routers.append(health.metrics_router(gateway))

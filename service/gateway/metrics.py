@@ -181,7 +181,7 @@ class GatewayMetrics:
 
 
 async def expose(folder: str, accept: str) -> tuple[bytes, str]:
-    """Writes the exposition over all processes.
+    """Writes the exposition over all processes, in a thread: adding their files up would hold up requests for milliseconds.
 
     Args:
         folder: Where the processes keep their files.
@@ -222,12 +222,12 @@ class _Exposed(Collector):
 
 
 async def _read_again(read: Callable[[], ReadT]) -> ReadT:
-    """Reads the files; a process that has just started may have made its own and not yet written its head."""
+    """Reads the files in a thread; a process that has just started may have made its own and not yet written its head."""
     for _attempt in range(MAX_READS - 1):
         with contextlib.suppress(struct.error, RuntimeError, ValueError, OSError):
-            return read()
+            return await asyncio.to_thread(read)
         await asyncio.sleep(READ_AGAIN_S)
-    return read()
+    return await asyncio.to_thread(read)
 
 
 _EXPONENT = re.compile(rb"^(nv_gpu_\w+\{[^}\n]*\} )(\d[\d.]*e[+-]\d+)$", re.MULTILINE)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tilewire
+from service.gateway.console import PATHS
 from tests.api_keys import entry, keys_file
 from tests.conftest import SMALL
 from tests.exposition import scrape, settles, total
@@ -97,7 +98,7 @@ def test_without_a_known_key_nothing_is_told(guarded: LiveServer, method: str, p
 
 
 @pytest.mark.parametrize(
-    "path", ["/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", "/docs", "/openapi.json"]
+    "path", ["/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", "/docs", "/openapi.json", *PATHS]
 )
 def test_health_and_what_is_keyless_is_open(guarded: LiveServer, path: str) -> None:
     with guarded.client() as client:
@@ -291,7 +292,8 @@ def test_a_key_that_is_taken_out_stops_working(start_server: Callable[..., LiveS
     )
     with holder(server, READER) as client:
         assert client.post("/v1/matmul", content=ONES).status_code == 200
-        assert client.get("/docs", headers={"authorization": ""}).status_code == 401
+        for page in ("/docs", *PATHS):
+            assert client.get(page, headers={"authorization": ""}).status_code == 401
         assert client.get("/metrics", headers={"authorization": ""}).status_code == 200
         keys_file(tmp_path, ENTRIES[0])
         end_s = time.monotonic() + 30

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import RedirectResponse
 
 from service.errors import Unavailable
 from service.gateway.answers import json_response
@@ -30,10 +29,6 @@ def router(gateway: Gateway) -> APIRouter:
             return json_response({"ready": True})
         retry_after = {"retry-after": "1"}
         return json_response({"ready": False, "error": reason}, Unavailable.status, retry_after)
-
-    @routes.get("/", include_in_schema=False)
-    async def root() -> Response:
-        return RedirectResponse("/docs")
 
     return routes
 
