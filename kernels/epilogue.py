@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""What happens to an accumulator between the product and the store: scales, bias, activation. Jit functions only.
+"""What happens to an accumulator after the product: scales, bias, activation, the store. Jit functions only.
 
 Their bodies are Triton's language, so mypy leaves them out, as it does the `kernel.py` files.
 """
@@ -7,50 +7,63 @@ Their bodies are Triton's language, so mypy leaves them out, as it does the `ker
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def sigmoid(x):
-    """1 / (1 + e^-x); saturates to 0 and 1 without overflow trouble because 1/inf is 0."""
-    return 1.0 / (1.0 + tl.exp(-x))
+# What the kernels are told at run time, so that no binary is needed for each: types of vectors and of the output, and the
+# activations in the order of `configs.ACTIVATIONS`.
+FLOAT16 = tl.constexpr(1)
+BFLOAT16 = tl.constexpr(2)
+FLOAT32 = tl.constexpr(3)
+INT32 = tl.constexpr(4)
+RELU = tl.constexpr(1)
+GELU = tl.constexpr(3)
+SILU = tl.constexpr(4)
+TANH = tl.constexpr(6)
 
 
 @triton.jit
 def tanh(x):
-    """Hyperbolic tangent to fp32 accuracy.
+    """Hyperbolic tangent to float32 accuracy.
 
-    Away from zero 1 - 2/(e^2|x| + 1); near zero, where that cancels, the odd Taylor polynomial to x^9.
+    Away from zero 2 σ(2x) - 1; near zero, where that cancels, the odd Taylor polynomial to x^9.
     """
-    magnitude = tl.abs(x)
-    far = 1.0 - 2.0 / (tl.exp(2.0 * magnitude) + 1.0)
     square = x * x
     series = -0.05396825396825397 + square * 0.021869488536155203
     series = 0.13333333333333333 + square * series
     series = -0.3333333333333333 + square * series
-    near = magnitude + magnitude * square * series
-    result = tl.where(magnitude < 0.25, near, far)
-    return tl.where(x < 0, -result, result)
+    return tl.where(square < 0.0625, x + x * square * series, 2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0)
 
 
 @triton.jit
-def activate(x, ACTIVATION: tl.constexpr):
-    """Apply the activation named by ACTIVATION to `x` in its own precision; NaN stays NaN."""
-    if ACTIVATION == "relu":
+def activate(x, activation):
+    """Apply the activation numbered `activation`, 1 or more, to float32 `x`; NaN stays NaN.
+
+    σ(x), x σ(x) and the tanh form of gelu, x σ(1.5957… (x + 0.044715 x³)), are one formula, so that one piece of code
+    serves all three: a tile is unrolled over registers, and each piece costs compilation and instruction cache.
+    """
+    if activation < GELU:
         # A comparison, not maximum(): NaN must pass through, as in PyTorch.
-        x = tl.where(x < 0, 0, x)
-    elif ACTIVATION == "leaky_relu":
-        x = tl.where(x < 0, 0.01 * x, x)
-    elif ACTIVATION == "gelu":
-        # 0.5 (1 + tanh u) is sigmoid(2u).
-        x = x * sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
-    elif ACTIVATION == "silu":
-        x = x * sigmoid(x)
-    elif ACTIVATION == "sigmoid":
-        x = sigmoid(x)
-    elif ACTIVATION == "tanh":
+        x = tl.where(x < 0, tl.where(activation == RELU, 0.0, 0.01 * x), x)
+    elif activation == TANH:
         x = tanh(x)
     else:
-        tl.static_assert(ACTIVATION == "none", "unknown activation")
+        alpha = tl.where(activation == GELU, 1.5957691216057308, 1.0)
+        beta = tl.where(activation == GELU, 0.07135481282738695, 0.0)
+        # Bounded, so that β = 0 makes it vanish for infinite x too.
+        slope = alpha + beta * tl.minimum(x * x, 1e30)
+        x = tl.where(activation <= SILU, x, 1.0) / (1.0 + tl.exp(-x * slope))
     return x
+
+
+@triton.jit
+def load_bias(ptr, kind, offs, mask):
+    """Elements `offs` of the vector of `kind` at the byte pointer `ptr`, in float32."""
+    if kind <= BFLOAT16:
+        short = tl.load(ptr.to(tl.pointer_type(tl.int16)) + offs, mask=mask, other=0)
+        as_bfloat16 = (short.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+        bias = tl.where(kind == FLOAT16, short.to(tl.float16, bitcast=True).to(tl.float32), as_bfloat16)
+    else:
+        word = tl.load(ptr.to(tl.pointer_type(tl.int32)) + offs, mask=mask, other=0)
+        bias = tl.where(kind == FLOAT32, word.to(tl.float32, bitcast=True), word.to(tl.float32))
+    return bias
 
 
 @triton.jit
@@ -63,27 +76,146 @@ def finish(
     bias_ptr,
     a_scale_ptr,
     b_scale_ptr,
-    HAS_BIAS: tl.constexpr,
-    A_SCALE: tl.constexpr,
-    B_SCALE: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    OUT_TYPE: tl.constexpr,
+    bias_kind,
+    a_scale_step,
+    b_scale_step,
+    activation,
 ):
-    """act(acc * a_scale * b_scale + bias), cast to OUT_TYPE.
+    """act(acc * a_scale * b_scale + bias) in float32.
 
-    `acc` is (BLOCK_M, BLOCK_N) for rows `offs_m` and columns `offs_n`. A_SCALE and B_SCALE say how many scales there
-    are: 0 none, 1 one for all, 2 one for each row (a) or column (b). An int32 result stays in integers.
+    `acc` is (BLOCK_M, BLOCK_N) for rows `offs_m` and columns `offs_n`. The steps say how the scales lie: -1 none, 0 one
+    for all, 1 one for each row (a) or column (b). `bias_kind` is the type of the bias, 0 without one.
     """
-    if tl.int32 != OUT_TYPE:
-        acc = acc.to(tl.float32)
-    if A_SCALE == 1:
-        acc = acc * tl.load(a_scale_ptr)
-    elif A_SCALE == 2:
-        acc = acc * tl.load(a_scale_ptr + offs_m, mask=offs_m < m, other=0.0)[:, None]
-    if B_SCALE == 1:
-        acc = acc * tl.load(b_scale_ptr)
-    elif B_SCALE == 2:
-        acc = acc * tl.load(b_scale_ptr + offs_n, mask=offs_n < n, other=0.0)[None, :]
-    if HAS_BIAS:
-        acc = acc + tl.load(bias_ptr + offs_n, mask=offs_n < n, other=0).to(acc.dtype)[None, :]
-    return activate(acc, ACTIVATION).to(OUT_TYPE)
+    acc = acc.to(tl.float32)
+    if a_scale_step >= 0:
+        acc = acc * tl.load(a_scale_ptr + offs_m * a_scale_step, mask=offs_m < m, other=0.0)[:, None]
+    if b_scale_step >= 0:
+        acc = acc * tl.load(b_scale_ptr + offs_n * b_scale_step, mask=offs_n < n, other=0.0)[None, :]
+    if bias_kind > 0:
+        acc = acc + load_bias(bias_ptr, bias_kind, offs_n, offs_n < n)[None, :]
+    if activation > 0:
+        acc = activate(acc, activation)
+    return acc
+
+
+@triton.jit
+def finish_integers(acc, offs_n, n, bias_ptr, bias_kind, activation):
+    """act(acc + bias) in int32; `relu` is the only activation of integers, and scales have no place."""
+    if bias_kind > 0:
+        bias = tl.load(bias_ptr.to(tl.pointer_type(tl.int32)) + offs_n, mask=offs_n < n, other=0)
+        acc = acc + bias[None, :]
+    if activation == RELU:
+        acc = tl.maximum(acc, 0)
+    return acc
+
+
+@triton.jit
+def finish_as(
+    acc,
+    offs_m,
+    offs_n,
+    m,
+    n,
+    bias_ptr,
+    a_scale_ptr,
+    b_scale_ptr,
+    bias_kind,
+    a_scale_step,
+    b_scale_step,
+    activation,
+    TYPE: tl.constexpr,
+):
+    """`finish_integers` for an int32 output TYPE, else `finish`."""
+    if tl.int32 == TYPE:
+        acc = finish_integers(acc, offs_n, n, bias_ptr, bias_kind, activation)
+    else:
+        acc = finish(
+            acc,
+            offs_m,
+            offs_n,
+            m,
+            n,
+            bias_ptr,
+            a_scale_ptr,
+            b_scale_ptr,
+            bias_kind,
+            a_scale_step,
+            b_scale_step,
+            activation,
+        )
+    return acc
+
+
+@triton.jit
+def store_typed(
+    out_ptr, tile, offs_m, offs_n, m, n, first, stride_om, stride_on, TYPE: tl.constexpr, IN_PIECES: tl.constexpr
+):
+    """Store `tile` as TYPE at the byte pointer `out_ptr`.
+
+    With IN_PIECES rows start at multiples of 16 bytes and columns follow one another: `first` (where row 0 begins) and
+    `stride_om` are in pieces of 16 bytes. Without, they and `stride_on` are in elements.
+    """
+    out_ptr = out_ptr.to(tl.pointer_type(TYPE))
+    tile = tile.to(TYPE)
+    in_rows = (offs_m < m)[:, None]
+    rows = first + offs_m.to(tl.int64) * stride_om
+    if IN_PIECES:
+        UNIT: tl.constexpr = 128 // TYPE.primitive_bitwidth
+        out_ptrs = out_ptr + (rows * UNIT)[:, None] + offs_n[None, :]
+        # Whole pieces of a row are stored as such, what is left of it element by element.
+        n_whole = (n // UNIT) * UNIT
+        tl.store(out_ptrs, tile, mask=in_rows & (offs_n < n_whole)[None, :])
+        if n_whole < n:
+            tl.store(out_ptrs, tile, mask=in_rows & ((offs_n >= n_whole) & (offs_n < n))[None, :])
+    else:
+        out_ptrs = out_ptr + rows[:, None] + (offs_n.to(tl.int64) * stride_on)[None, :]
+        tl.store(out_ptrs, tile, mask=in_rows & (offs_n < n)[None, :])
+
+
+@triton.jit
+def store_any(
+    acc,
+    offs_m,
+    offs_n,
+    m,
+    n,
+    out_ptr,
+    bias_ptr,
+    a_scale_ptr,
+    b_scale_ptr,
+    out_kind,
+    bias_kind,
+    a_scale_step,
+    b_scale_step,
+    activation,
+    first,
+    stride_om,
+    stride_on,
+    IN_PIECES: tl.constexpr,
+):
+    """Finish `acc` and store it as whatever `out_kind` says; for the rest see `finish` and `store_typed`."""
+    if acc.dtype == tl.int32:  # noqa: SIM102 - the first is known when compiling, the second is not
+        if out_kind == INT32:
+            whole = finish_integers(acc, offs_n, n, bias_ptr, bias_kind, activation)
+            store_typed(out_ptr, whole, offs_m, offs_n, m, n, first, stride_om, stride_on, tl.int32, IN_PIECES)
+    if out_kind != INT32:
+        tile = finish(
+            acc,
+            offs_m,
+            offs_n,
+            m,
+            n,
+            bias_ptr,
+            a_scale_ptr,
+            b_scale_ptr,
+            bias_kind,
+            a_scale_step,
+            b_scale_step,
+            activation,
+        )
+        if out_kind == FLOAT16:
+            store_typed(out_ptr, tile, offs_m, offs_n, m, n, first, stride_om, stride_on, tl.float16, IN_PIECES)
+        elif out_kind == BFLOAT16:
+            store_typed(out_ptr, tile, offs_m, offs_n, m, n, first, stride_om, stride_on, tl.bfloat16, IN_PIECES)
+        else:
+            store_typed(out_ptr, tile, offs_m, offs_n, m, n, first, stride_om, stride_on, tl.float32, IN_PIECES)

@@ -58,6 +58,12 @@ class Variant:
     divisible: tuple[str, ...]
     options: tuple[tuple[str, Any], ...]
 
+    def described(self) -> str:
+        """The variant in words: kernel, types, constants, options."""
+        signature = ", ".join(f"{name}: {kind}" for name, kind in self.signature)
+        rest = ", ".join(f"{name}={value}" for name, value in (*self.constants, *self.options))
+        return f"{self.kernel.__name__}({signature}; {', '.join(self.divisible)}; {rest})"
+
     def source(self) -> ASTSource:
         """What Triton compiles for this variant."""
         names = self.kernel.arg_names

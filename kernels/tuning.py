@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from kernels.matmul.choice import config_of
+from kernels.matmul.choice import config_of, family_of
 from kernels.matmul.configs import Config, Finish, Problem
 from kernels.matmul.plan import PreparedMatmul
 from kernels.matmul.variants import build
@@ -62,7 +62,7 @@ def _compile(job: tuple[Problem, Config, Target]) -> bool:
     """Compile into the disk cache; whether that worked."""
     problem, config, target = job
     try:
-        compiled = build(problem, Finish(), config, target).compile(target)
+        compiled = build(family_of(problem, config, is_plain=True), config, target).compile(target)
     except Exception as error:  # noqa: BLE001 - any failure of the compiler only discards a candidate
         sys.stderr.write(f"{config}: {type(error).__name__}\n")
         return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernels.tables import table_for
@@ -10,6 +12,8 @@ from kernels.targets import Target
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
 DTYPES = tuple(ITEM_BYTES)
 MAX_RANK = 4
+# How an output type that differs from the inputs' is told to the kernel.
+KINDS = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4, "int32": 5, "int64": 6}
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,35 @@ class Problem:
     out_inner: str = "unit"
     outer_rank: int = 0
 
+    @property
+    def family(self) -> Family:
+        """The family whose binaries compute this."""
+        inner = (self.a_inner, self.b_inner, self.out_inner)
+        is_typed = self.dtype == self.out_dtype
+        # The rarer a pattern, the fewer binaries know of it.
+        is_common = inner == _UNIT or (inner in _REPEATS and self.is_aligned and is_typed)
+        rank = self.outer_rank if inner == _UNIT and is_typed and (self.is_aligned or self.outer_rank == 0) else 3
+        return Family(self.dtype, is_typed, self.is_aligned and is_common, inner if is_common else _ANY, rank)
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a binary depends on beside its configuration.
+
+    Attributes:
+        dtype: of the inputs.
+        is_typed: whether the output has the same; else its type is told at run time.
+        is_aligned: as in `Problem`.
+        inner: how `a`, `b` and the output go along the last extent.
+        outer_rank: as in `Problem`.
+    """
+
+    dtype: str
+    is_typed: bool
+    is_aligned: bool
+    inner: tuple[str, str, str]
+    outer_rank: int
+
 
 @dataclass(frozen=True)
 class Config:
@@ -48,21 +81,53 @@ class Config:
     num_warps: int
 
 
+_UNIT = ("unit", "unit", "unit")
+_REPEATS = (("unit", "repeat", "unit"), ("repeat", "unit", "unit"))
+_ANY = ("any", "any", "any")
+
+
 def choose(problem: Problem, target: Target) -> Config:
-    """The configuration for `problem` on `target`."""
+    """The configuration for `problem` on `target`: with its family, one of `members(target)`."""
+    configs = _configs(problem.family, target)
+    if problem.family.outer_rank == 0:
+        entries = _measured(target)
+        return next(config for config, entry in zip(configs, entries, strict=True) if problem.n <= entry[0])
+    return next((config for config in configs if config.block_n >= problem.n), configs[-1])
+
+
+def members(target: Target) -> Iterator[tuple[Family, Config]]:
+    """Every family and configuration that `choose` can ask for on `target`."""
+    for dtype in DTYPES:
+        families = [Family(dtype, True, True, _UNIT, rank) for rank in (0, 1, 3)]
+        families += [Family(dtype, True, True, inner, 3) for inner in _REPEATS]
+        families += [Family(dtype, True, False, _UNIT, rank) for rank in (0, 3)]
+        families += [Family(dtype, False, is_aligned, _UNIT, 3) for is_aligned in (True, False)]
+        families += [Family(dtype, is_typed, False, _ANY, 3) for is_typed in (True, False)]
+        yield from ((family, config) for family in families for config in _configs(family, target))
+
+
+def _configs(family: Family, target: Target) -> list[Config]:
+    """For a single row one for each measured size; else by rising length of a row."""
     if target.backend == "interpreter":
-        return Config(1, 64, 4) if problem.n > 32 else Config(4, 16, 4)
-    num_warps, vectors = _measured(problem, target)
-    elements = vectors * target.warp_size * num_warps * 16 // ITEM_BYTES[problem.out_dtype]
-    if problem.n >= elements:
-        return Config(1, elements, num_warps)
-    block_n = max(16, 1 << (problem.n - 1).bit_length())
-    return Config(max(1, elements // block_n), block_n, num_warps)
+        if family.outer_rank == 0:
+            return [Config(1, 64, 4) for _ in _measured(target)]
+        return [Config(4, 16, 4), Config(1, 64, 4)]
+    threads = [(target.warp_size * num_warps, vectors, num_warps) for _, num_warps, vectors in _measured(target)]
+    sizes = [(count * vectors * 16 // ITEM_BYTES[family.dtype], num_warps) for count, vectors, num_warps in threads]
+    if family.outer_rank == 0:
+        return [Config(1, elements, num_warps) for elements, num_warps in sizes]
+    elements, num_warps = sizes[len(sizes) // 2]
+    is_common = family.outer_rank == 1
+    lengths = [length for length in _LENGTHS if length < elements and (is_common or length in _FEWER_LENGTHS)]
+    return [Config(elements // length, length, num_warps) for length in (*lengths, elements)]
 
 
-def _measured(problem: Problem, target: Target) -> tuple[int, int]:
-    """Warps of a program, and 16-byte pieces of each operand for a thread."""
-    for entry in table_for(target).get("add", ()):
-        if entry["max_n"] is None or problem.n * problem.rows <= entry["max_n"]:
-            return entry["num_warps"], entry["vectors"]
-    return 4, 2
+# Rows that are shorter than a block share one: blocks come in these lengths.
+_LENGTHS = tuple(1 << power for power in range(4, 12))
+_FEWER_LENGTHS = _LENGTHS[::2]
+
+
+def _measured(target: Target) -> list[tuple[float, int, int]]:
+    """Most elements, warps of a program, and 16-byte pieces of each operand for a thread; by rising size."""
+    table = table_for(target).get("add") or [{"max_n": None, "num_warps": 4, "vectors": 2}]
+    return [(entry["max_n"] or math.inf, entry["num_warps"], entry["vectors"]) for entry in table]

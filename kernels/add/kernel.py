@@ -8,6 +8,13 @@ import triton.language as tl
 
 from kernels.overlap import await_previous
 
+# Types of the output, where the binary does not name it; see `configs.KINDS`.
+FLOAT16 = tl.constexpr(1)
+BFLOAT16 = tl.constexpr(2)
+FLOAT32 = tl.constexpr(3)
+FLOAT64 = tl.constexpr(4)
+INT32 = tl.constexpr(5)
+
 
 @triton.jit
 def row_starts(row, extent_1, extent_2, stride_0, stride_1, stride_2, UNIT: tl.constexpr, OUTER_RANK: tl.constexpr):
@@ -38,12 +45,50 @@ def load_tile(ptr, starts, offs_n, stride_n, mask, INNER: tl.constexpr):
 
 
 @triton.jit
-def store_sum(a, b, alpha, out_ptrs, mask, COMPUTE: tl.constexpr):
-    """Store a + alpha * b, computed in COMPUTE."""
-    total = a.to(COMPUTE) + tl.full((1, 1), alpha, COMPUTE) * b.to(COMPUTE)
-    if out_ptrs.dtype.element_ty == tl.bfloat16:
+def store_as(total, out_ptr, offs, mask, TYPE: tl.constexpr):
+    """Store `total` converted to TYPE at elements `offs`, whatever `out_ptr` is said to point to."""
+    if tl.bfloat16 == TYPE:
         total = total.to(tl.float32)  # The interpreter knows no other way to bfloat16.
-    tl.store(out_ptrs, total.to(out_ptrs.dtype.element_ty), mask=mask)
+    tl.store(out_ptr.to(tl.pointer_type(TYPE)) + offs, total.to(TYPE), mask=mask)
+
+
+@triton.jit
+def add_tile(
+    a_ptr,
+    b_ptr,
+    out_ptr,
+    alpha,
+    from_a,
+    from_b,
+    to_out,
+    offs_n,
+    stride_an,
+    stride_bn,
+    mask,
+    out_kind,
+    A_INNER: tl.constexpr,
+    B_INNER: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    IS_TYPED: tl.constexpr,
+):
+    """One tile of a + alpha * b, computed in COMPUTE. Unless IS_TYPED, `out_kind` tells the output's type."""
+    a = load_tile(a_ptr, from_a, offs_n, stride_an, mask, A_INNER)
+    b = load_tile(b_ptr, from_b, offs_n, stride_bn, mask, B_INNER)
+    total = a.to(COMPUTE) + tl.full((1, 1), alpha, COMPUTE) * b.to(COMPUTE)
+    if IS_TYPED:
+        store_as(total, out_ptr, to_out, mask, out_ptr.dtype.element_ty)
+    elif out_kind == FLOAT16:
+        store_as(total, out_ptr, to_out, mask, tl.float16)
+    elif out_kind == BFLOAT16:
+        store_as(total, out_ptr, to_out, mask, tl.bfloat16)
+    elif out_kind == FLOAT32:
+        store_as(total, out_ptr, to_out, mask, tl.float32)
+    elif out_kind == FLOAT64:
+        store_as(total, out_ptr, to_out, mask, tl.float64)
+    elif out_kind == INT32:
+        store_as(total, out_ptr, to_out, mask, tl.int32)
+    else:
+        store_as(total, out_ptr, to_out, mask, tl.int64)
 
 
 @triton.jit
@@ -68,13 +113,14 @@ def add_kernel(
     stride_o1,
     stride_o2,
     stride_on,
-    IN_UNIT: tl.constexpr,
-    OUT_UNIT: tl.constexpr,
+    out_kind,
+    UNIT: tl.constexpr,
     A_INNER: tl.constexpr,
     B_INNER: tl.constexpr,
     OUT_INNER: tl.constexpr,
     OUTER_RANK: tl.constexpr,
     COMPUTE: tl.constexpr,
+    IS_TYPED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -91,21 +137,48 @@ def add_kernel(
     row = first_row + tl.arange(0, BLOCK_ROWS)
     offs_n = tl.arange(0, BLOCK_N)[None, :]
     in_rows = tl.minimum(row, rows - 1)
-    from_a = row_starts(in_rows, extent_1, extent_2, stride_a0, stride_a1, stride_a2, IN_UNIT, OUTER_RANK)[:, None]
-    from_b = row_starts(in_rows, extent_1, extent_2, stride_b0, stride_b1, stride_b2, IN_UNIT, OUTER_RANK)[:, None]
-    to_out = row_starts(in_rows, extent_1, extent_2, stride_o0, stride_o1, stride_o2, OUT_UNIT, OUTER_RANK)[:, None]
+    from_a = row_starts(in_rows, extent_1, extent_2, stride_a0, stride_a1, stride_a2, UNIT, OUTER_RANK)[:, None]
+    from_b = row_starts(in_rows, extent_1, extent_2, stride_b0, stride_b1, stride_b2, UNIT, OUTER_RANK)[:, None]
+    to_out = row_starts(in_rows, extent_1, extent_2, stride_o0, stride_o1, stride_o2, UNIT, OUTER_RANK)[:, None]
     a_ptr += first_n * (1 if A_INNER == "unit" else stride_an)
     b_ptr += first_n * (1 if B_INNER == "unit" else stride_bn)
-    if OUT_INNER == "unit":
-        out_ptrs = out_ptr + first_n + to_out + offs_n
+    to_out += (first_n + offs_n.to(tl.int64)) * (1 if OUT_INNER == "unit" else stride_on)
+    mask = (row < rows)[:, None] & (first_n + offs_n < n)
+    if not IS_TYPED or (first_n + BLOCK_N > n) | (first_row + BLOCK_ROWS > rows):
+        add_tile(
+            a_ptr,
+            b_ptr,
+            out_ptr,
+            alpha,
+            from_a,
+            from_b,
+            to_out,
+            offs_n,
+            stride_an,
+            stride_bn,
+            mask,
+            out_kind,
+            A_INNER,
+            B_INNER,
+            COMPUTE,
+            IS_TYPED,
+        )
     else:
-        out_ptrs = out_ptr + first_n * stride_on + to_out + offs_n.to(tl.int64) * stride_on
-    if (first_n + BLOCK_N <= n) & (first_row + BLOCK_ROWS <= rows):
-        a = load_tile(a_ptr, from_a, offs_n, stride_an, None, A_INNER)
-        b = load_tile(b_ptr, from_b, offs_n, stride_bn, None, B_INNER)
-        store_sum(a, b, alpha, out_ptrs, None, COMPUTE)
-    else:
-        mask = (row < rows)[:, None] & (first_n + offs_n < n)
-        a = load_tile(a_ptr, from_a, offs_n, stride_an, mask, A_INNER)
-        b = load_tile(b_ptr, from_b, offs_n, stride_bn, mask, B_INNER)
-        store_sum(a, b, alpha, out_ptrs, mask, COMPUTE)
+        add_tile(
+            a_ptr,
+            b_ptr,
+            out_ptr,
+            alpha,
+            from_a,
+            from_b,
+            to_out,
+            offs_n,
+            stride_an,
+            stride_bn,
+            None,
+            out_kind,
+            A_INNER,
+            B_INNER,
+            COMPUTE,
+            IS_TYPED,
+        )

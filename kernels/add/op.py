@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.add.configs import DTYPES, MAX_RANK, Config, Problem, choose
-from kernels.add.variants import build
-from kernels.launching import Kept, Launch, Variant, are_aligned
+from kernels.add.configs import DTYPES, KINDS, MAX_RANK, Config, Problem, choose
+from kernels.add.variants import build, unit_of
+from kernels.launching import Kept, Launch, are_aligned
 from kernels.strides import broadcast_shapes, broadcast_strides, collapse
 from kernels.targets import current
 
@@ -165,9 +165,9 @@ def prepare(
 def _bind(view: View, problem: Problem, config: Config | None, a: torch.Tensor, alpha: float) -> Launch:
     target = current(a.get_device())
     config = config or choose(problem, target)
-    variant = build(problem, config, target)
+    variant = build(problem.family, config, target)
     row_blocks, column_blocks = -(-problem.rows // config.block_rows), -(-problem.n // config.block_n)
-    values = _values(view, problem, variant) | {"alpha": float(alpha) if a.is_floating_point() else int(alpha)}
+    values = _values(view, problem) | {"alpha": float(alpha) if a.is_floating_point() else int(alpha)}
     return Launch(variant, target, (row_blocks * column_blocks, 1, 1), values, a.get_device())
 
 
@@ -181,9 +181,9 @@ def _view(extents: Sequence[int], strides: Sequence[Sequence[int]]) -> View:
 
 
 def _problem(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, view: View) -> Problem:
-    in_unit, out_unit = 16 // a.element_size(), 16 // out.element_size()
-    is_aligned = are_aligned((a, b, out)) and all(stride % in_unit == 0 for stride in (*view.a[:3], *view.b[:3]))
-    is_aligned = is_aligned and all(stride % out_unit == 0 for stride in view.out[:3])
+    unit = 16 // a.element_size()
+    outer = (*view.a[:3], *view.b[:3], *view.out[:3])
+    is_aligned = are_aligned((a, b, out)) and all(stride % unit == 0 for stride in outer)
     a_inner, b_inner, out_inner = (_INNER.get(strides[3], "any") for strides in (view.a, view.b, view.out))
     return Problem(
         math.prod(view.extents[:3]),
@@ -196,11 +196,10 @@ def _problem(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, view: View) ->
     )
 
 
-def _values(view: View, problem: Problem, variant: Variant) -> dict[str, int]:
-    constants = dict(variant.constants)
+def _values(view: View, problem: Problem) -> dict[str, int]:
+    unit = unit_of(problem.family)
     values = {"rows": problem.rows, "n": problem.n, "extent_1": view.extents[1], "extent_2": view.extents[2]}
-    operands = (("a", view.a, "IN_UNIT"), ("b", view.b, "IN_UNIT"), ("o", view.out, "OUT_UNIT"))
-    for letter, strides, unit in operands:
-        outer = {f"stride_{letter}{dim}": strides[dim] // constants[unit] for dim in range(3)}
+    for letter, strides in (("a", view.a), ("b", view.b), ("o", view.out)):
+        outer = {f"stride_{letter}{dim}": strides[dim] // unit for dim in range(3)}
         values |= outer | {f"stride_{letter}n": strides[3]}
-    return values
+    return values | {"out_kind": KINDS[problem.out_dtype]}

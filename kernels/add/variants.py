@@ -1,4 +1,4 @@
-"""From a problem and a configuration to the binary that computes it. Knows no tensor and launches nothing."""
+"""From a family and a configuration to the binary, and the list of all that can be chosen. Knows no tensor."""
 
 from __future__ import annotations
 
@@ -7,28 +7,38 @@ from typing import Any
 import torch
 import triton.language as tl
 
-from kernels.add.configs import Config, Problem
+from kernels.add.configs import ITEM_BYTES, Config, Family, members
 from kernels.add.kernel import add_kernel
 from kernels.launching import Variant, pointer
 from kernels.targets import Target
 
 
-def build(problem: Problem, config: Config, target: Target) -> Variant:
-    """The binary that computes `problem` by `config`."""
-    dtype, out_dtype = (getattr(torch, name) for name in (problem.dtype, problem.out_dtype))
+def variants(target: Target) -> list[Variant]:
+    """Every binary that `add` can launch on `target`."""
+    return list(dict.fromkeys(build(family, config, target) for family, config in members(target)))
+
+
+def unit_of(family: Family) -> int:
+    """By what the kernel multiplies the strides of rows that it is given."""
+    return 16 // ITEM_BYTES[family.dtype] if family.is_aligned else 1
+
+
+def build(family: Family, config: Config, target: Target) -> Variant:
+    """The binary of `family` with the blocks of `config` on `target`."""
+    dtype = getattr(torch, family.dtype)
     names = add_kernel.arg_names
-    types = {"a_ptr": pointer(dtype), "b_ptr": pointer(dtype), "out_ptr": pointer(out_dtype)}
-    types |= {"alpha": "fp64" if dtype.is_floating_point else "i64"}
+    types = {"a_ptr": pointer(dtype), "b_ptr": pointer(dtype), "out_ptr": pointer(dtype) if family.is_typed else "*i8"}
+    types |= {"alpha": "fp64" if dtype.is_floating_point else "i64", "out_kind": "i32"}
     types |= {"rows": "i64", "n": "i64", "extent_1": "i64", "extent_2": "i64"}
     types |= {name: "i64" for name in names if name.startswith("stride_")}
     constants = {
-        "IN_UNIT": 16 // dtype.itemsize if problem.is_aligned else 1,
-        "OUT_UNIT": 16 // out_dtype.itemsize if problem.is_aligned else 1,
-        "A_INNER": problem.a_inner,
-        "B_INNER": problem.b_inner,
-        "OUT_INNER": problem.out_inner,
-        "OUTER_RANK": problem.outer_rank,
+        "UNIT": unit_of(family),
+        "A_INNER": family.inner[0],
+        "B_INNER": family.inner[1],
+        "OUT_INNER": family.inner[2],
+        "OUTER_RANK": family.outer_rank,
         "COMPUTE": _compute_type(dtype),
+        "IS_TYPED": family.is_typed,
         "BLOCK_ROWS": config.block_rows,
         "BLOCK_N": config.block_n,
         "OVERLAP": target.has_overlap,
@@ -37,7 +47,7 @@ def build(problem: Problem, config: Config, target: Target) -> Variant:
         add_kernel,
         tuple((name, types[name]) for name in names if name in types),
         tuple((name, constants[name]) for name in names if name in constants),
-        ("a_ptr", "b_ptr", "out_ptr") if problem.is_aligned else (),
+        ("a_ptr", "b_ptr", "out_ptr") if family.is_aligned else (),
         (("num_warps", config.num_warps), *((("launch_pdl", True),) if target.has_overlap else ())),
     )
 

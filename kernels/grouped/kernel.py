@@ -6,7 +6,7 @@ Computes out_g = act(a_g @ b_g + bias_g) for many small products at once, accumu
 import triton
 import triton.language as tl
 
-from kernels.epilogue import finish
+from kernels.epilogue import store_any
 from kernels.overlap import await_previous
 
 
@@ -15,13 +15,12 @@ def matmul_grouped_kernel(
     table_ptr,
     groups,
     num_tiles,
+    out_kind,
+    bias_kind,
+    activation,
     DTYPE: tl.constexpr,
-    OUT_TYPE: tl.constexpr,
-    BIAS_TYPE: tl.constexpr,
     B_MAJOR: tl.constexpr,
     UNIT: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
     IMPRECISE_K: tl.constexpr,
     UPCAST: tl.constexpr,
@@ -48,8 +47,8 @@ def matmul_grouped_kernel(
         entry = table_ptr + group * FIELDS
         a_ptr = tl.multiple_of(tl.load(entry).to(tl.pointer_type(DTYPE)), 16 if UNIT > 1 else 1)
         b_ptr = tl.multiple_of(tl.load(entry + 1).to(tl.pointer_type(DTYPE)), 16 if UNIT > 1 else 1)
-        out_ptr = tl.load(entry + 2).to(tl.pointer_type(OUT_TYPE))
-        bias_ptr = tl.load(entry + 3).to(tl.pointer_type(BIAS_TYPE))
+        out_ptr = tl.load(entry + 2).to(tl.pointer_type(tl.int8))
+        bias_ptr = tl.load(entry + 3).to(tl.pointer_type(tl.int8))
         m = tl.load(entry + 4).to(tl.int32)
         n = tl.load(entry + 5).to(tl.int32)
         k = (tl.load(entry + 6) // UNIT).to(tl.int32) * UNIT
@@ -87,6 +86,23 @@ def matmul_grouped_kernel(
                 acc = tl.dot(a, b, acc, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE_K)
             a_ptrs += BLOCK_K
             b_ptrs += step_b
-        out = finish(acc, offs_m, offs_n, m, n, bias_ptr, bias_ptr, bias_ptr, HAS_BIAS, 0, 0, ACTIVATION, OUT_TYPE)
-        out_ptrs = out_ptr + offs_m.to(tl.int64)[:, None] * stride_om + offs_n[None, :]
-        tl.store(out_ptrs, out, mask=(offs_m < m)[:, None] & (offs_n < n)[None, :])
+        store_any(
+            acc,
+            offs_m,
+            offs_n,
+            m,
+            n,
+            out_ptr,
+            bias_ptr,
+            bias_ptr,
+            bias_ptr,
+            out_kind,
+            bias_kind,
+            -1,
+            -1,
+            activation,
+            0,
+            stride_om,
+            1,
+            False,
+        )

@@ -11,7 +11,8 @@ import triton.language as tl
 
 from kernels.grouped.kernel import matmul_grouped_kernel
 from kernels.launching import Launch, Variant
-from kernels.matmul.configs import cdiv, resolve_precision
+from kernels.matmul.choice import is_supported
+from kernels.matmul.configs import ACTIVATIONS, ITEM_BYTES, KINDS, OUT_DTYPES, PRECISIONS, cdiv, resolve_precision
 from kernels.matmul.op import check_product
 from kernels.matmul.plan import Epilogue
 from kernels.targets import Target, current
@@ -19,13 +20,12 @@ from kernels.targets import Target, current
 MAX_GROUPS = 256
 _BLOCK_M, _BLOCK_N = 64, 64
 _TL = {
-    torch.float16: tl.float16,
-    torch.bfloat16: tl.bfloat16,
-    torch.float32: tl.float32,
-    torch.int8: tl.int8,
-    torch.int32: tl.int32,
-    torch.float8_e4m3fn: tl.float8e4nv,
-    torch.float8_e5m2: tl.float8e5,
+    "float16": tl.float16,
+    "bfloat16": tl.bfloat16,
+    "float32": tl.float32,
+    "int8": tl.int8,
+    "float8_e4m3fn": tl.float8e4nv,
+    "float8_e5m2": tl.float8e5,
 }
 
 
@@ -101,6 +101,7 @@ class GroupedLaunch:
         b_major = _common_layout(a, b, out)
         products = [four for four in zip(a, b, out, bias, strict=True) if four[2].numel() > 0]
         self._keep = products
+        self.variant: Variant | None = None
         if not products:
             return
         device = a[0].device
@@ -110,10 +111,16 @@ class GroupedLaunch:
             unit = 1
         rows, num_tiles = _rows(products, b_major)
         self._table = _upload(rows, device)
-        variant = _variant(products[0], b_major, unit, (activation, precision), target)
+        self.variant = variant(str(a[0].dtype).removeprefix("torch."), precision, b_major, target, is_aligned=unit > 1)
         grid = (min(num_tiles, 4 * target.num_sms), 1, 1)
-        values = {"groups": len(products), "num_tiles": num_tiles}
-        self._launch = Launch(variant, target, grid, values, device.index if device.index is not None else -1)
+        values = {
+            "groups": len(products),
+            "num_tiles": num_tiles,
+            "out_kind": _kind(out[0]),
+            "bias_kind": _kind(products[0][3]),
+            "activation": ACTIVATIONS.index(activation),
+        }
+        self._launch = Launch(self.variant, target, grid, values, device.index if device.index is not None else -1)
 
     def __call__(self) -> None:
         """Launch on the current stream."""
@@ -161,24 +168,43 @@ def _upload(rows: list[list[int]], device: torch.device) -> torch.Tensor:
     return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
 
 
-def _variant(product: _Product, b_major: str, unit: int, options: tuple[str, str], target: Target) -> Variant:
-    a, _, out, bias = product
-    activation, precision = options
-    item_bytes = a.element_size()
-    is_scalar = a.dtype == torch.float32 and resolve_precision(precision, target) == "ieee"
+def _kind(tensor: torch.Tensor | None) -> int:
+    return KINDS["" if tensor is None else str(tensor.dtype).removeprefix("torch.")]
+
+
+def variants(target: Target) -> list[Variant]:
+    """Every binary that `grouped_matmul` can launch on `target`."""
+    return [
+        variant(dtype, precision, b_major, target, is_aligned=is_aligned)
+        for dtype in OUT_DTYPES
+        if is_supported(dtype, target)
+        for precision in (PRECISIONS if dtype == "float32" else ("ieee",))
+        for b_major in ("n", "k")
+        for is_aligned in (True, False)
+    ]
+
+
+def variant(dtype: str, precision: str, b_major: str, target: Target, *, is_aligned: bool) -> Variant:
+    """The binary for products of `dtype`.
+
+    Args:
+        dtype: name of the inputs' dtype.
+        precision: how float32 inputs are multiplied.
+        b_major: `n` or `k`, the contiguous dimension of every `b`.
+        target: what it is for.
+        is_aligned: whether all operands can be read in 16-byte pieces.
+    """
+    item_bytes = ITEM_BYTES[dtype]
+    is_scalar = dtype == "float32" and resolve_precision(precision, target) == "ieee"
     # Unaligned operands are addressed element by element: a step of 128 bytes would need more registers than there are.
-    block_k = 32 if is_scalar or unit == 1 else 128 // item_bytes
+    block_k = 128 // item_bytes if is_aligned and not is_scalar else 32
     constants: dict[str, Any] = {
-        "DTYPE": _TL[a.dtype],
-        "OUT_TYPE": _TL[out.dtype],
-        "BIAS_TYPE": _TL[torch.float32 if bias is None else bias.dtype],
+        "DTYPE": _TL[dtype],
         "B_MAJOR": b_major,
-        "UNIT": unit,
-        "HAS_BIAS": bias is not None,
-        "ACTIVATION": activation,
+        "UNIT": 16 // item_bytes if is_aligned else 1,
         "PRECISION": resolve_precision(precision, target),
-        "IMPRECISE_K": block_k if a.dtype.is_floating_point and item_bytes == 1 else None,
-        "UPCAST": target.backend == "interpreter" and a.dtype == torch.bfloat16,
+        "IMPRECISE_K": block_k if dtype.startswith("float8") else None,
+        "UPCAST": target.backend == "interpreter" and dtype == "bfloat16",
         "BLOCK_M": _BLOCK_M,
         "BLOCK_N": _BLOCK_N,
         "BLOCK_K": block_k,
@@ -186,7 +212,8 @@ def _variant(product: _Product, b_major: str, unit: int, options: tuple[str, str
         "OVERLAP": target.has_overlap,
     }
     overlap = (("launch_pdl", True),) if target.has_overlap else ()
-    signature = (("table_ptr", "*i64"), ("groups", "i32"), ("num_tiles", "i32"))
+    sizes = ("groups", "num_tiles", "out_kind", "bias_kind", "activation")
+    signature = (("table_ptr", "*i64"), *((name, "i32") for name in sizes))
     stages = 2 if target.backend == "hip" else 4
-    options_of_compiler = (("num_warps", 4), ("num_stages", stages), *overlap)
-    return Variant(matmul_grouped_kernel, signature, tuple(constants.items()), ("table_ptr",), options_of_compiler)
+    options = (("num_warps", 4), ("num_stages", stages), *overlap)
+    return Variant(matmul_grouped_kernel, signature, tuple(constants.items()), ("table_ptr",), options)

@@ -29,6 +29,9 @@ OUT_DTYPES = {
     "float8_e4m3fn": ("bfloat16", "float16", "float32"),
     "float8_e5m2": ("bfloat16", "float16", "float32"),
 }
+# How types of vectors, and the steps of scales, are told to the kernels; see `kernels.epilogue`.
+KINDS = {"": 0, "float16": 1, "bfloat16": 2, "float32": 3, "int32": 4}
+SCALE_STEPS = {"none": -1, "one": 0, "each": 1}
 # -128 × -128 × 133,000 is the last sum of int8 products sure to fit 31 bits, rounded down.
 MAX_INT8_K = 133_000
 
@@ -49,9 +52,11 @@ class Problem:
         precision: how float32 inputs are multiplied; `ieee` for all other dtypes.
         is_aligned_in: whether both inputs can be read in 16-byte pieces: rows start at multiples of 16 bytes and are
             whole multiples long.
-        is_aligned_out: the same for writing the output.
-        is_padded_in: whether rows of both inputs start at multiples of 16 bytes, which is all that descriptors need.
-        is_padded_out: the same for the output.
+        is_aligned_out: the same for the output, but for the length of its rows.
+        is_padded_in: whether descriptors can describe both inputs: rows start at multiples of 16 bytes.
+        has_rows_out: whether the elements of each row of the output follow one another.
+        is_boxed_out: whether a descriptor can store the output: its rows are also whole multiples long, since what
+            follows them is not ours.
     """
 
     m: int
@@ -66,7 +71,8 @@ class Problem:
     is_aligned_in: bool = True
     is_aligned_out: bool = True
     is_padded_in: bool = True
-    is_padded_out: bool = True
+    has_rows_out: bool = True
+    is_boxed_out: bool = True
 
     @property
     def flops(self) -> int:
@@ -82,7 +88,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Finish:
-    """What follows the product, as far as the binary depends on it.
+    """What follows the product. All but whether anything does is told to the kernels at run time.
 
     Attributes:
         bias_dtype: name of the bias' dtype, empty without a bias.
@@ -95,6 +101,38 @@ class Finish:
     a_scale: str = "none"
     b_scale: str = "none"
     activation: str = "none"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing follows."""
+        return self == Finish()
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a binary depends on beside its configuration. Families are few: `choice.members` lists them.
+
+    Attributes:
+        kernel: `pointer` or `tma`.
+        dtype: of the inputs.
+        precision: how float32 inputs are multiplied.
+        a_major: as in `Problem`; `any` for both operands when it is for one.
+        b_major: as in `Problem`.
+        store: `boxes` (through a descriptor), `pieces` (rows start at multiples of 16 bytes) or `elements`.
+        out_dtype: of the output (`tma`); empty where it is told at run time (`pointer`).
+        is_batched: whether descriptors have a batch dimension (`tma`).
+        is_plain: whether nothing follows the product (only told apart for the `boxes` of large products).
+    """
+
+    kernel: str
+    dtype: str
+    precision: str
+    a_major: str
+    b_major: str
+    store: str
+    out_dtype: str = ""
+    is_batched: bool = False
+    is_plain: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,29 +186,55 @@ def resolve_precision(precision: str, target: Target) -> str:
     return precision
 
 
+# Blocks for products without a matrix unit that is precise enough: a few rows, a small output, a large one.
+_FMA = (
+    Config("pointer", 16, 64, 64, num_warps=4, num_stages=3),
+    Config("pointer", 32, 32, 32, num_warps=4, num_stages=3),
+    Config("pointer", 64, 128, 32, num_warps=8, num_stages=3),
+)
+
+
+def fma_configs() -> tuple[Config, ...]:
+    """What `choose_fma` chooses from."""
+    return _FMA
+
+
 def choose_fma(problem: Problem) -> Config:
     """Blocks for products without a matrix unit that is precise enough."""
-    if problem.m <= 32:
-        return Config("pointer", 16, 64, 64, num_warps=4, num_stages=3)
-    if problem.m * problem.n < 512 * 512:
-        return Config("pointer", 32, 32, 32, num_warps=4, num_stages=3)
-    return Config("pointer", 64, 128, 32, num_warps=8, num_stages=3)
+    few, small, large = _FMA
+    if problem.m <= few.block_m * 2:
+        return few
+    return small if problem.m * problem.n < 512 * 512 else large
+
+
+def matrix_configs(dtype: str, *, is_aligned: bool) -> tuple[Config, ...]:
+    """Blocks of the pointer kernel on a matrix unit, by rising number of rows."""
+    few, many = (row_bytes // ITEM_BYTES[dtype] for row_bytes in (256, 128))
+    if not is_aligned:
+        # Elements come one by one through registers: larger blocks spill.
+        return (Config("pointer", 64, 64, many // 2, num_warps=4, num_stages=3),)
+    return (
+        Config("pointer", 16, 64, few, num_warps=4, num_stages=4),
+        Config("pointer", 32, 64, few, num_warps=4, num_stages=4),
+        Config("pointer", 64, 64, few, num_warps=4, num_stages=3),
+        Config("pointer", 64, 64, many, num_warps=4, num_stages=3),
+        Config("pointer", 128, 128, many, num_warps=8, num_stages=3),
+    )
 
 
 def choose_matrix(problem: Problem) -> Config:
     """Blocks of the pointer kernel on a matrix unit."""
-    row_bytes = 256 if problem.m <= 64 else 128
-    block_k = row_bytes // ITEM_BYTES[problem.dtype]
-    if not problem.is_aligned_in:
-        # Elements come one by one through registers: larger blocks spill.
-        return Config("pointer", 64, 64, block_k // 2, num_warps=4, num_stages=3)
-    if problem.m <= 16:
-        return Config("pointer", 16, 64, block_k, num_warps=4, num_stages=4)
-    if problem.m <= 32:
-        return Config("pointer", 32, 64, block_k, num_warps=4, num_stages=4)
-    if problem.m <= 64 or problem.m * problem.n * problem.batch <= 1024 * 1024:
-        return Config("pointer", 64, 64, block_k, num_warps=4, num_stages=3)
-    return Config("pointer", 128, 128, block_k, num_warps=8, num_stages=3)
+    configs = matrix_configs(problem.dtype, is_aligned=is_read_in_pieces(problem))
+    if len(configs) == 1:
+        return configs[0]
+    if problem.m <= 64:
+        return next(config for config in configs if problem.m <= config.block_m)
+    return configs[3] if problem.m * problem.n * problem.batch <= 1024 * 1024 else configs[4]
+
+
+def is_read_in_pieces(problem: Problem) -> bool:
+    """Whether the pointer kernel reads and writes `problem` 16 bytes at a time."""
+    return problem.is_aligned_in and problem.is_aligned_out and "any" not in (problem.a_major, problem.b_major)
 
 
 def split_k_for(problem: Problem, config: Config, target: Target) -> int:

@@ -7,7 +7,7 @@ All compute out = act((a @ b) * a_scale * b_scale + bias) over an (M, K) `a` and
 import triton
 import triton.language as tl
 
-from kernels.epilogue import finish
+from kernels.epilogue import finish_as, store_any, store_typed
 from kernels.overlap import await_previous
 
 
@@ -31,29 +31,39 @@ def tile_coordinates(tile, num_pid_m, num_pid_n, GROUP_M: tl.constexpr):
 
 
 @triton.jit
-def combine_splits(acc, partial_ptr, count_ptr, tile, split, SPLIT_K: tl.constexpr):
-    """Sum the partial products of one output tile in the program that arrives last.
+def load_part(first, within, part, splits):
+    """The `part`-th of the `splits` partial tiles that lie from `first` on, as another program wrote it; else zeros."""
+    SIZE: tl.constexpr = within.shape[0] * within.shape[1]
+    is_there = within < (splits - part) * SIZE
+    return tl.load(first + part * SIZE + within, mask=is_there, other=0, cache_modifier=".cg")
 
-    Each program stores its `acc`, then counts itself; the one that counts SPLIT_K adds all of them up in the order of
-    their numbers, so the result does not depend on who was last, and puts the counter back to 0 for the next launch.
-    Returns (acc, whether this program is the last and must store the tile).
+
+@triton.jit
+def combine_splits(acc, partial_ptr, count_ptr, tile):
+    """Sum the partial products of one output tile in the program that arrives last of the grid's second axis.
+
+    Each program stores its `acc`, then counts itself; the one that counts all adds the parts up in the order of their
+    numbers, so the result does not depend on who was last, and puts the counter back to 0 for the next launch.
+    Returns (acc, whether this program is the last and must store the tile). The others skip the work by masks alone:
+    nested branches around a tile are more than Triton's layout passes get right.
     """
-    BLOCK_M: tl.constexpr = acc.shape[0]
-    BLOCK_N: tl.constexpr = acc.shape[1]
-    within = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    first = tl.cast(tile, tl.int64) * (SPLIT_K * BLOCK_M * BLOCK_N)
-    mine = first + split * (BLOCK_M * BLOCK_N)
-    tl.store(partial_ptr + mine + within, acc)
+    SIZE: tl.constexpr = acc.shape[0] * acc.shape[1]
+    splits = tl.num_programs(1)
+    within = tl.arange(0, acc.shape[0])[:, None] * acc.shape[1] + tl.arange(0, acc.shape[1])[None, :]
+    first = partial_ptr + tl.cast(tile, tl.int64) * splits * SIZE
+    tl.store(first + tl.program_id(1) * SIZE + within, acc)
     # Every thread's part must be visible before one thread announces the whole.
     tl.debug_barrier()
     arrived = tl.atomic_add(count_ptr + tile, 1, sem="acq_rel", scope="gpu")
-    is_last = arrived == SPLIT_K - 1
-    if is_last:
-        acc = tl.load(partial_ptr + first + within, cache_modifier=".cg")
-        # Unrolled, so that the loads of all parts are in flight together.
-        for other in tl.static_range(1, SPLIT_K):
-            acc += tl.load(partial_ptr + first + other * (BLOCK_M * BLOCK_N) + within, cache_modifier=".cg")
-        tl.store(count_ptr + tile, 0)
+    is_last = arrived == splits - 1
+    there = tl.where(is_last, splits, 0)
+    acc = load_part(first, within, 0, there)
+    # Several at a time, so that their loads are in flight together; of large tiles two, since registers are few.
+    AT_ONCE: tl.constexpr = 2 if SIZE > 4096 else 5
+    for other in tl.range(1, there, AT_ONCE, num_stages=1):
+        for more in tl.static_range(AT_ONCE):
+            acc += load_part(first, within, other + more, there)
+    tl.store(count_ptr + tile, 0, mask=is_last)
     return acc, is_last
 
 
@@ -83,19 +93,18 @@ def matmul_kernel(
     stride_by,
     stride_oz,
     stride_oy,
+    out_kind,
+    bias_kind,
+    a_scale_step,
+    b_scale_step,
+    activation,
     A_MAJOR: tl.constexpr,
     B_MAJOR: tl.constexpr,
-    OUT_CONTIGUOUS: tl.constexpr,
+    IN_PIECES: tl.constexpr,
     M_UNIT: tl.constexpr,
     N_UNIT: tl.constexpr,
     K_UNIT: tl.constexpr,
     IN_UNIT: tl.constexpr,
-    OUT_UNIT: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    A_SCALE: tl.constexpr,
-    B_SCALE: tl.constexpr,
-    ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
     IMPRECISE_K: tl.constexpr,
     UPCAST: tl.constexpr,
@@ -104,14 +113,14 @@ def matmul_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
-    SPLIT_K: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Pointer kernel: any strides, any alignment, any sizes, batched.
 
-    Grid: (tiles × batch entries, SPLIT_K). One program computes BLOCK_M × BLOCK_N of one entry over its share of K.
-    Sizes come in units (M_UNIT…), strides in units of IN_UNIT or OUT_UNIT elements: multiplying by a constant is how
-    the compiler learns that they divide by it, without a recompilation for each value. A_MAJOR is "k", "m" or "any":
+    Grid: (tiles × batch entries, splits of K). One program computes BLOCK_M × BLOCK_N of one entry over its share of K.
+    Sizes come in units (M_UNIT…), strides in units of IN_UNIT elements: multiplying by a constant is how the compiler
+    learns that they divide by it, without a recompilation for each value. What follows the product is told at run time;
+    see `store_any` for it and for IN_PIECES. A_MAJOR is "k", "m" or "any":
     the dimension of `a` with stride 1; B_MAJOR likewise "n", "k" or "any". Batch entries are numbered over two
     dimensions, (outer z, inner y), with one stride each.
 
@@ -138,10 +147,8 @@ def matmul_kernel(
     inner = (entry % batch_inner).to(tl.int64)
     a_ptr += outer * (stride_az * IN_UNIT) + inner * (stride_ay * IN_UNIT)
     b_ptr += outer * (stride_bz * IN_UNIT) + inner * (stride_by * IN_UNIT)
-    out_ptr += outer * (stride_oz * OUT_UNIT) + inner * (stride_oy * OUT_UNIT)
 
-    num_k_blocks = tl.cdiv(k, BLOCK_K)
-    blocks_per_split = tl.cdiv(num_k_blocks, SPLIT_K)
+    blocks_per_split = tl.cdiv(tl.cdiv(k, BLOCK_K), tl.num_programs(1))
     first_k = split * blocks_per_split * BLOCK_K
     last_k = tl.minimum(k, first_k + blocks_per_split * BLOCK_K)
 
@@ -178,15 +185,9 @@ def matmul_kernel(
     ZERO: tl.constexpr = 0 if IS_INTEGER else 0.0
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.int32 if IS_INTEGER else tl.float32)
     for start in range(first_k, last_k, BLOCK_K):
-        if EVEN_K:
-            a_mask = a_rows
-            b_mask = b_columns
-        else:
-            in_k = offs_k < last_k - start
-            a_mask = a_rows & in_k[None, :]
-            b_mask = b_columns & in_k[:, None]
-        a = tl.load(a_ptrs) if EVEN_K and A_MAJOR != "m" else tl.load(a_ptrs, mask=a_mask, other=ZERO)
-        b = tl.load(b_ptrs) if EVEN_K and B_MAJOR != "n" else tl.load(b_ptrs, mask=b_mask, other=ZERO)
+        in_k = offs_k < last_k - start
+        a = tl.load(a_ptrs, mask=a_rows & in_k[None, :], other=ZERO)
+        b = tl.load(b_ptrs, mask=b_columns & in_k[:, None], other=ZERO)
         if UPCAST:
             # Triton's interpreter multiplies the bit patterns of bfloat16.
             acc = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
@@ -200,31 +201,29 @@ def matmul_kernel(
         a_ptrs += step_a
         b_ptrs += step_b
 
-    is_last = True
-    if SPLIT_K > 1:
-        acc, is_last = combine_splits(acc, partial_ptr, count_ptr, pid, split, SPLIT_K)
-    if is_last:
-        OUT_TYPE: tl.constexpr = out_ptr.dtype.element_ty
-        out = finish(
-            acc,
-            offs_m,
-            offs_n,
-            m,
-            n,
-            bias_ptr,
-            a_scale_ptr,
-            b_scale_ptr,
-            HAS_BIAS,
-            A_SCALE,
-            B_SCALE,
-            ACTIVATION,
-            OUT_TYPE,
-        )
-        if OUT_CONTIGUOUS:
-            out_ptrs = out_ptr + offs_m.to(tl.int64)[:, None] * (stride_om * OUT_UNIT) + offs_n[None, :]
-        else:
-            out_ptrs = out_ptr + offs_m.to(tl.int64)[:, None] * stride_om + offs_n.to(tl.int64)[None, :] * stride_on
-        tl.store(out_ptrs, out, mask=(offs_m < m)[:, None] & (offs_n < n)[None, :])
+    is_last = tl.num_programs(1) == 1
+    if not is_last:
+        acc, is_last = combine_splits(acc, partial_ptr, count_ptr, pid)
+    store_any(
+        acc,
+        offs_m,
+        offs_n,
+        tl.where(is_last, m, 0),
+        n,
+        out_ptr,
+        bias_ptr,
+        a_scale_ptr,
+        b_scale_ptr,
+        out_kind,
+        bias_kind,
+        a_scale_step,
+        b_scale_step,
+        activation,
+        outer * stride_oz + inner * stride_oy,
+        stride_om,
+        stride_on,
+        IN_PIECES,
+    )
 
 
 @triton.jit
@@ -248,6 +247,14 @@ def store_box(desc, entry, row, column, box, IS_BATCHED: tl.constexpr):
 
 
 @triton.jit
+def half_of(tile, HALF: tl.constexpr):
+    """The first or second half of the columns of `tile`."""
+    pairs = tile.reshape(tile.shape[0], 2, tile.shape[1] // 2).permute(0, 2, 1)
+    first, second = tl.split(pairs)
+    return first if HALF == 0 else second
+
+
+@triton.jit
 def matmul_tma_kernel(
     a_desc,
     b_desc,
@@ -266,15 +273,16 @@ def matmul_tma_kernel(
     step_b,
     stride_oz,
     stride_om,
+    bias_kind,
+    a_scale_step,
+    b_scale_step,
+    activation,
     A_MAJOR: tl.constexpr,
     B_MAJOR: tl.constexpr,
     IS_BATCHED: tl.constexpr,
     STORE_BOXES: tl.constexpr,
-    OUT_UNIT: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    A_SCALE: tl.constexpr,
-    B_SCALE: tl.constexpr,
-    ACTIVATION: tl.constexpr,
+    IN_PIECES: tl.constexpr,
+    IS_PLAIN: tl.constexpr,
     PRECISION: tl.constexpr,
     IMPRECISE_K: tl.constexpr,
     UPCAST: tl.constexpr,
@@ -283,7 +291,6 @@ def matmul_tma_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
-    SPLIT_K: tl.constexpr,
     IS_SWAPPED: tl.constexpr,
     HALVES: tl.constexpr,
     FLATTEN: tl.constexpr,
@@ -291,22 +298,26 @@ def matmul_tma_kernel(
 ):
     """Descriptor kernel: operands whose rows start at multiples of 16 bytes, copied to shared memory by hardware.
 
-    Grid: (programs, SPLIT_K). Each program takes every `programs`-th tile of BLOCK_M × BLOCK_N over all batch entries;
+    Grid: (programs, splits of K). Each program takes every `programs`-th tile of BLOCK_M × BLOCK_N over all batch entries;
     with as many programs as multiprocessors the loads of a program's next tile overlap the store of its last. Reads
     past the end give zero in both operands, so nothing is masked and padding is never summed.
 
     A_MAJOR and B_MAJOR name the contiguous dimension, as in `matmul_kernel`. IS_SWAPPED computes the tile's transpose,
-    which lets BLOCK_M be 16 while the matrix unit still takes its 64 rows from `b`. STORE_BOXES stores through a
-    descriptor, in HALVES parts of the tile so that the staging buffer leaves room for another stage of operands.
+    which lets BLOCK_M be 16 while the matrix unit still takes its 64 rows from `b`. STORE_BOXES stores OUT_TYPE through
+    a descriptor, in HALVES parts of the tile so that the staging buffer leaves room for another stage of operands; K is
+    then not split, and IS_PLAIN says that nothing follows the product. Without boxes `store_typed` stores.
     """
     await_previous(OVERLAP)
     num_pid_m = tl.cdiv(m, BLOCK_M)
     num_pid_n = tl.cdiv(n, BLOCK_N)
     tiles_of_entry = num_pid_m * num_pid_n
-    split = tl.program_id(1)
-    steps = tl.cdiv(tl.cdiv(k, BLOCK_K), SPLIT_K)
-    first_step = split * steps
-    last_step = tl.minimum(first_step + steps, tl.cdiv(k, BLOCK_K))
+    if STORE_BOXES:
+        first_step = 0
+        last_step = tl.cdiv(k, BLOCK_K)
+    else:
+        steps = tl.cdiv(tl.cdiv(k, BLOCK_K), tl.num_programs(1))
+        first_step = tl.program_id(1) * steps
+        last_step = tl.minimum(first_step + steps, tl.cdiv(k, BLOCK_K))
     IS_INTEGER: tl.constexpr = a_desc.dtype == tl.int8
     ACC_TYPE: tl.constexpr = tl.int32 if IS_INTEGER else tl.float32
     for tile in tl.range(tl.program_id(0), tiles_of_entry * batch, tl.num_programs(0), flatten=FLATTEN):
@@ -341,60 +352,48 @@ def matmul_tma_kernel(
                 acc = tl.dot(left, right, acc, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE_K)
         if IS_SWAPPED:
             acc = acc.T
-        is_last = True
-        if SPLIT_K > 1:
-            acc, is_last = combine_splits(acc, partial_ptr, count_ptr, tile, split, SPLIT_K)
         offs_m = row + tl.arange(0, BLOCK_M)
-        if is_last:
-            if STORE_BOXES and HALVES == 2:
-                pair = acc.reshape(BLOCK_M, 2, BLOCK_N // 2).permute(0, 2, 1)
-                first, second = tl.split(pair)
-                for half in tl.static_range(2):
-                    at_n = column + half * (BLOCK_N // 2)
-                    offs_n = at_n + tl.arange(0, BLOCK_N // 2)
-                    part = first if half == 0 else second
-                    out = finish(
+        if STORE_BOXES:
+            for half in tl.static_range(HALVES):
+                at_n = column + half * (BLOCK_N // HALVES)
+                part = half_of(acc, half) if HALVES == 2 else acc
+                if not IS_PLAIN:
+                    part = finish_as(
                         part,
                         offs_m,
-                        offs_n,
+                        at_n + tl.arange(0, BLOCK_N // HALVES),
                         m,
                         n,
                         bias_ptr,
                         a_scale_ptr,
                         b_scale_ptr,
-                        HAS_BIAS,
-                        A_SCALE,
-                        B_SCALE,
-                        ACTIVATION,
+                        bias_kind,
+                        a_scale_step,
+                        b_scale_step,
+                        activation,
                         OUT_TYPE,
                     )
-                    store_box(out_desc, entry, row, at_n, out, IS_BATCHED)
-            else:
-                offs_n = column + tl.arange(0, BLOCK_N)
-                out = finish(
-                    acc,
-                    offs_m,
-                    offs_n,
-                    m,
-                    n,
-                    bias_ptr,
-                    a_scale_ptr,
-                    b_scale_ptr,
-                    HAS_BIAS,
-                    A_SCALE,
-                    B_SCALE,
-                    ACTIVATION,
-                    OUT_TYPE,
-                )
-                if STORE_BOXES:
-                    store_box(out_desc, entry, row, column, out, IS_BATCHED)
-                else:
-                    first_row = tl.cast(entry, tl.int64) * (stride_oz * OUT_UNIT)
-                    rows = first_row + offs_m.to(tl.int64) * (stride_om * OUT_UNIT)
-                    out_ptrs = out_ptr + rows[:, None] + offs_n[None, :]
-                    in_rows = (offs_m < m)[:, None]
-                    # Whole pieces of a row are stored as such, what is left of it element by element.
-                    n_whole = (n // OUT_UNIT) * OUT_UNIT
-                    tl.store(out_ptrs, out, mask=in_rows & (offs_n < n_whole)[None, :])
-                    if n_whole < n:
-                        tl.store(out_ptrs, out, mask=in_rows & ((offs_n >= n_whole) & (offs_n < n))[None, :])
+                store_box(out_desc, entry, row, at_n, part.to(OUT_TYPE), IS_BATCHED)
+        else:
+            is_last = tl.num_programs(1) == 1
+            if not is_last:
+                acc, is_last = combine_splits(acc, partial_ptr, count_ptr, tile)
+            offs_n = column + tl.arange(0, BLOCK_N)
+            out = finish_as(
+                acc,
+                offs_m,
+                offs_n,
+                m,
+                n,
+                bias_ptr,
+                a_scale_ptr,
+                b_scale_ptr,
+                bias_kind,
+                a_scale_step,
+                b_scale_step,
+                activation,
+                OUT_TYPE,
+            )
+            first = tl.cast(entry, tl.int64) * stride_oz
+            mine = tl.where(is_last, m, 0)
+            store_typed(out_ptr, out, offs_m, offs_n, mine, n, first, stride_om, 1, OUT_TYPE, IN_PIECES)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from kernels.launching import Descriptor, Kept, Launch, current_stream
-from kernels.matmul.choice import choose
-from kernels.matmul.configs import ITEM_BYTES, Config, Finish, Problem, cdiv
-from kernels.matmul.variants import box_shapes, build, tma_out_unit, units_of
+from kernels.matmul.choice import choose, family_of
+from kernels.matmul.configs import ACTIVATIONS, ITEM_BYTES, KINDS, SCALE_STEPS, Config, Family, Finish, Problem, cdiv
+from kernels.matmul.variants import box_shapes, build, units_of
 from kernels.matmul.view import Dtypes, Extent, Strides, View, problem_of, view_of
 from kernels.targets import Target, current
 from kernels.workspace import workspace
@@ -50,9 +50,12 @@ class PreparedMatmul:
         target = current(index)
         self.config = config
         self.problem = problem
+        family = family_of(problem, config, is_plain=finish.is_plain)
         is_tma = config.kernel == "tma"
-        values = _descriptor_values(view, problem, config) if is_tma else _pointer_values(view, problem)
-        variant = build(problem, finish, config, target)
+        values = _descriptor_values(view, problem, config, family) if is_tma else _pointer_values(view, family)
+        values |= _told(view, problem, finish, family)
+        self.variant = variant = build(family, config, target)
+        values = {name: values[name] for name, _ in variant.signature if name in values}
         self._launch = Launch(variant, target, _grid(problem, config, target), values, index)
         self._device = device
         self._index = index
@@ -134,7 +137,8 @@ def prepare(
             return None
         dtypes = Dtypes(_name(a.dtype), _name(out.dtype), precision)
         problem = problem_of(view, dtypes, is_in_aligned=alignment[0], is_out_aligned=alignment[1])
-        return PreparedMatmul(view, problem, finish, config or choose(problem, current(a.get_device())), a.device)
+        chosen = config or choose(problem, current(a.get_device()), is_plain=finish.is_plain)
+        return PreparedMatmul(view, problem, finish, chosen, a.device)
 
     return _kept.get(key, make)
 
@@ -154,20 +158,37 @@ def _grid(problem: Problem, config: Config, target: Target) -> tuple[int, int, i
     return min(tiles, target.num_sms) if config.is_persistent else tiles, config.split_k, 1
 
 
-def _pointer_values(view: View, problem: Problem) -> dict[str, Any]:
-    units = units_of(problem)
+def _told(view: View, problem: Problem, finish: Finish, family: Family) -> dict[str, Any]:
+    """What follows the product and how the output lies: what both kernels are told at run time."""
+    unit = 16 // ITEM_BYTES[problem.out_dtype] if family.store == "pieces" else 1
+    return {
+        "out_kind": KINDS[problem.out_dtype],
+        "bias_kind": KINDS[finish.bias_dtype],
+        "a_scale_step": SCALE_STEPS[finish.a_scale],
+        "b_scale_step": SCALE_STEPS[finish.b_scale],
+        "activation": ACTIVATIONS.index(finish.activation),
+        "stride_oz": view.out[1 if family.kernel == "tma" else 0] // unit,
+        "stride_oy": view.out[1] // unit,
+        "stride_om": view.out[2] // unit,
+        "stride_on": view.out[3],
+    }
+
+
+def _pointer_values(view: View, family: Family) -> dict[str, Any]:
+    units = units_of(family)
     names = ("az", "ay", "am", "ak", "bz", "by", "bk", "bn")
     strides = dict(zip(names, (*view.a, *view.b), strict=True))
     values = {f"stride_{name}": stride // units["in"] for name, stride in strides.items()}
-    outs = dict(zip(("oz", "oy", "om", "on"), view.out, strict=True))
-    values |= {f"stride_{name}": stride // units["out"] for name, stride in outs.items()}
-    values |= {"m": cdiv(view.m, units["m"]), "n": cdiv(view.n, units["n"]), "k": cdiv(view.k, units["k"])}
-    return values | {"batch_inner": view.batch[1]}
+    return values | {
+        "m": cdiv(view.m, units["m"]),
+        "n": cdiv(view.n, units["n"]),
+        "k": cdiv(view.k, units["k"]),
+        "batch_inner": view.batch[1],
+    }
 
 
-def _descriptor_values(view: View, problem: Problem, config: Config) -> dict[str, Any]:
-    out_unit = tma_out_unit(problem, config)
-    boxes = box_shapes(problem, config)
+def _descriptor_values(view: View, problem: Problem, config: Config, family: Family) -> dict[str, Any]:
+    boxes = box_shapes(family, config)
     m, n, k = view.m, view.n, view.k
     a_rows = (m, k) if problem.a_major == "k" else (k, m)
     b_rows = (k, n) if problem.b_major == "n" else (n, k)
@@ -181,11 +202,11 @@ def _descriptor_values(view: View, problem: Problem, config: Config) -> dict[str
         "batch": problem.batch,
         "step_a": int(view.a[1] != 0),
         "step_b": int(view.b[1] != 0),
-        "stride_oz": view.out[1] // out_unit,
-        "stride_om": view.out[2] // out_unit,
     }
-    out = _descriptor((m, n), view.out, view.batch[1], boxes["out"], ITEM_BYTES[problem.out_dtype])
-    return values | {"out_desc": out}
+    if family.store == "boxes":
+        out_bytes = ITEM_BYTES[problem.out_dtype]
+        values["out_desc"] = _descriptor((m, n), view.out, view.batch[1], boxes["out"], out_bytes)
+    return values
 
 
 def _descriptor(

@@ -121,9 +121,13 @@ def problem_of(view: View, dtypes: Dtypes, *, is_in_aligned: bool, is_out_aligne
         *(view.m, view.n, view.k, math.prod(view.batch)),
         *(dtypes.inputs, dtypes.out, majors["a"], majors["b"], dtypes.precision),
         is_aligned_in=starts_in and fills_in,
-        is_aligned_out=starts_out and view.n % out_unit == 0,
+        is_aligned_out=starts_out,
         is_padded_in=starts_in and view.batch[0] == 1 and _has_boxes(view, majors),
-        is_padded_out=starts_out and view.batch[0] == 1 and _is_spread(view.out[2], view.n, view.m),
+        has_rows_out=view.out[3] == 1,
+        is_boxed_out=starts_out
+        and view.n % out_unit == 0
+        and view.batch[0] == 1
+        and _is_spread(view.out[2], view.n, view.m),
     )
 
 

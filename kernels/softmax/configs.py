@@ -6,12 +6,15 @@ and when rows are too few to occupy the device each is split over programs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from kernels.tables import is_tuned, table_for
 from kernels.targets import Target
 
-DTYPES = ("float16", "bfloat16", "float32")
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+DTYPES = tuple(ITEM_BYTES)
 # How many parts of one row the merging kernel holds.
 MAX_SPLITS = 512
 # Elements of a row that one program can hold.
@@ -29,7 +32,6 @@ class Problem:
         out_dtype: name of the output's dtype.
         is_contiguous: whether elements of a row follow one another, in input and output.
         is_aligned: whether rows can be read and written in 16-byte pieces.
-        is_flat: whether all rows lie one stride apart.
     """
 
     rows: int
@@ -38,7 +40,6 @@ class Problem:
     out_dtype: str
     is_contiguous: bool = True
     is_aligned: bool = True
-    is_flat: bool = True
 
 
 @dataclass(frozen=True)
@@ -46,15 +47,13 @@ class Config:
     """Blocks and compiler options of one launch.
 
     Attributes:
-        kernel: `row` (whole rows in registers), `stream` (the same, row after row), `loop` (a row read twice),
-            `team` (a row in the registers of several programs), `split` (a row over several programs, read twice) or
-            `column` (rows lie across memory).
+        kernel: `row` (whole rows in registers), `loop` (a row read twice), `team` (a row in the registers of several
+            programs), `split` (a row over several programs, read twice) or `column` (rows lie across memory).
         block_rows: rows of one program.
         block_n: elements of a row held at a time.
         num_warps: warps of one program.
         splits: programs of one row, for `split` and `team`.
-        num_stages: rows in flight, for `stream`.
-        programs_per_sm: programs on each multiprocessor, for `stream` and `team`.
+        programs_per_sm: programs on each multiprocessor, for `team`.
     """
 
     kernel: str
@@ -62,8 +61,12 @@ class Config:
     block_n: int
     num_warps: int
     splits: int = 1
-    num_stages: int = 1
     programs_per_sm: int = 1
+
+
+_LOOP = Config("loop", 1, 4096, 8)
+_SPLIT = Config("split", 1, 4096, 8)
+_COLUMN = Config("column", 32, 32, 4)
 
 
 def choose(problem: Problem, target: Target) -> Config:
@@ -71,15 +74,34 @@ def choose(problem: Problem, target: Target) -> Config:
     if target.backend == "interpreter":
         return _choose_interpreted(problem)
     if not problem.is_contiguous:
-        return Config("column", 32, 32, 4)
+        return _COLUMN
     is_long = problem.n > LONGEST_ROW or (problem.n >= LONGEST_ROW // 2 and 2 * problem.rows <= target.num_sms)
     return _choose_long(problem, target) if is_long else _choose_whole(problem, target)
+
+
+def members(target: Target) -> Iterator[tuple[Problem, Config]]:
+    """For every binary that `choose` can ask for on `target`, a problem and a configuration that stand for it."""
+    if target.backend == "interpreter":
+        yield from _interpreted_members()
+        return
+    for dtype, out_dtype in itertools.product(DTYPES, DTYPES):
+        yield Problem(1, 1, dtype, out_dtype, is_contiguous=False, is_aligned=False), _COLUMN
+        for is_aligned in (True, False):
+            problem = Problem(1, 1, dtype, out_dtype, is_aligned=is_aligned)
+            block_n = power_of_two(1)
+            while block_n <= LONGEST_ROW:
+                yield problem, _choose_whole(replace(problem, n=block_n), target)
+                block_n *= 2
+            yield from ((problem, config) for config in (_LOOP, _SPLIT))
+            # Up to 16 programs of a row are merged by one binary, more by another.
+            for rows in (2, 32):
+                yield problem, _choose_long(replace(problem, n=rows * LONGEST_ROW), target)
 
 
 def _choose_whole(problem: Problem, target: Target) -> Config:
     """Rows whole in registers, as measured for the next power of two, else 16 elements a thread."""
     block_n = power_of_two(problem.n)
-    measured = table_for(target).get("softmax", {}).get("rows", {}).get(str(_item_bytes(problem)), ())
+    measured = table_for(target).get("softmax", {}).get("rows", {}).get(str(ITEM_BYTES[problem.dtype]), ())
     for entry in measured:
         if entry["block_n"] == max(block_n, measured[0]["block_n"]):
             block_rows = entry["block_rows"] * entry["block_n"] // block_n
@@ -91,24 +113,30 @@ def _choose_whole(problem: Problem, target: Target) -> Config:
 
 def _choose_long(problem: Problem, target: Target) -> Config:
     """A row over a team of programs where they can be kept together, else read twice."""
-    entry = table_for(target).get("softmax", {}).get("team", {}).get(str(_item_bytes(problem)))
+    entry = table_for(target).get("softmax", {}).get("team", {}).get(str(ITEM_BYTES[problem.dtype]))
     if entry is not None:
         team = -(-problem.n // entry["block_n"])
         # How many programs fit beside one another was only measured on the table's own device.
         programs_per_sm = entry["programs_per_sm"] if is_tuned(target) else 1
         if team <= min(MAX_SPLITS, target.num_sms * programs_per_sm):
-            return Config("team", 1, entry["block_n"], entry["num_warps"], team, 1, programs_per_sm)
+            return Config("team", 1, entry["block_n"], entry["num_warps"], team, programs_per_sm)
     splits = _splits(problem, target)
-    return Config("split", 1, 4096, 8, splits) if splits > 1 else Config("loop", 1, 4096, 8)
-
-
-def _item_bytes(problem: Problem) -> int:
-    return 4 if problem.dtype == "float32" else 2
+    return replace(_SPLIT, splits=splits) if splits > 1 else _LOOP
 
 
 def power_of_two(amount: int) -> int:
     """The smallest power of two that is at least `amount`, and at least 16."""
     return max(16, 1 << (amount - 1).bit_length())
+
+
+def _interpreted_members() -> Iterator[tuple[Problem, Config]]:
+    for dtype, out_dtype, is_aligned in itertools.product(DTYPES, DTYPES, (True, False)):
+        problem = Problem(1, 1, dtype, out_dtype, is_aligned=is_aligned)
+        for rows, n in ((2, 16), (2, 32), (2, 64), (1, 65), (2, 65)):
+            yield problem, _choose_interpreted(replace(problem, rows=rows, n=n))
+        if not is_aligned:
+            apart = replace(problem, is_contiguous=False)
+            yield apart, _choose_interpreted(apart)
 
 
 def _choose_interpreted(problem: Problem) -> Config:

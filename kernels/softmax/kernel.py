@@ -1,8 +1,8 @@
 """The softmax kernels: jit bodies only.
 
-All compute out = e^(x - max) / Σ e^(x - max) along one dimension of N elements, or x - max - ln Σ e^(x - max) with LOG,
-in fp32. Rows are numbered over two dimensions (outer, inner) with one stride each. About 5·rows·N flops; rows·N·(input
-size + output size) bytes at least.
+All compute out = e^(x - max) / Σ e^(x - max) along one dimension of N elements, or x - max - ln Σ e^(x - max) with
+`is_log`, in fp32. Rows are numbered over two dimensions (outer, inner) with one stride each. About 5·rows·N flops;
+rows·N·(input size + output size) bytes at least.
 
 A row of -inf, a +inf or a NaN gives NaN by the formula itself, as in PyTorch: the maximum is then ±inf or NaN and
 x - max is NaN somewhere. The maximum need not carry NaN, since e^NaN in the sum does.
@@ -15,17 +15,11 @@ from kernels.overlap import await_previous
 
 
 @triton.jit
-def row_offsets(row, rows_inner, stride_outer, stride_inner, UNIT: tl.constexpr, IS_FLAT: tl.constexpr):
-    """Offset of the first element of each row, in elements; strides come in UNITs, which tells how they divide.
-
-    IS_FLAT says that all rows lie one inner stride apart, which saves a division.
-    """
-    row = tl.cast(row, tl.int64)
-    if IS_FLAT:
-        offsets = row * (stride_inner * UNIT)
-    else:
-        offsets = (row // rows_inner) * (stride_outer * UNIT) + (row % rows_inner) * (stride_inner * UNIT)
-    return offsets
+def row_offsets(row, rows_inner, stride_outer, stride_inner, UNIT: tl.constexpr):
+    """Offset of the first element of each row, in elements; strides come in UNITs, which tells how they divide."""
+    outer = (row // rows_inner).to(tl.int64)
+    inner = (row % rows_inner).to(tl.int64)
+    return (outer * stride_outer + inner * stride_inner) * UNIT
 
 
 @triton.jit
@@ -49,11 +43,13 @@ def merge_lanes(top, total, AXIS: tl.constexpr):
 
 
 @triton.jit
-def normalise(x, top, total, LOG: tl.constexpr):
+def normalise(x, top, total, is_log):
     """The result for `x` of a row with maximum `top` and Σ e^(x - top) = `total`."""
-    if LOG:
-        return x - top - tl.log(total)
-    return tl.exp(x - top) / total
+    if is_log:  # noqa: SIM108 - Triton has a conditional expression for constants only
+        out = x - top - tl.log(total)
+    else:
+        out = tl.exp(x - top) / total
+    return out
 
 
 @triton.jit
@@ -67,62 +63,25 @@ def softmax_row_kernel(
     stride_xi,
     stride_oo,
     stride_oi,
-    X_UNIT: tl.constexpr,
-    OUT_UNIT: tl.constexpr,
-    N_UNIT: tl.constexpr,
-    LOG: tl.constexpr,
+    is_log,
+    UNIT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    IS_FLAT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Rows whole in registers: one read, one write. Grid: (ceil(rows / BLOCK_ROWS),)."""
     await_previous(OVERLAP)
-    n = n * N_UNIT
-    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    n = n * UNIT
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     offs_n = tl.arange(0, BLOCK_N)
     mask = (row < rows)[:, None] & (offs_n < n)[None, :]
-    from_x = row_offsets(row, rows_inner, stride_xo, stride_xi, X_UNIT, IS_FLAT)
+    from_x = row_offsets(row, rows_inner, stride_xo, stride_xi, UNIT)
     x = tl.load(x_ptr + from_x[:, None] + offs_n[None, :], mask=mask, other=-float("inf")).to(tl.float32)
     top = tl.max(x, axis=1)
     total = tl.sum(tl.exp(x - top[:, None]), axis=1)
-    out = normalise(x, top[:, None], total[:, None], LOG)
-    from_out = row_offsets(row, rows_inner, stride_oo, stride_oi, OUT_UNIT, IS_FLAT)
+    out = normalise(x, top[:, None], total[:, None], is_log)
+    from_out = row_offsets(row, rows_inner, stride_oo, stride_oi, UNIT)
     tl.store(out_ptr + from_out[:, None] + offs_n[None, :], out.to(out_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def softmax_stream_kernel(
-    x_ptr,
-    out_ptr,
-    rows,
-    n,
-    rows_inner,
-    stride_xo,
-    stride_xi,
-    stride_oo,
-    stride_oi,
-    X_UNIT: tl.constexpr,
-    OUT_UNIT: tl.constexpr,
-    N_UNIT: tl.constexpr,
-    LOG: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    NUM_STAGES: tl.constexpr,
-    IS_FLAT: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    """Row after row in each program, the next ones on their way to shared memory meanwhile. Grid: (programs,)."""
-    await_previous(OVERLAP)
-    n = n * N_UNIT
-    offs_n = tl.arange(0, BLOCK_N)
-    mask = offs_n < n
-    for row in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=NUM_STAGES):
-        from_x = row_offsets(row, rows_inner, stride_xo, stride_xi, X_UNIT, IS_FLAT)
-        x = tl.load(x_ptr + from_x + offs_n, mask=mask, other=-float("inf")).to(tl.float32)
-        top = tl.max(x, axis=0)
-        total = tl.sum(tl.exp(x - top), axis=0)
-        to_out = row_offsets(row, rows_inner, stride_oo, stride_oi, OUT_UNIT, IS_FLAT)
-        tl.store(out_ptr + to_out + offs_n, normalise(x, top, total, LOG).to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -139,13 +98,13 @@ def scan(x_ptr, first, last, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def write(x_ptr, out_ptr, first, last, top, total, LOG: tl.constexpr, BLOCK_N: tl.constexpr):
+def write(x_ptr, out_ptr, first, last, top, total, is_log, BLOCK_N: tl.constexpr):
     """Store the results of the elements from `first` to `last` of a row with `top` and `total`."""
     offs_n = tl.arange(0, BLOCK_N)
     for start in range(first, last, BLOCK_N):
         offs = start + offs_n
         x = tl.load(x_ptr + offs, mask=offs < last, other=-float("inf")).to(tl.float32)
-        tl.store(out_ptr + offs, normalise(x, top, total, LOG).to(out_ptr.dtype.element_ty), mask=offs < last)
+        tl.store(out_ptr + offs, normalise(x, top, total, is_log).to(out_ptr.dtype.element_ty), mask=offs < last)
 
 
 @triton.jit
@@ -158,22 +117,19 @@ def softmax_loop_kernel(
     stride_xi,
     stride_oo,
     stride_oi,
-    X_UNIT: tl.constexpr,
-    OUT_UNIT: tl.constexpr,
-    N_UNIT: tl.constexpr,
-    LOG: tl.constexpr,
+    is_log,
+    UNIT: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    IS_FLAT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """A long row read twice, the second time from L2 while it lasts. Grid: (rows,)."""
     await_previous(OVERLAP)
-    n = n * N_UNIT
+    n = n * UNIT
     row = tl.program_id(0)
-    x_ptr += row_offsets(row, rows_inner, stride_xo, stride_xi, X_UNIT, IS_FLAT)
-    out_ptr += row_offsets(row, rows_inner, stride_oo, stride_oi, OUT_UNIT, IS_FLAT)
+    x_ptr += row_offsets(row, rows_inner, stride_xo, stride_xi, UNIT)
+    out_ptr += row_offsets(row, rows_inner, stride_oo, stride_oi, UNIT)
     top, total = scan(x_ptr, 0, n, BLOCK_N)
-    write(x_ptr, out_ptr, 0, n, top, total, LOG, BLOCK_N)
+    write(x_ptr, out_ptr, 0, n, top, total, is_log, BLOCK_N)
 
 
 @triton.jit
@@ -185,10 +141,8 @@ def softmax_partial_kernel(
     stride_xo,
     stride_xi,
     blocks_per_split,
-    X_UNIT: tl.constexpr,
-    N_UNIT: tl.constexpr,
+    UNIT: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    IS_FLAT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """First half of a row split over programs: each part's maximum and sum. Grid: (rows, splits).
@@ -196,10 +150,10 @@ def softmax_partial_kernel(
     `partial_ptr` is (rows, splits, 2) float32.
     """
     await_previous(OVERLAP)
-    n = n * N_UNIT
+    n = n * UNIT
     row = tl.program_id(0)
     part = tl.program_id(1)
-    x_ptr += row_offsets(row, rows_inner, stride_xo, stride_xi, X_UNIT, IS_FLAT)
+    x_ptr += row_offsets(row, rows_inner, stride_xo, stride_xi, UNIT)
     first = part * blocks_per_split * BLOCK_N
     top, total = scan(x_ptr, first, tl.minimum(n, first + blocks_per_split * BLOCK_N), BLOCK_N)
     place = partial_ptr + (row.to(tl.int64) * tl.num_programs(1) + part) * 2 + tl.arange(0, 1)
@@ -219,18 +173,15 @@ def softmax_apply_kernel(
     stride_oo,
     stride_oi,
     blocks_per_split,
-    X_UNIT: tl.constexpr,
-    OUT_UNIT: tl.constexpr,
-    N_UNIT: tl.constexpr,
-    LOG: tl.constexpr,
+    is_log,
+    UNIT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
-    IS_FLAT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Second half: every program merges the parts of its row and writes one of them. Grid: (rows, splits)."""
     await_previous(OVERLAP)
-    n = n * N_UNIT
+    n = n * UNIT
     row = tl.program_id(0)
     part = tl.program_id(1)
     splits = tl.num_programs(1)
@@ -239,11 +190,11 @@ def softmax_apply_kernel(
     tops = tl.load(place, mask=others < splits, other=-float("inf"))
     totals = tl.load(place + 1, mask=others < splits, other=0.0)
     top, total = merge_lanes(tops, totals, 0)
-    x_ptr += row_offsets(row, rows_inner, stride_xo, stride_xi, X_UNIT, IS_FLAT)
-    out_ptr += row_offsets(row, rows_inner, stride_oo, stride_oi, OUT_UNIT, IS_FLAT)
+    x_ptr += row_offsets(row, rows_inner, stride_xo, stride_xi, UNIT)
+    out_ptr += row_offsets(row, rows_inner, stride_oo, stride_oi, UNIT)
     first = part * blocks_per_split * BLOCK_N
     last = tl.minimum(n, first + blocks_per_split * BLOCK_N)
-    write(x_ptr, out_ptr, first, last, top, total, LOG, BLOCK_N)
+    write(x_ptr, out_ptr, first, last, top, total, is_log, BLOCK_N)
 
 
 @triton.jit
@@ -259,18 +210,17 @@ def softmax_column_kernel(
     stride_oo,
     stride_oi,
     stride_on,
-    LOG: tl.constexpr,
+    is_log,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    IS_FLAT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Rows whose elements lie apart: neighbouring rows are read side by side. Grid: (ceil(rows / BLOCK_ROWS),)."""
     await_previous(OVERLAP)
-    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     offs_n = tl.arange(0, BLOCK_N).to(tl.int64)
-    x_ptrs = x_ptr + row_offsets(row, rows_inner, stride_xo, stride_xi, 1, IS_FLAT)[None, :]
-    out_ptrs = out_ptr + row_offsets(row, rows_inner, stride_oo, stride_oi, 1, IS_FLAT)[None, :]
+    x_ptrs = x_ptr + row_offsets(row, rows_inner, stride_xo, stride_xi, 1)[None, :]
+    out_ptrs = out_ptr + row_offsets(row, rows_inner, stride_oo, stride_oi, 1)[None, :]
     in_rows = (row < rows)[None, :]
     top = tl.full((BLOCK_N, BLOCK_ROWS), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK_N, BLOCK_ROWS), tl.float32)
@@ -283,7 +233,7 @@ def softmax_column_kernel(
         offs = (start + offs_n)[:, None]
         mask = in_rows & (offs < n)
         x = tl.load(x_ptrs + offs * stride_xn, mask=mask, other=-float("inf")).to(tl.float32)
-        tl.store(out_ptrs + offs * stride_on, normalise(x, top, total, LOG).to(out_ptr.dtype.element_ty), mask=mask)
+        tl.store(out_ptrs + offs * stride_on, normalise(x, top, total, is_log).to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -300,13 +250,10 @@ def softmax_team_kernel(
     stride_oo,
     stride_oi,
     team_size,
-    X_UNIT: tl.constexpr,
-    OUT_UNIT: tl.constexpr,
-    N_UNIT: tl.constexpr,
-    LOG: tl.constexpr,
+    is_log,
+    UNIT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MAX_TEAM: tl.constexpr,
-    IS_FLAT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """A long row held in the registers of a team of programs, so that it is read once. Grid: (teams × team_size,).
@@ -317,7 +264,7 @@ def softmax_team_kernel(
     others still read. `count_ptr` is (teams,) int32 of arrivals, zero before and after the launch.
     """
     await_previous(OVERLAP)
-    n = n * N_UNIT
+    n = n * UNIT
     team = tl.program_id(0) // team_size
     member = tl.program_id(0) % team_size
     num_teams = tl.num_programs(0) // team_size
@@ -329,7 +276,7 @@ def softmax_team_kernel(
     count_ptr += team
     turn = 0
     for row in tl.range(team, rows, num_teams):
-        from_x = row_offsets(row, rows_inner, stride_xo, stride_xi, X_UNIT, IS_FLAT)
+        from_x = row_offsets(row, rows_inner, stride_xo, stride_xi, UNIT)
         x = tl.load(x_ptr + from_x + offs_n, mask=mask, other=-float("inf")).to(tl.float32)
         my_top = tl.max(x, axis=0)
         # A member may hold nothing but padding.
@@ -346,8 +293,8 @@ def softmax_team_kernel(
         tops = tl.load(slot + everyone * 2, mask=present, other=-float("inf"), cache_modifier=".cg")
         totals = tl.load(slot + everyone * 2 + 1, mask=present, other=0.0, cache_modifier=".cg")
         top, total = merge_lanes(tops, totals, 0)
-        to_out = row_offsets(row, rows_inner, stride_oo, stride_oi, OUT_UNIT, IS_FLAT)
-        tl.store(out_ptr + to_out + offs_n, normalise(x, top, total, LOG).to(out_ptr.dtype.element_ty), mask=mask)
+        to_out = row_offsets(row, rows_inner, stride_oo, stride_oi, UNIT)
+        tl.store(out_ptr + to_out + offs_n, normalise(x, top, total, is_log).to(out_ptr.dtype.element_ty), mask=mask)
     # The last to leave puts the counter back.
     left = tl.atomic_add(count_ptr, 1, sem="acq_rel", scope="gpu") + 1
     if left == (turn + 1) * team_size:

@@ -9,7 +9,7 @@ import torch
 
 from kernels.launching import Kept, Launch, Variant, are_aligned, current_stream
 from kernels.softmax.configs import DTYPES, Config, Problem, choose
-from kernels.softmax.variants import KERNELS, build
+from kernels.softmax.variants import KERNELS, build, unit_of
 from kernels.strides import collapse
 from kernels.targets import Target, current
 from kernels.workspace import workspace
@@ -128,9 +128,14 @@ class PreparedSoftmax:
         self._num_partials = _num_partials(problem, config, target)
         self._launches = []
         for kernel in KERNELS[config.kernel]:
-            variant = build(kernel, problem, config, target, log=log)
-            values = _values(view, problem, config, variant)
+            variant = build(kernel, problem, config, target)
+            values = _values(view, problem, config, variant, log=log)
             self._launches.append(Launch(variant, target, _grid(problem, config, target), values, index))
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """What is launched."""
+        return tuple(launch.variant for launch in self._launches)
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """Launch on the current stream. Shapes, strides, dtypes and alignment must be those that were prepared."""
@@ -198,8 +203,6 @@ def _grid(problem: Problem, config: Config, target: Target) -> tuple[int, int, i
     if config.kernel == "team":
         teams = target.num_sms * config.programs_per_sm // config.splits
         return min(problem.rows, teams) * config.splits, 1, 1
-    if config.kernel == "stream":
-        return min(problem.rows, target.num_sms * config.programs_per_sm), 1, 1
     return -(-problem.rows // config.block_rows), 1, 1
 
 
@@ -214,25 +217,23 @@ def _view(x: torch.Tensor, out: torch.Tensor, rows: Sequence[int], strides: Sequ
 
 
 def _problem(x: torch.Tensor, out: torch.Tensor, view: View) -> Problem:
-    x_unit, out_unit = 16 // x.element_size(), 16 // out.element_size()
+    unit = 16 // x.element_size()
     is_contiguous = view.x[2] == 1 and view.out[2] == 1
-    spans = [(span, x_unit) for span in (view.n, *view.x[:2])] + [(span, out_unit) for span in (view.n, *view.out[:2])]
+    is_aligned = are_aligned((x, out)) and all(span % unit == 0 for span in (view.n, *view.x[:2], *view.out[:2]))
     return Problem(
         view.rows[0] * view.rows[1],
         view.n,
         str(x.dtype).removeprefix("torch."),
         str(out.dtype).removeprefix("torch."),
         is_contiguous,
-        is_contiguous and are_aligned((x, out)) and all(span % unit == 0 for span, unit in spans),
-        view.rows[0] == 1,
+        is_contiguous and is_aligned,
     )
 
 
-def _values(view: View, problem: Problem, config: Config, variant: Variant) -> dict[str, int]:
-    constants = dict(variant.constants)
-    x_unit, out_unit, n_unit = (int(constants.get(name, 1)) for name in ("X_UNIT", "OUT_UNIT", "N_UNIT"))
-    values = {f"stride_x{dim}": stride // x_unit for dim, stride in zip("oin", view.x, strict=True)}
-    values |= {f"stride_o{dim}": stride // out_unit for dim, stride in zip("oin", view.out, strict=True)}
-    values |= {"rows": problem.rows, "rows_inner": view.rows[1], "n": problem.n // n_unit}
+def _values(view: View, problem: Problem, config: Config, variant: Variant, *, log: bool) -> dict[str, int]:
+    unit = unit_of(problem)
+    values = {f"stride_x{dim}": stride // unit for dim, stride in zip("oin", view.x, strict=True)}
+    values |= {f"stride_o{dim}": stride // unit for dim, stride in zip("oin", view.out, strict=True)}
+    values |= {"rows": problem.rows, "rows_inner": view.rows[1], "n": problem.n // unit, "is_log": int(log)}
     values |= {"team_size": config.splits, "blocks_per_split": -(-problem.n // (config.block_n * config.splits))}
     return {name: value for name, value in values.items() if name in dict(variant.signature)}

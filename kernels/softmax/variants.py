@@ -7,14 +7,13 @@ from typing import Any
 import torch
 
 from kernels.launching import Variant, pointer
-from kernels.softmax.configs import MAX_SPLITS, Config, Problem
+from kernels.softmax.configs import ITEM_BYTES, MAX_SPLITS, Config, Problem, members
 from kernels.softmax.kernel import (
     softmax_apply_kernel,
     softmax_column_kernel,
     softmax_loop_kernel,
     softmax_partial_kernel,
     softmax_row_kernel,
-    softmax_stream_kernel,
     softmax_team_kernel,
 )
 from kernels.targets import Target
@@ -22,7 +21,6 @@ from kernels.targets import Target
 # What `Config.kernel` stands for, in the order of launch.
 KERNELS = {
     "row": (softmax_row_kernel,),
-    "stream": (softmax_stream_kernel,),
     "loop": (softmax_loop_kernel,),
     "team": (softmax_team_kernel,),
     "column": (softmax_column_kernel,),
@@ -30,29 +28,34 @@ KERNELS = {
 }
 
 
-def _units(problem: Problem) -> dict[str, int]:
-    """By what the kernels multiply the strides and sizes that they are given."""
-    if not problem.is_aligned:
-        return {"X_UNIT": 1, "OUT_UNIT": 1, "N_UNIT": 1}
-    x_unit, out_unit = (16 // getattr(torch, name).itemsize for name in (problem.dtype, problem.out_dtype))
-    return {"X_UNIT": x_unit, "OUT_UNIT": out_unit, "N_UNIT": max(x_unit, out_unit)}
+def variants(target: Target) -> list[Variant]:
+    """Every binary that `softmax` can launch on `target`."""
+    built = (
+        build(kernel, problem, config, target)
+        for problem, config in members(target)
+        for kernel in KERNELS[config.kernel]
+    )
+    return list(dict.fromkeys(built))
 
 
-def build(kernel: Any, problem: Problem, config: Config, target: Target, *, log: bool) -> Variant:
+def unit_of(problem: Problem) -> int:
+    """By what the kernels multiply the strides and the length that they are given."""
+    return 16 // ITEM_BYTES[problem.dtype] if problem.is_aligned else 1
+
+
+def build(kernel: Any, problem: Problem, config: Config, target: Target) -> Variant:
     """The binary of `kernel` (one of `KERNELS[config.kernel]`) that computes `problem` by `config`."""
     x_type, out_type = (pointer(getattr(torch, name)) for name in (problem.dtype, problem.out_dtype))
     pointers = {"x_ptr": x_type, "out_ptr": out_type, "partial_ptr": "*fp32", "count_ptr": "*i32"}
-    sizes = dict.fromkeys(("n", "blocks_per_split", "rows_inner", "team_size"), "i32") | {"rows": "i32"}
+    sizes = dict.fromkeys(("rows", "n", "blocks_per_split", "rows_inner", "team_size", "is_log"), "i32")
     names = kernel.arg_names
     types = pointers | sizes | {name: "i64" for name in names if name.startswith("stride_")}
-    constants = _units(problem) | {
-        "LOG": log,
+    constants = {
+        "UNIT": unit_of(problem),
         "BLOCK_ROWS": config.block_rows,
         "BLOCK_N": config.block_n,
         "MAX_SPLITS": MAX_SPLITS,
-        "NUM_STAGES": config.num_stages,
         "MAX_TEAM": 16 if config.splits <= 16 else MAX_SPLITS,
-        "IS_FLAT": problem.is_flat,
         "OVERLAP": target.has_overlap and config.kernel != "team",
     }
     aligned = ("x_ptr", "out_ptr", "partial_ptr") if problem.is_aligned else ()

@@ -55,6 +55,7 @@ def test_nothing_spills_and_shared_memory_fits(name):
     for kernel in probe(name):
         assert kernel["spilled_bytes"] == 0, kernel
         assert kernel["scratch"] == 0, kernel
+        assert kernel["moved_scalars"] <= 32, kernel
         assert kernel["shared"] <= KNOWN[name].shared_bytes, kernel
 
 

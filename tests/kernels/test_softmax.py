@@ -14,7 +14,6 @@ KERNELS = [
     Config("team", 1, 128, 4),
     Config("loop", 1, 32, 4),
     Config("split", 1, 32, 4, 3),
-    Config("stream", 1, 128, 4),
 ]
 
 

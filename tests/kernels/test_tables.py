@@ -57,7 +57,7 @@ def test_measured_choices_are_members_of_the_table(m, n, k, batch, dtype):
         matmul = table_for(H100)["matmul"]
         named = [config_of(entry) for group in matmul.values() for entries in group.values() for entry in entries]
         assert config.split_k in SPLITS
-        assert any(replace(config, split_k=1, halves=member.halves) == member for member in named)
+        assert replace(config, split_k=1) in named
         assert (config.block_m + config.block_n) * config.block_k * ITEM_BYTES[dtype] <= H100.shared_bytes
 
 

@@ -1,0 +1,37 @@
+"""Every binary that any op can launch on a target: what is compiled ahead, loaded before serving, and counted.
+
+Dispatch only returns members of this list; `tests/kernels/test_catalogue.py` holds it to that.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from kernels.add.variants import variants as add_variants
+from kernels.grouped.op import variants as grouped_variants
+from kernels.launching import Variant
+from kernels.matmul.variants import variants as matmul_variants
+from kernels.softmax.variants import variants as softmax_variants
+from kernels.staging.op import variants as staging_variants
+from kernels.targets import Target
+
+OPS = ("matmul", "softmax", "add", "staging")
+
+
+@functools.cache
+def variants(target: Target) -> tuple[Variant, ...]:
+    """Every (kernel, signature, constants, options) that dispatch can choose on `target`, without repeats."""
+    listed = (
+        *matmul_variants(target),
+        *grouped_variants(target),
+        *softmax_variants(target),
+        *add_variants(target),
+        *staging_variants(),
+    )
+    return tuple(dict.fromkeys(listed))
+
+
+def op_of(variant: Variant) -> str:
+    """One of `OPS`: the op that launches `variant`."""
+    name = variant.kernel.__name__
+    return next((op for op in OPS if name.startswith(op)), "staging")

@@ -1,0 +1,14 @@
+"""Every binary of the catalogue on the device: launched once, right, and none beside them."""
+
+import torch
+
+from kernels.catalogue import variants
+from kernels.targets import current
+from kernels.trials import trials, wrong
+
+
+def test_every_binary_is_tried_and_right(device):
+    target = current(torch.cuda.current_device())
+    tried = list(trials(target, device))
+    assert wrong(tried) == []
+    assert {variant for trial in tried for variant in trial.variants} == set(variants(target))

@@ -1,0 +1,111 @@
+"""The catalogue of binaries: whatever dispatch can be asked for is in it, and its members give right results.
+
+Here a sample of them runs in the interpreter; `tests/gpu` runs them all on the device.
+"""
+
+import functools
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.add.configs import Problem as AddProblem
+from kernels.add.configs import choose as choose_add
+from kernels.add.variants import build as build_add
+from kernels.catalogue import OPS, op_of, variants
+from kernels.matmul.choice import choose, family_of, is_supported
+from kernels.matmul.configs import OUT_DTYPES, PRECISIONS, Problem
+from kernels.matmul.variants import build
+from kernels.softmax.configs import DTYPES as SOFTMAX_DTYPES
+from kernels.softmax.configs import Problem as SoftmaxProblem
+from kernels.softmax.configs import choose as choose_softmax
+from kernels.softmax.variants import KERNELS
+from kernels.softmax.variants import build as build_softmax
+from kernels.targets import INTERPRETER, KNOWN
+from kernels.trials import Trial, trials, wrong
+
+TARGETS = {**KNOWN, "interpreter": INTERPRETER}
+SAMPLE = 11
+
+listed = functools.cache(lambda name: frozenset(variants(TARGETS[name])))
+names = st.sampled_from(sorted(TARGETS))
+lengths = st.one_of(
+    st.integers(1, 300), st.sampled_from([512, 1024, 4096, 8192, 16384, 65536]), st.integers(1, 1 << 20)
+)
+
+
+@st.composite
+def products(draw):
+    dtype = draw(st.sampled_from(sorted(OUT_DTYPES)))
+    a_major, b_major = draw(st.sampled_from(["k", "m", "any"])), draw(st.sampled_from(["n", "k", "any"]))
+    has_rows_out = draw(st.booleans())
+    is_padded_in = "any" not in (a_major, b_major) and draw(st.booleans())
+    is_aligned_out = has_rows_out and draw(st.booleans())
+    return Problem(
+        m=draw(lengths),
+        n=draw(lengths),
+        k=draw(st.one_of(st.just(0), lengths)),
+        batch=draw(st.integers(1, 3)),
+        dtype=dtype,
+        out_dtype=draw(st.sampled_from(OUT_DTYPES[dtype])),
+        a_major=a_major,
+        b_major=b_major,
+        precision=draw(st.sampled_from(PRECISIONS)) if dtype == "float32" else "ieee",
+        is_aligned_in=is_padded_in and draw(st.booleans()),
+        is_aligned_out=is_aligned_out,
+        is_padded_in=is_padded_in,
+        has_rows_out=has_rows_out,
+        is_boxed_out=is_aligned_out and draw(st.booleans()),
+    )
+
+
+@settings(max_examples=400)
+@given(products(), names, st.booleans())
+def test_every_product_has_its_binary_in_the_catalogue(problem, name, is_plain):
+    target = TARGETS[name]
+    if not is_supported(problem.dtype, target):
+        return
+    config = choose(problem, target, is_plain=is_plain)
+    assert build(family_of(problem, config, is_plain=is_plain), config, target) in listed(name)
+
+
+@given(lengths, lengths, st.sampled_from(SOFTMAX_DTYPES), st.sampled_from(SOFTMAX_DTYPES), st.booleans(), names)
+def test_every_softmax_has_its_binaries_in_the_catalogue(rows, n, dtype, out_dtype, is_aligned, name):
+    for is_contiguous in (True, False):
+        problem = SoftmaxProblem(rows, n, dtype, out_dtype, is_contiguous, is_aligned and is_contiguous)
+        config = choose_softmax(problem, TARGETS[name])
+        for kernel in KERNELS[config.kernel]:
+            assert build_softmax(kernel, problem, config, TARGETS[name]) in listed(name)
+
+
+@given(lengths, lengths, st.booleans(), names, st.data())
+def test_every_addition_has_its_binary_in_the_catalogue(rows, n, is_aligned, name, data):
+    target = TARGETS[name]
+    inner = [data.draw(st.sampled_from(["unit", "repeat", "any"])) for _ in "ab"]
+    dtype, out_dtype = (data.draw(st.sampled_from(["float16", "float32", "int64"])) for _ in "ab")
+    out_inner, rank = data.draw(st.sampled_from(["unit", "any"])), data.draw(st.sampled_from([0, 1, 3]))
+    problem = AddProblem(rows, n, dtype, out_dtype, is_aligned, inner[0], inner[1], out_inner, rank)
+    assert build_add(problem.family, choose_add(problem, target), target) in listed(name)
+
+
+@pytest.mark.parametrize("name", sorted(TARGETS))
+def test_the_catalogue_names_each_binary_once_and_by_its_op(name):
+    found = variants(TARGETS[name])
+    assert len(set(found)) == len(found)
+    assert {op_of(variant) for variant in found} == set(OPS)
+    assert len({variant.described() for variant in found}) == len(found)
+
+
+def test_a_sample_of_the_members_gives_right_results():
+    tried = list(itertools.islice(trials(INTERPRETER, torch.device("cpu"), every=SAMPLE), 200))
+    assert {op_of(variant) for trial in tried for variant in trial.variants} == set(OPS)
+    assert {variant for trial in tried for variant in trial.variants} <= listed("interpreter")
+    assert wrong(tried) == []
+
+
+def test_a_wrong_result_is_named():
+    first, second = variants(INTERPRETER)[:2]
+    tried = [Trial((first,), torch.tensor(data=True)), Trial((second,), torch.tensor(data=False))]
+    assert wrong(tried) == [second]
