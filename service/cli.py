@@ -25,7 +25,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="GPU linear algebra over HTTP: matmul, softmax and add."
 )
 
-BENCHMARKS = ("kernels", "batching")
+BENCHMARKS = ("kernels", "batching", "http")
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -85,7 +85,9 @@ def demo(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def bench(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Which benchmark: kernels or batching; further arguments are its own.")],
+    name: Annotated[
+        str, typer.Argument(help="Which benchmark: kernels, batching or http; further arguments are its own.")
+    ],
 ) -> None:
     """Run a benchmark of a checkout and print what it measured."""
     if name not in BENCHMARKS:
