@@ -21,6 +21,7 @@ from service import __version__, child, log
 from service.engine.backends.contract import Backend
 from service.engine.backends.cpu import CpuBackend
 from service.engine.loop import EngineLoop
+from service.engine.mailbox import Mailbox
 from service.engine.metrics import EngineMetrics
 from service.engine.residents import Residents, TensorsDirError
 from service.engine.scheduler import Caps
@@ -86,9 +87,10 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
     warm_up(backend)
 
     draining = asyncio.Event()
-    engine = EngineLoop(settings.index, backend, residents, metrics, caps_of(settings))
+    mailbox = Mailbox()
+    engine = EngineLoop(settings.index, mailbox, backend, residents, metrics, caps_of(settings))
     engine.start()
-    server = EngineServer(socket.socket(fileno=settings.listen_fd), engine)
+    server = EngineServer(socket.socket(fileno=settings.listen_fd), mailbox)
     accepting = asyncio.create_task(server.accept_forever())
     control = await child.connect_control(draining.set)
     control.send(child.Ready(f"{backend.identity.backend}: {backend.identity.device_name}"))
@@ -96,7 +98,6 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
     await draining.wait()
     accepting.cancel()
     await asyncio.to_thread(engine.stop)
-    await server.close()
 
 
 def main() -> int:

@@ -21,7 +21,7 @@ class Client:
     Attributes:
         name: For the log.
         segment: Its arena.
-        send: Sends it a message; any thread may call it.
+        send: Sends it a message, with the others of this turn; for the loop thread.
         mapped: The segment as the backend sees it; None before attach and after detach.
         waiting: Its queued jobs by id.
         num_launched: Its jobs on the device.
@@ -74,24 +74,17 @@ class Received:
     message: ToEngine
 
 
-@dataclass(slots=True)
-class Completed:
-    """Inbox: a batch is answered."""
-
-    batch: list[Work]
-
-
 class Stop:
     """Inbox: end the loop when nothing is left to do."""
 
 
 @dataclass(slots=True)
 class Launched:
-    """To the completion thread: a batch on the device."""
+    """A batch on the device."""
 
     batch: list[Work]
     running: Running
     began_ns: int
 
 
-Event = Attached | Lost | Received | Completed | Stop
+Event = Attached | Lost | Received | Stop

@@ -317,6 +317,7 @@ def test_full_memory_and_full_queue_are_429_before_the_body(start_server: StartS
                 # Health does not depend on load: an orchestrator would kill a busy server.
                 assert client.get("/healthz").status_code == 200
                 assert client.get("/readyz").status_code == 200
+        assert settles(client, is_idle)
         response = client.post("/v1/matmul", content=bytes(2**21))
         assert response.status_code == 413
         assert settles(client, is_idle)
