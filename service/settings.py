@@ -69,6 +69,12 @@ class Settings(BaseSettings):
         gt=0,
         description="A client that sends or reads no byte for this long is given up; a head must end by then.",
     )
+    min_body_bytes_per_s: Bytes = Field(
+        1024, ge=0, description="A body that takes longer than --body-timeout-s must have come at this rate; 0 for any."
+    )
+    max_connections: int = Field(
+        8192, ge=1, description="Most connections of one gateway; those above it are answered 503 and closed."
+    )
     keep_alive_s: float = Field(75.0, gt=0, description="An idle connection is closed after this long.")
     drain_timeout_s: float = Field(
         30.0, gt=0, description="After SIGTERM, requests under way have this long to finish."
@@ -106,6 +112,8 @@ class Settings(BaseSettings):
             max_in_flight=self.max_in_flight,
             limits=self.limits,
             body_timeout_s=self.body_timeout_s,
+            min_body_bytes_per_s=self.min_body_bytes_per_s,
+            max_connections=self.max_connections,
             keep_alive_s=self.keep_alive_s,
             drain_timeout_s=self.drain_timeout_s,
             log=self.log,
@@ -171,6 +179,8 @@ class GatewaySettings(msgspec.Struct, frozen=True):
     max_in_flight: int = 1024
     limits: Limits = Limits()
     body_timeout_s: float = 30.0
+    min_body_bytes_per_s: int = 1024
+    max_connections: int = 8192
     keep_alive_s: float = 75.0
     drain_timeout_s: float = 30.0
     log: LogSettings = LogSettings()
