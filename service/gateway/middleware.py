@@ -42,7 +42,8 @@ class ExchangeMiddleware:
         headers = headers_of(scope)
         incoming = Incoming(receive, connection_of(scope))
         exchange = Exchange(_request_id(headers.get("x-request-id")), incoming, headers)
-        scope["state"]["exchange"] = exchange
+        # Other servers need not offer a state.
+        scope.setdefault("state", {})["exchange"] = exchange
         outgoing = _Outgoing(send, exchange, self._gateway)
         try:
             await self._app(scope, exchange.incoming, outgoing)
