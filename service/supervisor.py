@@ -166,15 +166,19 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, stopping)
         with contextlib.ExitStack() as stack:
-            listener = stack.enter_context(bind(self._settings.host, self._settings.port))
+            count = self._settings.num_gateways if self._settings.reuse_port else 1
+            listeners = bind_all(self._settings.host, self._settings.port, count)
+            for listener in listeners:
+                stack.enter_context(listener)
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tilewire-", ignore_cleanup_errors=True))
-            self._start_children(listener, Path(folder), stack)
+            self._start_children(listeners, Path(folder), stack)
             engines = [asyncio.create_task(engine.run()) for engine in self._engines]
             gateways = [asyncio.create_task(gateway.run()) for gateway in self._gateways]
-            announcing = asyncio.create_task(self._announce_when_ready(listener))
+            announcing = asyncio.create_task(self._announce_when_ready(listeners[0]))
             await self._watch(stopping, [*engines, *gateways])
             announcing.cancel()
-            listener.close()
+            for listener in listeners:
+                listener.close()
             return await self._drain(engines, gateways)
 
     def _on_signal(self, stopping: asyncio.Event) -> None:
@@ -184,7 +188,7 @@ class Supervisor:
                 process.kill()
         stopping.set()
 
-    def _start_children(self, listener: socket.socket, folder: Path, stack: contextlib.ExitStack) -> None:
+    def _start_children(self, listeners: list[socket.socket], folder: Path, stack: contextlib.ExitStack) -> None:
         metrics_folder = folder / "metrics"
         metrics_folder.mkdir()
         env = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(metrics_folder)}
@@ -200,7 +204,9 @@ class Supervisor:
                 )
             )
         for index in range(self._settings.num_gateways):
-            settings = self._settings.gateway(index, listener.fileno(), paths, str(metrics_folder))
+            settings = self._settings.gateway(
+                index, listeners[index % len(listeners)].fileno(), paths, str(metrics_folder)
+            )
             self._gateways.append(
                 Child(
                     f"gateway-{index}",
@@ -265,7 +271,19 @@ class Supervisor:
         return 0 if is_clean else 1
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind_all(host: str, port: int, count: int) -> list[socket.socket]:
+    """Binds one socket, or several that share the port and among which the kernel divides connections.
+
+    Raises:
+        StartError: The address cannot be had.
+    """
+    listeners = [bind(host, port, reuse_port=count > 1)]
+    for _ in range(count - 1):
+        listeners.append(bind(host, listeners[0].getsockname()[1], reuse_port=True))
+    return listeners
+
+
+def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
     """Binds and listens; connections wait in the backlog until a gateway takes them.
 
     Raises:
@@ -273,7 +291,7 @@ def bind(host: str, port: int) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=reuse_port)
     except OSError as error:
         raise StartError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
     listener.setblocking(False)

@@ -147,3 +147,14 @@ def test_a_drain_answers_what_is_pipelined_behind_the_answered_request(start_ser
         assert statuses
         assert set(statuses) <= {200, 503}
         assert statuses == sorted(statuses)
+
+
+def test_a_socket_for_each_gateway(start_server: StartServer) -> None:
+    server = start_server("--gateways", "3", "--arena-bytes", "48MiB", "--reuse-port")
+    assert server.num_listeners() == 3
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(RawConnection(server.connect())) for _ in range(24)]
+        for connection in connections:
+            connection.send(MATMUL)
+        for connection in connections:
+            check_product(connection.answer().body)
