@@ -6,7 +6,7 @@ SET_UP := constraints/cpu.txt deploy/set_up.py pyproject.toml
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo test check lint format type arch docs bench gpu-test screenshot clean
+.PHONY: help serve demo test check lint format type arch docs many bench gpu-test screenshot clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ arch: $(VENV)/.dev ## the import contracts
 
 docs: $(VENV)/.dev ## write what is generated: docs/configuration.md
 	$(BIN)/python -m service.configuration_doc > docs/configuration.md
+
+many: $(VENV)/.dev ## a hundred thousand different requests, every answer compared
+	MANY_REQUESTS=100000 $(BIN)/python -m pytest tests/integration/test_many_requests.py $(PYTEST_ARGS)
 
 bench: $(VENV)/.server ## the kernel benchmark, on a GPU
 	$(BIN)/tilewire bench kernels

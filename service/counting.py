@@ -62,13 +62,13 @@ class BufferedHistogram:
         self._bounds = list(bounds)
         self._pending: dict[Labels, tuple[list[int], list[float]]] = {}
 
-    def observe(self, labels: Labels, value: float) -> None:
-        """Adds an observation of these label values."""
+    def observe(self, labels: Labels, value: float, times: int = 1) -> None:
+        """Adds an observation of these label values, or several of the same value."""
         pending = self._pending.get(labels)
         if pending is None:
             pending = self._pending[labels] = ([0] * (len(self._bounds) + 1), [0.0])
-        pending[0][bisect_left(self._bounds, value)] += 1
-        pending[1][0] += value
+        pending[0][bisect_left(self._bounds, value)] += times
+        pending[1][0] += value * times
 
     def flush(self) -> None:
         """Hands the observations over, bucket by bucket: prometheus_client has no call for many at once."""

@@ -14,7 +14,7 @@ import msgspec
 from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from service.messages import RegionInfo, TensorInfo
+from service.keepsakes import Keepsakes, Kept, KeptRegion
 from service.ops import Limits
 
 # Plain bytes, or with a unit: 512MiB, 2GB.
@@ -36,6 +36,10 @@ class Settings(BaseSettings):
         description="auto, cpu, cuda:0, or several engines: cuda:0,1 (or cpu:0,1). ROCm is called cuda too, as in PyTorch.",
     )
     gateways: int = Field(0, ge=0, le=256, description="Gateway processes; 0 means half of the cores, at most 4.")
+    reuse_port: bool = Field(
+        default=False,
+        description="A listening socket for each gateway (SO_REUSEPORT), not one for all: connections spread more evenly.",
+    )
     arena_bytes: Bytes = Field(
         2 * 2**30,
         ge=2**20,
@@ -78,6 +82,12 @@ class Settings(BaseSettings):
         30.0,
         gt=0,
         description="A client that sends or reads no byte for this long is given up; a head must end by then.",
+    )
+    min_body_bytes_per_s: Bytes = Field(
+        1024, ge=0, description="A body that takes longer than --body-timeout-s must have come at this rate; 0 for any."
+    )
+    max_connections: int = Field(
+        8192, ge=1, description="Most connections of one gateway; those above it are answered 503 and closed."
     )
     keep_alive_s: float = Field(75.0, gt=0, description="An idle connection is closed after this long.")
     drain_timeout_s: float = Field(
@@ -181,6 +191,8 @@ class Settings(BaseSettings):
             limits=self.limits,
             allow_shared_memory=self.allow_shared_memory,
             body_timeout_s=self.body_timeout_s,
+            min_body_bytes_per_s=self.min_body_bytes_per_s,
+            max_connections=self.max_connections,
             keep_alive_s=self.keep_alive_s,
             drain_timeout_s=self.drain_timeout_s,
             log=self.log,
@@ -226,44 +238,6 @@ class LogSettings(msgspec.Struct, frozen=True):
 
     level: LogLevel = "info"
     format: LogFormat = "console"
-
-
-class Kept(msgspec.Struct, frozen=True):
-    """A resident tensor that outlived its engine, or the memory that it was deleted.
-
-    Attributes:
-        name: Of the tensor.
-        info: What it is; None when it was deleted.
-        fd: Descriptor of its host copy, inherited by the engine; -1 when deleted.
-    """
-
-    name: str
-    info: TensorInfo | None = None
-    fd: int = -1
-
-
-class KeptRegion(msgspec.Struct, frozen=True):
-    """A registered region that outlived its engine.
-
-    Attributes:
-        region: What was registered.
-        fd: Descriptor of the shared-memory object, inherited by the engine: the name may be gone by now.
-    """
-
-    region: RegionInfo
-    fd: int
-
-
-class Keepsakes(msgspec.Struct, frozen=True):
-    """All that a new engine takes over from the one before it."""
-
-    tensors: list[Kept] = []
-    regions: list[KeptRegion] = []
-
-    @property
-    def fds(self) -> list[int]:
-        """The descriptors to inherit."""
-        return [one.fd for one in self.tensors if one.fd >= 0] + [one.fd for one in self.regions]
 
 
 class TlsSettings(msgspec.Struct, frozen=True):
@@ -319,6 +293,8 @@ class GatewaySettings(msgspec.Struct, frozen=True):
     limits: Limits = Limits()
     allow_shared_memory: bool = False
     body_timeout_s: float = 30.0
+    min_body_bytes_per_s: int = 1024
+    max_connections: int = 8192
     keep_alive_s: float = 75.0
     drain_timeout_s: float = 30.0
     log: LogSettings = LogSettings()

@@ -167,15 +167,19 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, stopping)
         with contextlib.ExitStack() as stack:
-            listener = stack.enter_context(bind(self._settings.host, self._settings.port))
+            count = self._settings.num_gateways if self._settings.reuse_port else 1
+            listeners = bind_all(self._settings.host, self._settings.port, count)
+            for listener in listeners:
+                stack.enter_context(listener)
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tilewire-", ignore_cleanup_errors=True))
-            self._start_children(listener, Path(folder), stack)
+            self._start_children(listeners, Path(folder), stack)
             engines = [asyncio.create_task(engine.run()) for engine in self._engines]
             gateways = [asyncio.create_task(gateway.run()) for gateway in self._gateways]
-            announcing = asyncio.create_task(self._announce_when_ready(listener))
+            announcing = asyncio.create_task(self._announce_when_ready(listeners[0]))
             await self._watch(stopping, [*engines, *gateways])
             announcing.cancel()
-            listener.close()
+            for listener in listeners:
+                listener.close()
             return await self._drain(engines, gateways)
 
     def _on_signal(self, stopping: asyncio.Event) -> None:
@@ -185,7 +189,7 @@ class Supervisor:
                 process.kill()
         stopping.set()
 
-    def _start_children(self, listener: socket.socket, folder: Path, stack: contextlib.ExitStack) -> None:
+    def _start_children(self, listeners: list[socket.socket], folder: Path, stack: contextlib.ExitStack) -> None:
         metrics_folder = folder / "metrics"
         metrics_folder.mkdir()
         env = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(metrics_folder)}
@@ -200,9 +204,9 @@ class Supervisor:
                     f"engine-{index}", "service.engine", self._engine_settings(index, door, vault_fd), env, self._logger
                 )
             )
-        inherited = self._open_for_gateways(listener, stack)
+        inherited = self._open_for_gateways(listeners, stack)
         for index in range(self._settings.num_gateways):
-            settings = self._settings.gateway(index, inherited, paths, str(metrics_folder))
+            settings = self._settings.gateway(index, inherited[index], paths, str(metrics_folder))
             self._gateways.append(
                 Child(
                     f"gateway-{index}",
@@ -213,8 +217,8 @@ class Supervisor:
                 )
             )
 
-    def _open_for_gateways(self, listener: socket.socket, stack: contextlib.ExitStack) -> Inherited:
-        """What all gateways share: the doors, and the page on which they count what API keys use."""
+    def _open_for_gateways(self, listeners: list[socket.socket], stack: contextlib.ExitStack) -> list[Inherited]:
+        """What each gateway inherits: the door that all share or its own, the page on which all count what API keys use."""
         settings = self._settings
         metrics_fd = usage_fd = -1
         if settings.metrics_port is not None:
@@ -225,7 +229,10 @@ class Supervisor:
             usage_fd = os.memfd_create("tilewire-usage", os.MFD_CLOEXEC)
             stack.callback(os.close, usage_fd)
             os.ftruncate(usage_fd, page_bytes(settings.num_gateways))
-        return Inherited(listener.fileno(), metrics_fd, usage_fd)
+        return [
+            Inherited(listeners[index % len(listeners)].fileno(), metrics_fd, usage_fd)
+            for index in range(settings.num_gateways)
+        ]
 
     def _open_vault(self, stack: contextlib.ExitStack) -> int:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -282,7 +289,19 @@ class Supervisor:
         return 0 if is_clean else 1
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind_all(host: str, port: int, count: int) -> list[socket.socket]:
+    """Binds one socket, or several that share the port and among which the kernel divides connections.
+
+    Raises:
+        StartError: The address cannot be had.
+    """
+    listeners = [bind(host, port, reuse_port=count > 1)]
+    for _ in range(count - 1):
+        listeners.append(bind(host, listeners[0].getsockname()[1], reuse_port=True))
+    return listeners
+
+
+def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
     """Binds and listens; connections wait in the backlog until a gateway takes them.
 
     Raises:
@@ -290,7 +309,7 @@ def bind(host: str, port: int) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=reuse_port)
     except OSError as error:
         raise StartError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
     listener.setblocking(False)

@@ -22,6 +22,7 @@ from service.engine.backends.contract import Backend
 from service.engine.backends.cpu import CpuBackend
 from service.engine.holdings import Holdings
 from service.engine.loop import EngineLoop
+from service.engine.mailbox import Mailbox
 from service.engine.meters.contract import NoMeter
 from service.engine.meters.opening import open_meter
 from service.engine.meters.sampler import Sampler
@@ -106,11 +107,12 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
     warm_up(backend)
 
     draining = asyncio.Event()
+    mailbox = Mailbox()
     holdings = Holdings(backend, residents, regions, metrics)
-    engine = EngineLoop(settings.index, backend, holdings, metrics, caps_of(settings))
+    engine = EngineLoop(settings.index, mailbox, backend, holdings, metrics, caps_of(settings))
     engine.start()
     sampler = open_sampler(backend.identity.device, logger)
-    server = EngineServer(socket.socket(fileno=settings.listen_fd), engine)
+    server = EngineServer(socket.socket(fileno=settings.listen_fd), mailbox)
     accepting = asyncio.create_task(server.accept_forever())
     control = await child.connect_control(draining.set)
     control.send(child.Ready(f"{backend.identity.backend}: {backend.identity.device_name}"))
@@ -120,7 +122,6 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
     if sampler is not None:
         sampler.stop()
     await asyncio.to_thread(engine.stop)
-    await server.close()
 
 
 def main() -> int:

@@ -1,23 +1,21 @@
 """The one owner of the device: takes messages, schedules, launches, completes.
 
-Two threads, and the events that pass between them:
+One thread does all of it, in turns:
 
-    I/O thread ──inbox──► loop thread: residents, scheduler, backend.begin ──launched──► completion thread: wait, answer
-                              ▲                                                               │
-                              └──────────────────────────── inbox: Completed ◄────────────────┘
+    mailbox.take → residents, scheduler → answer what the device has finished → backend.begin → mailbox.flush
 
-Everything but the completion thread's `wait` and the answers happens in the loop thread, so nothing here takes a lock. Knows no
-socket: a `Client` has a `send` that any thread may call.
+so nothing takes a lock, and no request waits for another thread to wake: with a thread of its own for the sockets and one that
+waited for the device, a lone request paid five wakes. While the device works, the thread asks it and the sockets in turn. Knows
+no socket: a `Client` has a `send`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Hashable
 
 import msgspec
@@ -25,11 +23,12 @@ import msgspec
 from service.engine.backends.contract import Backend, DeviceLost
 from service.engine.forms import join, key_of, rows_of
 from service.engine.holdings import Holdings
+from service.engine.mailbox import Mailbox
 from service.engine.metrics import EngineMetrics
 from service.engine.operands import resolve
 from service.engine.pace import predict_s
 from service.engine.scheduler import Caps, Scheduler, Waiting
-from service.engine.work import Attached, Client, Completed, Event, Launched, Lost, Received, Stop, Work, ids_of
+from service.engine.work import Attached, Client, Event, Launched, Lost, Received, Stop, Work, ids_of
 from service.errors import TilewireError
 from service.messages import Cancel, Done, Failed, Hello, Job, Stale, Timings, ToEngine, Welcome
 
@@ -41,6 +40,10 @@ MAX_LAUNCHED = 2
 # How long figures may wait in this process before `/metrics` can show them.
 FLUSH_S = 0.05
 
+# A small batch is over within this, and the thread asks the device without a pause; a longer one is asked now and then.
+EAGER_NS = 300_000
+ASK_AGAIN_S = 20e-6
+
 # `sysexits.h` calls it EX_SOFTWARE; the supervisor starts a new engine whatever the status.
 EXIT_DEVICE_LOST = 70
 
@@ -50,6 +53,7 @@ class EngineLoop:
 
     Args:
         index: Of this engine.
+        mailbox: Where messages come from.
         backend: What computes.
         holdings: The residents and the regions.
         metrics: Told of what ran.
@@ -60,6 +64,7 @@ class EngineLoop:
     def __init__(
         self,
         index: int,
+        mailbox: Mailbox,
         backend: Backend,
         holdings: Holdings,
         metrics: EngineMetrics,
@@ -67,6 +72,7 @@ class EngineLoop:
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._index = index
+        self._mailbox = mailbox
         self._backend = backend
         self._holdings = holdings
         self._regions = holdings.regions
@@ -75,74 +81,64 @@ class EngineLoop:
         self._scheduler: Scheduler[Work] = Scheduler(caps)
         self._wake_ns = 0
         self._flush_s = 0.0
+        self._is_unflushed = True
         self._queue_bytes = 0
-        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._launched: queue.SimpleQueue[Launched | None] = queue.SimpleQueue()
-        self._num_launched = 0
+        self._launched: deque[Launched] = deque()
         self._is_stopping = False
-        self._threads = [
-            threading.Thread(target=self._guard, args=(self._run,), name="loop"),
-            threading.Thread(target=self._guard, args=(self._complete,), name="completion"),
-        ]
+        self._thread = threading.Thread(target=self._guard, args=(self._run,), name="loop")
 
     # ── any thread ────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Starts both threads."""
-        for thread in self._threads:
-            thread.start()
-
-    def post(self, event: Attached | Lost | Received) -> None:
-        """Hands the loop an event."""
-        self._inbox.put(event)
+        """Starts the thread."""
+        self._thread.start()
 
     def stop(self) -> None:
-        """Ends the loop after everything that was posted before is answered; blocks until it has."""
-        self._inbox.put(Stop())
-        for thread in self._threads:
-            thread.join()
+        """Ends the loop after everything that came before is answered; blocks until it has."""
+        self._mailbox.post(Stop())
+        self._thread.join()
 
     # ── loop thread ───────────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> None:
         while True:
-            self._take_in(self._patience_s())
-            if self._has_room:
+            for event in self._mailbox.take(self._patience_s()):
+                self._handle(event)
+            self._complete()
+            if self._has_room and len(self._scheduler):
                 self._launch_next()
+            self._mailbox.flush()
             self._metrics.observe_queue(len(self._scheduler), self._queue_bytes)
-            if self._is_stopping and not len(self._scheduler) and not self._num_launched:
-                self._launched.put(None)
+            self._hand_over_metrics()
+            if self._is_stopping and not len(self._scheduler) and not self._launched:
+                self._mailbox.close()
+                self._metrics.flush()
                 return
 
     @property
     def _has_room(self) -> bool:
-        return self._num_launched < MAX_LAUNCHED
+        return len(self._launched) < MAX_LAUNCHED
 
     def _patience_s(self) -> float | None:
         """How long to wait for an event: for ever when only an event can give work, not at all when work is at hand."""
-        if not self._has_room or not len(self._scheduler):
-            return None
-        return max(0, self._wake_ns - self._clock_ns()) / 1e9
+        if self._launched:
+            return 0 if self._clock_ns() - self._launched[0].began_ns < EAGER_NS else ASK_AGAIN_S
+        if len(self._scheduler):
+            return max(0, self._wake_ns - self._clock_ns()) / 1e9
+        return FLUSH_S if self._is_unflushed else None
 
-    def _take_in(self, patience_s: float | None) -> None:
-        """Handles everything in the inbox."""
-        try:
-            self._handle(self._inbox.get(timeout=patience_s) if patience_s != 0 else self._inbox.get_nowait())
-            while True:
-                self._handle(self._inbox.get_nowait())
-        except queue.Empty:
-            return
+    def _hand_over_metrics(self) -> None:
+        """Lets `/metrics` show what was recorded, now and then; at the latest when there has been nothing to do for a while."""
+        now_s = time.monotonic()
+        if self._is_unflushed and now_s > self._flush_s:
+            self._metrics.flush()
+            self._flush_s = now_s + FLUSH_S
+            self._is_unflushed = False
 
     def _handle(self, event: Event) -> None:
         match event:
             case Received(client, message):
                 self._answer_errors(client, message)
-            case Completed(batch):
-                self._num_launched -= 1
-                for work in batch:
-                    work.client.num_launched -= 1
-                    self._regions.release(work.uses)
-                    self._detach_if_done(work.client)
             case Attached(client):
                 self._attach(client)
             case Lost(client):
@@ -206,7 +202,6 @@ class EngineLoop:
         if isinstance(work, Stale):
             client.send(work)
             return
-        host_bytes = job.out.nbytes + sum(one.type.nbytes for one in job.operands.values() if one.resident is None)
         waiting = Waiting(
             work,
             key=key_of(job, work.step.inputs),
@@ -214,8 +209,8 @@ class EngineLoop:
             deadline_ns=job.deadline_ns,
             priority=job.priority,
             rows=rows_of(job),
-            nbytes=host_bytes,
-            seconds=predict_s(self._backend.identity.backend, job.flops, host_bytes),
+            nbytes=work.host_bytes,
+            seconds=predict_s(self._backend.identity.backend, job.flops, work.host_bytes),
         )
         client.waiting[job.id] = waiting
         self._queue_bytes += job.moved_bytes
@@ -229,10 +224,12 @@ class EngineLoop:
     def _unqueue(self, work: Work) -> None:
         del work.client.waiting[work.job.id]
         self._queue_bytes -= work.job.moved_bytes
+        # A job that never runs moves the queue's gauges, too.
+        self._is_unflushed = True
 
     def _launch_next(self) -> None:
         now_ns = self._clock_ns()
-        decision = self._scheduler.decide(now_ns, is_idle=not self._num_launched)
+        decision = self._scheduler.decide(now_ns, is_idle=not self._launched)
         for waiting in decision.expired:
             self._unqueue(waiting.work)
             late_ms = (now_ns - waiting.deadline_ns) / 1e6
@@ -257,10 +254,9 @@ class EngineLoop:
         except Exception as error:  # noqa: BLE001  (logged and answered there)
             self._on_failure(batch, now_ns, error)
             return
-        self._num_launched += 1
         for work in batch:
             work.client.num_launched += 1
-        self._launched.put(Launched(batch, running, now_ns))
+        self._launched.append(Launched(batch, running, now_ns))
 
     def _stage_in(self, work: Work) -> bool:
         """Copies what the device does not reach by itself; whether the work can run."""
@@ -295,48 +291,54 @@ class EngineLoop:
         work.client.send(Failed(work.job.id, code, detail, retry_after_s))
         self._regions.release(work.uses)
 
-    # ── completion thread ─────────────────────────────────────────────────────────────────────────
-
     def _complete(self) -> None:
-        while (launched := self._next_launched()) is not None:
+        """Answers the batches that the device has finished."""
+        while self._launched and (timings := self._finished(self._launched[0])) is not None:
+            launched = self._launched.popleft()
             batch = launched.batch
-            try:
-                timings = launched.running.wait()
-            except BaseException:
-                logger.critical("a launch failed under these requests", extra=ids_of(*(work.job for work in batch)))
-                raise
             for work in batch:
                 queue_ns = max(0, launched.began_ns - work.arrived_ns)
                 own = msgspec.structs.replace(timings, queue_ns=queue_ns, arrived_ns=work.arrived_ns)
                 work.client.send(self._answer(work, own, len(batch)))
-                self._metrics.record_stages(work.job.op, own)
-            self._inbox.put(Completed(batch))
+                self._metrics.record_queue(work.job.op, queue_ns)
+            # Before the next launch, which takes longer than to say what is done.
+            self._mailbox.flush()
+            self._let_go(batch)
             jobs = [work.job for work in batch]
+            self._metrics.record_stages(jobs[0].op, timings, len(jobs))
             self._metrics.record_launch(jobs, batch[0].dtype, timings)
-        self._metrics.flush()
+            self._is_unflushed = True
+
+    @staticmethod
+    def _finished(launched: Launched) -> Timings | None:
+        """Where the time of a batch went, once it is done; None while it is not."""
+        try:
+            return launched.running.wait() if launched.running.is_done() else None
+        except BaseException:
+            ids = ids_of(*(work.job for work in launched.batch))
+            logger.critical("a launch failed under these requests", extra=ids)
+            raise
 
     def _answer(self, work: Work, timings: Timings, batch_size: int) -> Done | Failed:
-        try:
-            self._regions.stage_out(work.step, work.uses)
-        except TilewireError as error:
-            return Failed(work.job.id, error.code, error.detail, error.retry_after_s)
+        if work.uses:
+            try:
+                self._regions.stage_out(work.step, work.uses)
+            except TilewireError as error:
+                return Failed(work.job.id, error.code, error.detail, error.retry_after_s)
         return Done(work.job.id, timings, batch_size)
 
-    def _next_launched(self) -> Launched | None:
-        """Waits for a batch; hands the metrics over whenever none comes for a moment, and at least so often."""
-        now_s = time.monotonic()
-        if now_s > self._flush_s:
-            self._metrics.flush()
-            self._flush_s = now_s + FLUSH_S
-        with contextlib.suppress(queue.Empty):
-            return self._launched.get(timeout=FLUSH_S)
-        self._metrics.flush()
-        return self._launched.get()
+    def _let_go(self, batch: list[Work]) -> None:
+        """The regions and the gateways of a batch that is answered."""
+        for work in batch:
+            work.client.num_launched -= 1
+            self._regions.release(work.uses)
+        for client in {id(work.client): work.client for work in batch}.values():
+            self._detach_if_done(client)
 
-    # ── both threads ──────────────────────────────────────────────────────────────────────────────
+    # ── the thread ────────────────────────────────────────────────────────────────────────────────
 
     def _guard(self, run: Callable[[], None]) -> None:
-        """A thread of the engine that fails takes the process with it: the supervisor starts a new one."""
+        """When the thread fails, the process ends with it: the supervisor starts a new one."""
         try:
             run()
         except BaseException:

@@ -78,16 +78,20 @@ class EngineMetrics:
     def _gauge(name: str, text: str, registry: CollectorRegistry) -> Gauge:
         return Gauge(name, text, multiprocess_mode="livesum", registry=registry)
 
-    def record_stages(self, op: str, timings: Timings) -> None:
-        """Counts where one job's time went."""
+    def record_queue(self, op: str, queue_ns: int) -> None:
+        """Counts how long one job waited."""
+        if queue_ns:
+            self._stage_seconds.observe((op, "queue"), queue_ns * 1e-9)
+
+    def record_stages(self, op: str, timings: Timings, num_jobs: int) -> None:
+        """Counts where the time of a launch went, for each of its jobs."""
         for stage, spent_ns in (
-            ("queue", timings.queue_ns),
             ("h2d", timings.h2d_ns),
             ("kernel", timings.kernel_ns),
             ("d2h", timings.d2h_ns),
         ):
             if spent_ns:
-                self._stage_seconds.observe((op, stage), spent_ns * 1e-9)
+                self._stage_seconds.observe((op, stage), spent_ns * 1e-9, num_jobs)
 
     def record_launch(self, batch: Sequence[Job], dtype: str, timings: Timings) -> None:
         """Counts one launch.

@@ -11,7 +11,7 @@ from service.engine.backends.contract import HostBytes, Step
 from service.engine.regions import OUT, Regions, Use
 from service.engine.residents import Resident, Residents
 from service.engine.work import Client, Work
-from service.messages import Job, Operand, Stale, TensorInfo
+from service.messages import Job, Stale, TensorInfo
 from service.ops import TensorType
 
 
@@ -27,44 +27,46 @@ def resolve(job: Job, client: Client, residents: Residents, regions: Regions, no
     """
     inputs: dict[str, HostBytes | torch.Tensor] = {}
     uses: dict[str, Use] = {}
-    found: dict[str, Resident] = {}
+    found: list[Resident] = []
+    stale: list[TensorInfo] = []
+    host_bytes = 0
     for name, operand in job.operands.items():
         if operand.resident is not None:
-            found[name] = residents.get(operand.resident, field=name)
-        elif operand.region is not None:
+            resident = residents.get(operand.resident, field=name)
+            if resident.type != operand.type:
+                stale.append(resident.info(operand.resident))
+            found.append(resident)
+            inputs[name] = resident.tensor
+            continue
+        nbytes = operand.type.nbytes
+        host_bytes += nbytes
+        if operand.region is None:
+            inputs[name] = _bytes_at(client, operand.type, operand.offset, nbytes, operand.fortran)
+        else:
             uses[name] = regions.find(operand.region, operand.offset, operand.type, field=name)
             inputs[name] = regions.bytes_of(uses[name], operand.type)
-        else:
-            inputs[name] = in_segment(client, operand.type, operand.offset, fortran=operand.fortran)
-    stale = _stale(job, found)
     if stale:
-        return Stale(job.id, stale)
+        return Stale(job.id, tuple(stale))
+    out_bytes = job.out.nbytes
     if job.out_region is None:
-        out = in_segment(client, job.out, job.out_offset)
+        out = _bytes_at(client, job.out, job.out_offset, out_bytes)
     else:
         uses[OUT] = regions.find(job.out_region, job.out_offset, job.out, field="out", is_out=True)
         out = regions.bytes_of(uses[OUT], job.out)
-    inputs |= {name: residents.use(resident) for name, resident in found.items()}
-    regions.hold(uses)
-    return Work(client, job, Step(job.op, job.options, inputs, out), now_ns, uses)
+    for resident in found:
+        residents.use(resident)
+    if uses:
+        regions.hold(uses)
+    return Work(client, job, Step(job.op, job.options, inputs, out), now_ns, host_bytes + out_bytes, uses)
 
 
 def in_segment(client: Client, kind: TensorType, offset: int, *, fortran: bool = False) -> HostBytes:
     """Bytes in a gateway's segment; gateways are ours, but memory is not trusted to them."""
+    return _bytes_at(client, kind, offset, kind.nbytes, fortran)
+
+
+def _bytes_at(client: Client, kind: TensorType, offset: int, nbytes: int, fortran: bool = False) -> HostBytes:
     assert client.mapped is not None, "This is a bug."
-    is_inside = 0 <= offset <= offset + kind.nbytes <= client.mapped.numel()
+    is_inside = 0 <= offset <= offset + nbytes <= client.segment.nbytes
     assert is_inside, "This is a bug: an operand outside its segment."
     return HostBytes(client.mapped, kind, offset, fortran)
-
-
-def _stale(job: Job, found: dict[str, Resident]) -> tuple[TensorInfo, ...]:
-    return tuple(
-        resident.info(_name_of(job.operands[name]))
-        for name, resident in found.items()
-        if resident.type != job.operands[name].type
-    )
-
-
-def _name_of(operand: Operand) -> str:
-    assert operand.resident is not None, "This is a bug."
-    return operand.resident

@@ -2,8 +2,7 @@
 
 A region that the device reaches by itself (`Backend.adopt`) is staged from and to where it lies. Any other is copied through
 its descriptor, in when its batch begins and out when it is done: our CPU never touches a mapping that a client can cut. Owned
-by the engine's loop thread, except `stage_out`, which the completion thread calls; takes no lock. Knows no socket and no
-scheduling.
+by the engine's loop thread; takes no lock. Knows no socket and no scheduling.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from service.engine.backends.contract import Backend, HostBytes, Step
 from service.engine.shared_files import FOLDER, SharedFile
 from service.engine.vault import VaultWriter
 from service.errors import BeyondLimit, InvalidRequest, UnknownName
+from service.keepsakes import KeptRegion
 from service.messages import RegionInfo
 from service.ops import TensorType
-from service.settings import KeptRegion
 
 logger = logging.getLogger(__name__)
 

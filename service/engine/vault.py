@@ -12,8 +12,8 @@ import socket
 
 import msgspec
 
+from service.keepsakes import Keepsakes, Kept, KeptRegion
 from service.messages import RegionInfo, TensorInfo
-from service.settings import Keepsakes, Kept, KeptRegion
 
 MAX_MESSAGE_BYTES = 8192
 

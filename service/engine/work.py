@@ -22,7 +22,7 @@ class Client:
     Attributes:
         name: For the log.
         segment: Its arena.
-        send: Sends it a message; any thread may call it.
+        send: Sends it a message, with the others of this turn; for the loop thread.
         mapped: The segment as the backend sees it; None before attach and after detach.
         waiting: Its queued jobs by id.
         num_launched: Its jobs on the device.
@@ -47,6 +47,7 @@ class Work:
         job: What for.
         step: Its operands, resolved.
         arrived_ns: When.
+        host_bytes: What it reads and writes on the host.
         uses: The regions that it keeps from being unmapped.
     """
 
@@ -54,6 +55,7 @@ class Work:
     job: Job
     step: Step
     arrived_ns: int
+    host_bytes: int = 0
     uses: Uses = field(default_factory=dict)
 
     @property
@@ -84,20 +86,13 @@ class Received:
     message: ToEngine
 
 
-@dataclass(slots=True)
-class Completed:
-    """Inbox: a batch is answered."""
-
-    batch: list[Work]
-
-
 class Stop:
     """Inbox: end the loop when nothing is left to do."""
 
 
 @dataclass(slots=True)
 class Launched:
-    """To the completion thread: a batch on the device."""
+    """A batch on the device."""
 
     batch: list[Work]
     running: Running
@@ -110,4 +105,4 @@ def ids_of(*messages: ToEngine) -> dict[str, str | list[str]]:
     return {"request_id": ids[0]} if len(ids) == 1 else {"request_ids": ids}
 
 
-Event = Attached | Lost | Received | Completed | Stop
+Event = Attached | Lost | Received | Stop

@@ -115,7 +115,7 @@ def make_server(gateway: Gateway, app: ASGIApp, tls: ssl.SSLContext | None = Non
     """The HTTP server around an application."""
     config = uvicorn.Config(
         app,
-        http=patient_protocol(gateway.settings.body_timeout_s),
+        http=protocol_for(gateway.settings),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -130,9 +130,14 @@ def make_server(gateway: Gateway, app: ASGIApp, tls: ssl.SSLContext | None = Non
     return GatewayServer(config)
 
 
-def patient_protocol(patience_s: float) -> type[TilewireProtocol]:
-    """The protocol with its time-out; uvicorn wants a class."""
-    return type("PatientProtocol", (TilewireProtocol,), {"patience_s": patience_s})
+def protocol_for(settings: GatewaySettings) -> type[TilewireProtocol]:
+    """The protocol with its limits; uvicorn wants a class."""
+    limits = {
+        "patience_s": settings.body_timeout_s,
+        "min_body_bytes_per_s": settings.min_body_bytes_per_s,
+        "max_connections": settings.max_connections,
+    }
+    return type("LimitedProtocol", (TilewireProtocol,), limits)
 
 
 def open_servers(gateway: Gateway, tls: ssl.SSLContext | None) -> dict[GatewayServer, socket.socket]:

@@ -44,7 +44,8 @@ class ExchangeMiddleware:
         headers = headers_of(scope)
         incoming = Incoming(receive, connection_of(scope))
         exchange = Exchange(_request_id(headers.get("x-request-id")), incoming, headers)
-        scope["state"]["exchange"] = exchange
+        # Other servers need not offer a state.
+        scope.setdefault("state", {})["exchange"] = exchange
         # Each request is a task of its own, and so has a context of its own.
         log.request_id.set(exchange.request_id)
         if "traceparent" in headers:

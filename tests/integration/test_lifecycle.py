@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -291,25 +292,30 @@ def counts_504(number: float, now: Scrape) -> bool:
 
 def test_a_job_whose_client_left_the_queue_is_not_computed(start_server: StartServer) -> None:
     server = start_server("--gateways", "1", "--arena-bytes", "16MiB")
-    (engine,) = server.engines()
+    (engine,), (gateway,) = server.engines(), server.gateways()
     with server.client() as client:
+        assert settles(client, is_idle)
+        num_sockets = sockets_of(gateway)
         with held([engine]), RawConnection(server.connect()) as connection:
             connection.send(post("/v1/add", ONES))
             assert settles(client, lambda now: total(now, "tilewire_in_flight_requests") == 1)
+            assert sockets_of(gateway) == num_sockets + 1
             connection.sock.close()
             # The gateway has noticed when its connection is gone from its files; until then the job may still run.
-            assert settles(client, lambda now: not has_connections(server, 2))
+            assert settles(client, lambda now: sockets_of(gateway) == num_sockets)
         assert settles(client, lambda now: total(now, "tilewire_requests_total", op="add", code="499") == 1)
         assert client.post("/v1/add", content=ONES).status_code == 200
         assert settles(client, lambda now: total(now, "tilewire_flops_total", op="add") == 16)
         assert settles(client, is_idle)
 
 
-def has_connections(server: LiveServer, at_least: int) -> bool:
-    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
-    local = f":{server.port:04X}"
-    established = [fields for fields in map(str.split, lines) if fields[1].endswith(local) and fields[3] == "01"]
-    return len(established) >= at_least
+def sockets_of(pid: int) -> int:
+    """Sockets that a process has open."""
+    count = 0
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            count += str(fd.readlink()).startswith("socket:")
+    return count
 
 
 # ── start ─────────────────────────────────────────────────────────────────────────────────────────

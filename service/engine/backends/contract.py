@@ -1,6 +1,6 @@
 """The contract of a backend: what the engine's loop asks of whatever computes. Knows no scheduler, no socket and no client.
 
-All calls come from the engine's loop thread, except `Running.wait`, which the completion thread calls.
+All calls come from the engine's loop thread.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import torch
 from service.arena import Segment
 from service.messages import Timings
 from service.ops import Options, TensorType
+
+# What is made for each request is not frozen: that would cost three times as much to make. Nobody changes it.
 
 
 class DeviceLost(Exception):
@@ -39,7 +41,7 @@ class Identity:
     triton: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class HostBytes:
     """Bytes of one tensor in a mapped segment.
 
@@ -59,7 +61,7 @@ class HostBytes:
     is_foreign: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Step:
     """One request of a batch.
 
@@ -76,7 +78,7 @@ class Step:
     out: HostBytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Joined:
     """One launch of a batch: one request, or several whose operands are joined.
 
@@ -97,6 +99,14 @@ class Joined:
 
 class Running(Protocol):
     """A batch that was begun."""
+
+    def is_done(self) -> bool:
+        """Whether `wait` returns at once.
+
+        Raises:
+            DeviceLost: The device failed.
+        """
+        ...
 
     def wait(self) -> Timings:
         """Blocks until every result is in its slot; releases the GIL meanwhile.

@@ -37,6 +37,10 @@ class Finished:
     def __init__(self, timings: Timings) -> None:
         self._timings = timings
 
+    def is_done(self) -> bool:
+        """It is."""
+        return True
+
     def wait(self) -> Timings:
         """Returns at once."""
         return self._timings

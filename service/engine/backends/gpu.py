@@ -59,6 +59,17 @@ class InFlight:
         self._held = held
         self._recycle = recycle
 
+    def is_done(self) -> bool:
+        """Asks the device; costs a microsecond or two.
+
+        Raises:
+            DeviceLost: A copy or a kernel failed; the context is gone with it.
+        """
+        try:
+            return bool(self._marks.end.query())
+        except RuntimeError as error:
+            raise DeviceLost(str(error)) from error
+
     def wait(self) -> Timings:
         """Blocks until the results are in their slots.
 

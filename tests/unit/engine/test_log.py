@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import queue
+import socket
 from collections.abc import Sequence
 
 import pytest
@@ -13,14 +13,27 @@ from service.engine.backends.contract import Joined
 from service.engine.backends.cpu import CpuBackend, Finished
 from service.engine.holdings import Holdings
 from service.engine.loop import EngineLoop
+from service.engine.mailbox import Mailbox
 from service.engine.metrics import EngineMetrics
 from service.engine.regions import Regions
 from service.engine.residents import Residents
 from service.engine.vault import VaultWriter
-from service.engine.work import Attached, Client, Received, ids_of
-from service.messages import Cancel, Failed, Hello, Job, ListTensors, Operand, ToGateway, Welcome
+from service.engine.work import ids_of
+from service.messages import (
+    Cancel,
+    Failed,
+    FrameDecoder,
+    Hello,
+    Job,
+    ListTensors,
+    Operand,
+    ToGateway,
+    Welcome,
+    encode_frame,
+)
 from service.ops import SoftmaxOptions, TensorType
 
+SEGMENT_BYTES = 2**16
 KIND = TensorType("float32", (2, 4))
 
 
@@ -35,6 +48,14 @@ def job(number: int, request_id: str) -> Job:
     return Job(number, "softmax", {"x": Operand(KIND, 0)}, SoftmaxOptions(), KIND, 64, 0, 64, request_id=request_id)
 
 
+def receive(sock: socket.socket, count: int) -> list[ToGateway]:
+    decoder: FrameDecoder[ToGateway] = FrameDecoder(ToGateway)
+    messages: list[ToGateway] = []
+    while len(messages) < count:
+        messages += decoder.feed(sock.recv(2**16))
+    return messages
+
+
 @pytest.fixture(scope="module")
 def metrics() -> EngineMetrics:
     return EngineMetrics(CpuBackend("cpu").identity, version="0", restarts=0)
@@ -44,18 +65,20 @@ def test_a_batch_that_fails_names_its_requests(metrics: EngineMetrics, caplog: p
     backend = BrokenBackend("cpu")
     vault = VaultWriter(-1)
     regions = Regions(backend, vault, max_bytes=2**20)
-    engine = EngineLoop(0, backend, Holdings(backend, Residents(backend, 2**20, vault), regions, metrics), metrics)
-    answers: queue.SimpleQueue[ToGateway] = queue.SimpleQueue()
-    client = Client("gateway-0", Segment.create("tests", 2**16), answers.put)
-    engine.post(Attached(client))
-    for number, request_id in enumerate(("first", "second")):
-        engine.post(Received(client, job(number, request_id)))
+    mailbox = Mailbox()
+    holdings = Holdings(backend, Residents(backend, 2**20, vault), regions, metrics)
+    engine = EngineLoop(0, mailbox, backend, holdings, metrics)
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    mailbox.connect(theirs, Hello(0, SEGMENT_BYTES), Segment.create("tests", SEGMENT_BYTES))
+    ours.sendall(encode_frame([job(number, name) for number, name in enumerate(("first", "second"))]))
     with caplog.at_level(logging.WARNING):
         # Both wait when the loop begins, so they share a launch.
         engine.start()
-        assert isinstance(answers.get(timeout=10), Welcome)
-        failures = [answers.get(timeout=10) for _ in range(2)]
+        welcome, *failures = receive(ours, 3)
         engine.stop()
+    ours.close()
+    assert isinstance(welcome, Welcome)
     assert all(isinstance(one, Failed) and one.code == "internal" for one in failures)
     shared, *alone = caplog.records
     assert shared.__dict__["request_ids"] == ["first", "second"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import socket
 from collections.abc import Iterator
@@ -22,9 +23,9 @@ from service.engine.regions import MAX_REGIONS, OUT, Regions, Use
 from service.engine.shared_files import SharedFile
 from service.engine.vault import VaultReader, VaultWriter
 from service.errors import BeyondLimit, InvalidRequest, UnknownName
+from service.keepsakes import KeptRegion
 from service.messages import RegionInfo
 from service.ops import AddOptions, TensorType
-from service.settings import KeptRegion
 
 PAGE = 4096
 KIND = TensorType("float32", (4,))
@@ -55,6 +56,8 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def regions(folder: Path) -> Iterator[Regions]:
+    # Else descriptors that earlier tests let go of could be closed meanwhile.
+    gc.collect()
     before = num_fds()
     regions = Regions(CpuBackend(), VaultWriter(-1), max_bytes=8 * PAGE, folder=folder)
     yield regions
