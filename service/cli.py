@@ -25,7 +25,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="GPU linear algebra over HTTP: matmul, softmax and add."
 )
 
-BENCHMARKS = ("kernels", "batching", "http")
+BENCHMARKS = ("kernels", "batching", "http", "settings")
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -86,7 +86,7 @@ def demo(
 def bench(
     context: typer.Context,
     name: Annotated[
-        str, typer.Argument(help="Which benchmark: kernels, batching or http; further arguments are its own.")
+        str, typer.Argument(help="Which benchmark: kernels, batching, http or settings; further arguments are its own.")
     ],
 ) -> None:
     """Run a benchmark of a checkout and print what it measured."""
