@@ -40,7 +40,7 @@ class LiveServer:
         self.log = log
         self._is_told = False
         env = {name: value for name, value in os.environ.items() if not name.startswith("TILEWIRE_")}
-        env["PYTHONPATH"] = str(ROOT)
+        env["PYTHONPATH"] = path_with(ROOT)
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
                 [*COMMAND, "--port", "0", "--device", "cpu", *flags],
@@ -171,6 +171,11 @@ def serving(log: Path, *flags: str) -> Iterator[LiveServer]:
     finally:
         status = server.stop()
     assert status == 0, server.log.read_text()
+
+
+def path_with(root: Path) -> str:
+    """A `PYTHONPATH` for children: this folder first, and then what we have."""
+    return os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
 
 
 def _check_alive(connection: socket.socket) -> None:

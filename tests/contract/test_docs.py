@@ -19,6 +19,7 @@ from service import configuration_doc
 from service.cli import app, flag_name, variable_name
 from service.errors import BY_CODE
 from service.settings import Settings
+from tests.live_server import path_with
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -178,7 +179,7 @@ def test_python_of_the_readme_runs(block: str, server_url: str, tmp_path: Path) 
         timeout=60,
         check=False,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": path_with(ROOT)},
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip(), "an example shows something"
