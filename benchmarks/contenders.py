@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.bench_batching import safetensors_of
 from benchmarks.load import Call
-from service.launch import running_server
+from service.launch import LaunchError, running_server
 
 TILEWIRE, TWENTY_LINES, LITSERVE, BODY_ONLY, RAW = "Tilewire", "20 lines", "LitServe", "body only", "raw socket"
 ROOT = Path(__file__).parent.parent
@@ -39,6 +39,34 @@ Array = np.ndarray
 
 class WrongAnswer(Exception):
     """A server's answer is not the product: there is nothing to measure."""
+
+
+# What one server or one load may fail with; the others are measured all the same.
+FAILURES = (WrongAnswer, LaunchError, RuntimeError, ValueError, httpx.HTTPError, OSError)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What could not be measured.
+
+    Attributes:
+        server: Its name.
+        variant: How it was set up.
+        question: Which load; empty for all.
+        error: Why.
+    """
+
+    server: str
+    variant: str
+    question: str
+    error: str
+
+    @classmethod
+    def of(cls, error: Exception, server: str, variant: str = "", question: str = "") -> Failure:
+        """From what was raised; prints it."""
+        failure = cls(server, variant, question, f"{type(error).__name__}: {error}")
+        print(failure, flush=True)
+        return failure
 
 
 @dataclass(frozen=True)
@@ -91,19 +119,28 @@ def contenders(weight: Path, tilewire_flags: Sequence[str], litserves: Sequence[
         number, *options = variant.split(":")
         words = ["benchmarks.lit_server", "--api-servers", number, *(f"--{option}" for option in options)]
         found.append(Contender(LITSERVE, variant, partial(running_command, words, env), "/predict", _is_product))
-    start = partial(_running_tilewire, weight, tilewire_flags)
-    found.append(
-        Contender(
-            TILEWIRE,
-            "",
-            start,
-            "/v1/matmul?b=@w",
-            lambda answer, rows, expected: _is_product(_payload(answer), rows, expected),
-            lambda rows: safetensors_of(a=rows),
-            SAFETENSORS,
-        )
-    )
+    found.append(tilewire(weight, tilewire_flags))
     return found
+
+
+def tilewire(weight: Path, flags: Sequence[str], variant: str = "", env: Mapping[str, str] | None = None) -> Contender:
+    """Tilewire with this weight resident.
+
+    Args:
+        weight: As above.
+        flags: Of `tilewire serve`.
+        variant: For the table.
+        env: Further variables of its environment.
+    """
+    return Contender(
+        TILEWIRE,
+        variant,
+        partial(_running_tilewire, weight, flags, env),
+        "/v1/matmul?b=@w",
+        lambda answer, rows, expected: _is_product(_payload(answer), rows, expected),
+        lambda rows: safetensors_of(a=rows),
+        SAFETENSORS,
+    )
 
 
 @contextmanager
@@ -155,8 +192,8 @@ def running_command(words: Sequence[str], env: dict[str, str]) -> Iterator[str]:
 
 
 @contextmanager
-def _running_tilewire(weight: Path, flags: Sequence[str]) -> Iterator[str]:
-    with running_server(*flags) as url:
+def _running_tilewire(weight: Path, flags: Sequence[str], env: Mapping[str, str] | None) -> Iterator[str]:
+    with running_server(*flags, env=env) as url:
         response = httpx.put(f"{url}/v1/tensors/w", content=weight.read_bytes(), timeout=START_TIMEOUT_S)
         response.raise_for_status()
         yield url

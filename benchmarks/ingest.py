@@ -20,7 +20,17 @@ import ml_dtypes
 import numpy as np
 
 from benchmarks.bench_batching import safetensors_of
-from benchmarks.contenders import BODY_ONLY, OCTETS, RAW, SAFETENSORS, TILEWIRE, running_command, uvicorn_words
+from benchmarks.contenders import (
+    BODY_ONLY,
+    FAILURES,
+    OCTETS,
+    RAW,
+    SAFETENSORS,
+    TILEWIRE,
+    Failure,
+    running_command,
+    uvicorn_words,
+)
 from benchmarks.load import Call
 from service.launch import running_server
 
@@ -53,8 +63,10 @@ class Ingest:
         return f"{self.body_bytes / 2**20:.0f} MiB, 1 connection"
 
 
-def measure_ingest(device: str, nbytes: int, size: int) -> tuple[list[Ingest], dict[str, object]]:
-    """Sends one large body over one connection, a few times, to each server.
+def measure_ingest(
+    device: str, nbytes: int, size: int, failures: list[Failure]
+) -> tuple[list[Ingest], dict[str, object]]:
+    """Sends one large body over one connection, a few times, to each server; adds what failed.
 
     Tilewire multiplies it by a resident column: the answer is small, and nothing is left out.
 
@@ -62,16 +74,26 @@ def measure_ingest(device: str, nbytes: int, size: int) -> tuple[list[Ingest], d
         The rows, and what Tilewire says of itself.
     """
     operand = np.ones((nbytes // 2 // size, size), ml_dtypes.bfloat16)
-    with running_command(["benchmarks.raw_socket"], {}) as url:
-        rows = [_ingest(RAW, url, Call("/sink", OCTETS, operand.tobytes()))]
-    with running_command(uvicorn_words("body_only"), {}) as url:
-        rows.append(_ingest(BODY_ONLY, url, Call("/read", OCTETS, operand.tobytes())))
+    rows: list[Ingest] = []
+    identity: dict[str, object] = {}
+    for server, command, path in (
+        (RAW, ["benchmarks.raw_socket"], "/sink"),
+        (BODY_ONLY, uvicorn_words("body_only"), "/read"),
+    ):
+        try:
+            with running_command(command, {}) as url:
+                rows.append(_ingest(server, url, Call(path, OCTETS, operand.tobytes())))
+        except FAILURES as error:
+            failures.append(Failure.of(error, server, question="ingest"))
     limits = ["--max-body-bytes", str(2 * nbytes), "--arena-bytes", str(nbytes + nbytes // 4 + 2**24)]
-    with running_server("--device", device, "--gateways", "1", *limits) as url:
-        column = safetensors_of(v=np.ones((size, 1), ml_dtypes.bfloat16))
-        httpx.put(f"{url}/v1/tensors/v", content=column).raise_for_status()
-        rows.append(_ingest(TILEWIRE, url, Call("/v1/matmul?b=@v", SAFETENSORS, safetensors_of(a=operand))))
-        identity: dict[str, object] = httpx.get(f"{url}/v2").json()
+    try:
+        with running_server("--device", device, "--gateways", "1", *limits) as url:
+            identity = httpx.get(f"{url}/v2").json()
+            column = safetensors_of(v=np.ones((size, 1), ml_dtypes.bfloat16))
+            httpx.put(f"{url}/v1/tensors/v", content=column).raise_for_status()
+            rows.append(_ingest(TILEWIRE, url, Call("/v1/matmul?b=@v", SAFETENSORS, safetensors_of(a=operand))))
+    except FAILURES as error:
+        failures.append(Failure.of(error, TILEWIRE, question="ingest"))
     return rows, identity
 
 

@@ -27,7 +27,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="GPU linear algebra over HTTP: matmul, softmax and add."
 )
 
-BENCHMARKS = ("kernels", "batching", "shared_memory", "http")
+BENCHMARKS = ("kernels", "batching", "shared_memory", "http", "settings")
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -96,7 +96,10 @@ def demo(
 def bench(
     context: typer.Context,
     name: Annotated[
-        str, typer.Argument(help="Which one: kernels, batching, shared_memory or http; further arguments are its own.")
+        str,
+        typer.Argument(
+            help="Which one: kernels, batching, shared_memory, http or settings; further arguments are its own."
+        ),
     ],
 ) -> None:
     """Run a benchmark of a checkout and print what it measured."""

@@ -45,6 +45,10 @@ class Settings(BaseSettings):
         ge=2**20,
         description="Shared memory for bodies and results, over all gateways. Pinned when there is a GPU.",
     )
+    huge_pages: bool = Field(
+        default=False,
+        description="Ask for huge pages for the arena and take them at the start; the system must allow them to shared memory.",
+    )
     max_body_bytes: Bytes = Field(256 * 2**20, ge=1, description="Largest request body; more is 413.")
     max_json_bytes: Bytes = Field(
         8 * 2**20,
@@ -185,6 +189,7 @@ class Settings(BaseSettings):
             engine_paths=engine_paths,
             metrics_folder=metrics_folder,
             segment_bytes=self.arena_bytes // self.num_gateways,
+            huge_pages=self.huge_pages,
             max_body_bytes=self.max_body_bytes,
             max_json_bytes=self.max_json_bytes,
             max_in_flight=self.max_in_flight,
@@ -287,6 +292,7 @@ class GatewaySettings(msgspec.Struct, frozen=True):
     engine_paths: list[str]
     metrics_folder: str
     segment_bytes: int
+    huge_pages: bool = False
     max_body_bytes: int = 256 * 2**20
     max_json_bytes: int = 8 * 2**20
     max_in_flight: int = 1024

@@ -43,7 +43,7 @@ class LiveServer:
         self.tls = tls
         self._is_told = False
         env = {name: value for name, value in os.environ.items() if not name.startswith("TILEWIRE_")}
-        env["PYTHONPATH"] = str(ROOT)
+        env["PYTHONPATH"] = path_with(ROOT)
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
                 [*COMMAND, "--port", "0", "--device", "cpu", *flags],
@@ -175,6 +175,11 @@ def serving(log: Path, *flags: str, tls: ssl.SSLContext | None = None) -> Iterat
     finally:
         status = server.stop()
     assert status == 0, server.log.read_text()
+
+
+def path_with(root: Path) -> str:
+    """A `PYTHONPATH` for children: this folder first, and then what we have."""
+    return os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
 
 
 def _check_alive(connection: socket.socket) -> None:

@@ -174,6 +174,9 @@ async def serve(settings: GatewaySettings) -> None:
     """Runs the gateway until it is drained."""
     metrics = GatewayMetrics(Exemplars(path_in(Path(settings.metrics_folder), settings.index), SECONDS_BUCKETS))
     segment = Segment.create(f"tilewire-gateway-{settings.index}", settings.segment_bytes)
+    if settings.huge_pages:
+        nbytes = segment.take_huge_pages()
+        logging.getLogger("tilewire.gateway").info("huge pages hold %d bytes of %d", nbytes, segment.nbytes)
     attached = asyncio.Event()
 
     def on_change(welcome: Welcome, is_up: bool) -> None:

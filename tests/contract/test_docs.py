@@ -20,6 +20,7 @@ from service.cli import app, flag_name, variable_name
 from service.errors import BY_CODE
 from service.gateway.codecs.oip_header import read_header
 from service.settings import Settings
+from tests.live_server import path_with
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -182,7 +183,7 @@ def test_python_of_the_documents_runs(block: str, server_url: str, tmp_path: Pat
         timeout=60,
         check=False,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": path_with(ROOT)},
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip(), "an example shows something"

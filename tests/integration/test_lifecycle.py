@@ -20,7 +20,7 @@ import pytest
 from tests.conftest import StartServer
 from tests.exposition import Scrape, is_idle, scrape, settles, total
 from tests.float64_oracle import random_array
-from tests.live_server import COMMAND, POLL_S, ROOT, START_TIMEOUT_S, LiveServer, held
+from tests.live_server import COMMAND, POLL_S, ROOT, START_TIMEOUT_S, LiveServer, held, path_with
 from tests.raw_http import ConnectionEnded, RawConnection, head, post
 from tests.tensor_bodies import from_safetensors, to_npy, to_safetensors
 
@@ -333,7 +333,7 @@ def test_a_gateway_is_light_and_knows_no_torch(server: LiveServer) -> None:
 
 
 def test_a_port_that_is_taken_is_said_so(server: LiveServer, tmp_path: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": path_with(ROOT)}
     done = subprocess.run(
         [*COMMAND, "--port", str(server.port), "--device", "cpu"], capture_output=True, text=True, env=env, timeout=60
     )
@@ -344,7 +344,7 @@ def test_a_port_that_is_taken_is_said_so(server: LiveServer, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("flags", [["--device", "tpu"], ["--max-rank", "1"], ["--arena-bytes", "lots"]])
 def test_settings_that_cannot_be_are_said_so(flags: list[str]) -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": path_with(ROOT)}
     done = subprocess.run([*COMMAND, *flags], capture_output=True, text=True, env=env, timeout=60)
     assert done.returncode == 2
     assert flags[0] in done.stderr
