@@ -83,6 +83,28 @@ def choose(problem: Problem, target: Target, *, is_plain: bool = True) -> Config
     return for_amd(config) if target.backend == "hip" else config
 
 
+def choose_invariant(problem: Problem, target: Target) -> Config:
+    """A configuration that depends neither on the rows nor on the number of products, and does not split K.
+
+    A row's sums then are the same, bit for bit, whatever it is computed with. Also a member of `members(target)`.
+
+    Args:
+        problem: the product.
+        target: the device.
+    """
+    shown = replace(problem, m=4 * FEW_ROWS, batch=1)
+    if target.backend == "interpreter":
+        return replace(choose(shown, target), split_k=1)
+    if problem.is_padded_in and _has_descriptors(problem, target):
+        # Those that are built for every store, since that does depend on the rows.
+        candidates = _candidates(target).get(arithmetic_of(problem), ())
+        every = [each for each in candidates if each.is_wide and not each.config.is_persistent]
+        if every:
+            return min(every, key=lambda each: predicted_us(shown, each, 1, target)).config
+    config = (choose_fma if _is_scalar(problem.dtype, problem.precision, target) else choose_matrix)(shown)
+    return for_amd(config) if target.backend == "hip" else config
+
+
 def stores_boxes(problem: Problem, config: Config) -> bool:
     """Whether the descriptor kernel also stores through a descriptor. Few rows are as well stored without."""
     has_many_rows = problem.m > FEW_ROWS or problem.batch > 1

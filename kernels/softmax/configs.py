@@ -81,6 +81,11 @@ def choose(problem: Problem, target: Target) -> Config:
     return _choose_long(problem, target) if is_long else _choose_whole(problem, target)
 
 
+def choose_invariant(problem: Problem, target: Target) -> Config:
+    """A configuration that does not depend on the number of rows: a row's bits are the same among any others."""
+    return choose(replace(problem, rows=target.num_sms), target)
+
+
 def members(target: Target) -> Iterator[tuple[Problem, Config]]:
     """For every binary that `choose` can ask for on `target`, a problem and a configuration that stand for it."""
     if target.backend == "interpreter":
