@@ -33,5 +33,9 @@ def variants(target: Target) -> tuple[Variant, ...]:
 
 def op_of(variant: Variant) -> str:
     """One of `OPS`: the op that launches `variant`."""
-    name = variant.kernel.__name__
-    return next((op for op in OPS if name.startswith(op)), "staging")
+    return op_named(variant.kernel.__name__)
+
+
+def op_named(kernel: str) -> str:
+    """One of `OPS`: the op that launches the kernel of this name; what is not ours counts as staging."""
+    return next((op for op in OPS if kernel.startswith(op)), "staging")

@@ -1,5 +1,6 @@
-"""Launching a loaded CUDA kernel through the driver, with everything but the addresses prepared. Knows no op.
+"""Loading a CUDA kernel, and launching it with everything but the addresses prepared. Knows no op.
 
+Triton's loader builds C code when a process starts, and again for each signature; here the driver is called as it is.
 Triton's launcher parses a Python tuple and asks the driver about every pointer at each launch, and encodes every tensor
 descriptor anew. Here the argument block is laid out once; a launch writes addresses into it and makes one call. The
 block follows Triton's convention: the arguments in order, a descriptor as its 128-byte map, extents (i32) and strides
@@ -21,6 +22,9 @@ _SIZES = {"i32": 4, "i64": 8, "fp64": 8}
 # cuTensorMapEncodeTiled numbers element types differently from the compiler.
 _ELEMENT_TYPES = {8: 10, 9: 8, 10: 9}
 _L2_PROMOTION_128B = 2
+_MAX_THREADS, _LOCAL_BYTES, _NUM_REGISTERS, _MAX_DYNAMIC_SHARED = 0, 3, 4, 8
+# Up to here a kernel has dynamic shared memory without asking.
+_FREE_SHARED_BYTES = 48 * 1024
 _COOPERATIVE = 2
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
@@ -60,6 +64,60 @@ def _check(status: int) -> None:
     text = ctypes.c_char_p()
     _cuda().cuGetErrorString(status, ctypes.byref(text))
     raise RuntimeError(f"CUDA driver error {status}: {(text.value or b'unknown').decode()}")
+
+
+@functools.cache
+def _patient_cuda() -> ctypes.CDLL:
+    # Loading takes a millisecond, in which other threads may run.
+    return ctypes.CDLL("libcuda.so.1")
+
+
+@dataclass(frozen=True)
+class Function:
+    """A kernel that the driver has loaded.
+
+    Attributes:
+        handle: the driver's CUfunction.
+        registers: of each thread.
+        spills: registers of each thread that did not fit and lie in memory.
+    """
+
+    handle: int
+    registers: int
+    spills: int
+
+
+def load_function(image: bytes, name: str, *, num_threads: int, shared_bytes: int) -> Function:
+    """Load the kernel `name` of a cubin into the current context; it stays until the process ends.
+
+    Args:
+        image: the cubin.
+        name: of the kernel.
+        num_threads: of a program.
+        shared_bytes: dynamic shared memory of a program.
+
+    Raises:
+        RuntimeError: the driver refuses it.
+    """
+    cuda = _patient_cuda()
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    _check(cuda.cuModuleLoadData(ctypes.byref(module), image))
+    _check(cuda.cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
+    if shared_bytes > _FREE_SHARED_BYTES:
+        _check(cuda.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, shared_bytes))
+    most, local_bytes, registers = (
+        _attribute(function, which) for which in (_MAX_THREADS, _LOCAL_BYTES, _NUM_REGISTERS)
+    )
+    if num_threads > most:
+        raise RuntimeError(f"{name}: {num_threads} threads, and its registers leave room for {most}")
+    assert function.value is not None, "This is a bug."
+    return Function(function.value, registers, local_bytes // 4)
+
+
+def _attribute(function: ctypes.c_void_p, name: int) -> int:
+    value = ctypes.c_int()
+    _check(_patient_cuda().cuFuncGetAttribute(ctypes.byref(value), name, function))
+    return value.value
 
 
 @dataclass(frozen=True)
@@ -110,7 +168,8 @@ class BoundLaunch:
     Not for several threads at once: they would write into the same argument block.
 
     Args:
-        compiled: Triton's compiled kernel; loaded if it is not yet.
+        metadata: Triton's, of the compiled kernel.
+        function: the same kernel, loaded.
         signature: (name, type) of the arguments, constants left out.
         values: scalars by name, and an object with `shape` and `strides` for each descriptor.
         grid: programs along the three axes.
@@ -121,13 +180,12 @@ class BoundLaunch:
 
     def __init__(
         self,
-        compiled: Any,
+        metadata: Any,
+        function: Function,
         signature: Sequence[tuple[str, str]],
         values: dict[str, Any],
         grid: tuple[int, int, int],
     ) -> None:
-        compiled._init_handles()
-        metadata = compiled.metadata
         if metadata.num_ctas != 1 or metadata.global_scratch_size or metadata.profile_scratch_size:
             raise LayoutError("clusters and scratch memory are Triton's launcher's business")
         boxes = iter(metadata.tensordesc_meta or ())
@@ -136,7 +194,7 @@ class BoundLaunch:
         self._setters: tuple[Callable[[int], None], ...] = tuple(setter for setter in setters if setter is not None)
         for _ in ("global scratch", "profile scratch"):
             self._block.put(ctypes.c_uint64)
-        self._function = ctypes.c_void_p(compiled.function)
+        self._function = ctypes.c_void_p(function.handle)
         _verify(self._function, self._block.parameters)
         self._pointers = self._block.pointers()
         threads = 32 * metadata.num_warps

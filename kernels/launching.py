@@ -8,6 +8,7 @@ binaries can be enumerated, compiled ahead, and counted, and a held binary launc
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,16 +16,21 @@ from typing import Any, Generic, TypeVar
 
 import torch
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.driver import BoundLaunch, LayoutError
+from kernels.driver import BoundLaunch, Function, LayoutError, load_function
 from kernels.targets import Target, is_interpreting
 
 Grid = tuple[int, int, int]
 T = TypeVar("T")
-Hook = Callable[["Variant"], None]
+
+# Nothing but the binary is kept, without tables of source lines: a tenth of the bytes to read at every start.
+for _name in ("store_binary_only", "disable_line_info"):
+    if f"TRITON_{_name.upper()}" not in os.environ:
+        setattr(knobs.compilation, _name, True)
 
 TYPE_NAMES = {
     torch.float16: "fp16",
@@ -79,6 +85,34 @@ class Variant:
 
 
 @dataclass(frozen=True)
+class Loaded:
+    """A binary on a device.
+
+    Attributes:
+        compiled: Triton's compiled kernel.
+        function: on CUDA, the driver's; else Triton holds it.
+    """
+
+    compiled: Any
+    function: Function | None
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a program."""
+        return int(self.compiled.metadata.shared)
+
+    @property
+    def registers(self) -> int:
+        """Of each thread."""
+        return self.function.registers if self.function else int(self.compiled.n_regs)
+
+    @property
+    def spills(self) -> int:
+        """Registers of each thread that lie in memory."""
+        return self.function.spills if self.function else int(self.compiled.n_spills)
+
+
+@dataclass(frozen=True)
 class Descriptor:
     """Geometry of a tensor-descriptor argument; the address comes with each launch.
 
@@ -117,24 +151,24 @@ class Launch:
         self._values = values
         self._device_index = device_index
         self._addressed = tuple(name for name, kind in variant.signature if kind[0] in "*t")
-        self._compiled = None
+        self._loaded: Loaded | None = None
         if not is_interpreting():
             if device_index != torch.cuda.current_device():
                 raise ValueError(
                     f"tensors on device {device_index}, but device {torch.cuda.current_device()} is current"
                 )
-            self._compiled = load(variant, target, device_index)
-        self._bound = self._bind_driver() if target.backend == "cuda" else None
+            self._loaded = load(variant, target, device_index)
+        self._bound = self._bind_driver(self._loaded)
 
     def __call__(self, *tensors: torch.Tensor | None) -> None:
         """Launch on the current stream with `tensors` as the pointer and descriptor arguments, in order."""
         if self._bound is not None:
             self.at(*[0 if tensor is None else tensor.data_ptr() for tensor in tensors])
-        elif self._compiled is None:
+        elif self._loaded is None:
             self._interpret(tensors)
         else:
             given = self._arguments(tensors)
-            self._compiled[self.grid](*(given[name] for name in self.variant.kernel.arg_names))
+            self._loaded.compiled[self.grid](*(given[name] for name in self.variant.kernel.arg_names))
 
     def at(self, *addresses: int) -> None:
         """Launch with bare addresses, which the caller vouches for: alive, on the device, aligned as promised."""
@@ -146,9 +180,13 @@ class Launch:
         """Whether `at` can be used: the driver is called directly."""
         return self._bound is not None
 
-    def _bind_driver(self) -> BoundLaunch | None:
+    def _bind_driver(self, loaded: Loaded | None) -> BoundLaunch | None:
+        if loaded is None or loaded.function is None:
+            return None
         try:
-            return BoundLaunch(self._compiled, self.variant.signature, self._values, self.grid)
+            return BoundLaunch(
+                loaded.compiled.metadata, loaded.function, self.variant.signature, self._values, self.grid
+            )
         except LayoutError:
             return None
 
@@ -171,7 +209,7 @@ class Launch:
 
 def current_stream(device_index: int) -> int:
     """The handle of the stream that PyTorch launches on."""
-    return int(triton.runtime.driver.active.get_current_stream(device_index))
+    return int(torch._C._cuda_getCurrentRawStream(device_index))
 
 
 class Kept(Generic[T]):
@@ -195,21 +233,23 @@ class Kept(Generic[T]):
         return found
 
 
-_load_hooks: list[Hook] = []
-
-
-def on_load(hook: Hook) -> None:
-    """Have `hook` called with each variant that is loaded for the first time in this process."""
-    _load_hooks.append(hook)
-
-
 @functools.cache
-def load(variant: Variant, target: Target, device_index: int) -> Any:
-    """Compile (or fetch from Triton's disk cache) `variant` for one device, once a process."""
+def load(variant: Variant, target: Target, device_index: int) -> Loaded:
+    """Compile (or fetch from Triton's disk cache) and load `variant` onto the current device, once a process.
+
+    Raises:
+        RuntimeError: the driver refuses it.
+    """
     assert device_index >= 0, "This is a bug."
-    for hook in _load_hooks:
-        hook(variant)
-    return variant.compile(target)
+    compiled = variant.compile(target)
+    if target.backend != "cuda":
+        compiled._init_handles()
+        return Loaded(compiled, None)
+    metadata = compiled.metadata
+    threads = metadata.num_warps * target.warp_size
+    return Loaded(
+        compiled, load_function(compiled.kernel, metadata.name, num_threads=threads, shared_bytes=metadata.shared)
+    )
 
 
 def pointer(dtype: torch.dtype) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -186,9 +187,13 @@ def _softmax_trial(problem: SoftmaxProblem, config: SoftmaxConfig, device: torch
     laid = _lay(x, contiguous, getattr(torch, problem.dtype), is_aligned=problem.is_aligned)
     out = _like(x, contiguous, getattr(torch, problem.out_dtype), is_aligned=problem.is_aligned)
     out.fill_(-1)
-    prepared = prepare_softmax(laid, out, config=config)
+    prepared = prepare_softmax(laid, out, log=problem.log, config=config)
     assert prepared is not None, "This is a bug."
     prepared(laid, out)
+    if problem.log:
+        # The driver's logarithm is off in its last bits.
+        close = (out.float() - (x - math.log(8))).abs() < 0.02
+        return Trial(prepared.variants, (close | (torch.isinf(x) & (out.float() == x))).all())
     return Trial(prepared.variants, (out.float() == torch.exp(x) / 8).all())
 
 

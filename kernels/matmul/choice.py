@@ -83,9 +83,32 @@ def choose(problem: Problem, target: Target, *, is_plain: bool = True) -> Config
     return for_amd(config) if target.backend == "hip" else config
 
 
+def choose_invariant(problem: Problem, target: Target) -> Config:
+    """A configuration that depends neither on the rows nor on the number of products, and does not split K.
+
+    A row's sums then are the same, bit for bit, whatever it is computed with. Also a member of `members(target)`.
+
+    Args:
+        problem: the product.
+        target: the device.
+    """
+    shown = replace(problem, m=4 * FEW_ROWS, batch=1)
+    if target.backend == "interpreter":
+        return replace(choose(shown, target), split_k=1)
+    if problem.is_padded_in and _has_descriptors(problem, target):
+        # Those that are built for every store, since that does depend on the rows.
+        candidates = _candidates(target).get(arithmetic_of(problem), ())
+        every = [each for each in candidates if each.is_wide and not each.config.is_persistent]
+        if every:
+            return min(every, key=lambda each: predicted_us(shown, each, 1, target)).config
+    config = (choose_fma if _is_scalar(problem.dtype, problem.precision, target) else choose_matrix)(shown)
+    return for_amd(config) if target.backend == "hip" else config
+
+
 def stores_boxes(problem: Problem, config: Config) -> bool:
     """Whether the descriptor kernel also stores through a descriptor. Few rows are as well stored without."""
-    return problem.is_boxed_out and _is_default_out(problem) and config.split_k == 1 and problem.m > FEW_ROWS
+    has_many_rows = problem.m > FEW_ROWS or problem.batch > 1
+    return problem.is_boxed_out and _is_default_out(problem) and config.split_k == 1 and has_many_rows
 
 
 def family_of(problem: Problem, config: Config, *, is_plain: bool) -> Family:
@@ -101,7 +124,7 @@ def family_of(problem: Problem, config: Config, *, is_plain: bool) -> Family:
         is_boxed = stores_boxes(problem, config)
         store = "boxes" if is_boxed else "pieces" if problem.is_aligned_out else "elements"
         is_batched = problem.batch > 1
-        is_plain = is_plain and is_boxed and _is_main(problem)
+        is_plain = is_plain and is_boxed
         return Family("tma", problem.dtype, problem.precision, *majors, store, problem.out_dtype, is_batched, is_plain)
     majors = ("any", "any") if "any" in majors else majors
     store = "pieces" if is_read_in_pieces(problem) else "elements"

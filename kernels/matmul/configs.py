@@ -121,7 +121,7 @@ class Family:
         store: `boxes` (through a descriptor), `pieces` (rows start at multiples of 16 bytes) or `elements`.
         out_dtype: of the output (`tma`); empty where it is told at run time (`pointer`).
         is_batched: whether descriptors have a batch dimension (`tma`).
-        is_plain: whether nothing follows the product (only told apart for the `boxes` of large products).
+        is_plain: whether nothing follows the product (only told apart where the store is `boxes`).
     """
 
     kernel: str

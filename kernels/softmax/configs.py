@@ -32,6 +32,7 @@ class Problem:
         out_dtype: name of the output's dtype.
         is_contiguous: whether elements of a row follow one another, in input and output.
         is_aligned: whether rows can be read and written in 16-byte pieces.
+        log: whether the logarithm of the softmax is wanted.
     """
 
     rows: int
@@ -40,6 +41,7 @@ class Problem:
     out_dtype: str
     is_contiguous: bool = True
     is_aligned: bool = True
+    log: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,16 +81,21 @@ def choose(problem: Problem, target: Target) -> Config:
     return _choose_long(problem, target) if is_long else _choose_whole(problem, target)
 
 
+def choose_invariant(problem: Problem, target: Target) -> Config:
+    """A configuration that does not depend on the number of rows: a row's bits are the same among any others."""
+    return choose(replace(problem, rows=target.num_sms), target)
+
+
 def members(target: Target) -> Iterator[tuple[Problem, Config]]:
     """For every binary that `choose` can ask for on `target`, a problem and a configuration that stand for it."""
     if target.backend == "interpreter":
         yield from _interpreted_members()
         return
-    for dtype, out_dtype in itertools.product(DTYPES, DTYPES):
-        yield Problem(1, 1, dtype, out_dtype, is_contiguous=False, is_aligned=False), _COLUMN
+    for dtype, out_dtype, log in itertools.product(DTYPES, DTYPES, (False, True)):
+        yield Problem(1, 1, dtype, out_dtype, is_contiguous=False, is_aligned=False, log=log), _COLUMN
         for is_aligned in (True, False):
-            problem = Problem(1, 1, dtype, out_dtype, is_aligned=is_aligned)
-            block_n = power_of_two(1)
+            problem = Problem(1, 1, dtype, out_dtype, is_aligned=is_aligned, log=log)
+            block_n = _shortest_block(problem)
             while block_n <= LONGEST_ROW:
                 yield problem, _choose_whole(replace(problem, n=block_n), target)
                 block_n *= 2
@@ -100,7 +107,7 @@ def members(target: Target) -> Iterator[tuple[Problem, Config]]:
 
 def _choose_whole(problem: Problem, target: Target) -> Config:
     """Rows whole in registers, as measured for the next power of two, else 16 elements a thread."""
-    block_n = power_of_two(problem.n)
+    block_n = max(power_of_two(problem.n), _shortest_block(problem))
     measured = table_for(target).get("softmax", {}).get("rows", {}).get(str(ITEM_BYTES[problem.dtype]), ())
     for entry in measured:
         if entry["block_n"] == max(block_n, measured[0]["block_n"]):
@@ -129,9 +136,15 @@ def power_of_two(amount: int) -> int:
     return max(16, 1 << (amount - 1).bit_length())
 
 
+def _shortest_block(problem: Problem) -> int:
+    """The rarer a pair of types, the fewer binaries it has."""
+    return 16 if problem.dtype == problem.out_dtype else 128
+
+
 def _interpreted_members() -> Iterator[tuple[Problem, Config]]:
-    for dtype, out_dtype, is_aligned in itertools.product(DTYPES, DTYPES, (True, False)):
-        problem = Problem(1, 1, dtype, out_dtype, is_aligned=is_aligned)
+    flags = (True, False)
+    for dtype, out_dtype, is_aligned, log in itertools.product(DTYPES, DTYPES, flags, flags):
+        problem = Problem(1, 1, dtype, out_dtype, is_aligned=is_aligned, log=log)
         for rows, n in ((2, 16), (2, 32), (2, 64), (1, 65), (2, 65)):
             yield problem, _choose_interpreted(replace(problem, rows=rows, n=n))
         if not is_aligned:

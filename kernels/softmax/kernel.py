@@ -1,7 +1,7 @@
 """The softmax kernels: jit bodies only.
 
 All compute out = e^(x - max) / Σ e^(x - max) along one dimension of N elements, or x - max - ln Σ e^(x - max) with
-`is_log`, in fp32. Rows are numbered over two dimensions (outer, inner) with one stride each. About 5·rows·N flops;
+LOG, in fp32. Rows are numbered over two dimensions (outer, inner) with one stride each. About 5·rows·N flops;
 rows·N·(input size + output size) bytes at least.
 
 A row of -inf, a +inf or a NaN gives NaN by the formula itself, as in PyTorch: the maximum is then ±inf or NaN and
@@ -43,13 +43,11 @@ def merge_lanes(top, total, AXIS: tl.constexpr):
 
 
 @triton.jit
-def normalise(x, top, total, is_log):
+def normalise(x, top, total, LOG: tl.constexpr):
     """The result for `x` of a row with maximum `top` and Σ e^(x - top) = `total`."""
-    if is_log:  # noqa: SIM108 - Triton has a conditional expression for constants only
-        out = x - top - tl.log(total)
-    else:
-        out = tl.exp(x - top) / total
-    return out
+    if LOG:
+        return x - top - tl.log(total)
+    return tl.exp(x - top) / total
 
 
 @triton.jit
@@ -63,8 +61,8 @@ def softmax_row_kernel(
     stride_xi,
     stride_oo,
     stride_oi,
-    is_log,
     UNIT: tl.constexpr,
+    LOG: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -79,7 +77,7 @@ def softmax_row_kernel(
     x = tl.load(x_ptr + from_x[:, None] + offs_n[None, :], mask=mask, other=-float("inf")).to(tl.float32)
     top = tl.max(x, axis=1)
     total = tl.sum(tl.exp(x - top[:, None]), axis=1)
-    out = normalise(x, top[:, None], total[:, None], is_log)
+    out = normalise(x, top[:, None], total[:, None], LOG)
     from_out = row_offsets(row, rows_inner, stride_oo, stride_oi, UNIT)
     tl.store(out_ptr + from_out[:, None] + offs_n[None, :], out.to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -98,13 +96,13 @@ def scan(x_ptr, first, last, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def write(x_ptr, out_ptr, first, last, top, total, is_log, BLOCK_N: tl.constexpr):
+def write(x_ptr, out_ptr, first, last, top, total, LOG: tl.constexpr, BLOCK_N: tl.constexpr):
     """Store the results of the elements from `first` to `last` of a row with `top` and `total`."""
     offs_n = tl.arange(0, BLOCK_N)
     for start in range(first, last, BLOCK_N):
         offs = start + offs_n
         x = tl.load(x_ptr + offs, mask=offs < last, other=-float("inf")).to(tl.float32)
-        tl.store(out_ptr + offs, normalise(x, top, total, is_log).to(out_ptr.dtype.element_ty), mask=offs < last)
+        tl.store(out_ptr + offs, normalise(x, top, total, LOG).to(out_ptr.dtype.element_ty), mask=offs < last)
 
 
 @triton.jit
@@ -117,8 +115,8 @@ def softmax_loop_kernel(
     stride_xi,
     stride_oo,
     stride_oi,
-    is_log,
     UNIT: tl.constexpr,
+    LOG: tl.constexpr,
     BLOCK_N: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -129,7 +127,7 @@ def softmax_loop_kernel(
     x_ptr += row_offsets(row, rows_inner, stride_xo, stride_xi, UNIT)
     out_ptr += row_offsets(row, rows_inner, stride_oo, stride_oi, UNIT)
     top, total = scan(x_ptr, 0, n, BLOCK_N)
-    write(x_ptr, out_ptr, 0, n, top, total, is_log, BLOCK_N)
+    write(x_ptr, out_ptr, 0, n, top, total, LOG, BLOCK_N)
 
 
 @triton.jit
@@ -173,8 +171,8 @@ def softmax_apply_kernel(
     stride_oo,
     stride_oi,
     blocks_per_split,
-    is_log,
     UNIT: tl.constexpr,
+    LOG: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -194,7 +192,7 @@ def softmax_apply_kernel(
     out_ptr += row_offsets(row, rows_inner, stride_oo, stride_oi, UNIT)
     first = part * blocks_per_split * BLOCK_N
     last = tl.minimum(n, first + blocks_per_split * BLOCK_N)
-    write(x_ptr, out_ptr, first, last, top, total, is_log, BLOCK_N)
+    write(x_ptr, out_ptr, first, last, top, total, LOG, BLOCK_N)
 
 
 @triton.jit
@@ -210,7 +208,7 @@ def softmax_column_kernel(
     stride_oo,
     stride_oi,
     stride_on,
-    is_log,
+    LOG: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -233,7 +231,7 @@ def softmax_column_kernel(
         offs = (start + offs_n)[:, None]
         mask = in_rows & (offs < n)
         x = tl.load(x_ptrs + offs * stride_xn, mask=mask, other=-float("inf")).to(tl.float32)
-        tl.store(out_ptrs + offs * stride_on, normalise(x, top, total, is_log).to(out_ptr.dtype.element_ty), mask=mask)
+        tl.store(out_ptrs + offs * stride_on, normalise(x, top, total, LOG).to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -250,8 +248,8 @@ def softmax_team_kernel(
     stride_oo,
     stride_oi,
     team_size,
-    is_log,
     UNIT: tl.constexpr,
+    LOG: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MAX_TEAM: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -294,7 +292,7 @@ def softmax_team_kernel(
         totals = tl.load(slot + everyone * 2 + 1, mask=present, other=0.0, cache_modifier=".cg")
         top, total = merge_lanes(tops, totals, 0)
         to_out = row_offsets(row, rows_inner, stride_oo, stride_oi, UNIT)
-        tl.store(out_ptr + to_out + offs_n, normalise(x, top, total, is_log).to(out_ptr.dtype.element_ty), mask=mask)
+        tl.store(out_ptr + to_out + offs_n, normalise(x, top, total, LOG).to(out_ptr.dtype.element_ty), mask=mask)
     # The last to leave puts the counter back.
     left = tl.atomic_add(count_ptr, 1, sem="acq_rel", scope="gpu") + 1
     if left == (turn + 1) * team_size:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from kernels.launching import Kept, Launch, Variant, are_aligned, current_stream
-from kernels.softmax.configs import DTYPES, Config, Problem, choose
+from kernels.softmax.configs import DTYPES, Config, Problem, choose, choose_invariant
 from kernels.softmax.variants import KERNELS, build, unit_of
 from kernels.strides import collapse
 from kernels.targets import Target, current
@@ -23,6 +24,7 @@ def softmax(
     axis: int = -1,
     log: bool = False,
     out_dtype: torch.dtype | None = None,
+    batch_invariant: bool = False,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Softmax along `axis`, computed in float32.
@@ -32,6 +34,7 @@ def softmax(
         axis: the dimension that sums to one.
         log: give the logarithm of the softmax.
         out_dtype: float16, bfloat16 or float32. Default: that of `x`.
+        batch_invariant: give each row the same bits whatever the other rows are.
         out: written instead of a new tensor; the shape of `x`, of the output dtype, any strides.
 
     Returns:
@@ -49,7 +52,8 @@ def softmax(
     elif out.shape != x.shape or out.dtype != out_dtype or out.device != x.device:
         raise ValueError(f"out: expected {tuple(x.shape)} of {out_dtype}, got {tuple(out.shape)} of {out.dtype}")
     if out.numel() > 0:
-        launch(x.movedim(axis, -1), out.movedim(axis, -1), log=log)
+        rows, out_rows = x.movedim(axis, -1), out.movedim(axis, -1)
+        launch(rows, out_rows, log=log, config="invariant" if batch_invariant else None)
     return out
 
 
@@ -116,10 +120,9 @@ class PreparedSoftmax:
         problem: what of them the kernel depends on.
         config: how to compute it.
         device: where.
-        log: logarithm of the softmax.
     """
 
-    def __init__(self, view: View, problem: Problem, config: Config, device: torch.device, *, log: bool) -> None:
+    def __init__(self, view: View, problem: Problem, config: Config, device: torch.device) -> None:
         index = device.index if device.index is not None else -1
         target = current(index)
         self.config = config
@@ -129,7 +132,7 @@ class PreparedSoftmax:
         self._launches = []
         for kernel in KERNELS[config.kernel]:
             variant = build(kernel, problem, config, target)
-            values = _values(view, problem, config, variant, log=log)
+            values = _values(view, problem, config, variant)
             self._launches.append(Launch(variant, target, _grid(problem, config, target), values, index))
 
     @property
@@ -161,14 +164,16 @@ def _num_partials(problem: Problem, config: Config, target: Target) -> int:
 _kept: Kept[PreparedSoftmax] = Kept()
 
 
-def launch(x: torch.Tensor, out: torch.Tensor, *, log: bool, config: Config | None = None) -> None:
+def launch(
+    x: torch.Tensor, out: torch.Tensor, *, log: bool, config: Config | Literal["invariant"] | None = None
+) -> None:
     """Softmax of `x` over its last dimension into `out`.
 
     Args:
         x: (…, N), at least one element.
         out: the shape of `x`.
         log: logarithm of the softmax.
-        config: instead of the one that `choose` gives; for tests and tuning.
+        config: instead of the one that `choose` gives, for tests and tuning; `invariant` for `choose_invariant`.
     """
     prepared = prepare(x, out, log=log, config=config)
     if prepared is not None:
@@ -181,7 +186,7 @@ def launch(x: torch.Tensor, out: torch.Tensor, *, log: bool, config: Config | No
 
 
 def prepare(
-    x: torch.Tensor, out: torch.Tensor, *, log: bool = False, config: Config | None = None
+    x: torch.Tensor, out: torch.Tensor, *, log: bool = False, config: Config | Literal["invariant"] | None = None
 ) -> PreparedSoftmax | None:
     """What `launch` would run, bound but for the addresses; None where the kernels cannot walk the rows."""
     key = (x.shape, x.stride(), out.stride(), x.dtype, out.dtype, are_aligned((x, out)), log, config, x.device)
@@ -191,8 +196,10 @@ def prepare(
         if len(rows) > 2:
             return None
         view = _view(x, out, rows, strides)
-        problem = _problem(x, out, view)
-        return PreparedSoftmax(view, problem, config or choose(problem, current(x.get_device())), x.device, log=log)
+        problem = _problem(x, out, view, log=log)
+        target = current(x.get_device())
+        chosen = choose_invariant(problem, target) if config == "invariant" else config or choose(problem, target)
+        return PreparedSoftmax(view, problem, chosen, x.device)
 
     return _kept.get(key, make)
 
@@ -216,7 +223,7 @@ def _view(x: torch.Tensor, out: torch.Tensor, rows: Sequence[int], strides: Sequ
     return View(padded(rows, 1), n, (*padded(strides[0], 0), last[0]), (*padded(strides[1], 0), last[1]))
 
 
-def _problem(x: torch.Tensor, out: torch.Tensor, view: View) -> Problem:
+def _problem(x: torch.Tensor, out: torch.Tensor, view: View, *, log: bool) -> Problem:
     unit = 16 // x.element_size()
     is_contiguous = view.x[2] == 1 and view.out[2] == 1
     is_aligned = are_aligned((x, out)) and all(span % unit == 0 for span in (view.n, *view.x[:2], *view.out[:2]))
@@ -227,13 +234,14 @@ def _problem(x: torch.Tensor, out: torch.Tensor, view: View) -> Problem:
         str(out.dtype).removeprefix("torch."),
         is_contiguous,
         is_contiguous and is_aligned,
+        log,
     )
 
 
-def _values(view: View, problem: Problem, config: Config, variant: Variant, *, log: bool) -> dict[str, int]:
+def _values(view: View, problem: Problem, config: Config, variant: Variant) -> dict[str, int]:
     unit = unit_of(problem)
     values = {f"stride_x{dim}": stride // unit for dim, stride in zip("oin", view.x, strict=True)}
     values |= {f"stride_o{dim}": stride // unit for dim, stride in zip("oin", view.out, strict=True)}
-    values |= {"rows": problem.rows, "rows_inner": view.rows[1], "n": problem.n // unit, "is_log": int(log)}
+    values |= {"rows": problem.rows, "rows_inner": view.rows[1], "n": problem.n // unit}
     values |= {"team_size": config.splits, "blocks_per_split": -(-problem.n // (config.block_n * config.splits))}
     return {name: value for name, value in values.items() if name in dict(variant.signature)}

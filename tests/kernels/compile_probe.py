@@ -4,6 +4,7 @@ A process of its own: it must not see the interpreter, and LLVM takes one AMD ar
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,10 @@ import tempfile
 from pathlib import Path
 
 import triton
+
+# The texts on the way to the machine code, which the kernels' own cache does without, are what is looked at here.
+os.environ["TRITON_STORE_BINARY_ONLY"] = "0"
+os.environ["TRITON_CACHE_DIR"] = str(Path.home() / ".triton" / "cache-with-texts")
 
 from kernels.add.configs import Problem as AddProblem
 from kernels.add.configs import choose as choose_add

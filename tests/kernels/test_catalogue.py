@@ -5,6 +5,7 @@ Here a sample of them runs in the interpreter; `tests/gpu` runs them all on the 
 
 import functools
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from kernels.add.configs import Problem as AddProblem
 from kernels.add.configs import choose as choose_add
 from kernels.add.variants import build as build_add
 from kernels.catalogue import OPS, op_of, variants
-from kernels.matmul.choice import choose, family_of, is_supported
+from kernels.matmul.choice import choose, choose_invariant, family_of, is_supported
 from kernels.matmul.configs import OUT_DTYPES, PRECISIONS, Problem
 from kernels.matmul.variants import build
 from kernels.softmax.configs import DTYPES as SOFTMAX_DTYPES
@@ -61,7 +62,7 @@ def products(draw):
     )
 
 
-@settings(max_examples=400)
+@settings(max_examples=1000, deadline=None)
 @given(products(), names, st.booleans())
 def test_every_product_has_its_binary_in_the_catalogue(problem, name, is_plain):
     target = TARGETS[name]
@@ -71,15 +72,31 @@ def test_every_product_has_its_binary_in_the_catalogue(problem, name, is_plain):
     assert build(family_of(problem, config, is_plain=is_plain), config, target) in listed(name)
 
 
+@settings(max_examples=500, deadline=None)
+@given(products(), names, lengths, st.integers(1, 3))
+def test_an_invariant_choice_ignores_rows_and_products_and_is_in_the_catalogue(problem, name, m, batch):
+    target = TARGETS[name]
+    if not is_supported(problem.dtype, target):
+        return
+    config = choose_invariant(problem, target)
+    other = replace(problem, m=m, batch=batch)
+    assert choose_invariant(other, target) == config
+    assert config.split_k == 1
+    for one in (problem, other):
+        assert build(family_of(one, config, is_plain=True), config, target) in listed(name)
+
+
+@settings(deadline=None)
 @given(lengths, lengths, st.sampled_from(SOFTMAX_DTYPES), st.sampled_from(SOFTMAX_DTYPES), st.booleans(), names)
 def test_every_softmax_has_its_binaries_in_the_catalogue(rows, n, dtype, out_dtype, is_aligned, name):
     for is_contiguous in (True, False):
-        problem = SoftmaxProblem(rows, n, dtype, out_dtype, is_contiguous, is_aligned and is_contiguous)
+        problem = SoftmaxProblem(rows, n, dtype, out_dtype, is_contiguous, is_aligned and is_contiguous, n % 2 == 0)
         config = choose_softmax(problem, TARGETS[name])
         for kernel in KERNELS[config.kernel]:
             assert build_softmax(kernel, problem, config, TARGETS[name]) in listed(name)
 
 
+@settings(deadline=None)
 @given(lengths, lengths, st.booleans(), names, st.data())
 def test_every_addition_has_its_binary_in_the_catalogue(rows, n, is_aligned, name, data):
     target = TARGETS[name]
