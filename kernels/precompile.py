@@ -104,6 +104,11 @@ def precompile(target: Target, *, num_workers: int = 0, on_progress: Progress | 
                     on_progress(done, total)
         except BrokenProcessPool as error:
             raise CompileError("the compiler ended a process; the kernel is in the last lines of its output") from error
+        except BaseException:
+            # Whoever asked wants no more of it; Python 3.14 has a public call for this.
+            for process in list(pool._processes.values()):
+                process.kill()
+            raise
     if failures:
         raise CompileError("\n".join(failures))
     _mark(target, total)

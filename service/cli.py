@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from rich.console import Console
 
 import tilewire
-from service import __version__, log, preflight
+from service import __version__, log, precompiling, preflight
 from service import demo as demonstration
 from service.keys import KeysError, entry_for, make_key
 from service.launch import running_server
@@ -27,7 +27,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="GPU linear algebra over HTTP: matmul, softmax and add."
 )
 
-BENCHMARKS = ("kernels", "batching", "shared_memory", "http", "settings")
+BENCHMARKS = ("kernels", "batching", "shared_memory", "http", "settings", "start")
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -98,7 +98,7 @@ def bench(
     name: Annotated[
         str,
         typer.Argument(
-            help="Which one: kernels, batching, shared_memory, http or settings; further arguments are its own."
+            help="Which one: kernels, batching, shared_memory, http, settings or start; further arguments are its own."
         ),
     ],
 ) -> None:
@@ -128,6 +128,27 @@ def key(name: Annotated[str, typer.Argument(help="For logs and metrics: who hold
         raise typer.Exit(EXIT_USAGE) from None
     typer.echo(f"key, shown once: {secret}", err=True)
     typer.echo(entry)
+
+
+@app.command()
+def precompile(
+    target: Annotated[
+        list[str],
+        typer.Option(
+            help="cuda:80, cuda:90, cuda:100, hip:gfx90a, hip:gfx942 or hip:gfx950; may be given several times."
+        ),
+    ],
+    cache: Annotated[
+        Path | None, typer.Option(help="The folder; without it, that of Triton (TRITON_CACHE_DIR).")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Processes; 0 for one on each core.")] = 0,
+) -> None:
+    """Compile every kernel of devices that need not be here into the cache that a server reads."""
+    try:
+        precompiling.run(target, cache, workers, Console())
+    except (ValueError, precompiling.Failed) as error:
+        typer.echo(f"tilewire: {error}", err=True)
+        raise typer.Exit(EXIT_USAGE if isinstance(error, ValueError) else EXIT_FAILED) from None
 
 
 @app.command()

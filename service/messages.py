@@ -204,6 +204,13 @@ class UnregisterRegion(msgspec.Struct, frozen=True, tag="unregister"):
     request_id: str = ""
 
 
+class DescribeKernels(msgspec.Struct, frozen=True, tag="kernels"):
+    """What computes on the engine's device?"""
+
+    id: int
+    request_id: str = ""
+
+
 class ListRegions(msgspec.Struct, frozen=True, tag="regions"):
     """The region `name`, or all."""
 
@@ -224,6 +231,7 @@ ToEngine = (
     | RegisterRegion
     | UnregisterRegion
     | ListRegions
+    | DescribeKernels
 )
 
 # ── engine → gateway ──────────────────────────────────────────────────────────────────────────────
@@ -238,6 +246,22 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     device_name: str
     torch: str
     triton: str
+
+
+class Warming(msgspec.Struct, frozen=True, tag="warming"):
+    """The engine is not ready yet; this is how far it is.
+
+    Attributes:
+        device: Of the engine.
+        stage: `residents`, `compile`, `load`, `run` or `check`.
+        done: Of `total` steps of the stage.
+        total: Steps; 0 when nobody knows.
+    """
+
+    device: str
+    stage: str
+    done: int
+    total: int
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
@@ -284,7 +308,14 @@ class RegionList(msgspec.Struct, frozen=True, tag="registered"):
     stamp: int = 0
 
 
-ToGateway = Welcome | Done | Failed | Stale | Tensors | RegionList
+class Kernels(msgspec.Struct, frozen=True, tag="kernels"):
+    """Answer to `DescribeKernels`: the engine's part of `/v1/kernels`, as JSON."""
+
+    id: int
+    report: bytes
+
+
+ToGateway = Welcome | Warming | Done | Failed | Stale | Tensors | RegionList | Kernels
 
 _encoder = msgspec.msgpack.Encoder()
 

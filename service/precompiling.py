@@ -13,6 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 
+class Failed(Exception):
+    """Some kernels would not compile; the others are in the cache."""
+
+
 def run(targets: list[str], cache: Path | None, num_workers: int, console: Console) -> None:
     """Compiles every kernel of each target.
 
@@ -24,13 +28,13 @@ def run(targets: list[str], cache: Path | None, num_workers: int, console: Conso
 
     Raises:
         ValueError: A target that there are no kernels for, or no Triton.
-        kernels.precompile.CompileError: Some kernels would not compile; the others are in the cache.
+        Failed: See there.
     """
     if cache is not None:
         # Triton reads it when it is imported.
         os.environ["TRITON_CACHE_DIR"] = str(cache.resolve())
     try:
-        from kernels.precompile import parse_target, precompile  # noqa: PLC0415
+        from kernels.precompile import CompileError, parse_target, precompile  # noqa: PLC0415
     except ImportError as error:
         raise ValueError(f"precompile needs Triton: {error}") from error
     wanted = [parse_target(text) for text in targets]
@@ -43,7 +47,10 @@ def run(targets: list[str], cache: Path | None, num_workers: int, console: Conso
             def show(done: int, total: int, task: int = task) -> None:
                 progress.update(task, completed=done, total=total)  # type: ignore[arg-type]
 
-            done = precompile(target, num_workers=num_workers, on_progress=show)
+            try:
+                done = precompile(target, num_workers=num_workers, on_progress=show)
+            except CompileError as error:
+                raise Failed(str(error)) from error
             progress.console.print(
                 f"{name}: {done.num_variants} kernels, {done.num_compiled} compiled now, in {done.cache}"
             )

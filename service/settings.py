@@ -21,6 +21,7 @@ from service.ops import Limits
 Bytes = Annotated[int, BeforeValidator(lambda value: int(TypeAdapter(ByteSize).validate_python(value)))]
 
 LogFormat = Literal["console", "json"]
+Warmup = Literal["none", "load", "run"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -68,6 +69,17 @@ class Settings(BaseSettings):
     max_batch_ms: float = Field(5.0, gt=0, description="Longest predicted time of one launch: what the next job waits.")
     max_queue_delay_us: float = Field(
         0.0, ge=0, le=1e6, description="How long a batch waits for more requests while the device is idle."
+    )
+    batch_invariant: bool = Field(
+        default=False,
+        description="Give each request the same bits alone and in any batch; slower where rows are few.",
+    )
+    warmup: Warmup = Field(
+        "run",
+        description="Before ready: none (compile a kernel when a request needs it), load every kernel, or run each one too.",
+    )
+    forbid_serving_compiles: bool = Field(
+        default=False, description="Fail a request whose kernel must be compiled: to test that there is none."
     )
     tensors_dir: Path | None = Field(
         None, description="Folder of safetensors files that become resident before ready, as file-stem/tensor-name."
@@ -224,6 +236,9 @@ class Settings(BaseSettings):
             max_batch_ms=self.max_batch_ms,
             max_queue_delay_us=self.max_queue_delay_us,
             tensors_dir=str(self.tensors_dir) if self.tensors_dir else None,
+            warmup=self.warmup,
+            forbid_serving_compiles=self.forbid_serving_compiles,
+            batch_invariant=self.batch_invariant,
             kept=kept.tensors,
             kept_regions=kept.regions,
             allow_shared_memory=self.allow_shared_memory,
@@ -327,6 +342,9 @@ class EngineSettings(msgspec.Struct, frozen=True):
     max_batch_ms: float = 5.0
     max_queue_delay_us: float = 0.0
     tensors_dir: str | None = None
+    warmup: str = "run"
+    forbid_serving_compiles: bool = False
+    batch_invariant: bool = False
     kept: list[Kept] = []
     kept_regions: list[KeptRegion] = []
     allow_shared_memory: bool = False

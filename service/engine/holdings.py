@@ -5,7 +5,9 @@ Runs in the engine's loop thread. Knows no queue and no launch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import msgspec
 
 from service.engine.backends.contract import Backend
 from service.engine.metrics import EngineMetrics
@@ -15,9 +17,11 @@ from service.engine.residents import Residents
 from service.engine.work import Client
 from service.messages import (
     DeleteTensor,
+    DescribeKernels,
     DescribeTensor,
     Done,
     GetTensor,
+    Kernels,
     ListRegions,
     ListTensors,
     PutTensor,
@@ -39,17 +43,23 @@ Question = (
     | RegisterRegion
     | UnregisterRegion
     | ListRegions
+    | DescribeKernels
 )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Holdings:
-    """The residents and the regions of one engine."""
+    """The residents and the regions of one engine, and what is known of its kernels."""
 
     backend: Backend
     residents: Residents
     regions: Regions
     metrics: EngineMetrics
+    _kernels: bytes = field(default=b"", init=False)
+
+    def describe_kernels(self) -> None:
+        """Works out the answer to `DescribeKernels`: when nobody waits, since it takes tens of milliseconds."""
+        self._kernels = msgspec.json.encode(self.backend.kernels())
 
     def answer(self, client: Client, message: Question) -> ToGateway:
         """Does what the message asks for.
@@ -67,6 +77,8 @@ class Holdings:
                 return RegionList(message.id, self.regions.infos(message.name))
             case GetTensor():
                 return self._download(client, message)
+            case DescribeKernels():
+                return Kernels(message.id, self._kernels)
             case _:
                 return self._answer_of_residents(client, message)
 

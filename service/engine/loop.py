@@ -20,6 +20,7 @@ from collections.abc import Callable, Hashable
 
 import msgspec
 
+from service.child import EXIT_CANNOT_START
 from service.engine.backends.contract import Backend, DeviceLost
 from service.engine.forms import join, key_of, rows_of
 from service.engine.holdings import Holdings
@@ -28,6 +29,7 @@ from service.engine.metrics import EngineMetrics
 from service.engine.operands import resolve
 from service.engine.pace import predict_s
 from service.engine.scheduler import Caps, Scheduler, Waiting
+from service.engine.warmup import CannotStart, Interrupted, Lobby, Prepare
 from service.engine.work import Attached, Client, Event, Launched, Lost, Received, Stop, Work, ids_of
 from service.errors import TilewireError
 from service.messages import Cancel, Done, Failed, Hello, Job, Stale, Timings, ToEngine, Welcome
@@ -85,12 +87,20 @@ class EngineLoop:
         self._queue_bytes = 0
         self._launched: deque[Launched] = deque()
         self._is_stopping = False
+        self._prepare: Prepare | None = None
+        self._on_ready: Callable[[], object] | None = None
         self._thread = threading.Thread(target=self._guard, args=(self._run,), name="loop")
 
     # ── any thread ────────────────────────────────────────────────────────────────────────────────
 
-    def start(self) -> None:
-        """Starts the thread."""
+    def start(self, prepare: Prepare | None = None, on_ready: Callable[[], object] | None = None) -> None:
+        """Starts the thread.
+
+        Args:
+            prepare: What it does before it attaches gateways; they wait, and are told what it reports.
+            on_ready: Called by the thread when that is done.
+        """
+        self._prepare, self._on_ready = prepare, on_ready
         self._thread.start()
 
     def stop(self) -> None:
@@ -101,6 +111,11 @@ class EngineLoop:
     # ── loop thread ───────────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> None:
+        try:
+            self._warm_up()
+        except Interrupted:
+            self._mailbox.close()
+            return
         while True:
             for event in self._mailbox.take(self._patience_s()):
                 self._handle(event)
@@ -114,6 +129,18 @@ class EngineLoop:
                 self._mailbox.close()
                 self._metrics.flush()
                 return
+
+    def _warm_up(self) -> None:
+        if self._prepare is not None:
+            lobby = Lobby(self._mailbox, self._backend.identity.device)
+            self._prepare(lobby.report)
+            lobby.close()
+            for event in lobby.events:
+                self._handle(event)
+            self._mailbox.flush()
+        self._metrics.start_serving()
+        if self._on_ready is not None:
+            self._on_ready()
 
     @property
     def _has_room(self) -> bool:
@@ -341,6 +368,10 @@ class EngineLoop:
         """When the thread fails, the process ends with it: the supervisor starts a new one."""
         try:
             run()
+        except CannotStart as error:
+            logger.error("the engine cannot start: %s", error)  # noqa: TRY400  (the reason is the whole story)
+            logging.shutdown()
+            os._exit(EXIT_CANNOT_START)
         except BaseException:
             logger.exception("the engine cannot go on")
             logging.shutdown()

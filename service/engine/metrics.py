@@ -5,6 +5,7 @@ prometheus_client's multiprocess mode writes them to files that any gateway adds
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -49,6 +50,11 @@ class EngineMetrics:
         self._kernel_seconds = BufferedCounter(
             "tilewire_kernel_seconds_total", "Time that kernels ran.", ("op", "dtype"), registry
         )
+        self._compiles = BufferedCounter(
+            "tilewire_kernel_compiles_total", "Kernels compiled before ready and after.", ("op", "phase"), registry
+        )
+        self._phase = "startup"
+        self._compiling = threading.Lock()
         self._statistics = LaunchStatistics(registry)
         self._kernel_bytes = BufferedCounter(
             "tilewire_kernel_bytes_total",
@@ -77,6 +83,20 @@ class EngineMetrics:
     @staticmethod
     def _gauge(name: str, text: str, registry: CollectorRegistry) -> Gauge:
         return Gauge(name, text, multiprocess_mode="livesum", registry=registry)
+
+    def start_serving(self) -> None:
+        """From now on a kernel that is compiled is one that a request waits for."""
+        self._phase = "serving"
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether the engine has been ready."""
+        return self._phase == "serving"
+
+    def record_compile(self, op: str) -> None:
+        """Counts one compiled kernel; any thread may."""
+        with self._compiling:
+            self._compiles.inc((op, self._phase))
 
     def record_queue(self, op: str, queue_ns: int) -> None:
         """Counts how long one job waited."""
@@ -127,6 +147,7 @@ class EngineMetrics:
             self._flops,
             self._kernel_seconds,
             self._kernel_bytes,
+            self._compiles,
         ):
             buffered.flush()
         self._statistics.flush()

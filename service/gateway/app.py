@@ -20,7 +20,7 @@ from service.errors import InvalidRequest, MethodNotAllowed, UnknownName
 from service.gateway.auth import Doorman
 from service.gateway.context import Gateway, exchange_of
 from service.gateway.middleware import ExchangeMiddleware
-from service.gateway.routes import console, health, native, oip, shared_memory, tensors
+from service.gateway.routes import console, health, kernels, native, oip, shared_memory, tensors
 from service.ops import OPS
 
 DESCRIPTION = """GPU linear algebra over HTTP.
@@ -63,6 +63,7 @@ def create_app(gateway: Gateway) -> TilewireApp:
     routers = [
         tensors.router(gateway),
         native.router(gateway),
+        kernels.router(gateway),
         oip.router(gateway),
         shared_memory.router(gateway),
         health.router(gateway),

@@ -21,12 +21,14 @@ from service.link import Link, send_hello
 from service.messages import (
     Cancel,
     DeleteTensor,
+    DescribeKernels,
     DescribeTensor,
     Done,
     Failed,
     GetTensor,
     Hello,
     Job,
+    Kernels,
     ListRegions,
     ListTensors,
     PutTensor,
@@ -36,6 +38,7 @@ from service.messages import (
     Tensors,
     ToGateway,
     UnregisterRegion,
+    Warming,
     Welcome,
 )
 
@@ -53,8 +56,9 @@ Request = (
     | RegisterRegion
     | UnregisterRegion
     | ListRegions
+    | DescribeKernels
 )
-Reply = Done | Stale | Tensors | RegionList
+Reply = Done | Stale | Tensors | RegionList | Kernels
 
 
 class Engine(Protocol):
@@ -63,6 +67,11 @@ class Engine(Protocol):
     @property
     def welcome(self) -> Welcome | None:
         """Who it is, while it is ready; else None."""
+        ...
+
+    @property
+    def warming(self) -> Warming | None:
+        """How far it is, while it warms up; else None."""
         ...
 
     @property
@@ -105,6 +114,7 @@ class EngineClient:
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[Reply]] = {}
         self.welcome: Welcome | None = None
+        self.warming: Warming | None = None
 
     @property
     def outstanding(self) -> int:
@@ -156,8 +166,11 @@ class EngineClient:
         self._link = link
 
     def _on_message(self, message: ToGateway) -> None:
+        if isinstance(message, Warming):
+            self.warming = message
+            return
         if isinstance(message, Welcome):
-            self.welcome = message
+            self.welcome, self.warming = message, None
             if self._on_change is not None:
                 self._on_change(message, True)
             return
@@ -170,7 +183,7 @@ class EngineClient:
             future.set_result(message)
 
     def _on_lost(self) -> None:
-        welcome, self.welcome, self._link = self.welcome, None, None
+        welcome, self.welcome, self.warming, self._link = self.welcome, None, None, None
         pending, self._pending = self._pending, {}
         for future in pending.values():
             if future.cancelled():

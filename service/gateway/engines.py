@@ -15,10 +15,12 @@ from service.errors import ClientGone, Unavailable, UnknownName
 from service.gateway.engine_client import Engine, Request
 from service.messages import (
     DeleteTensor,
+    DescribeKernels,
     DescribeTensor,
     Done,
     GetTensor,
     Job,
+    Kernels,
     ListRegions,
     ListTensors,
     Operand,
@@ -34,7 +36,7 @@ from service.messages import (
 )
 from service.ops import TensorType
 
-ReplyT = TypeVar("ReplyT", Done, Stale, Tensors, RegionList)
+ReplyT = TypeVar("ReplyT", Done, Stale, Tensors, RegionList, Kernels)
 
 
 class Departure(Protocol):
@@ -75,6 +77,22 @@ class Engines:
     def is_ready(self) -> bool:
         """Whether any engine can compute."""
         return any(engine.welcome is not None for engine in self._engines)
+
+    @property
+    def states(self) -> list[dict[str, object]]:
+        """Of each engine: ready, warming up and how far, or not there."""
+        return [_state_of(engine) for engine in self._engines]
+
+    async def kernels(self) -> list[bytes]:
+        """Of each engine that is ready: its part of `/v1/kernels`, as JSON.
+
+        Raises:
+            Unavailable: No engine is ready.
+        """
+        self.check_ready()
+        ready = [engine for engine in self._engines if engine.welcome is not None]
+        replies = await asyncio.gather(*(self._ask(engine, DescribeKernels(0), Kernels) for engine in ready))
+        return [reply.report for reply in replies]
 
     def check_ready(self) -> None:
         """Refuses early what no engine could compute.
@@ -276,3 +294,11 @@ class Engines:
 def _merge(one: TensorInfo, other: TensorInfo) -> TensorInfo:
     used = [moment for moment in (one.last_used, other.last_used) if moment is not None]
     return msgspec.structs.replace(one, last_used=max(used, default=None), hits=one.hits + other.hits)
+
+
+def _state_of(engine: Engine) -> dict[str, object]:
+    if engine.welcome is not None:
+        return {"device": engine.welcome.device, "state": "ready"}
+    if engine.warming is not None:
+        return {**msgspec.structs.asdict(engine.warming), "state": "warming"}
+    return {"device": None, "state": "starting"}

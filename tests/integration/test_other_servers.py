@@ -27,7 +27,7 @@ from service.gateway.engine_client import Reply, Request
 from service.gateway.engines import Engines
 from service.gateway.metrics import GatewayMetrics
 from service.gateway.protocol import TilewireProtocol
-from service.messages import Done, Job, Timings, Welcome
+from service.messages import Done, Job, Timings, Warming, Welcome
 from service.settings import GatewaySettings, Inherited, Settings
 from tests.float64_oracle import random_array
 from tests.tensor_bodies import Array, decode, to_safetensors
@@ -39,6 +39,7 @@ class AddingEngine:
     """Adds two float32 tensors where they lie; see `engine_client.Engine`."""
 
     welcome = Welcome(0, "cpu", "cpu", "", "", "")
+    warming: Warming | None = None
     outstanding = 0
 
     def __init__(self, segment: Segment) -> None:

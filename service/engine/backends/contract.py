@@ -5,7 +5,7 @@ All calls come from the engine's loop thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -97,6 +97,28 @@ class Joined:
     outs: Sequence[HostBytes]
 
 
+# Told (stage, done, total) while something takes long.
+Report = Callable[[str, int, int], None]
+
+
+def device_of(identity: Identity) -> dict[str, object]:
+    """What `/v1/kernels` says of a device that has no kernels."""
+    return {
+        "device": identity.device,
+        "device_name": identity.device_name,
+        "backend": identity.backend,
+        "target": None,
+        "table": None,
+        "roofline": None,
+        "variants": [],
+        "tuned": [],
+    }
+
+
+class NotUsable(Exception):
+    """The device cannot be served with: a kernel gave a wrong result or would not compile."""
+
+
 class Running(Protocol):
     """A batch that was begun."""
 
@@ -123,6 +145,23 @@ class Backend(Protocol):
     @property
     def identity(self) -> Identity:
         """What this is."""
+        ...
+
+    def warm_up(self, how: str, report: Report, on_compile: Callable[[str], None]) -> None:
+        """Brings what computes onto the device, so that no request waits for it; called once, by the thread that computes.
+
+        Args:
+            how: `none`, `load` (everything is compiled and loaded) or `run` (and tried once).
+            report: Told how far it is, as stages `compile`, `load` and `run`.
+            on_compile: Called with the op of each kernel that is compiled, then and later. What it raises fails the request.
+
+        Raises:
+            NotUsable: Why not.
+        """
+        ...
+
+    def kernels(self) -> dict[str, object]:
+        """What computes, as `/v1/kernels` shows it for one device."""
         ...
 
     def attach(self, segment: Segment) -> torch.Tensor:

@@ -21,7 +21,8 @@ import triton
 import kernels
 from kernels.layouts import lay_out, preferred_layout
 from service.arena import Segment
-from service.engine.backends.contract import DeviceLost, HostBytes, Identity, Joined
+from service.engine.backends.contract import DeviceLost, HostBytes, Identity, Joined, Report
+from service.engine.backends.gpu_kernels import DeviceKernels
 from service.engine.backends.host import TORCH_DTYPES, bytes_of, shaped
 from service.engine.backends.staging import Staging
 from service.errors import TooBusy
@@ -96,20 +97,31 @@ class GpuBackend:
 
     Args:
         device: `cuda:0`, …; ROCm devices have the same names in PyTorch.
+        batch_invariant: Whether a request's result shall have the same bits whatever it was batched with.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, *, batch_invariant: bool = False) -> None:
+        self._is_invariant = batch_invariant
         self._device = torch.device(device)
         torch.cuda.set_device(self._device)
         self._stage_in = torch.cuda.Stream(self._device)
         self._compute = torch.cuda.Stream(self._device)
         self._stage_out = torch.cuda.Stream(self._device)
         self._staging = Staging(self._device)
+        self._kernels = DeviceKernels(self._device)
         self._spare_marks: list[_Marks] = []
         self._registered: dict[int, int] = {}
         self.identity = Identity(
             "gpu", device, torch.cuda.get_device_name(self._device), str(torch.__version__), triton.__version__
         )
+
+    def warm_up(self, how: str, report: Report, on_compile: Callable[[str], None]) -> None:
+        """Compiles, loads and tries every kernel of the device."""
+        self._kernels.warm_up(how, self._compute, report, on_compile)
+
+    def kernels(self) -> dict[str, object]:
+        """Every binary of the device's catalogue."""
+        return self._kernels.described(self.identity)
 
     def attach(self, segment: Segment) -> torch.Tensor:
         """Registers a segment with the driver, so that copies from and to it are DMA and asynchronous."""
@@ -183,7 +195,7 @@ class GpuBackend:
             self._compute.wait_event(marks.staged)
             with torch.cuda.stream(self._compute):
                 outs = [self._empty(one) for one in launches]
-                _run(launches, staged, outs)
+                _run(launches, staged, outs, is_invariant=self._is_invariant)
             marks.computed.record(self._compute)
             self._stage_out.wait_event(marks.computed)
             with torch.cuda.stream(self._stage_out):
@@ -240,12 +252,18 @@ def _can_pad(launch: Joined) -> bool:
 
 
 def _run(
-    launches: Sequence[Joined], staged: Sequence[Mapping[str, torch.Tensor]], outs: Sequence[torch.Tensor]
+    launches: Sequence[Joined],
+    staged: Sequence[Mapping[str, torch.Tensor]],
+    outs: Sequence[torch.Tensor],
+    *,
+    is_invariant: bool,
 ) -> None:
     """Launches the kernels of a batch on the current stream; several small products share one launch."""
     options = launches[0].options
-    if len(launches) == 1:
-        _run_one(options, staged[0], outs[0])
+    if len(launches) == 1 or is_invariant:
+        # What sums differently than a launch of its own is not for those who want the same bits.
+        for operands, out in zip(staged, outs, strict=True):
+            _run_one(options, operands, out, is_invariant=is_invariant)
         return
     assert isinstance(options, MatmulOptions), "This is a bug."
     kernels.grouped_matmul(
@@ -258,7 +276,7 @@ def _run(
     )
 
 
-def _run_one(options: Options, inputs: Mapping[str, torch.Tensor], out: torch.Tensor) -> None:
+def _run_one(options: Options, inputs: Mapping[str, torch.Tensor], out: torch.Tensor, *, is_invariant: bool) -> None:
     if isinstance(options, MatmulOptions):
         kernels.matmul(
             inputs["a"],
@@ -271,9 +289,11 @@ def _run_one(options: Options, inputs: Mapping[str, torch.Tensor], out: torch.Te
             activation=options.activation,
             out_dtype=out.dtype,
             precision=options.precision,
+            batch_invariant=is_invariant,
             out=out,
         )
     elif isinstance(options, AddOptions):
         kernels.add(inputs["a"], inputs["b"], alpha=options.alpha, out_dtype=out.dtype, out=out)
     else:
-        kernels.softmax(inputs["x"], axis=options.axis, log=options.log, out_dtype=out.dtype, out=out)
+        axis, log = options.axis, options.log
+        kernels.softmax(inputs["x"], axis=axis, log=log, out_dtype=out.dtype, batch_invariant=is_invariant, out=out)

@@ -28,7 +28,8 @@ def router(gateway: Gateway) -> APIRouter:
         if reason is None:
             return json_response({"ready": True})
         retry_after = {"retry-after": "1"}
-        return json_response({"ready": False, "error": reason}, Unavailable.status, retry_after)
+        body = {"ready": False, "error": reason, "engines": gateway.engines.states}
+        return json_response(body, Unavailable.status, retry_after)
 
     return routes
 
@@ -50,5 +51,6 @@ def why_not_ready(gateway: Gateway) -> str | None:
     if gateway.admission.is_draining:
         return "draining"
     if not gateway.engines.is_ready:
-        return "no engine is ready: starting or restarting"
+        is_warming = any(state["state"] == "warming" for state in gateway.engines.states)
+        return f"no engine is ready: {'warming up' if is_warming else 'starting or restarting'}"
     return None

@@ -22,6 +22,7 @@ from service.messages import (
     Tensors,
     Timings,
     UnregisterRegion,
+    Warming,
     Welcome,
 )
 from service.ops import AddOptions, TensorType
@@ -33,6 +34,7 @@ JOB = Job(0, "add", {}, AddOptions(), KIND, 0, 1, 1)
 class ScriptedEngine:
     def __init__(self, index: int, *, is_ready: bool = True) -> None:
         self.welcome = Welcome(index, "cpu", "cpu", "", "", "") if is_ready else None
+        self.warming: Warming | None = None
         self.sent: list[Request] = []
         self.futures: list[asyncio.Future[Reply]] = []
         self.cancelled: list[int] = []

@@ -22,7 +22,7 @@ from service.gateway.engine_client import Reply, Request
 from service.gateway.engines import Engines
 from service.gateway.infer import answer, header_length, infer
 from service.gateway.metrics import GatewayMetrics
-from service.messages import DescribeTensor, Done, Job, Stale, TensorInfo, Tensors, Timings, Welcome
+from service.messages import DescribeTensor, Done, Job, Stale, TensorInfo, Tensors, Timings, Warming, Welcome
 from service.ops import OPS, MatmulOptions, TensorType
 from service.settings import GatewaySettings, Inherited
 from tests.oip_bodies import LENGTH, binary_input, from_answer, to_binary
@@ -37,6 +37,7 @@ class AddingEngine:
 
     def __init__(self, arena: Arena) -> None:
         self.welcome: Welcome | None = Welcome(0, "cpu", "cpu", "", "", "")
+        self.warming: Warming | None = None
         self.outstanding = 0
         self.jobs: list[Job] = []
         self.resident = TensorType("float32", (5, 4))
