@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from pathlib import Path
 
 import httpx
 import pytest
@@ -44,6 +45,18 @@ def test_promtool_accepts_the_rules() -> None:
 def test_promtool_accepts_the_configuration() -> None:
     shown = promtool("check", "config", str(DEPLOY / "prometheus" / "prometheus.yml"))
     assert f"{len(RULES)} rule files found" in shown
+
+
+def test_promtool_accepts_the_configuration_for_kubernetes(tmp_path: Path) -> None:
+    """Debian builds Prometheus without Kubernetes' discovery: a file's stands in for it, all else is as it is."""
+    config = yaml.safe_load((DEPLOY / "prometheus" / "kubernetes.yml").read_text(encoding="utf-8"))
+    (job,) = config["scrape_configs"]
+    assert job.pop("kubernetes_sd_configs") == [{"role": "pod"}]
+    (tmp_path / "targets.json").write_text("[]")
+    job["file_sd_configs"] = [{"files": [str(tmp_path / "targets.json")]}]
+    config["rule_files"] = [str(path) for path in RULES]
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    assert f"{len(RULES)} rule files found" in promtool("check", "config", str(tmp_path / "prometheus.yml"))
 
 
 def test_alerts_fire_and_are_silent() -> None:
@@ -128,3 +141,13 @@ def test_panels_have_ids_places_and_the_provisioned_source() -> None:
         taken |= cells
         assert {target["datasource"]["uid"] for target in panel["targets"]} <= uids
         assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+
+
+def test_the_provider_reads_the_folder_that_compose_mounts() -> None:
+    providers = yaml.safe_load((DEPLOY / "grafana/provisioning/dashboards/tilewire.yml").read_text())["providers"]
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    mounts = compose["services"]["grafana"]["volumes"]
+    targets = {Path(mount.split(":")[1]).as_posix(): mount.split(":")[0] for mount in mounts}
+    for provider in providers:
+        folder = targets[provider["options"]["path"]]
+        assert list((DEPLOY / folder).glob("*.json"))

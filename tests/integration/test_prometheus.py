@@ -199,6 +199,17 @@ def test_every_metric_of_an_alert_is_shown(query: Query) -> None:
         assert has_data(query, name), name
 
 
+def test_the_adapter_asks_for_what_is_there(query: Query, tilewire: LiveServer) -> None:
+    """The autoscaler's rule, filled in as the Prometheus adapter does, for a server in place of a pod."""
+    (rule,) = yaml.safe_load((DEPLOY / "kubernetes" / "prometheus-adapter.yaml").read_text(encoding="utf-8"))["rules"]
+    blanks = {"Series": rule["name"]["matches"], "GroupBy": "instance"}
+    asked = rule["metricsQuery"].replace("<<.LabelMatchers>>", f'instance="{live_instance(tilewire)}"')
+    for blank, value in blanks.items():
+        asked = asked.replace(f"<<.{blank}>>", value)
+    assert "<<" not in asked
+    assert has_data(query, asked)
+
+
 def test_no_alert_fires_on_a_server_that_is_well(query: Query, tilewire: LiveServer) -> None:
     assert has_data(query, "tilewire:arena_free:ratio")
     assert query(f'ALERTS{{instance="{live_instance(tilewire)}"}}') == []
