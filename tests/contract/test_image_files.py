@@ -65,10 +65,14 @@ def test_the_entry_point_takes_the_port_and_becomes_the_service(
     assert said.split() == [str(process.pid), *([port] if port else []), "serve", "--device", "cpu"]
 
 
-@pytest.mark.parametrize("variable", ["PORT", "TILEWIRE_PORT"])
+@pytest.mark.parametrize("variable", ["PORT", "TILEWIRE_PORT", "TILEWIRE_METRICS_PORT"])
 def test_the_health_check_is_0_while_it_lives(server: LiveServer, variable: str) -> None:
     assert health({variable: str(server.port)}) == 0
     assert health({variable: str(free_port())}) == 1
+
+
+def test_the_health_check_speaks_tls_where_the_service_does(server: LiveServer) -> None:
+    assert health({"PORT": str(server.port), "TILEWIRE_TLS_CERTIFICATE": "chain.pem"}) == 1
 
 
 def health(env: dict[str, str]) -> int:
