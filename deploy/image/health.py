@@ -1,7 +1,7 @@
 """The image's health check: exit status 0 when a gateway answers that it lives, whatever the load. Standard library only.
 
-It asks the port that is apart for metrics and health, where there is one: that has no TLS. With TLS on the public port it does not
-verify the certificate, which need not name the loopback.
+It asks the port that is apart for metrics and health, where there is one: that has no TLS. With TLS on the public port it does
+not verify the certificate, which need not name the loopback.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,17 +53,40 @@ def test_the_entry_point_takes_the_port_and_becomes_the_service(
     command = tmp_path / "tilewire"
     command.write_text('#!/bin/sh\necho "$$ ${TILEWIRE_PORT:-} $*"\n')
     command.chmod(0o755)
-    # The folder of kernels is the image's; here there is none, and `ls` says so on standard error.
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TRITON_CACHE_DIR": str(tmp_path / "cache"), **given}
     with subprocess.Popen(
         [IMAGE / "entrypoint.sh", "serve", "--device", "cpu"],
         env=env,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
     ) as process:
         assert process.stdout is not None
         said = process.stdout.read().decode()
     assert said.split() == [str(process.pid), *([port] if port else []), "serve", "--device", "cpu"]
+
+
+def test_the_entry_point_brings_kernels_into_the_cache(tmp_path: Path) -> None:
+    cache, ours, entry = (
+        tmp_path / "cache",
+        tmp_path / "image" / "kernels",
+        tmp_path / "image" / "bin" / "entrypoint.sh",
+    )
+    for path, text in ((ours / "new" / "a", "new"), (ours / "known" / "b", "image"), (ours / "cut" / "c", "whole")):
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    (cache / "known").mkdir(parents=True)
+    (cache / "known" / "b").write_text("compiled here")
+    (cache / "cut.part").mkdir()
+    (cache / "cut.part" / "c").write_text("wh")
+    entry.parent.mkdir()
+    shutil.copy(IMAGE / "entrypoint.sh", entry)
+    command = tmp_path / "tilewire"
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TRITON_CACHE_DIR": str(cache)}
+    for _ in range(2):
+        subprocess.run([entry], env=env, check=True)
+        found = {path.relative_to(cache).as_posix(): path.read_text() for path in cache.rglob("*") if path.is_file()}
+        assert found == {"new/a": "new", "known/b": "compiled here", "cut/c": "whole"}
 
 
 @pytest.mark.parametrize("variable", ["PORT", "TILEWIRE_PORT", "TILEWIRE_METRICS_PORT"])
