@@ -24,7 +24,7 @@ GPU_ONLY = {
 # Recorded from metrics that a CPU has, for devices in the table of roofs: no CPU is.
 GPU_ONLY_RECORDS = {
     "tilewire:peak_tflops",
-    "tilewire:peak_bandwidth_bytes_per_second",
+    "tilewire:peak_bytes_per_second",
     "tilewire:roofline_share:rate2m",
 }
 

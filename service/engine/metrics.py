@@ -48,6 +48,12 @@ class EngineMetrics:
         self._kernel_seconds = BufferedCounter(
             "tilewire_kernel_seconds_total", "Time that kernels ran.", ("op", "dtype"), registry
         )
+        self._kernel_bytes = BufferedCounter(
+            "tilewire_kernel_bytes_total",
+            "Bytes that launches read and wrote, each operand counted once.",
+            ("op", "dtype"),
+            registry,
+        )
         self._queue_depth = self._gauge("tilewire_queue_depth", "Jobs that wait in the engine.", registry)
         self._queue_bytes = self._gauge("tilewire_queue_bytes", "Bytes of the jobs that wait in the engine.", registry)
         self._resident_bytes = self._gauge("tilewire_resident_bytes", "Bytes of resident tensors.", registry)
@@ -91,16 +97,18 @@ class EngineMetrics:
         """
         op = batch[0].op
         flops = sum(job.flops for job in batch)
+        nbytes = launch_bytes(batch)
         kernel_s = kernel_ns * 1e-9
         self._batch_requests.observe((op,), len(batch))
         self._flops.inc((op, dtype), flops)
         self._kernel_seconds.inc((op, dtype), kernel_s)
+        self._kernel_bytes.inc((op, dtype), nbytes)
         if not kernel_ns:
             return
         if op == "matmul":
             self._tflops.observe((dtype,), flops / kernel_s * 1e-12)
         else:
-            self._bandwidth.observe((op,), sum(job.moved_bytes for job in batch) / kernel_s)
+            self._bandwidth.observe((op,), nbytes / kernel_s)
 
     def flush(self) -> None:
         """Hands over what was recorded; called by the thread that records."""
@@ -111,6 +119,7 @@ class EngineMetrics:
             self._bandwidth,
             self._flops,
             self._kernel_seconds,
+            self._kernel_bytes,
         ):
             buffered.flush()
         depth, nbytes = self._queue
@@ -125,3 +134,15 @@ class EngineMetrics:
         """Sets the residents' gauges."""
         self._resident_tensors.set(count)
         self._resident_bytes.set(nbytes)
+
+
+def launch_bytes(batch: Sequence[Job]) -> int:
+    """Bytes that one launch reads and writes.
+
+    Jobs that share a launch share their residents (see `forms.key_of`), which are read once for all of them.
+
+    Args:
+        batch: Its jobs.
+    """
+    shared = sum(operand.type.nbytes for operand in batch[0].operands.values() if operand.resident is not None)
+    return sum(job.moved_bytes for job in batch) - (len(batch) - 1) * shared

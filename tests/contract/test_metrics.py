@@ -27,6 +27,7 @@ METRICS = {
     "tilewire_kernel_bandwidth_bytes_per_second": ("histogram", {"op"}),
     "tilewire_flops": ("counter", {"op", "dtype"}),
     "tilewire_kernel_seconds": ("counter", {"op", "dtype"}),
+    "tilewire_kernel_bytes": ("counter", {"op", "dtype"}),
     "tilewire_in_flight_requests": ("gauge", set()),
     "tilewire_queue_depth": ("gauge", set()),
     "tilewire_queue_bytes": ("gauge", set()),
@@ -103,6 +104,7 @@ def test_they_count_what_happened(start_server: StartServer) -> None:
     assert total(now, "tilewire_request_duration_seconds_count", op="matmul") == 6
     assert total(now, "tilewire_flops_total", op="matmul", dtype="float16") == 5 * 2 * 8 * 16 * 4
     assert total(now, "tilewire_kernel_seconds_total", op="matmul", dtype="float16") > 0
+    assert total(now, "tilewire_kernel_bytes_total", op="matmul", dtype="float16") == 5 * 2 * (8 * 16 + 16 * 4 + 8 * 4)
     assert total(now, "tilewire_batch_requests_sum", op="matmul") == 5
     assert total(now, "tilewire_request_bytes_total", op="matmul") >= 5 * len(matmul)
     assert total(now, "tilewire_response_bytes_total", op="matmul") >= sizes

@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 import pytest
 import yaml
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
+from prometheus_client import CollectorRegistry, Counter, Gauge, make_wsgi_app
 
 from service.settings import Settings
 from tests.conftest import SMALL
@@ -117,12 +117,9 @@ def gpu_metrics(registry: CollectorRegistry) -> list[Callable[[], None]]:
     Gauge("tilewire_engine_up", "As on a GPU.", ("device",), registry=registry).labels("cuda:0").set(1)
     work = [
         Counter(name, "As on a GPU.", ("op", "dtype"), registry=registry).labels("matmul", "bfloat16")
-        for name in ("tilewire_flops_total", "tilewire_kernel_seconds_total")
+        for name in ("tilewire_flops_total", "tilewire_kernel_seconds_total", "tilewire_kernel_bytes_total")
     ]
-    bandwidth = Histogram(
-        "tilewire_kernel_bandwidth_bytes_per_second", "As on a GPU.", ("op",), registry=registry
-    ).labels("add")
-    return [*growing, lambda: work[0].inc(4e11), lambda: work[1].inc(1e-3), lambda: bandwidth.observe(2.5e12)]
+    return [*growing, lambda: work[0].inc(4e11), lambda: work[1].inc(1e-3), lambda: work[2].inc(1e9)]
 
 
 @pytest.fixture(scope="module")
