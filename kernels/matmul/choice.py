@@ -73,7 +73,7 @@ def choose(problem: Problem, target: Target, *, is_plain: bool = True) -> Config
     if target.backend == "interpreter":
         is_boxed = stores_boxes(problem, _INTERPRETED_TMA)
         split_k = 2 if problem.k > 64 and not is_boxed else 1
-        has_boxes = problem.is_padded_in and problem.has_rows_out
+        has_boxes = problem.is_padded_in and problem.is_aligned_out
         return replace(_INTERPRETED_TMA if has_boxes else _INTERPRETED, split_k=split_k)
     measured = choose_measured(problem, target, is_plain=is_plain)
     if measured is not None:
@@ -122,7 +122,7 @@ def family_of(problem: Problem, config: Config, *, is_plain: bool) -> Family:
     majors = (problem.a_major, problem.b_major)
     if config.kernel == "tma":
         is_boxed = stores_boxes(problem, config)
-        store = "boxes" if is_boxed else "pieces" if problem.is_aligned_out else "elements"
+        store = "boxes" if is_boxed else "pieces"
         is_batched = problem.batch > 1
         is_plain = is_plain and is_boxed
         return Family("tma", problem.dtype, problem.precision, *majors, store, problem.out_dtype, is_batched, is_plain)
@@ -152,7 +152,7 @@ def _is_offered(candidate: Candidate, store: str, *, is_main: bool, is_plain: bo
 
 def _has_descriptors(problem: Problem, target: Target) -> bool:
     """Whether the descriptor kernel is built for products like this, where operands are `is_padded_in`."""
-    if not target.has_tma or not problem.has_rows_out or arithmetic_of(problem) == "ieee":
+    if not target.has_tma or not problem.is_aligned_out or arithmetic_of(problem) == "ieee":
         return False
     majors = (problem.a_major, problem.b_major)
     if not _is_default_out(problem) and (problem.out_dtype != "float32" or problem.a_major != "k"):
@@ -209,8 +209,8 @@ def _tma_members(dtype: str, precision: str, target: Target) -> Iterator[tuple[F
     for problem in problems:
         if not _has_descriptors(problem, target):
             continue
-        for store, is_plain in (("boxes", True), ("boxes", False), ("pieces", False), ("elements", False)):
-            shown = replace(problem, is_boxed_out=store == "boxes", is_aligned_out=store != "elements")
+        for store, is_plain in (("boxes", True), ("boxes", False), ("pieces", False)):
+            shown = replace(problem, is_boxed_out=store == "boxes")
             offer = {"is_main": _is_main(problem), "is_plain": is_plain}
             candidates = _candidates(target).get(arithmetic_of(problem), ())
             configs = [each.config for each in candidates if _is_offered(each, store, **offer)]
@@ -226,12 +226,11 @@ def _tma_members(dtype: str, precision: str, target: Target) -> Iterator[tuple[F
 
 
 def _interpreted_members(dtype: str, precision: str) -> Iterator[tuple[Family, Config]]:
-    for out_dtype, batch, is_boxed, is_aligned, is_plain in itertools.product(
-        OUT_DTYPES[dtype], (1, 2), (True, False), (True, False), (True, False)
-    ):
+    flags = (True, False)
+    for out_dtype, batch, is_boxed, is_plain in itertools.product(OUT_DTYPES[dtype], (1, 2), flags, flags):
         for a_major, b_major in itertools.product("km", "nk"):
             problem = Problem(FEW_ROWS + 1, 1, 1, batch, dtype, out_dtype, a_major, b_major, precision)
-            problem = replace(problem, is_boxed_out=is_boxed, is_aligned_out=is_aligned)
+            problem = replace(problem, is_boxed_out=is_boxed)
             yield family_of(problem, _INTERPRETED_TMA, is_plain=is_plain), _INTERPRETED_TMA
 
 
