@@ -6,7 +6,7 @@ SET_UP := constraints/cpu.txt deploy/set_up.py pyproject.toml
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo test check lint format type arch docs bench gpu-test clean
+.PHONY: help serve demo test check lint format type arch docs many bench gpu-test screenshot image-test clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,11 +47,21 @@ arch: $(VENV)/.dev ## the import contracts
 docs: $(VENV)/.dev ## write what is generated: docs/configuration.md
 	$(BIN)/python -m service.configuration_doc > docs/configuration.md
 
+many: $(VENV)/.dev ## a hundred thousand different requests, every answer compared
+	MANY_REQUESTS=100000 $(BIN)/python -m pytest tests/integration/test_many_requests.py $(PYTEST_ARGS)
+
 bench: $(VENV)/.server ## the kernel benchmark, on a GPU
 	$(BIN)/tilewire bench kernels
 
 gpu-test: $(VENV)/.dev ## the tests that need a GPU
 	$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
+
+screenshot: $(VENV)/.dev ## the console's pictures in the documents, of a real run on this machine's CPU; needs Chromium
+	$(BIN)/python -m tests.console_picture docs/console.png
+	$(BIN)/python -m tests.console_picture docs/console-phone.png --scheme dark --phone
+
+image-test: ## build the container image with buildah and try it; root, Debian's buildah and debootstrap
+	$(PYTHON) deploy/try_image.py $(IMAGE_ARGS)
 
 clean: ## remove the environment and every cache
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info

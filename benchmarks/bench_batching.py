@@ -262,7 +262,7 @@ def write(
             "triton": engines[0]["triton"],
         },
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "command": command_of(argv),
+        "command": command_of("benchmarks.bench_batching", argv),
         "rows": [asdict(row) for row in rows],
         "rare_key": rare,
     }
@@ -272,12 +272,12 @@ def write(
     print(f"wrote {folder / stem}.json and .svg")
 
 
-def command_of(argv: Sequence[str]) -> str:
+def command_of(module: str, argv: Sequence[str]) -> str:
     """The command that repeats the run, without where it wrote on that machine."""
     kept = [
         "benchmarks/results" if before == "--out" else word for before, word in zip(["", *argv], argv, strict=False)
     ]
-    return " ".join(["python -m benchmarks.bench_batching", *kept])
+    return " ".join(["python -m", module, *kept])
 
 
 def draw(rows: object) -> str:

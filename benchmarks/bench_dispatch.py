@@ -26,7 +26,7 @@ from triton import knobs
 
 from kernels.alternatives import alternatives, chosen
 from kernels.benches import GpuBench
-from kernels.matmul.choice import arithmetic_of, is_supported
+from kernels.matmul.members import arithmetic_of, is_supported
 from kernels.precompile import is_complete, precompile
 from kernels.racing import Bench, race, regret
 from kernels.targets import Target, current

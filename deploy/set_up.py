@@ -1,8 +1,9 @@
-"""Makes the virtual environment that `make` uses, with the torch that fits this machine. Standard library only.
+"""Makes the virtual environment that `make` and the container image use, with the torch that fits. Standard library only.
 
 Owns the choice of torch: a GPU build that the interpreter already has is reused as it is, CUDA or ROCm; a machine without a GPU
 gets the CPU build at the versions of `constraints/cpu.txt`; a machine with an NVIDIA GPU and no torch gets the newest build
-that `pyproject.toml` allows. Knows no setting of the service.
+that `pyproject.toml` allows. In an image, whose build sees no GPU, whatever torch the interpreter has is reused and all else is
+pinned. Knows no setting of the service.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="where the environment is")
     parser.add_argument("--extra", default="server", choices=["server", "dev"], help="what to install")
+    parser.add_argument("--image", action="store_true", help="for a container: copied, pinned, no GPU needed now")
     arguments = parser.parse_args()
     if sys.version_info < OLDEST_PYTHON:
         sys.exit(
@@ -55,10 +57,14 @@ def main() -> None:
     if not python.exists():
         print(f"making {arguments.venv}")
         venv.create(arguments.venv, with_pip=True, symlinks=True)
-    options = choose_torch(found, python)
+    options = image_options(found, python) if arguments.image else choose_torch(found, python)
     # A GPU torch has a Triton of its own, under another name on ROCm; a second one beside it would break both.
     extras = "dev,triton" if arguments.extra == "dev" and not found["gpu"] else arguments.extra
-    command = [str(python), "-m", "pip", "install", "--quiet", *options, "--editable", f"{ROOT}[{extras}]"]
+    if arguments.image:
+        # Nobody installs anything into a running image: what a setting may ask for is there.
+        extras += ",otel"
+    project = [f"{ROOT}[{extras}]"] if arguments.image else ["--editable", f"{ROOT}[{extras}]"]
+    command = [str(python), "-m", "pip", "install", "--quiet", *options, *project]
     print("installing:", " ".join(command[4:]))
     subprocess.run(command, check=True, cwd=ROOT)
 
@@ -79,6 +85,24 @@ def choose_torch(found: dict[str, object], python: Path) -> list[str]:
         return []
     if Path("/dev/kfd").exists():
         sys.exit("an AMD GPU and no torch: install a ROCm build of torch for this Python first, then run make again")
+    return cpu_options(python)
+
+
+def image_options(found: dict[str, object], python: Path) -> list[str]:
+    """Options for pip in an image: the base's torch if it has one, and the pins of everything else."""
+    if not found["versions"]:
+        return cpu_options(python)
+    options = reuse(found, python)
+    reused = found["versions"]
+    assert isinstance(reused, dict)
+    pins = [line for line in CPU_CONSTRAINTS.read_text().splitlines() if line.partition("==")[0] not in reused]
+    others = python.parent.parent / "other-constraints.txt"
+    others.write_text("\n".join(pins) + "\n")
+    return [*options, "--constraint", str(others)]
+
+
+def cpu_options(python: Path) -> list[str]:
+    """Options for pip that lead to the CPU build of torch."""
     options = ["--constraint", str(CPU_CONSTRAINTS)]
     if platform.system() == "Linux" and not is_pip_configured(python):
         options += ["--extra-index-url", TORCH_CPU_INDEX]

@@ -12,9 +12,10 @@ from dataclasses import replace
 
 from kernels.add.configs import choose as choose_add
 from kernels.add.configs import configs_for as add_configs
-from kernels.matmul.choice import SPLITS, is_possible, members
+from kernels.matmul.choice import SPLITS
 from kernels.matmul.choice import choose as choose_product
 from kernels.matmul.configs import Config, Problem, cdiv
+from kernels.matmul.members import is_possible, members
 from kernels.softmax.configs import MAX_SPLITS, power_of_two
 from kernels.softmax.configs import Config as SoftmaxConfig
 from kernels.softmax.configs import Problem as SoftmaxProblem

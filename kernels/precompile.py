@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -22,9 +23,13 @@ from triton import knobs
 from triton.runtime.cache import triton_key
 
 from kernels.catalogue import variants
+from kernels.loading import on_compile
 from kernels.targets import KNOWN, Target
 
 Progress = Callable[[int, int], None]
+
+# Progress is told this often, whether or not there is any.
+PATIENCE_S = 0.5
 
 
 class CompileError(Exception):
@@ -37,13 +42,18 @@ class Compiled:
 
     Attributes:
         num_variants: Binaries of the target.
-        num_compiled: Of them, those that were not in the cache.
+        compiled: Of them, those that were not in the cache, by op.
         cache: The folder that holds them.
     """
 
     num_variants: int
-    num_compiled: int
+    compiled: Counter[str]
     cache: Path
+
+    @property
+    def num_compiled(self) -> int:
+        """Binaries that were not in the cache."""
+        return self.compiled.total()
 
 
 def parse_target(text: str) -> Target:
@@ -65,44 +75,57 @@ def precompile(target: Target, *, num_workers: int = 0, on_progress: Progress | 
     Args:
         target: need not be present.
         num_workers: processes; 0 for one on each core that this process may use.
-        on_progress: called with (done, total) as binaries are done.
+        on_progress: called with (done, total), now and then.
 
     Raises:
         CompileError: some would not compile; the others are in the cache.
     """
     total = len(variants(target))
     workers = min(num_workers or len(os.sched_getaffinity(0)), total)
-    done, failures, num_compiled = 0, [], 0
+    failures: list[str] = []
+    compiled: Counter[str] = Counter()
     # Spread out, so that the slow ones, which are neighbours, do not meet in one worker at the end.
     waiting = [list(range(total))[first :: workers * 8] for first in range(workers * 8)]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
-        pending: set[Future[tuple[int, list[str]]]] = {
+        pending: set[Future[tuple[Counter[str], list[str]]]] = {
             pool.submit(_compile_some, target, part) for part in waiting if part
         }
         sizes = len(pending)
         try:
             while pending:
-                finished, pending = wait(pending, return_when=FIRST_COMPLETED)
+                finished, pending = wait(pending, PATIENCE_S, FIRST_COMPLETED)
                 for future in finished:
                     fresh, failed = future.result()
-                    num_compiled += fresh
+                    compiled += fresh
                     failures += failed
                 done = total - total * len(pending) // sizes
                 if on_progress is not None:
                     on_progress(done, total)
         except BrokenProcessPool as error:
             raise CompileError("the compiler ended a process; the kernel is in the last lines of its output") from error
+        except BaseException:
+            # Whoever asked wants no more of it; Python 3.14 has a public call for this.
+            for process in list(pool._processes.values()):
+                process.kill()
+            raise
     if failures:
         raise CompileError("\n".join(failures))
-    _marker(target).parent.mkdir(parents=True, exist_ok=True)
-    _marker(target).write_text(json.dumps({"target": asdict(target), "variants": total}))
-    return Compiled(total, num_compiled, Path(knobs.cache.dir))
+    _mark(target, total)
+    return Compiled(total, compiled, Path(knobs.cache.dir))
 
 
 def is_complete(target: Target) -> bool:
     """Whether the cache says that it holds every variant of `target`, made by this Triton from these sources."""
     return _marker(target).is_file()
+
+
+def _mark(target: Target, total: int) -> None:
+    marker = _marker(target)
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    part = marker.with_suffix(f".{os.getpid()}")
+    part.write_text(json.dumps({"target": asdict(target), "variants": total}))
+    part.replace(marker)
 
 
 def _marker(target: Target) -> Path:
@@ -129,16 +152,11 @@ def _end_with_parent() -> None:
     threading.Thread(target=wait_and_end, daemon=True).start()
 
 
-def _compile_some(target: Target, numbers: Sequence[int]) -> tuple[int, list[str]]:
-    """In a worker: how many were compiled anew, and what failed."""
-    fresh = 0
+def _compile_some(target: Target, numbers: Sequence[int]) -> tuple[Counter[str], list[str]]:
+    """In a worker: what was compiled anew, by op, and what failed."""
+    fresh: Counter[str] = Counter()
     failures = []
-
-    def listen(*, cache_hit: bool, **_rest: object) -> None:
-        nonlocal fresh
-        fresh += not cache_hit
-
-    knobs.compilation.listener = listen
+    on_compile(lambda op: fresh.update([op]))
     for number in numbers:
         variant = variants(target)[number]
         try:

@@ -16,9 +16,11 @@ from pydantic.fields import FieldInfo
 from rich.console import Console
 
 import tilewire
-from service import __version__, log
+from service import __version__, log, precompiling, preflight
 from service import demo as demonstration
+from service.keys import KeysError, entry_for, make_key
 from service.launch import running_server
+from service.preflight import PreflightError
 from service.settings import Settings
 from service.supervisor import StartError, Supervisor
 
@@ -26,7 +28,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="GPU linear algebra over HTTP: matmul, softmax and add."
 )
 
-BENCHMARKS = ("kernels", "batching", "dispatch")
+BENCHMARKS = ("kernels", "batching", "dispatch", "shared_memory", "http", "settings", "start")
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -40,9 +42,15 @@ def serve(**flags: object) -> None:
         settings = Settings(**{name: value for name, value in flags.items() if value is not None})  # type: ignore[arg-type]
     except ValidationError as error:
         for problem in error.errors():
-            typer.echo(f"{flag_name(str(problem['loc'][0]))}: {problem['msg']}", err=True)
+            flag = f"{flag_name(str(problem['loc'][0]))}: " if problem["loc"] else ""
+            typer.echo(f"{flag}{problem['msg']}", err=True)
         raise typer.Exit(EXIT_USAGE) from None
     logger = log.configure(settings.log, process="supervisor")
+    try:
+        preflight.check(settings, logger)
+    except PreflightError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(EXIT_USAGE) from None
     supervisor = Supervisor(settings, logger, lambda url, engines: announce(console, settings, url, engines))
     try:
         status = asyncio.run(supervisor.run())
@@ -55,15 +63,17 @@ def serve(**flags: object) -> None:
 def announce(console: Console, settings: Settings, url: str, engines: list[str]) -> None:
     """Prints where the service is and a curl to paste."""
     console.print(f"\n[bold]Tilewire {__version__}[/bold] at [bold]{url}[/bold]  ({'; '.join(engines)})")
-    console.print(f"{settings.num_gateways} gateway(s), {len(engines)} engine(s); {url}/docs, {url}/metrics")
+    metrics = f", {url}/metrics" if settings.metrics_port is None else ""
+    console.print(f"{settings.num_gateways} gateway(s), {len(engines)} engine(s); {url}/docs{metrics}")
     console.print("\nTry it:\n")
-    typer.echo(curl_for(url) + "\n")
+    typer.echo(curl_for(url, needs_key=settings.api_keys_file is not None) + "\n")
 
 
-def curl_for(url: str) -> str:
+def curl_for(url: str, *, needs_key: bool = False) -> str:
     """A command that multiplies two matrices, ready to paste into a shell."""
     body = '{"a": [[1, 2], [3, 4]], "b": [[5, 6], [7, 8]]}'
-    return f"  curl -s {url}/v1/matmul -H 'content-type: application/json' -d '{body}'"
+    key = ' -H "x-api-key: $TILEWIRE_KEY"' if needs_key else ""
+    return f"  curl -s {url}/v1/matmul{key} -H 'content-type: application/json' -d '{body}'"
 
 
 @app.command()
@@ -87,7 +97,10 @@ def demo(
 def bench(
     context: typer.Context,
     name: Annotated[
-        str, typer.Argument(help="Which benchmark: kernels, batching or dispatch; further arguments are its own.")
+        str,
+        typer.Argument(
+            help="Which one: kernels, batching, dispatch, shared_memory, http, settings or start; the rest is its own."
+        ),
     ],
 ) -> None:
     """Run a benchmark of a checkout and print what it measured."""
@@ -125,6 +138,40 @@ def tune(
     # By name: what it imports brings torch and Triton.
     command = importlib.import_module("service.tune_command")
     raise typer.Exit(command.run(device, ops.split(","), budget_s, shapes, out, restart=restart))
+
+
+@app.command()
+def key(name: Annotated[str, typer.Argument(help="For logs and metrics: who holds the key.")]) -> None:
+    """Make an API key: the key on standard error, for its holder; its entry on standard output, for --api-keys-file."""
+    secret = make_key()
+    try:
+        entry = entry_for(name, secret)
+    except KeysError as error:
+        typer.echo(f"key: {error}", err=True)
+        raise typer.Exit(EXIT_USAGE) from None
+    typer.echo(f"key, shown once: {secret}", err=True)
+    typer.echo(entry)
+
+
+@app.command()
+def precompile(
+    target: Annotated[
+        list[str],
+        typer.Option(
+            help="cuda:80, cuda:90, cuda:100, hip:gfx90a, hip:gfx942 or hip:gfx950; may be given several times."
+        ),
+    ],
+    cache: Annotated[
+        Path | None, typer.Option(help="The folder; without it, that of Triton (TRITON_CACHE_DIR).")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Processes; 0 for one on each core.")] = 0,
+) -> None:
+    """Compile every kernel of devices that need not be here into the cache that a server reads."""
+    try:
+        precompiling.run(target, cache, workers, Console())
+    except (ValueError, precompiling.Failed) as error:
+        typer.echo(f"tilewire: {error}", err=True)
+        raise typer.Exit(EXIT_USAGE if isinstance(error, ValueError) else EXIT_FAILED) from None
 
 
 @app.command()

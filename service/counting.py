@@ -1,8 +1,8 @@
 """Counters and histograms that are cheap on a hot path: plain dictionaries, handed to prometheus_client now and then.
 
-In multiprocess mode prometheus_client takes a lock, asks for the process id and writes a mapped file for every increment,
-several for each request. Here an increment is a dictionary update, and `flush` writes the sums. Owns no metric; one thread
-each.
+In multiprocess mode prometheus_client takes a lock, asks for the process id and writes a mapped file for every
+increment, several for each request. Here an increment is a dictionary update, and `flush` writes the sums. Owns no
+metric; one thread each.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 Labels = tuple[str, ...]
 
-# From 20 µs in steps of 1.6: a launch on a GPU and a large product on a CPU both fall well inside.
-SECONDS_BUCKETS = tuple(20e-6 * 1.6**step for step in range(28))
+# From 20 µs in steps of 1.6 to over a minute: a launch on a GPU and a large body on a slow line both fall inside.
+# Rounded, because the bounds are labels that people write into queries.
+SECONDS_BUCKETS = tuple(float(f"{20e-6 * 1.6**step:.4g}") for step in range(33))
 
 
 class BufferedCounter:
@@ -61,13 +62,13 @@ class BufferedHistogram:
         self._bounds = list(bounds)
         self._pending: dict[Labels, tuple[list[int], list[float]]] = {}
 
-    def observe(self, labels: Labels, value: float) -> None:
-        """Adds an observation of these label values."""
+    def observe(self, labels: Labels, value: float, times: int = 1) -> None:
+        """Adds an observation of these label values, or several of the same value."""
         pending = self._pending.get(labels)
         if pending is None:
             pending = self._pending[labels] = ([0] * (len(self._bounds) + 1), [0.0])
-        pending[0][bisect_left(self._bounds, value)] += 1
-        pending[1][0] += value
+        pending[0][bisect_left(self._bounds, value)] += times
+        pending[1][0] += value * times
 
     def flush(self) -> None:
         """Hands the observations over, bucket by bucket: prometheus_client has no call for many at once."""

@@ -4,6 +4,8 @@ Knows nothing of HTTP messages: `gateway.answers` writes them, in the form that 
 
     TilewireError
     ├── InvalidRequest            400  a body, shape, dtype, option or name that cannot be right
+    ├── Unauthorized              401  API keys are configured, and the request has none that is known
+    ├── Forbidden                 403  the key may not do this, or nobody may
     ├── UnknownName               404  no such op, model or tensor
     ├── MethodNotAllowed          405  the path exists, but not with this method
     ├── LengthRequired            411  neither Content-Length nor chunked
@@ -11,6 +13,7 @@ Knows nothing of HTTP messages: `gateway.answers` writes them, in the form that 
     ├── UnknownFormat             415  no format that we read or write
     ├── BeyondLimit               422  understood, but over a configured limit
     ├── TooBusy                   429  no room for the body, the result or the job; try again
+    ├── OverQuota                 429  the key has used up its quota; try again
     ├── Unavailable               503  starting, draining, or the engine is restarting; try again
     ├── DeadlinePassed            504  its deadline passed before it started
     ├── ResidentQuota             507  --resident-bytes would be exceeded
@@ -33,6 +36,7 @@ class TilewireError(Exception):
         code: Closed, snake_case name of the cause; `reason` of `tilewire_rejected_total`.
         title: The cause in a few words, the same for every instance.
         retryable: Whether the same request can succeed a moment later.
+        is_refusal: The request may be right, but this server would not do it: counted in `tilewire_rejected_total`.
         detail: What is wrong with this request, naming the field.
         retry_after_s: Seconds to wait before trying again, for retryable ones.
     """
@@ -41,6 +45,7 @@ class TilewireError(Exception):
     code: ClassVar[str] = "internal"
     title: ClassVar[str] = "Internal error"
     retryable: ClassVar[bool] = False
+    is_refusal: ClassVar[bool] = False
 
     def __init__(self, detail: str, *, retry_after_s: int = 1) -> None:
         super().__init__(detail)
@@ -54,6 +59,24 @@ class InvalidRequest(TilewireError):
     status = 400
     code = "invalid_request"
     title = "Invalid request"
+
+
+class Unauthorized(TilewireError):
+    """API keys are configured, and the request has none that is known."""
+
+    status = 401
+    code = "unauthorized"
+    title = "Unauthorized"
+    is_refusal = True
+
+
+class Forbidden(TilewireError):
+    """The key may not run this op or touch this tensor, or nobody may."""
+
+    status = 403
+    code = "forbidden"
+    title = "Forbidden"
+    is_refusal = True
 
 
 class UnknownName(TilewireError):
@@ -86,6 +109,7 @@ class BodyTooLarge(TilewireError):
     status = 413
     code = "body_too_large"
     title = "Body too large"
+    is_refusal = True
 
 
 class UnknownFormat(TilewireError):
@@ -102,6 +126,7 @@ class BeyondLimit(TilewireError):
     status = 422
     code = "beyond_limit"
     title = "Beyond a configured limit"
+    is_refusal = True
 
 
 class TooBusy(TilewireError):
@@ -111,6 +136,17 @@ class TooBusy(TilewireError):
     code = "too_busy"
     title = "Too busy"
     retryable = True
+    is_refusal = True
+
+
+class OverQuota(TilewireError):
+    """The key has used up its requests or bytes per second."""
+
+    status = 429
+    code = "over_quota"
+    title = "Over the key's quota"
+    retryable = True
+    is_refusal = True
 
 
 class ClientGone(TilewireError):
@@ -132,6 +168,7 @@ class Unavailable(TilewireError):
     code = "unavailable"
     title = "Unavailable"
     retryable = True
+    is_refusal = True
 
 
 class DeadlinePassed(TilewireError):
@@ -140,6 +177,7 @@ class DeadlinePassed(TilewireError):
     status = 504
     code = "deadline_passed"
     title = "Deadline passed"
+    is_refusal = True
 
 
 class ResidentQuota(TilewireError):
@@ -148,12 +186,15 @@ class ResidentQuota(TilewireError):
     status = 507
     code = "resident_quota"
     title = "Resident quota exceeded"
+    is_refusal = True
 
 
 BY_CODE: dict[str, type[TilewireError]] = {
     kind.code: kind
     for kind in (
         InvalidRequest,
+        Unauthorized,
+        Forbidden,
         UnknownName,
         MethodNotAllowed,
         LengthRequired,
@@ -161,6 +202,7 @@ BY_CODE: dict[str, type[TilewireError]] = {
         UnknownFormat,
         BeyondLimit,
         TooBusy,
+        OverQuota,
         ClientGone,
         Unavailable,
         DeadlinePassed,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 # What `tilewire serve` prints when it answers requests.
-_ANNOUNCED = re.compile(r"at (http://\S+)")
+_ANNOUNCED = re.compile(r"at (https?://\S+)")
 EXIT_TIMEOUT_S = 60.0
 
 
@@ -19,11 +20,12 @@ class LaunchError(Exception):
 
 
 @contextmanager
-def running_server(*flags: str) -> Iterator[str]:
+def running_server(*flags: str, env: Mapping[str, str] | None = None) -> Iterator[str]:
     """Starts `tilewire serve` on a free port, waits until it is ready, and drains it at the end.
 
     Args:
         flags: Further flags of `tilewire serve`.
+        env: Further variables of its environment.
 
     Yields:
         Its address.
@@ -32,7 +34,8 @@ def running_server(*flags: str) -> Iterator[str]:
         LaunchError: It did not become ready.
     """
     command = [sys.executable, "-m", "service.cli", "serve", "--port", "0", *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603  (our own command)
+    variables = {**os.environ, **(env or {})}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables) as process:  # noqa: S603  (our own command)
         assert process.stdout is not None, "This is a bug."
         try:
             for line in process.stdout:

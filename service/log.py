@@ -7,10 +7,17 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextvars import ContextVar
 
 import structlog
 
 from service.settings import LogSettings
+
+# The request that is being worked on; every event that is logged meanwhile carries it, in the gateway and in the engine.
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+
+# What records of the standard library may add by `extra=`.
+EXTRA = ("request_id", "request_ids")
 
 
 def configure(settings: LogSettings, *, process: str) -> structlog.stdlib.BoundLogger:
@@ -25,6 +32,8 @@ def configure(settings: LogSettings, *, process: str) -> structlog.stdlib.BoundL
     """
     shared: list[structlog.typing.Processor] = [
         _bind(process),
+        structlog.stdlib.ExtraAdder(allow=EXTRA),
+        _add_request_id,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
@@ -57,6 +66,12 @@ def configure(settings: LogSettings, *, process: str) -> structlog.stdlib.BoundL
     )
     logger: structlog.stdlib.BoundLogger = structlog.get_logger("tilewire")
     return logger
+
+
+def _add_request_id(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    if current := request_id.get():
+        event.setdefault("request_id", current)
+    return event
 
 
 def _bind(process: str) -> structlog.typing.Processor:

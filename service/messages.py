@@ -21,19 +21,21 @@ MessageT = TypeVar("MessageT")
 
 
 class Operand(msgspec.Struct, frozen=True, array_like=True):
-    """One input: bytes in the sender's segment, or a resident tensor.
+    """One input: bytes in the sender's segment, bytes in a client's region, or a resident tensor.
 
     Attributes:
         type: Dtype and shape that the request was planned with.
-        offset: Of the first byte in the gateway's segment; -1 for a resident.
+        offset: Of the first byte in the gateway's segment, or in the region; -1 for a resident.
         resident: Name of a resident tensor, or None.
         fortran: The bytes are in Fortran order.
+        region: Name of a registered region, or None.
     """
 
     type: TensorType
     offset: int = -1
     resident: str | None = None
     fortran: bool = False
+    region: str | None = None
 
 
 class TensorInfo(msgspec.Struct, frozen=True):
@@ -54,13 +56,34 @@ class TensorInfo(msgspec.Struct, frozen=True):
     hits: int = 0
 
 
+class RegionInfo(msgspec.Struct, frozen=True):
+    """A client's shared memory that is registered.
+
+    Attributes:
+        name: As requests call it.
+        key: Of the shared-memory object, as the client gave it.
+        offset: Where the region begins in the object.
+        byte_size: Its length.
+        stamp: Given by the first engine, larger for each later registration or unregistration.
+        inode: Of the object: every engine must have opened the same one.
+    """
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+    stamp: int = 0
+    inode: int = 0
+
+
 class Timings(msgspec.Struct, frozen=True, array_like=True):
-    """Where a job's time went in the engine, in nanoseconds."""
+    """Where a job's time went in the engine, in nanoseconds, and when it came there, on the machine's monotonic clock."""
 
     queue_ns: int = 0
     h2d_ns: int = 0
     kernel_ns: int = 0
     d2h_ns: int = 0
+    arrived_ns: int = 0
 
 
 # ── gateway → engine ──────────────────────────────────────────────────────────────────────────────
@@ -82,11 +105,13 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
         operands: Inputs by name.
         options: The op's options.
         out: Type of the result.
-        out_offset: Where its bytes go in the gateway's segment.
+        out_offset: Where its bytes go in the gateway's segment, or in the region.
         flops: From the plan.
         moved_bytes: From the plan.
         deadline_ns: On the machine's monotonic clock; 0 for none.
         priority: 0 is the default, 1 the most urgent, larger ones less so.
+        out_region: Name of the registered region that takes the result, or None.
+        request_id: For the engine's log.
     """
 
     id: int
@@ -99,6 +124,8 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
     moved_bytes: int
     deadline_ns: int = 0
     priority: int = 0
+    out_region: str | None = None
+    request_id: str = ""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -113,6 +140,7 @@ class PutTensor(msgspec.Struct, frozen=True, tag="put"):
     id: int
     name: str
     source: Operand
+    request_id: str = ""
 
 
 class GetTensor(msgspec.Struct, frozen=True, tag="get"):
@@ -122,6 +150,7 @@ class GetTensor(msgspec.Struct, frozen=True, tag="get"):
     name: str
     expected: TensorType
     out_offset: int
+    request_id: str = ""
 
 
 class DescribeTensor(msgspec.Struct, frozen=True, tag="describe"):
@@ -129,6 +158,7 @@ class DescribeTensor(msgspec.Struct, frozen=True, tag="describe"):
 
     id: int
     name: str
+    request_id: str = ""
 
 
 class DeleteTensor(msgspec.Struct, frozen=True, tag="delete"):
@@ -136,15 +166,73 @@ class DeleteTensor(msgspec.Struct, frozen=True, tag="delete"):
 
     id: int
     name: str
+    request_id: str = ""
 
 
 class ListTensors(msgspec.Struct, frozen=True, tag="list"):
     """All residents."""
 
     id: int
+    request_id: str = ""
 
 
-ToEngine = Hello | Job | Cancel | PutTensor | GetTensor | DescribeTensor | DeleteTensor | ListTensors
+class RegisterRegion(msgspec.Struct, frozen=True, tag="register"):
+    """Make a client's shared memory usable under a name.
+
+    Attributes:
+        id: Of this request.
+        region: What to register; its stamp is 0 when the engine shall give one.
+    """
+
+    id: int
+    region: RegionInfo
+    request_id: str = ""
+
+
+class UnregisterRegion(msgspec.Struct, frozen=True, tag="unregister"):
+    """Forget a region, or all; jobs under way finish with it. Unknown names are no error.
+
+    Attributes:
+        id: Of this request.
+        name: Of the region; None for all.
+        stamp: Only registrations up to this one; 0 for whatever there is now.
+    """
+
+    id: int
+    name: str | None
+    stamp: int = 0
+    request_id: str = ""
+
+
+class DescribeKernels(msgspec.Struct, frozen=True, tag="kernels"):
+    """What computes on the engine's device?"""
+
+    id: int
+    request_id: str = ""
+
+
+class ListRegions(msgspec.Struct, frozen=True, tag="regions"):
+    """The region `name`, or all."""
+
+    id: int
+    name: str | None = None
+    request_id: str = ""
+
+
+ToEngine = (
+    Hello
+    | Job
+    | Cancel
+    | PutTensor
+    | GetTensor
+    | DescribeTensor
+    | DeleteTensor
+    | ListTensors
+    | RegisterRegion
+    | UnregisterRegion
+    | ListRegions
+    | DescribeKernels
+)
 
 # ── engine → gateway ──────────────────────────────────────────────────────────────────────────────
 
@@ -158,6 +246,22 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     device_name: str
     torch: str
     triton: str
+
+
+class Warming(msgspec.Struct, frozen=True, tag="warming"):
+    """The engine is not ready yet; this is how far it is.
+
+    Attributes:
+        device: Of the engine.
+        stage: `residents`, `compile`, `load`, `run` or `check`.
+        done: Of `total` steps of the stage.
+        total: Steps; 0 when nobody knows.
+    """
+
+    device: str
+    stage: str
+    done: int
+    total: int
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
@@ -196,7 +300,22 @@ class Tensors(msgspec.Struct, frozen=True, tag="tensors"):
     replaced: bool = False
 
 
-ToGateway = Welcome | Done | Failed | Stale | Tensors
+class RegionList(msgspec.Struct, frozen=True, tag="registered"):
+    """Answer to the messages about regions. `stamp` is that of the change, 0 for none."""
+
+    id: int
+    regions: tuple[RegionInfo, ...]
+    stamp: int = 0
+
+
+class Kernels(msgspec.Struct, frozen=True, tag="kernels"):
+    """Answer to `DescribeKernels`: the engine's part of `/v1/kernels`, as JSON."""
+
+    id: int
+    report: bytes
+
+
+ToGateway = Welcome | Warming | Done | Failed | Stale | Tensors | RegionList | Kernels
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
-from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, field_validator
+from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from service.messages import TensorInfo
+from service.keepsakes import Keepsakes, Kept, KeptRegion
 from service.ops import Limits
 
 # Plain bytes, or with a unit: 512MiB, 2GB.
 Bytes = Annotated[int, BeforeValidator(lambda value: int(TypeAdapter(ByteSize).validate_python(value)))]
 
 LogFormat = Literal["console", "json"]
+Warmup = Literal["none", "load", "run"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -36,10 +37,18 @@ class Settings(BaseSettings):
         description="auto, cpu, cuda:0, or several engines: cuda:0,1 (or cpu:0,1). ROCm is called cuda too, as in PyTorch.",
     )
     gateways: int = Field(0, ge=0, le=256, description="Gateway processes; 0 means half of the cores, at most 4.")
+    reuse_port: bool = Field(
+        default=False,
+        description="A listening socket for each gateway (SO_REUSEPORT), not one for all: connections spread more evenly.",
+    )
     arena_bytes: Bytes = Field(
         2 * 2**30,
         ge=2**20,
         description="Shared memory for bodies and results, over all gateways. Pinned when there is a GPU.",
+    )
+    huge_pages: bool = Field(
+        default=False,
+        description="Ask for huge pages for the arena and take them at the start; the system must allow them to shared memory.",
     )
     max_body_bytes: Bytes = Field(256 * 2**20, ge=1, description="Largest request body; more is 413.")
     max_json_bytes: Bytes = Field(
@@ -61,13 +70,40 @@ class Settings(BaseSettings):
     max_queue_delay_us: float = Field(
         0.0, ge=0, le=1e6, description="How long a batch waits for more requests while the device is idle."
     )
+    batch_invariant: bool = Field(
+        default=False,
+        description="Give each request the same bits alone and in any batch; slower where rows are few.",
+    )
+    warmup: Warmup = Field(
+        "run",
+        description="Before ready: none (compile a kernel when a request needs it), load every kernel, or run each one too.",
+    )
+    forbid_serving_compiles: bool = Field(
+        default=False, description="Fail a request whose kernel must be compiled: to test that there is none."
+    )
     tensors_dir: Path | None = Field(
         None, description="Folder of safetensors files that become resident before ready, as file-stem/tensor-name."
+    )
+    allow_shared_memory: bool = Field(
+        default=False,
+        description="Let clients of this host register shared memory (/dev/shm) and name it in /v2 requests.",
+    )
+    shared_memory_prefix: str | None = Field(
+        None, description="Only shared-memory keys that begin with this may be registered; a leading / does not count."
+    )
+    shared_memory_bytes: Bytes = Field(
+        16 * 2**30, ge=1, description="Most bytes of shared memory that may be registered; more is 422."
     )
     body_timeout_s: float = Field(
         30.0,
         gt=0,
         description="A client that sends or reads no byte for this long is given up; a head must end by then.",
+    )
+    min_body_bytes_per_s: Bytes = Field(
+        1024, ge=0, description="A body that takes longer than --body-timeout-s must have come at this rate; 0 for any."
+    )
+    max_connections: int = Field(
+        8192, ge=1, description="Most connections of one gateway; those above it are answered 503 and closed."
     )
     keep_alive_s: float = Field(75.0, gt=0, description="An idle connection is closed after this long.")
     drain_timeout_s: float = Field(
@@ -76,6 +112,54 @@ class Settings(BaseSettings):
     log_level: LogLevel = Field("info", description="Least severe event that is logged.")
     log_format: LogFormat = Field("console", description="console for people, json for machines.")
     access_log: bool = Field(default=False, description="Log one line for each request.")
+    api_keys_file: Path | None = Field(
+        None, description="File of API keys; with it, requests need one. Read again when it changes. See operations.md."
+    )
+    keyless: str = Field(
+        "docs,console",
+        description="What needs no key when there are keys, besides health: some of docs, console, metrics; or none.",
+    )
+    read_only_tensors: bool = Field(
+        default=False, description="Nobody stores, replaces or deletes resident tensors, or uses shared memory."
+    )
+    tls_certificate: Path | None = Field(
+        None, description="Certificate chain (PEM): serve HTTPS. Read again when it changes."
+    )
+    tls_key: Path | None = Field(None, description="Private key of the certificate (PEM, not encrypted).")
+    tls_client_ca: Path | None = Field(
+        None, description="Authorities (PEM): clients must show a certificate that one of them signed."
+    )
+    metrics_host: str = Field("127.0.0.1", description="Address of --metrics-port.")
+    metrics_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Serve /metrics on this port only, with neither keys nor TLS; health too. 0 takes a free one and logs it.",
+    )
+    otlp_endpoint: str | None = Field(
+        None,
+        description="OpenTelemetry collector (OTLP over HTTP) that gets spans; OTEL_EXPORTER_OTLP_ENDPOINT without it.",
+    )
+    trace_ratio: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Share of requests that are traced, of those whose caller does not say by traceparent.",
+    )
+
+    @field_validator("keyless")
+    @classmethod
+    def _is_keyless(cls, value: str) -> str:
+        keyless_of(value)
+        return value
+
+    @model_validator(mode="after")
+    def _are_together(self) -> Settings:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("--tls-certificate and --tls-key go together")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError("--tls-client-ca needs --tls-certificate")
+        return self
 
     @field_validator("device")
     @classmethod
@@ -93,26 +177,51 @@ class Settings(BaseSettings):
         """What one request may ask for."""
         return Limits(max_rank=self.max_rank, max_elements=self.max_elements, max_result_bytes=self.max_result_bytes)
 
-    def gateway(self, index: int, listen_fd: int, engine_paths: list[str], metrics_folder: str) -> GatewaySettings:
+    @property
+    def tls(self) -> TlsSettings | None:
+        """The files of TLS, or None."""
+        if self.tls_certificate is None:
+            return None
+        client_ca = None if self.tls_client_ca is None else str(self.tls_client_ca)
+        return TlsSettings(str(self.tls_certificate), str(self.tls_key), client_ca)
+
+    @property
+    def tracing(self) -> TracingSettings | None:
+        """Where spans go, or None."""
+        base = self.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+        return TracingSettings(base.rstrip("/") + "/v1/traces", self.trace_ratio) if base else None
+
+    def gateway(
+        self, index: int, inherited: Inherited, engine_paths: list[str], metrics_folder: str
+    ) -> GatewaySettings:
         """The slice that gateway `index` gets."""
         return GatewaySettings(
             index=index,
-            listen_fd=listen_fd,
+            inherited=inherited,
             engine_paths=engine_paths,
             metrics_folder=metrics_folder,
             segment_bytes=self.arena_bytes // self.num_gateways,
+            huge_pages=self.huge_pages,
             max_body_bytes=self.max_body_bytes,
             max_json_bytes=self.max_json_bytes,
             max_in_flight=self.max_in_flight,
             limits=self.limits,
+            allow_shared_memory=self.allow_shared_memory,
             body_timeout_s=self.body_timeout_s,
+            min_body_bytes_per_s=self.min_body_bytes_per_s,
+            max_connections=self.max_connections,
             keep_alive_s=self.keep_alive_s,
             drain_timeout_s=self.drain_timeout_s,
             log=self.log,
             access_log=self.access_log,
+            api_keys_file=None if self.api_keys_file is None else str(self.api_keys_file),
+            keyless=keyless_of(self.keyless),
+            is_read_only=self.read_only_tensors,
+            tls=self.tls,
+            tracing=self.tracing,
         )
 
-    def engine(self, index: int, listen_fd: int, vault_fd: int, restarts: int, kept: list[Kept]) -> EngineSettings:
+    def engine(self, index: int, listen_fd: int, vault_fd: int, restarts: int, kept: Keepsakes) -> EngineSettings:
         """The slice that engine `index` gets."""
         return EngineSettings(
             index=index,
@@ -127,7 +236,14 @@ class Settings(BaseSettings):
             max_batch_ms=self.max_batch_ms,
             max_queue_delay_us=self.max_queue_delay_us,
             tensors_dir=str(self.tensors_dir) if self.tensors_dir else None,
-            kept=kept,
+            warmup=self.warmup,
+            forbid_serving_compiles=self.forbid_serving_compiles,
+            batch_invariant=self.batch_invariant,
+            kept=kept.tensors,
+            kept_regions=kept.regions,
+            allow_shared_memory=self.allow_shared_memory,
+            shared_memory_prefix=self.shared_memory_prefix or "",
+            shared_memory_bytes=self.shared_memory_bytes,
             log=self.log,
         )
 
@@ -144,37 +260,71 @@ class LogSettings(msgspec.Struct, frozen=True):
     format: LogFormat = "console"
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """A resident tensor that outlived its engine, or the memory that it was deleted.
+class TlsSettings(msgspec.Struct, frozen=True):
+    """Files of TLS, in PEM."""
+
+    certificate: str
+    key: str
+    client_ca: str | None = None
+
+
+class TracingSettings(msgspec.Struct, frozen=True):
+    """Where spans go, and how many requests make some.
 
     Attributes:
-        name: Of the tensor.
-        info: What it is; None when it was deleted.
-        fd: Descriptor of its host copy, inherited by the engine; -1 when deleted.
+        endpoint: The whole address, with `/v1/traces`.
+        ratio: Share of the requests whose caller does not decide.
     """
 
-    name: str
-    info: TensorInfo | None = None
-    fd: int = -1
+    endpoint: str
+    ratio: float = 1.0
+
+
+class Inherited(msgspec.Struct, frozen=True):
+    """Descriptors that a gateway gets from the supervisor; -1 for those that are not needed.
+
+    Attributes:
+        listener: Of `--port`.
+        metrics_listener: Of `--metrics-port`.
+        usage: The page on which gateways count what API keys use.
+    """
+
+    listener: int
+    metrics_listener: int = -1
+    usage: int = -1
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Those that are there."""
+        return tuple(fd for fd in (self.listener, self.metrics_listener, self.usage) if fd >= 0)
 
 
 class GatewaySettings(msgspec.Struct, frozen=True):
     """What one gateway process needs to know; see `Settings` for the meaning of each."""
 
     index: int
-    listen_fd: int
+    inherited: Inherited
     engine_paths: list[str]
     metrics_folder: str
     segment_bytes: int
+    huge_pages: bool = False
     max_body_bytes: int = 256 * 2**20
     max_json_bytes: int = 8 * 2**20
     max_in_flight: int = 1024
     limits: Limits = Limits()
+    allow_shared_memory: bool = False
     body_timeout_s: float = 30.0
+    min_body_bytes_per_s: int = 1024
+    max_connections: int = 8192
     keep_alive_s: float = 75.0
     drain_timeout_s: float = 30.0
     log: LogSettings = LogSettings()
     access_log: bool = False
+    api_keys_file: str | None = None
+    keyless: tuple[str, ...] = ()
+    is_read_only: bool = False
+    tls: TlsSettings | None = None
+    tracing: TracingSettings | None = None
 
 
 class EngineSettings(msgspec.Struct, frozen=True):
@@ -192,8 +342,32 @@ class EngineSettings(msgspec.Struct, frozen=True):
     max_batch_ms: float = 5.0
     max_queue_delay_us: float = 0.0
     tensors_dir: str | None = None
+    warmup: str = "run"
+    forbid_serving_compiles: bool = False
+    batch_invariant: bool = False
     kept: list[Kept] = []
+    kept_regions: list[KeptRegion] = []
+    allow_shared_memory: bool = False
+    shared_memory_prefix: str = ""
+    shared_memory_bytes: int = 16 * 2**30
     log: LogSettings = LogSettings()
+
+
+KEYLESS = ("docs", "console", "metrics")
+
+
+def keyless_of(words: str) -> tuple[str, ...]:
+    """Reads a `--keyless` value.
+
+    Raises:
+        ValueError: A word that is none of docs, console, metrics, or `none` alone.
+    """
+    if words.strip() in ("", "none"):
+        return ()
+    parts = tuple(part.strip() for part in words.split(","))
+    if not set(parts) <= set(KEYLESS):
+        raise ValueError(f"keyless: {words!r} is not some of {', '.join(KEYLESS)}, parted by commas, or none")
+    return parts
 
 
 def devices_of(device: str) -> list[str]:

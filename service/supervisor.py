@@ -26,8 +26,9 @@ from prometheus_client import multiprocess
 
 from service import child
 from service.engine.vault import VaultReader
+from service.gateway.quotas import page_bytes
 from service.link import Link
-from service.settings import Settings, devices_of
+from service.settings import Inherited, Settings, devices_of
 
 BACKLOG = 4096
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.1, 5.0
@@ -166,15 +167,19 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, stopping)
         with contextlib.ExitStack() as stack:
-            listener = stack.enter_context(bind(self._settings.host, self._settings.port))
+            count = self._settings.num_gateways if self._settings.reuse_port else 1
+            listeners = bind_all(self._settings.host, self._settings.port, count)
+            for listener in listeners:
+                stack.enter_context(listener)
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tilewire-", ignore_cleanup_errors=True))
-            self._start_children(listener, Path(folder), stack)
+            self._start_children(listeners, Path(folder), stack)
             engines = [asyncio.create_task(engine.run()) for engine in self._engines]
             gateways = [asyncio.create_task(gateway.run()) for gateway in self._gateways]
-            announcing = asyncio.create_task(self._announce_when_ready(listener))
+            announcing = asyncio.create_task(self._announce_when_ready(listeners[0]))
             await self._watch(stopping, [*engines, *gateways])
             announcing.cancel()
-            listener.close()
+            for listener in listeners:
+                listener.close()
             return await self._drain(engines, gateways)
 
     def _on_signal(self, stopping: asyncio.Event) -> None:
@@ -184,7 +189,7 @@ class Supervisor:
                 process.kill()
         stopping.set()
 
-    def _start_children(self, listener: socket.socket, folder: Path, stack: contextlib.ExitStack) -> None:
+    def _start_children(self, listeners: list[socket.socket], folder: Path, stack: contextlib.ExitStack) -> None:
         metrics_folder = folder / "metrics"
         metrics_folder.mkdir()
         env = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(metrics_folder)}
@@ -199,17 +204,35 @@ class Supervisor:
                     f"engine-{index}", "service.engine", self._engine_settings(index, door, vault_fd), env, self._logger
                 )
             )
+        inherited = self._open_for_gateways(listeners, stack)
         for index in range(self._settings.num_gateways):
-            settings = self._settings.gateway(index, listener.fileno(), paths, str(metrics_folder))
+            settings = self._settings.gateway(index, inherited[index], paths, str(metrics_folder))
             self._gateways.append(
                 Child(
                     f"gateway-{index}",
                     "service.gateway",
-                    lambda _restarts, settings=settings: (settings, (settings.listen_fd,)),  # type: ignore[misc]
+                    lambda _restarts, settings=settings: (settings, settings.inherited.fds),  # type: ignore[misc]
                     env,
                     self._logger,
                 )
             )
+
+    def _open_for_gateways(self, listeners: list[socket.socket], stack: contextlib.ExitStack) -> list[Inherited]:
+        """What each gateway inherits: the door that all share or its own, the page on which all count what API keys use."""
+        settings = self._settings
+        metrics_fd = usage_fd = -1
+        if settings.metrics_port is not None:
+            door = stack.enter_context(bind(settings.metrics_host, settings.metrics_port))
+            metrics_fd = door.fileno()
+            self._logger.info("metrics are served apart", url=f"http://{_address_of(door)}/metrics")
+        if settings.api_keys_file is not None:
+            usage_fd = os.memfd_create("tilewire-usage", os.MFD_CLOEXEC)
+            stack.callback(os.close, usage_fd)
+            os.ftruncate(usage_fd, page_bytes(settings.num_gateways))
+        return [
+            Inherited(listeners[index % len(listeners)].fileno(), metrics_fd, usage_fd)
+            for index in range(settings.num_gateways)
+        ]
 
     def _open_vault(self, stack: contextlib.ExitStack) -> int:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -225,9 +248,9 @@ class Supervisor:
         self, index: int, door: socket.socket, vault_fd: int
     ) -> Callable[[int], tuple[msgspec.Struct, Sequence[int]]]:
         def make(restarts: int) -> tuple[msgspec.Struct, Sequence[int]]:
-            kept = list(self._vault.kept.values())
+            kept = self._vault.keepsakes
             settings = self._settings.engine(index, door.fileno(), vault_fd, restarts, kept)
-            fds = [door.fileno(), vault_fd, *(one.fd for one in kept)]
+            fds = [door.fileno(), vault_fd, *kept.fds]
             return settings, [fd for fd in fds if fd >= 0]
 
         return make
@@ -235,10 +258,11 @@ class Supervisor:
     async def _announce_when_ready(self, listener: socket.socket) -> None:
         for process in (*self._engines, *self._gateways):
             await process.ready.wait()
-        host, port = listener.getsockname()[:2]
-        await _until_ready(host, port)
-        shown = f"[{host}]" if ":" in host else host
-        self._announce(f"http://{shown}:{port}", [engine.detail for engine in self._engines])
+        # Behind TLS the gateways' own word has to do: the supervisor may have no certificate to show.
+        if self._settings.tls is None:
+            await _until_ready(*listener.getsockname()[:2])
+        scheme = "http" if self._settings.tls is None else "https"
+        self._announce(f"{scheme}://{_address_of(listener)}", [engine.detail for engine in self._engines])
 
     async def _watch(self, stopping: asyncio.Event, children: list[asyncio.Task[int]]) -> None:
         """Returns when told to stop.
@@ -265,7 +289,19 @@ class Supervisor:
         return 0 if is_clean else 1
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind_all(host: str, port: int, count: int) -> list[socket.socket]:
+    """Binds one socket, or several that share the port and among which the kernel divides connections.
+
+    Raises:
+        StartError: The address cannot be had.
+    """
+    listeners = [bind(host, port, reuse_port=count > 1)]
+    for _ in range(count - 1):
+        listeners.append(bind(host, listeners[0].getsockname()[1], reuse_port=True))
+    return listeners
+
+
+def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
     """Binds and listens; connections wait in the backlog until a gateway takes them.
 
     Raises:
@@ -273,11 +309,16 @@ def bind(host: str, port: int) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=reuse_port)
     except OSError as error:
         raise StartError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
     listener.setblocking(False)
     return listener
+
+
+def _address_of(door: socket.socket) -> str:
+    host, port = door.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _listen_unix(path: str) -> socket.socket:

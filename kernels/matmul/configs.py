@@ -52,9 +52,8 @@ class Problem:
         precision: how float32 inputs are multiplied; `ieee` for all other dtypes.
         is_aligned_in: whether both inputs can be read in 16-byte pieces: rows start at multiples of 16 bytes and are
             whole multiples long.
-        is_aligned_out: the same for the output, but for the length of its rows.
+        is_aligned_out: whether the output's rows start at multiples of 16 bytes and their elements follow one another.
         is_padded_in: whether descriptors can describe both inputs: rows start at multiples of 16 bytes.
-        has_rows_out: whether the elements of each row of the output follow one another.
         is_boxed_out: whether a descriptor can store the output: its rows are also whole multiples long, since what
             follows them is not ours.
     """
@@ -71,7 +70,6 @@ class Problem:
     is_aligned_in: bool = True
     is_aligned_out: bool = True
     is_padded_in: bool = True
-    has_rows_out: bool = True
     is_boxed_out: bool = True
 
     @property

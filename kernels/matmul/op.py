@@ -25,6 +25,7 @@ def matmul(
     activation: str = "none",
     out_dtype: torch.dtype | None = None,
     precision: str = "ieee",
+    batch_invariant: bool = False,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """act((op(a) @ op(b)) * a_scale * b_scale + bias), accumulated in float32 (int32 for int8).
@@ -43,6 +44,8 @@ def matmul(
         out_dtype: float16, bfloat16 or float32, for int8 also int32. Default: that of the inputs; int32 for int8,
             bfloat16 for float8.
         precision: `ieee`, `tf32x3` or `tf32`, for float32 inputs.
+        batch_invariant: give each row the same bits whatever the other rows and the other products are, at the price of
+            speed where rows are few.
         out: written instead of a new tensor; (…, M, N) of the output dtype, any strides.
 
     Returns:
@@ -60,7 +63,8 @@ def matmul(
     elif tuple(out.shape) != shape or out.dtype != out_dtype or out.device != a.device:
         raise ValueError(f"out: expected {shape} of {out_dtype} on {a.device}, got {tuple(out.shape)} of {out.dtype}")
     if out.numel() > 0:
-        launch(a, b, out, epilogue, precision if a.dtype == torch.float32 else "ieee")
+        precision = precision if a.dtype == torch.float32 else "ieee"
+        launch(a, b, out, epilogue, precision, "invariant" if batch_invariant else None)
     return out
 
 

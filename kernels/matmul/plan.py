@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from kernels.launching import Descriptor, Kept, Launch, current_stream
-from kernels.matmul.choice import choose, family_of
+from kernels.matmul.choice import choose, choose_invariant
 from kernels.matmul.configs import ACTIVATIONS, ITEM_BYTES, KINDS, SCALE_STEPS, Config, Family, Finish, Problem, cdiv
+from kernels.matmul.members import family_of
 from kernels.matmul.variants import box_shapes, build, units_of
 from kernels.matmul.view import Dtypes, Extent, Strides, View, problem_of, view_of
 from kernels.targets import Target, current
@@ -91,7 +92,7 @@ def launch(
     out: torch.Tensor,
     epilogue: Epilogue,
     precision: str,
-    config: Config | None = None,
+    config: Config | Literal["invariant"] | None = None,
 ) -> None:
     """Run out = act((a @ b) * scales + bias) on checked, already transposed operands.
 
@@ -101,7 +102,7 @@ def launch(
         out: (…, M, N), at least one element.
         epilogue: bias, scales, activation.
         precision: for float32 inputs.
-        config: instead of the one that `choose` gives; for tests and tuning.
+        config: instead of the one that `choose` gives, for tests and tuning; `invariant` for `choose_invariant`.
     """
     prepared = prepare(a, b, out, epilogue, precision, config)
     if prepared is not None:
@@ -122,7 +123,7 @@ def prepare(
     out: torch.Tensor,
     epilogue: Epilogue,
     precision: str,
-    config: Config | None = None,
+    config: Config | Literal["invariant"] | None = None,
 ) -> PreparedMatmul | None:
     """What `launch` would run, bound but for the addresses; None where it would take several launches."""
     finish = epilogue.finish
@@ -137,7 +138,11 @@ def prepare(
             return None
         dtypes = Dtypes(_name(a.dtype), _name(out.dtype), precision)
         problem = problem_of(view, dtypes, is_in_aligned=alignment[0], is_out_aligned=alignment[1])
-        chosen = config or choose(problem, current(a.get_device()), is_plain=finish.is_plain)
+        target = current(a.get_device())
+        if config == "invariant":
+            chosen = choose_invariant(problem, target)
+        else:
+            chosen = config or choose(problem, target, is_plain=finish.is_plain)
         return PreparedMatmul(view, problem, finish, chosen, a.device)
 
     return _kept.get(key, make)

@@ -123,7 +123,6 @@ def problem_of(view: View, dtypes: Dtypes, *, is_in_aligned: bool, is_out_aligne
         is_aligned_in=starts_in and fills_in,
         is_aligned_out=starts_out,
         is_padded_in=starts_in and view.batch[0] == 1 and _has_boxes(view, majors),
-        has_rows_out=view.out[3] == 1,
         is_boxed_out=starts_out
         and view.n % out_unit == 0
         and view.batch[0] == 1

@@ -85,6 +85,11 @@ def is_long(problem: Problem, target: Target) -> bool:
     return problem.n > LONGEST_ROW or (problem.n >= LONGEST_ROW // 2 and 2 * problem.rows <= target.num_sms)
 
 
+def choose_invariant(problem: Problem, target: Target) -> Config:
+    """A configuration that does not depend on the number of rows: a row's bits are the same among any others."""
+    return choose(replace(problem, rows=target.num_sms), target)
+
+
 def members(target: Target) -> Iterator[tuple[Problem, Config]]:
     """For every binary that `choose` can ask for on `target`, a problem and a configuration that stand for it."""
     if target.backend == "interpreter":

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from kernels.launching import Kept, Launch, Variant, are_aligned, current_stream
-from kernels.softmax.configs import DTYPES, Config, Problem, choose
+from kernels.softmax.configs import DTYPES, Config, Problem, choose, choose_invariant
 from kernels.softmax.variants import KERNELS, build, unit_of
 from kernels.strides import collapse
 from kernels.targets import Target, current
@@ -23,6 +24,7 @@ def softmax(
     axis: int = -1,
     log: bool = False,
     out_dtype: torch.dtype | None = None,
+    batch_invariant: bool = False,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Softmax along `axis`, computed in float32.
@@ -32,6 +34,7 @@ def softmax(
         axis: the dimension that sums to one.
         log: give the logarithm of the softmax.
         out_dtype: float16, bfloat16 or float32. Default: that of `x`.
+        batch_invariant: give each row the same bits whatever the other rows are.
         out: written instead of a new tensor; the shape of `x`, of the output dtype, any strides.
 
     Returns:
@@ -49,7 +52,8 @@ def softmax(
     elif out.shape != x.shape or out.dtype != out_dtype or out.device != x.device:
         raise ValueError(f"out: expected {tuple(x.shape)} of {out_dtype}, got {tuple(out.shape)} of {out.dtype}")
     if out.numel() > 0:
-        launch(x.movedim(axis, -1), out.movedim(axis, -1), log=log)
+        rows, out_rows = x.movedim(axis, -1), out.movedim(axis, -1)
+        launch(rows, out_rows, log=log, config="invariant" if batch_invariant else None)
     return out
 
 
@@ -160,14 +164,16 @@ def _num_partials(problem: Problem, config: Config, target: Target) -> int:
 _kept: Kept[PreparedSoftmax] = Kept()
 
 
-def launch(x: torch.Tensor, out: torch.Tensor, *, log: bool, config: Config | None = None) -> None:
+def launch(
+    x: torch.Tensor, out: torch.Tensor, *, log: bool, config: Config | Literal["invariant"] | None = None
+) -> None:
     """Softmax of `x` over its last dimension into `out`.
 
     Args:
         x: (…, N), at least one element.
         out: the shape of `x`.
         log: logarithm of the softmax.
-        config: instead of the one that `choose` gives; for tests and tuning.
+        config: instead of the one that `choose` gives, for tests and tuning; `invariant` for `choose_invariant`.
     """
     prepared = prepare(x, out, log=log, config=config)
     if prepared is not None:
@@ -180,7 +186,7 @@ def launch(x: torch.Tensor, out: torch.Tensor, *, log: bool, config: Config | No
 
 
 def prepare(
-    x: torch.Tensor, out: torch.Tensor, *, log: bool = False, config: Config | None = None
+    x: torch.Tensor, out: torch.Tensor, *, log: bool = False, config: Config | Literal["invariant"] | None = None
 ) -> PreparedSoftmax | None:
     """What `launch` would run, bound but for the addresses; None where the kernels cannot walk the rows."""
     key = (x.shape, x.stride(), out.stride(), x.dtype, out.dtype, are_aligned((x, out)), log, config, x.device)
@@ -191,7 +197,9 @@ def prepare(
             return None
         view = _view(x, out, rows, strides)
         problem = _problem(x, out, view, log=log)
-        return PreparedSoftmax(view, problem, config or choose(problem, current(x.get_device())), x.device)
+        target = current(x.get_device())
+        chosen = choose_invariant(problem, target) if config == "invariant" else config or choose(problem, target)
+        return PreparedSoftmax(view, problem, chosen, x.device)
 
     return _kept.get(key, make)
 

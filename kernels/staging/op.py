@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 import triton.language as tl
 
@@ -18,9 +19,8 @@ BLOCK = 1024
 COLUMNS = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """Bytes to copy.
+class Stretch(NamedTuple):
+    """Bytes to copy; a row of the table, in bytes.
 
     Attributes:
         source: Address of the first byte.
@@ -38,17 +38,14 @@ class Stretch:
     pitch_from: int = 0
     pitch_to: int = 0
 
-    @property
-    def alignment(self) -> int:
-        """Bitwise or of all that a word must divide."""
-        return self.source | self.destination | self.nbytes | self.row_bytes | self.pitch_from | self.pitch_to
-
 
 def word_bytes(stretches: Sequence[Stretch]) -> int:
     """The widest word that divides every address, length, row and pitch: 8, 4, 2 or 1 bytes."""
-    alignment = 0
-    for stretch in stretches:
-        alignment |= stretch.alignment
+    return _word_bytes(np.array(stretches, dtype=np.int64))
+
+
+def _word_bytes(table: np.ndarray) -> int:
+    alignment = int(np.bitwise_or.reduce(table, axis=None))
     return next(size for size in WORDS if alignment % size == 0)
 
 
@@ -62,24 +59,18 @@ def copy_stretches(stretches: Sequence[Stretch], device: torch.device) -> torch.
     Returns:
         The table that the launch reads over the bus: hold it until the launch has run. None when there was nothing to copy.
     """
-    longest = max((stretch.nbytes for stretch in stretches), default=0)
+    # All at once: there may be hundreds of stretches, and this thread also launches.
+    rows = np.array(stretches, dtype=np.int64).reshape(-1, COLUMNS)
+    nbytes, row_bytes = rows[:, 2], rows[:, 3]
+    longest = int(nbytes.max(initial=0))
     if not longest:
         return None
-    word = word_bytes(stretches)
-    has_rows = any(stretch.row_bytes for stretch in stretches)
-    rows = [
-        (
-            one.source,
-            one.destination,
-            one.nbytes // word,
-            # Without padding the whole stretch is one row.
-            (one.row_bytes or one.nbytes or word) // word,
-            one.pitch_from // word,
-            one.pitch_to // word,
-        )
-        for one in stretches
-    ]
-    table = torch.tensor(rows, dtype=torch.int64)
+    word = _word_bytes(rows)
+    has_rows = bool(row_bytes.any())
+    # Without padding the whole stretch is one row.
+    row_bytes[:] = np.where(row_bytes, row_bytes, np.maximum(nbytes, word))
+    rows[:, 2:] //= word
+    table = torch.from_numpy(rows)
     if device.type != "cpu":
         table = torch.empty(table.shape, dtype=torch.int64, pin_memory=True).copy_(table)
     # Blocks in powers of two: a prepared launch is bound to its grid, and few of them should serve all lengths.

@@ -6,18 +6,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from kernels.matmul.choice import (
-    ANY_ROWS,
-    Rule,
-    arithmetic_of,
-    by_rule,
-    choose,
-    config_of,
-    family_of,
-    is_main,
-    split_to_fill,
-)
+from kernels.matmul.choice import by_rule, choose, split_to_fill
 from kernels.matmul.configs import Config, is_read_in_pieces
+from kernels.matmul.members import arithmetic_of, family_of, is_main
+from kernels.matmul.table import ANY_ROWS, Rule, config_of
 from kernels.racing import Times
 from kernels.tables import is_tuned, table_for
 from kernels.targets import Target

@@ -19,8 +19,8 @@ import kernels
 from kernels.alternatives import chosen
 from kernels.benches import GpuBench
 from kernels.catalogue import variants
-from kernels.matmul.choice import is_supported
 from kernels.matmul.configs import resolve_precision
+from kernels.matmul.members import is_supported
 from kernels.racing import Bench
 from kernels.targets import Target, current
 from kernels.tuning.compiling import Compiler
@@ -188,6 +188,7 @@ def _describe(table: Table, session: Session, device: Device, options: Options, 
     if session.target.has_tma and table.get("device") != device.name:
         # A borrowed table's bandwidth is another device's.
         stream_us = session.hot_us(_STREAM, chosen(_STREAM, session.target))
+        table.pop("roofline", None)
         table["model"]["bandwidth_gbs"] = round(_READ_SHARE * _STREAM.num_bytes / stream_us / 1e3)
     table["device"] = device.name
     table["measured"] = {

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from kernels.add.configs import members as add_members
 from kernels.alternatives import chosen
-from kernels.matmul.choice import members as matmul_members
+from kernels.matmul.members import members as matmul_members
 from kernels.softmax.configs import Config as SoftmaxConfig
 from kernels.softmax.configs import members as softmax_members
 from kernels.tables import install, table_for

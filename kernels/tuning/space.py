@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Iterator
 
 from kernels.add.configs import Config as AddConfig
-from kernels.matmul.choice import ANY_ROWS
 from kernels.matmul.configs import Config
+from kernels.matmul.table import ANY_ROWS
 from kernels.softmax.configs import ITEM_BYTES as SOFTMAX_ITEM_BYTES
 from kernels.softmax.configs import Config as SoftmaxConfig
 from kernels.targets import Target

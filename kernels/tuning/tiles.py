@@ -7,19 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kernels.matmul.choice import (
-    Candidate,
-    arithmetic_of,
-    by_model,
-    candidate_of,
-    choose,
-    config_of,
-    family_of,
-    has_descriptors,
-    is_main,
-    predicted_us,
-)
+from kernels.matmul.choice import by_model, choose, predicted_us
 from kernels.matmul.configs import Config, Problem
+from kernels.matmul.members import arithmetic_of, family_of, has_descriptors, is_main
+from kernels.matmul.table import Candidate, candidate_of, config_of
 from kernels.racing import Times
 from kernels.tables import is_tuned, table_for
 from kernels.targets import Target

@@ -18,15 +18,21 @@ import torch
 import uvloop
 
 from service import __version__, child, log
-from service.engine.backends.contract import Backend
+from service.engine.backends.contract import Backend, Identity, NotUsable, Report
 from service.engine.backends.cpu import CpuBackend
+from service.engine.holdings import Holdings
 from service.engine.loop import EngineLoop
+from service.engine.mailbox import Mailbox
+from service.engine.meters.contract import NoMeter
+from service.engine.meters.opening import open_meter
+from service.engine.meters.sampler import Sampler
 from service.engine.metrics import EngineMetrics
+from service.engine.regions import Regions
 from service.engine.residents import Residents, TensorsDirError
 from service.engine.scheduler import Caps
 from service.engine.server import EngineServer
 from service.engine.vault import VaultWriter
-from service.engine.warmup import WarmupError, warm_up
+from service.engine.warmup import CannotStart, check_ops
 from service.settings import EngineSettings
 
 
@@ -34,11 +40,16 @@ class DeviceError(Exception):
     """The device that was asked for is not there."""
 
 
-def open_backend(device: str) -> Backend:
+class ServingCompile(Exception):
+    """A kernel was compiled while serving, and settings forbid that."""
+
+
+def open_backend(device: str, *, batch_invariant: bool) -> Backend:
     """Chooses the backend for a device.
 
     Args:
         device: `auto`, `cpu`, `cpu:<n>` or `cuda:<n>`.
+        batch_invariant: As in `Settings`.
 
     Raises:
         DeviceError: No such device.
@@ -54,21 +65,56 @@ def open_backend(device: str) -> Backend:
     # Imported here and not above: a machine without a GPU need not have Triton.
     from service.engine.backends.gpu import GpuBackend  # noqa: PLC0415
 
-    return GpuBackend(name)
+    return GpuBackend(name, batch_invariant=batch_invariant)
 
 
-def load_residents(residents: Residents, settings: EngineSettings, logger: structlog.stdlib.BoundLogger) -> None:
-    """Fills the residents: files first, then what clients changed since."""
+def prepare(holdings: Holdings, settings: EngineSettings, logger: structlog.stdlib.BoundLogger, report: Report) -> None:
+    """All that comes before ready: residents, regions, kernels, and a look at what they compute.
+
+    Raises:
+        CannotStart: Why not.
+    """
+    metrics = holdings.metrics
+
+    def on_compile(op: str) -> None:
+        metrics.record_compile(op)
+        if metrics.is_serving:
+            logger.warning("a kernel was compiled while serving", op=op)
+            if settings.forbid_serving_compiles:
+                raise ServingCompile(f"a kernel of {op} was compiled while serving")
+
+    try:
+        fill(holdings, settings, report)
+        holdings.backend.warm_up(settings.warmup, report, on_compile)
+    except (NotUsable, TensorsDirError) as error:
+        raise CannotStart(str(error)) from error
+    check_ops(holdings.backend, report)
+    holdings.describe_kernels()
+
+
+def fill(holdings: Holdings, settings: EngineSettings, report: Report) -> None:
+    """Brings back residents, files first and then what clients changed since, and regions.
+
+    Raises:
+        TensorsDirError: A file that cannot be right.
+    """
+    residents = holdings.residents
     if settings.tensors_dir is not None:
-        residents.load_folder(Path(settings.tensors_dir), lambda name: logger.info("loading tensors", file=name))
+        residents.load_folder(Path(settings.tensors_dir), lambda _name: report("residents", len(residents), 0))
     for kept in settings.kept:
+        report("residents", len(residents), 0)
         residents.restore(kept)
+    for region in settings.kept_regions:
+        holdings.regions.restore(region)
+    holdings.metrics.observe_residents(len(residents), residents.nbytes)
 
 
-def caps_of(settings: EngineSettings) -> Caps:
+def caps_of(settings: EngineSettings, identity: Identity) -> Caps:
     """The scheduler's caps, in its units."""
+    # Whether torch's sums on a CPU depend on the number of rows is for its library to know.
+    is_alone = settings.batch_invariant and identity.backend == "cpu"
     return Caps(
-        max_requests=settings.max_batch_requests,
+        max_requests=1 if is_alone else settings.max_batch_requests,
         max_rows=settings.max_batch_rows,
         max_bytes=settings.max_batch_bytes,
         max_seconds=settings.max_batch_ms / 1e3,
@@ -76,27 +122,45 @@ def caps_of(settings: EngineSettings) -> Caps:
     )
 
 
+def open_sampler(device: str, logger: structlog.stdlib.BoundLogger) -> Sampler | None:
+    """Starts showing what the device says of itself; where it cannot be asked, the metrics are absent."""
+    try:
+        sampler = Sampler(device, open_meter(device))
+    except NoMeter as error:
+        logger.info("no metrics of the device", reason=str(error))
+        return None
+    sampler.start()
+    return sampler
+
+
 async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) -> None:
     """Runs the engine until it is drained."""
-    backend = open_backend(settings.device)
+    backend = open_backend(settings.device, batch_invariant=settings.batch_invariant)
     metrics = EngineMetrics(backend.identity, version=__version__, restarts=settings.restarts)
-    residents = Residents(backend, settings.resident_bytes, VaultWriter(settings.vault_fd))
-    load_residents(residents, settings, logger)
-    metrics.observe_residents(len(residents), residents.nbytes)
-    warm_up(backend)
-
-    draining = asyncio.Event()
-    engine = EngineLoop(settings.index, backend, residents, metrics, caps_of(settings))
-    engine.start()
-    server = EngineServer(socket.socket(fileno=settings.listen_fd), engine)
+    vault = VaultWriter(settings.vault_fd)
+    residents = Residents(backend, settings.resident_bytes, vault)
+    regions = Regions(backend, vault, max_bytes=settings.shared_memory_bytes, prefix=settings.shared_memory_prefix)
+    draining, ready = asyncio.Event(), asyncio.Event()
+    mailbox = Mailbox()
+    holdings = Holdings(backend, residents, regions, metrics)
+    engine = EngineLoop(settings.index, mailbox, backend, holdings, metrics, caps_of(settings, backend.identity))
+    sampler = open_sampler(backend.identity.device, logger)
+    server = EngineServer(socket.socket(fileno=settings.listen_fd), mailbox)
     accepting = asyncio.create_task(server.accept_forever())
+    loop = asyncio.get_running_loop()
+    engine.start(
+        lambda report: prepare(holdings, settings, logger, report), lambda: loop.call_soon_threadsafe(ready.set)
+    )
     control = await child.connect_control(draining.set)
-    control.send(child.Ready(f"{backend.identity.backend}: {backend.identity.device_name}"))
-
+    waits = [asyncio.create_task(event.wait()) for event in (ready, draining)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    if ready.is_set():
+        control.send(child.Ready(f"{backend.identity.backend}: {backend.identity.device_name}"))
     await draining.wait()
     accepting.cancel()
+    if sampler is not None:
+        sampler.stop()
     await asyncio.to_thread(engine.stop)
-    await server.close()
 
 
 def main() -> int:
@@ -109,7 +173,7 @@ def main() -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings, logger))
-    except (DeviceError, TensorsDirError, WarmupError) as error:
+    except DeviceError as error:
         logger.error("the engine cannot start", reason=str(error))  # noqa: TRY400  (the reason is the whole story)
         return child.EXIT_CANNOT_START
     finally:

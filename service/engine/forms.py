@@ -42,8 +42,9 @@ def key_of(job: Job, inputs: Mapping[str, HostBytes | torch.Tensor]) -> Hashable
         inputs: Its inputs, residents resolved; a key holds the identity of a resident, so the inputs must outlive it.
     """
     options = job.options
-    if any(isinstance(source, HostBytes) and source.fortran for source in inputs.values()):
-        return None
+    for source in inputs.values():
+        if isinstance(source, HostBytes) and source.fortran:
+            return None
     if isinstance(options, MatmulOptions):
         return _matmul_key(job, options, inputs)
     if isinstance(options, SoftmaxOptions):
@@ -75,20 +76,26 @@ def join(steps: Sequence[Step], key: Hashable | None) -> list[Joined]:
 
 def _matmul_key(job: Job, options: MatmulOptions, inputs: Mapping[str, HostBytes | torch.Tensor]) -> Hashable | None:
     a, b = inputs["a"], inputs["b"]
-    extras = {name: source for name, source in inputs.items() if name not in ("a", "b")}
-    if not isinstance(a, HostBytes) or a.type.num_elements == 0:
+    if not isinstance(a, HostBytes) or 0 in a.type.shape:
         return None
     if isinstance(b, torch.Tensor):
-        # A scale for each row of `a` would have to be concatenated too; those jobs run alone.
-        is_shared = all(isinstance(extra, torch.Tensor) for extra in extras.values()) and "a_scale" not in extras
-        if options.transpose_a or b.dim() != 2 or not is_shared:
+        ids = _ids_of_extras(inputs) if len(inputs) > 2 else ()
+        if options.transpose_a or b.dim() != 2 or ids is None:
             return None
-        ids = (id(b), *sorted((name, id(extra)) for name, extra in extras.items()))
-        return (Form.ROWS, options, a.type.dtype, a.type.shape[-1], job.out.dtype, ids)
-    is_plain = not extras and len(a.type.shape) == len(b.type.shape) == 2
+        return (Form.ROWS, options, a.type.dtype, a.type.shape[-1], job.out.dtype, id(b), ids)
+    is_plain = len(inputs) == len(a.type.shape) == len(b.type.shape) == 2
     if is_plain and b.type.num_elements and job.flops <= SMALL_FLOPS:
         return (Form.PRODUCTS, options, a.type.dtype, job.out.dtype)
     return None
+
+
+def _ids_of_extras(inputs: Mapping[str, HostBytes | torch.Tensor]) -> Hashable | None:
+    """The identities of bias and scales, or None when they are not shared."""
+    extras = {name: source for name, source in inputs.items() if name not in ("a", "b")}
+    # A scale for each row of `a` would have to be concatenated too; those jobs run alone.
+    if "a_scale" in extras or not all(isinstance(extra, torch.Tensor) for extra in extras.values()):
+        return None
+    return tuple(sorted((name, id(extra)) for name, extra in extras.items()))
 
 
 def _softmax_key(job: Job, options: SoftmaxOptions, inputs: Mapping[str, HostBytes | torch.Tensor]) -> Hashable | None:

@@ -1,56 +1,38 @@
 """The one owner of the device: takes messages, schedules, launches, completes.
 
-Two threads, and the events that pass between them:
+One thread does all of it, in turns:
 
-    I/O thread ──inbox──► loop thread: residents, scheduler, backend.begin ──launched──► completion thread: wait, answer
-                              ▲                                                               │
-                              └──────────────────────────── inbox: Completed ◄────────────────┘
+    mailbox.take → residents, scheduler → answer what the device has finished → backend.begin → mailbox.flush
 
-Everything but the completion thread's `wait` and the answers happens in the loop thread, so nothing here takes a lock. Knows no
-socket: a `Client` has a `send` that any thread may call.
+so nothing takes a lock, and no request waits for another thread to wake: with a thread of its own for the sockets and one that
+waited for the device, a lone request paid five wakes. While the device works, the thread asks it and the sockets in turn. Knows
+no socket: a `Client` has a `send`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Hashable
 
 import msgspec
-import torch
 
-from service.engine.backends.contract import Backend, DeviceLost, HostBytes, Step
+from service.child import EXIT_CANNOT_START
+from service.engine.backends.contract import Backend, DeviceLost
 from service.engine.forms import join, key_of, rows_of
+from service.engine.holdings import Holdings
+from service.engine.mailbox import Mailbox
 from service.engine.metrics import EngineMetrics
+from service.engine.operands import resolve
 from service.engine.pace import predict_s
-from service.engine.residents import Residents
 from service.engine.scheduler import Caps, Scheduler, Waiting
-from service.engine.work import Attached, Client, Completed, Event, Launched, Lost, Received, Stop, Work
+from service.engine.warmup import CannotStart, Interrupted, Lobby, Prepare
+from service.engine.work import Attached, Client, Event, Launched, Lost, Received, Stop, Work, ids_of
 from service.errors import TilewireError
-from service.messages import (
-    Cancel,
-    DeleteTensor,
-    DescribeTensor,
-    Done,
-    Failed,
-    GetTensor,
-    Hello,
-    Job,
-    ListTensors,
-    Operand,
-    PutTensor,
-    Stale,
-    TensorInfo,
-    Tensors,
-    Timings,
-    ToEngine,
-    Welcome,
-)
-from service.ops import TensorType
+from service.messages import Cancel, Done, Failed, Hello, Job, Stale, Timings, ToEngine, Welcome
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +41,10 @@ MAX_LAUNCHED = 2
 
 # How long figures may wait in this process before `/metrics` can show them.
 FLUSH_S = 0.05
+
+# A small batch is over within this, and the thread asks the device without a pause; a longer one is asked now and then.
+EAGER_NS = 300_000
+ASK_AGAIN_S = 20e-6
 
 # `sysexits.h` calls it EX_SOFTWARE; the supervisor starts a new engine whatever the status.
 EXIT_DEVICE_LOST = 70
@@ -69,8 +55,9 @@ class EngineLoop:
 
     Args:
         index: Of this engine.
+        mailbox: Where messages come from.
         backend: What computes.
-        residents: The resident tensors.
+        holdings: The residents and the regions.
         metrics: Told of what ran.
         caps: Of a batch.
         clock_ns: The machine's monotonic clock; deadlines are on it.
@@ -79,87 +66,106 @@ class EngineLoop:
     def __init__(
         self,
         index: int,
+        mailbox: Mailbox,
         backend: Backend,
-        residents: Residents,
+        holdings: Holdings,
         metrics: EngineMetrics,
         caps: Caps | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._index = index
+        self._mailbox = mailbox
         self._backend = backend
-        self._residents = residents
+        self._holdings = holdings
+        self._regions = holdings.regions
         self._metrics = metrics
         self._clock_ns = clock_ns
         self._scheduler: Scheduler[Work] = Scheduler(caps)
         self._wake_ns = 0
         self._flush_s = 0.0
+        self._is_unflushed = True
         self._queue_bytes = 0
-        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._launched: queue.SimpleQueue[Launched | None] = queue.SimpleQueue()
-        self._num_launched = 0
+        self._launched: deque[Launched] = deque()
         self._is_stopping = False
-        self._threads = [
-            threading.Thread(target=self._guard, args=(self._run,), name="loop"),
-            threading.Thread(target=self._guard, args=(self._complete,), name="completion"),
-        ]
+        self._prepare: Prepare | None = None
+        self._on_ready: Callable[[], object] | None = None
+        self._thread = threading.Thread(target=self._guard, args=(self._run,), name="loop")
 
     # ── any thread ────────────────────────────────────────────────────────────────────────────────
 
-    def start(self) -> None:
-        """Starts both threads."""
-        for thread in self._threads:
-            thread.start()
+    def start(self, prepare: Prepare | None = None, on_ready: Callable[[], object] | None = None) -> None:
+        """Starts the thread.
 
-    def post(self, event: Attached | Lost | Received) -> None:
-        """Hands the loop an event."""
-        self._inbox.put(event)
+        Args:
+            prepare: What it does before it attaches gateways; they wait, and are told what it reports.
+            on_ready: Called by the thread when that is done.
+        """
+        self._prepare, self._on_ready = prepare, on_ready
+        self._thread.start()
 
     def stop(self) -> None:
-        """Ends the loop after everything that was posted before is answered; blocks until it has."""
-        self._inbox.put(Stop())
-        for thread in self._threads:
-            thread.join()
+        """Ends the loop after everything that came before is answered; blocks until it has."""
+        self._mailbox.post(Stop())
+        self._thread.join()
 
     # ── loop thread ───────────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> None:
+        try:
+            self._warm_up()
+        except Interrupted:
+            self._mailbox.close()
+            return
         while True:
-            self._take_in(self._patience_s())
-            if self._has_room:
+            for event in self._mailbox.take(self._patience_s()):
+                self._handle(event)
+            self._complete()
+            if self._has_room and len(self._scheduler):
                 self._launch_next()
+            self._mailbox.flush()
             self._metrics.observe_queue(len(self._scheduler), self._queue_bytes)
-            if self._is_stopping and not len(self._scheduler) and not self._num_launched:
-                self._launched.put(None)
+            self._hand_over_metrics()
+            if self._is_stopping and not len(self._scheduler) and not self._launched:
+                self._mailbox.close()
+                self._metrics.flush()
                 return
+
+    def _warm_up(self) -> None:
+        if self._prepare is not None:
+            lobby = Lobby(self._mailbox, self._backend.identity.device)
+            self._prepare(lobby.report)
+            lobby.close()
+            for event in lobby.events:
+                self._handle(event)
+            self._mailbox.flush()
+        self._metrics.start_serving()
+        if self._on_ready is not None:
+            self._on_ready()
 
     @property
     def _has_room(self) -> bool:
-        return self._num_launched < MAX_LAUNCHED
+        return len(self._launched) < MAX_LAUNCHED
 
     def _patience_s(self) -> float | None:
         """How long to wait for an event: for ever when only an event can give work, not at all when work is at hand."""
-        if not self._has_room or not len(self._scheduler):
-            return None
-        return max(0, self._wake_ns - self._clock_ns()) / 1e9
+        if self._launched:
+            return 0 if self._clock_ns() - self._launched[0].began_ns < EAGER_NS else ASK_AGAIN_S
+        if len(self._scheduler):
+            return max(0, self._wake_ns - self._clock_ns()) / 1e9
+        return FLUSH_S if self._is_unflushed else None
 
-    def _take_in(self, patience_s: float | None) -> None:
-        """Handles everything in the inbox."""
-        try:
-            self._handle(self._inbox.get(timeout=patience_s) if patience_s != 0 else self._inbox.get_nowait())
-            while True:
-                self._handle(self._inbox.get_nowait())
-        except queue.Empty:
-            return
+    def _hand_over_metrics(self) -> None:
+        """Lets `/metrics` show what was recorded, now and then; at the latest when there has been nothing to do for a while."""
+        now_s = time.monotonic()
+        if self._is_unflushed and now_s > self._flush_s:
+            self._metrics.flush()
+            self._flush_s = now_s + FLUSH_S
+            self._is_unflushed = False
 
     def _handle(self, event: Event) -> None:
         match event:
             case Received(client, message):
                 self._answer_errors(client, message)
-            case Completed(batch):
-                self._num_launched -= 1
-                for work in batch:
-                    work.client.num_launched -= 1
-                    self._detach_if_done(work.client)
             case Attached(client):
                 self._attach(client)
             case Lost(client):
@@ -202,7 +208,7 @@ class EngineLoop:
         except TilewireError as error:
             client.send(failed(message, error.code, error.detail, error.retry_after_s))
         except Exception:
-            logger.exception("a message of %s failed", client.name)
+            logger.exception("a message of %s failed", client.name, extra=ids_of(message))
             client.send(failed(message, "internal", "internal error", 1))
 
     def _handle_message(self, client: Client, message: ToEngine) -> None:
@@ -213,53 +219,25 @@ class EngineLoop:
                 if (waiting := client.waiting.get(id_)) is not None:
                     self._forget(waiting)
                     client.send(Failed(id_, "client_gone", "cancelled before it started"))
-            case PutTensor():
-                info, was_there = self._residents.put(message.name, self._host_bytes(client, message.source))
-                self._metrics.observe_residents(len(self._residents), self._residents.nbytes)
-                client.send(Tensors(message.id, (info,), replaced=was_there))
-            case GetTensor():
-                self._download(client, message)
-            case DescribeTensor():
-                info = self._residents.get(message.name).info(message.name)
-                client.send(Tensors(message.id, (info,)))
-            case DeleteTensor():
-                info = self._residents.delete(message.name)
-                self._metrics.observe_residents(len(self._residents), self._residents.nbytes)
-                client.send(Tensors(message.id, (info,)))
-            case ListTensors():
-                client.send(Tensors(message.id, self._residents.infos()))
             case Hello():
                 raise AssertionError("This is a bug: a second hello.")
+            case _:
+                client.send(self._holdings.answer(client, message))
 
     def _queue(self, client: Client, job: Job) -> None:
-        """Resolves the job's residents as they are now, so that it finishes with them whatever is replaced meanwhile."""
-        inputs: dict[str, HostBytes | torch.Tensor] = {}
-        stale: list[TensorInfo] = []
-        for name, operand in job.operands.items():
-            if operand.resident is None:
-                inputs[name] = self._host_bytes(client, operand)
-                continue
-            resident = self._residents.get(operand.resident, field=name)
-            if resident.type != operand.type:
-                stale.append(resident.info(operand.resident))
-                continue
-            inputs[name] = self._residents.use(resident)
-        if stale:
-            client.send(Stale(job.id, tuple(stale)))
+        work = resolve(job, client, self._holdings.residents, self._regions, self._clock_ns())
+        if isinstance(work, Stale):
+            client.send(work)
             return
-        assert client.mapped is not None, "This is a bug."
-        step = Step(job.op, job.options, inputs, HostBytes(client.mapped, job.out, job.out_offset))
-        work = Work(client, job, step, self._clock_ns())
-        host_bytes = job.out.nbytes + sum(one.type.nbytes for one in job.operands.values() if one.resident is None)
         waiting = Waiting(
             work,
-            key=key_of(job, inputs),
+            key=key_of(job, work.step.inputs),
             arrived_ns=work.arrived_ns,
             deadline_ns=job.deadline_ns,
             priority=job.priority,
             rows=rows_of(job),
-            nbytes=host_bytes,
-            seconds=predict_s(self._backend.identity.backend, job.flops, host_bytes),
+            nbytes=work.host_bytes,
+            seconds=predict_s(self._backend.identity.backend, job.flops, work.host_bytes),
         )
         client.waiting[job.id] = waiting
         self._queue_bytes += job.moved_bytes
@@ -268,28 +246,22 @@ class EngineLoop:
     def _forget(self, waiting: Waiting[Work]) -> None:
         self._scheduler.discard(waiting)
         self._unqueue(waiting.work)
+        self._regions.release(waiting.work.uses)
 
     def _unqueue(self, work: Work) -> None:
         del work.client.waiting[work.job.id]
         self._queue_bytes -= work.job.moved_bytes
-
-    def _download(self, client: Client, message: GetTensor) -> None:
-        resident = self._residents.get(message.name)
-        if resident.type != message.expected:
-            client.send(Stale(message.id, (resident.info(message.name),)))
-            return
-        assert client.mapped is not None, "This is a bug."
-        self._backend.download(resident.tensor, HostBytes(client.mapped, message.expected, message.out_offset))
-        client.send(Done(message.id, Timings()))
+        # A job that never runs moves the queue's gauges, too.
+        self._is_unflushed = True
 
     def _launch_next(self) -> None:
         now_ns = self._clock_ns()
-        decision = self._scheduler.decide(now_ns, is_idle=not self._num_launched)
+        decision = self._scheduler.decide(now_ns, is_idle=not self._launched)
         for waiting in decision.expired:
             self._unqueue(waiting.work)
             late_ms = (now_ns - waiting.deadline_ns) / 1e6
             detail = f"deadline: it passed {late_ms:.1f} ms before the request could start"
-            waiting.work.client.send(Failed(waiting.work.job.id, "deadline_passed", detail))
+            self._fail(waiting.work, "deadline_passed", detail)
         batch = [waiting.work for waiting in decision.batch]
         for work in batch:
             self._unqueue(work)
@@ -298,78 +270,112 @@ class EngineLoop:
         self._wake_ns = decision.wake_ns
 
     def _launch(self, batch: list[Work], key: Hashable | None, now_ns: int) -> None:
+        batch = [work for work in batch if self._stage_in(work)]
+        if not batch:
+            return
         try:
             running = self._backend.begin(join([work.step for work in batch], key))
         except DeviceLost:
+            logger.critical("the device was lost under these requests", extra=ids_of(*(work.job for work in batch)))
             raise
         except Exception as error:  # noqa: BLE001  (logged and answered there)
             self._on_failure(batch, now_ns, error)
             return
-        self._num_launched += 1
         for work in batch:
             work.client.num_launched += 1
-        self._launched.put(Launched(batch, running, now_ns))
+        self._launched.append(Launched(batch, running, now_ns))
+
+    def _stage_in(self, work: Work) -> bool:
+        """Copies what the device does not reach by itself; whether the work can run."""
+        if not work.uses:
+            return True
+        try:
+            work.step = self._regions.stage_in(work.step, work.uses)
+        except TilewireError as error:
+            self._fail(work, error.code, error.detail, error.retry_after_s)
+            return False
+        return True
 
     def _on_failure(self, batch: list[Work], now_ns: int, error: Exception) -> None:
         """One job must not fail another: what failed together is tried alone."""
         if len(batch) > 1:
-            logger.warning("a batch of %d %s failed, each runs alone: %s", len(batch), batch[0].job.op, error)
+            ids = ids_of(*(work.job for work in batch))
+            logger.warning(
+                "a batch of %d %s failed, each runs alone: %s", len(batch), batch[0].job.op, error, extra=ids
+            )
             for work in batch:
                 self._launch([work], None, now_ns)
             return
         (work,) = batch
         if isinstance(error, TilewireError):
-            work.client.send(Failed(work.job.id, error.code, error.detail, error.retry_after_s))
+            self._fail(work, error.code, error.detail, error.retry_after_s)
             return
-        logger.error("%s failed", work.job.op, exc_info=error)
-        work.client.send(Failed(work.job.id, "internal", "internal error"))
+        logger.error("%s failed", work.job.op, exc_info=error, extra=ids_of(work.job))
+        self._fail(work, "internal", "internal error")
 
-    def _host_bytes(self, client: Client, operand: Operand) -> HostBytes:
-        assert client.mapped is not None, "This is a bug."
-        check_inside(operand.type, operand.offset, client.mapped.numel())
-        return HostBytes(client.mapped, operand.type, operand.offset, operand.fortran)
-
-    # ── completion thread ─────────────────────────────────────────────────────────────────────────
+    def _fail(self, work: Work, code: str, detail: str, retry_after_s: int = 1) -> None:
+        """Ends a work that never ran."""
+        work.client.send(Failed(work.job.id, code, detail, retry_after_s))
+        self._regions.release(work.uses)
 
     def _complete(self) -> None:
-        while (launched := self._next_launched()) is not None:
-            timings = launched.running.wait()
+        """Answers the batches that the device has finished."""
+        while self._launched and (timings := self._finished(self._launched[0])) is not None:
+            launched = self._launched.popleft()
             batch = launched.batch
             for work in batch:
-                own = msgspec.structs.replace(timings, queue_ns=max(0, launched.began_ns - work.arrived_ns))
-                work.client.send(Done(work.job.id, own, len(batch)))
-                self._metrics.record_stages(work.job.op, own)
-            self._inbox.put(Completed(batch))
+                queue_ns = max(0, launched.began_ns - work.arrived_ns)
+                own = msgspec.structs.replace(timings, queue_ns=queue_ns, arrived_ns=work.arrived_ns)
+                work.client.send(self._answer(work, own, len(batch)))
+                self._metrics.record_queue(work.job.op, queue_ns)
+            # Before the next launch, which takes longer than to say what is done.
+            self._mailbox.flush()
+            self._let_go(batch)
             jobs = [work.job for work in batch]
+            self._metrics.record_stages(jobs[0].op, timings, len(jobs))
             self._metrics.record_launch(jobs, batch[0].dtype, timings)
-        self._metrics.flush()
+            self._is_unflushed = True
 
-    def _next_launched(self) -> Launched | None:
-        """Waits for a batch; hands the metrics over whenever none comes for a moment, and at least so often."""
-        now_s = time.monotonic()
-        if now_s > self._flush_s:
-            self._metrics.flush()
-            self._flush_s = now_s + FLUSH_S
-        with contextlib.suppress(queue.Empty):
-            return self._launched.get(timeout=FLUSH_S)
-        self._metrics.flush()
-        return self._launched.get()
+    @staticmethod
+    def _finished(launched: Launched) -> Timings | None:
+        """Where the time of a batch went, once it is done; None while it is not."""
+        try:
+            return launched.running.wait() if launched.running.is_done() else None
+        except BaseException:
+            ids = ids_of(*(work.job for work in launched.batch))
+            logger.critical("a launch failed under these requests", extra=ids)
+            raise
 
-    # ── both threads ──────────────────────────────────────────────────────────────────────────────
+    def _answer(self, work: Work, timings: Timings, batch_size: int) -> Done | Failed:
+        if work.uses:
+            try:
+                self._regions.stage_out(work.step, work.uses)
+            except TilewireError as error:
+                return Failed(work.job.id, error.code, error.detail, error.retry_after_s)
+        return Done(work.job.id, timings, batch_size)
+
+    def _let_go(self, batch: list[Work]) -> None:
+        """The regions and the gateways of a batch that is answered."""
+        for work in batch:
+            work.client.num_launched -= 1
+            self._regions.release(work.uses)
+        for client in {id(work.client): work.client for work in batch}.values():
+            self._detach_if_done(client)
+
+    # ── the thread ────────────────────────────────────────────────────────────────────────────────
 
     def _guard(self, run: Callable[[], None]) -> None:
-        """A thread of the engine that fails takes the process with it: the supervisor starts a new one."""
+        """When the thread fails, the process ends with it: the supervisor starts a new one."""
         try:
             run()
+        except CannotStart as error:
+            logger.error("the engine cannot start: %s", error)  # noqa: TRY400  (the reason is the whole story)
+            logging.shutdown()
+            os._exit(EXIT_CANNOT_START)
         except BaseException:
             logger.exception("the engine cannot go on")
             logging.shutdown()
             os._exit(EXIT_DEVICE_LOST)
-
-
-def check_inside(kind: TensorType, offset: int, segment_bytes: int) -> None:
-    """Asserts that a tensor lies inside its segment; gateways are ours, but memory is not trusted to them."""
-    assert 0 <= offset <= offset + kind.nbytes <= segment_bytes, "This is a bug: an operand outside its segment."
 
 
 def failed(message: ToEngine, code: str, detail: str, retry_after_s: int) -> Failed:

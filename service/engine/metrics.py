@@ -5,6 +5,7 @@ prometheus_client's multiprocess mode writes them to files that any gateway adds
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -49,7 +50,18 @@ class EngineMetrics:
         self._kernel_seconds = BufferedCounter(
             "tilewire_kernel_seconds_total", "Time that kernels ran.", ("op", "dtype"), registry
         )
+        self._compiles = BufferedCounter(
+            "tilewire_kernel_compiles_total", "Kernels compiled before ready and after.", ("op", "phase"), registry
+        )
+        self._phase = "startup"
+        self._compiling = threading.Lock()
         self._statistics = LaunchStatistics(registry)
+        self._kernel_bytes = BufferedCounter(
+            "tilewire_kernel_bytes_total",
+            "Bytes that launches read and wrote, each operand counted once.",
+            ("op", "dtype"),
+            registry,
+        )
         self._queue_depth = self._gauge("tilewire_queue_depth", "Jobs that wait in the engine.", registry)
         self._queue_bytes = self._gauge("tilewire_queue_bytes", "Bytes of the jobs that wait in the engine.", registry)
         self._resident_bytes = self._gauge("tilewire_resident_bytes", "Bytes of resident tensors.", registry)
@@ -72,16 +84,34 @@ class EngineMetrics:
     def _gauge(name: str, text: str, registry: CollectorRegistry) -> Gauge:
         return Gauge(name, text, multiprocess_mode="livesum", registry=registry)
 
-    def record_stages(self, op: str, timings: Timings) -> None:
-        """Counts where one job's time went."""
+    def start_serving(self) -> None:
+        """From now on a kernel that is compiled is one that a request waits for."""
+        self._phase = "serving"
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether the engine has been ready."""
+        return self._phase == "serving"
+
+    def record_compile(self, op: str) -> None:
+        """Counts one compiled kernel; any thread may."""
+        with self._compiling:
+            self._compiles.inc((op, self._phase))
+
+    def record_queue(self, op: str, queue_ns: int) -> None:
+        """Counts how long one job waited."""
+        if queue_ns:
+            self._stage_seconds.observe((op, "queue"), queue_ns * 1e-9)
+
+    def record_stages(self, op: str, timings: Timings, num_jobs: int) -> None:
+        """Counts where the time of a launch went, for each of its jobs."""
         for stage, spent_ns in (
-            ("queue", timings.queue_ns),
             ("h2d", timings.h2d_ns),
             ("kernel", timings.kernel_ns),
             ("d2h", timings.d2h_ns),
         ):
             if spent_ns:
-                self._stage_seconds.observe((op, stage), spent_ns * 1e-9)
+                self._stage_seconds.observe((op, stage), spent_ns * 1e-9, num_jobs)
 
     def record_launch(self, batch: Sequence[Job], dtype: str, timings: Timings) -> None:
         """Counts one launch.
@@ -94,16 +124,18 @@ class EngineMetrics:
         op, kernel_ns = batch[0].op, timings.kernel_ns
         self._statistics.count(op, len(batch), timings)
         flops = sum(job.flops for job in batch)
+        nbytes = launch_bytes(batch)
         kernel_s = kernel_ns * 1e-9
         self._batch_requests.observe((op,), len(batch))
         self._flops.inc((op, dtype), flops)
         self._kernel_seconds.inc((op, dtype), kernel_s)
+        self._kernel_bytes.inc((op, dtype), nbytes)
         if not kernel_ns:
             return
         if op == "matmul":
             self._tflops.observe((dtype,), flops / kernel_s * 1e-12)
         else:
-            self._bandwidth.observe((op,), sum(job.moved_bytes for job in batch) / kernel_s)
+            self._bandwidth.observe((op,), nbytes / kernel_s)
 
     def flush(self) -> None:
         """Hands over what was recorded; called by the thread that records."""
@@ -114,6 +146,8 @@ class EngineMetrics:
             self._bandwidth,
             self._flops,
             self._kernel_seconds,
+            self._kernel_bytes,
+            self._compiles,
         ):
             buffered.flush()
         self._statistics.flush()
@@ -129,3 +163,15 @@ class EngineMetrics:
         """Sets the residents' gauges."""
         self._resident_tensors.set(count)
         self._resident_bytes.set(nbytes)
+
+
+def launch_bytes(batch: Sequence[Job]) -> int:
+    """Bytes that one launch reads and writes.
+
+    Jobs that share a launch share their residents (see `forms.key_of`), which are read once for all of them.
+
+    Args:
+        batch: Its jobs.
+    """
+    shared = sum(operand.type.nbytes for operand in batch[0].operands.values() if operand.resident is not None)
+    return sum(job.moved_bytes for job in batch) - (len(batch) - 1) * shared

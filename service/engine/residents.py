@@ -21,9 +21,9 @@ from service.engine.backends.contract import Backend, HostBytes
 from service.engine.backends.host import TORCH_DTYPES, tensor_of
 from service.engine.vault import VaultWriter
 from service.errors import ResidentQuota, UnknownName
+from service.keepsakes import Kept
 from service.messages import TensorInfo
 from service.ops import TensorType
-from service.settings import Kept
 
 NAMES_BY_TORCH = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 

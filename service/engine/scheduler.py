@@ -134,10 +134,13 @@ class Scheduler(Generic[WorkT]):
             assert not self._num_waiting, "This is a bug: the queue lost a job."
             self._by_key.clear()
             return decision
-        batch, is_full = self._gather(head, now_ns, decision)
+        entries, is_full = self._gather(head, now_ns, decision)
+        batch = [entry[2] for entry in entries]
         ready_ns = head.arrived_ns + self._caps.max_queue_delay_ns
         if is_idle and not is_full and head.key is not None and now_ns < ready_ns:
             decision.wake_ns = min([ready_ns, *(one.deadline_ns for one in batch if one.deadline_ns)])
+            for entry in entries:
+                heapq.heappush(self._by_key[head.key], entry)
             return decision
         for waiting in batch:
             self._remove(waiting)
@@ -146,15 +149,12 @@ class Scheduler(Generic[WorkT]):
         decision.batch = batch
         return decision
 
-    def _gather(
-        self, head: Waiting[WorkT], now_ns: int, decision: Decision[WorkT]
-    ) -> tuple[list[Waiting[WorkT]], bool]:
-        """The head and all that may run with it, in order; and whether a cap, not the queue, ended it."""
+    def _gather(self, head: Waiting[WorkT], now_ns: int, decision: Decision[WorkT]) -> tuple[list[Entry[WorkT]], bool]:
+        """The head and all that may run with it, in order, out of their key's queue; whether a cap, not the queue, ended it."""
         if head.key is None:
-            return [head], True
+            return [self._all[0]], True
         entries = self._by_key[head.key]
-        batch: list[Waiting[WorkT]] = []
-        popped: list[Entry[WorkT]] = []
+        batch: list[Entry[WorkT]] = []
         total = _Total(self._caps)
         is_full = False
         while (waiting := self._first(entries, now_ns, decision)) is not None:
@@ -162,11 +162,7 @@ class Scheduler(Generic[WorkT]):
                 is_full = True
                 break
             total.add(waiting)
-            batch.append(waiting)
-            popped.append(heapq.heappop(entries))
-        # They are still queued until the caller takes them; whoever is gone by then is skipped.
-        for entry in popped:
-            heapq.heappush(entries, entry)
+            batch.append(heapq.heappop(entries))
         return batch, is_full or total.requests >= self._caps.max_requests
 
     def _first(self, entries: list[Entry[WorkT]], now_ns: int, decision: Decision[WorkT]) -> Waiting[WorkT] | None:

@@ -1,28 +1,107 @@
-"""What must hold before an engine says that it is ready: every op, run on this device, gives a known answer.
+"""What an engine does before it says that it is ready, and how it tells how far it is.
 
-Owns the check; knows neither clients nor the scheduler. Runs in the main thread before the loop starts.
+residents → kernels compiled, loaded, run → every op once from slot to slot, against a known answer
+
+Owns the order and the checks; knows neither clients nor the scheduler. Runs in the loop thread, which has the device, before
+the loop: gateways that come meanwhile are told how far it is, and are attached when it is over.
 """
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable
+
 import torch
 
 from service.arena import Segment
-from service.engine.backends.contract import Backend, HostBytes, Step
+from service.engine.backends.contract import Backend, HostBytes, Report, Step
 from service.engine.backends.host import tensor_of
 from service.engine.forms import join
+from service.engine.mailbox import Mailbox
+from service.engine.work import Attached, Client, Event, Lost, Stop
+from service.messages import Warming
 from service.ops import OPS, AddOptions, Limits, MatmulOptions, Options, SoftmaxOptions, TensorType, plan
 
+logger = logging.getLogger(__name__)
 
-class WarmupError(Exception):
-    """An op gave a wrong answer on this device: it must not serve."""
+LOG_EVERY_S = 1.0
+TELL_EVERY_S = 0.1
 
 
-def warm_up(backend: Backend) -> None:
+class CannotStart(Exception):
+    """This engine must not serve: a wrong answer, kernels that would not compile, a bad file of tensors."""
+
+
+class Interrupted(Exception):
+    """The service is being stopped before the engine was ready."""
+
+
+class Lobby:
+    """Where gateways wait while the engine warms up.
+
+    Args:
+        mailbox: Where they come from.
+        device: Of the engine.
+
+    Attributes:
+        events: What came meanwhile, in order, to be handled when it is over.
+    """
+
+    def __init__(self, mailbox: Mailbox, device: str) -> None:
+        self._mailbox = mailbox
+        self._device = device
+        self._clients: list[Client] = []
+        self._stage = ""
+        self._began_s = self._told_s = self._logged_s = 0.0
+        self.events: list[Event] = []
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        """Tells the gateways and the log how far a stage is; to be called several times a second.
+
+        Raises:
+            Interrupted: The service is being stopped.
+        """
+        now_s = time.monotonic()
+        if stage != self._stage:
+            self._end_stage(now_s)
+            self._stage, self._began_s, self._logged_s, self._told_s = stage, now_s, now_s, 0.0
+        arrived = self._take()
+        if arrived or now_s - self._told_s >= TELL_EVERY_S or done == total:
+            self._told_s = now_s
+            for client in self._clients:
+                client.send(Warming(self._device, stage, done, total))
+        self._mailbox.flush()
+        if now_s - self._logged_s >= LOG_EVERY_S:
+            self._logged_s = now_s
+            logger.info("warming up: %s %d of %d", stage, done, total)
+
+    def close(self) -> None:
+        """Ends the last stage."""
+        self._end_stage(time.monotonic())
+        self._stage = ""
+
+    def _end_stage(self, now_s: float) -> None:
+        if self._stage:
+            logger.info("warmed up: %s in %.2f s", self._stage, now_s - self._began_s)
+
+    def _take(self) -> bool:
+        """Takes what has come; whether a gateway was among it."""
+        events = self._mailbox.take(0)
+        self.events += events
+        if any(isinstance(event, Stop) for event in events):
+            raise Interrupted
+        arrived = [event.client for event in events if isinstance(event, Attached)]
+        gone = {id(event.client) for event in events if isinstance(event, Lost)}
+        self._clients = [client for client in (*self._clients, *arrived) if id(client) not in gone]
+        return bool(arrived)
+
+
+def check_ops(backend: Backend, report: Report) -> None:
     """Runs each op once, from slot to slot, and compares with an answer worked out by hand.
 
     Raises:
-        WarmupError: An answer is wrong.
+        CannotStart: An answer is wrong.
     """
     segment = Segment.create("tilewire-warmup", 2**16)
     mapped = backend.attach(segment)
@@ -31,10 +110,12 @@ def warm_up(backend: Backend) -> None:
         ("softmax", SoftmaxOptions(), {"x": [[0, 0], [5, 5]]}, [[0.5, 0.5], [0.5, 0.5]]),
         ("add", AddOptions(alpha=2), {"a": [[1, 2]], "b": [[10, 20]]}, [[21, 42]]),
     ]
-    for op, options, inputs, expected in cases:
+    for number, (op, options, inputs, expected) in enumerate(cases):
+        report("check", number, len(cases))
         result = _run(backend, mapped, (op, options), {name: torch.tensor(rows) for name, rows in inputs.items()})
         if not torch.equal(result, torch.tensor(expected, dtype=torch.float32)):
-            raise WarmupError(f"{op} gave {result.tolist()} for {inputs}, not {expected}")
+            raise CannotStart(f"{op} gave {result.tolist()} for {inputs}, not {expected}")
+    report("check", len(cases), len(cases))
     backend.detach(mapped)
     del mapped, result
     segment.close()
@@ -54,3 +135,6 @@ def _run(
     tensor_of(out).fill_(float("nan"))
     backend.begin(join([Step(op, options, placed, out)], None)).wait()
     return tensor_of(out).clone()
+
+
+Prepare = Callable[[Report], None]

@@ -9,8 +9,9 @@ import torch
 
 from service.arena import Segment
 from service.engine.backends.contract import Running, Step
+from service.engine.regions import Uses
 from service.engine.scheduler import Waiting
-from service.messages import Job, ToEngine, ToGateway
+from service.messages import Cancel, Hello, Job, ToEngine, ToGateway
 from service.ops import OPS
 
 
@@ -21,7 +22,7 @@ class Client:
     Attributes:
         name: For the log.
         segment: Its arena.
-        send: Sends it a message; any thread may call it.
+        send: Sends it a message, with the others of this turn; for the loop thread.
         mapped: The segment as the backend sees it; None before attach and after detach.
         waiting: Its queued jobs by id.
         num_launched: Its jobs on the device.
@@ -39,12 +40,23 @@ class Client:
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """A job and what its launch needs."""
+    """A job and what its launch needs.
+
+    Attributes:
+        client: Who asked.
+        job: What for.
+        step: Its operands, resolved.
+        arrived_ns: When.
+        host_bytes: What it reads and writes on the host.
+        uses: The regions that it keeps from being unmapped.
+    """
 
     client: Client
     job: Job
     step: Step
     arrived_ns: int
+    host_bytes: int = 0
+    uses: Uses = field(default_factory=dict)
 
     @property
     def dtype(self) -> str:
@@ -74,24 +86,23 @@ class Received:
     message: ToEngine
 
 
-@dataclass(slots=True)
-class Completed:
-    """Inbox: a batch is answered."""
-
-    batch: list[Work]
-
-
 class Stop:
     """Inbox: end the loop when nothing is left to do."""
 
 
 @dataclass(slots=True)
 class Launched:
-    """To the completion thread: a batch on the device."""
+    """A batch on the device."""
 
     batch: list[Work]
     running: Running
     began_ns: int
 
 
-Event = Attached | Lost | Received | Completed | Stop
+def ids_of(*messages: ToEngine) -> dict[str, str | list[str]]:
+    """The requests that an event of the log is about, as their clients know them: `extra` of a record."""
+    ids = [message.request_id for message in messages if not isinstance(message, Hello | Cancel)]
+    return {"request_id": ids[0]} if len(ids) == 1 else {"request_ids": ids}
+
+
+Event = Attached | Lost | Received | Stop

@@ -8,30 +8,58 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import mmap
 import signal
 import socket
+import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import uvicorn
 import uvloop
+from starlette.types import ASGIApp
 
 from service import __version__, child, log
 from service.arena import Arena, Segment
+from service.counting import SECONDS_BUCKETS
 from service.gateway.admission import Admission
-from service.gateway.app import create_app
+from service.gateway.app import create_app, create_metrics_app
+from service.gateway.auth import Doorman
 from service.gateway.context import Gateway
 from service.gateway.engine_client import EngineClient
 from service.gateway.engines import Engines
+from service.gateway.exemplars import Exemplars, path_in
 from service.gateway.metrics import GatewayMetrics
 from service.gateway.protocol import DRAIN_GRACE_S, TilewireProtocol
+from service.gateway.quotas import Quotas, UsagePage
+from service.gateway.tracing import Recorder
+from service.keys import KeysError
 from service.link import Link
 from service.messages import Welcome
-from service.settings import GatewaySettings
+from service.settings import GatewaySettings, TracingSettings
+from service.tls import TlsError, keep_certificate_current, make_context
+
+logger = logging.getLogger(__name__)
+
+EXIT_FAILED = 1
 
 
 class GatewayServer(uvicorn.Server):
-    """uvicorn's server without its signal handlers: the supervisor says when to drain."""
+    """uvicorn's server without its signal handlers: the supervisor says when to drain.
+
+    Attributes:
+        is_listening: Set when it takes connections.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Uvicorn's call."""
+        await super().startup(sockets)
+        self.is_listening.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -51,33 +79,78 @@ def make_gateway(
         admission=Admission(arena, settings.max_in_flight, settings.max_body_bytes),
         metrics=metrics,
         metrics_folder=settings.metrics_folder,
+        doorman=make_doorman(settings),
+        recorder=None if settings.tracing is None else open_recorder(settings.tracing, settings.index),
     )
 
 
-def make_server(gateway: Gateway) -> GatewayServer:
-    """The HTTP server around the application."""
-    return GatewayServer(
-        uvicorn.Config(
-            create_app(gateway),
-            http=patient_protocol(gateway.settings.body_timeout_s),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            timeout_keep_alive=gateway.settings.keep_alive_s,  # type: ignore[arg-type]
-            timeout_graceful_shutdown=gateway.settings.drain_timeout_s,  # type: ignore[arg-type]
-        )
+def make_doorman(settings: GatewaySettings) -> Doorman:
+    """Who checks keys, and counts what they use on the page that all gateways share.
+
+    Raises:
+        KeysError: The file cannot be used.
+    """
+    if settings.api_keys_file is None:
+        return Doorman(is_read_only=settings.is_read_only)
+    usage = mmap.mmap(settings.inherited.usage, 0)
+    return Doorman(
+        Path(settings.api_keys_file),
+        keyless=settings.keyless,
+        is_read_only=settings.is_read_only,
+        quotas=Quotas(UsagePage(usage, settings.index)),
     )
 
 
-def patient_protocol(patience_s: float) -> type[TilewireProtocol]:
-    """The protocol with its time-out; uvicorn wants a class."""
-    return type("PatientProtocol", (TilewireProtocol,), {"patience_s": patience_s})
+def open_recorder(tracing: TracingSettings, index: int) -> Recorder | None:
+    """What takes spans; None when the packages for it are missing, which the supervisor has said."""
+    try:
+        # Imported here and not above: the packages are an extra, and cost every gateway's start.
+        from service.gateway.otlp import OtlpRecorder  # noqa: PLC0415
+    except ModuleNotFoundError:
+        return None
+    return OtlpRecorder(tracing, __version__, index)
 
 
-async def drain_when_told(draining: asyncio.Event, gateway: Gateway, server: GatewayServer) -> None:
+def make_server(gateway: Gateway, app: ASGIApp, tls: ssl.SSLContext | None = None) -> GatewayServer:
+    """The HTTP server around an application."""
+    config = uvicorn.Config(
+        app,
+        http=protocol_for(gateway.settings),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=gateway.settings.keep_alive_s,  # type: ignore[arg-type]
+        timeout_graceful_shutdown=gateway.settings.drain_timeout_s,  # type: ignore[arg-type]
+    )
+    config.load()
+    config.ssl = tls
+    return GatewayServer(config)
+
+
+def protocol_for(settings: GatewaySettings) -> type[TilewireProtocol]:
+    """The protocol with its limits; uvicorn wants a class."""
+    limits = {
+        "patience_s": settings.body_timeout_s,
+        "min_body_bytes_per_s": settings.min_body_bytes_per_s,
+        "max_connections": settings.max_connections,
+    }
+    return type("LimitedProtocol", (TilewireProtocol,), limits)
+
+
+def open_servers(gateway: Gateway, tls: ssl.SSLContext | None) -> dict[GatewayServer, socket.socket]:
+    """The servers of this gateway, each with its door: the one that serves, and that of `--metrics-port`."""
+    inherited = gateway.settings.inherited
+    servers = {make_server(gateway, create_app(gateway), tls): socket.socket(fileno=inherited.listener)}
+    if inherited.metrics_listener >= 0:
+        door = socket.socket(fileno=inherited.metrics_listener)
+        servers[make_server(gateway, create_metrics_app(gateway))] = door
+    return servers
+
+
+async def drain_when_told(draining: asyncio.Event, gateway: Gateway, servers: Iterable[GatewayServer]) -> None:
     """Stops admitting, waits for what is under way, keeps answering 503 for a moment, then closes the door."""
     await draining.wait()
     gateway.admission.is_draining = True
@@ -85,19 +158,25 @@ async def drain_when_told(draining: asyncio.Event, gateway: Gateway, server: Gat
         async with asyncio.timeout(gateway.settings.drain_timeout_s):
             await gateway.admission.drain()
     await asyncio.sleep(DRAIN_GRACE_S)
-    server.should_exit = True
+    for server in servers:
+        server.should_exit = True
 
 
-async def say_ready(attached: asyncio.Event, control: Link[child.Drain]) -> None:
-    """Tells the supervisor that this gateway computes, once every engine has its arena."""
+async def say_ready(attached: asyncio.Event, servers: Iterable[GatewayServer], control: Link[child.Drain]) -> None:
+    """Tells the supervisor that this gateway computes, once it listens and every engine has its arena."""
     await attached.wait()
+    for server in servers:
+        await server.is_listening.wait()
     control.send(child.Ready("every engine is attached"))
 
 
 async def serve(settings: GatewaySettings) -> None:
     """Runs the gateway until it is drained."""
-    metrics = GatewayMetrics()
+    metrics = GatewayMetrics(Exemplars(path_in(Path(settings.metrics_folder), settings.index), SECONDS_BUCKETS))
     segment = Segment.create(f"tilewire-gateway-{settings.index}", settings.segment_bytes)
+    if settings.huge_pages:
+        nbytes = segment.take_huge_pages()
+        logging.getLogger("tilewire.gateway").info("huge pages hold %d bytes of %d", nbytes, segment.nbytes)
     attached = asyncio.Event()
 
     def on_change(welcome: Welcome, is_up: bool) -> None:
@@ -108,16 +187,22 @@ async def serve(settings: GatewaySettings) -> None:
     clients = [EngineClient(settings.index, path, segment, on_change) for path in settings.engine_paths]
     gateway = make_gateway(settings, clients, Arena(segment), metrics)
     gateway.metrics.observe_load(0, gateway.arena)
-    server = make_server(gateway)
+    context = None if settings.tls is None else make_context(settings.tls)
+    servers = open_servers(gateway, context)
 
     draining = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, draining.set)
     control = await child.connect_control(draining.set)
     background = [asyncio.create_task(client.run()) for client in clients]
-    background.append(asyncio.create_task(drain_when_told(draining, gateway, server)))
-    background.append(asyncio.create_task(say_ready(attached, control)))
-    await server.serve(sockets=[socket.socket(fileno=settings.listen_fd)])
+    background.append(asyncio.create_task(drain_when_told(draining, gateway, servers)))
+    background.append(asyncio.create_task(say_ready(attached, servers, control)))
+    background.append(asyncio.create_task(gateway.doorman.keep_current()))
+    if context is not None and settings.tls is not None:
+        background.append(asyncio.create_task(keep_certificate_current(context, settings.tls)))
+    await asyncio.gather(*(server.serve(sockets=[door]) for server, door in servers.items()))
     metrics.flush()
+    if gateway.recorder is not None:
+        gateway.recorder.close()
     for task in background:
         task.cancel()
     await asyncio.gather(*background, return_exceptions=True)
@@ -131,7 +216,12 @@ def main() -> int:
     log.configure(settings.log, process=f"gateway-{settings.index}")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(settings))
+        try:
+            runner.run(serve(settings))
+        except (KeysError, TlsError) as error:
+            # Not `EXIT_CANNOT_START`: a file that went bad while the service runs must not end the gateways that run.
+            logger.error("the gateway cannot start: %s", error)  # noqa: TRY400  (the reason is the whole story)
+            return EXIT_FAILED
     return 0
 
 

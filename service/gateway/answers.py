@@ -16,7 +16,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from service.errors import TilewireError
+from service.errors import TilewireError, Unauthorized
 from service.gateway.admission import Leases
 from service.gateway.context import Exchange, connection_of, exchange_of
 from service.messages import Done, TensorInfo, Timings
@@ -73,7 +73,8 @@ class TensorResponse(Response):
                 await send({"type": "http.response.body", "body": body, "more_body": False})
             else:
                 for chunk in self.chunks:
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    for piece in connection.pieces(chunk):
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
                 await connection.flushed()
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
@@ -140,6 +141,8 @@ def error_response(error: TilewireError, exchange: Exchange, path: str) -> Respo
     headers = {"retry-after": str(error.retry_after_s)} if error.retryable else {}
     if exchange.allow:
         headers["allow"] = exchange.allow
+    if isinstance(error, Unauthorized):
+        headers["www-authenticate"] = 'Bearer realm="tilewire"'
     if is_oip(path):
         return json_response({"error": error.detail}, error.status, headers)
     problem: dict[str, object] = {

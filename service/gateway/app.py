@@ -1,14 +1,15 @@
 """Puts a gateway's application together: routers, the one middleware, the one table from the router's errors to ours.
 
-`create_app` starts nothing and reads nothing; `gateway.__main__` runs what it makes.
+`create_app` starts nothing and reads nothing but the console's packaged files; `gateway.__main__` runs what it makes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Never
+from dataclasses import replace
+from typing import Any, Never
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -16,9 +17,10 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.errors import InvalidRequest, MethodNotAllowed, UnknownName
+from service.gateway.auth import Doorman
 from service.gateway.context import Gateway, exchange_of
 from service.gateway.middleware import ExchangeMiddleware
-from service.gateway.routes import health, native, oip, tensors
+from service.gateway.routes import console, health, kernels, native, oip, shared_memory, tensors
 from service.ops import OPS
 
 DESCRIPTION = """GPU linear algebra over HTTP.
@@ -32,9 +34,11 @@ class TilewireApp(FastAPI):
 
     Attributes:
         hot: ASGI applications that answer POST, by exact path.
+        needs_keys: The OpenAPI document says so, and `/docs` asks for one.
     """
 
     hot: Mapping[str, ASGIApp] = {}
+    needs_keys = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI's call."""
@@ -43,11 +47,44 @@ class TilewireApp(FastAPI):
         else:
             await super().__call__(scope, receive, send)
 
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI document."""
+        document = super().openapi()
+        if self.needs_keys:
+            document.setdefault("components", {})["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            document["security"] = [{"key": []}]
+        return document
+
 
 def create_app(gateway: Gateway) -> TilewireApp:
     """Makes the ASGI application of one gateway."""
     app = TilewireApp(title="Tilewire", version=gateway.version, description=DESCRIPTION, redoc_url=None)
-    routers = (tensors.router(gateway), native.router(gateway), oip.router(gateway), health.router(gateway))
+    app.needs_keys = gateway.doorman.needs_keys
+    routers = [
+        tensors.router(gateway),
+        native.router(gateway),
+        kernels.router(gateway),
+        oip.router(gateway),
+        shared_memory.router(gateway),
+        health.router(gateway),
+        console.router(),
+    ]
+    if gateway.settings.inherited.metrics_listener < 0:
+        routers.append(health.metrics_router(gateway))
+    _add(app, gateway, routers)
+    app.hot = native.hot_routes(gateway) | oip.hot_routes(gateway)
+    return app
+
+
+def create_metrics_app(gateway: Gateway) -> FastAPI:
+    """Makes the application of `--metrics-port`: probes and scrapers, who need no key there."""
+    app = FastAPI(title="Tilewire", version=gateway.version, docs_url=None, redoc_url=None, openapi_url=None)
+    open_gateway = replace(gateway, doorman=Doorman())
+    _add(app, open_gateway, [health.router(open_gateway), health.metrics_router(open_gateway)])
+    return app
+
+
+def _add(app: FastAPI, gateway: Gateway, routers: Sequence[APIRouter]) -> None:
     routes: list[BaseRoute] = [*app.routes]
     for router in routers:
         app.include_router(router)
@@ -56,8 +93,6 @@ def create_app(gateway: Gateway) -> TilewireApp:
     app.add_exception_handler(HTTPException, raise_ours)
     app.add_exception_handler(RequestValidationError, raise_ours)
     app.add_middleware(ExchangeMiddleware, gateway=gateway)
-    app.hot = native.hot_routes(gateway) | oip.hot_routes(gateway)
-    return app
 
 
 def _raise_ours_for(routes: Sequence[BaseRoute]) -> Callable[[Request, Exception], Awaitable[Never]]:

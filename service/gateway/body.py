@@ -1,7 +1,7 @@
 """Receives a body into a leased slot. Owns lengths, chunks and the idle time-out; knows no format.
 
-Under our own server a body of known length goes from the socket straight into the slot. Chunked bodies, TLS and other servers
-take the plain ASGI path, which copies each piece once more.
+Under our own server a body of known length goes from the socket straight into the slot, through TLS too. Chunked
+bodies and other servers take the plain ASGI path, which copies each piece once more.
 """
 
 from __future__ import annotations

@@ -14,8 +14,10 @@ import msgspec
 from service.arena import Lease
 from service.errors import BodyTooLarge, InvalidRequest, TilewireError, Unavailable
 from service.gateway.admission import Leases
+from service.gateway.auth import authorise
 from service.gateway.body import receive_body, refuse_encodings
 from service.gateway.codecs.formats import SNIFF_BYTES, codec_for_accept, codec_for_body
+from service.gateway.codecs.oip_request import Region
 from service.gateway.codecs.payload import Codec, Placed
 from service.gateway.context import Exchange, Gateway
 from service.gateway.query import Call
@@ -35,6 +37,8 @@ class Task(msgspec.Struct, frozen=True):
         placed: Tensors in the arena by input; "" for an unnamed one.
         residents: Names of resident tensors by input.
         declared: What the client says that residents are, by input; checked, where it says anything.
+        regions: Tensors in registered regions by input.
+        out_region: Where the result goes instead of the arena.
         deadline_ns: It must have started by then, on the monotonic clock; 0 for never.
         priority: 0 is the default, 1 the most urgent.
     """
@@ -44,6 +48,8 @@ class Task(msgspec.Struct, frozen=True):
     placed: Mapping[str, Placed]
     residents: Mapping[str, str]
     declared: Mapping[str, TensorType] = {}
+    regions: Mapping[str, tuple[TensorType, Region]] = {}
+    out_region: Region | None = None
     deadline_ns: int = 0
     priority: int = 0
 
@@ -53,7 +59,7 @@ class Computed(msgspec.Struct, frozen=True):
 
     Attributes:
         out: Its type.
-        lease: Where it lies.
+        lease: Where it lies; empty when it went into a region.
         done: What the engine said.
         codec: The format of the answer, where one was chosen.
     """
@@ -76,6 +82,8 @@ async def compute(gateway: Gateway, exchange: Exchange, call: Call, leases: Leas
     Raises:
         TilewireError: Whatever is wrong, with the status of the contract.
     """
+    written = () if call.store is None else (call.store,)
+    authorise(exchange.granted, op=call.op.name, read=call.residents.values(), write=written)
     deadline_ns = time.monotonic_ns() + int(call.timeout_ms * 1e6) if call.timeout_ms else 0
     gateway.engines.check_ready()
     # A resident that is not there is refused before the body is read.
@@ -108,6 +116,9 @@ async def run(
     Raises:
         TilewireError: Whatever is wrong, with the status of the contract.
     """
+    # Whatever the door: `/v2` names its residents and its regions in the body.
+    is_shared = bool(task.regions) or task.out_region is not None
+    authorise(exchange.granted, op=task.op.name, read=task.residents.values(), shared_memory=is_shared)
     resident_types = await _resident_types(gateway, task.residents)
     for _attempt in range(MAX_PLANS):
         try:
@@ -122,10 +133,10 @@ async def run(
                 raise
             resident_types = current
             continue
-        lease = leases.lease(planned.out.nbytes)
+        lease = leases.lease(0 if task.out_region is not None else planned.out.nbytes)
         reply = await gateway.engines.compute(_job(task, operands, planned, lease), exchange.incoming)
         if isinstance(reply, Done):
-            exchange.timings = reply.timings
+            exchange.timings, exchange.batch_size = reply.timings, reply.batch_size
             return Computed(planned.out, lease, reply, codec)
         leases.give_back(lease)
         resident_types = await _resident_types(gateway, task.residents)
@@ -140,8 +151,9 @@ async def receive_tensors(gateway: Gateway, exchange: Exchange, leases: Leases) 
     """
     settings = gateway.settings
     refuse_encodings(exchange)
-    lease = await receive_body(exchange, leases, settings.max_body_bytes, settings.body_timeout_s)
+    # Before, not after: a body that comes slowly holds its slot all the while.
     gateway.metrics.observe_load(gateway.admission.in_flight, gateway.arena)
+    lease = await receive_body(exchange, leases, settings.max_body_bytes, settings.body_timeout_s)
     body = lease.view
     codec = codec_for_body(exchange.headers.get("content-type"), bytes(body[:SNIFF_BYTES]))
     if codec.name == "json" and lease.nbytes > settings.max_json_bytes:
@@ -168,6 +180,7 @@ async def _read_operands(
     if is_all_resident and not exchange.is_chunked and not exchange.content_length:
         exchange.incoming.is_complete = True
         return None, {}
+    exchange.receive_began_s = began_s
     codec, placed = await receive_tensors(gateway, exchange, leases)
     exchange.receive_s = time.perf_counter() - began_s
     gateway.metrics.observe_stage(call.op.name, "receive", exchange.receive_s)
@@ -175,13 +188,16 @@ async def _read_operands(
 
 
 def _bind(task: Task, resident_types: Mapping[str, TensorType]) -> dict[str, Operand]:
-    """Joins the body's tensors and the residents; an unnamed tensor is the first required input that is not resident."""
+    """Joins the body's tensors, those in regions and the residents; an unnamed one is the first required input that is left."""
     operands = {field: Operand(resident_types[field], resident=name) for field, name in task.residents.items()}
     for field, declared in task.declared.items():
         if declared != resident_types[field]:
             raise InvalidRequest(
                 f"{field}: {task.residents[field]!r} is {resident_types[field]}; the request says {declared}"
             )
+    operands |= {
+        field: Operand(kind, region.offset, region=region.name) for field, (kind, region) in task.regions.items()
+    }
     for name, tensor in task.placed.items():
         field = name or _first_missing(task.op, operands)
         if field in operands:
@@ -204,15 +220,17 @@ def _answer_codec(gateway: Gateway, exchange: Exchange, body_codec: Codec | None
 
 
 def _job(task: Task, operands: dict[str, Operand], planned: Plan, lease: Lease) -> Job:
+    region = task.out_region
     return Job(
         id=0,
         op=task.op.name,
         operands=operands,
         options=task.options,
         out=planned.out,
-        out_offset=lease.offset,
+        out_offset=lease.offset if region is None else region.offset,
         flops=planned.flops,
         moved_bytes=planned.moved_bytes,
         deadline_ns=task.deadline_ns,
         priority=task.priority,
+        out_region=region.name if region is not None else None,
     )

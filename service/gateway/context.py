@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,8 +12,10 @@ from starlette.types import Message, Receive, Scope
 
 from service.arena import Arena
 from service.gateway.admission import Admission
+from service.gateway.auth import Access, Doorman
 from service.gateway.engines import Engines
 from service.gateway.metrics import GatewayMetrics
+from service.gateway.tracing import Recorder, TraceParent
 from service.messages import Timings
 from service.settings import GatewaySettings
 
@@ -30,6 +32,8 @@ class Gateway:
         admission: The door.
         metrics: What is counted.
         metrics_folder: Where all processes keep their figures.
+        doorman: Tells who asks.
+        recorder: Takes spans, or None.
     """
 
     settings: GatewaySettings
@@ -39,6 +43,8 @@ class Gateway:
     admission: Admission
     metrics: GatewayMetrics
     metrics_folder: str
+    doorman: Doorman = field(default_factory=Doorman)
+    recorder: Recorder | None = None
 
 
 # Where our own protocol puts itself in a scope's extensions; absent under another server.
@@ -68,6 +74,10 @@ class Connection(Protocol):
             ClientGone: The client left first.
             InvalidRequest: It brought no byte for `timeout_s`.
         """
+        ...
+
+    def pieces(self, chunk: bytes | memoryview) -> Iterable[bytes | memoryview]:
+        """Cuts a chunk of an answer into what may be written at once."""
         ...
 
     async def flushed(self) -> None:
@@ -150,6 +160,12 @@ class Exchange:
         timings: Where its time in the engine went, once it is computed.
         sent_bytes: Of the answer's body.
         allow: Methods that the path offers, when this one is not among them.
+        access: Who asks, and what they may do; None until it is known.
+        charged_bytes: Of the body, those that were counted against the key's quota when it came in.
+        trace: What the caller's `traceparent` said, or None.
+        receive_began_s: When its body was asked for, on the performance counter; 0 when it was not.
+        batch_size: How many requests shared its launch; 0 when it was not computed.
+        send_s: How long its tensor took to leave.
     """
 
     request_id: str
@@ -162,6 +178,18 @@ class Exchange:
     timings: Timings | None = None
     sent_bytes: int = 0
     allow: str = ""
+    access: Access | None = None
+    charged_bytes: int = 0
+    trace: TraceParent | None = None
+    receive_began_s: float = 0.0
+    batch_size: int = 0
+    send_s: float = 0.0
+
+    @property
+    def granted(self) -> Access:
+        """Who asks, for whatever comes after the door."""
+        assert self.access is not None, "This is a bug."
+        return self.access
 
     @property
     def content_length(self) -> int | None:

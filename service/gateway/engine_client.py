@@ -14,23 +14,31 @@ from typing import Protocol
 
 import msgspec
 
+from service import log
 from service.arena import Segment
 from service.errors import Unavailable
 from service.link import Link, send_hello
 from service.messages import (
     Cancel,
     DeleteTensor,
+    DescribeKernels,
     DescribeTensor,
     Done,
     Failed,
     GetTensor,
     Hello,
     Job,
+    Kernels,
+    ListRegions,
     ListTensors,
     PutTensor,
+    RegionList,
+    RegisterRegion,
     Stale,
     Tensors,
     ToGateway,
+    UnregisterRegion,
+    Warming,
     Welcome,
 )
 
@@ -38,8 +46,19 @@ logger = logging.getLogger(__name__)
 
 RECONNECT_S = 0.1
 
-Request = Job | PutTensor | GetTensor | DescribeTensor | DeleteTensor | ListTensors
-Reply = Done | Stale | Tensors
+Request = (
+    Job
+    | PutTensor
+    | GetTensor
+    | DescribeTensor
+    | DeleteTensor
+    | ListTensors
+    | RegisterRegion
+    | UnregisterRegion
+    | ListRegions
+    | DescribeKernels
+)
+Reply = Done | Stale | Tensors | RegionList | Kernels
 
 
 class Engine(Protocol):
@@ -48,6 +67,11 @@ class Engine(Protocol):
     @property
     def welcome(self) -> Welcome | None:
         """Who it is, while it is ready; else None."""
+        ...
+
+    @property
+    def warming(self) -> Warming | None:
+        """How far it is, while it warms up; else None."""
         ...
 
     @property
@@ -90,6 +114,7 @@ class EngineClient:
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[Reply]] = {}
         self.welcome: Welcome | None = None
+        self.warming: Warming | None = None
 
     @property
     def outstanding(self) -> int:
@@ -103,7 +128,7 @@ class EngineClient:
         request_id = next(self._ids)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._pending[request_id] = future
-        self._link.send(msgspec.structs.replace(request, id=request_id))
+        self._link.send(msgspec.structs.replace(request, id=request_id, request_id=log.request_id.get()))
         return request_id, future
 
     def cancel(self, request_id: int) -> None:
@@ -141,8 +166,11 @@ class EngineClient:
         self._link = link
 
     def _on_message(self, message: ToGateway) -> None:
+        if isinstance(message, Warming):
+            self.warming = message
+            return
         if isinstance(message, Welcome):
-            self.welcome = message
+            self.welcome, self.warming = message, None
             if self._on_change is not None:
                 self._on_change(message, True)
             return
@@ -155,7 +183,7 @@ class EngineClient:
             future.set_result(message)
 
     def _on_lost(self) -> None:
-        welcome, self.welcome, self._link = self.welcome, None, None
+        welcome, self.welcome, self.warming, self._link = self.welcome, None, None, None
         pending, self._pending = self._pending, {}
         for future in pending.values():
             if future.cancelled():

@@ -1,4 +1,4 @@
-"""All engines of the machine, as a gateway uses them: jobs go to the least busy one, residents to every one.
+"""All engines of the machine, as a gateway uses them: jobs go to the least busy one, residents and regions to every one.
 
 Owns the routing and a cache of the residents' types, which engines check at use. Knows no HTTP and no body format.
 """
@@ -15,21 +15,28 @@ from service.errors import ClientGone, Unavailable, UnknownName
 from service.gateway.engine_client import Engine, Request
 from service.messages import (
     DeleteTensor,
+    DescribeKernels,
     DescribeTensor,
     Done,
     GetTensor,
     Job,
+    Kernels,
+    ListRegions,
     ListTensors,
     Operand,
     PutTensor,
+    RegionInfo,
+    RegionList,
+    RegisterRegion,
     Stale,
     TensorInfo,
     Tensors,
+    UnregisterRegion,
     Welcome,
 )
 from service.ops import TensorType
 
-ReplyT = TypeVar("ReplyT", Done, Stale, Tensors)
+ReplyT = TypeVar("ReplyT", Done, Stale, Tensors, RegionList, Kernels)
 
 
 class Departure(Protocol):
@@ -70,6 +77,22 @@ class Engines:
     def is_ready(self) -> bool:
         """Whether any engine can compute."""
         return any(engine.welcome is not None for engine in self._engines)
+
+    @property
+    def states(self) -> list[dict[str, object]]:
+        """Of each engine: ready, warming up and how far, or not there."""
+        return [_state_of(engine) for engine in self._engines]
+
+    async def kernels(self) -> list[bytes]:
+        """Of each engine that is ready: its part of `/v1/kernels`, as JSON.
+
+        Raises:
+            Unavailable: No engine is ready.
+        """
+        self.check_ready()
+        ready = [engine for engine in self._engines if engine.welcome is not None]
+        replies = await asyncio.gather(*(self._ask(engine, DescribeKernels(0), Kernels) for engine in ready))
+        return [reply.report for reply in replies]
 
     def check_ready(self) -> None:
         """Refuses early what no engine could compute.
@@ -182,9 +205,61 @@ class Engines:
         assert isinstance(reply, Done | Stale), "This is a bug."
         return reply
 
+    async def register_region(self, region: RegionInfo) -> None:
+        """Makes a client's shared memory usable on every engine.
+
+        The first engine decides: of two that want the same name at once it takes one, and stamps it. The others follow.
+
+        Raises:
+            InvalidRequest: The name is taken, or the key or the range cannot be right.
+            BeyondLimit: Too many regions or bytes.
+            Unavailable: An engine is not ready: it would miss the region.
+        """
+        self._check_all_ready()
+        first, *others = self._engines
+        (stamped,) = (await self._ask(first, RegisterRegion(0, region), RegionList)).regions
+        outcomes = await asyncio.gather(
+            *(self._ask(engine, RegisterRegion(0, stamped), RegionList) for engine in others), return_exceptions=True
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                await self._forget_region(stamped.name, stamped.stamp)
+                raise outcome
+
+    async def unregister_region(self, name: str | None) -> None:
+        """Forgets a region, or all, on every engine; no error when there is none.
+
+        Raises:
+            Unavailable: An engine is not ready: it would keep the region.
+        """
+        self._check_all_ready()
+        await self._forget_region(name, 0)
+
+    async def regions(self, name: str | None = None) -> tuple[RegionInfo, ...]:
+        """The region `name`, or all.
+
+        Raises:
+            UnknownName: There is none of that name.
+            Unavailable: No engine is ready.
+        """
+        self.check_ready()
+        first = next(engine for engine in self._engines if engine.welcome is not None)
+        return (await self._ask(first, ListRegions(0, name), RegionList)).regions
+
+    async def _forget_region(self, name: str | None, stamp: int) -> None:
+        first, *others = self._engines
+        stamp = (await self._ask(first, UnregisterRegion(0, name, stamp), RegionList)).stamp
+        await asyncio.gather(
+            *(self._ask(engine, UnregisterRegion(0, name, stamp), RegionList) for engine in others),
+        )
+
     def forget(self, name: str) -> None:
         """Drops a cached type that proved wrong."""
         self._types.pop(name, None)
+
+    def _check_all_ready(self) -> None:
+        if any(engine.welcome is None for engine in self._engines):
+            raise Unavailable("an engine is starting or restarting")
 
     def _least_busy(self) -> Engine:
         ready = [engine for engine in self._engines if engine.welcome is not None]
@@ -199,8 +274,7 @@ class Engines:
         return reply
 
     async def _ask_all(self, request: Callable[[], Request]) -> list[Tensors]:
-        if any(engine.welcome is None for engine in self._engines):
-            raise Unavailable("an engine is starting or restarting")
+        self._check_all_ready()
         asked = [self._ask(engine, request(), Tensors) for engine in self._engines]
         replies: list[Tensors] = []
         errors: list[BaseException] = []
@@ -220,3 +294,11 @@ class Engines:
 def _merge(one: TensorInfo, other: TensorInfo) -> TensorInfo:
     used = [moment for moment in (one.last_used, other.last_used) if moment is not None]
     return msgspec.structs.replace(one, last_used=max(used, default=None), hits=one.hits + other.hits)
+
+
+def _state_of(engine: Engine) -> dict[str, object]:
+    if engine.welcome is not None:
+        return {"device": engine.welcome.device, "state": "ready"}
+    if engine.warming is not None:
+        return {**msgspec.structs.asdict(engine.warming), "state": "warming"}
+    return {"device": None, "state": "starting"}

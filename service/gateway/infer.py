@@ -16,6 +16,7 @@ from starlette.types import Scope
 from service.errors import BeyondLimit, BodyTooLarge, InvalidRequest
 from service.gateway.admission import Leases
 from service.gateway.answers import TensorResponse, timing_headers
+from service.gateway.auth import authorise
 from service.gateway.body import receive_body
 from service.gateway.codecs.json_text import MAX_OUT_ELEMENTS
 from service.gateway.codecs.oip import decode_request
@@ -25,6 +26,8 @@ from service.gateway.codecs.oip_request import InferRequest
 from service.gateway.coding import coding_of_answer, coding_of_body, deflate, inflate
 from service.gateway.compute import Computed, Task, run
 from service.gateway.context import Exchange, Gateway
+from service.gateway.reports import sent_by
+from service.gateway.shared_memory import check_allowed
 from service.ops import Op, TensorType
 
 HEADER_LENGTH = "inference-header-content-length"
@@ -73,9 +76,11 @@ async def infer(gateway: Gateway, exchange: Exchange, op: Op, header_bytes: int 
     Raises:
         TilewireError: Whatever is wrong, with the status of the contract.
     """
+    authorise(exchange.granted, op=op.name)
     began_ns = time.monotonic_ns()
     gateway.engines.check_ready()
     request = await _receive(gateway, exchange, op, header_bytes, leases)
+    _check_regions(gateway, request)
     task = _task(op, request, began_ns)
     computed = await run(gateway, exchange, task, leases, partial(_check_answer, gateway, request))
     return Inferred(request, computed)
@@ -84,13 +89,14 @@ async def infer(gateway: Gateway, exchange: Exchange, op: Op, header_bytes: int 
 async def _receive(
     gateway: Gateway, exchange: Exchange, op: Op, header_bytes: int | None, leases: Leases
 ) -> InferRequest:
-    began_s = time.perf_counter()
+    exchange.receive_began_s = began_s = time.perf_counter()
     settings = gateway.settings
     coding = coding_of_body(exchange.headers.get("content-encoding"))
     if coding is None:
         _check_lengths(gateway, header_bytes, exchange.content_length)
     lead_bytes = -(header_bytes or 0) % ALIGN_BYTES
     received_lead = 0 if coding is not None else lead_bytes
+    gateway.metrics.observe_load(gateway.admission.in_flight, gateway.arena)
     lease = await receive_body(
         exchange, leases, settings.max_body_bytes, settings.body_timeout_s, lead_bytes=received_lead
     )
@@ -116,22 +122,35 @@ def _check_lengths(gateway: Gateway, header_bytes: int | None, body_bytes: int |
 
 
 def _task(op: Op, request: InferRequest, began_ns: int) -> Task:
-    if request.output.region is not None or any(one.region is not None for one in request.inputs):
-        raise InvalidRequest("shared_memory_region: shared memory is off")
     return Task(
         op=op,
         options=request.options,
         placed={one.name: one.placed for one in request.inputs if one.placed is not None},
         residents={one.name: one.resident for one in request.inputs if one.resident is not None},
         declared={one.name: one.type for one in request.inputs if one.resident is not None and one.type is not None},
+        regions={
+            one.name: (one.type, one.region)
+            for one in request.inputs
+            if one.region is not None and one.type is not None
+        },
+        out_region=request.output.region,
         deadline_ns=began_ns + 1000 * request.timeout_us if request.timeout_us else 0,
         priority=request.priority,
     )
 
 
+def _check_regions(gateway: Gateway, request: InferRequest) -> None:
+    """Refuses shared memory where it is off; which regions there are, the engines know."""
+    if request.output.region is not None or any(one.region is not None for one in request.inputs):
+        check_allowed(gateway.settings.allow_shared_memory)
+
+
 def _check_answer(gateway: Gateway, request: InferRequest, out: TensorType) -> None:
-    """Refuses a result that is too large for JSON, before it is computed."""
-    if request.output.is_binary or request.output.region is not None:
+    """Refuses a result that does not fit its region, or is too large for JSON, before it is computed."""
+    region = request.output.region
+    if region is not None and region.byte_size < out.nbytes:
+        raise InvalidRequest(f"{OUTPUT}: shared_memory_byte_size is {region.byte_size}; {out} takes {out.nbytes} bytes")
+    if request.output.is_binary or region is not None:
         return
     max_bytes = gateway.settings.max_json_bytes
     # A number takes more room as text than as bytes: the bound is on what the loop must format.
@@ -161,5 +180,5 @@ async def answer(gateway: Gateway, exchange: Exchange, op: Op, inferred: Inferre
         "application/json" if is_text else "application/octet-stream",
         headers,
         leases,
-        partial(gateway.metrics.observe_stage, op.name, "send"),
+        sent_by(gateway, exchange, op.name),
     )

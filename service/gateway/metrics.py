@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import struct
 from collections.abc import Callable, Iterable
+from decimal import Decimal
+from pathlib import Path
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, multiprocess
@@ -19,26 +22,39 @@ from prometheus_client.registry import Collector
 
 from service.arena import Arena
 from service.counting import SECONDS_BUCKETS, BufferedCounter, BufferedHistogram
+from service.errors import BY_CODE
 from service.gateway.codecs.oip_answer import VERSION
+from service.gateway.exemplars import Exemplars, WithExemplars
 from service.messages import Timings, Welcome
 from service.ops import OPS
 from service.statistics import ModelStats, RequestStatistics, read_statistics, without_statistics
 
 ReadT = TypeVar("ReadT")
 
+DURATION = "tilewire_request_duration_seconds"
+
 # How long observations may wait in this process before other processes can show them.
 FLUSH_S = 0.05
+
+# How long the exemplar of a request may wait.
+EXEMPLARS_S = 1.0
 
 # A scrape that meets a file in the making reads all of them again.
 MAX_READS, READ_AGAIN_S = 20, 0.005
 
 
 class GatewayMetrics:
-    """The gateway's share of `/metrics`."""
+    """The gateway's share of `/metrics`.
 
-    def __init__(self) -> None:
+    Args:
+        exemplars: Keeps the last requests of each bucket; None for none.
+    """
+
+    def __init__(self, exemplars: Exemplars | None = None) -> None:
         registry = CollectorRegistry()
-        self._load = (0, 0, 0)
+        self._exemplars = exemplars
+        self._write_at: asyncio.TimerHandle | None = None
+        self._load: tuple[int, Arena] | None = None
         self._flush_at: asyncio.TimerHandle | None = None
         self._requests = BufferedCounter("tilewire_requests_total", "Requests answered.", ("op", "code"), registry)
         self._duration = BufferedHistogram(
@@ -59,7 +75,17 @@ class GatewayMetrics:
         self._sent = BufferedCounter("tilewire_response_bytes_total", "Bytes of answers.", ("op",), registry)
         self._statistics = RequestStatistics(registry)
         self._rejected = Counter(
-            "tilewire_rejected_total", "Requests refused or failed, by reason.", ("reason",), registry=registry
+            "tilewire_rejected_total", "Requests that were refused, by reason.", ("reason",), registry=registry
+        )
+        for error in BY_CODE.values():
+            if error.is_refusal:
+                # From 0, so that a rate sees the first one.
+                self._rejected.labels(error.code)
+        self._key_requests = BufferedCounter(
+            "tilewire_key_requests_total", "Requests answered, by the name of their API key.", ("key", "code"), registry
+        )
+        self._key_bytes = BufferedCounter(
+            "tilewire_key_bytes_total", "Bytes of bodies and answers, by the name of their API key.", ("key",), registry
         )
         self._in_flight = Gauge(
             "tilewire_in_flight_requests", "Requests under way.", multiprocess_mode="livesum", registry=registry
@@ -79,11 +105,22 @@ class GatewayMetrics:
             registry=registry,
         )
 
-    def observe_request(self, op: str, code: int, seconds: float) -> None:
+    def observe_request(
+        self, op: str, code: int, seconds: float, request_id: str = "", trace_id: str | None = None
+    ) -> None:
         """Counts one answer."""
         self._requests.inc((op, str(code)))
         self._duration.observe((op,), seconds)
         self._flush_soon()
+        if self._exemplars is not None:
+            self._exemplars.observe(op, seconds, request_id, trace_id)
+            if self._write_at is None:
+                self._write_at = asyncio.get_running_loop().call_later(EXEMPLARS_S, self._write_exemplars)
+
+    def observe_key(self, name: str, code: int, nbytes: int) -> None:
+        """Counts one answer to the holder of a key; names are those of the keys' file, so they are few."""
+        self._key_requests.inc((name, str(code)))
+        self._key_bytes.inc((name,), nbytes)
 
     def observe_outcome(self, op: str, seconds: float, timings: Timings | None) -> None:
         """Counts a request for the protocol's statistics; without timings it failed."""
@@ -99,24 +136,40 @@ class GatewayMetrics:
         self._sent.inc((op,), sent)
 
     def observe_rejection(self, reason: str) -> None:
-        """Counts an error answer."""
+        """Counts a refusal."""
         self._rejected.labels(reason).inc()
 
     def observe_load(self, in_flight: int, arena: Arena) -> None:
-        """Notes the gauges."""
-        self._load = (in_flight, arena.used_bytes, arena.free_bytes)
+        """Notes that the gauges moved; the arena is read when they are handed over."""
+        self._load = (in_flight, arena)
         self._flush_soon()
 
     def flush(self) -> None:
         """Hands everything over that was noted; also at the end of the process."""
         self._flush_at = None
-        for buffered in (self._requests, self._duration, self._stages, self._received, self._sent):
+        for buffered in (
+            self._requests,
+            self._duration,
+            self._stages,
+            self._received,
+            self._sent,
+            self._key_requests,
+            self._key_bytes,
+        ):
             buffered.flush()
         self._statistics.flush()
-        in_flight, used, free = self._load
-        self._in_flight.set(in_flight)
-        self._arena.labels("used").set(used)
-        self._arena.labels("free").set(free)
+        if self._load is not None:
+            in_flight, arena = self._load
+            self._in_flight.set(in_flight)
+            self._arena.labels("used").set(arena.used_bytes)
+            self._arena.labels("free").set(arena.free_bytes)
+
+    def _write_exemplars(self) -> None:
+        """Counts first: an exemplar belongs to one that can be seen."""
+        self._write_at = None
+        self.flush()
+        assert self._exemplars is not None, "This is a bug."
+        self._exemplars.write()
 
     def _flush_soon(self) -> None:
         if self._flush_at is None:
@@ -128,7 +181,7 @@ class GatewayMetrics:
 
 
 async def expose(folder: str, accept: str) -> tuple[bytes, str]:
-    """Writes the exposition over all processes.
+    """Writes the exposition over all processes, in a thread: adding their files up would hold up requests for milliseconds.
 
     Args:
         folder: Where the processes keep their files.
@@ -138,9 +191,12 @@ async def expose(folder: str, accept: str) -> tuple[bytes, str]:
         The body and its content type.
     """
     registry = CollectorRegistry()
-    registry.register(_Exposed(folder))
     encoder, content_type = choose_encoder(accept)
-    return await _read_again(lambda: encoder(registry)), content_type
+    exposed: Collector = _Exposed(folder)
+    if content_type.startswith("application/openmetrics-text"):
+        exposed = WithExemplars(exposed, Path(folder), DURATION)
+    registry.register(exposed)
+    return plain_aliases(await _read_again(lambda: encoder(registry))), content_type
 
 
 async def collect_statistics(metrics: GatewayMetrics, folder: str) -> list[ModelStats]:
@@ -166,9 +222,17 @@ class _Exposed(Collector):
 
 
 async def _read_again(read: Callable[[], ReadT]) -> ReadT:
-    """Reads the files; a process that has just started may have made its own and not yet written its head."""
+    """Reads the files in a thread; a process that has just started may have made its own and not yet written its head."""
     for _attempt in range(MAX_READS - 1):
         with contextlib.suppress(struct.error, RuntimeError, ValueError, OSError):
-            return read()
+            return await asyncio.to_thread(read)
         await asyncio.sleep(READ_AGAIN_S)
-    return read()
+    return await asyncio.to_thread(read)
+
+
+_EXPONENT = re.compile(rb"^(nv_gpu_\w+\{[^}\n]*\} )(\d[\d.]*e[+-]\d+)$", re.MULTILINE)
+
+
+def plain_aliases(exposition: bytes) -> bytes:
+    """Writes the values of the `nv_gpu_` metrics without an exponent: load generators read digits and a point."""
+    return _EXPONENT.sub(lambda found: found[1] + format(Decimal(found[2].decode()), "f").encode(), exposition)

@@ -1,4 +1,4 @@
-"""The one layer around every route: request ids, error answers, counts, access log. Pure ASGI: it never touches a body.
+"""The one layer around every route: request ids, the door, error answers, the report. Pure ASGI: it never touches a body.
 
 Owns the `Exchange` of each request. Knows no route.
 """
@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import os
 import re
-import time
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service import log
 from service.errors import ClientGone, InternalError, TilewireError
 from service.gateway.answers import error_response, send_unread
 from service.gateway.context import Exchange, Gateway, Incoming, connection_of, headers_of
+from service.gateway.reports import report
+from service.gateway.tracing import parse_traceparent
 
 # Printable ASCII without spaces: nothing that could start another header or another line of a log.
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
@@ -42,47 +44,39 @@ class ExchangeMiddleware:
         headers = headers_of(scope)
         incoming = Incoming(receive, connection_of(scope))
         exchange = Exchange(_request_id(headers.get("x-request-id")), incoming, headers)
-        scope["state"]["exchange"] = exchange
+        # Other servers need not offer a state.
+        scope.setdefault("state", {})["exchange"] = exchange
+        # Each request is a task of its own, and so has a context of its own.
+        log.request_id.set(exchange.request_id)
+        if "traceparent" in headers:
+            exchange.trace = parse_traceparent(headers["traceparent"], headers.get("tracestate", ""))
         outgoing = _Outgoing(send, exchange, self._gateway)
         try:
+            self._admit(exchange, scope["path"])
             await self._app(scope, exchange.incoming, outgoing)
         except Exception as error:  # noqa: BLE001  (the last line of defence: it is logged and answered)
             await self._answer(_as_tilewire(error, exchange), scope, outgoing)
         finally:
-            self._count(exchange, scope, outgoing.status)
+            report(self._gateway, exchange, scope, outgoing.status)
+
+    def _admit(self, exchange: Exchange, path: str) -> None:
+        """Nothing but health is reached without passing here, whatever the spelling of its path."""
+        declared = exchange.content_length or 0
+        exchange.access = self._gateway.doorman.identify(path, exchange.headers)
+        self._gateway.doorman.admit(exchange.access, declared)
+        exchange.charged_bytes = declared
 
     async def _answer(self, error: TilewireError, scope: Scope, outgoing: _Outgoing) -> None:
         """Answers an error, unless an answer has begun or nobody is there to read it."""
         exchange: Exchange = scope["state"]["exchange"]
-        self._gateway.metrics.observe_rejection(error.code)
+        if error.is_refusal:
+            self._gateway.metrics.observe_rejection(error.code)
         if outgoing.status is not None:
             raise error
         if isinstance(error, ClientGone):
             outgoing.status = error.status
             return
         await send_unread(error_response(error, exchange, scope["path"]), scope, exchange.incoming, outgoing)
-
-    def _count(self, exchange: Exchange, scope: Scope, status: int | None) -> None:
-        gateway = self._gateway
-        seconds = time.perf_counter() - exchange.began_s
-        if exchange.op is not None:
-            gateway.metrics.observe_request(exchange.op, status or ClientGone.status, seconds)
-            is_success = status is not None and status < 400
-            gateway.metrics.observe_outcome(exchange.op, seconds, exchange.timings if is_success else None)
-            gateway.metrics.observe_bytes(exchange.op, exchange.received_bytes, exchange.sent_bytes)
-        # Uploads and downloads take slots too, so whatever ended moves the gauges.
-        gateway.metrics.observe_load(gateway.admission.in_flight, gateway.arena)
-        if gateway.settings.access_log:
-            logger.info(
-                "request",
-                method=scope["method"],
-                path=scope["path"],
-                status=status,
-                ms=round(seconds * 1e3, 3),
-                request_id=exchange.request_id,
-                received_bytes=exchange.received_bytes,
-                sent_bytes=exchange.sent_bytes,
-            )
 
 
 class _Outgoing:

@@ -55,7 +55,7 @@ def describe_server(gateway: Gateway) -> dict[str, object]:
     return {
         "name": PLATFORM,
         "version": gateway.version,
-        "extensions": EXTENSIONS,
+        "extensions": [*EXTENSIONS, *(["system_shared_memory"] if gateway.settings.allow_shared_memory else [])],
         "engines": [
             {
                 "backend": one.backend,

@@ -1,164 +1,46 @@
 """uvicorn's HTTP/1.1 protocol, with what a tensor server needs from its connections.
 
-Owns four changes: the application can wait until what it wrote has left, and hear at once when the client does (see
-`context.Connection`); errors of the parser are answered as problem details; heads are bounded in size and time, and a client
-that does not read its answer loses its connection; and a drain gives idle connections a moment, so that a request that was
-already on its way is answered rather than reset.
+Owns five changes: the application gets its side of the connection (`gateway.exchanging`); errors of the parser are answered as
+problem details; connections are bounded in number, heads in size and time, bodies in their least rate, and a client that does
+not read its answer loses its connection; a client that has sent a whole request and sends no more is still answered; and a
+drain gives idle connections a moment, so that a request that was already on its way is answered rather than reset.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 import uuid
 from collections.abc import Callable
+from http import HTTPStatus
 from urllib.parse import unquote_to_bytes
 
 import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from service.errors import ClientGone, InvalidRequest, TilewireError
+from service.errors import InvalidRequest, TilewireError, Unavailable
 from service.gateway.answers import LINGER_S, is_oip
-from service.gateway.body import stalled
 from service.gateway.context import CONNECTION
+from service.gateway.exchanging import JoinedWrites, RequestConnection, too_slow
 
 DRAIN_GRACE_S = 0.5
 
 # Request line and headers together; httptools has no bound of its own.
 MAX_HEAD_BYTES = 2**16
 
+# Method, target, version.
+REQUEST_LINE_WORDS = 3
 
-class SlotReceiver(asyncio.BufferedProtocol):
-    """Receives the rest of one body straight into a slot, then gives the connection back.
+# What an orchestrator asks is answered whatever the load: it would end a server that is merely busy.
+HEALTH_PATHS = (b"/healthz", b"/readyz", b"/v2/health/live", b"/v2/health/ready")
+PROBES = tuple(b"%s %s " % (verb, path) for verb in (b"GET", b"HEAD") for path in HEALTH_PATHS)
 
-    Args:
-        protocol: Whose connection it is.
-        rest: The part of the slot that is still to be filled; not empty.
-        begun: Bytes of the body that came before.
-        timeout_s: Longest time without a byte.
-    """
-
-    def __init__(self, protocol: TilewireProtocol, rest: memoryview, begun: int, timeout_s: float) -> None:
-        self._protocol = protocol
-        self._rest = rest
-        self._received = begun
-        self._timeout_s = timeout_s
-        self._loop = asyncio.get_running_loop()
-        self._received_before = begun
-        self._timer = self._loop.call_later(timeout_s, self._check_progress)
-        self.done: asyncio.Future[None] = self._loop.create_future()
-        self.is_complete = False
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Asyncio's call: where the next bytes go. Never past the body, so the next request stays in the socket."""
-        return self._rest
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Asyncio's call: bytes came."""
-        self._rest = self._rest[nbytes:]
-        self._received += nbytes
-        if not self._rest.nbytes:
-            self.is_complete = True
-            # Nothing more is read until the connection is given back.
-            self._protocol.flow.pause_reading()
-            self._end(None)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Asyncio's call: the client left."""
-        self._end(ClientGone(f"the client left after {self._received} bytes of its body"))
-        self._protocol.connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        """Asyncio's call."""
-        self._protocol.pause_writing()
-
-    def resume_writing(self) -> None:
-        """Asyncio's call."""
-        self._protocol.resume_writing()
-
-    def stop(self) -> None:
-        """Ends the watch over the time."""
-        self._timer.cancel()
-
-    def _check_progress(self) -> None:
-        if self._received == self._received_before:
-            self._end(InvalidRequest(stalled(self._timeout_s, self._received)))
-            return
-        self._received_before = self._received
-        self._timer = self._loop.call_later(self._timeout_s, self._check_progress)
-
-    def _end(self, error: TilewireError | None) -> None:
-        if self.done.done():
-            return
-        if error is None:
-            self.done.set_result(None)
-        else:
-            self.done.set_exception(error)
-
-
-class RequestConnection:
-    """One request's side of its connection; see `context.Connection` for the calls.
-
-    Args:
-        protocol: Of the connection.
-        cycle: Of the request.
-    """
-
-    def __init__(self, protocol: TilewireProtocol, cycle: RequestResponseCycle) -> None:
-        self._protocol = protocol
-        self._cycle = cycle
-
-    def watch(self, on_gone: Callable[[], None]) -> None:
-        """See `context.Connection`."""
-        if self._protocol.transport.is_closing():
-            on_gone()
-        else:
-            self._protocol.on_gone = on_gone
-
-    def unwatch(self) -> None:
-        """See `context.Connection`."""
-        self._protocol.on_gone = None
-
-    @property
-    def can_receive_into(self) -> bool:
-        """See `context.Connection`: not through TLS, whose bytes are not the body's."""
-        return self._protocol.scheme == "http"
-
-    async def receive_into(self, slot: memoryview, timeout_s: float) -> None:
-        """See `context.Connection`."""
-        cycle = self._cycle
-        if cycle.waiting_for_100_continue and not self._protocol.transport.is_closing():
-            self._protocol.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            cycle.waiting_for_100_continue = False
-        # What came with the head went through the parser.
-        begun = len(cycle.body)
-        slot[:begun] = cycle.body
-        cycle.body = bytearray()
-        if cycle.more_body and begun < slot.nbytes:
-            await self._receive_rest(slot[begun:], begun, timeout_s)
-
-    async def _receive_rest(self, rest: memoryview, begun: int, timeout_s: float) -> None:
-        if self._cycle.disconnected or self._protocol.transport.is_closing():
-            raise ClientGone(f"the client left after {begun} bytes of its body")
-        receiver = SlotReceiver(self._protocol, rest, begun, timeout_s)
-        self._protocol.transport.set_protocol(receiver)
-        self._protocol.flow.resume_reading()
-        try:
-            await receiver.done
-        finally:
-            receiver.stop()
-            self._protocol.take_back(is_complete=receiver.is_complete)
-
-    async def flushed(self) -> None:
-        """See `context.Connection`."""
-        transport = self._protocol.transport
-        if transport.is_closing() or not transport.get_write_buffer_size():
-            return
-        # Without room for buffering, the transport says that it is writable only when its buffer is empty.
-        transport.set_write_buffer_limits(high=0)
-        await self._protocol.flow.drain()
-        if not transport.is_closing():
-            transport.set_write_buffer_limits()
+# When a client that sends no more is asked whether it is still there: soon, and then ever more seldom.
+FIRST_PROBE_S, LAST_PROBE_S = 0.02, 2.0
+# `tcpi_state` in the first byte of TCP_INFO, once the other side has refused what we sent.
+TCP_CLOSE = 7
 
 
 class TilewireProtocol(HttpToolsProtocol):
@@ -166,9 +48,13 @@ class TilewireProtocol(HttpToolsProtocol):
 
     Attributes:
         patience_s: Longest time for a head to come, and longest time in which a client reads nothing of its answer.
+        min_body_bytes_per_s: Least rate of a body that takes longer than `patience_s`.
+        max_connections: Of this gateway; those above it are answered 503.
     """
 
     patience_s = 30.0
+    min_body_bytes_per_s = 0
+    max_connections = 2**31
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected."""
@@ -176,14 +62,26 @@ class TilewireProtocol(HttpToolsProtocol):
         # What an error is answered like, before any request line was read.
         self.url = b""
         self._head_timer: asyncio.TimerHandle | None = None
+        self._body_timer: asyncio.TimerHandle | None = None
+        self._body_bytes = 0
         self._unsent_bytes = 0
         self._write_timer: asyncio.TimerHandle | None = None
         self._is_refused = False
         self._is_in_head, self._head_bytes = True, 0
+        self._is_half_closed = False
         super().connection_made(transport)
+        self._is_excess = len(self.connections) > self.max_connections
+        # A client that never sends anything is idle from the start.
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
+        if self._is_excess and not data.startswith(PROBES):
+            self._is_excess = False
+            # Others may have left while this one was idle, or asked for its health.
+            if len(self.connections) > self.max_connections:
+                self.url = _target_of(data)
+                self._refuse(Unavailable(f"this gateway has {self.max_connections} connections, which is its limit"))
         if self._is_refused:
             return
         was_in_head = self._is_in_head
@@ -194,6 +92,8 @@ class TilewireProtocol(HttpToolsProtocol):
                 self.send_400_response(f"the request line and headers exceed {MAX_HEAD_BYTES} bytes")
             elif self._head_timer is None:
                 self._head_timer = self.loop.call_later(self.patience_s, self._give_up_head)
+        elif not self._is_in_head and self._body_timer is None:
+            self._body_timer = self.loop.call_later(self.patience_s, self._check_rate, time.monotonic())
 
     def on_headers_complete(self) -> None:
         """The head of a request is in."""
@@ -202,13 +102,23 @@ class TilewireProtocol(HttpToolsProtocol):
             raise ValueError(f"the request line and headers exceed {MAX_HEAD_BYTES} bytes")
         self._is_in_head, self._head_bytes = False, 0
         self._stop_head_timer()
+        # uvicorn gives the transport to the cycle that it makes.
+        transport, joined = self.transport, JoinedWrites(self.transport)
+        self.transport = joined  # type: ignore[assignment]
         super().on_headers_complete()
+        self.transport, joined.cycle = transport, self.cycle
         # Behind pipelined requests, the parser is ahead of the one that is being answered: each needs its own cycle.
         self.scope["extensions"] = {CONNECTION: RequestConnection(self, self.cycle)}  # type: ignore[dict-item]
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body that goes through the parser."""
+        self._body_bytes += len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The last byte of a body is in."""
         self._is_in_head = True
+        self.stop_body_timer()
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -222,14 +132,51 @@ class TilewireProtocol(HttpToolsProtocol):
             # The body itself is broken: nobody waits for what it would have given.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        self.transport.write(_bad_request(f"request: {msg}", self.url))
-        # Closing with bytes unread would reset the connection, and the client would lose the answer.
-        self.transport.write_eof()
+        self._refuse(InvalidRequest(f"request: {msg}"))
+
+    def _refuse(self, error: TilewireError) -> None:
+        """Answers an error that belongs to no request that the application knows, and closes."""
+        self._is_refused = True
+        self.transport.write(_error_answer(error, self.url))
+        # Closing with bytes unread would reset the connection, and the client would lose the answer. TLS has no half-close.
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
         self.loop.call_later(LINGER_S, self.transport.close)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more: a whole request is still answered, unless the client turns out to be gone.
+
+        A client that has left and one that has only ended its side look the same. An interim response tells them apart: the
+        system of a client that has left refuses it.
+        """
+        cycle = self.cycle
+        if self.scheme == "https" or self._is_refused or cycle is None or cycle.response_complete or cycle.more_body:
+            return False
+        if not self._is_half_closed:
+            self._is_half_closed = True
+            cycle.keep_alive = False
+            self._probe(FIRST_PROBE_S)
+        return True
+
+    def _probe(self, pause_s: float) -> None:
+        """Asks whether the client is there, while nothing of its answer is written."""
+        transport, cycle = self.transport, self.cycle
+        if transport.is_closing() or cycle.response_complete:
+            return
+        sock: socket.socket | None = transport.get_extra_info("socket")
+        if sock is not None and sock.family != socket.AF_UNIX:
+            if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSE:
+                transport.abort()
+                return
+            is_answering = cycle.response_started or bool(self.pipeline)
+            if not is_answering and self.scope["http_version"] == "1.1":
+                transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self.loop.call_later(pause_s, self._probe, min(2 * pause_s, LAST_PROBE_S))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client left."""
         self._stop_head_timer()
+        self.stop_body_timer()
         self._stop_write_timer()
         super().connection_lost(exc)
         on_gone, self.on_gone = self.on_gone, None
@@ -243,6 +190,7 @@ class TilewireProtocol(HttpToolsProtocol):
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self.transport.set_protocol(self)
+        self.stop_body_timer()
         # Read on: that is how a client that leaves while its request is computed is noticed.
         self.flow.resume_reading()
         self._is_in_head = True
@@ -280,7 +228,32 @@ class TilewireProtocol(HttpToolsProtocol):
 
     def _give_up_head(self) -> None:
         self._head_timer = None
+        if self.flow.read_paused:
+            # It is we who do not read, until the requests before this one are answered.
+            self._head_timer = self.loop.call_later(self.patience_s, self._give_up_head)
+            return
         self.send_400_response(f"the request line and headers did not end within {self.patience_s:g} s")
+
+    def _check_rate(self, began_s: float) -> None:
+        """A body that goes through the parser must have come at the least rate."""
+        self._body_timer = None
+        if self.flow.read_paused:
+            # It is we who do not read.
+            self._body_bytes, began_s = 0, time.monotonic()
+        elif self._body_bytes < self.min_body_bytes_per_s * (time.monotonic() - began_s):
+            if self.cycle.response_complete:
+                self.transport.close()
+            else:
+                self.send_400_response(too_slow(self.min_body_bytes_per_s, self._body_bytes))
+            return
+        self._body_timer = self.loop.call_later(self.patience_s, self._check_rate, began_s)
+
+    def stop_body_timer(self) -> None:
+        """The body is in, or comes another way."""
+        self._body_bytes = 0
+        if self._body_timer is not None:
+            self._body_timer.cancel()
+            self._body_timer = None
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
@@ -301,21 +274,28 @@ class TilewireProtocol(HttpToolsProtocol):
             self.transport.close()
 
 
-def _bad_request(detail: str, url: bytes) -> bytes:
-    """An answer by hand, in the form that the path asks for as far as it was read."""
+def _target_of(head: bytes) -> bytes:
+    """Where an unread request goes, or nothing when its line is not whole."""
+    words = head[:MAX_HEAD_BYTES].partition(b"\r\n")[0].split(b" ")
+    return words[1] if len(words) == REQUEST_LINE_WORDS else b""
+
+
+def _error_answer(error: TilewireError, url: bytes) -> bytes:
+    """A whole answer by hand, in the form that the path asks for as far as it was read, and the end of the connection."""
     request_id = uuid.uuid4().hex
     problem = {
-        "type": "urn:tilewire:error:invalid_request",
-        "title": "Invalid request",
-        "status": 400,
-        "detail": detail,
+        "type": f"urn:tilewire:error:{error.code}",
+        "title": error.title,
+        "status": error.status,
+        "detail": error.detail,
         "request_id": request_id,
     }
     is_protocol = is_oip(unquote_to_bytes(url.partition(b"?")[0]).decode("latin-1"))
     content_type = "application/json" if is_protocol else "application/problem+json"
-    body = msgspec.json.encode({"error": detail} if is_protocol else problem)
+    body = msgspec.json.encode({"error": error.detail} if is_protocol else problem)
+    retry = f"retry-after: {error.retry_after_s}\r\n" if error.retryable else ""
     head = (
-        f"HTTP/1.1 400 Bad Request\r\ncontent-type: {content_type}\r\n"
-        f"content-length: {len(body)}\r\nx-request-id: {request_id}\r\nconnection: close\r\n\r\n"
+        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: {content_type}\r\n"
+        f"content-length: {len(body)}\r\nx-request-id: {request_id}\r\n{retry}connection: close\r\n\r\n"
     )
     return head.encode("ascii") + body

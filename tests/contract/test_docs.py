@@ -20,6 +20,7 @@ from service.cli import app, flag_name, variable_name
 from service.errors import BY_CODE
 from service.gateway.codecs.oip_header import read_header
 from service.settings import Settings
+from tests.live_server import path_with
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -154,9 +155,9 @@ def anchors_of(text: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def server_url() -> Iterator[str]:
-    """A real server, as a person starts it; it must drain cleanly."""
+    """A real server, as a person starts it, with what the examples ask for; it must drain cleanly."""
     command = [sys.executable, "-c", "from service.cli import app; app()", "serve"]
-    command += ["--port", "0", "--device", "cpu", "--arena-bytes", "64MiB"]
+    command += ["--port", "0", "--device", "cpu", "--arena-bytes", "64MiB", "--allow-shared-memory"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
         try:
@@ -182,7 +183,7 @@ def test_python_of_the_documents_runs(block: str, server_url: str, tmp_path: Pat
         timeout=60,
         check=False,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": path_with(ROOT)},
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip(), "an example shows something"

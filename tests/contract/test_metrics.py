@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from itertools import pairwise
+
 import httpx
 import numpy as np
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
+from service.counting import SECONDS_BUCKETS
+from service.errors import BY_CODE
 from tests.conftest import StartServer
-from tests.exposition import scrape, settles, total
+from tests.exposition import Scrape, scrape, settles, total
+from tests.live_server import LiveServer
+from tests.raw_http import RawConnection, post
 from tests.tensor_bodies import to_npy, to_safetensors
 
 ONES = to_safetensors({"a": np.ones((4, 4), np.float32), "b": np.ones((4, 4), np.float32)})
@@ -27,6 +34,7 @@ METRICS = {
     "tilewire_kernel_bandwidth_bytes_per_second": ("histogram", {"op"}),
     "tilewire_flops": ("counter", {"op", "dtype"}),
     "tilewire_kernel_seconds": ("counter", {"op", "dtype"}),
+    "tilewire_kernel_bytes": ("counter", {"op", "dtype"}),
     "tilewire_in_flight_requests": ("gauge", set()),
     "tilewire_queue_depth": ("gauge", set()),
     "tilewire_queue_bytes": ("gauge", set()),
@@ -99,10 +107,11 @@ def test_they_count_what_happened(start_server: StartServer) -> None:
         now = scrape(client)
     assert total(now, "tilewire_requests_total", op="matmul", code="200") == 5
     assert total(now, "tilewire_requests_total", op="matmul", code="400") == 1
-    assert total(now, "tilewire_rejected_total", reason="invalid_request") == 1
+    assert total(now, "tilewire_rejected_total") == 0
     assert total(now, "tilewire_request_duration_seconds_count", op="matmul") == 6
     assert total(now, "tilewire_flops_total", op="matmul", dtype="float16") == 5 * 2 * 8 * 16 * 4
     assert total(now, "tilewire_kernel_seconds_total", op="matmul", dtype="float16") > 0
+    assert total(now, "tilewire_kernel_bytes_total", op="matmul", dtype="float16") == 5 * 2 * (8 * 16 + 16 * 4 + 8 * 4)
     assert total(now, "tilewire_batch_requests_sum", op="matmul") == 5
     assert total(now, "tilewire_request_bytes_total", op="matmul") >= 5 * len(matmul)
     assert total(now, "tilewire_response_bytes_total", op="matmul") >= sizes
@@ -111,3 +120,65 @@ def test_they_count_what_happened(start_server: StartServer) -> None:
     assert total(now, "tilewire_arena_bytes") == 16 * 2**20
     assert total(now, "tilewire_engine_up", device="cpu") == 1
     assert total(now, "tilewire_build_info", backend="cpu", triton="none") == 1
+
+
+def test_durations_have_buckets_from_20_us_to_over_a_minute(used: httpx.Client) -> None:
+    bounds = sorted(
+        {
+            float(dict(labels)["le"])
+            for name, labels in scrape(used)
+            if name == "tilewire_request_duration_seconds_bucket"
+        }
+    )
+    assert bounds == [*SECONDS_BUCKETS, float("inf")]
+    assert bounds[0] == 20e-6
+    assert bounds[-2] >= 60
+    assert all(1.59 < after / before < 1.61 for before, after in pairwise(bounds[:-1]))
+
+
+def test_refusals_are_counted_and_mistakes_are_not(used: httpx.Client) -> None:
+    before = scrape(used)
+    assert {labels for name, labels in before if name == "tilewire_rejected_total"} == {
+        frozenset({("reason", code)}) for code, error in BY_CODE.items() if error.is_refusal
+    }
+    assert used.post("/v1/matmul?nonsense=1", content=ONES).status_code == 400
+    assert used.get("/nothing").status_code == 404
+    assert used.post("/v1/matmul", content=bytes(17 * 2**20)).status_code == 413
+
+    def refused(now: Scrape, reason: str) -> float:
+        return total(now, "tilewire_rejected_total", reason=reason) - total(
+            before, "tilewire_rejected_total", reason=reason
+        )
+
+    assert settles(used, lambda now: refused(now, "body_too_large") == 1)
+    assert total(scrape(used), "tilewire_rejected_total") - total(before, "tilewire_rejected_total") == 1
+
+
+def test_exemplars_lead_from_a_bucket_to_its_request(server: LiveServer, used: httpx.Client) -> None:
+    accept = {"accept": "application/openmetrics-text"}
+    # Two that are in no exemplar, for one would have to be quoted and one is too long; then one through each gateway.
+    ids = ['qu"oted\\', "x" * 128, "first", "second"]
+    for gateway, request_id in zip(server.gateways() * 2, ids, strict=False):
+        with RawConnection(server.connect_to(gateway)) as raw:
+            raw.send(post("/v1/add", ONES, x_request_id=request_id))
+            assert raw.answer().status == 200
+
+    def exemplars() -> dict[str, tuple[float, float, float]]:
+        families = {family.name: family for family in openmetrics_families(used.get("/metrics", headers=accept).text)}
+        samples = families["tilewire_request_duration_seconds"].samples
+        return {
+            sample.exemplar.labels["request_id"]: (float(sample.labels["le"]), sample.exemplar.value, sample.value)
+            for sample in samples
+            if sample.exemplar is not None and sample.labels["op"] == "add"
+        }
+
+    end_s = time.monotonic() + 20
+    bounds = [0.0, *SECONDS_BUCKETS, float("inf")]
+    while not {"second"} <= (found := exemplars()).keys():
+        assert time.monotonic() < end_s, found
+        time.sleep(0.1)
+    assert not found.keys() & set(ids[:2])
+    for bound, value, count in found.values():
+        assert bounds[bounds.index(bound) - 1] < value <= bound
+        assert count > 0
+    assert "# {" not in used.get("/metrics", headers={"accept": "text/plain"}).text

@@ -284,7 +284,9 @@ def test_a_bomb_is_413(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
-@pytest.mark.parametrize("body", [b"", b"nonsense", gzip.compress(b"{}")[:-3], gzip.compress(b"{}") + b"x"])
+@pytest.mark.parametrize(
+    "body", [b"", b"nonsense", gzip.compress(b"{}", mtime=0)[:-3], gzip.compress(b"{}", mtime=0) + b"x"]
+)
 def test_streams_that_are_none_are_400(client: httpx.Client, coding: str, body: bytes) -> None:
     check_error(client.post(SOFTMAX, content=body, headers={"content-encoding": coding}), 400, coding)
 

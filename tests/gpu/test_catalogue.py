@@ -11,7 +11,7 @@ from kernels.targets import current
 from kernels.trials import trials, wrong
 
 
-def test_every_binary_is_tried_and_right(device):
+def test_every_binary_is_tried_and_right():
     target = current(torch.cuda.current_device())
     tried = list(trials(target, torch.device("cuda")))
     assert wrong(tried) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 from tests.conftest import StartServer
 from tests.exposition import Scrape, is_idle, scrape, settles, total
 from tests.float64_oracle import random_array
-from tests.live_server import COMMAND, POLL_S, ROOT, START_TIMEOUT_S, LiveServer, held
+from tests.live_server import COMMAND, POLL_S, ROOT, START_TIMEOUT_S, LiveServer, held, path_with
 from tests.raw_http import ConnectionEnded, RawConnection, head, post
 from tests.tensor_bodies import from_safetensors, to_npy, to_safetensors
 
@@ -291,25 +292,30 @@ def counts_504(number: float, now: Scrape) -> bool:
 
 def test_a_job_whose_client_left_the_queue_is_not_computed(start_server: StartServer) -> None:
     server = start_server("--gateways", "1", "--arena-bytes", "16MiB")
-    (engine,) = server.engines()
+    (engine,), (gateway,) = server.engines(), server.gateways()
     with server.client() as client:
+        assert settles(client, is_idle)
+        num_sockets = sockets_of(gateway)
         with held([engine]), RawConnection(server.connect()) as connection:
             connection.send(post("/v1/add", ONES))
             assert settles(client, lambda now: total(now, "tilewire_in_flight_requests") == 1)
+            assert sockets_of(gateway) == num_sockets + 1
             connection.sock.close()
             # The gateway has noticed when its connection is gone from its files; until then the job may still run.
-            assert settles(client, lambda now: not has_connections(server, 2))
+            assert settles(client, lambda now: sockets_of(gateway) == num_sockets)
         assert settles(client, lambda now: total(now, "tilewire_requests_total", op="add", code="499") == 1)
         assert client.post("/v1/add", content=ONES).status_code == 200
         assert settles(client, lambda now: total(now, "tilewire_flops_total", op="add") == 16)
         assert settles(client, is_idle)
 
 
-def has_connections(server: LiveServer, at_least: int) -> bool:
-    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
-    local = f":{server.port:04X}"
-    established = [fields for fields in map(str.split, lines) if fields[1].endswith(local) and fields[3] == "01"]
-    return len(established) >= at_least
+def sockets_of(pid: int) -> int:
+    """Sockets that a process has open."""
+    count = 0
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            count += str(fd.readlink()).startswith("socket:")
+    return count
 
 
 # ── start ─────────────────────────────────────────────────────────────────────────────────────────
@@ -327,7 +333,7 @@ def test_a_gateway_is_light_and_knows_no_torch(server: LiveServer) -> None:
 
 
 def test_a_port_that_is_taken_is_said_so(server: LiveServer, tmp_path: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": path_with(ROOT)}
     done = subprocess.run(
         [*COMMAND, "--port", str(server.port), "--device", "cpu"], capture_output=True, text=True, env=env, timeout=60
     )
@@ -338,7 +344,7 @@ def test_a_port_that_is_taken_is_said_so(server: LiveServer, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("flags", [["--device", "tpu"], ["--max-rank", "1"], ["--arena-bytes", "lots"]])
 def test_settings_that_cannot_be_are_said_so(flags: list[str]) -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": path_with(ROOT)}
     done = subprocess.run([*COMMAND, *flags], capture_output=True, text=True, env=env, timeout=60)
     assert done.returncode == 2
     assert flags[0] in done.stderr

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import StartServer
+from tests.exposition import scrape, total
 from tests.live_server import LiveServer
 
 # Short windows: nothing here is a measurement.
@@ -48,10 +50,34 @@ def why_not() -> str | None:
     ids=" ".join,
 )
 def test_it_runs_without_an_error(server: LiveServer, flags: list[str], tmp_path: Path) -> None:
+    run(server, flags, tmp_path / "report.csv")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [*ADD, "--concurrency-range", "2"],
+        [*MATMUL, "--concurrency-range", "1:3:2", "--async"],
+        [*SOFTMAX, "--request-rate-range", "40"],
+    ],
+    ids=" ".join,
+)
+def test_it_runs_over_shared_memory_without_an_error(
+    start_server: StartServer, flags: list[str], tmp_path: Path
+) -> None:
+    server = start_server("--gateways", "2", "--arena-bytes", "32MiB", "--allow-shared-memory")
+    shared = ["--shared-memory", "system", "--output-shared-memory-size", "65536"]
+    run(server, [*flags, *shared], tmp_path / "report.csv")
+    with server.client() as client:
+        assert client.get("/v2/systemsharedmemory/status").json() == []
+        assert total(scrape(client), "tilewire_rejected_total") == 0
+
+
+def run(server: LiveServer, flags: list[str], report: Path) -> None:
+    """A run that must end without an error and with figures."""
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
-    report = tmp_path / "report.csv"
     address = server.url.removeprefix("http://")
     command = ["perf_analyzer", "-i", "http", "-u", address, "-f", str(report), *QUICK, *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

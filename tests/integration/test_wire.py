@@ -14,11 +14,10 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.conftest import StartServer
 from tests.exposition import is_idle, scrape, settles, total
 from tests.float64_oracle import random_array
 from tests.live_server import LiveServer
-from tests.raw_http import ConnectionEnded, RawConnection, head, post
+from tests.raw_http import Answer, ConnectionEnded, RawConnection, head, post
 from tests.tensor_bodies import TYPES, Array, decode, to_safetensors
 
 Raw = Callable[[], RawConnection]
@@ -40,6 +39,13 @@ def _nothing_is_left_behind(client: httpx.Client) -> Iterator[None]:
     assert response.status_code == 200
     check_product(response.content)
     assert settles(client, is_idle), scrape(client)
+
+
+def final_answer(connection: RawConnection) -> Answer:
+    """The answer behind any interim one."""
+    while (answer := connection.answer()).status == 100:
+        pass
+    return answer
 
 
 def product_of(seed: int, size: int) -> tuple[bytes, Array]:
@@ -265,65 +271,6 @@ def test_other_spellings_reach_nothing_unexpected(raw: Raw, target: str) -> None
     assert answer.status in (200, 400, 404, 405)
 
 
-def test_a_body_that_stalls_is_given_up(start_server: StartServer) -> None:
-    server = start_server("--gateways", "1", "--arena-bytes", "16MiB", "--body-timeout-s", "0.3")
-    with RawConnection(server.connect()) as connection, server.client() as client:
-        connection.send(head("POST", "/v1/matmul", content_length=str(len(BODY))) + BODY[:100])
-        answer = connection.answer()
-        assert answer.status == 400
-        assert "100" in answer.json()["detail"]
-        assert settles(client, is_idle)
-
-
-def test_a_head_that_trickles_in_is_given_up(start_server: StartServer) -> None:
-    server = start_server("--gateways", "1", "--arena-bytes", "16MiB", "--body-timeout-s", "0.3")
-    with RawConnection(server.connect()) as connection:
-        connection.send(b"POST /v1/matmul HTTP/1.1\r\nhost: x\r\n")
-        answer = connection.answer()
-        assert answer.status == 400
-        assert "0.3 s" in answer.json()["detail"]
-        assert connection.is_closed()
-
-
-def test_a_client_that_never_reads_its_answer_loses_its_slots(start_server: StartServer) -> None:
-    server = start_server("--gateways", "1", "--arena-bytes", "128MiB", "--body-timeout-s", "0.5")
-    x = np.ones((2048, 2048), np.float32)
-    with RawConnection(server.connect()) as connection, server.client() as client:
-        # More than the sockets' own buffers hold.
-        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.send(post("/v1/softmax", to_safetensors({"x": x})))
-        assert settles(client, lambda now: total(now, "tilewire_arena_bytes", state="used") > 0)
-        assert settles(client, is_idle), scrape(client)
-
-
-def test_full_memory_and_full_queue_are_429_before_the_body(start_server: StartServer) -> None:
-    server = start_server("--gateways", "1", "--arena-bytes", "1MiB", "--max-in-flight", "2")
-    with server.client() as client:
-        with RawConnection(server.connect()) as first, RawConnection(server.connect()) as second:
-            first.send(head("POST", "/v1/matmul", content_length=str(900_000)) + b"x")
-            assert settles(client, lambda now: total(now, "tilewire_arena_bytes", state="used") > 0)
-            second.send(head("POST", "/v1/matmul", content_length=str(300_000)) + b"x")
-            answer = second.answer()
-            assert answer.status == 429
-            assert int(answer.headers["retry-after"]) >= 1
-            with RawConnection(server.connect()) as third, RawConnection(server.connect()) as fourth:
-                third.send(head("POST", "/v1/matmul", content_length="1000") + b"x")
-                assert settles(client, lambda now: total(now, "tilewire_in_flight_requests") == 2)
-                fourth.send(head("POST", "/v1/matmul", content_length="1000"))
-                answer = fourth.answer()
-                assert answer.status == 429
-                assert "queue" in answer.json()["detail"]
-                assert int(answer.headers["retry-after"]) >= 1
-                # Health does not depend on load: an orchestrator would kill a busy server.
-                assert client.get("/healthz").status_code == 200
-                assert client.get("/readyz").status_code == 200
-        assert settles(client, is_idle)
-        response = client.post("/v1/matmul", content=bytes(2**21))
-        assert response.status_code == 413
-        assert settles(client, is_idle)
-        assert client.post("/v1/matmul", content=BODY).status_code == 200
-
-
 def test_a_client_that_leaves_after_a_large_body_frees_everything(raw: Raw, client: httpx.Client) -> None:
     """Large bodies take the way around the parser; the disconnect must be noticed on it too."""
     a = np.random.default_rng(0).standard_normal((1500, 1500)).astype(np.float32)
@@ -347,3 +294,47 @@ def test_large_bodies_back_to_back_on_one_connection(raw: Raw) -> None:
     for x in bodies:
         np.testing.assert_array_equal(decode(TYPES["safetensors"], connection.answer().body), x + x)
     sender.join()
+
+
+def test_a_client_that_only_ended_its_side_is_answered(raw: Raw) -> None:
+    connection = raw()
+    connection.send(MATMUL)
+    connection.sock.shutdown(socket.SHUT_WR)
+    check_product(final_answer(connection).body)
+    assert connection.is_closed()
+
+
+def test_pipelined_requests_and_then_the_end_of_one_side(raw: Raw) -> None:
+    connection = raw()
+    connection.send(MATMUL * 5)
+    connection.sock.shutdown(socket.SHUT_WR)
+    for _ in range(5):
+        check_product(final_answer(connection).body)
+    assert connection.is_closed()
+
+
+def test_a_large_body_and_then_the_end_of_one_side(raw: Raw) -> None:
+    connection = raw()
+    x = random_array("float32", (2**19,), 7)
+    connection.send(post("/v1/add", to_safetensors({"a": x, "b": x})))
+    connection.sock.shutdown(socket.SHUT_WR)
+    answer = final_answer(connection)
+    np.testing.assert_array_equal(decode(TYPES["safetensors"], answer.body), x + x)
+    assert connection.is_closed()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HTT", MATMUL[:-1]])
+def test_the_end_of_one_side_before_a_whole_request_ends_the_connection(raw: Raw, sent: bytes) -> None:
+    connection = raw()
+    connection.send(sent)
+    connection.sock.shutdown(socket.SHUT_WR)
+    assert connection.is_closed()
+
+
+def test_a_small_answer_leaves_in_one_piece(raw: Raw) -> None:
+    connection = raw()
+    for _ in range(20):
+        connection.send(MATMUL)
+        piece = connection.sock.recv(2**16)
+        head_end = piece.index(b"\r\n\r\n") + 4
+        check_product(piece[head_end:])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kernels.targets import KNOWN
+from tests.live_server import path_with
 
 PROBE = Path(__file__).parent / "compile_probe.py"
 MATRIX_INSTRUCTIONS = {"cuda:80": ("mma",), "cuda:90": ("wgmma", "mma"), "cuda:100": ("tcgen05", "mma")}
@@ -18,9 +19,8 @@ TARGETS = sorted(KNOWN)
 
 @functools.cache
 def probe(name):
-    root = PROBE.parents[2]
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = str(root)
+    environment["PYTHONPATH"] = path_with(PROBE.parents[2])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(PROBE), name], capture_output=True, text=True, env=environment, check=False
     )

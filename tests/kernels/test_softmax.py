@@ -116,3 +116,10 @@ def test_large_values_do_not_overflow():
 def test_refuses(x, options, named):
     with pytest.raises(ValueError, match=named):
         softmax(x, **options)
+
+
+@pytest.mark.parametrize("n", [50, 200])
+def test_a_row_has_the_same_bits_alone_and_among_others(n):
+    x = torch.randn((9, n), generator=torch.Generator().manual_seed(5))
+    whole = softmax(x, batch_invariant=True)
+    assert torch.equal(softmax(x[4:5], batch_invariant=True), whole[4:5])

@@ -17,9 +17,11 @@ from kernels import tables
 from kernels.add.configs import members as add_members
 from kernels.alternatives import chosen
 from kernels.catalogue import variants
-from kernels.matmul.choice import choose, config_of, family_of, is_supported
-from kernels.matmul.choice import members as matmul_members
+from kernels.matmul.choice import choose, choose_invariant
 from kernels.matmul.configs import OUT_DTYPES, Config, Problem
+from kernels.matmul.members import family_of, is_supported
+from kernels.matmul.members import members as matmul_members
+from kernels.matmul.table import config_of
 from kernels.matmul.variants import build
 from kernels.softmax.configs import members as softmax_members
 from kernels.tables import install, table_for
@@ -289,8 +291,8 @@ def test_every_choice_from_a_written_table_is_in_the_catalogue(tuned_targets, da
         is_padded_in=is_padded,
         is_boxed_out=is_out_aligned and data.draw(st.booleans()),
     )
-    config = choose(problem, target, is_plain=is_plain)
-    assert build(family_of(problem, config, is_plain=is_plain), config, target) in listed[name]
+    for config in (choose(problem, target, is_plain=is_plain), choose_invariant(problem, target)):
+        assert build(family_of(problem, config, is_plain=is_plain), config, target) in listed[name]
 
 
 def test_a_table_cannot_be_installed_after_it_was_read():

@@ -6,8 +6,8 @@ A process of its own: it must not see the interpreter.
 import json
 from dataclasses import asdict, replace
 
-from kernels.matmul.choice import family_of
 from kernels.matmul.configs import Config
+from kernels.matmul.members import family_of
 from kernels.targets import KNOWN
 from kernels.tuning.compiling import Compiler, Recipe
 from kernels.workloads import Product

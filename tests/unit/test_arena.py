@@ -6,6 +6,7 @@ import fcntl
 import itertools
 import mmap
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -16,6 +17,17 @@ from service.arena import SLOT_ALIGN, Arena, Lease, Segment
 from service.errors import TooBusy
 
 NBYTES = 64 * 1024
+
+
+def test_huge_pages_are_asked_for_and_every_page_is_there() -> None:
+    segment = Segment.create("test", 2**22)
+    assert os.fstat(segment.fd).st_blocks == 0
+    huge_bytes = segment.take_huge_pages()
+    assert os.fstat(segment.fd).st_blocks * 512 == 2**22
+    allowed = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled").read_text()
+    assert (huge_bytes > 0) == any(word in allowed for word in ("[always]", "[advise]", "[within_size]", "[force]"))
+    assert bytes(segment.view) == bytes(2**22)
+    segment.close()
 
 
 class Leasing(RuleBasedStateMachine):

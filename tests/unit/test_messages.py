@@ -19,21 +19,27 @@ from service.messages import (
     GetTensor,
     Hello,
     Job,
+    ListRegions,
     ListTensors,
     Operand,
     PutTensor,
+    RegionInfo,
+    RegionList,
+    RegisterRegion,
     Stale,
     TensorInfo,
     Tensors,
     Timings,
     ToEngine,
     ToGateway,
+    UnregisterRegion,
     Welcome,
     encode_frame,
 )
 from service.ops import AddOptions, MatmulOptions, SoftmaxOptions, TensorType
 
 KIND = TensorType("float32", (2, 3))
+REGION = RegionInfo("r", "/key", 2**62, 2**62, 2**62, 2**63)
 TO_ENGINE = [
     Hello(0, 2**40),
     Job(
@@ -65,6 +71,11 @@ TO_ENGINE = [
     DescribeTensor(7, "a"),
     DeleteTensor(8, "a"),
     ListTensors(9),
+    Job(10, "add", {"a": Operand(KIND, 2**62, region="r")}, AddOptions(), KIND, 2**62, 1, 1, out_region="s"),
+    RegisterRegion(11, REGION),
+    UnregisterRegion(12, None),
+    UnregisterRegion(13, "r", 2**62),
+    ListRegions(14, "r"),
 ]
 INFO = TensorInfo("a", KIND, 1.5, None, 3)
 TO_GATEWAY = [
@@ -73,6 +84,7 @@ TO_GATEWAY = [
     Failed(2, "too_busy", "full", 7),
     Stale(3, (INFO,)),
     Tensors(4, (INFO, INFO), replaced=True),
+    RegionList(5, (REGION, REGION), 9),
 ]
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from service.settings import Settings, devices_of
+from service.settings import Inherited, Settings, TracingSettings, devices_of, keyless_of
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_bytes_with_units(text: str | int, nbytes: int) -> None:
 def test_gateways_share_the_arena(gateways: int) -> None:
     settings = Settings(gateways=gateways)
     assert settings.num_gateways == gateways
-    assert settings.gateway(0, 3, [], "").segment_bytes * gateways <= settings.arena_bytes
+    assert settings.gateway(0, Inherited(3), [], "").segment_bytes * gateways <= settings.arena_bytes
 
 
 def test_gateways_follow_the_cores_by_default() -> None:
@@ -50,8 +50,36 @@ def test_gateways_follow_the_cores_by_default() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"port": 70000}, {"max_rank": 1}, {"log_level": "loud"}, {"nonsense": 1}, {"arena_bytes": "lots"}]
+    "wrong",
+    [
+        {"port": 70000},
+        {"max_rank": 1},
+        {"log_level": "loud"},
+        {"nonsense": 1},
+        {"arena_bytes": "lots"},
+        {"keyless": "health"},
+        {"keyless": "docs,none"},
+        {"trace_ratio": 1.5},
+        {"tls_key": "key.pem"},
+        {"tls_client_ca": "ca.pem"},
+    ],
 )
 def test_what_cannot_be_is_refused(wrong: dict) -> None:
     with pytest.raises(ValidationError):
         Settings(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("none", ()), ("", ()), ("docs", ("docs",)), ("docs, metrics", ("docs", "metrics"))]
+)
+def test_what_needs_no_key(text: str, words: tuple[str, ...]) -> None:
+    assert keyless_of(Settings(keyless=text).keyless) == words
+
+
+def test_spans_go_where_the_flag_says_or_else_the_standard_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    assert Settings().tracing is None
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://standard:4318")
+    assert Settings().tracing == TracingSettings("http://standard:4318/v1/traces", 1.0)
+    flag = Settings(otlp_endpoint="http://flag:4318/", trace_ratio=0.25)
+    assert flag.tracing == TracingSettings("http://flag:4318/v1/traces", 0.25)

@@ -1,11 +1,11 @@
 """The contract of a backend: what the engine's loop asks of whatever computes. Knows no scheduler, no socket and no client.
 
-All calls come from the engine's loop thread, except `Running.wait`, which the completion thread calls.
+All calls come from the engine's loop thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +14,8 @@ import torch
 from service.arena import Segment
 from service.messages import Timings
 from service.ops import Options, TensorType
+
+# What is made for each request is not frozen: that would cost three times as much to make. Nobody changes it.
 
 
 class DeviceLost(Exception):
@@ -39,7 +41,7 @@ class Identity:
     triton: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class HostBytes:
     """Bytes of one tensor in a mapped segment.
 
@@ -48,15 +50,18 @@ class HostBytes:
         type: Dtype and shape.
         offset: Of the first byte; not aligned to anything.
         fortran: In Fortran order.
+        is_foreign: In a client's region, as `Backend.adopt` gave it. Its pages are pinned for the device, but the client may
+            cut the file under our mapping: the CPU must never touch these bytes.
     """
 
     mapped: torch.Tensor
     type: TensorType
     offset: int
     fortran: bool = False
+    is_foreign: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Step:
     """One request of a batch.
 
@@ -73,7 +78,7 @@ class Step:
     out: HostBytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Joined:
     """One launch of a batch: one request, or several whose operands are joined.
 
@@ -92,8 +97,38 @@ class Joined:
     outs: Sequence[HostBytes]
 
 
+# Told (stage, done, total) while something takes long.
+Report = Callable[[str, int, int], None]
+
+
+def device_of(identity: Identity) -> dict[str, object]:
+    """What `/v1/kernels` says of a device that has no kernels."""
+    return {
+        "device": identity.device,
+        "device_name": identity.device_name,
+        "backend": identity.backend,
+        "target": None,
+        "table": None,
+        "roofline": None,
+        "variants": [],
+        "tuned": [],
+    }
+
+
+class NotUsable(Exception):
+    """The device cannot be served with: a kernel gave a wrong result or would not compile."""
+
+
 class Running(Protocol):
     """A batch that was begun."""
+
+    def is_done(self) -> bool:
+        """Whether `wait` returns at once.
+
+        Raises:
+            DeviceLost: The device failed.
+        """
+        ...
 
     def wait(self) -> Timings:
         """Blocks until every result is in its slot; releases the GIL meanwhile.
@@ -112,12 +147,46 @@ class Backend(Protocol):
         """What this is."""
         ...
 
+    def warm_up(self, how: str, report: Report, on_compile: Callable[[str], None]) -> None:
+        """Brings what computes onto the device, so that no request waits for it; called once, by the thread that computes.
+
+        Args:
+            how: `none`, `load` (everything is compiled and loaded) or `run` (and tried once).
+            report: Told how far it is, as stages `compile`, `load` and `run`.
+            on_compile: Called with the op of each kernel that is compiled, then and later. What it raises fails the request.
+
+        Raises:
+            NotUsable: Why not.
+        """
+        ...
+
+    def kernels(self) -> dict[str, object]:
+        """What computes, as `/v1/kernels` shows it for one device."""
+        ...
+
     def attach(self, segment: Segment) -> torch.Tensor:
         """Makes a segment reachable for the device; returns it as a flat uint8 tensor."""
         ...
 
     def detach(self, mapped: torch.Tensor) -> None:
         """Undoes `attach`; nothing that was begun may still use it."""
+        ...
+
+    def adopt(self, fd: int, offset: int, nbytes: int) -> torch.Tensor | None:
+        """Makes a client's memory reachable for the device, which alone will touch it; `detach` undoes it.
+
+        Args:
+            fd: Of the client's shared-memory object, open for reading and writing.
+            offset: Where to begin, a multiple of the page size.
+            nbytes: How much.
+
+        Returns:
+            A flat uint8 tensor, or None where the CPU would have to touch the mapping: then its bytes are copied through `fd`.
+        """
+        ...
+
+    def host_buffer(self, nbytes: int) -> torch.Tensor:
+        """Memory of our own for bytes that are copied through a descriptor, as a flat uint8 tensor."""
         ...
 
     def upload(self, source: HostBytes) -> torch.Tensor:

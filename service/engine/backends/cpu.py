@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from service.arena import Segment
-from service.engine.backends.contract import HostBytes, Identity, Joined
+from service.engine.backends.contract import HostBytes, Identity, Joined, Report, device_of
 from service.engine.backends.host import TORCH_DTYPES, tensor_of
 from service.messages import Timings
 from service.ops import AddOptions, MatmulOptions, SoftmaxOptions
@@ -37,6 +37,10 @@ class Finished:
     def __init__(self, timings: Timings) -> None:
         self._timings = timings
 
+    def is_done(self) -> bool:
+        """It is."""
+        return True
+
     def wait(self) -> Timings:
         """Returns at once."""
         return self._timings
@@ -52,12 +56,26 @@ class CpuBackend:
     def __init__(self, device: str = "cpu") -> None:
         self.identity = Identity("cpu", device, _processor_name(), str(torch.__version__), "none")
 
+    def warm_up(self, how: str, report: Report, on_compile: Callable[[str], None]) -> None:
+        """There is nothing to bring."""
+
+    def kernels(self) -> dict[str, object]:
+        """None: torch computes."""
+        return device_of(self.identity)
+
     def attach(self, segment: Segment) -> torch.Tensor:
         """Maps a segment as a flat uint8 tensor."""
         return torch.frombuffer(segment.view, dtype=torch.uint8)
 
     def detach(self, mapped: torch.Tensor) -> None:
         """Nothing was registered, so nothing is undone."""
+
+    def adopt(self, fd: int, offset: int, nbytes: int) -> None:
+        """Never: the CPU would touch the mapping, and a client that cuts its file would end this process with SIGBUS."""
+
+    def host_buffer(self, nbytes: int) -> torch.Tensor:
+        """Ordinary memory."""
+        return torch.empty(nbytes, dtype=torch.uint8)
 
     def upload(self, source: HostBytes) -> torch.Tensor:
         """The host copy itself is the resident tensor."""

@@ -8,7 +8,10 @@ thread.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import mmap
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +21,8 @@ import triton
 import kernels
 from kernels.layouts import lay_out, preferred_layout
 from service.arena import Segment
-from service.engine.backends.contract import DeviceLost, HostBytes, Identity, Joined
+from service.engine.backends.contract import DeviceLost, HostBytes, Identity, Joined, Report
+from service.engine.backends.gpu_kernels import DeviceKernels
 from service.engine.backends.host import TORCH_DTYPES, bytes_of, shaped
 from service.engine.backends.staging import Staging
 from service.errors import TooBusy
@@ -56,6 +60,17 @@ class InFlight:
         self._held = held
         self._recycle = recycle
 
+    def is_done(self) -> bool:
+        """Asks the device; costs a microsecond or two.
+
+        Raises:
+            DeviceLost: A copy or a kernel failed; the context is gone with it.
+        """
+        try:
+            return bool(self._marks.end.query())
+        except RuntimeError as error:
+            raise DeviceLost(str(error)) from error
+
     def wait(self) -> Timings:
         """Blocks until the results are in their slots.
 
@@ -82,30 +97,36 @@ class GpuBackend:
 
     Args:
         device: `cuda:0`, …; ROCm devices have the same names in PyTorch.
+        batch_invariant: Whether a request's result shall have the same bits whatever it was batched with.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, *, batch_invariant: bool = False) -> None:
+        self._is_invariant = batch_invariant
         self._device = torch.device(device)
         torch.cuda.set_device(self._device)
         self._stage_in = torch.cuda.Stream(self._device)
         self._compute = torch.cuda.Stream(self._device)
         self._stage_out = torch.cuda.Stream(self._device)
         self._staging = Staging(self._device)
+        self._kernels = DeviceKernels(self._device)
         self._spare_marks: list[_Marks] = []
         self._registered: dict[int, int] = {}
         self.identity = Identity(
             "gpu", device, torch.cuda.get_device_name(self._device), str(torch.__version__), triton.__version__
         )
 
+    def warm_up(self, how: str, report: Report, on_compile: Callable[[str], None]) -> None:
+        """Compiles, loads and tries every kernel of the device."""
+        self._kernels.warm_up(how, self._compute, report, on_compile)
+
+    def kernels(self) -> dict[str, object]:
+        """Every binary of the device's catalogue."""
+        return self._kernels.described(self.identity)
+
     def attach(self, segment: Segment) -> torch.Tensor:
         """Registers a segment with the driver, so that copies from and to it are DMA and asynchronous."""
         mapped = torch.frombuffer(segment.view, dtype=torch.uint8)
-        status = torch.cuda.cudart().cudaHostRegister(mapped.data_ptr(), mapped.numel(), 0)
-        if int(status) == 0:
-            self._registered[mapped.data_ptr()] = mapped.numel()
-            self._staging.add_mapped(mapped)
-        else:
-            logger.warning("the driver could not pin %d bytes (%s): copies will be slower", mapped.numel(), status)
+        self._register(mapped)
         return mapped
 
     def detach(self, mapped: torch.Tensor) -> None:
@@ -113,6 +134,37 @@ class GpuBackend:
         if self._registered.pop(mapped.data_ptr(), None) is not None:
             self._staging.remove_mapped(mapped)
             torch.cuda.cudart().cudaHostUnregister(mapped.data_ptr())
+
+    def adopt(self, fd: int, offset: int, nbytes: int) -> torch.Tensor | None:
+        """Maps and registers a client's memory; see `contract.Backend.adopt`.
+
+        NVIDIA's driver pins the pages: they stay the device's, whatever becomes of the file. AMD's follows the page tables, as
+        an NVIDIA device beside an Arm processor may, and a file that is cut faults on the device: there the bytes are copied.
+        """
+        if torch.version.hip is not None or platform.machine() != "x86_64":
+            return None
+        try:
+            mapping = mmap.mmap(fd, nbytes, offset=offset)
+        except (OSError, ValueError):
+            return None
+        mapped = torch.frombuffer(mapping, dtype=torch.uint8)
+        return mapped if self._register(mapped) else None
+
+    def host_buffer(self, nbytes: int) -> torch.Tensor:
+        """Pinned memory from torch's pool, which knows when the copies that use it have run."""
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def _register(self, mapped: torch.Tensor) -> bool:
+        status = torch.cuda.cudart().cudaHostRegister(mapped.data_ptr(), mapped.numel(), 0)
+        if int(status) == 0:
+            self._registered[mapped.data_ptr()] = mapped.numel()
+            self._staging.add_mapped(mapped)
+            return True
+        # The runtime remembers the error, and the next launch's check would report it as its own: one launch takes it away.
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=self._device)
+        logger.warning("the driver could not pin %d bytes (%s): copies will be slower", mapped.numel(), status)
+        return False
 
     def upload(self, source: HostBytes) -> torch.Tensor:
         """Copies a tensor to the device and waits for it."""
@@ -143,7 +195,7 @@ class GpuBackend:
             self._compute.wait_event(marks.staged)
             with torch.cuda.stream(self._compute):
                 outs = [self._empty(one) for one in launches]
-                _run(launches, staged, outs)
+                _run(launches, staged, outs, is_invariant=self._is_invariant)
             marks.computed.record(self._compute)
             self._stage_out.wait_event(marks.computed)
             with torch.cuda.stream(self._stage_out):
@@ -200,12 +252,18 @@ def _can_pad(launch: Joined) -> bool:
 
 
 def _run(
-    launches: Sequence[Joined], staged: Sequence[Mapping[str, torch.Tensor]], outs: Sequence[torch.Tensor]
+    launches: Sequence[Joined],
+    staged: Sequence[Mapping[str, torch.Tensor]],
+    outs: Sequence[torch.Tensor],
+    *,
+    is_invariant: bool,
 ) -> None:
     """Launches the kernels of a batch on the current stream; several small products share one launch."""
     options = launches[0].options
-    if len(launches) == 1:
-        _run_one(options, staged[0], outs[0])
+    if len(launches) == 1 or is_invariant:
+        # What sums differently than a launch of its own is not for those who want the same bits.
+        for operands, out in zip(staged, outs, strict=True):
+            _run_one(options, operands, out, is_invariant=is_invariant)
         return
     assert isinstance(options, MatmulOptions), "This is a bug."
     kernels.grouped_matmul(
@@ -218,7 +276,7 @@ def _run(
     )
 
 
-def _run_one(options: Options, inputs: Mapping[str, torch.Tensor], out: torch.Tensor) -> None:
+def _run_one(options: Options, inputs: Mapping[str, torch.Tensor], out: torch.Tensor, *, is_invariant: bool) -> None:
     if isinstance(options, MatmulOptions):
         kernels.matmul(
             inputs["a"],
@@ -231,9 +289,11 @@ def _run_one(options: Options, inputs: Mapping[str, torch.Tensor], out: torch.Te
             activation=options.activation,
             out_dtype=out.dtype,
             precision=options.precision,
+            batch_invariant=is_invariant,
             out=out,
         )
     elif isinstance(options, AddOptions):
         kernels.add(inputs["a"], inputs["b"], alpha=options.alpha, out_dtype=out.dtype, out=out)
     else:
-        kernels.softmax(inputs["x"], axis=options.axis, log=options.log, out_dtype=out.dtype, out=out)
+        axis, log = options.axis, options.log
+        kernels.softmax(inputs["x"], axis=axis, log=log, out_dtype=out.dtype, batch_invariant=is_invariant, out=out)

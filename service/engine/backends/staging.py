@@ -1,4 +1,4 @@
-"""Operands of a batch from their slots to the device, and results back: one launch each way, or a DMA copy for a lone operand.
+"""Operands of a batch from their slots to the device, and results back: one launch each way, or DMA copies for large operands.
 
 Owns the choice between the copy engine and the copying kernel, and the padding of rows to 16 bytes, which lets unaligned
 products take the fast kernels. Knows no stream's meaning: the caller says which stream is current. Runs in the engine's loop
@@ -15,6 +15,10 @@ from kernels.layouts import ROW_BYTES, row_step
 from kernels.staging.op import Stretch, copy_stretches
 from service.engine.backends.contract import HostBytes
 from service.engine.backends.host import TORCH_DTYPES, bytes_of, shaped
+
+# From here an operand goes by the copy engine even beside others: the copying kernel saves calls, of which there are few, and
+# takes multiprocessors from the batch that computes. The driver moves copies of this size from pinned memory by DMA.
+LARGE_BYTES = 4 * 2**20
 
 
 class Staging:
@@ -62,7 +66,7 @@ class Staging:
         """
         pieces = [piece for sources, _ in operands for piece in sources]
         must_pad = can_pad and any(_must_pad(shape, TORCH_DTYPES[one[0].type.dtype]) for one, shape in operands)
-        if (len(pieces) == 1 and not must_pad) or not self._can_address(pieces):
+        if (_is_few(pieces) and not must_pad) or not self._can_address(pieces):
             return [self._by_copies(sources, shape, held) for sources, shape in operands]
         wholes, stretches = [], []
         for sources, shape in operands:
@@ -83,18 +87,23 @@ class Staging:
         """
         held += [result for result, _ in results]
         slots = [slot for _, outs in results for slot in outs]
-        is_lone = len(slots) == 1 and results[0][0].is_contiguous()
-        if not is_lone and self._can_address(slots):
+        is_plain = _is_few(slots) and all(result.is_contiguous() for result, _ in results)
+        if not is_plain and self._can_address(slots):
             stretches = []
             for result, outs in results:
                 stretches += _stretches(result, outs, is_padded=not result.is_contiguous(), is_gather=False)
             self._copy(stretches, held)
             return
+        stretches = []
         for result, outs in results:
             flat = result.reshape(-1).view(torch.uint8)
             held.append(flat)
             for piece, out in zip(flat.split([out.type.nbytes for out in outs]), outs, strict=True):
-                bytes_of(out).copy_(piece, non_blocking=True)
+                if _only_by_kernel(out):
+                    stretches.append(Stretch(piece.data_ptr(), out.mapped.data_ptr() + out.offset, out.type.nbytes))
+                else:
+                    bytes_of(out).copy_(piece, non_blocking=True)
+        self._copy(stretches, held)
 
     def _can_address(self, places: Sequence[HostBytes]) -> bool:
         return all(place.mapped.data_ptr() in self._mapped for place in places)
@@ -111,8 +120,15 @@ class Staging:
     ) -> torch.Tensor:
         sizes = [source.type.nbytes for source in sources]
         flat = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
+        stretches = []
         for piece, source in zip(flat.split(sizes), sources, strict=True):
-            piece.copy_(bytes_of(source), non_blocking=True)
+            if _only_by_kernel(source):
+                stretches.append(
+                    Stretch(source.mapped.data_ptr() + source.offset, piece.data_ptr(), source.type.nbytes)
+                )
+            else:
+                piece.copy_(bytes_of(source), non_blocking=True)
+        self._copy(stretches, held)
         held.append(flat)
         if len(sources) == 1:
             return shaped(flat, sources[0])
@@ -122,6 +138,16 @@ class Staging:
         table = copy_stretches(stretches, self._device)
         if table is not None:
             held.append(table)
+
+
+def _is_few(places: Sequence[HostBytes]) -> bool:
+    """Whether a copy call for each costs less than the kernel that would copy them all."""
+    return len(places) == 1 or all(place.type.nbytes >= LARGE_BYTES for place in places)
+
+
+def _only_by_kernel(place: HostBytes) -> bool:
+    """A small copy from or to a client's region: the driver might do it with the CPU, which must not touch a region."""
+    return place.is_foreign and place.type.nbytes < LARGE_BYTES
 
 
 def _must_pad(shape: tuple[int, ...], dtype: torch.dtype) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import RedirectResponse
 
 from service.errors import Unavailable
 from service.gateway.answers import json_response
@@ -29,16 +28,20 @@ def router(gateway: Gateway) -> APIRouter:
         if reason is None:
             return json_response({"ready": True})
         retry_after = {"retry-after": "1"}
-        return json_response({"ready": False, "error": reason}, Unavailable.status, retry_after)
+        body = {"ready": False, "error": reason, "engines": gateway.engines.states}
+        return json_response(body, Unavailable.status, retry_after)
+
+    return routes
+
+
+def metrics_router(gateway: Gateway) -> APIRouter:
+    """The route of scrapers."""
+    routes = APIRouter(tags=["health"])
 
     @routes.get("/metrics", summary="Prometheus exposition.", response_class=Response)
     async def metrics(request: Request) -> Response:
         body, content_type = await expose(gateway.metrics_folder, request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
-
-    @routes.get("/", include_in_schema=False)
-    async def root() -> Response:
-        return RedirectResponse("/docs")
 
     return routes
 
@@ -48,5 +51,6 @@ def why_not_ready(gateway: Gateway) -> str | None:
     if gateway.admission.is_draining:
         return "draining"
     if not gateway.engines.is_ready:
-        return "no engine is ready: starting or restarting"
+        is_warming = any(state["state"] == "warming" for state in gateway.engines.states)
+        return f"no engine is ready: {'warming up' if is_warming else 'starting or restarting'}"
     return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -16,6 +15,7 @@ from service.gateway.context import Exchange, Gateway, exchange_of
 from service.gateway.middleware import ExchangeMiddleware
 from service.gateway.openapi import describe_op
 from service.gateway.query import parse_call
+from service.gateway.reports import sent_by
 from service.messages import Operand
 from service.ops import OPS, Op
 
@@ -81,5 +81,5 @@ def _answer(gateway: Gateway, exchange: Exchange, computed: Computed, leases: Le
         computed.codec.content_type,
         timing_headers(exchange, computed.done),
         leases,
-        partial(gateway.metrics.observe_stage, exchange.op, "send"),
+        sent_by(gateway, exchange, exchange.op),
     )

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 from service.errors import InvalidRequest, Unavailable
 from service.gateway.admission import Leases
 from service.gateway.answers import TensorResponse, describe_tensor, json_response
+from service.gateway.auth import authorise
 from service.gateway.codecs.formats import codec_for_accept
 from service.gateway.compute import MAX_PLANS, receive_tensors
 from service.gateway.context import Exchange, Gateway, exchange_of
@@ -21,8 +22,10 @@ def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter(tags=["tensors"])
 
     @routes.get("/v1/tensors", summary="List the resident tensors.", response_class=Response)
-    async def list_tensors() -> Response:
-        return json_response([describe_tensor(info) for info in await gateway.engines.infos()])
+    async def list_tensors(request: Request) -> Response:
+        access = exchange_of(request.scope).granted
+        infos = await gateway.engines.infos()
+        return json_response([describe_tensor(info) for info in infos if access.may_read(info.name)])
 
     @routes.put(
         "/v1/tensors/{name:path}",
@@ -31,22 +34,26 @@ def router(gateway: Gateway) -> APIRouter:
         openapi_extra=describe_put(),
     )
     async def put_tensor(name: str, request: Request) -> Response:
-        info, was_there = await _put(gateway, exchange_of(request.scope), check_name(name, field="name"))
+        authorise(exchange_of(request.scope).granted, write=[check_name(name, field="name")])
+        info, was_there = await _put(gateway, exchange_of(request.scope), name)
         return json_response(describe_tensor(info), 200 if was_there else 201)
 
     @routes.get(
         "/v1/tensors/{name:path}", summary="Fetch a tensor.", response_class=Response, openapi_extra=describe_get()
     )
     async def get_tensor(name: str, request: Request) -> Response:
-        return await _download(gateway, exchange_of(request.scope), check_name(name, field="name"))
+        authorise(exchange_of(request.scope).granted, read=[check_name(name, field="name")])
+        return await _download(gateway, exchange_of(request.scope), name)
 
     @routes.head("/v1/tensors/{name:path}", summary="Describe a tensor in headers.", response_class=Response)
-    async def head_tensor(name: str) -> Response:
-        return Response(headers=_headers(await gateway.engines.describe(check_name(name, field="name"))))
+    async def head_tensor(name: str, request: Request) -> Response:
+        authorise(exchange_of(request.scope).granted, read=[check_name(name, field="name")])
+        return Response(headers=_headers(await gateway.engines.describe(name)))
 
     @routes.delete("/v1/tensors/{name:path}", summary="Forget a tensor.", status_code=204, response_class=Response)
-    async def delete_tensor(name: str) -> Response:
-        await gateway.engines.delete(check_name(name, field="name"))
+    async def delete_tensor(name: str, request: Request) -> Response:
+        authorise(exchange_of(request.scope).granted, write=[check_name(name, field="name")])
+        await gateway.engines.delete(name)
         return Response(status_code=204)
 
     return routes

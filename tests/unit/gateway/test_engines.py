@@ -7,10 +7,24 @@ from collections.abc import Callable
 
 import pytest
 
-from service.errors import ClientGone, ResidentQuota, TilewireError, Unavailable
+from service.errors import ClientGone, InvalidRequest, ResidentQuota, TilewireError, Unavailable
 from service.gateway.engine_client import Reply, Request
 from service.gateway.engines import Engines
-from service.messages import Done, Job, Operand, PutTensor, TensorInfo, Tensors, Timings, Welcome
+from service.messages import (
+    Done,
+    Job,
+    Operand,
+    PutTensor,
+    RegionInfo,
+    RegionList,
+    RegisterRegion,
+    TensorInfo,
+    Tensors,
+    Timings,
+    UnregisterRegion,
+    Warming,
+    Welcome,
+)
 from service.ops import AddOptions, TensorType
 
 KIND = TensorType("float32", (2,))
@@ -20,6 +34,7 @@ JOB = Job(0, "add", {}, AddOptions(), KIND, 0, 1, 1)
 class ScriptedEngine:
     def __init__(self, index: int, *, is_ready: bool = True) -> None:
         self.welcome = Welcome(index, "cpu", "cpu", "", "", "") if is_ready else None
+        self.warming: Warming | None = None
         self.sent: list[Request] = []
         self.futures: list[asyncio.Future[Reply]] = []
         self.cancelled: list[int] = []
@@ -114,5 +129,75 @@ def test_an_upload_waits_for_no_engine_that_would_miss_it() -> None:
     async def run() -> None:
         with pytest.raises(Unavailable):
             await Engines([ScriptedEngine(0), ScriptedEngine(1, is_ready=False)]).put("w", Operand(KIND, 0))
+
+    asyncio.run(run())
+
+
+REGION = RegionInfo("r", "/key", 0, 10)
+STAMPED = RegionInfo("r", "/key", 0, 10, stamp=7, inode=3)
+
+
+async def settle() -> None:
+    for _ in range(4):
+        await asyncio.sleep(0)
+
+
+def test_the_first_engine_decides_on_a_region_and_the_others_follow() -> None:
+    async def run() -> None:
+        first, second, third = (ScriptedEngine(index) for index in range(3))
+        task = asyncio.ensure_future(Engines([first, second, third]).register_region(REGION))
+        await settle()
+        assert (first.sent, second.sent, third.sent) == ([RegisterRegion(0, REGION)], [], [])
+        first.futures[0].set_result(RegionList(0, (STAMPED,), 7))
+        await settle()
+        assert second.sent == third.sent == [RegisterRegion(0, STAMPED)]
+        for engine in (second, third):
+            engine.futures[0].set_result(RegionList(0, (STAMPED,), 7))
+        await task
+
+    asyncio.run(run())
+
+
+def test_what_the_first_engine_refuses_the_others_never_hear_of() -> None:
+    async def run() -> None:
+        first, second = ScriptedEngine(0), ScriptedEngine(1)
+        task = asyncio.ensure_future(Engines([first, second]).register_region(REGION))
+        await settle()
+        first.futures[0].set_exception(InvalidRequest("name: taken"))
+        with pytest.raises(InvalidRequest):
+            await task
+        assert second.sent == []
+
+    asyncio.run(run())
+
+
+def test_what_a_later_engine_refuses_is_taken_back_everywhere() -> None:
+    async def run() -> None:
+        first, second = ScriptedEngine(0), ScriptedEngine(1)
+        task = asyncio.ensure_future(Engines([first, second]).register_region(REGION))
+        await settle()
+        first.futures[0].set_result(RegionList(0, (STAMPED,), 7))
+        await settle()
+        second.futures[0].set_exception(InvalidRequest("key: replaced"))
+        await settle()
+        # Only what this registration made: a later one of the same name stays.
+        assert first.sent[1] == UnregisterRegion(0, "r", 7)
+        first.futures[1].set_result(RegionList(0, (), 7))
+        await settle()
+        assert second.sent[1] == UnregisterRegion(0, "r", 7)
+        second.futures[1].set_result(RegionList(0, (), 7))
+        with pytest.raises(InvalidRequest, match="replaced"):
+            await task
+
+    asyncio.run(run())
+
+
+def test_regions_change_only_while_every_engine_is_there() -> None:
+    async def run() -> None:
+        engines = Engines([ScriptedEngine(0), ScriptedEngine(1, is_ready=False)])
+        with pytest.raises(Unavailable):
+            await engines.register_region(REGION)
+        with pytest.raises(Unavailable):
+            await engines.unregister_region(None)
 
     asyncio.run(run())

@@ -16,14 +16,15 @@ from starlette.types import Message, Scope
 from service.arena import Arena, Segment
 from service.errors import InvalidRequest, TilewireError
 from service.gateway.admission import Admission
+from service.gateway.auth import Access
 from service.gateway.context import Exchange, Gateway, Incoming
 from service.gateway.engine_client import Reply, Request
 from service.gateway.engines import Engines
 from service.gateway.infer import answer, header_length, infer
 from service.gateway.metrics import GatewayMetrics
-from service.messages import DescribeTensor, Done, Job, Stale, TensorInfo, Tensors, Timings, Welcome
+from service.messages import DescribeTensor, Done, Job, Stale, TensorInfo, Tensors, Timings, Warming, Welcome
 from service.ops import OPS, MatmulOptions, TensorType
-from service.settings import GatewaySettings
+from service.settings import GatewaySettings, Inherited
 from tests.oip_bodies import LENGTH, binary_input, from_answer, to_binary
 from tests.tensor_bodies import Array
 
@@ -36,6 +37,7 @@ class AddingEngine:
 
     def __init__(self, arena: Arena) -> None:
         self.welcome: Welcome | None = Welcome(0, "cpu", "cpu", "", "", "")
+        self.warming: Warming | None = None
         self.outstanding = 0
         self.jobs: list[Job] = []
         self.resident = TensorType("float32", (5, 4))
@@ -71,7 +73,8 @@ class Bench:
         self.segment = Segment.create("tests", SEGMENT_BYTES)
         self.arena = Arena(self.segment)
         self.engine = AddingEngine(self.arena)
-        settings = GatewaySettings(0, -1, [], "", SEGMENT_BYTES, max_body_bytes=2**19, max_json_bytes=2**16)
+        self.access = Access()
+        settings = GatewaySettings(0, Inherited(-1), [], "", SEGMENT_BYTES, max_body_bytes=2**19, max_json_bytes=2**16)
         admission = Admission(self.arena, 8, settings.max_body_bytes)
         metrics = GatewayMetrics()
         self.gateway = Gateway(settings, "0", Engines([self.engine]), self.arena, admission, metrics, "")
@@ -89,7 +92,7 @@ class Bench:
         async def send(message: Message) -> None:
             sent.append({**message, "body": bytes(message.get("body", b""))})
 
-        exchange = Exchange("id", Incoming(receive), headers)
+        exchange = Exchange("id", Incoming(receive), headers, access=self.access)
         leases = self.gateway.admission.admit()
         try:
             inferred = await infer(self.gateway, exchange, OPS[op], header_length(scope), leases)

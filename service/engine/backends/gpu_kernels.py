@@ -1,0 +1,105 @@
+"""Which kernels the GPU backend has: bringing them onto the device before it serves, and describing them.
+
+Owns the stages compile, load and run. Knows no batch. Runs in the engine's loop thread, with helpers while it loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import msgspec
+import torch
+
+from kernels.catalogue import variants
+from kernels.launching import Loaded, Variant
+from kernels.loading import load_all, on_compile
+from kernels.precompile import CompileError, is_complete, precompile
+from kernels.report import described, roofline, tuned
+from kernels.tables import is_tuned
+from kernels.targets import Target, current
+from kernels.trials import Trial, trials, wrong
+from service.engine.backends.contract import Identity, NotUsable, Report, device_of
+
+# Trials between two reports.
+FEW = 64
+
+
+class DeviceKernels:
+    """The catalogue of one device.
+
+    Args:
+        device: Which.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        assert device.index is not None, "This is a bug."
+        self._device = device
+        self._index = device.index
+        self._loaded: Mapping[Variant, Loaded] = {}
+
+    @property
+    def target(self) -> Target:
+        """What the kernels are compiled for."""
+        return current(self._index)
+
+    def warm_up(self, how: str, stream: torch.cuda.Stream, report: Report, on_each: Callable[[str], None]) -> None:
+        """See `contract.Backend.warm_up`.
+
+        Args:
+            how: As there.
+            stream: Where kernels are tried.
+            report: As there.
+            on_each: As there.
+
+        Raises:
+            NotUsable: Why not.
+        """
+        torch.cuda.set_device(self._device)
+        on_compile(on_each)
+        if how == "none":
+            return
+        try:
+            self._compile(report, on_each)
+            self._loaded = load_all(self.target, self._index, partial(report, "load"))
+            if how == "run":
+                self._try(stream, report)
+        except (CompileError, RuntimeError) as error:
+            raise NotUsable(str(error)) from error
+
+    def _compile(self, report: Report, on_each: Callable[[str], None]) -> None:
+        """In processes of their own, on all cores, unless the cache says that it has everything."""
+        if is_complete(self.target):
+            return
+        done = precompile(self.target, on_progress=partial(report, "compile"))
+        for op in done.compiled.elements():
+            on_each(op)
+
+    def _try(self, stream: torch.cuda.Stream, report: Report) -> None:
+        total = len(variants(self.target))
+        tried: list[Trial] = []
+        with torch.cuda.stream(stream):
+            for number, trial in enumerate(trials(self.target, self._device)):
+                tried.append(trial)
+                if number % FEW == 0:
+                    report("run", number, total)
+            failed = wrong(tried)
+        report("run", total, total)
+        # What the trials used is the requests' from now on.
+        tried.clear()
+        torch.cuda.empty_cache()
+        if failed:
+            names = "; ".join(variant.described() for variant in failed[:3])
+            raise NotUsable(f"{len(failed)} kernels gave a wrong result, among them {names}")
+
+    def described(self, identity: Identity) -> dict[str, object]:
+        """The device's part of `/v1/kernels`."""
+        target = self.target
+        return {
+            **device_of(identity),
+            "target": f"{target.backend}:{target.arch}",
+            "table": target.name if is_tuned(target) else None,
+            "roofline": roofline(target),
+            "variants": [msgspec.to_builtins(each) for each in described(target, self._loaded)],
+            "tuned": [msgspec.to_builtins(each) for each in tuned(target)],
+        }

@@ -1,0 +1,1 @@
+"""What a device says of itself: memory, power, temperature, utilization."""

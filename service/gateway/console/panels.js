@@ -1,0 +1,215 @@
+// The tables and meters: what the figures, the lists of tensors and kernels, and the engines' state look like.
+
+import { bucketName } from "./charts.js";
+import { OPS, STAGES, roofAt } from "./figures.js";
+import { ago, bytes, duration, figure, flops, isFigure, joined, scaled, share } from "./format.js";
+import { byId, fillBar, fillRows, make, write, writeFigure } from "./page.js";
+
+const MAX_RESIDENTS = 200;
+const MAX_KERNELS = 400;
+
+/** An op's name with its mark, and perhaps more. */
+function opName(op, more) {
+  const name = make("span", `op ${op}`, op);
+  if (more) name.append(make("span", "kind", more));
+  return name;
+}
+
+/** The strip of figures on top. */
+export function showNow(present) {
+  const { gauges, product } = present;
+  writeFigure("f-rate", [scaled(present.requestsPerSecond)[0], `${scaled(present.requestsPerSecond)[1]} /s`]);
+  write(byId("f-rate-sub"), present.errorsPerSecond ? `${joined(scaled(present.errorsPerSecond))} refused or failed /s` : "none failed");
+  for (const name of ["p50", "p90", "p99"]) writeFigure(`f-${name}`, duration(present.latency[name]));
+  writeFigure("f-flops", flops(product.tflops));
+  writeFigure("f-busy", percent(present.busy));
+  writeFigure("f-batch", [figure(present.meanBatch), ""]);
+  writeFigure("f-load", [figure(gauges.inFlight), ""]);
+  write(byId("f-load-sub"), isFigure(gauges.queued) ? `${figure(gauges.queued)} wait in engines` : "");
+}
+
+function percent(part) {
+  const [value, unit] = share(part).split(/ (?=%)/);
+  return [value, unit ?? ""];
+}
+
+/** The TFLOP/s that a point could have; NaN where that is not known. */
+export const roofOf = ({ dtype, intensity }, roofline) => roofAt(roofline, dtype, intensity) ?? NaN;
+
+/** The table under the roofline. */
+export function showPoints(points, roofline) {
+  const rows = points.map((point) => {
+    const roof = roofAt(roofline, point.dtype, point.intensity);
+    return [
+      opName(point.op, point.dtype),
+      joined(flops(point.tflops)),
+      figure(point.intensity),
+      joined(scaled(point.bandwidth, "B/s")),
+      roof ? share(point.tflops / roof) : "–",
+    ];
+  });
+  fillRows(byId("points").tBodies[0], rows, "Nothing ran in the last five seconds.");
+}
+
+/** Latency and requests by op. */
+export function showLatency(present) {
+  const rows = OPS.map((op) => [
+    opName(op),
+    joined(scaled(present.rates[op])),
+    ...["p50", "p90", "p99"].map((name) => joined(duration(present.latencyByOp[op][name]))),
+  ]);
+  fillRows(byId("latency-table").tBodies[0], rows, "");
+}
+
+/** Launches by size. */
+export function showBatches(batches) {
+  const rows = batches.map((bucket, i) => [bucketName(batches, i, true), ...OPS.map((op) => figure(bucket.counts[op]))]);
+  fillRows(byId("batches-table").tBodies[0], rows, "No launch in the last minute.");
+}
+
+/** Where a request's time goes: a figure for each stage, and a bar against the longest of its op. */
+export function showStages(stages) {
+  const longest = Object.fromEntries(OPS.map((op) => [op, Math.max(...Object.values(stages[op]).map((one) => one ?? 0))]));
+  const rows = STAGES.map((stage) => [stage, ...OPS.map((op) => stageCell(op, stages[op][stage], longest[op]))]);
+  fillRows(byId("stages").tBodies[0], rows, "");
+}
+
+function stageCell(op, seconds, longest) {
+  if (seconds === null) return "–";
+  const bar = make("span", `bar ${op}`, make("span", ""));
+  bar.setAttribute("aria-hidden", "true");
+  fillBar(bar, longest > 0 ? seconds / longest : 0);
+  return make("span", "cell", make("span", "", joined(duration(seconds))), bar);
+}
+
+/** Arena, residents, queue. */
+export function showMemory({ arenaUsed, arenaFree, residents, residentBytes, queued }) {
+  const whole = (arenaUsed ?? 0) + (arenaFree ?? 0);
+  write(byId("m-arena"), whole ? `${joined(bytes(arenaUsed))} of ${joined(bytes(whole))}` : "–");
+  fillBar(byId("b-arena"), whole ? arenaUsed / whole : 0);
+  write(byId("m-residents"), residents ? `${figure(residents)}, ${joined(bytes(residentBytes))}` : residents === 0 ? "none" : "–");
+  write(byId("m-queue"), isFigure(queued) ? `${figure(queued)} requests` : "–");
+}
+
+/** One block for each engine: its device, its state, what its sensors say. */
+export function showEngines(engines, gauges, starting) {
+  const devices = new Set([...engines.map(({ device }) => device), ...Object.keys(gauges?.up ?? {})]);
+  for (const { device } of starting) devices.add(device);
+  const blocks = [...devices].sort().map((device) => engineBlock(device, engines, gauges ?? {}, starting));
+  const place = byId("engines");
+  const next = make("div", "", ...blocks);
+  if (place.innerHTML !== next.innerHTML) place.replaceChildren(...blocks);
+}
+
+function engineBlock(device, engines, gauges, starting) {
+  const known = engines.find((one) => one.device === device);
+  const warming = starting.find((one) => one.device === device);
+  const isUp = gauges.up?.[device] === 1;
+  const restarts = gauges.restarts?.[device] ?? 0;
+  const state = warming && !isUp ? warmingText(warming) : isUp ? "ready" : "not ready";
+  const name = known && known.device_name !== device ? known.device_name : "";
+  const block = make("div", "engine", make("h3", "", [device, name].filter(Boolean).join(" · ")));
+  const words = [state, `${figure(restarts)} ${restarts === 1 ? "restart" : "restarts"}`];
+  if (known) words.push(`${known.backend}, torch ${known.torch}${known.triton === "none" ? "" : `, Triton ${known.triton}`}`);
+  block.append(make("p", "", words.join(" · ")));
+  const sensors = sensorWords(device, gauges);
+  if (sensors) block.append(make("p", "", sensors));
+  if (warming && !isUp && warming.total > 0) {
+    const bar = make("progress", "");
+    bar.max = warming.total;
+    bar.value = warming.done;
+    bar.setAttribute("aria-label", `Warm-up of ${device}`);
+    block.append(bar);
+  }
+  return block;
+}
+
+/** Warm-up in words. */
+export const warmingText = ({ state, stage, done, total }) =>
+  [state ?? "warming", stage, total > 0 ? `${figure(done)} of ${figure(total)}` : ""].filter(Boolean).join(" · ");
+
+function sensorWords(device, { memoryByState = [], power = {}, temperature = {}, utilization = {} }) {
+  const memory = Object.fromEntries(
+    memoryByState.filter(([labels]) => labels.device === device).map(([labels, value]) => [labels.state, value]),
+  );
+  const whole = memory.total ?? (isFigure(memory.used) && isFigure(memory.free) ? memory.used + memory.free : null);
+  const words = [];
+  if (isFigure(memory.used)) words.push(`${joined(bytes(memory.used))}${whole ? ` of ${joined(bytes(whole))}` : ""}`);
+  if (isFigure(power[device])) words.push(`${figure(power[device])}\u00a0W`);
+  if (isFigure(temperature[device])) words.push(`${figure(temperature[device])}\u00a0°C`);
+  if (isFigure(utilization[device])) words.push(`${share(utilization[device])} used`);
+  return words.join(" · ");
+}
+
+/** Resident tensors, the last used first. */
+export function showResidents({ status, body }) {
+  const place = byId("residents").tBodies[0];
+  if (!Array.isArray(body) || status !== 200) {
+    write(byId("residents-note"), refusal(status));
+    fillRows(place, [], status === 503 ? "Listed again when the engines are ready." : "Not known.");
+    return;
+  }
+  const sorted = [...body].sort((x, y) => (y.last_used ?? "").localeCompare(x.last_used ?? "") || x.name.localeCompare(y.name));
+  const whole = body.reduce((sum, one) => sum + one.bytes, 0);
+  const rest = body.length > MAX_RESIDENTS ? `; the ${MAX_RESIDENTS} last used are shown` : "";
+  write(byId("residents-note"), body.length ? `${figure(body.length)} tensors, ${joined(bytes(whole))}${rest}` : "");
+  const rows = sorted
+    .slice(0, MAX_RESIDENTS)
+    .map((one) => [one.name, `[${one.shape.join(", ")}]`, one.dtype, joined(bytes(one.bytes)), figure(one.hits), ago(one.last_used)]);
+  fillRows(place, rows, "None. PUT /v1/tensors/{name} makes a tensor stay on the device, so that requests carry only the other operand.");
+  byId("resident-names").replaceChildren(
+    ...sorted.slice(0, MAX_RESIDENTS).map(({ name }) => {
+      const option = make("option", "");
+      option.value = name;
+      return option;
+    }),
+  );
+}
+
+/** A status in a few words, for a list that could not be had. */
+export function refusal(status) {
+  if (status === 401) return "needs an API key";
+  if (status === 403) return "not allowed with this API key";
+  if (status === 404) return "not offered by this server";
+  return status === 0 ? "no answer" : `answered ${status}`;
+}
+
+/** Loaded kernels; the filter's words must all occur. */
+export function showKernels({ status, body }, filter, servingCompiles) {
+  const place = byId("kernels").tBodies[0];
+  const variants = (body?.devices ?? []).flatMap((device) => device.variants ?? []);
+  byId("kernel-filter-field").hidden = variants.length === 0;
+  if (status !== 200 || !body) {
+    write(byId("kernels-note"), refusal(status));
+    fillRows(place, [], "Not known.");
+    return;
+  }
+  const words = filter.toLowerCase().split(/\s+/).filter(Boolean);
+  const rows = variants
+    .map((one) => [one.op, one.kernel, configText(one), one.source, figure(one.registers), figure(one.spills), joined(bytes(one.shared_bytes))])
+    .filter((row) => words.every((word) => row.join(" ").toLowerCase().includes(word)));
+  write(byId("kernels-note"), kernelSummary(body, variants, servingCompiles));
+  fillRows(
+    place,
+    rows.slice(0, MAX_KERNELS).map(([op, ...rest]) => [opName(op), ...rest]),
+    variants.length ? "None has these words." : "None: on this backend the products are PyTorch's own.",
+  );
+}
+
+function configText({ config, signature }) {
+  const parts = Object.entries(config ?? {}).map(([name, value]) => `${name.toLowerCase().replace("block_", "")} ${value}`);
+  return parts.join(" · ") || signature || "–";
+}
+
+function kernelSummary({ devices }, variants, servingCompiles) {
+  const tuned = variants.filter(({ source }) => source === "tuned").length;
+  const spilling = variants.filter(({ spills }) => spills > 0).length;
+  const words = [];
+  if (variants.length) {
+    words.push(`${figure(variants.length)} loaded`, `${figure(tuned)} tuned`, spilling ? `${figure(spilling)} spill` : "no spills");
+  }
+  const tables = [...new Set((devices ?? []).map(({ table }) => table).filter(Boolean))];
+  if (tables.length) words.push(`table ${tables.join(", ")}`);
+  if (isFigure(servingCompiles)) words.push(`${figure(servingCompiles)} compiled while serving`);
+  return words.join(" · ");
+}

@@ -1,0 +1,91 @@
+"""The TLS that gateways speak: one context from the files of `--tls-certificate`, `--tls-key` and `--tls-client-ca`.
+
+Owns the versions, what is asked of clients, and the reload of a certificate. Knows no connection. The supervisor
+makes one to find mistakes before anything starts, each gateway one to serve with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from pathlib import Path
+
+from service.settings import TlsSettings
+
+logger = logging.getLogger(__name__)
+
+RELOAD_S = 2.0
+
+
+class TlsError(Exception):
+    """A file that cannot be used; the message says which."""
+
+
+def make_context(tls: TlsSettings) -> ssl.SSLContext:
+    """Reads the files.
+
+    Raises:
+        TlsError: One is missing, is no PEM, is encrypted, or does not belong to the others.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    load_certificate(context, tls)
+    if tls.client_ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_verify_locations(tls.client_ca)
+        except (OSError, ssl.SSLError) as error:
+            raise TlsError(f"{tls.client_ca}: {_reason(error)}") from error
+    return context
+
+
+def load_certificate(context: ssl.SSLContext, tls: TlsSettings) -> None:
+    """Reads the certificate and its key into a context; connections that are made from then on use them.
+
+    Raises:
+        TlsError: As for `make_context`.
+    """
+    try:
+        context.load_cert_chain(tls.certificate, tls.key, password=_refuse_password)
+    except (OSError, ssl.SSLError, ValueError) as error:
+        raise TlsError(f"{tls.certificate} with {tls.key}: {_reason(error)}") from error
+
+
+def version_of(tls: TlsSettings) -> tuple[object, ...]:
+    """Changes when the certificate's files do.
+
+    Raises:
+        TlsError: One is missing.
+    """
+    try:
+        found = [Path(path).stat() for path in (tls.certificate, tls.key)]
+    except OSError as error:
+        raise TlsError(f"{error.filename}: {error.strerror}") from error
+    return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in found)
+
+
+async def keep_certificate_current(context: ssl.SSLContext, tls: TlsSettings) -> None:
+    """Reads the certificate again when its files change, until cancelled; files that cannot be used change nothing."""
+    version = version_of(tls)
+    while True:
+        await asyncio.sleep(RELOAD_S)
+        try:
+            if (now := version_of(tls)) == version:
+                continue
+            version = now
+            # First into a context of its own: a chain with another's key must not reach the one that serves.
+            load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tls)
+            load_certificate(context, tls)
+            logger.info("the certificate was read again: %s", tls.certificate)
+        except TlsError as error:
+            logger.error("the certificate stays as it was: %s", error)  # noqa: TRY400  (the reason is the whole story)
+
+
+def _refuse_password() -> str:
+    raise ValueError("the key is encrypted, and nobody is here to type its password")
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)

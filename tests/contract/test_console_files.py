@@ -1,0 +1,92 @@
+"""The console's files: how they are served, and that they hold to the policy that they are served with."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service.gateway.console import FILES, PATHS
+
+FOLDER = Path(__file__).parents[2] / "service" / "gateway" / "console"
+MAX_LINES = 400
+MAX_BYTES = 100_000
+
+
+def test_every_file_of_the_folder_is_named() -> None:
+    assert sorted(FILES) == sorted(path.name for path in FOLDER.iterdir() if path.is_file() and path.suffix != ".py")
+
+
+@pytest.mark.parametrize(("path", "name"), PATHS.items())
+def test_each_file_is_served_as_it_is(client: httpx.Client, path: str, name: str) -> None:
+    response = client.get(path)
+    assert response.status_code == 200
+    assert response.content == (FOLDER / name).read_bytes()
+    kind = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}[
+        name.rpartition(".")[2]
+    ]
+    assert response.headers["content-type"].startswith(kind)
+    assert response.headers["cache-control"] == "no-cache"
+    assert response.headers["x-content-type-options"] == "nosniff"
+    head = client.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["etag"] == response.headers["etag"]
+
+
+def test_what_the_browser_has_is_not_sent_again(client: httpx.Client) -> None:
+    etag = client.get("/").headers["etag"]
+    for known in (etag, f"W/{etag}", f'"other", {etag}', "*"):
+        response = client.get("/", headers={"if-none-match": known})
+        assert (response.status_code, response.content) == (304, b"")
+        assert response.headers["etag"] == etag
+    assert client.get("/", headers={"if-none-match": '"other"'}).status_code == 200
+
+
+def test_the_policy_allows_this_server_alone(client: httpx.Client) -> None:
+    policy = dict(part.split(" ", 1) for part in client.get("/").headers["content-security-policy"].split("; "))
+    assert policy.pop("default-src") == "'none'"
+    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+    assert policy["frame-ancestors"] == policy["form-action"] == policy["base-uri"] == "'none'"
+    assert "unsafe" not in str(policy)
+
+
+def test_there_is_nothing_else_under_it(client: httpx.Client) -> None:
+    for path in ("/console", "/console/", "/console/index.html", "/console/../settings.py", "/console/%2e%2e/app.py"):
+        assert client.get(path).status_code == 404, path
+    assert client.post("/").status_code == 405
+
+
+def test_nothing_is_inline_and_nothing_comes_from_elsewhere() -> None:
+    page = (FOLDER / "index.html").read_text(encoding="utf-8")
+    assert not re.search(r"<[^>]+\s(?:style|on\w+)\s*=", page)
+    assert not re.search(r"<script(?![^>]*\bsrc=)|<style", page)
+    assert not re.search(r'(?:src|href)="/', page), "a proxy may serve it under a prefix"
+    for name in FILES:
+        text = (FOLDER / name).read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
+        assert not re.search(r"https?://|url\(|@import|innerHTML\s*=|eval\(", text), name
+
+
+def test_every_module_that_is_imported_is_there() -> None:
+    for name in FILES:
+        for found in re.findall(r'from "\./([\w.]+)"', (FOLDER / name).read_text(encoding="utf-8")):
+            assert found in FILES
+    page = (FOLDER / "index.html").read_text(encoding="utf-8")
+    for path in re.findall(r'(?:src|href)="console/([\w.]+)"', page):
+        assert path in FILES
+
+
+def test_it_stays_small() -> None:
+    assert sum((FOLDER / name).stat().st_size for name in FILES) < MAX_BYTES
+    for name in FILES:
+        assert len((FOLDER / name).read_text(encoding="utf-8").splitlines()) <= MAX_LINES, name
+
+
+def test_ids_that_scripts_use_are_in_the_page() -> None:
+    page = (FOLDER / "index.html").read_text(encoding="utf-8")
+    ids = re.findall(r'\bid="([\w-]+)"', page)
+    assert len(ids) == len(set(ids))
+    for name in FILES:
+        for used in re.findall(r'byId\("([\w-]+)"\)', (FOLDER / name).read_text(encoding="utf-8")):
+            assert used in ids, f"{name}: {used}"

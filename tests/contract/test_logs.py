@@ -1,0 +1,107 @@
+"""The log as a machine reads it: one line for each request when asked, the fields of the documents, ids that lead on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.live_server import ROOT, LiveServer, serving
+from tests.raw_http import RawConnection, head
+from tests.tensor_bodies import to_npy, to_safetensors
+
+ONES = to_safetensors({"a": np.ones((4, 4), np.float32), "b": np.ones((4, 4), np.float32)})
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+COMMON = {"event", "level", "logger", "process", "timestamp"}
+
+
+@pytest.fixture(scope="module")
+def logging_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    flags = ("--gateways", "1", "--arena-bytes", "16MiB", "--access-log", "--log-format", "json")
+    with serving(tmp_path_factory.mktemp("logs") / "log", *flags) as server:
+        yield server
+
+
+def line_of(server: LiveServer, request_id: str) -> dict[str, Any]:
+    end_s = time.monotonic() + 10
+    while time.monotonic() < end_s:
+        lines = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
+        found = [line for line in lines if line.get("request_id") == request_id]
+        if found:
+            (line,) = found
+            return dict(line)
+        time.sleep(0.02)
+    raise AssertionError(f"nothing about {request_id}")
+
+
+def test_an_op_is_told_with_its_stages(logging_server: LiveServer) -> None:
+    with logging_server.client() as client:
+        response = client.post("/v1/matmul", content=ONES, headers={"x-request-id": "op"})
+    line = line_of(logging_server, "op")
+    assert line["event"] == "request"
+    assert line["process"] == "gateway-0"
+    assert (line["method"], line["path"], line["op"], line["status"]) == ("POST", "/v1/matmul", "matmul", 200)
+    assert (line["received_bytes"], line["sent_bytes"]) == (len(ONES), len(response.content))
+    assert line["batch_size"] == 1
+    stages = [line[f"{stage}_ms"] for stage in ("receive", "queue", "kernel", "send")]
+    assert all(spent > 0 for spent in stages)
+    assert sum(stages) <= line["ms"] + 0.1
+    documented = {
+        name
+        for cell in OPERATIONS.partition("| field | what |")[2].partition("\n\n")[0].splitlines()
+        for name in cell.partition(" | ")[0].replace("|", "").replace("`", "").split()
+    }
+    assert line.keys() - COMMON <= documented
+
+
+def test_what_does_not_apply_is_left_out(logging_server: LiveServer) -> None:
+    with logging_server.client() as client:
+        client.get("/nothing", headers={"x-request-id": "lost"})
+        client.put("/v1/tensors/x", content=to_npy(np.ones(3)), headers={"x-request-id": "upload"})
+    lost = line_of(logging_server, "lost")
+    assert lost["status"] == 404
+    assert not lost.keys() & {"op", "batch_size", "kernel_ms", "send_ms", "key", "trace_id"}
+    upload = line_of(logging_server, "upload")
+    assert upload["status"] == 201
+    assert "op" not in upload
+
+
+def test_a_client_that_leaves_is_499(logging_server: LiveServer) -> None:
+    with RawConnection(logging_server.connect()) as raw:
+        raw.send(head("POST", "/v1/matmul", content_length="1000000", x_request_id="gone"), bytes(1000))
+    assert line_of(logging_server, "gone")["status"] == 499
+
+
+def test_the_callers_trace_is_logged(logging_server: LiveServer) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    headers = {"x-request-id": "called", "traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+    with logging_server.client() as client:
+        client.get("/v2", headers=headers)
+    assert line_of(logging_server, "called")["trace_id"] == trace
+
+
+def test_records_carry_the_request_that_is_worked_on(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import logging\n"
+        "from service import log\n"
+        "from service.settings import LogSettings\n"
+        "log.configure(LogSettings(format='json'), process='p')\n"
+        "logging.getLogger('x').warning('outside')\n"
+        "log.request_id.set('current')\n"
+        "logging.getLogger('x').warning('inside')\n"
+        "logging.getLogger('x').warning('named', extra={'request_ids': ['a', 'b'], 'color': 'red'})\n"
+    )
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=True, cwd=ROOT)
+    outside, inside, named = (json.loads(line) for line in done.stderr.splitlines())
+    assert "request_id" not in outside
+    assert inside["request_id"] == "current"
+    assert named["request_ids"] == ["a", "b"]
+    assert "color" not in named

@@ -1,0 +1,37 @@
+"""With `batch_invariant` a row has the same bits alone, among other rows and among other products."""
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+from kernels import matmul, softmax
+
+
+@pytest.fixture
+def generator():
+    return torch.Generator("cuda").manual_seed(20261121)
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32x3", "tf32"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (1000, 777), (64, 65), (11008, 4096)])
+def test_products(dtype, n, k, precision, generator):
+    a = torch.randn((600, k), generator=generator, device="cuda").to(dtype)
+    b = torch.randn((k, n), generator=generator, device="cuda").to(dtype)
+    whole = matmul(a, b, precision=precision, batch_invariant=True)
+    for rows in (slice(0, 1), slice(7, 23), slice(100, 164), slice(300, 600)):
+        alone = a[rows].clone()
+        assert torch.equal(matmul(alone, b, precision=precision, batch_invariant=True), whole[rows])
+    stacked = matmul(torch.stack([a[:16], a[16:32]]), b.expand(2, -1, -1), precision=precision, batch_invariant=True)
+    assert torch.equal(stacked[1], whole[16:32])
+
+
+@pytest.mark.parametrize("n", [100, 1000, 5000, 20000, 40000, 200001])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_softmax(dtype, n, generator):
+    x = torch.randn((300, n), generator=generator, device="cuda").to(dtype)
+    whole = softmax(x, batch_invariant=True)
+    for rows in (slice(0, 1), slice(7, 23), slice(250, 300)):
+        assert torch.equal(softmax(x[rows].clone(), batch_invariant=True), whole[rows])

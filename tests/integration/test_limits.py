@@ -1,0 +1,160 @@
+"""Limits that a server is started with: stalled and slow bodies, slow heads, full memory, full queues, too many connections."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from threading import Thread
+
+import numpy as np
+
+from tests.conftest import StartServer
+from tests.exposition import is_idle, scrape, settles, total
+from tests.float64_oracle import random_array
+from tests.raw_http import ConnectionEnded, RawConnection, head, post
+from tests.tensor_bodies import TYPES, decode, to_safetensors
+
+A, B = random_array("float32", (8, 8), 1), random_array("float32", (8, 8), 2)
+BODY = to_safetensors({"a": A, "b": B})
+MATMUL = post("/v1/matmul", BODY, content_type=TYPES["safetensors"])
+EXPECTED = A.astype(np.float64) @ B.astype(np.float64)
+
+
+def check_product(body: bytes) -> None:
+    np.testing.assert_allclose(decode(TYPES["safetensors"], body), EXPECTED, rtol=1e-4, atol=1e-5)
+
+
+def test_a_body_that_stalls_is_given_up(start_server: StartServer) -> None:
+    server = start_server("--gateways", "1", "--arena-bytes", "16MiB", "--body-timeout-s", "0.3")
+    with RawConnection(server.connect()) as connection, server.client() as client:
+        connection.send(head("POST", "/v1/matmul", content_length=str(len(BODY))) + BODY[:100])
+        answer = connection.answer()
+        assert answer.status == 400
+        assert "100" in answer.json()["detail"]
+        assert settles(client, is_idle)
+
+
+def test_a_head_that_trickles_in_is_given_up(start_server: StartServer) -> None:
+    server = start_server("--gateways", "1", "--arena-bytes", "16MiB", "--body-timeout-s", "0.3")
+    with RawConnection(server.connect()) as connection:
+        connection.send(b"POST /v1/matmul HTTP/1.1\r\nhost: x\r\n")
+        answer = connection.answer()
+        assert answer.status == 400
+        assert "0.3 s" in answer.json()["detail"]
+        assert connection.is_closed()
+
+
+def test_a_client_that_never_reads_its_answer_loses_its_slots(start_server: StartServer) -> None:
+    server = start_server("--gateways", "1", "--arena-bytes", "128MiB", "--body-timeout-s", "0.5")
+    x = np.ones((2048, 2048), np.float32)
+    with RawConnection(server.connect()) as connection, server.client() as client:
+        # More than the sockets' own buffers hold.
+        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.send(post("/v1/softmax", to_safetensors({"x": x})))
+        assert settles(client, lambda now: total(now, "tilewire_arena_bytes", state="used") > 0)
+        assert settles(client, is_idle), scrape(client)
+
+
+def test_full_memory_and_full_queue_are_429_before_the_body(start_server: StartServer) -> None:
+    server = start_server("--gateways", "1", "--arena-bytes", "1MiB", "--max-in-flight", "2")
+    with server.client() as client:
+        with RawConnection(server.connect()) as first, RawConnection(server.connect()) as second:
+            first.send(head("POST", "/v1/matmul", content_length=str(900_000)) + b"x")
+            assert settles(client, lambda now: total(now, "tilewire_arena_bytes", state="used") > 0)
+            second.send(head("POST", "/v1/matmul", content_length=str(300_000)) + b"x")
+            answer = second.answer()
+            assert answer.status == 429
+            assert int(answer.headers["retry-after"]) >= 1
+            with RawConnection(server.connect()) as third, RawConnection(server.connect()) as fourth:
+                third.send(head("POST", "/v1/matmul", content_length="1000") + b"x")
+                assert settles(client, lambda now: total(now, "tilewire_in_flight_requests") == 2)
+                fourth.send(head("POST", "/v1/matmul", content_length="1000"))
+                answer = fourth.answer()
+                assert answer.status == 429
+                assert "queue" in answer.json()["detail"]
+                assert int(answer.headers["retry-after"]) >= 1
+                # Health does not depend on load: an orchestrator would kill a busy server.
+                assert client.get("/healthz").status_code == 200
+                assert client.get("/readyz").status_code == 200
+        assert settles(client, is_idle)
+        response = client.post("/v1/matmul", content=bytes(2**21))
+        assert response.status_code == 413
+        assert settles(client, is_idle)
+        assert client.post("/v1/matmul", content=BODY).status_code == 200
+
+
+def test_a_body_that_trickles_in_is_given_up(start_server: StartServer) -> None:
+    """It never stalls, so only its rate gives it away; through the parser as chunks, and past it."""
+    server = start_server(
+        "--gateways", "1", "--arena-bytes", "16MiB", "--body-timeout-s", "0.4", "--min-body-bytes-per-s", "4KiB"
+    )
+    heads = (head("POST", "/v1/matmul", content_length="1000000"), head("POST", "/v1/add", transfer_encoding="chunked"))
+    for sent, piece in zip(heads, (b"x" * 10, b"1\r\nx\r\n"), strict=True):
+        with RawConnection(server.connect()) as connection, server.client() as client:
+            connection.send(sent)
+            connection.sock.settimeout(0.05)
+            answer = None
+            while answer is None:
+                connection.send(piece)
+                try:
+                    answer = connection.answer()
+                except TimeoutError:
+                    continue
+            assert answer.status == 400
+            assert "slower than 4096 bytes/s" in answer.json()["detail"]
+            assert settles(client, is_idle)
+
+
+def test_connections_over_the_limit_are_answered_503(start_server: StartServer) -> None:
+    server = start_server("--gateways", "1", "--arena-bytes", "16MiB", "--max-connections", "2")
+    with server.client() as client, RawConnection(server.connect()) as first, RawConnection(server.connect()) as second:
+        for connection in (first, second):
+            connection.send(MATMUL)
+            check_product(connection.answer().body)
+        with RawConnection(server.connect()) as third:
+            third.send(MATMUL)
+            answer = third.answer()
+            assert answer.status == 503
+            assert int(answer.headers["retry-after"]) >= 1
+            assert "limit" in answer.json()["detail"]
+            assert third.is_closed()
+        # An orchestrator is answered all the same, and those who are in are not disturbed.
+        assert client.get("/healthz").status_code == 200
+        first.send(MATMUL)
+        check_product(first.answer().body)
+
+
+def test_an_idle_client_that_never_sends_is_closed(start_server: StartServer) -> None:
+    server = start_server("--gateways", "1", "--arena-bytes", "16MiB", "--keep-alive-s", "0.3")
+    with RawConnection(server.connect()) as connection:
+        assert connection.is_closed()
+
+
+def test_a_drain_answers_what_is_pipelined_behind_the_answered_request(start_server: StartServer) -> None:
+    server = start_server("--gateways", "1", "--arena-bytes", "64MiB")
+    x = random_array("float32", (2**20,), 3)
+    with RawConnection(server.connect()) as connection:
+        connection.send(post("/v1/softmax", to_safetensors({"x": x})))
+        sender = Thread(target=connection.send, args=(MATMUL * 2,))
+        sender.start()
+        server.terminate()
+        statuses: list[int] = []
+        with contextlib.suppress(ConnectionEnded, ConnectionResetError):
+            while len(statuses) < 3:
+                statuses.append(connection.answer().status)
+        sender.join()
+        # Each is answered or refused in order, as whole answers; nothing is cut in the middle.
+        assert statuses
+        assert set(statuses) <= {200, 503}
+        assert statuses == sorted(statuses)
+
+
+def test_a_socket_for_each_gateway(start_server: StartServer) -> None:
+    server = start_server("--gateways", "3", "--arena-bytes", "48MiB", "--reuse-port")
+    assert server.num_listeners() == 3
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(RawConnection(server.connect())) for _ in range(24)]
+        for connection in connections:
+            connection.send(MATMUL)
+        for connection in connections:
+            check_product(connection.answer().body)

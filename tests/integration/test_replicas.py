@@ -1,0 +1,210 @@
+"""Two replicas behind a real nginx with the configuration of `deploy/nginx`: one is stopped, restarted and killed under load.
+
+No request may fail, except those that were under way when a replica was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from service.settings import Settings
+from tests.exposition import scrape, total
+from tests.live_server import LiveServer
+from tests.programs import find_program, free_port, running
+from tests.raw_http import RawConnection, head
+from tests.tensor_bodies import from_safetensors, to_safetensors
+
+CONFIG = Path(__file__).resolve().parents[2] / "deploy" / "nginx" / "nginx.conf"
+FLAGS = ("--gateways", "2", "--arena-bytes", "64MiB", "--max-body-bytes", "16MiB")
+NUM_CLIENTS = 8
+ENOUGH = 200
+WAIT_S = 90.0
+POLL_S = 0.02
+# Between a death and the moment that we note it, and the other way round.
+SLACK_S = 0.5
+
+
+class Replica:
+    """A server on a port of its own, which it keeps over its lives."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.server = self.start()
+
+    def start(self) -> LiveServer:
+        """Starts it, or the next one in its place."""
+        log = self.folder / f"log-{len(list(self.folder.iterdir()))}"
+        self.server = LiveServer(log, *FLAGS, "--port", str(self.port))
+        return self.server
+
+    def answered(self) -> float:
+        """How many products this life has answered."""
+        with self.server.client() as client:
+            return total(scrape(client), "tilewire_requests_total", op="matmul", code="200")
+
+    def kill(self) -> None:
+        """As when its machine is lost: every process at once, the supervisor first, so that none is replaced."""
+        pids = [self.server.process.pid, *self.server.gateways(), *self.server.engines()]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        self.server.process.wait()
+        assert self.server.process.stdout is not None
+        self.server.process.stdout.close()
+
+
+@dataclass
+class Load:
+    """Clients that multiply until they are told to end, and what became of their requests."""
+
+    url: str
+    ending: threading.Event = field(default_factory=threading.Event)
+    answered: int = 0
+    failures: list[tuple[float, float, str]] = field(default_factory=list)
+
+    def client(self, seed: int) -> None:
+        """One client, on a connection that is kept: each request is a product of its own, and checked."""
+        rng = np.random.default_rng(seed)
+        with httpx.Client(base_url=self.url, timeout=30, trust_env=False) as client:
+            while not self.ending.is_set():
+                a, b = rng.integers(-8, 8, (2, 32, 32)).astype(np.float32)
+                began_s = time.monotonic()
+                trouble = self.multiply(client, a, b)
+                if trouble is None:
+                    self.answered += 1
+                else:
+                    self.failures.append((began_s, time.monotonic(), trouble))
+
+    def multiply(self, client: httpx.Client, a: np.ndarray, b: np.ndarray) -> str | None:
+        try:
+            answer = client.post("/v1/matmul", content=to_safetensors({"a": a, "b": b}))
+        except httpx.HTTPError as error:
+            return repr(error)
+        if answer.status_code != 200:
+            return f"{answer.status_code} {answer.text[:200]}"
+        return None if np.array_equal(from_safetensors(answer.content)["out"], a @ b) else "a wrong product"
+
+    def goes_on(self) -> None:
+        """Returns when some more requests have ended, well or not."""
+        seen = self.answered + len(self.failures)
+        wait_until(lambda: self.answered + len(self.failures) >= seen + ENOUGH)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < end_s
+        time.sleep(POLL_S)
+
+
+@pytest.fixture
+def replicas(tmp_path: Path) -> Iterator[list[Replica]]:
+    folders = [tmp_path / name for name in ("one", "two")]
+    both: list[Replica] = []
+    try:
+        for folder in folders:
+            folder.mkdir()
+            both.append(Replica(folder))
+        yield both
+    finally:
+        statuses = [replica.server.stop() for replica in both]
+    assert statuses == [0, 0]
+
+
+@pytest.fixture
+def proxy(replicas: list[Replica], tmp_path: Path) -> Iterator[str]:
+    """nginx with the project's configuration: only addresses and folders are this test's."""
+    text = CONFIG.read_text(encoding="utf-8")
+    port = free_port()
+    places = {"listen 8080": f"listen 127.0.0.1:{port}", "/tmp/tilewire-nginx": str(tmp_path / "nginx")}
+    places |= {f"replica-{n}:8000": f"127.0.0.1:{replica.port}" for n, replica in enumerate(replicas, 1)}
+    for place, ours in places.items():
+        assert place in text
+        text = text.replace(place, ours)
+    (tmp_path / "nginx").mkdir()
+    (tmp_path / "nginx.conf").write_text(text, encoding="utf-8")
+    options = "daemon off;" + (" user root;" if os.geteuid() == 0 else "")
+    command = [find_program("nginx"), "-c", str(tmp_path / "nginx.conf"), "-p", str(tmp_path), "-g", options]
+    with running(command, tmp_path / "nginx.log", port):
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def under_load(url: str) -> Iterator[Load]:
+    load = Load(url)
+    threads = [threading.Thread(target=load.client, args=(seed,)) for seed in range(NUM_CLIENTS)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield load
+    finally:
+        load.ending.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.timeout(400)
+def test_one_is_stopped_and_restarted_and_one_is_killed_under_load(replicas: list[Replica], proxy: str) -> None:
+    one, two = replicas
+    with under_load(proxy) as load:
+        wait_until(lambda: one.answered() > ENOUGH and two.answered() > ENOUGH)
+
+        assert one.server.stop() == 0
+        load.goes_on()
+        assert load.failures == []
+        one.start()
+        wait_until(lambda: one.answered() > ENOUGH)
+        assert load.failures == []
+
+        killed_s = time.monotonic()
+        two.kill()
+        load.goes_on()
+        two.start()
+        wait_until(lambda: two.answered() > ENOUGH)
+
+    assert load.answered > 4 * ENOUGH
+    others = [failure for failure in load.failures if not failure[0] - SLACK_S <= killed_s <= failure[1] + SLACK_S]
+    assert others == []
+    # A client has one request under way.
+    assert len(load.failures) <= NUM_CLIENTS
+    print(f"{load.answered} products answered and right, {len(load.failures)} lost with the killed replica")
+
+
+def test_what_nginx_says_by_itself_is_json(replicas: list[Replica], proxy: str) -> None:
+    with httpx.Client(base_url=proxy, timeout=30, trust_env=False) as client:
+        assert client.get("/metrics").status_code == 404
+        with RawConnection(socket.create_connection(("127.0.0.1", client.base_url.port or 80), timeout=30)) as raw:
+            raw.send(head("POST", "/v1/matmul", content_length=str(2**40)))
+            large = raw.answer()
+        assert large.status == 413
+        assert large.json()["error"]
+        for replica in replicas:
+            assert replica.server.stop() == 0
+        unreachable = client.get("/v2/health/ready")
+    assert unreachable.status_code == 503
+    assert unreachable.headers["retry-after"] == "1"
+    assert unreachable.json()["error"]
+    assert unreachable.json()["status"] == 503
+    for replica in replicas:
+        replica.start()
+
+
+def test_idle_connections_are_closed_by_nginx_first() -> None:
+    text = CONFIG.read_text(encoding="utf-8")
+    (kept_s,) = re.findall(r"keepalive_timeout (\d+)s;", text)
+    assert float(kept_s) < Settings.model_fields["keep_alive_s"].default
+    (largest,) = re.findall(r"client_max_body_size (\d+)m;", text)
+    assert int(largest) * 2**20 == Settings.model_fields["max_body_bytes"].default

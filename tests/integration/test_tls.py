@@ -1,0 +1,223 @@
+"""HTTPS as clients meet it: bodies of every size and kind, clients that leave, who may connect, certificates that change."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.conftest import StartServer
+from tests.exposition import is_idle, settles
+from tests.live_server import COMMAND, LiveServer, serving
+from tests.raw_http import ConnectionEnded, RawConnection, head, post
+from tests.tensor_bodies import to_npy
+from tests.tls_server import Certificates, make_certificates
+
+FLAGS = ("--gateways", "2", "--arena-bytes", "512MiB", "--max-body-bytes", "64MiB", "--max-result-bytes", "64MiB")
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def secure(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    log = tmp_path_factory.mktemp("secure") / "log"
+    with serving(log, *FLAGS, *certificates.flags, tls=certificates.context()) as server:
+        yield server
+
+
+@pytest.fixture
+def client(secure: LiveServer) -> Iterator[httpx.Client]:
+    with secure.client() as client:
+        yield client
+
+
+def body_of(nbytes: int, seed: int = 0) -> tuple[bytes, np.ndarray]:
+    """An npy body of about so many bytes, to be added to itself, and what comes of that."""
+    array = np.random.default_rng(seed).integers(-1000, 1000, max(1, nbytes // 4), np.int32)
+    return to_npy(array), array + array
+
+
+@pytest.mark.parametrize("nbytes", [4, 8 * 2**10, 100_000, 2**20 + 12, 32 * 2**20])
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_bodies_come_and_go_whole(client: httpx.Client, nbytes: int, is_chunked: bool) -> None:
+    body, doubled = body_of(nbytes)
+    name = f"tls/{len(body)}"
+    assert client.put(f"/v1/tensors/{name}", content=body).status_code in (200, 201)
+    content = (body[at : at + 70_000] for at in range(0, len(body), 70_000)) if is_chunked else body
+    response = client.post(f"/v1/add?b=@{name}", content=content)
+    assert response.status_code == 200, response.text
+    assert response.content == to_npy(doubled)
+
+
+@pytest.mark.parametrize("split", [1, 100, 5000, 300_000])
+def test_a_body_may_come_with_its_head_and_the_next_request_behind_it(secure: LiveServer, split: int) -> None:
+    body, doubled = body_of(2**20)
+    with RawConnection(secure.connect()) as raw:
+        raw.send(head("PUT", "/v1/tensors/tls/split", content_length=str(len(body))), body)
+        assert raw.answer().status in (200, 201)
+        whole = post("/v1/add?b=@tls/split", body)
+        raw.send(whole[:split], whole[split:] + head("GET", "/healthz"))
+        assert raw.answer().body == to_npy(doubled)
+        assert raw.answer().json() == {"live": True}
+        # One byte a write, for a while: as many TLS records.
+        small, doubled = body_of(200)
+        raw.send(head("PUT", "/v1/tensors/tls/small", content_length=str(len(small))), small)
+        assert raw.answer().status in (200, 201)
+        request = post("/v1/add?b=@tls/small", small)
+        raw.send(*(request[at : at + 1] for at in range(len(request))))
+        assert raw.answer().body == to_npy(doubled)
+
+
+def test_many_at_once_get_their_own(secure: LiveServer) -> None:
+    def work(seed: int) -> bool:
+        body, doubled = body_of(3 * 2**20, seed)
+        with secure.client() as client:
+            name = f"tls/mine-{seed}"
+            client.put(f"/v1/tensors/{name}", content=body).raise_for_status()
+            return all(client.post(f"/v1/add?b=@{name}", content=body).content == to_npy(doubled) for _ in range(4))
+
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(work, range(6)))
+
+
+def test_a_client_that_reads_late_gets_all_of_it(secure: LiveServer, client: httpx.Client) -> None:
+    body, doubled = body_of(24 * 2**20)
+    client.put("/v1/tensors/tls/late", content=body).raise_for_status()
+    with RawConnection(secure.connect()) as raw:
+        raw.send(post("/v1/add?b=@tls/late", body))
+        time.sleep(1)
+        assert raw.answer().body == to_npy(doubled)
+
+
+@pytest.mark.parametrize("sent", [0, 1000, 2**20, 9 * 2**20])
+@pytest.mark.parametrize("how", ["closes", "resets", "says goodbye"])
+def test_clients_that_leave_cost_nothing(secure: LiveServer, client: httpx.Client, sent: int, how: str) -> None:
+    body, _ = body_of(8 * 2**20)
+    client.put("/v1/tensors/tls/left", content=body).raise_for_status()
+    request = post("/v1/add?b=@tls/left", body)
+    sock = secure.connect()
+    assert isinstance(sock, ssl.SSLSocket)
+    sock.sendall(request[: len(request) if sent > len(request) else sent or 40])
+    if how == "says goodbye":
+        with contextlib.suppress(OSError):
+            sock.settimeout(1)
+            sock.unwrap()
+    if how == "resets":
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, 0, 0, 0, 0, 0, 0, 0]))
+    sock.close()
+    assert settles(client, is_idle)
+
+
+def test_what_is_no_request_is_answered_and_closed(secure: LiveServer) -> None:
+    with RawConnection(secure.connect()) as raw:
+        raw.send(b"NONSENSE\r\n\r\n")
+        assert raw.answer().status == 400
+        assert raw.is_closed()
+
+
+def test_plain_http_gets_no_answer(secure: LiveServer) -> None:
+    with RawConnection(socket.create_connection((secure.host, secure.port), timeout=10)) as raw:
+        raw.send(head("GET", "/healthz"))
+        with pytest.raises((ConnectionEnded, AssertionError, ConnectionResetError)):
+            raw.answer()
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
+def test_old_versions_are_refused(secure: LiveServer, certificates: Certificates) -> None:
+    context = certificates.context()
+    context.set_ciphers("DEFAULT:@SECLEVEL=0")
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+    with socket.create_connection((secure.host, secure.port), timeout=10) as plain, pytest.raises(ssl.SSLError):
+        context.wrap_socket(plain, server_hostname=secure.host)
+    context = certificates.context()
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with (
+        socket.create_connection((secure.host, secure.port), timeout=10) as plain,
+        context.wrap_socket(plain, server_hostname=secure.host) as sock,
+    ):
+        assert sock.version() == "TLSv1.2"
+
+
+def test_clients_without_a_certificate_stay_outside(tmp_path: Path) -> None:
+    certificates = make_certificates(tmp_path)
+    flags = ("--gateways", "1", "--arena-bytes", "16MiB", "--tls-client-ca", str(certificates.authority))
+    with serving(tmp_path / "log", *flags, *certificates.flags, tls=certificates.context(with_client=True)) as server:
+        with server.client() as known:
+            assert known.get("/readyz").status_code == 200
+        with (
+            httpx.Client(base_url=server.url, trust_env=False, verify=certificates.context()) as unknown,
+            pytest.raises(httpx.TransportError),
+        ):
+            unknown.get("/readyz")
+
+
+def test_a_new_certificate_is_taken_up(tmp_path: Path) -> None:
+    before = make_certificates(tmp_path)
+    with serving(tmp_path / "log", *FLAGS[:4], *before.flags, tls=before.context()) as server:
+        # The old authority goes with the old files, so what is trusted says what is shown.
+        after = make_certificates(tmp_path)
+        server.tls = after.context()
+        end_s = time.monotonic() + 30
+        for gateway in server.gateways():
+            while True:
+                try:
+                    server.wait_ready(gateway)
+                    break
+                except ssl.SSLCertVerificationError:
+                    assert time.monotonic() < end_s
+                    time.sleep(0.1)
+        after.key.write_text("nonsense")
+        time.sleep(5)
+        with server.client() as client:
+            assert client.get("/readyz").status_code == 200
+        assert "the certificate stays as it was" in server.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--tls-certificate", "{certificate}"), "--tls-key"),
+        (("--tls-certificate", "{key}", "--tls-key", "{key}"), "--tls-certificate"),
+        (("--tls-certificate", "{certificate}", "--tls-key", "{missing}"), "--tls-certificate"),
+        (("--tls-client-ca", "{authority}"), "--tls-client-ca"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused_at_the_start(
+    certificates: Certificates, tmp_path: Path, flags: tuple[str, ...], named: str
+) -> None:
+    paths = {**vars(certificates), "missing": tmp_path / "none.pem"}
+    command = [*COMMAND, "--port", "0", *(flag.format(**paths) for flag in flags)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert named in done.stderr
+
+
+def test_metrics_apart_are_plain_and_open(start_server: StartServer, tmp_path: Path) -> None:
+    certificates = make_certificates(tmp_path)
+    keys = tmp_path / "keys.toml"
+    keys.write_text("keys = []")
+    keys.chmod(0o600)
+    flags = ("--gateways", "2", "--arena-bytes", "16MiB", "--metrics-port", "0", "--api-keys-file", str(keys))
+    with serving(tmp_path / "log", *flags, *certificates.flags, tls=certificates.context()) as server:
+        announced = next(line for line in server.log.read_text().splitlines() if "metrics are served apart" in line)
+        url = "http://" + announced.partition("http://")[2].split("/metrics")[0]
+        with httpx.Client(base_url=url, trust_env=False) as apart, server.client() as public:
+            assert apart.get("/readyz").status_code == 200
+            assert apart.get("/healthz").status_code == 200
+            assert "tilewire_engine_up" in apart.get("/metrics").text
+            assert apart.post("/v1/matmul", content=b"").status_code == 404
+            assert apart.get("/v1/tensors").status_code == 404
+            assert public.get("/readyz").status_code == 200
+            assert public.get("/metrics").status_code == 401
