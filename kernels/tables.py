@@ -49,13 +49,13 @@ def install(name: str, table: Entry) -> None:
     _tables[name] = table
 
 
-def install_picks(target: Target, picks: Mapping[str, Entry]) -> None:
+def install_picks(target: Target, picks: Mapping[str, Entry | None]) -> None:
     """Have choices for `target` consult `picks` first.
 
     To be called once, at start: launches that were prepared before keep what they were prepared with. The catalogue
     does not change, since picks only name members of it, and each is checked again for each problem.
     """
-    _picks[target] = MappingProxyType(dict(picks))
+    _picks[target] = MappingProxyType({bucket: entry for bucket, entry in picks.items() if entry is not None})
 
 
 def pick_for(target: Target, bucket: str) -> Entry | None:

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from kernels.tables import is_tuned, table_for
+from kernels.tables import is_tuned, pick_for, table_for
 from kernels.targets import Target
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
@@ -77,7 +77,16 @@ def choose(problem: Problem, target: Target) -> Config:
         return _choose_interpreted(problem)
     if not problem.is_contiguous:
         return _COLUMN
-    return _choose_long(problem, target) if is_long(problem, target) else _choose_whole(problem, target)
+    if not is_long(problem, target):
+        return _choose_whole(problem, target)
+    pick = pick_for(target, bucket_of(problem))
+    return _choose_long(problem, target) if pick is None else _read_twice(problem, int(pick["splits"]))
+
+
+def bucket_of(problem: Problem) -> str:
+    """What picks are kept by: op, bytes of an element and, for each size, the power of two that is no less."""
+    rows, n = (max(0, (size - 1).bit_length()) for size in (problem.rows, problem.n))
+    return f"softmax {ITEM_BYTES[problem.dtype]} {rows} {n}"
 
 
 def is_long(problem: Problem, target: Target) -> bool:
@@ -136,7 +145,12 @@ def _choose_long(problem: Problem, target: Target) -> Config:
 
 def without_team(problem: Problem, target: Target) -> Config:
     """A long row read twice: by one program, or by several where rows are few."""
-    splits = _splits(problem, target)
+    return _read_twice(problem, _splits(problem, target))
+
+
+def _read_twice(problem: Problem, splits: int) -> Config:
+    """By `splits` programs, or by as many as have something to do."""
+    splits = min(splits, -(-problem.n // SPLIT.block_n))
     return replace(SPLIT, splits=splits) if splits > 1 else LOOP
 
 

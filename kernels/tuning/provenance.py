@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,13 +37,6 @@ def as_text(table: Table) -> str:
     text = json.dumps(ordered, indent=1)
     innermost = re.compile(r"\{\n\s+(\"[^{}]*)\n\s+\}")
     return innermost.sub(lambda match: "{" + re.sub(r"\s*\n\s*", " ", match[1]) + "}", text) + "\n"
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` so that whoever reads `path` finds the old or the new, whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    temporary.replace(path)
 
 
 def identity(device: Device) -> dict[str, str]:

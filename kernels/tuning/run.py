@@ -21,12 +21,13 @@ from kernels.benches import GpuBench
 from kernels.catalogue import variants
 from kernels.matmul.configs import resolve_precision
 from kernels.matmul.members import is_supported
+from kernels.picks import write_atomically
 from kernels.racing import Bench
 from kernels.targets import Target, current
 from kernels.tuning.compiling import Compiler
 from kernels.tuning.defaults import defaults
 from kernels.tuning.journal import Journal
-from kernels.tuning.provenance import Device, as_text, driver_version, identity, write_atomically
+from kernels.tuning.provenance import Device, as_text, driver_version, identity
 from kernels.tuning.rows import RowsPart, TeamPart
 from kernels.tuning.rules import RulesPart
 from kernels.tuning.session import Compiles, Session, Step

@@ -1,4 +1,7 @@
-"""`tilewire tune`: what a person sees who cannot tune, and who did."""
+"""`tilewire tune`: what a person sees who cannot tune, and who did.
+
+The kernels are imported by the tests, not with this file: `tests/kernels` must be the first to import Triton.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from kernels.tuning.run import Tuned
-from kernels.tuning.session import Step
-from kernels.tuning.settling import Summary
-from kernels.workloads import Product, WorkloadError
 from service.cli import app
-from service.tune_command import Shown, read, report
 
 
 def test_the_command_line_itself_needs_no_torch() -> None:
@@ -53,6 +51,9 @@ def test_a_bad_shape_is_named_by_its_line(tmp_path: Path) -> None:
 
 
 def test_shapes_are_read_and_none_is_an_error(tmp_path: Path) -> None:
+    from kernels.workloads import Product, WorkloadError
+    from service.tune_command import read
+
     shapes = tmp_path / "shapes.jsonl"
     shapes.write_text('{"op": "matmul", "m": 1, "n": 2, "k": 3}\n')
     assert read(shapes) == (Product(1, 2, 3),)
@@ -62,6 +63,10 @@ def test_shapes_are_read_and_none_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_report_says_what_was_gained_and_lost() -> None:
+    from kernels.tuning.run import Tuned
+    from kernels.tuning.settling import Summary
+    from service.tune_command import report
+
     text = io.StringIO()
     summary = Summary("matmul", 40, 12, 1.0432, 0.991, 1.512)
     tuned = Tuned(
@@ -85,6 +90,9 @@ def test_the_report_says_what_was_gained_and_lost() -> None:
 
 
 def test_progress_names_the_part_and_counts() -> None:
+    from kernels.tuning.session import Step
+    from service.tune_command import Shown
+
     text = io.StringIO()
     with Shown(Console(file=text, width=120, force_terminal=True)) as shown:
         shown.step(Step("matmul half", "race", 3, 40))
