@@ -6,8 +6,6 @@ Imports torch and Triton: the command line imports it by name, when the command 
 from __future__ import annotations
 
 import logging
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -40,7 +38,9 @@ def run(
     except (OSError, WorkloadError) as error:
         console.print(f"tune: --shapes: {error}", markup=False)
         return EXIT_USAGE
-    command = shlex.join(["tilewire", *sys.argv[1:]])
+    # For the table, which travels: what was tuned for, not where files lie on this machine.
+    command = f"tilewire tune --ops {','.join(ops)} --budget-s {budget_s:g}"
+    command += f" --shapes {shapes.name}" if shapes else ""
     options = Options(tuple(ops), budget_s, workloads, out, restart, command)
     try:
         with Shown(console) as shown:
