@@ -25,18 +25,21 @@ class Timing:
     p80_us: float
 
 
-def measure(contestants: Mapping[str, Call], num_sets: int = 1, rounds: int = 20) -> dict[str, Timing]:
+def measure(
+    contestants: Mapping[str, Call], num_sets: int = 1, rounds: int = 20, stream: torch.cuda.Stream | None = None
+) -> dict[str, Timing]:
     """Time each contestant.
 
     Args:
         contestants: by name; called with the number of the operand set to use.
         num_sets: how many sets there are. Enough to outgrow L2 where operands are meant to come from memory.
         rounds: how often each contestant takes its turn.
+        stream: where; a new one by default. Scratch memory stays with a stream, so who measures often reuses one.
 
     Returns:
         Timings by name.
     """
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream() if stream is None else stream
     stream.wait_stream(torch.cuda.current_stream())
     # Scratch memory belongs to a stream and must exist before a capture, so everything happens on one.
     with torch.cuda.stream(stream):

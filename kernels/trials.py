@@ -20,9 +20,9 @@ from kernels.add.configs import members as add_members
 from kernels.add.op import prepare as prepare_add
 from kernels.grouped.op import GroupedLaunch
 from kernels.launching import Variant
-from kernels.matmul.choice import can_split, is_supported
-from kernels.matmul.choice import members as matmul_members
 from kernels.matmul.configs import OUT_DTYPES, PRECISIONS, Config, Family
+from kernels.matmul.members import can_split, is_supported
+from kernels.matmul.members import members as matmul_members
 from kernels.matmul.plan import Epilogue
 from kernels.matmul.plan import prepare as prepare_matmul
 from kernels.softmax.configs import Config as SoftmaxConfig

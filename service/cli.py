@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.util
 import inspect
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="GPU linear algebra over HTTP: matmul, softmax and add."
 )
 
-BENCHMARKS = ("kernels", "batching", "shared_memory", "http", "settings", "start")
+BENCHMARKS = ("kernels", "batching", "dispatch", "shared_memory", "http", "settings", "start")
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -100,7 +101,7 @@ def bench(
     name: Annotated[
         str,
         typer.Argument(
-            help="Which one: kernels, batching, shared_memory, http, settings or start; further arguments are its own."
+            help="Which one: kernels, batching, dispatch, shared_memory, http, settings or start; the rest is its own."
         ),
     ],
 ) -> None:
@@ -117,6 +118,28 @@ def bench(
     sys.path.insert(0, str(root))
     # By name: a server that is installed without the repository has no benchmarks to import.
     raise typer.Exit(importlib.import_module(f"benchmarks.bench_{name}").run(context.args))
+
+
+@app.command()
+def tune(
+    device: Annotated[int, typer.Option(help="Which GPU, as torch counts them.")] = 0,
+    ops: Annotated[str, typer.Option(help="Comma-separated: what to tune.")] = "matmul,softmax,add",
+    budget_s: Annotated[
+        float, typer.Option(help="Seconds for candidates; checking what was chosen comes on top.", min=1.0)
+    ] = 600.0,
+    shapes: Annotated[
+        Path | None, typer.Option(help="Shapes to tune for, a JSON object a line, most valuable first; see the docs.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The table; by default the device's own, in the package.")] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Forget what an interrupted run measured.")] = False,
+) -> None:
+    """Measure kernels on this machine's GPU and write its table: what dispatch chooses from."""
+    if importlib.util.find_spec("triton") is None:
+        typer.echo("tune: needs Triton and a GPU", err=True)
+        raise typer.Exit(EXIT_FAILED)
+    # By name: what it imports brings torch and Triton.
+    command = importlib.import_module("service.tune_command")
+    raise typer.Exit(command.run(device, ops.split(","), budget_s, shapes, out, restart=restart))
 
 
 @app.command()

@@ -88,7 +88,7 @@ _ANY = ("any", "any", "any")
 
 def choose(problem: Problem, target: Target) -> Config:
     """The configuration for `problem` on `target`: with its family, one of `members(target)`."""
-    configs = _configs(problem.family, target)
+    configs = configs_for(problem.family, target)
     if problem.family.outer_rank == 0:
         entries = _measured(target)
         return next(config for config, entry in zip(configs, entries, strict=True) if problem.n <= entry[0])
@@ -103,10 +103,10 @@ def members(target: Target) -> Iterator[tuple[Family, Config]]:
         families += [Family(dtype, True, False, _UNIT, rank) for rank in (0, 3)]
         families += [Family(dtype, False, is_aligned, _UNIT, 3) for is_aligned in (True, False)]
         families += [Family(dtype, is_typed, False, _ANY, 3) for is_typed in (True, False)]
-        yield from ((family, config) for family in families for config in _configs(family, target))
+        yield from ((family, config) for family in families for config in configs_for(family, target))
 
 
-def _configs(family: Family, target: Target) -> list[Config]:
+def configs_for(family: Family, target: Target) -> list[Config]:
     """For a single row one for each measured size; else by rising length of a row."""
     if target.backend == "interpreter":
         if family.outer_rank == 0:

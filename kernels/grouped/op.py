@@ -11,8 +11,8 @@ import triton.language as tl
 
 from kernels.grouped.kernel import matmul_grouped_kernel
 from kernels.launching import Launch, Variant
-from kernels.matmul.choice import is_supported
 from kernels.matmul.configs import ACTIVATIONS, ITEM_BYTES, KINDS, OUT_DTYPES, PRECISIONS, cdiv, resolve_precision
+from kernels.matmul.members import is_supported
 from kernels.matmul.op import check_product
 from kernels.matmul.plan import Epilogue
 from kernels.targets import Target, current

@@ -8,9 +8,9 @@ import torch
 import triton.language as tl
 
 from kernels.launching import Variant, pointer
-from kernels.matmul.choice import members
 from kernels.matmul.configs import ITEM_BYTES, Config, Family, resolve_precision
 from kernels.matmul.kernel import matmul_kernel, matmul_tma_kernel
+from kernels.matmul.members import members
 from kernels.targets import Target
 
 _TYPES = {"float16": tl.float16, "bfloat16": tl.bfloat16, "float32": tl.float32, "int32": tl.int32}

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from kernels.tables import is_tuned, table_for
+from kernels.tables import is_tuned, pick_for, table_for
 from kernels.targets import Target
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
@@ -66,8 +66,8 @@ class Config:
     programs_per_sm: int = 1
 
 
-_LOOP = Config("loop", 1, 4096, 8)
-_SPLIT = Config("split", 1, 4096, 8)
+LOOP = Config("loop", 1, 4096, 8)
+SPLIT = Config("split", 1, 4096, 8)
 _COLUMN = Config("column", 32, 32, 4)
 
 
@@ -77,8 +77,21 @@ def choose(problem: Problem, target: Target) -> Config:
         return _choose_interpreted(problem)
     if not problem.is_contiguous:
         return _COLUMN
-    is_long = problem.n > LONGEST_ROW or (problem.n >= LONGEST_ROW // 2 and 2 * problem.rows <= target.num_sms)
-    return _choose_long(problem, target) if is_long else _choose_whole(problem, target)
+    if not is_long(problem, target):
+        return _choose_whole(problem, target)
+    pick = pick_for(target, bucket_of(problem))
+    return _choose_long(problem, target) if pick is None else _read_twice(problem, int(pick["splits"]))
+
+
+def bucket_of(problem: Problem) -> str:
+    """What picks are kept by: op, bytes of an element and, for each size, the power of two that is no less."""
+    rows, n = (max(0, (size - 1).bit_length()) for size in (problem.rows, problem.n))
+    return f"softmax {ITEM_BYTES[problem.dtype]} {rows} {n}"
+
+
+def is_long(problem: Problem, target: Target) -> bool:
+    """Whether a row is shared by programs, or read twice: too long for one, or too few to fill the device."""
+    return problem.n > LONGEST_ROW or (problem.n >= LONGEST_ROW // 2 and 2 * problem.rows <= target.num_sms)
 
 
 def choose_invariant(problem: Problem, target: Target) -> Config:
@@ -99,7 +112,7 @@ def members(target: Target) -> Iterator[tuple[Problem, Config]]:
             while block_n <= LONGEST_ROW:
                 yield problem, _choose_whole(replace(problem, n=block_n), target)
                 block_n *= 2
-            yield from ((problem, config) for config in (_LOOP, _SPLIT))
+            yield from ((problem, config) for config in (LOOP, SPLIT))
             # Up to 16 programs of a row are merged by one binary, more by another.
             for rows in (2, 32):
                 yield problem, _choose_long(replace(problem, n=rows * LONGEST_ROW), target)
@@ -127,8 +140,18 @@ def _choose_long(problem: Problem, target: Target) -> Config:
         programs_per_sm = entry["programs_per_sm"] if is_tuned(target) else 1
         if team <= min(MAX_SPLITS, target.num_sms * programs_per_sm):
             return Config("team", 1, entry["block_n"], entry["num_warps"], team, programs_per_sm)
-    splits = _splits(problem, target)
-    return replace(_SPLIT, splits=splits) if splits > 1 else _LOOP
+    return without_team(problem, target)
+
+
+def without_team(problem: Problem, target: Target) -> Config:
+    """A long row read twice: by one program, or by several where rows are few."""
+    return _read_twice(problem, _splits(problem, target))
+
+
+def _read_twice(problem: Problem, splits: int) -> Config:
+    """By `splits` programs, or by as many as have something to do."""
+    splits = min(splits, -(-problem.n // SPLIT.block_n))
+    return replace(SPLIT, splits=splits) if splits > 1 else LOOP
 
 
 def power_of_two(amount: int) -> int:

@@ -21,8 +21,10 @@ from kernels.add.configs import Problem as AddProblem
 from kernels.add.configs import choose as choose_add
 from kernels.add.variants import build as build_add
 from kernels.grouped.op import variant as grouped_variant
-from kernels.matmul.choice import choose, config_of, family_of
+from kernels.matmul.choice import choose
 from kernels.matmul.configs import Problem
+from kernels.matmul.members import family_of
+from kernels.matmul.table import config_of
 from kernels.matmul.variants import build
 from kernels.softmax.configs import Problem as SoftmaxProblem
 from kernels.softmax.configs import choose as choose_softmax

@@ -16,8 +16,9 @@ from kernels.add.configs import Problem as AddProblem
 from kernels.add.configs import choose as choose_add
 from kernels.add.variants import build as build_add
 from kernels.catalogue import OPS, op_of, variants
-from kernels.matmul.choice import choose, choose_invariant, family_of, is_supported
+from kernels.matmul.choice import choose, choose_invariant
 from kernels.matmul.configs import OUT_DTYPES, PRECISIONS, Problem
+from kernels.matmul.members import family_of, is_supported
 from kernels.matmul.variants import build
 from kernels.softmax.configs import DTYPES as SOFTMAX_DTYPES
 from kernels.softmax.configs import Problem as SoftmaxProblem

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.matmul.choice import SPLITS, choose, config_of, predicted_us
+from kernels.matmul.choice import SPLITS, choose, predicted_us
 from kernels.matmul.configs import ITEM_BYTES, OUT_DTYPES, Problem
+from kernels.matmul.table import config_of
 from kernels.tables import is_tuned, table_for
 from kernels.targets import KNOWN, Target
 
@@ -62,9 +63,9 @@ def test_measured_choices_are_members_of_the_table(m, n, k, batch, dtype):
 
 
 def test_the_model_prefers_full_waves():
-    from kernels.matmul.choice import _candidates
+    from kernels.matmul.table import candidates_of
 
-    candidate = next(c for c in _candidates(H100)["half"] if c.config.is_persistent)
+    candidate = next(c for c in candidates_of(H100)["half"] if c.config.is_persistent)
     block = candidate.config
     one_wave = Problem(block.block_m * 12, block.block_n * 11, 4096, 1, "bfloat16", "bfloat16")
     one_more = replace(one_wave, m=one_wave.m + 1)

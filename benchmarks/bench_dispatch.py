@@ -1,0 +1,225 @@
+"""What dispatch's choice costs: beside the best binary of the catalogue, for random shapes that nobody tuned for.
+
+`python -m benchmarks.bench_dispatch [--shapes 200] [--budget-s 400] [--out benchmarks/results]`
+
+Every member of the catalogue that can compute a shape is tried on it, at every split, interleaved, from CUDA graphs over
+operand sets past L2. The binaries come from Triton's cache; what it lacks is compiled before anything is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import math
+import random
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from kernels.alternatives import alternatives, chosen
+from kernels.benches import GpuBench
+from kernels.loading import load_all, on_compile
+from kernels.matmul.members import arithmetic_of, is_supported
+from kernels.precompile import is_complete, precompile
+from kernels.racing import Bench, race, regret
+from kernels.targets import Target, current
+from kernels.tuning.defaults import defaults
+from kernels.workloads import Product, Rows, Sum, Workload, as_line, geomean
+
+Row = dict[str, Any]
+WITHIN = 1.10
+# Milliseconds on a large GPU, so that a hundred candidates, slow ones among them, take about a second.
+_MOST_FLOPS = {"ieee": 3e10, "tf32x3": 6e10, "tf32": 1.2e11, "half": 2.5e11, "int8": 4e11, "float8": 4e11}
+_MOST_ELEMENTS = 1 << 27
+
+
+def run(argv: list[str]) -> int:
+    """Run the benchmark with command-line arguments `argv`; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shapes", type=int, default=200, help="how many, of all ops together")
+    parser.add_argument("--seed", type=int, default=20261121)
+    parser.add_argument("--budget-s", type=float, default=400.0, help="stop measuring after this long")
+    parser.add_argument("--ops", default="matmul,softmax,add")
+    parser.add_argument("--out", type=Path, help="folder for dispatch.json")
+    arguments = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        sys.stderr.write("bench dispatch: needs a GPU\n")
+        return 1
+    target = current(torch.cuda.current_device())
+    if not is_complete(target):
+        begin = time.monotonic()
+        done = precompile(target)
+        print(f"compiled {done.num_compiled} of {done.num_variants} binaries in {time.monotonic() - begin:.0f} s")
+    compiled: list[str] = []
+    on_compile(compiled.append)
+    begin = time.monotonic()
+    loaded = load_all(target, torch.cuda.current_device())
+    print(f"loaded {len(loaded)} binaries in {time.monotonic() - begin:.1f} s")
+    workloads = [
+        each for each in shapes(arguments.seed, arguments.shapes, target) if each.op in arguments.ops.split(",")
+    ]
+    rows = measure_all(workloads, target, GpuBench(), arguments.budget_s, time.monotonic)
+    summary = summarise(rows)
+    print_summary(summary, len(rows), len(workloads))
+    print(f"compiled while measuring: {len(compiled)}")
+    if arguments.out:
+        write(arguments.out, rows, summary, argv)
+    return 0
+
+
+def shapes(seed: int, count: int, target: Target) -> list[Workload]:
+    """Random workloads, log-uniform in size, of every dtype and layout, none of them among those tuned for."""
+    generator = random.Random(seed)
+    drawn = _draw(generator, target)
+    return [next(drawn) for _ in range(count)]
+
+
+def _draw(generator: random.Random, target: Target) -> Iterator[Workload]:
+    draws: list[Callable[[random.Random], Workload]] = [_product, _product, _product, _rows, _sum]
+    while True:
+        workload = generator.choice(draws)(generator)
+        is_too_large = workload.num_bytes > 2 * _MOST_ELEMENTS * 4
+        if isinstance(workload, Product):
+            problem = workload.problem
+            is_too_large |= problem.flops > _MOST_FLOPS[arithmetic_of(problem)]
+            is_too_large |= not is_supported(workload.dtype, target)
+        if not is_too_large and workload not in defaults():
+            yield workload
+
+
+def _log_uniform(generator: random.Random, least: int, most: int) -> int:
+    return round(math.exp(generator.uniform(math.log(least), math.log(most))))
+
+
+def _product(generator: random.Random) -> Product:
+    dtype, precision = generator.choice(
+        [
+            *[(name, "ieee") for name in ("bfloat16", "bfloat16", "float16", "int8", "float8_e4m3fn", "float32")],
+            *[("float32", precision) for precision in ("tf32", "tf32x3")],
+        ]
+    )
+    # K-major is what the service lays out for these; the others come both ways.
+    wants_k = dtype in ("int8", "float8_e4m3fn") or precision != "ieee"
+    batch = 1 if generator.random() < 0.8 else _log_uniform(generator, 2, 64)
+    most = 16384 if batch == 1 else 2048
+    return Product(
+        m=_log_uniform(generator, 1, most // 2),
+        n=_log_uniform(generator, 16, most),
+        k=_log_uniform(generator, 16, most),
+        batch=batch,
+        dtype=dtype,
+        precision=precision,
+        a_major="k" if generator.random() < 0.85 else "m",
+        b_major="k" if generator.random() < (0.9 if wants_k else 0.4) else "n",
+        is_padded=generator.random() < 0.8,
+        activation=generator.choice(["none", "none", "relu", "gelu"]) if dtype != "int8" else "none",
+    )
+
+
+def _rows(generator: random.Random) -> Rows:
+    return Rows(
+        rows=_log_uniform(generator, 1, 8192),
+        n=_log_uniform(generator, 16, 1 << 17),
+        dtype=generator.choice(["float32", "bfloat16", "float16"]),
+        is_contiguous=generator.random() < 0.9,
+    )
+
+
+def _sum(generator: random.Random) -> Sum:
+    return Sum(
+        rows=_log_uniform(generator, 1, 8192),
+        n=_log_uniform(generator, 16, 1 << 16),
+        dtype=generator.choice(["float32", "bfloat16", "float16"]),
+        b_shape=generator.choice(["full", "row"]),
+    )
+
+
+def measure_all(
+    workloads: list[Workload], target: Target, bench: Bench, budget_s: float, clock: Callable[[], float]
+) -> list[Row]:
+    """Measure workloads in order until the budget is spent, printing rows as they come."""
+    begin = clock()
+    rows = []
+    for workload in workloads:
+        if clock() - begin > budget_s:
+            break
+        row = measure_one(workload, target, bench)
+        if row is None:
+            print(f"        dispatch's choice failed: {as_line(workload)}")
+            continue
+        rows.append(row)
+        print(f"{row['regret']:6.3f}  {row['us']:9.2f} us  {row['num_tried']:>4} tried  {as_line(workload)}")
+        if row["regret"] > WITHIN:
+            print(f"        chosen {row['chosen']}\n        best   {row['best']}  {row['best_us']:.2f} us")
+    return rows
+
+
+def measure_one(workload: Workload, target: Target, bench: Bench) -> Row | None:
+    """Time all ways to compute one workload; how dispatch's compares, None when it failed."""
+    ours = chosen(workload, target)
+    times = race(bench, workload, alternatives(workload, target), must=[ours])
+    if ours not in times:
+        return None
+    best = min(times, key=times.__getitem__)
+    return {
+        "workload": json.loads(as_line(workload)),
+        "us": times[ours],
+        "best_us": times[best],
+        "regret": regret(times, ours),
+        "num_tried": len(times),
+        "chosen": str(ours),
+        "best": str(best),
+    }
+
+
+def summarise(rows: list[Row]) -> dict[str, dict[str, float]]:
+    """By op and over all: geomean and most of the times to the best's, and the share within 10 %."""
+    by_op: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        by_op[row["workload"]["op"]].append(row["regret"])
+        by_op["all"].append(row["regret"])
+    return {
+        op: {
+            "shapes": len(values),
+            "geomean": geomean(values),
+            "most": max(values),
+            "within_10_percent": sum(value <= WITHIN for value in values) / len(values),
+        }
+        for op, values in by_op.items()
+    }
+
+
+def print_summary(summary: dict[str, dict[str, float]], num_done: int, num_wanted: int) -> None:
+    """One line for each op."""
+    print(f"\n{num_done} of {num_wanted} shapes; time of dispatch's choice over the best's")
+    print(f"{'op':<10}{'shapes':>7}{'geomean':>9}{'most':>8}{'within 10 %':>13}")
+    for op, figures in sorted(summary.items(), key=lambda item: item[0] == "all"):
+        share = f"{figures['within_10_percent']:.1%}"
+        print(f"{op:<10}{figures['shapes']:>7}{figures['geomean']:>9.3f}{figures['most']:>8.3f}{share:>13}")
+
+
+def write(folder: Path, rows: list[Row], summary: dict[str, dict[str, float]], argv: list[str]) -> None:
+    """Results into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    result = {
+        "device": torch.cuda.get_device_name(),
+        "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "cuda": torch.version.cuda,
+        "command": " ".join(["python -m benchmarks.bench_dispatch", *argv]),
+        "summary": summary,
+        "rows": rows,
+    }
+    (folder / "dispatch.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

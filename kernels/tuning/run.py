@@ -1,0 +1,202 @@
+"""`tilewire tune`: measures this machine's GPU and writes its table. Owns the order of things, the files and the budget.
+
+Runs in a process of its own, on the thread that calls it; candidates are compiled in further processes.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import triton
+
+import kernels
+from kernels.alternatives import chosen
+from kernels.benches import GpuBench
+from kernels.catalogue import variants
+from kernels.matmul.configs import resolve_precision
+from kernels.matmul.members import is_supported
+from kernels.picks import write_atomically
+from kernels.racing import Bench
+from kernels.targets import Target, current
+from kernels.tuning.compiling import Compiler
+from kernels.tuning.defaults import defaults
+from kernels.tuning.journal import Journal
+from kernels.tuning.provenance import Device, as_text, driver_version, identity
+from kernels.tuning.rows import RowsPart, TeamPart
+from kernels.tuning.rules import RulesPart
+from kernels.tuning.session import Compiles, Session, Step
+from kernels.tuning.settling import Part, Summary, Table, compare, measure_all, settle, summarise
+from kernels.tuning.sums import AddPart
+from kernels.tuning.tiles import MOST_ENTRIES, RULED, TilesPart
+from kernels.workloads import Product, Rows, Sum, Workload
+
+OPS = ("matmul", "softmax", "add")
+# Shares of the budget; 16-bit products are what most requests ask for.
+_WEIGHTS = {
+    "half": 6.0,
+    "softmax": 2.5,
+    "add": 1.0,
+    "tf32": 2.0,
+    "int8": 2.0,
+    "float8": 2.0,
+    "ieee": 1.5,
+    "tf32x3": 1.0,
+}
+# Of the budget, for comparing the choices before and after.
+_COMPARE_SHARE = 0.15
+# What a copy reaches of the bandwidth is more than a product's operands do.
+_READ_SHARE = 0.96
+_STREAM = Sum(1, 1 << 27, "bfloat16")
+
+
+class TuneError(Exception):
+    """Tuning cannot begin, or gave nothing; the message says why."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to tune.
+
+    Attributes:
+        ops: of `OPS`.
+        budget_s: seconds for compiling and measuring candidates; checking what was chosen comes on top.
+        workloads: instead of the usual ones, the most valuable first.
+        out: the table to write; by default the device's own, beside the others in the package.
+        restart: forget what an interrupted tuning measured.
+        command: for the table's provenance.
+    """
+
+    ops: tuple[str, ...] = OPS
+    budget_s: float = 600.0
+    workloads: tuple[Workload, ...] = ()
+    out: Path | None = None
+    restart: bool = False
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a tuning did.
+
+    Attributes:
+        path: the table.
+        summaries: by op.
+        discarded: (candidate, why) of those that do not compile, do not fit or spill.
+        was_cut_short: whether the budget ended before the candidates did.
+        num_variants: binaries of the catalogue: before, after.
+    """
+
+    path: Path
+    summaries: list[Summary]
+    discarded: list[tuple[str, str]]
+    was_cut_short: bool
+    num_variants: tuple[int, int]
+
+
+def tune(device_index: int, options: Options, on_step: Callable[[Step], None]) -> Tuned:
+    """Measure candidates on a GPU and write its table.
+
+    Raises:
+        TuneError: there is no such GPU, the table cannot be written, or nothing could be measured.
+    """
+    if not torch.cuda.is_available() or device_index >= torch.cuda.device_count():
+        raise TuneError(f"there is no GPU {device_index} that torch can use")
+    torch.cuda.set_device(device_index)
+    device = Device(current(device_index), torch.cuda.get_device_name(device_index), driver_version())
+    with Compiler() as compiler:
+        return tune_with(device, options, GpuBench(), compiler, on_step)
+
+
+def tune_with(
+    device: Device, options: Options, bench: Bench, compiler: Compiles, on_step: Callable[[Step], None]
+) -> Tuned:
+    """As `tune`, with whatever measures and compiles.
+
+    Raises:
+        TuneError: the table cannot be written, or nothing could be measured.
+    """
+    target = device.target
+    path = options.out or Path(kernels.__file__).parent / "tuned" / f"{target.name}.json"
+    if not os.access(path.parent, os.W_OK):
+        raise TuneError(f"{path.parent} is no folder that can be written to: name the table with --out")
+    journal = Journal(path.with_suffix(".journal.jsonl"), identity(device))
+    if options.restart:
+        journal.remove()
+    session = Session(target, bench, compiler, journal, time.monotonic, on_step)
+    workloads = [each for each in options.workloads or defaults() if each.op in options.ops]
+    parts, weights = parts_of(workloads, target)
+    if not parts:
+        raise TuneError("none of the shapes is of an op that is tuned")
+    measure_all(session, parts, weights, options.budget_s * (1 - _COMPARE_SHARE), time.monotonic)
+    table, trial = settle(session, parts)
+    session.begin("compare", time.monotonic() + options.budget_s * _COMPARE_SHARE)
+    gains = compare(session, workloads, trial)
+    summaries = summarise(gains)
+    if not gains:
+        raise TuneError("the budget was spent before anything was measured")
+    _describe(table, session, device, options, summaries)
+    write_atomically(path, as_text(table))
+    if not session.was_cut_short:
+        journal.remove()
+    return Tuned(
+        path, summaries, session.discarded, session.was_cut_short, (len(variants(target)), len(variants(trial)))
+    )
+
+
+def parts_of(workloads: Sequence[Workload], target: Target) -> tuple[list[Part], list[float]]:
+    """The parts of a table that `workloads` tune, and their shares of the budget; 16-bit products first."""
+    products = [each for each in workloads if isinstance(each, Product)]
+    rows = [each for each in workloads if isinstance(each, Rows)]
+    sums = [each for each in workloads if isinstance(each, Sum)]
+    named: list[tuple[str, Part]] = []
+    first, *others = (name for name in _WEIGHTS if name not in ("softmax", "add") and _can(name, target))
+    named += _product_parts(first, products, target)
+    if rows:
+        for item_bytes in (4, 2):
+            named += [("softmax", RowsPart(item_bytes, rows, target)), ("softmax", TeamPart(item_bytes, rows, target))]
+    if sums:
+        named.append(("add", AddPart(sums, target)))
+    for arithmetic in others:
+        named += _product_parts(arithmetic, products, target)
+    shares = {name: _WEIGHTS[name] / [each for each, _ in named].count(name) for name, _ in named}
+    return [part for _, part in named], [shares[name] for name, _ in named]
+
+
+def _can(arithmetic: str, target: Target) -> bool:
+    """Whether `target` multiplies so by itself, and not in another arithmetic's stead."""
+    if arithmetic == "float8":
+        return is_supported("float8_e4m3fn", target)
+    return arithmetic in ("half", "int8") or resolve_precision(arithmetic, target) == arithmetic
+
+
+def _product_parts(arithmetic: str, products: list[Product], target: Target) -> list[tuple[str, Part]]:
+    if not products:
+        return []
+    if not target.has_tma or arithmetic not in MOST_ENTRIES:
+        return [(arithmetic, RulesPart(arithmetic, "pointer", products, target))]
+    rules: list[Part] = [RulesPart(arithmetic, "tma", products, target)] if arithmetic in RULED else []
+    return [(arithmetic, part) for part in (TilesPart(arithmetic, products, target), *rules)]
+
+
+def _describe(table: Table, session: Session, device: Device, options: Options, summaries: list[Summary]) -> None:
+    """Say in `table` where it comes from."""
+    if session.target.has_tma and table.get("device") != device.name:
+        # A borrowed table's bandwidth is another device's.
+        stream_us = session.hot_us(_STREAM, chosen(_STREAM, session.target))
+        table.pop("roofline", None)
+        table["model"]["bandwidth_gbs"] = round(_READ_SHARE * _STREAM.num_bytes / stream_us / 1e3)
+    table["device"] = device.name
+    table["measured"] = {
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "driver": device.driver,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "how": f"CUDA graphs, interleaved, medians: {options.command or 'kernels.tuning'}",
+        "gains": {each.op: [each.num_workloads, round(each.geomean, 4), round(each.least, 4)] for each in summaries},
+    }

@@ -1,0 +1,382 @@
+"""Tuning on pretended devices: what it writes is a table that dispatch can use, whatever happens on the way."""
+
+import dataclasses
+import itertools
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels import tables
+from kernels.add.configs import members as add_members
+from kernels.alternatives import chosen
+from kernels.catalogue import variants
+from kernels.matmul.choice import choose, choose_invariant
+from kernels.matmul.configs import OUT_DTYPES, Config, Problem
+from kernels.matmul.members import family_of, is_supported
+from kernels.matmul.members import members as matmul_members
+from kernels.matmul.table import config_of
+from kernels.matmul.variants import build
+from kernels.softmax.configs import members as softmax_members
+from kernels.tables import install, table_for
+from kernels.targets import KNOWN
+from kernels.tuning.compiling import Facts, Recipe
+from kernels.tuning.defaults import defaults
+from kernels.tuning.journal import Journal
+from kernels.tuning.run import Options, TuneError, tune_with
+from kernels.tuning.selection import keep_few, relative
+from kernels.workloads import Product, Rows, Sum, Workload
+from tests.kernels.tuning_fakes import FITS, FakeBench, FakeCompiler, device
+
+H100 = KNOWN["nvidia_h100"]
+FEW: tuple[Workload, ...] = (
+    *(Product(m, n, k) for m, n, k in ((4096, 4096, 4096), (512, 512, 512), (1024, 1024, 4096), (128, 128, 16384))),
+    Product(2048, 2048, 2048, a_major="m"),
+    Product(300, 200, 100, batch=3),
+    *(Product(m, 4096, 4096) for m in (1, 16, 32, 64)),
+    Product(16, 512, 512),
+    *(Rows(4096, n, dtype) for n in (128, 1024, 4096) for dtype in ("float32", "bfloat16")),
+    Rows(4096, 65536),
+    Rows(1, 1 << 20),
+    *(Sum(1, n) for n in (1 << 12, 1 << 18, 1 << 22, 1 << 26)),
+)
+IEEE = tuple(Product(m, 1024, 1024, dtype="float32") for m in (8, 48, 1024))
+numbers = itertools.count()
+
+
+def run(tmp_path, name="nvidia_h100", workloads=FEW, *, bench=None, compiler=None, **options):
+    path = tmp_path / f"{name}.json"
+    wanted = Options(workloads=workloads, out=path, **({"budget_s": 3600.0} | options))
+    tuned = tune_with(device(name), wanted, bench or FakeBench(), compiler or FakeCompiler(), lambda step: None)
+    return tuned, json.loads(path.read_text())
+
+
+def with_table(name, table):
+    """A target that has `table`."""
+    target = dataclasses.replace(KNOWN[name], name=f"test card {next(numbers)}")
+    install(target.name, table)
+    return target
+
+
+def test_the_table_says_where_it_comes_from_and_dispatch_reads_it(tmp_path):
+    tuned, table = run(tmp_path, command="tilewire tune --budget-s 3600")
+    assert table["device"] == "A card"
+    assert {"date", "driver", "torch", "triton", "how", "gains"} <= set(table["measured"])
+    assert "tilewire tune --budget-s 3600" in table["measured"]["how"]
+    assert table["measured"]["driver"] == "1.2.3"
+    assert {summary.op for summary in tuned.summaries} == {"matmul", "softmax", "add"}
+    assert all(summary.geomean > 1.0 for summary in tuned.summaries)
+    target = with_table("nvidia_h100", table)
+    bench = FakeBench()
+    before = sum(bench.us(each, chosen(each, H100)) for each in FEW)
+    assert sum(bench.us(each, chosen(each, target)) for each in FEW) < before
+    assert not list(tmp_path.glob("*.journal.jsonl"))
+
+
+def test_the_catalogue_stays_about_as_large(tmp_path):
+    tuned, _ = run(tmp_path, workloads=defaults()[:60])
+    before, after = tuned.num_variants
+    assert before == len(variants(H100))
+    assert after < 1.3 * before
+
+
+def test_what_was_best_everywhere_is_chosen(tmp_path):
+    """One configuration beats all for few rows, another for rows of 1024: the table names both."""
+
+    def favoured(workload, config):
+        if isinstance(workload, Product) and workload.m <= 16:
+            return (config.block_n, config.num_stages, config.is_swapped) == (128, 3, True)
+        return isinstance(workload, Rows) and workload.n == 1024 and (config.block_rows, config.num_warps) == (4, 8)
+
+    _, table = run(tmp_path, bench=FakeBench(favoured))
+    rules = [entry for entry in table["matmul"]["few_rows"]["half"] if entry["max_m"] == 16]
+    assert [(each["block_n"], each["num_stages"], each["is_swapped"]) for each in rules] == [(128, 3, True)]
+    rows = {entry["block_n"]: entry for entry in table["softmax"]["rows"]["4"]}
+    assert rows[1024] == {"block_n": 1024, "block_rows": 4, "num_warps": 8}
+    assert set(rows) == {256, 512, 1024, 2048, 4096, 8192, 16384, 32768}
+
+
+def test_what_cannot_be_bettered_stays(tmp_path):
+    bench = FakeBench(lambda workload, config: config == chosen(workload, H100))
+    tuned, table = run(tmp_path, bench=bench)
+    old = table_for(H100)
+    for key in ("softmax", "add"):
+        assert table[key] == old[key]
+    assert table["matmul"] == old["matmul"]
+    assert [(each.num_changed, each.geomean) for each in tuned.summaries] == [(0, 1.0)] * 3
+    assert tuned.num_variants[0] == tuned.num_variants[1]
+
+
+def test_what_does_not_compile_fit_or_hold_its_registers_is_discarded(tmp_path):
+    def objection(recipe):
+        config = recipe.config
+        if config.num_warps == 8:
+            return "the process ended with status -6"
+        if config.num_warps == 16:
+            return dataclasses.replace(FITS, shared_bytes=H100.shared_bytes + 1)
+        return dataclasses.replace(FITS, spilled_bytes=8) if config.num_warps == 32 else None
+
+    tuned, table = run(tmp_path, compiler=FakeCompiler(objection))
+    reasons = {reason for _, reason in tuned.discarded}
+    assert "the process ended with status -6" in reasons
+    assert any("shared memory" in reason for reason in reasons)
+    assert any("spilled" in reason for reason in reasons)
+    target = with_table("nvidia_h100", table)
+    before = {(family, config) for family, config in members_of(H100)}
+    fresh = {config for family, config in members_of(target) if (family, config) not in before}
+    assert fresh
+    assert {config.num_warps for config in fresh} <= {1, 2, 4}
+
+
+def members_of(target):
+    return [*matmul_members(target), *softmax_members(target), *add_members(target)]
+
+
+def test_an_entry_for_every_layout_compiles_in_every_layout(tmp_path):
+    """What fails only where no workload looks is found by the check, and another is taken."""
+
+    def objection(recipe):
+        is_new = recipe.config.kernel == "tma" and recipe.config.block_k == 128
+        return "too many registers" if is_new and recipe.family.store == "elements" else None
+
+    products = [each for each in FEW if isinstance(each, Product)]
+    _, table = run(tmp_path, workloads=products, compiler=FakeCompiler(adapt(objection)))
+    target = with_table("nvidia_h100", table)
+    before = set(members_of(H100))
+    fresh = [
+        Recipe(family, config, H100) for family, config in matmul_members(target) if (family, config) not in before
+    ]
+    assert fresh
+    assert not [recipe for recipe in fresh if objection(recipe)]
+
+
+def adapt(objection):
+    return lambda recipe: objection(recipe) if hasattr(recipe.family, "store") else None
+
+
+def test_an_op_that_never_compiles_keeps_what_it_had(tmp_path):
+    known = set(members_of(H100))
+
+    def objection(recipe):
+        is_fresh = (recipe.family, recipe.config) not in known
+        return "no" if is_fresh and getattr(recipe.family, "out_dtype", "") == "float16" else None
+
+    _, table = run(
+        tmp_path, workloads=[each for each in FEW if isinstance(each, Rows)], compiler=FakeCompiler(objection)
+    )
+    assert table["softmax"] == table_for(H100)["softmax"]
+
+
+class Interrupted(FakeBench):
+    """Somebody presses Ctrl-C in the tenth race."""
+
+    def once_us(self, workload, configs):
+        if len(self.timed) == 9:
+            raise KeyboardInterrupt
+        return super().once_us(workload, configs)
+
+
+def test_an_interrupted_tuning_goes_on(tmp_path):
+    first = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, bench=first)
+    assert list(tmp_path.iterdir()) == [tmp_path / "nvidia_h100.journal.jsonl"]
+    second, compiler = FakeBench(), FakeCompiler()
+    _, resumed = run(tmp_path, bench=second, compiler=compiler)
+    assert not set(first.timed) & set(second.timed)
+    assert len(first.timed) == 9
+    (tmp_path / "again").mkdir()
+    whole_bench, whole_compiler = FakeBench(), FakeCompiler()
+    _, whole = run(tmp_path / "again", bench=whole_bench, compiler=whole_compiler)
+    assert len(second.timed) == len(whole_bench.timed) - 9
+    assert len(compiler.compiled) < len(whole_compiler.compiled)
+    assert resumed == whole
+
+
+def test_a_shape_that_breaks_the_device_is_left_out_the_next_time(tmp_path, caplog):
+    broken = FEW[0]
+
+    class Broken(FakeBench):
+        def once_us(self, workload, configs):
+            if workload == broken:
+                raise RuntimeError("an illegal memory access was encountered")
+            return super().once_us(workload, configs)
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        run(tmp_path, bench=Broken())
+    with caplog.at_level(logging.WARNING):
+        tuned, _ = run(tmp_path, bench=Broken())
+    assert "the device failed at it" in caplog.text
+    assert {each.op for each in tuned.summaries} == {"matmul", "softmax", "add"}
+
+
+def test_restart_forgets(tmp_path):
+    first, second = Interrupted(), FakeBench()
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, bench=first)
+    run(tmp_path, bench=second, restart=True)
+    assert set(first.timed) < set(second.timed)
+
+
+def test_a_budget_that_is_spent_before_anything_writes_nothing(tmp_path):
+    with pytest.raises(TuneError, match="budget"):
+        run(tmp_path, budget_s=0.0)
+    assert not (tmp_path / "nvidia_h100.json").exists()
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(TuneError, match="--out"):
+        run(tmp_path / "missing")
+
+
+def test_no_shape_of_the_ops_is_an_error(tmp_path):
+    with pytest.raises(TuneError, match="none of the shapes"):
+        run(tmp_path, workloads=(Rows(1, 2),), ops=("add",))
+
+
+@pytest.mark.parametrize("name", ["nvidia_a100", "amd_mi300x"])
+def test_a_device_without_descriptors_gets_rules_for_any_rows(tmp_path, name):
+    tuned, table = run(tmp_path, name, (*FEW, *IEEE), bench=FakeBench(num_sms=KNOWN[name].num_sms))
+    assert {"half", "ieee"} <= set(table["matmul"]["few_rows"])
+    assert table["matmul"]["tiles"] == {}
+    target = with_table(name, table)
+    rules = [config_of(entry) for entry in table["matmul"]["few_rows"]["half"]]
+    taken = chosen(Product(5000, 5000, 5000), target)
+    assert isinstance(taken, Config)
+    assert dataclasses.replace(taken, split_k=1) in rules
+    assert tuned.num_variants[1] < 1.5 * tuned.num_variants[0]
+
+
+@pytest.fixture(scope="module")
+def tuned_targets(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tables")
+    found = {}
+    for name in ("nvidia_h100", "nvidia_a100", "nvidia_b200"):
+        _, table = run(folder, name, (*FEW, *IEEE))
+        found[name] = with_table(name, table)
+    return found, {name: frozenset(variants(target)) for name, target in found.items()}
+
+
+@settings(max_examples=150)
+@given(
+    st.data(),
+    st.sampled_from(["nvidia_h100", "nvidia_a100", "nvidia_b200"]),
+    st.sampled_from(["bfloat16", "float32", "int8", "float8_e5m2"]),
+    st.booleans(),
+)
+def test_every_choice_from_a_written_table_is_in_the_catalogue(tuned_targets, data, name, dtype, is_plain):
+    targets, listed = tuned_targets
+    target = targets[name]
+    if not is_supported(dtype, target):
+        return
+    sizes = st.one_of(st.integers(1, 300), st.sampled_from([1024, 4096, 16384]), st.integers(1, 1 << 20))
+    is_padded, is_out_aligned = data.draw(st.booleans()), data.draw(st.booleans())
+    problem = Problem(
+        m=data.draw(sizes),
+        n=data.draw(sizes),
+        k=data.draw(sizes),
+        batch=data.draw(st.sampled_from([1, 3])),
+        dtype=dtype,
+        out_dtype=data.draw(st.sampled_from(OUT_DTYPES[dtype])),
+        a_major=data.draw(st.sampled_from("km")),
+        b_major=data.draw(st.sampled_from("nk")),
+        is_aligned_in=is_padded and data.draw(st.booleans()),
+        is_aligned_out=is_out_aligned,
+        is_padded_in=is_padded,
+        is_boxed_out=is_out_aligned and data.draw(st.booleans()),
+    )
+    for config in (choose(problem, target, is_plain=is_plain), choose_invariant(problem, target)):
+        assert build(family_of(problem, config, is_plain=is_plain), config, target) in listed[name]
+
+
+def test_a_table_cannot_be_installed_after_it_was_read():
+    with pytest.raises(RuntimeError, match="before anything is chosen"):
+        tables.install("nvidia_h100", {})
+
+
+IDENTITY = {"device": "A card", "driver": "1"}
+
+
+def test_a_journal_keeps_what_was_put(tmp_path):
+    path = tmp_path / "a.jsonl"
+    Journal(path, IDENTITY).put("one", {"us": [1.5, None]})
+    again = Journal(path, IDENTITY)
+    again.put("two", 2)
+    assert Journal(path, IDENTITY).get("one") == {"us": [1.5, None]}
+    assert Journal(path, IDENTITY).get("two") == 2
+    assert Journal(path, IDENTITY).get("three") is None
+
+
+@pytest.mark.parametrize("tail", [b"{\n", b"\xff\xfe\n", b'["torn", 1', b"[1, 2, 3]\n", b'"text"\n'])
+def test_a_broken_line_of_a_journal_is_left_out(tmp_path, caplog, tail):
+    path = tmp_path / "a.jsonl"
+    Journal(path, IDENTITY).put("one", 1)
+    path.write_bytes(path.read_bytes() + tail)
+    with caplog.at_level(logging.WARNING):
+        again = Journal(path, IDENTITY)
+    assert "not a figure" in caplog.text
+    again.put("two", 2)
+    last = Journal(path, IDENTITY)
+    assert (last.get("one"), last.get("two"), len(last)) == (1, 2, 2)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "nonsense\n", '["one", 1]\n', '{"identity": {"device": "Another"}}\n["one", 1]\n']
+)
+def test_a_journal_of_something_else_is_begun_anew(tmp_path, caplog, text):
+    path = tmp_path / "a.jsonl"
+    path.write_text(text)
+    with caplog.at_level(logging.WARNING):
+        journal = Journal(path, IDENTITY)
+    assert "begun anew" in caplog.text
+    assert len(journal) == 0
+    journal.put("two", 2)
+    assert Journal(path, IDENTITY).get("two") == 2
+
+
+def test_few_are_kept_with_the_least_loss():
+    wanted = {1: 5.0, 2: 3.0, 3: 1.0, 4: 0.0}
+    assert set(keep_few(list(wanted), lambda kept: 10.0 - sum(wanted[each] for each in kept), 2)) == {1, 2}
+    assert set(keep_few([1, 2, 3], lambda kept: 1.0, 3)) == {1}
+    assert keep_few([3, 4], lambda kept: 10.0 - sum(wanted[each] for each in kept), 2, start=(1,)) == (1, 3)
+
+
+def test_an_unlucky_first_is_exchanged():
+    """2 is best alone, 1 and 3 are best together."""
+    losses = {(1,): 5.0, (2,): 4.0, (3,): 5.0, (1, 2): 3.9, (2, 3): 3.9, (1, 3): 1.0}
+    assert set(keep_few([1, 2, 3], lambda kept: losses[tuple(sorted(kept))], 2)) == {1, 3}
+
+
+def test_what_was_not_measured_counts_as_slow():
+    assert relative({"a": 2.0, "b": 8.0}, "a") == 1.0
+    assert relative({"a": 2.0, "b": 8.0}, "c") == 4.0
+
+
+def test_programs_that_fit_a_multiprocessor():
+    assert Facts(100_000, 128, 0, 256).programs_per_sm(H100) == 2
+    assert Facts(1000, 255, 0, 128).programs_per_sm(H100) == 2
+    assert Facts(230_000, 32, 0, 128).programs_per_sm(H100) == 1
+    assert Facts(0, 0, 0, 1024).programs_per_sm(H100) == 2
+
+
+def test_candidates_are_compiled_in_processes_of_their_own():
+    """Really, for sm_90: one fits, one wants too much shared memory, one spills."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    probe = Path(__file__).with_name("tuning_probe.py")
+    environment["PYTHONPATH"] = str(probe.parents[2])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(probe)], capture_output=True, text=True, env=environment, check=True
+    )
+    (fits, facts), (too_deep, _), (spills, _) = json.loads(done.stdout)
+    assert fits == ""
+    assert facts["num_threads"] == 128
+    assert 32 <= facts["registers"] <= 255
+    assert 3 * (64 + 64) * 64 * 2 <= facts["shared_bytes"] <= H100.shared_bytes
+    assert too_deep.endswith("of shared memory")
+    assert spills.endswith("of registers spilled")
