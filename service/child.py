@@ -58,7 +58,8 @@ def read_settings(kind: type[SettingsT]) -> SettingsT:
 def settle() -> None:
     """What lives now lives for ever: the garbage collector, which would take up to 0.1 s over it, need not look again.
 
-    What is made while serving is freed by its last reference; the collector looks for cycles rarely, and hardly ever through all.
+    What is made while serving is freed by its last reference; the collector looks for cycles rarely, and hardly ever
+    through everything.
     """
     gc.collect()
     gc.freeze()
