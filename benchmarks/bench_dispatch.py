@@ -25,7 +25,8 @@ import triton
 
 from kernels.alternatives import alternatives, chosen
 from kernels.benches import GpuBench
-from kernels.loading import load_all, on_compile
+from kernels.launching import on_compile
+from kernels.loading import load_all
 from kernels.matmul.members import arithmetic_of, is_supported
 from kernels.precompile import is_complete, precompile
 from kernels.racing import Bench, race, regret

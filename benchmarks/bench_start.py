@@ -8,6 +8,7 @@ Owns its kernel cache, a temporary folder: nothing that was compiled before coun
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import os
@@ -152,6 +153,8 @@ def ask_all(url: str, arguments: argparse.Namespace) -> dict[str, Any]:
     spent: dict[str, list[float]] = defaultdict(list)
     failures: list[str] = []
     with Client(url, timeout=CLIENT_TIMEOUT_S, max_retries=0) as client:
+        # Pauses of this process are not the server's.
+        gc.disable()
         # The connection, and the client's own first time.
         client.add(np.ones(4, np.float32), np.ones(4, np.float32))
         for _ in range(arguments.requests):

@@ -89,17 +89,19 @@ class Loaded:
     """A binary on a device.
 
     Attributes:
-        compiled: Triton's compiled kernel.
+        metadata: Triton's, of the compiled kernel.
         function: on CUDA, the driver's; else Triton holds it.
+        compiled: Triton's compiled kernel; None where it was loaded without Triton.
     """
 
-    compiled: Any
+    metadata: Any
     function: Function | None
+    compiled: Any = None
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a program."""
-        return int(self.compiled.metadata.shared)
+        return int(self.metadata.shared)
 
     @property
     def registers(self) -> int:
@@ -150,6 +152,7 @@ class Launch:
         self.grid = grid
         self._values = values
         self._device_index = device_index
+        self._target = target
         self._addressed = tuple(name for name, kind in variant.signature if kind[0] in "*t")
         self._loaded: Loaded | None = None
         if not is_interpreting():
@@ -168,7 +171,7 @@ class Launch:
             self._interpret(tensors)
         else:
             given = self._arguments(tensors)
-            self._loaded.compiled[self.grid](*(given[name] for name in self.variant.kernel.arg_names))
+            self._compiled[self.grid](*(given[name] for name in self.variant.kernel.arg_names))
 
     def at(self, *addresses: int) -> None:
         """Launch with bare addresses, which the caller vouches for: alive, on the device, aligned as promised."""
@@ -184,11 +187,15 @@ class Launch:
         if loaded is None or loaded.function is None:
             return None
         try:
-            return BoundLaunch(
-                loaded.compiled.metadata, loaded.function, self.variant.signature, self._values, self.grid
-            )
+            return BoundLaunch(loaded.metadata, loaded.function, self.variant.signature, self._values, self.grid)
         except LayoutError:
             return None
+
+    @functools.cached_property
+    def _compiled(self) -> Any:
+        """For Triton's own launcher."""
+        assert self._loaded is not None, "This is a bug."
+        return self._loaded.compiled or self.variant.compile(self._target)
 
     def _interpret(self, tensors: tuple[torch.Tensor | None, ...]) -> None:
         # The interpreter takes no null pointers; any tensor serves for one that is never read.
@@ -233,7 +240,9 @@ class Kept(Generic[T]):
         return found
 
 
-@functools.cache
+_loaded: dict[tuple[Variant, int], Loaded] = {}
+
+
 def load(variant: Variant, target: Target, device_index: int) -> Loaded:
     """Compile (or fetch from Triton's disk cache) and load `variant` onto the current device, once a process.
 
@@ -241,15 +250,40 @@ def load(variant: Variant, target: Target, device_index: int) -> Loaded:
         RuntimeError: the driver refuses it.
     """
     assert device_index >= 0, "This is a bug."
+    found = _loaded.get((variant, device_index))
+    if found is not None:
+        return found
     compiled = variant.compile(target)
-    if target.backend != "cuda":
-        compiled._init_handles()
-        return Loaded(compiled, None)
-    metadata = compiled.metadata
+    if target.backend == "cuda":
+        return load_image(variant, target, device_index, compiled.kernel, compiled.metadata)
+    compiled._init_handles()
+    loaded = _loaded[variant, device_index] = Loaded(compiled.metadata, None, compiled)
+    return loaded
+
+
+def load_image(variant: Variant, target: Target, device_index: int, image: bytes, metadata: Any) -> Loaded:
+    """Load `variant` onto the current device, a CUDA one, from its cubin and Triton's metadata.
+
+    Raises:
+        RuntimeError: the driver refuses it.
+    """
     threads = metadata.num_warps * target.warp_size
-    return Loaded(
-        compiled, load_function(compiled.kernel, metadata.name, num_threads=threads, shared_bytes=metadata.shared)
-    )
+    function = load_function(image, metadata.name, num_threads=threads, shared_bytes=metadata.shared)
+    loaded = _loaded[variant, device_index] = Loaded(metadata, function)
+    return loaded
+
+
+def on_compile(hook: Callable[[str], None]) -> None:
+    """Have `hook` called with the name of each kernel that Triton compiles in this process from now on.
+
+    Those that its disk cache has are not compiled. What `hook` raises reaches whoever asked for the binary.
+    """
+
+    def listen(*, src: Any, cache_hit: bool, **_rest: object) -> None:
+        if not cache_hit:
+            hook(src.name)
+
+    knobs.compilation.listener = listen
 
 
 def pointer(dtype: torch.dtype) -> str:

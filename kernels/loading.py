@@ -1,19 +1,21 @@
-"""Bringing every binary of a target onto the device before it is needed, and hearing of those that were compiled. Knows no op.
+"""Bringing every binary of a target onto the device before it is needed, from the cache that `precompile` fills. Knows no op.
 
 What was loaded stays; a launch finds it there without asking Triton or the disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from triton import knobs
 
-from kernels.catalogue import op_named, variants
-from kernels.launching import Loaded, Variant, load
+from kernels.catalogue import variants
+from kernels.launching import Loaded, Variant, load, load_image
+from kernels.precompile import Image, images_of
 from kernels.targets import Target, is_interpreting
 
 NUM_THREADS = 4
@@ -22,7 +24,7 @@ NUM_THREADS = 4
 def load_all(
     target: Target, device_index: int, on_progress: Callable[[int, int], None] | None = None
 ) -> dict[Variant, Loaded]:
-    """Load every variant of `target`; what Triton's disk cache lacks is compiled on the way, one after the other.
+    """Load every variant of `target`. Where `precompile` has not been, each is looked up, or compiled, one after the other.
 
     Args:
         target: of the device.
@@ -38,11 +40,12 @@ def load_all(
     if is_interpreting():
         return {}
     wanted = variants(target)
+    images = images_of(target) if target.backend == "cuda" else None
     parts = [wanted[first : first + 16] for first in range(0, len(wanted), 16)]
     loaded: dict[Variant, Loaded] = {}
     # The driver's part of loading runs beside Python's of the next.
     with ThreadPoolExecutor(NUM_THREADS, initializer=_enter, initargs=(device_index,)) as pool:
-        pending = [pool.submit(_load_some, part, target, device_index) for part in parts]
+        pending = [pool.submit(_load_some, part, images or {}, target, device_index) for part in parts]
         try:
             for future in as_completed(pending):
                 loaded |= future.result()
@@ -60,18 +63,18 @@ def _enter(device_index: int) -> None:
     torch.cuda.synchronize()
 
 
-def _load_some(part: tuple[Variant, ...], target: Target, device_index: int) -> dict[Variant, Loaded]:
-    return {variant: load(variant, target, device_index) for variant in part}
+def _load_some(
+    part: tuple[Variant, ...], images: Mapping[Variant, Image], target: Target, device_index: int
+) -> dict[Variant, Loaded]:
+    return {variant: _load(variant, images.get(variant), target, device_index) for variant in part}
 
 
-def on_compile(hook: Callable[[str], None]) -> None:
-    """Have `hook` called with the op of each binary that Triton compiles in this process from now on.
-
-    Those that its disk cache has are not compiled. What `hook` raises reaches whoever asked for the binary.
-    """
-
-    def listen(*, src: Any, cache_hit: bool, **_rest: object) -> None:
-        if not cache_hit:
-            hook(op_named(src.name))
-
-    knobs.compilation.listener = listen
+def _load(variant: Variant, image: Image | None, target: Target, device_index: int) -> Loaded:
+    """From its file, which spares Triton's look-up; by Triton when that is gone."""
+    if image is not None:
+        try:
+            cubin = (Path(knobs.cache.dir) / image.file).read_bytes()
+        except OSError:
+            return load(variant, target, device_index)
+        return load_image(variant, target, device_index, cubin, SimpleNamespace(**image.metadata))
+    return load(variant, target, device_index)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import multiprocessing
 import os
 import threading
@@ -17,14 +18,17 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import triton
 from triton import knobs
 from triton.runtime.cache import triton_key
 
-from kernels.catalogue import variants
-from kernels.loading import on_compile
+from kernels.catalogue import op_named, variants
+from kernels.launching import Variant, on_compile
 from kernels.targets import KNOWN, Target
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 
@@ -56,6 +60,35 @@ class Compiled:
         return self.compiled.total()
 
 
+@dataclass(frozen=True)
+class Image:
+    """One binary in the cache.
+
+    Attributes:
+        file: its path in the folder of the cache.
+        metadata: what of Triton's metadata loading and launching need.
+    """
+
+    file: str
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a worker did: binaries compiled anew, by op; what failed, in words; images by number of their variant."""
+
+    fresh: Counter[str]
+    failures: list[str]
+    images: dict[int, Image]
+
+
+_IMAGES = {".cubin", ".hsaco"}
+_METADATA = (
+    *("name", "shared", "num_warps", "num_ctas", "global_scratch_size", "profile_scratch_size"),
+    *("tensordesc_meta", "launch_cooperative_grid", "launch_pdl"),
+)
+
+
 def parse_target(text: str) -> Target:
     """Reads `cuda:90` or `hip:gfx942`, or the name of a known device.
 
@@ -84,21 +117,21 @@ def precompile(target: Target, *, num_workers: int = 0, on_progress: Progress | 
     workers = min(num_workers or len(os.sched_getaffinity(0)), total)
     failures: list[str] = []
     compiled: Counter[str] = Counter()
+    images: dict[int, Image] = {}
     # Spread out, so that the slow ones, which are neighbours, do not meet in one worker at the end.
     waiting = [list(range(total))[first :: workers * 8] for first in range(workers * 8)]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
-        pending: set[Future[tuple[Counter[str], list[str]]]] = {
-            pool.submit(_compile_some, target, part) for part in waiting if part
-        }
+        pending: set[Future[Part]] = {pool.submit(_compile_some, target, part) for part in waiting if part}
         sizes = len(pending)
         try:
             while pending:
                 finished, pending = wait(pending, PATIENCE_S, FIRST_COMPLETED)
                 for future in finished:
-                    fresh, failed = future.result()
-                    compiled += fresh
-                    failures += failed
+                    part = future.result()
+                    compiled += part.fresh
+                    failures += part.failures
+                    images |= part.images
                 done = total - total * len(pending) // sizes
                 if on_progress is not None:
                     on_progress(done, total)
@@ -111,20 +144,37 @@ def precompile(target: Target, *, num_workers: int = 0, on_progress: Progress | 
             raise
     if failures:
         raise CompileError("\n".join(failures))
-    _mark(target, total)
+    _mark(target, [images[number] for number in range(total)])
     return Compiled(total, compiled, Path(knobs.cache.dir))
 
 
+def images_of(target: Target) -> dict[Variant, Image] | None:
+    """The binary of every variant of `target`, where the cache has them all, made by this Triton from these sources.
+
+    None where it does not say so, or says what cannot be right.
+    """
+    marker = _marker(target)
+    try:
+        entries = json.loads(marker.read_text())["images"]
+        images = [Image(entry["file"], entry["metadata"]) for entry in entries]
+        return dict(zip(variants(target), images, strict=True))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        logger.warning("%s is ignored: %s", marker, error)
+        return None
+
+
 def is_complete(target: Target) -> bool:
-    """Whether the cache says that it holds every variant of `target`, made by this Triton from these sources."""
-    return _marker(target).is_file()
+    """Whether the cache has every variant of `target`."""
+    return images_of(target) is not None
 
 
-def _mark(target: Target, total: int) -> None:
+def _mark(target: Target, images: Sequence[Image]) -> None:
     marker = _marker(target)
     marker.parent.mkdir(parents=True, exist_ok=True)
     part = marker.with_suffix(f".{os.getpid()}")
-    part.write_text(json.dumps({"target": asdict(target), "variants": total}))
+    part.write_text(json.dumps({"target": asdict(target), "images": [asdict(image) for image in images]}))
     part.replace(marker)
 
 
@@ -152,18 +202,24 @@ def _end_with_parent() -> None:
     threading.Thread(target=wait_and_end, daemon=True).start()
 
 
-def _compile_some(target: Target, numbers: Sequence[int]) -> tuple[Counter[str], list[str]]:
-    """In a worker: what was compiled anew, by op, and what failed."""
-    fresh: Counter[str] = Counter()
-    failures = []
-    on_compile(lambda op: fresh.update([op]))
+def _compile_some(target: Target, numbers: Sequence[int]) -> Part:
+    """In a worker."""
+    part = Part(Counter(), [], {})
+    on_compile(lambda kernel: part.fresh.update([op_named(kernel)]))
     for number in numbers:
         variant = variants(target)[number]
         try:
             compiled = variant.compile(target)
         except Exception as error:  # noqa: BLE001 - whatever the compiler raises is reported with the variant's name
-            failures.append(f"{variant.described()}: {type(error).__name__}: {str(error)[:500]}")
+            part.failures.append(f"{variant.described()}: {type(error).__name__}: {str(error)[:500]}")
             continue
         if compiled.metadata.shared > target.shared_bytes:
-            failures.append(f"{variant.described()}: {compiled.metadata.shared} bytes of shared memory")
-    return fresh, failures
+            part.failures.append(f"{variant.described()}: {compiled.metadata.shared} bytes of shared memory")
+        part.images[number] = _image_of(compiled)
+    return part
+
+
+def _image_of(compiled: Any) -> Image:
+    path = next(path for path in map(Path, compiled.metadata_group.values()) if path.suffix in _IMAGES)
+    metadata = {name: getattr(compiled.metadata, name, None) for name in _METADATA}
+    return Image(str(path.relative_to(knobs.cache.dir)), metadata)

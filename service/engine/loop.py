@@ -20,7 +20,7 @@ from collections.abc import Callable, Hashable
 
 import msgspec
 
-from service.child import EXIT_CANNOT_START
+from service import child
 from service.engine.backends.contract import Backend, DeviceLost
 from service.engine.forms import join, key_of, rows_of
 from service.engine.holdings import Holdings
@@ -132,12 +132,13 @@ class EngineLoop:
 
     def _warm_up(self) -> None:
         if self._prepare is not None:
-            lobby = Lobby(self._mailbox, self._backend.identity.device)
+            lobby = Lobby(self._mailbox, self._backend.identity.device, self._map)
             self._prepare(lobby.report)
             lobby.close()
             for event in lobby.events:
                 self._handle(event)
             self._mailbox.flush()
+        child.settle()
         self._metrics.start_serving()
         if self._on_ready is not None:
             self._on_ready()
@@ -176,8 +177,12 @@ class EngineLoop:
             case Stop():
                 self._is_stopping = True
 
-    def _attach(self, client: Client) -> None:
+    def _map(self, client: Client) -> None:
         client.mapped = self._backend.attach(client.segment)
+
+    def _attach(self, client: Client) -> None:
+        if client.mapped is None:
+            self._map(client)
         identity = self._backend.identity
         client.send(
             Welcome(
@@ -371,7 +376,7 @@ class EngineLoop:
         except CannotStart as error:
             logger.error("the engine cannot start: %s", error)  # noqa: TRY400  (the reason is the whole story)
             logging.shutdown()
-            os._exit(EXIT_CANNOT_START)
+            os._exit(child.EXIT_CANNOT_START)
         except BaseException:
             logger.exception("the engine cannot go on")
             logging.shutdown()

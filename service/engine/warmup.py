@@ -43,13 +43,15 @@ class Lobby:
     Args:
         mailbox: Where they come from.
         device: Of the engine.
+        on_arrival: Called with each gateway: to map its arena, which takes a while, beside the rest.
 
     Attributes:
         events: What came meanwhile, in order, to be handled when it is over.
     """
 
-    def __init__(self, mailbox: Mailbox, device: str) -> None:
+    def __init__(self, mailbox: Mailbox, device: str, on_arrival: Callable[[Client], None]) -> None:
         self._mailbox = mailbox
+        self._on_arrival = on_arrival
         self._device = device
         self._clients: list[Client] = []
         self._stage = ""
@@ -72,6 +74,8 @@ class Lobby:
             for client in self._clients:
                 client.send(Warming(self._device, stage, done, total))
         self._mailbox.flush()
+        for client in arrived:
+            self._on_arrival(client)
         if now_s - self._logged_s >= LOG_EVERY_S:
             self._logged_s = now_s
             logger.info("warming up: %s %d of %d", stage, done, total)
@@ -85,8 +89,8 @@ class Lobby:
         if self._stage:
             logger.info("warmed up: %s in %.2f s", self._stage, now_s - self._began_s)
 
-    def _take(self) -> bool:
-        """Takes what has come; whether a gateway was among it."""
+    def _take(self) -> list[Client]:
+        """Takes what has come; the gateways among it that are still there."""
         events = self._mailbox.take(0)
         self.events += events
         if any(isinstance(event, Stop) for event in events):
@@ -94,7 +98,7 @@ class Lobby:
         arrived = [event.client for event in events if isinstance(event, Attached)]
         gone = {id(event.client) for event in events if isinstance(event, Lost)}
         self._clients = [client for client in (*self._clients, *arrived) if id(client) not in gone]
-        return bool(arrived)
+        return [client for client in arrived if id(client) not in gone]
 
 
 def check_ops(backend: Backend, report: Report) -> None:

@@ -167,6 +167,7 @@ async def say_ready(attached: asyncio.Event, servers: Iterable[GatewayServer], c
     await attached.wait()
     for server in servers:
         await server.is_listening.wait()
+    child.settle()
     control.send(child.Ready("every engine is attached"))
 
 

@@ -187,19 +187,20 @@ class GpuBackend:
         """Queues copies and kernels of a batch; returns before they have run."""
         marks = self._spare_marks.pop() if self._spare_marks else _Marks.new()
         held: list[torch.Tensor] = []
+        # `set_stream` and not `stream`: that one asks for devices and streams, and takes a fifth of the time of a launch.
         with self._guarded():
             marks.begin.record(self._stage_in)
-            with torch.cuda.stream(self._stage_in):
-                staged = self._stage(launches, held)
+            torch.cuda.set_stream(self._stage_in)
+            staged = self._stage(launches, held)
             marks.staged.record(self._stage_in)
             self._compute.wait_event(marks.staged)
-            with torch.cuda.stream(self._compute):
-                outs = [self._empty(one) for one in launches]
-                _run(launches, staged, outs, is_invariant=self._is_invariant)
+            torch.cuda.set_stream(self._compute)
+            outs = [self._empty(one) for one in launches]
+            _run(launches, staged, outs, is_invariant=self._is_invariant)
             marks.computed.record(self._compute)
             self._stage_out.wait_event(marks.computed)
-            with torch.cuda.stream(self._stage_out):
-                self._staging.scatter([(out, one.outs) for out, one in zip(outs, launches, strict=True)], held)
+            torch.cuda.set_stream(self._stage_out)
+            self._staging.scatter([(out, one.outs) for out, one in zip(outs, launches, strict=True)], held)
             marks.end.record(self._stage_out)
         return InFlight(marks, held, self._spare_marks.append)
 

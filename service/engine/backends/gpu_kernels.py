@@ -11,10 +11,10 @@ from functools import partial
 import msgspec
 import torch
 
-from kernels.catalogue import variants
-from kernels.launching import Loaded, Variant
-from kernels.loading import load_all, on_compile
-from kernels.precompile import CompileError, is_complete, precompile
+from kernels.catalogue import op_named, variants
+from kernels.launching import Loaded, Variant, on_compile
+from kernels.loading import load_all
+from kernels.precompile import CompileError, images_of, precompile
 from kernels.report import described, roofline, tuned
 from kernels.tables import is_tuned
 from kernels.targets import Target, current
@@ -56,7 +56,7 @@ class DeviceKernels:
             NotUsable: Why not.
         """
         torch.cuda.set_device(self._device)
-        on_compile(on_each)
+        on_compile(lambda kernel: on_each(op_named(kernel)))
         if how == "none":
             return
         try:
@@ -69,7 +69,7 @@ class DeviceKernels:
 
     def _compile(self, report: Report, on_each: Callable[[str], None]) -> None:
         """In processes of their own, on all cores, unless the cache says that it has everything."""
-        if is_complete(self.target):
+        if images_of(self.target) is not None:
             return
         done = precompile(self.target, on_progress=partial(report, "compile"))
         for op in done.compiled.elements():
@@ -85,9 +85,6 @@ class DeviceKernels:
                     report("run", number, total)
             failed = wrong(tried)
         report("run", total, total)
-        # What the trials used is the requests' from now on.
-        tried.clear()
-        torch.cuda.empty_cache()
         if failed:
             names = "; ".join(variant.described() for variant in failed[:3])
             raise NotUsable(f"{len(failed)} kernels gave a wrong result, among them {names}")
