@@ -26,6 +26,7 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 import tilewire
+from benchmarks.command import command_of
 from benchmarks.load import Call, Load, run_load
 from benchmarks.svg import Series, plot
 from service.launch import running_server
@@ -270,14 +271,6 @@ def write(
     (folder / f"{stem}.json").write_text(json.dumps(content, indent=1) + "\n")
     (folder / f"{stem}.svg").write_text(draw(content["rows"]))
     print(f"wrote {folder / stem}.json and .svg")
-
-
-def command_of(module: str, argv: Sequence[str]) -> str:
-    """The command that repeats the run, without where it wrote on that machine."""
-    kept = [
-        "benchmarks/results" if before == "--out" else word for before, word in zip(["", *argv], argv, strict=False)
-    ]
-    return " ".join(["python -m", module, *kept])
 
 
 def draw(rows: object) -> str:

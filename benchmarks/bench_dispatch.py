@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import triton
 
+from benchmarks.command import command_of
 from kernels.alternatives import alternatives, chosen
 from kernels.benches import GpuBench
 from kernels.launching import on_compile
@@ -215,7 +216,7 @@ def write(folder: Path, rows: list[Row], summary: dict[str, dict[str, float]], a
         "torch": torch.__version__,
         "triton": triton.__version__,
         "cuda": torch.version.cuda,
-        "command": " ".join(["python -m benchmarks.bench_dispatch", *argv]),
+        "command": command_of("benchmarks.bench_dispatch", argv),
         "summary": summary,
         "rows": rows,
     }

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import triton
 
+from benchmarks.command import command_of
 from benchmarks.kernel_cases import OURS, THEIRS, Case, all_cases
 from benchmarks.svg import Series, plot
 from kernels import prepare_add, prepare_matmul, prepare_softmax
@@ -171,7 +172,7 @@ def write(folder: Path, rows: list[Row], ceilings: dict[str, float], host: dict[
         "torch": torch.__version__,
         "triton": triton.__version__,
         "cuda": torch.version.cuda,
-        "command": " ".join(["python -m benchmarks.bench_kernels", *argv]),
+        "command": command_of("benchmarks.bench_kernels", argv),
         "ceilings": ceilings,
         "geomeans": geomeans(rows),
         "host_us": host,

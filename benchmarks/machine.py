@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench_batching import command_of
+from benchmarks.command import command_of
 from benchmarks.load import find_wrk
 from service import __version__
 

@@ -253,7 +253,7 @@ class Warming(msgspec.Struct, frozen=True, tag="warming"):
 
     Attributes:
         device: Of the engine.
-        stage: `residents`, `compile`, `load`, `run` or `check`.
+        stage: `residents`, `compile`, `load`, `tune`, `run` or `check`.
         done: Of `total` steps of the stage.
         total: Steps; 0 when nobody knows.
     """

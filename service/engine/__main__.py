@@ -18,7 +18,7 @@ import torch
 import uvloop
 
 from service import __version__, child, log
-from service.engine.backends.contract import Backend, Identity, NotUsable, Report
+from service.engine.backends.contract import Backend, Identity, NotUsable, Preparation, Report
 from service.engine.backends.cpu import CpuBackend
 from service.engine.holdings import Holdings
 from service.engine.loop import EngineLoop
@@ -85,11 +85,12 @@ def prepare(holdings: Holdings, settings: EngineSettings, logger: structlog.stdl
 
     try:
         fill(holdings, settings, report)
-        holdings.backend.warm_up(settings.warmup, report, on_compile)
+        holdings.backend.warm_up(Preparation(settings.warmup, settings.tune_budget_s), report, on_compile)
     except (NotUsable, TensorsDirError) as error:
         raise CannotStart(str(error)) from error
     check_ops(holdings.backend, report)
     holdings.describe_kernels()
+    child.settle()
 
 
 def fill(holdings: Holdings, settings: EngineSettings, report: Report) -> None:

@@ -42,8 +42,9 @@ MAX_LAUNCHED = 2
 # How long figures may wait in this process before `/metrics` can show them.
 FLUSH_S = 0.05
 
-# A small batch is over within this, and the thread asks the device without a pause; a longer one is asked now and then.
-EAGER_NS = 300_000
+# A small batch is over within this, its launch included, and the thread asks the device without a pause; a longer one is asked
+# now and then, and each time the timer adds its own slack.
+EAGER_NS = 1_000_000
 ASK_AGAIN_S = 20e-6
 
 # `sysexits.h` calls it EX_SOFTWARE; the supervisor starts a new engine whatever the status.
@@ -138,7 +139,6 @@ class EngineLoop:
             for event in lobby.events:
                 self._handle(event)
             self._mailbox.flush()
-        child.settle()
         self._metrics.start_serving()
         if self._on_ready is not None:
             self._on_ready()

@@ -115,6 +115,19 @@ def device_of(identity: Identity) -> dict[str, object]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What a backend does before it is ready.
+
+    Attributes:
+        warmup: `none`, `load` (everything is compiled and loaded) or `run` (and tried once).
+        tune_budget_s: How long to measure on a device that nobody has tuned for.
+    """
+
+    warmup: str = "run"
+    tune_budget_s: float = 0.0
+
+
 class NotUsable(Exception):
     """The device cannot be served with: a kernel gave a wrong result or would not compile."""
 
@@ -147,12 +160,12 @@ class Backend(Protocol):
         """What this is."""
         ...
 
-    def warm_up(self, how: str, report: Report, on_compile: Callable[[str], None]) -> None:
+    def warm_up(self, how: Preparation, report: Report, on_compile: Callable[[str], None]) -> None:
         """Brings what computes onto the device, so that no request waits for it; called once, by the thread that computes.
 
         Args:
-            how: `none`, `load` (everything is compiled and loaded) or `run` (and tried once).
-            report: Told how far it is, as stages `compile`, `load` and `run`.
+            how: How thoroughly.
+            report: Told how far it is, as stages `compile`, `load`, `tune` and `run`.
             on_compile: Called with the op of each kernel that is compiled, then and later. What it raises fails the request.
 
         Raises:

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from service.arena import Segment
-from service.engine.backends.contract import HostBytes, Identity, Joined, Report, device_of
+from service.engine.backends.contract import HostBytes, Identity, Joined, Preparation, Report, device_of
 from service.engine.backends.host import TORCH_DTYPES, tensor_of
 from service.messages import Timings
 from service.ops import AddOptions, MatmulOptions, SoftmaxOptions
@@ -56,7 +56,7 @@ class CpuBackend:
     def __init__(self, device: str = "cpu") -> None:
         self.identity = Identity("cpu", device, _processor_name(), str(torch.__version__), "none")
 
-    def warm_up(self, how: str, report: Report, on_compile: Callable[[str], None]) -> None:
+    def warm_up(self, how: Preparation, report: Report, on_compile: Callable[[str], None]) -> None:
         """There is nothing to bring."""
 
     def kernels(self) -> dict[str, object]:

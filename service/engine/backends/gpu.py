@@ -21,7 +21,7 @@ import triton
 import kernels
 from kernels.layouts import lay_out, preferred_layout
 from service.arena import Segment
-from service.engine.backends.contract import DeviceLost, HostBytes, Identity, Joined, Report
+from service.engine.backends.contract import DeviceLost, HostBytes, Identity, Joined, Preparation, Report
 from service.engine.backends.gpu_kernels import DeviceKernels
 from service.engine.backends.host import TORCH_DTYPES, bytes_of, shaped
 from service.engine.backends.staging import Staging
@@ -115,8 +115,8 @@ class GpuBackend:
             "gpu", device, torch.cuda.get_device_name(self._device), str(torch.__version__), triton.__version__
         )
 
-    def warm_up(self, how: str, report: Report, on_compile: Callable[[str], None]) -> None:
-        """Compiles, loads and tries every kernel of the device."""
+    def warm_up(self, how: Preparation, report: Report, on_compile: Callable[[str], None]) -> None:
+        """Compiles, loads, picks among and tries the kernels of the device."""
         self._kernels.warm_up(how, self._compute, report, on_compile)
 
     def kernels(self) -> dict[str, object]:
@@ -185,6 +185,7 @@ class GpuBackend:
 
     def begin(self, launches: Sequence[Joined]) -> InFlight:
         """Queues copies and kernels of a batch; returns before they have run."""
+        self._kernels.check(launches[0])
         marks = self._spare_marks.pop() if self._spare_marks else _Marks.new()
         held: list[torch.Tensor] = []
         # `set_stream` and not `stream`: that one asks for devices and streams, and takes a fifth of the time of a launch.

@@ -7,19 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import torch
+from triton import knobs
 
 from kernels.catalogue import op_named, variants
 from kernels.launching import Loaded, Variant, on_compile
 from kernels.loading import load_all
+from kernels.matmul.configs import OUT_DTYPES
+from kernels.matmul.members import is_supported
 from kernels.precompile import CompileError, images_of, precompile
 from kernels.report import described, roofline, tuned
 from kernels.tables import is_tuned
 from kernels.targets import Target, current
 from kernels.trials import Trial, trials, wrong
-from service.engine.backends.contract import Identity, NotUsable, Report, device_of
+from kernels.tuning.starting import pick_at_start
+from service.engine.backends.contract import Identity, Joined, NotUsable, Preparation, Report, device_of
+from service.errors import InvalidRequest
+from service.ops import MatmulOptions
 
 # Trials between two reports.
 FEW = 64
@@ -37,13 +44,29 @@ class DeviceKernels:
         self._device = device
         self._index = device.index
         self._loaded: Mapping[Variant, Loaded] = {}
+        self._refused = frozenset(dtype for dtype in OUT_DTYPES if not is_supported(dtype, self.target))
+
+    def check(self, launch: Joined) -> None:
+        """Refuses what the device has no kernel for.
+
+        Raises:
+            InvalidRequest: A product of a dtype that it cannot multiply.
+        """
+        if not self._refused or not isinstance(launch.options, MatmulOptions):
+            return
+        sources = launch.gathered.get("a")
+        dtype = sources[0][0].type.dtype if sources else str(launch.shared["a"].dtype).removeprefix("torch.")
+        if dtype in self._refused:
+            raise InvalidRequest(f"a: {dtype} is not multiplied by {torch.cuda.get_device_name(self._device)}")
 
     @property
     def target(self) -> Target:
         """What the kernels are compiled for."""
         return current(self._index)
 
-    def warm_up(self, how: str, stream: torch.cuda.Stream, report: Report, on_each: Callable[[str], None]) -> None:
+    def warm_up(
+        self, how: Preparation, stream: torch.cuda.Stream, report: Report, on_each: Callable[[str], None]
+    ) -> None:
         """See `contract.Backend.warm_up`.
 
         Args:
@@ -57,12 +80,13 @@ class DeviceKernels:
         """
         torch.cuda.set_device(self._device)
         on_compile(lambda kernel: on_each(op_named(kernel)))
-        if how == "none":
+        if how.warmup == "none":
             return
         try:
             self._compile(report, on_each)
             self._loaded = load_all(self.target, self._index, partial(report, "load"))
-            if how == "run":
+            pick_at_start(self.target, Path(knobs.cache.dir), how.tune_budget_s, partial(report, "tune"))
+            if how.warmup == "run":
                 self._try(stream, report)
         except (CompileError, RuntimeError) as error:
             raise NotUsable(str(error)) from error

@@ -1,0 +1,87 @@
+"""Compiling ahead: into a cache of its own, in processes, and found again; what is broken is ignored."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels.precompile import parse_target
+from kernels.targets import KNOWN
+
+ROOT = Path(__file__).parents[2]
+# A target with three binaries: the real ones take minutes.
+CODE = """
+import json, sys
+import kernels.catalogue, kernels.precompile as ahead
+from kernels.targets import KNOWN
+target = KNOWN["nvidia_h100"]
+few = tuple(variant for variant in kernels.catalogue.variants(target) if variant.kernel.__name__ == "stretches_kernel")[:3]
+kernels.catalogue.variants = ahead.variants = lambda _target: few
+part = ahead._compile_some(target, range(len(few)))
+print(json.dumps([sorted(part.fresh.items()), part.failures, ahead.images_of(target) is None]))
+ahead._mark(target, [part.images[number] for number in range(len(few))])
+images = ahead.images_of(target)
+print(json.dumps([image.file for image in images.values()]))
+print(json.dumps([images[variant].metadata["name"] for variant in few]))
+"""
+
+
+def run(code, cache):
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(cache)}
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+
+def test_what_is_compiled_is_found_again(tmp_path):
+    (first, files, names), _ = run(CODE, tmp_path)
+    assert first == [[["staging", 3]], [], True]
+    assert [(tmp_path / file).read_bytes()[:4] for file in files] == [b"\x7fELF"] * 3
+    assert names == ["stretches_kernel"] * 3
+    assert not list(tmp_path.glob("*/*.ttir")), "only binaries are kept"
+    (second, *_), _ = run(CODE, tmp_path)
+    assert second == [[], [], False]
+
+
+def test_an_index_that_cannot_be_right_is_ignored(tmp_path):
+    run(CODE, tmp_path)
+    (index,) = tmp_path.glob("tilewire-*.json")
+    texts = ["", "{", "[]", '{"images": []}', '{"images": [{"file": 1}]}', '{"images": 7}']
+    code = CODE.split("part =", maxsplit=1)[0]
+    code += f"""
+from pathlib import Path
+for text in {texts!r}:
+    Path({str(index)!r}).write_text(text)
+    print(json.dumps(ahead.images_of(target)))
+"""
+    found, log = run(code, tmp_path)
+    assert found == [None] * len(texts)
+    assert log.count("is ignored") == len(texts)
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN))
+def test_targets_are_named_by_backend_and_architecture(name):
+    target = KNOWN[name]
+    assert parse_target(f"{target.backend}:{target.arch}") == target
+    assert parse_target(name) == target
+
+
+@pytest.mark.parametrize("text", ["", "cuda", "cuda:", "cuda:12", "gfx942", "hip:gfx1"])
+def test_an_unknown_target_is_refused_with_those_that_there_are(text):
+    with pytest.raises(ValueError, match=r"target: .*hip:gfx942"):
+        parse_target(text)
+
+
+def test_the_fingerprint_tells_targets_apart(tmp_path):
+    code = """
+import json
+from kernels.precompile import fingerprint
+from kernels.targets import KNOWN
+print(json.dumps([fingerprint(KNOWN[name]) for name in ("nvidia_h100", "nvidia_b200", "nvidia_h100")]))
+"""
+    ((first, other, again),), _ = run(code, tmp_path)
+    assert first == again != other
