@@ -191,3 +191,34 @@ def test_a_request_too_large_for_the_device_is_refused_and_costs_nothing(client:
     with pytest.raises(tilewire.TilewireError):
         client.matmul(np.ones((2**17, 1), np.float32), np.ones((1, 2**17), np.float32))
     np.testing.assert_array_equal(client.add(np.ones(3, np.float32), np.ones(3, np.float32)), np.full(3, 2, np.float32))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_batch_invariant_gives_the_bits_of_a_request_alone(dtype: str) -> None:
+    rng = np.random.default_rng(15)
+    inputs = [rng.standard_normal((rows, 1000)).astype(DTYPES[dtype]) for rows in (1, 3, 16, 70)]
+    with running_server("--device", "cuda:0", "--gateways", "2", "--batch-invariant") as url:
+        with tilewire.Client(url, timeout=300) as client:
+            client.put("w", rng.standard_normal((1000, 300)).astype(DTYPES[dtype]))
+            alone = {len(x): (client.matmul(x, "@w").tobytes(), client.softmax(x).tobytes()) for x in inputs}
+        sizes: list[int] = []
+
+        def one(number: int) -> bool:
+            is_same = True
+            with tilewire.Client(url, timeout=300) as own:
+                for x in inputs[number % 4 :] + inputs[: number % 4]:
+                    answer = own.run("matmul", {"a": x, "b": "@w"})
+                    sizes.append(answer.batch_size or 0)
+                    is_same &= (answer.array.tobytes(), own.softmax(x).tobytes()) == alone[len(x)]
+            return is_same
+
+        with ThreadPoolExecutor(24) as pool:
+            assert all(pool.map(one, range(96)))
+    assert max(sizes) > 1
+
+
+def test_a_start_tells_its_stages_and_lists_its_kernels(url: str) -> None:
+    devices = httpx.get(f"{url}/v1/kernels").json()["devices"]
+    assert [device["backend"] for device in devices] == ["gpu"]
+    assert all(variant["registers"] > 0 for device in devices for variant in device["variants"])
+    assert {variant["op"] for variant in devices[0]["variants"]} == {"matmul", "softmax", "add", "staging"}

@@ -1,0 +1,72 @@
+"""`--batch-invariant`: a request's bits do not depend on who else is there; and without it, they stay within the bound."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import pytest
+
+from tests import float64_oracle as oracle
+from tests.conftest import StartServer
+from tests.float64_oracle import assert_close, random_array
+from tests.live_server import LiveServer
+from tests.tensor_bodies import Array, decode, to_npy
+
+ROWS = (1, 3, 16, 33)
+WIDTH = 257
+CLIENTS = 8
+
+
+def upload(server: LiveServer) -> Array:
+    weight = random_array("float32", (WIDTH, 61), 1)
+    with server.client() as client:
+        assert (
+            client.put(
+                "/v1/tensors/w", content=to_npy(weight), headers={"content-type": "application/x-npy"}
+            ).status_code
+            == 201
+        )
+    return weight
+
+
+def ask(client: httpx.Client, op: str, x: Array) -> tuple[Array, int]:
+    query = {"b": "@w"} if op == "matmul" else {}
+    response = client.post(f"/v1/{op}", params=query, content=to_npy(x), headers={"content-type": "application/x-npy"})
+    assert response.status_code == 200, response.text
+    return decode(response.headers["content-type"], response.content), int(response.headers["x-batch-size"])
+
+
+def ask_together(server: LiveServer, op: str, inputs: list[Array]) -> list[tuple[Array, int]]:
+    """All inputs from several clients at once, over and over."""
+
+    def one(number: int) -> list[tuple[Array, int]]:
+        with server.client() as client:
+            return [ask(client, op, x) for _ in range(6) for x in inputs[number % 2 :] + inputs[: number % 2]]
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        return [answer for answers in pool.map(one, range(CLIENTS)) for answer in answers]
+
+
+@pytest.mark.parametrize("op", ["matmul", "softmax"])
+def test_the_bits_are_those_of_a_request_alone(start_server: StartServer, op: str) -> None:
+    server = start_server("--batch-invariant")
+    upload(server)
+    inputs = [random_array("float32", (rows, WIDTH), rows) for rows in ROWS]
+    with server.client() as client:
+        alone = {x.shape[0]: ask(client, op, x)[0].tobytes() for x in inputs}
+    for answer, _ in ask_together(server, op, inputs):
+        assert answer.tobytes() == alone[answer.shape[0]]
+
+
+def test_a_batch_changes_nothing_beyond_the_bound(start_server: StartServer) -> None:
+    server = start_server("--max-queue-delay-us", "20000")
+    weight = upload(server)
+    inputs = [random_array("float32", (rows, WIDTH), rows) for rows in ROWS]
+    expected = {x.shape[0]: oracle.matmul({"a": x, "b": weight}, {}) for x in inputs}
+    answers = ask_together(server, "matmul", inputs)
+    assert max(size for _, size in answers) > 1, "no batch formed"
+    for answer, _ in answers:
+        assert_close(answer, *expected[answer.shape[0]])
+        assert answer.dtype == np.float32
