@@ -12,6 +12,8 @@ from kernels.targets import Target
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
 DTYPES = tuple(ITEM_BYTES)
 MAX_RANK = 4
+# Up to here rows that are read element by element get a program each.
+FEW_ROWS_PER_SM = 16
 # How an output type that differs from the inputs' is told to the kernel.
 KINDS = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4, "int32": 5, "int64": 6}
 
@@ -92,6 +94,9 @@ def choose(problem: Problem, target: Target) -> Config:
     if problem.family.outer_rank == 0:
         entries = _measured(target)
         return next(config for config, entry in zip(configs, entries, strict=True) if problem.n <= entry[0])
+    if not problem.family.is_aligned and problem.rows <= FEW_ROWS_PER_SM * target.num_sms:
+        # Element by element, a block of many short rows is a long chain for each thread; few rows have programs to spare.
+        return configs[-1]
     return next((config for config in configs if config.block_n >= problem.n), configs[-1])
 
 

@@ -202,7 +202,8 @@ def choose_fma(problem: Problem) -> Config:
     few, small, large = _FMA
     if problem.m <= few.block_m * 2:
         return few
-    return small if problem.m * problem.n < 512 * 512 else large
+    # A long K is better split among programs of large blocks.
+    return small if problem.m * problem.n < 512 * 512 and problem.k < 4096 else large
 
 
 def matrix_configs(dtype: str, *, is_aligned: bool) -> tuple[Config, ...]:
@@ -236,9 +237,9 @@ def is_read_in_pieces(problem: Problem) -> bool:
 
 
 def split_k_for(problem: Problem, config: Config, target: Target) -> int:
-    """Enough splits to fill the device twice, none shorter than four blocks of K."""
-    wanted = 2 * target.num_sms // max(1, config.tiles(problem))
-    possible = problem.k // (4 * config.block_k)
+    """Enough splits to fill the device three times, none shorter than two blocks of K and 128 of its elements."""
+    wanted = 3 * target.num_sms // max(1, config.tiles(problem))
+    possible = problem.k // max(2 * config.block_k, 128)
     split_k = 1
     while split_k * 2 <= min(wanted, possible, 16):
         split_k *= 2

@@ -19,6 +19,10 @@ DTYPES = tuple(ITEM_BYTES)
 MAX_SPLITS = 512
 # Elements of a row that one program can hold.
 LONGEST_ROW = 32768
+# Up to here short rows that are read element by element get wider blocks, of fewer rows.
+FEW_ROWS_PER_SM = 16
+# More than any device counts as few.
+MANY_ROWS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ def members(target: Target) -> Iterator[tuple[Problem, Config]]:
             problem = Problem(1, 1, dtype, out_dtype, is_aligned=is_aligned, log=log)
             block_n = _shortest_block(problem)
             while block_n <= LONGEST_ROW:
-                yield problem, _choose_whole(replace(problem, n=block_n), target)
+                yield problem, _choose_whole(replace(problem, rows=MANY_ROWS, n=block_n), target)
                 block_n *= 2
             yield from ((problem, config) for config in (LOOP, SPLIT))
             # Up to 16 programs of a row are merged by one binary, more by another.
@@ -121,6 +125,9 @@ def members(target: Target) -> Iterator[tuple[Problem, Config]]:
 def _choose_whole(problem: Problem, target: Target) -> Config:
     """Rows whole in registers, as measured for the next power of two, else 16 elements a thread."""
     block_n = max(power_of_two(problem.n), _shortest_block(problem))
+    if not problem.is_aligned and problem.rows <= FEW_ROWS_PER_SM * target.num_sms:
+        # Element by element, a block of many short rows is a long chain for each thread; few rows have programs to spare.
+        block_n = max(block_n, 1024 // ITEM_BYTES[problem.dtype])
     measured = table_for(target).get("softmax", {}).get("rows", {}).get(str(ITEM_BYTES[problem.dtype]), ())
     for entry in measured:
         if entry["block_n"] == max(block_n, measured[0]["block_n"]):
@@ -134,7 +141,8 @@ def _choose_whole(problem: Problem, target: Target) -> Config:
 def _choose_long(problem: Problem, target: Target) -> Config:
     """A row over a team of programs where they can be kept together, else read twice."""
     entry = table_for(target).get("softmax", {}).get("team", {}).get(str(ITEM_BYTES[problem.dtype]))
-    if entry is not None:
+    # Element by element, 16-bit rows spill in the registers of a team: measured more than twice slower than two reads.
+    if entry is not None and (problem.is_aligned or ITEM_BYTES[problem.dtype] == 4):
         team = -(-problem.n // entry["block_n"])
         # How many programs fit beside one another was only measured on the table's own device.
         programs_per_sm = entry["programs_per_sm"] if is_tuned(target) else 1

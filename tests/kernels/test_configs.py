@@ -92,3 +92,31 @@ u.find_spec = lambda name, *rest: None if name == "triton" else find(name, *rest
 import kernels.{op}.configs
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("rows", "n"), [(428, 49212), (110, 35455), (13, 17662)])
+def test_long_rows_of_16_bits_that_are_not_aligned_are_read_twice(dtype, rows, n):
+    problem = SoftmaxProblem(rows, n, dtype, dtype, is_aligned=False)
+    assert choose_softmax(problem, KNOWN["nvidia_h100"]).kernel in ("loop", "split")
+    aligned = SoftmaxProblem(rows, 32 * n, dtype, dtype)
+    assert choose_softmax(aligned, KNOWN["nvidia_h100"]).kernel == "team"
+
+
+def test_few_short_rows_that_are_not_aligned_share_no_program():
+    target = KNOWN["nvidia_h100"]
+    few = choose_softmax(SoftmaxProblem(789, 167, "bfloat16", "bfloat16", is_aligned=False), target)
+    many = choose_softmax(SoftmaxProblem(1 << 17, 167, "bfloat16", "bfloat16", is_aligned=False), target)
+    assert few.block_rows < many.block_rows
+    few_sums, many_sums = (
+        choose_add(AddProblem(rows, 41, "float16", "float16", is_aligned=False, b_inner="unit", outer_rank=3), target)
+        for rows in (160, 1 << 17)
+    )
+    assert few_sums.block_rows < many_sums.block_rows
+
+
+def test_a_long_sum_of_a_small_product_is_divided_among_programs():
+    problem = Problem(1171, 116, 8015, 1, "float32", "float32", b_major="k", is_aligned_in=False, is_aligned_out=False)
+    config = choose(problem, KNOWN["nvidia_h100"])
+    assert (config.block_m, config.block_n) == (64, 128)
+    assert config.tiles(problem) * config.split_k >= KNOWN["nvidia_h100"].num_sms
