@@ -89,6 +89,26 @@ def test_the_entry_point_brings_kernels_into_the_cache(tmp_path: Path) -> None:
         assert found == {"new/a": "new", "known/b": "compiled here", "cut/c": "whole"}
 
 
+def test_the_entry_point_fills_a_cache_that_is_not_there_at_once(tmp_path: Path) -> None:
+    cache, image = tmp_path / "volume" / "cache", tmp_path / "image"
+    for name in ("one", "two"):
+        (image / "kernels" / name).mkdir(parents=True)
+        (image / "kernels" / name / "kernel").write_text(name)
+    (image / "kernels" / "index.json").write_text("{}")
+    # What a start that was cut short left behind.
+    (tmp_path / "volume" / "cache.part" / "one").mkdir(parents=True)
+    (image / "bin").mkdir()
+    shutil.copy(IMAGE / "entrypoint.sh", image / "bin")
+    command = tmp_path / "tilewire"
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TRITON_CACHE_DIR": str(cache)}
+    subprocess.run([image / "bin" / "entrypoint.sh"], env=env, check=True)
+    found = {path.relative_to(cache).as_posix(): path.read_text() for path in cache.rglob("*") if path.is_file()}
+    assert found == {"one/kernel": "one", "two/kernel": "two", "index.json": "{}"}
+    assert [path.name for path in cache.parent.iterdir()] == ["cache"]
+
+
 @pytest.mark.parametrize("variable", ["PORT", "TILEWIRE_PORT", "TILEWIRE_METRICS_PORT"])
 def test_the_health_check_is_0_while_it_lives(server: LiveServer, variable: str) -> None:
     assert health({variable: str(server.port)}) == 0
