@@ -23,10 +23,7 @@ KERNELS = {
             "backend": "gpu",
             "target": "cuda:90",
             "table": "nvidia_h100",
-            "roofline": {
-                "bandwidth_bytes_per_second": 3.0e12,
-                "tflops": {"bfloat16": 790.0, "float16": 785.0, "float32": 60.0},
-            },
+            "roofline": {"bandwidth_bytes_per_second": 3e12, "tflops": {"bfloat16": 790.0, "float32": 60.0}},
             "variants": [
                 {
                     "op": op,

@@ -11,7 +11,7 @@ import { drawRoofline } from "./roofline.js";
 import { startWorkbench } from "./workbench.js";
 
 const STALE_S = 3;
-const NO_LIST_MS = 300_000;
+const LIST_MS = 300_000;
 const history = new History();
 const seen = {
   present: null,
@@ -50,9 +50,9 @@ async function readEngines() {
 }
 
 async function readKernels() {
-  // A server that has no such list will not have one soon.
-  if (seen.kernels.status === 404 && Date.now() < seen.kernelsNext_ms) return;
-  seen.kernelsNext_ms = Date.now() + NO_LIST_MS;
+  // The list is long and changes with an engine only; a server that has none will not have one soon.
+  if ([200, 404].includes(seen.kernels.status) && Date.now() < seen.kernelsNext_ms) return;
+  seen.kernelsNext_ms = Date.now() + LIST_MS;
   seen.kernels = await askJson("v1/kernels");
   showKernels();
   showFigures();
