@@ -9,7 +9,7 @@
 # count towards the memory limit.
 ARG BASE_IMAGE=pytorch/pytorch:2.12.0-cuda12.6-cudnn9-runtime
 
-# A compiler and Python's headers stay in the image: Triton 3.6 compiles its launcher at the first launch.
+# A compiler and Python's headers stay in the image: on ROCm Triton 3.6 compiles a launcher for each signature.
 # hadolint ignore=DL3006
 FROM ${BASE_IMAGE} AS base
 # hadolint ignore=DL3002

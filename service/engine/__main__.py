@@ -1,6 +1,6 @@
 """The engine process: `python -m service.engine`, started by the supervisor. Owns its life as named phases.
 
-settings → device → residents → warm-up → ready → serve → drain → exit
+settings → device → gateways wait → residents, kernels, checks → ready → serve → drain → exit
 """
 
 from __future__ import annotations
