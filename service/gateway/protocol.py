@@ -67,6 +67,8 @@ class TilewireProtocol(HttpToolsProtocol):
         self._unsent_bytes = 0
         self._write_timer: asyncio.TimerHandle | None = None
         self._is_refused = False
+        # Between two requests, nothing of the next one has come.
+        self._is_between, self._num_requests = True, 0
         self._is_in_head, self._head_bytes = True, 0
         self._is_half_closed = False
         super().connection_made(transport)
@@ -84,16 +86,26 @@ class TilewireProtocol(HttpToolsProtocol):
                 self._refuse(Unavailable(f"this gateway has {self.max_connections} connections, which is its limit"))
         if self._is_refused:
             return
-        was_in_head = self._is_in_head
+        num_requests = self._num_requests
         super().data_received(data)
-        if was_in_head and self._is_in_head and not self._is_refused:
+        if self._is_refused or self._is_between:
+            return
+        if not self._is_in_head:
+            if self._body_timer is None:
+                self._body_timer = self.loop.call_later(self.patience_s, self._check_rate, time.monotonic())
+            return
+        if num_requests == self._num_requests:
+            # Else most of these bytes may be a request before this one; the whole head is measured when it is in.
             self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self.send_400_response(f"the request line and headers exceed {MAX_HEAD_BYTES} bytes")
-            elif self._head_timer is None:
-                self._head_timer = self.loop.call_later(self.patience_s, self._give_up_head)
-        elif not self._is_in_head and self._body_timer is None:
-            self._body_timer = self.loop.call_later(self.patience_s, self._check_rate, time.monotonic())
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self.send_400_response(f"the request line and headers exceed {MAX_HEAD_BYTES} bytes")
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.patience_s, self._give_up_head)
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request is in."""
+        self._is_between = False
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """The head of a request is in."""
@@ -117,7 +129,8 @@ class TilewireProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The last byte of a body is in."""
-        self._is_in_head = True
+        self._is_in_head = self._is_between = True
+        self._num_requests += 1
         self.stop_body_timer()
         super().on_message_complete()
 
@@ -193,7 +206,7 @@ class TilewireProtocol(HttpToolsProtocol):
         self.stop_body_timer()
         # Read on: that is how a client that leaves while its request is computed is noticed.
         self.flow.resume_reading()
-        self._is_in_head = True
+        self._is_in_head = self._is_between = True
         if is_complete:
             self.cycle.more_body = False
         else:
