@@ -84,6 +84,11 @@ class Leases:
         self._leases.append(lease)
         return lease
 
+    @property
+    def first(self) -> Lease:
+        """The slot that was taken first."""
+        return self._leases[0]
+
     def take(self, nbytes: int) -> tuple[int, memoryview]:
         """Room for a tensor that a codec inflates or parses; counts against the budget.
 

@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from service.errors import ClientGone, InvalidRequest, TilewireError
 from service.gateway.body import stalled
+from service.gateway.habits import Habit
 
 if TYPE_CHECKING:
     from service.gateway.protocol import TilewireProtocol
@@ -108,11 +109,17 @@ class RequestConnection:
     Args:
         protocol: Of the connection.
         cycle: Of the request.
+        repeated_head: See `context.Connection`.
     """
 
-    def __init__(self, protocol: TilewireProtocol, cycle: RequestResponseCycle) -> None:
+    def __init__(self, protocol: TilewireProtocol, cycle: RequestResponseCycle, repeated_head: bytes = b"") -> None:
         self._protocol = protocol
         self._cycle = cycle
+        self.repeated_head = repeated_head
+
+    def remember(self, habit: Habit) -> None:
+        """See `context.Connection`."""
+        self._protocol.habit = habit
 
     def watch(self, on_gone: Callable[[], None]) -> None:
         """See `context.Connection`."""

@@ -18,12 +18,15 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from service.errors import InvalidRequest, TilewireError, Unavailable
 from service.gateway.answers import LINGER_S, is_oip
 from service.gateway.context import CONNECTION
 from service.gateway.exchanging import JoinedWrites, RequestConnection, too_slow
+from service.gateway.habits import Habit, head_of
+from service.gateway.lane import Lane, Passage
 
 DRAIN_GRACE_S = 0.5
 
@@ -50,11 +53,14 @@ class TilewireProtocol(HttpToolsProtocol):
         patience_s: Longest time for a head to come, and longest time in which a client reads nothing of its answer.
         min_body_bytes_per_s: Least rate of a body that takes longer than `patience_s`.
         max_connections: Of this gateway; those above it are answered 503.
+        lane: Answers requests that repeat the one before; None for none.
+        is_refused: What still comes is not read.
     """
 
     patience_s = 30.0
     min_body_bytes_per_s = 0
     max_connections = 2**31
+    lane: Lane | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected."""
@@ -66,11 +72,14 @@ class TilewireProtocol(HttpToolsProtocol):
         self._body_bytes = 0
         self._unsent_bytes = 0
         self._write_timer: asyncio.TimerHandle | None = None
-        self._is_refused = False
+        self.is_refused = False
         # Between two requests, nothing of the next one has come.
         self._is_between, self._num_requests = True, 0
         self._is_in_head, self._head_bytes = True, 0
         self._is_half_closed = False
+        self.habit: Habit | None = None
+        # The bytes that a request began with, and the head of the last one.
+        self._chunk, self._last_head = b"", b""
         super().connection_made(transport)
         self._is_excess = len(self.connections) > self.max_connections
         # A client that never sends anything is idle from the start.
@@ -78,17 +87,21 @@ class TilewireProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
+        if self.habit is not None and self.lane is not None and self.lane.take(self, self.habit, data):
+            return
         if self._is_excess and not data.startswith(PROBES):
             self._is_excess = False
             # Others may have left while this one was idle, or asked for its health.
             if len(self.connections) > self.max_connections:
                 self.url = _target_of(data)
                 self._refuse(Unavailable(f"this gateway has {self.max_connections} connections, which is its limit"))
-        if self._is_refused:
+        if self.is_refused:
             return
         num_requests = self._num_requests
+        self._chunk = data if self._is_between else b""
         super().data_received(data)
-        if self._is_refused or self._is_between:
+        self._chunk = b""
+        if self.is_refused or self._is_between:
             return
         if not self._is_in_head:
             if self._body_timer is None:
@@ -120,7 +133,17 @@ class TilewireProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self.transport, joined.cycle = transport, self.cycle
         # Behind pipelined requests, the parser is ahead of the one that is being answered: each needs its own cycle.
-        self.scope["extensions"] = {CONNECTION: RequestConnection(self, self.cycle)}  # type: ignore[dict-item]
+        connection = RequestConnection(self, self.cycle, self._repeated_head())
+        self.scope["extensions"] = {CONNECTION: connection}  # type: ignore[dict-item]
+
+    def _repeated_head(self) -> bytes:
+        """The head of this request, when it is the last one's and began with its chunk."""
+        chunk, last = self._chunk, self._last_head
+        self._chunk = b""
+        if last and chunk.startswith(last):
+            return last
+        self._last_head = head_of(chunk)
+        return b""
 
     def on_body(self, body: bytes) -> None:
         """A piece of a body that goes through the parser."""
@@ -134,9 +157,54 @@ class TilewireProtocol(HttpToolsProtocol):
         self.stop_body_timer()
         super().on_message_complete()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the next bytes begin a request, and nothing is under way."""
+        return (
+            self._is_between
+            and not self.is_refused
+            and (self.cycle is None or self.cycle.response_complete)
+            and not self.flow.write_paused
+            and not self.transport.is_closing()
+        )
+
+    def enter(self, passage: Passage) -> None:
+        """A request takes the lane: it stands where uvicorn's would."""
+        self._unset_keepalive_if_required()
+        self.cycle = passage  # type: ignore[assignment]
+
+    def replay(self, passage: Passage, scope: Scope, body: bytes) -> None:
+        """A request leaves the lane, whole and as if it had just come, for the ordinary path."""
+        joined = JoinedWrites(self.transport)
+        cycle = RequestResponseCycle(
+            scope=scope,  # type: ignore[arg-type]
+            transport=joined,  # type: ignore[arg-type]
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=passage.keep_alive,
+            on_response=self.on_response_complete,
+        )
+        joined.cycle = cycle
+        cycle.body += body
+        cycle.more_body = False
+        cycle.message_event.set()
+        scope["state"] = self.app_state.copy()
+        scope["extensions"] = {CONNECTION: RequestConnection(self, cycle)}
+        passage.response_complete = True
+        # Behind it may stand pipelined ones already.
+        newest: object = self.cycle
+        if newest is passage:
+            self.cycle = cycle
+        self._start_asgi_task(cycle, self.app)
+
     def send_400_response(self, msg: str) -> None:
         """Answers bytes that are no HTTP request, unless they stand behind one whose answer is still due."""
-        self._is_refused = True
+        self.is_refused = True
         if self.cycle is not None and not self.cycle.response_complete:
             if self.cycle.response_started or not self.cycle.more_body:
                 # Nothing may come between the bytes of an answer that is under way; it is the last one.
@@ -149,8 +217,12 @@ class TilewireProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: TilewireError) -> None:
         """Answers an error that belongs to no request that the application knows, and closes."""
-        self._is_refused = True
+        self.is_refused = True
         self.transport.write(_error_answer(error, self.url))
+        self.linger()
+
+    def linger(self) -> None:
+        """Closes after what was written, but reads on for a moment."""
         # Closing with bytes unread would reset the connection, and the client would lose the answer. TLS has no half-close.
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -163,7 +235,7 @@ class TilewireProtocol(HttpToolsProtocol):
         system of a client that has left refuses it.
         """
         cycle = self.cycle
-        if self.scheme == "https" or self._is_refused or cycle is None or cycle.response_complete or cycle.more_body:
+        if self.scheme == "https" or self.is_refused or cycle is None or cycle.response_complete or cycle.more_body:
             return False
         if not self._is_half_closed:
             self._is_half_closed = True
@@ -211,7 +283,7 @@ class TilewireProtocol(HttpToolsProtocol):
             self.cycle.more_body = False
         else:
             # What still comes belongs to a body that nobody reads.
-            self._is_refused = True
+            self.is_refused = True
             self.cycle.keep_alive = False
 
     def pause_writing(self) -> None:
