@@ -76,7 +76,10 @@ class Engines:
     @property
     def is_ready(self) -> bool:
         """Whether any engine can compute."""
-        return any(engine.welcome is not None for engine in self._engines)
+        for engine in self._engines:  # noqa: SIM110  (a generator costs more than the look)
+            if engine.welcome is not None:
+                return True
+        return False
 
     @property
     def states(self) -> list[dict[str, object]]:
@@ -104,9 +107,10 @@ class Engines:
 
     def knows(self, types: Iterable[tuple[str, TensorType]]) -> bool:
         """Whether an engine can compute, and residents have these types for all that is known here."""
-        if not self.is_ready:
-            return False
-        return all(self._types.get(name) == kind for name, kind in types)
+        for name, kind in types:
+            if self._types.get(name) != kind:
+                return False
+        return self.is_ready
 
     def submit(self, job: Job) -> tuple[Engine, int, asyncio.Future[Reply]]:
         """Sends a job to the least busy engine.

@@ -65,6 +65,7 @@ class Lane:
         leases = self._enter(habit)
         if leases is None:
             return False
+        self.gateway.metrics.observe_lane(habit.op)
         Passage(self, protocol, habit, leases).receive(data)
         return True
 
@@ -294,7 +295,7 @@ class Passage:
             elif not self.keep_alive:
                 protocol.transport.close()
         self.response_complete = True
-        protocol.on_response_complete()
+        protocol.leave()
 
     def _leave(self, status: int | None) -> None:
         """The request is over; without a status the client left before its answer."""

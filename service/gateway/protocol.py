@@ -11,18 +11,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-import uuid
 from collections.abc import Callable
-from http import HTTPStatus
-from urllib.parse import unquote_to_bytes
 
 import httptools
-import msgspec
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from service.errors import InvalidRequest, TilewireError, Unavailable
-from service.gateway.answers import LINGER_S, is_oip
+from service.gateway.answers import LINGER_S, whole_error
 from service.gateway.context import CONNECTION
 from service.gateway.exchanging import JoinedWrites, RequestConnection, too_slow
 from service.gateway.habits import Habit, head_of
@@ -78,6 +74,7 @@ class TilewireProtocol(HttpToolsProtocol):
         self._is_in_head, self._head_bytes = True, 0
         self._is_half_closed = False
         self.habit: Habit | None = None
+        self._idle_since_s = 0.0
         # The bytes that a request began with, and the head of the last one.
         self._chunk, self._last_head = b"", b""
         super().connection_made(transport)
@@ -170,8 +167,27 @@ class TilewireProtocol(HttpToolsProtocol):
 
     def enter(self, passage: Passage) -> None:
         """A request takes the lane: it stands where uvicorn's would."""
-        self._unset_keepalive_if_required()
         self.cycle = passage  # type: ignore[assignment]
+
+    def leave(self) -> None:
+        """A request on the lane is answered; those that came meanwhile may begin."""
+        if self.pipeline or self.timeout_keep_alive_task is None:
+            self.on_response_complete()
+            return
+        # Cancelling a timer and setting another one for each request costs more: this one looks when it ends.
+        self.server_state.total_requests += 1
+        self._idle_since_s = self.loop.time()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Nothing has come for long, unless it came on the lane."""
+        self.timeout_keep_alive_task = None
+        rest_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
+        is_busy = self.cycle is not None and not self.cycle.response_complete
+        if is_busy or rest_s > 0:
+            pause_s = self.timeout_keep_alive if is_busy else rest_s
+            self.timeout_keep_alive_task = self.loop.call_later(pause_s, self.timeout_keep_alive_handler)
+        else:
+            super().timeout_keep_alive_handler()
 
     def replay(self, passage: Passage, scope: Scope, body: bytes) -> None:
         """A request leaves the lane, whole and as if it had just come, for the ordinary path."""
@@ -218,7 +234,7 @@ class TilewireProtocol(HttpToolsProtocol):
     def _refuse(self, error: TilewireError) -> None:
         """Answers an error that belongs to no request that the application knows, and closes."""
         self.is_refused = True
-        self.transport.write(_error_answer(error, self.url))
+        self.transport.write(whole_error(error, self.url))
         self.linger()
 
     def linger(self) -> None:
@@ -263,6 +279,7 @@ class TilewireProtocol(HttpToolsProtocol):
         self._stop_head_timer()
         self.stop_body_timer()
         self._stop_write_timer()
+        self._unset_keepalive_if_required()
         super().connection_lost(exc)
         on_gone, self.on_gone = self.on_gone, None
         if on_gone is not None:
@@ -363,24 +380,3 @@ def _target_of(head: bytes) -> bytes:
     """Where an unread request goes, or nothing when its line is not whole."""
     words = head[:MAX_HEAD_BYTES].partition(b"\r\n")[0].split(b" ")
     return words[1] if len(words) == REQUEST_LINE_WORDS else b""
-
-
-def _error_answer(error: TilewireError, url: bytes) -> bytes:
-    """A whole answer by hand, in the form that the path asks for as far as it was read, and the end of the connection."""
-    request_id = uuid.uuid4().hex
-    problem = {
-        "type": f"urn:tilewire:error:{error.code}",
-        "title": error.title,
-        "status": error.status,
-        "detail": error.detail,
-        "request_id": request_id,
-    }
-    is_protocol = is_oip(unquote_to_bytes(url.partition(b"?")[0]).decode("latin-1"))
-    content_type = "application/json" if is_protocol else "application/problem+json"
-    body = msgspec.json.encode({"error": error.detail} if is_protocol else problem)
-    retry = f"retry-after: {error.retry_after_s}\r\n" if error.retryable else ""
-    head = (
-        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: {content_type}\r\n"
-        f"content-length: {len(body)}\r\nx-request-id: {request_id}\r\n{retry}connection: close\r\n\r\n"
-    )
-    return head.encode("ascii") + body
