@@ -22,7 +22,7 @@ from service.setting_words import devices_of, keyless_of
 # Plain bytes, or with a unit: 512MiB, 2GB.
 Bytes = Annotated[int, BeforeValidator(lambda value: int(TypeAdapter(ByteSize).validate_python(value)))]
 
-# A lone client that asks again as soon as it is answered is back within this, and a product of 32 MiB operands is over.
+# A lone client that asks again as soon as it is answered is back within this.
 BUSY_POLL_S = 2e-3
 
 LogFormat = Literal["console", "json"]

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from service.gateway.polling import MOST_OUTSTANDING, Poller
+from service.gateway.polling import LINGER_S, MOST_OUTSTANDING, Poller
 
 
 async def cpu_share(seconds: float) -> float:
@@ -25,7 +25,7 @@ def test_it_polls_for_few(outstanding: int, polls: bool) -> None:
             poller.sent()
         assert (await cpu_share(0.1) > 0.1) == polls
         poller.answered(outstanding)
-        await asyncio.sleep(0)
+        await asyncio.sleep(2 * LINGER_S)
         assert await cpu_share(0.1) < 0.1
 
     asyncio.run(run())
