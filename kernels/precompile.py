@@ -33,6 +33,7 @@ Progress = Callable[[int, int], None]
 
 # Progress is told this often, whether or not there is any.
 PATIENCE_S = 0.5
+PARTS_OF_WORKER = 32
 
 
 class CompileError(Exception):
@@ -117,8 +118,10 @@ def precompile(target: Target, *, num_workers: int = 0, on_progress: Progress | 
     failures: list[str] = []
     compiled: Counter[str] = Counter()
     images: dict[int, Image] = {}
-    # Spread out, so that the slow ones, which are neighbours, do not meet in one worker at the end.
-    waiting = [list(range(total))[first :: workers * 8] for first in range(workers * 8)]
+    # Spread out, so that the slow ones, which are neighbours, do not meet in one worker, and few at a time, so that none is
+    # left with many when the others are done.
+    parts = workers * PARTS_OF_WORKER
+    waiting = [list(range(total))[first::parts] for first in range(parts)]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
         pending: set[Future[Part]] = {pool.submit(_compile_some, target, part) for part in waiting if part}

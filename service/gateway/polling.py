@@ -1,4 +1,4 @@
-"""Keeps the event loop from sleeping while an answer, or the next request, is due soon: waking takes as long as a small product.
+"""Keeps the event loop from sleeping while an answer or the next request is due: waking takes as long as a small product.
 
 Owns when. Knows no message. Runs in the gateway's event loop.
 """
