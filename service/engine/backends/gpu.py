@@ -23,6 +23,7 @@ import kernels
 from kernels.layouts import lay_out, preferred_layout
 from service.arena import Segment
 from service.engine.backends.contract import DeviceLost, HostBytes, Identity, Joined, Preparation, Report
+from service.engine.backends.first_times import fill_pools, load_copies
 from service.engine.backends.gpu_kernels import DeviceKernels
 from service.engine.backends.host import TORCH_DTYPES, bytes_of, shaped
 from service.engine.backends.parts import Parts, parts_of
@@ -131,8 +132,11 @@ class GpuBackend:
         )
 
     def warm_up(self, how: Preparation, report: Report, on_compile: Callable[[str], None]) -> None:
-        """Compiles, loads, picks among and tries the kernels of the device."""
+        """Compiles, loads, picks among and tries the kernels of the device, and does what else is slow the first time."""
         self._kernels.warm_up(how, self._compute, report, on_compile)
+        with self._guarded():
+            load_copies(self._device, TORCH_DTYPES.values())
+            fill_pools(self._device, (self._stage_in, self._compute))
 
     def kernels(self) -> dict[str, object]:
         """Every binary of the device's catalogue."""
