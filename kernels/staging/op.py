@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -111,15 +112,17 @@ class _Laid(NamedTuple):
 def _lay_out(stretches: Sequence[Stretch]) -> _Laid | None:
     """The table; None when there is nothing to copy."""
     # All at once: there may be hundreds of stretches, and this thread also launches.
-    rows = np.array(stretches, dtype=np.int64).reshape(-1, COLUMNS)
+    flat = itertools.chain.from_iterable(stretches)
+    rows = np.fromiter(flat, np.int64, len(stretches) * COLUMNS).reshape(-1, COLUMNS)
     nbytes, row_bytes = rows[:, 2], rows[:, 3]
     longest = int(nbytes.max(initial=0))
     if not longest:
         return None
     word = _word_bytes(rows)
     has_rows = bool(row_bytes.any())
-    # Without padding the whole stretch is one row.
-    row_bytes[:] = np.where(row_bytes, row_bytes, np.maximum(nbytes, word))
+    if has_rows:
+        # Without padding the whole stretch is one row.
+        row_bytes[:] = np.where(row_bytes, row_bytes, np.maximum(nbytes, word))
     rows[:, 2:] //= word
     # Blocks in powers of two: a prepared launch is bound to its grid, and few of them should serve all lengths.
     blocks = 1 << (-(-longest // (word * BLOCK)) - 1).bit_length()
