@@ -61,6 +61,7 @@ class EngineLoop:
         holdings: The residents and the regions.
         metrics: Told of what ran.
         caps: Of a batch.
+        poll_ns: How long the thread, with nothing to do, looks for work before it sleeps.
         clock_ns: The machine's monotonic clock; deadlines are on it.
     """
 
@@ -72,6 +73,8 @@ class EngineLoop:
         holdings: Holdings,
         metrics: EngineMetrics,
         caps: Caps | None = None,
+        *,
+        poll_ns: int = 0,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._index = index
@@ -81,6 +84,9 @@ class EngineLoop:
         self._regions = holdings.regions
         self._metrics = metrics
         self._clock_ns = clock_ns
+        self._poll_ns = poll_ns
+        self._eager_ns = max(EAGER_NS, poll_ns)
+        self._poll_until_ns = 0
         self._scheduler: Scheduler[Work] = Scheduler(caps)
         self._wake_ns = 0
         self._flush_s = 0.0
@@ -150,9 +156,11 @@ class EngineLoop:
     def _patience_s(self) -> float | None:
         """How long to wait for an event: for ever when only an event can give work, not at all when work is at hand."""
         if self._launched:
-            return 0 if self._clock_ns() - self._launched[0].began_ns < EAGER_NS else ASK_AGAIN_S
+            return 0 if self._clock_ns() - self._launched[0].began_ns < self._eager_ns else ASK_AGAIN_S
         if len(self._scheduler):
             return max(0, self._wake_ns - self._clock_ns()) / 1e9
+        if self._poll_until_ns and self._clock_ns() < self._poll_until_ns:
+            return 0
         return FLUSH_S if self._is_unflushed else None
 
     def _hand_over_metrics(self) -> None:
@@ -340,6 +348,9 @@ class EngineLoop:
             self._metrics.record_stages(jobs[0].op, timings, len(jobs))
             self._metrics.record_launch(jobs, batch[0].dtype, timings)
             self._is_unflushed = True
+            if self._poll_ns:
+                # Whoever was just answered may ask again at once.
+                self._poll_until_ns = self._clock_ns() + self._poll_ns
 
     @staticmethod
     def _finished(launched: Launched) -> Timings | None:

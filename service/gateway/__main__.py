@@ -32,6 +32,7 @@ from service.gateway.engines import Engines
 from service.gateway.exemplars import Exemplars, path_in
 from service.gateway.lane import Lane
 from service.gateway.metrics import GatewayMetrics
+from service.gateway.polling import Poller
 from service.gateway.protocol import DRAIN_GRACE_S, TilewireProtocol
 from service.gateway.quotas import Quotas, UsagePage
 from service.gateway.tracing import Recorder
@@ -188,7 +189,8 @@ async def serve(settings: GatewaySettings) -> None:
         if all(client.welcome is not None for client in clients):
             attached.set()
 
-    clients = [EngineClient(settings.index, path, segment, on_change) for path in settings.engine_paths]
+    poller = Poller(settings.busy_poll_s)
+    clients = [EngineClient(settings.index, path, segment, on_change, poller) for path in settings.engine_paths]
     gateway = make_gateway(settings, clients, Arena(segment), metrics)
     gateway.metrics.observe_load(0, gateway.arena)
     context = None if settings.tls is None else make_context(settings.tls)
