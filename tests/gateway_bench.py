@@ -42,6 +42,7 @@ class SummingEngine:
         cancelled: Ids of those that were cancelled.
         is_held: Jobs wait until `answer_all`.
         error: What jobs are answered, instead of their sums.
+        bug: What `send` raises.
     """
 
     def __init__(self, arena: Arena) -> None:
@@ -53,6 +54,7 @@ class SummingEngine:
         self.cancelled: list[int] = []
         self.is_held = False
         self.error: Exception | None = None
+        self.bug: Exception | None = None
         self._arena = arena
         self._ids = itertools.count(1)
         self._held: list[tuple[Job, asyncio.Future[Reply]]] = []
@@ -61,6 +63,8 @@ class SummingEngine:
         """See `Engine.send`."""
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         number = next(self._ids)
+        if self.bug is not None:
+            raise self.bug
         if isinstance(request, Job):
             self.jobs.append(request)
             self._held.append((request, future))

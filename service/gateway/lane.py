@@ -13,17 +13,17 @@ import os
 import time
 from typing import TYPE_CHECKING, Never
 
-import structlog
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from service import log
-from service.errors import ClientGone, InternalError, TilewireError
+from service.errors import ClientGone, TilewireError
 from service.gateway.admission import Leases
 from service.gateway.answers import error_response, server_timing
 from service.gateway.context import Exchange, Gateway, Incoming
 from service.gateway.engine_client import Reply
 from service.gateway.exchanging import SlotReceiver
 from service.gateway.habits import Habit
+from service.gateway.middleware import as_tilewire
 from service.gateway.reports import report
 from service.messages import Done, Job, Operand, Stale
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from service.gateway.protocol import TilewireProtocol
 
 OK = 200
-
-logger: structlog.stdlib.BoundLogger = structlog.get_logger("tilewire.gateway")
 
 
 class Lane:
@@ -159,10 +157,10 @@ class Passage:
         begun, begin = len(data) - len(habit.head), self._lease.offset
         view = gateway.arena.segment.view
         view[begin : begin + begun] = memoryview(data)[len(habit.head) :]
+        gateway.metrics.observe_load(gateway.admission.in_flight, gateway.arena)
         if begun == habit.body_bytes:
             self._compute()
             return
-        gateway.metrics.observe_load(gateway.admission.in_flight, gateway.arena)
         rest = view[begin + begun : begin + habit.body_bytes]
         self._receiver = SlotReceiver(protocol, rest, begun, gateway.settings.body_timeout_s)
         protocol.transport.set_protocol(self._receiver)
@@ -194,13 +192,12 @@ class Passage:
         habit, exchange, engines = self._habit, self._exchange, self._lane.gateway.engines
         exchange.received_bytes = habit.body_bytes
         exchange.receive_s = time.perf_counter() - exchange.receive_began_s
-        job = self._job()
         token = log.request_id.set(exchange.request_id)
         try:
-            self._engine, self._job_id, future = engines.submit(job)
-        except TilewireError as error:
-            # The engine went while the body came.
-            self._refuse(error)
+            self._engine, self._job_id, future = engines.submit(self._job())
+        except Exception as error:  # noqa: BLE001  (the last line of defence: it is logged and answered)
+            # Mostly: the engine went while the body came.
+            self._fail(error)
             return
         finally:
             log.request_id.reset(token)
@@ -233,12 +230,8 @@ class Passage:
                 assert isinstance(reply, Stale), "This is a bug."
                 self._lane.gateway.engines.learn(reply)
                 self._replay()
-        except TilewireError as error:
-            self._refuse(error)
-        except Exception:
-            logger.exception("a request failed", request_id=self._exchange.request_id)
-            if not self.response_started:
-                self._refuse(InternalError("internal error; the request id leads to the log"))
+        except Exception as error:  # noqa: BLE001  (the last line of defence: it is logged and answered)
+            self._fail(error)
 
     def _answer(self, done: Done) -> None:
         began_s = time.perf_counter()
@@ -260,6 +253,15 @@ class Passage:
         lane.gateway.metrics.observe_stage(habit.op, "receive", exchange.receive_s)
         lane.gateway.metrics.observe_stage(habit.op, "send", exchange.send_s)
         self._leave(OK)
+
+    def _fail(self, error: Exception) -> None:
+        """Answers whatever was raised, unless its answer has begun: then the connection is of no use any more."""
+        known = as_tilewire(error, self._exchange)
+        if not self.response_started:
+            self._refuse(known)
+        elif not self.response_complete:
+            self._protocol.transport.abort()
+            self._leave(known.status)
 
     def _refuse(self, error: TilewireError) -> None:
         """Answers an error as the middleware does, unless nobody is there to read it."""

@@ -78,6 +78,22 @@ def test_errors_of_the_engine_are_answered_as_on_the_ordinary_path(error: Except
     play(scene)
 
 
+def test_a_bug_is_500_and_gives_the_slots_back() -> None:
+    async def scene(bench: GatewayBench) -> None:
+        stream = await warmed(bench)
+        bench.engine.bug = RuntimeError("a bug of ours")
+        status, _, body = await ask(stream, SENT[1])
+        assert status == 500
+        assert b"a bug of ours" not in body
+        assert bench.on_lane() == 1
+        assert bench.arena.used_bytes == bench.admission.in_flight == 0
+        bench.engine.bug = None
+        check_sum(await ask(stream, SENT[2]), ONES * 2 + WEIGHT)
+        assert bench.on_lane() == 1
+
+    play(scene)
+
+
 def test_an_engine_that_is_not_ready_is_503() -> None:
     async def scene(bench: GatewayBench) -> None:
         stream = await warmed(bench)
