@@ -41,7 +41,6 @@ _EACH_TIME = frozenset(
         "transfer-encoding",
         "upgrade",
         "x-request-id",
-        "x-timeout-ms",
     }
 )
 
@@ -60,11 +59,13 @@ class Habit:
         headers: By lower-case name.
         op: Name of the op.
         access: Who asked; may run the op and read the residents.
+        timeout_ns: It must have started by then, or 0.
         job: What the engine was sent; the slots of the next one are elsewhere.
         resident_types: Dtype and shape of each resident that it was planned with, by name.
         residents: Operands that are residents, by input.
         placed: Operands in the body, by input; offsets from the body's start.
         out_at: Where the result goes, from the body's start.
+        out_bytes: Of the result.
         slot_bytes: For body and result together.
         answer_lead: The header at the front of the answer's body.
         answer_head: Headers of the answer that are the same each time.
@@ -79,11 +80,13 @@ class Habit:
     headers: Mapping[str, str]
     op: str
     access: Access
+    timeout_ns: int
     job: Job
     resident_types: tuple[tuple[str, TensorType], ...]
     residents: dict[str, Operand]
     placed: tuple[tuple[str, Operand], ...]
     out_at: int
+    out_bytes: int
     slot_bytes: int
     answer_lead: bytes
     answer_head: bytes
@@ -112,7 +115,6 @@ def is_repeatable(call: Call, exchange: Exchange, codec: Codec, answer_nbytes: i
     headers = exchange.headers
     return (
         call.store is None
-        and call.timeout_ms is None
         and exchange.body_format in FORMATS
         and codec.name in FORMATS
         and (exchange.content_length or 0) <= MAX_BODY_BYTES
@@ -123,21 +125,21 @@ def is_repeatable(call: Call, exchange: Exchange, codec: Codec, answer_nbytes: i
 
 
 def habit_of(
-    head: bytes, scope: Scope, exchange: Exchange, job: Job, body: memoryview, answer: tuple[str, bytes]
+    head: bytes, scope: Scope, call: Call, exchange: Exchange, computed: tuple[Job, memoryview, str, bytes]
 ) -> Habit | None:
     """Works out what can be remembered of a request.
 
     Args:
         head: Its request line and headers.
         scope: ASGI's.
+        call: Its query.
         exchange: The request; `is_repeatable` holds for it.
-        job: As the engine was sent it.
-        body: The request's body.
-        answer: Content type of the answer, and the header at the front of its body.
+        computed: As the engine was sent it; its body; content type of its answer; and the header at the front of that.
 
     Returns:
         None when its tensors do not stand in the body as they are.
     """
+    job, body, content_type, answer_lead = computed
     begin = exchange.body_offset
     placed = tuple(
         (name, Operand(one.type, one.offset - begin, fortran=one.fortran))
@@ -150,7 +152,6 @@ def habit_of(
     # A big-endian payload is swapped where it lies, and the lane touches none.
     if exchange.body_format == "npy" and b">" in lead:
         return None
-    content_type, answer_lead = answer
     residents = {name: one for name, one in job.operands.items() if one.resident is not None}
     out_at = -(-body.nbytes // SLOT_ALIGN) * SLOT_ALIGN
     return Habit(
@@ -163,11 +164,13 @@ def habit_of(
         headers=exchange.headers,
         op=job.op,
         access=exchange.granted,
+        timeout_ns=int((call.timeout_ms or 0) * 1e6),
         job=job,
         resident_types=tuple((str(one.resident), one.type) for one in residents.values()),
         residents=residents,
         placed=placed,
         out_at=out_at,
+        out_bytes=job.out.nbytes,
         slot_bytes=out_at + job.out.nbytes,
         answer_lead=answer_lead,
         answer_head=b"content-type: %b\r\ncontent-length: %d\r\nserver-timing: "

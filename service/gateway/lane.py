@@ -114,6 +114,7 @@ class Passage:
     """
 
     __slots__ = (
+        "_deadline_ns",
         "_engine",
         "_exchange",
         "_habit",
@@ -141,6 +142,7 @@ class Passage:
         exchange.op, exchange.access = habit.op, habit.access
         exchange.charged_bytes = habit.body_bytes
         exchange.receive_began_s = exchange.began_s
+        self._deadline_ns = time.monotonic_ns() + habit.timeout_ns if habit.timeout_ns else 0
         self.more_body = self.keep_alive = True
         self.response_started = self.response_complete = self.disconnected = False
 
@@ -209,8 +211,8 @@ class Passage:
         operands = habit.residents.copy()
         for name, one in habit.placed:
             operands[name] = Operand(one.type, begin + one.offset, None, one.fortran)
-        job = habit.job
-        return Job(0, job.op, operands, job.options, job.out, begin + habit.out_at, job.flops, job.moved_bytes)
+        job, out_at = habit.job, begin + habit.out_at
+        return Job(0, job.op, operands, job.options, job.out, out_at, job.flops, job.moved_bytes, self._deadline_ns)
 
     def _cancel(self) -> None:
         """The client left. The slot is the engine's until it answers."""
@@ -242,12 +244,11 @@ class Passage:
             f"x-request-id: {exchange.request_id}\r\n{self._last_line()}\r\n"
         )
         out_at = self._lease.offset + habit.out_at
-        result = lane.gateway.arena.segment.view[out_at : out_at + habit.job.out.nbytes]
+        result = lane.gateway.arena.segment.view[out_at : out_at + habit.out_bytes]
         head = lane.head(OK, self._protocol.server_state.default_headers)
-        exchange.sent_bytes = len(habit.answer_lead) + result.nbytes
-        # Copied, and so the slot goes back at once.
+        exchange.sent_bytes = len(habit.answer_lead) + habit.out_bytes
+        # Copied, and so the slot goes back at once: when the client has been served.
         whole = b"".join((head, habit.answer_head, lines.encode("ascii"), habit.answer_lead, result))
-        self._leases.release()
         self._write(whole)
         exchange.send_s = time.perf_counter() - began_s
         lane.gateway.metrics.observe_stage(habit.op, "receive", exchange.receive_s)
@@ -277,7 +278,6 @@ class Passage:
         body = bytes(response.body)
         exchange.sent_bytes = len(body)
         last = self._last_line()
-        self._leases.release()
         self._write(head + _lines(headers) + last.encode("ascii") + b"\r\n" + body)
         self._leave(error.status)
 

@@ -198,7 +198,6 @@ def test_a_head_whose_body_turns_out_to_be_another_leaves_the_lane() -> None:
     [
         {"x_request_id": "mine"},
         {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
-        {"x_timeout_ms": "5000"},
         {"expect": "100-continue"},
         {"connection": "close"},
         {"content_encoding": "identity"},

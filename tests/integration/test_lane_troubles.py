@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 
 import numpy as np
 import pytest
 
-from service.errors import TooBusy, Unavailable
+from service.errors import DeadlinePassed, TooBusy, Unavailable
 from tests.gateway_bench import GatewayBench, read_answer, until
 from tests.lane_scenes import ONES, SENT, WEIGHT, Answer, ask, check_sum, fixed, play, warmed
 from tests.raw_http import post
@@ -74,6 +75,24 @@ def test_errors_of_the_engine_are_answered_as_on_the_ordinary_path(error: Except
         bench.engine.error = None
         check_sum(await ask(stream, SENT[2]), ONES * 2 + WEIGHT)
         assert bench.on_lane() == 1
+
+    play(scene)
+
+
+@pytest.mark.parametrize("is_header", [False, True])
+def test_each_request_has_a_deadline_of_its_own(is_header: bool) -> None:
+    target, headers = ("/v1/add?b=@w", {"x_timeout_ms": "5000"}) if is_header else ("/v1/add?b=@w&timeout_ms=5000", {})
+    sent = post(target, to_npy(ONES), **headers)
+
+    async def scene(bench: GatewayBench) -> None:
+        stream = await warmed(bench, sent)
+        for _ in range(3):
+            before_ns = time.monotonic_ns()
+            check_sum(await ask(stream, sent), ONES + WEIGHT)
+            assert before_ns + 5e9 <= bench.engine.jobs[-1].deadline_ns <= time.monotonic_ns() + 5e9
+            assert bench.on_lane() == 1
+        bench.engine.error = DeadlinePassed("too late")
+        assert (await ask(stream, sent))[0] == 504
 
     play(scene)
 

@@ -86,8 +86,8 @@ def _remember(gateway: Gateway, scope: Scope, call: Call, computed: Computed, re
         return
     begin = exchange.body_offset
     body = gateway.arena.segment.view[begin : begin + exchange.received_bytes]
-    answer = (computed.codec.content_type, bytes(response.chunks[0]))
-    habit = habit_of(connection.repeated_head, scope, exchange, computed.job, body, answer)
+    found = (computed.job, body, computed.codec.content_type, bytes(response.chunks[0]))
+    habit = habit_of(connection.repeated_head, scope, call, exchange, found)
     if habit is not None:
         connection.remember(habit)
 
