@@ -119,7 +119,7 @@ class RequestConnection:
 
     def remember(self, habit: Habit) -> None:
         """See `context.Connection`."""
-        self._protocol.habit = habit
+        self._protocol.remember(habit)
 
     def watch(self, on_gone: Callable[[], None]) -> None:
         """See `context.Connection`."""

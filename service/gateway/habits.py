@@ -1,4 +1,4 @@
-"""What a connection remembers of a request that may come again, byte for byte: `gateway.lane` answers such requests.
+"""What a connection remembers of requests that may come again, byte for byte: `gateway.lane` answers such requests.
 
 Owns the rules of what is remembered. A client that repeats itself sends the same head each time, and the same header in
 front of its tensors; everything that follows from those bytes alone is worked out once. What may change meanwhile (keys,
@@ -21,8 +21,14 @@ from service.gateway.query import Call
 from service.messages import Job, Operand
 from service.ops import TensorType
 
-# Longer heads, bodies and answers take the ordinary path: what they cost beside their bytes does not count.
-MAX_HEAD_BYTES = 2**13
+# Of different requests that a connection remembers: a client that calls one layer after the other has a few in turn.
+MAX_HABITS = 4
+
+# Connections are many, and idle ones hold what they remember.
+MAX_HEAD_BYTES = 2**12
+MAX_LEAD_BYTES = 2**13
+
+# Longer bodies and answers take the ordinary path: what they cost beside their bytes does not count.
 MAX_BODY_BYTES = 2**18
 MAX_ANSWER_BYTES = 2**18
 
@@ -137,7 +143,7 @@ def habit_of(
         computed: As the engine was sent it; its body; content type of its answer; and the header at the front of that.
 
     Returns:
-        None when its tensors do not stand in the body as they are.
+        None when its tensors do not stand in the body as they are, or behind too long a header.
     """
     job, body, content_type, answer_lead = computed
     begin = exchange.body_offset
@@ -150,7 +156,8 @@ def habit_of(
         return None
     lead = bytes(body[: min(one.offset for _, one in placed)])
     # A big-endian payload is swapped where it lies, and the lane touches none.
-    if exchange.body_format == "npy" and b">" in lead:
+    is_swapped = exchange.body_format == "npy" and b">" in lead
+    if is_swapped or len(head) + len(lead) > MAX_LEAD_BYTES:
         return None
     residents = {name: one for name, one in job.operands.items() if one.resident is not None}
     out_at = -(-body.nbytes // SLOT_ALIGN) * SLOT_ALIGN

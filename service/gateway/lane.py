@@ -1,4 +1,4 @@
-"""A short way through the gateway for a request that repeats the one before it on its connection (`gateway.habits`).
+"""A short way through the gateway for a request that repeats one of the last on its connection (`gateway.habits`).
 
 Owns such a request from its bytes to those of its answer: without parser, task, ASGI or middleware, but past the same
 doors and into the same reports. It takes only what the ordinary path would surely answer, and looks before anything is

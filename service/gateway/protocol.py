@@ -21,7 +21,7 @@ from service.errors import InvalidRequest, TilewireError, Unavailable
 from service.gateway.answers import LINGER_S, whole_error
 from service.gateway.context import CONNECTION
 from service.gateway.exchanging import JoinedWrites, RequestConnection, too_slow
-from service.gateway.habits import Habit, head_of
+from service.gateway.habits import MAX_HABITS, Habit, head_of
 from service.gateway.lane import Lane, Passage
 
 DRAIN_GRACE_S = 0.5
@@ -49,7 +49,7 @@ class TilewireProtocol(HttpToolsProtocol):
         patience_s: Longest time for a head to come, and longest time in which a client reads nothing of its answer.
         min_body_bytes_per_s: Least rate of a body that takes longer than `patience_s`.
         max_connections: Of this gateway; those above it are answered 503.
-        lane: Answers requests that repeat the one before; None for none.
+        lane: Answers requests that repeat earlier ones; None for none.
         is_refused: What still comes is not read.
     """
 
@@ -73,10 +73,11 @@ class TilewireProtocol(HttpToolsProtocol):
         self._is_between, self._num_requests = True, 0
         self._is_in_head, self._head_bytes = True, 0
         self._is_half_closed = False
-        self.habit: Habit | None = None
         self._idle_since_s = 0.0
-        # The bytes that a request began with, and the head of the last one.
-        self._chunk, self._last_head = b"", b""
+        # The bytes that a request began with, the heads of the last ones, and what is remembered of those that came again.
+        self._chunk = b""
+        self._heads: list[bytes] = []
+        self._habits: list[Habit] = []
         super().connection_made(transport)
         self._is_excess = len(self.connections) > self.max_connections
         # A client that never sends anything is idle from the start.
@@ -84,7 +85,7 @@ class TilewireProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
-        if self.habit is not None and self.lane is not None and self.lane.take(self, self.habit, data):
+        if self._habits and self._takes_lane(data):
             return
         if self._is_excess and not data.startswith(PROBES):
             self._is_excess = False
@@ -112,6 +113,19 @@ class TilewireProtocol(HttpToolsProtocol):
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(self.patience_s, self._give_up_head)
 
+    def _takes_lane(self, data: bytes) -> bool:
+        lane = self.lane
+        if lane is not None:
+            for habit in self._habits:
+                if lane.take(self, habit, data):
+                    return True
+        return False
+
+    def remember(self, habit: Habit) -> None:
+        """From now on, such requests take the lane."""
+        others = [one for one in self._habits if one.head != habit.head]
+        self._habits = [habit, *others][:MAX_HABITS]
+
     def on_message_begin(self) -> None:
         """The first byte of a request is in."""
         self._is_between = False
@@ -134,12 +148,13 @@ class TilewireProtocol(HttpToolsProtocol):
         self.scope["extensions"] = {CONNECTION: connection}  # type: ignore[dict-item]
 
     def _repeated_head(self) -> bytes:
-        """The head of this request, when it is the last one's and began with its chunk."""
-        chunk, last = self._chunk, self._last_head
-        self._chunk = b""
-        if last and chunk.startswith(last):
-            return last
-        self._last_head = head_of(chunk)
+        """The head of this request, when one of the last had the same and it began with its chunk."""
+        chunk, self._chunk = self._chunk, b""
+        for head in self._heads:
+            if chunk.startswith(head):
+                return head
+        if head := head_of(chunk):
+            self._heads = [head, *self._heads][:MAX_HABITS]
         return b""
 
     def on_body(self, body: bytes) -> None:

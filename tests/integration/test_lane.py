@@ -11,7 +11,7 @@ import random
 import numpy as np
 import pytest
 
-from service.gateway.habits import MAX_BODY_BYTES
+from service.gateway.habits import MAX_BODY_BYTES, MAX_HABITS
 from tests.gateway_bench import GatewayBench, read_answer, until
 from tests.lane_scenes import ONES, SENT, WEIGHT, ask, begun, check_sum, fixed, play, warmed
 from tests.raw_http import head, post
@@ -154,6 +154,20 @@ def test_requests_in_one_read_take_the_ordinary_path(num: int) -> None:
         for number in range(num):
             check_sum(await read_answer(stream[0]), ONES * number + WEIGHT)
         assert bench.on_lane() == 0
+
+    play(scene)
+
+
+@pytest.mark.parametrize(("num_kinds", "is_remembered"), [(2, True), (MAX_HABITS, True), (MAX_HABITS + 1, False)])
+def test_a_few_kinds_of_requests_in_turn(num_kinds: int, is_remembered: bool) -> None:
+    kinds = [post(f"/v1/add?b=@w&alpha={number}", to_npy(ONES)) for number in range(num_kinds)]
+
+    async def scene(bench: GatewayBench) -> None:
+        stream = await bench.connect()
+        for turn in range(5):
+            for sent in kinds:
+                check_sum(await ask(stream, sent), ONES + WEIGHT)
+                assert bench.on_lane() == (turn > 1 and is_remembered)
 
     play(scene)
 

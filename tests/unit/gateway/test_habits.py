@@ -16,6 +16,7 @@ from service.gateway.habits import (
     MAX_ANSWER_BYTES,
     MAX_BODY_BYTES,
     MAX_HEAD_BYTES,
+    MAX_LEAD_BYTES,
     Habit,
     habit_of,
     head_of,
@@ -145,6 +146,13 @@ def test_tensors_by_name_lie_where_their_header_says() -> None:
         "bias": Operand(TensorType("float32", (4,)), header_bytes),
         "a": Operand(A, header_bytes + 16),
     }
+
+
+def test_a_header_that_is_too_long_to_be_kept_makes_no_habit() -> None:
+    body = to_safetensors({"a": np.ones((3, 4), np.float32)})
+    begin = 8 + int.from_bytes(body[:8], "little")
+    header = body[8:begin] + b" " * MAX_LEAD_BYTES
+    assert habit_for("safetensors", len(header).to_bytes(8, "little") + header + body[begin:]) is None
 
 
 def test_a_body_that_is_swapped_where_it_lies_or_that_has_no_tensor_makes_no_habit() -> None:
