@@ -22,12 +22,12 @@ import msgspec
 
 from service import child
 from service.engine.backends.contract import Backend, DeviceLost
-from service.engine.forms import join, key_of, rows_of
+from service.engine.forms import join
 from service.engine.holdings import Holdings
+from service.engine.kinds import Kind, keep
 from service.engine.mailbox import Mailbox
 from service.engine.metrics import EngineMetrics
 from service.engine.operands import resolve
-from service.engine.pace import predict_s
 from service.engine.scheduler import Caps, Scheduler, Waiting
 from service.engine.warmup import CannotStart, Interrupted, Lobby, Prepare
 from service.engine.work import Attached, Client, Event, Launched, Lost, Received, Stop, Work, ids_of
@@ -238,20 +238,17 @@ class EngineLoop:
                 client.send(self._holdings.answer(client, message))
 
     def _queue(self, client: Client, job: Job) -> None:
-        work = resolve(job, client, self._holdings.residents, self._regions, self._clock_ns())
-        if isinstance(work, Stale):
-            client.send(work)
-            return
-        waiting = Waiting(
-            work,
-            key=key_of(job, work.step.inputs),
-            arrived_ns=work.arrived_ns,
-            deadline_ns=job.deadline_ns,
-            priority=job.priority,
-            rows=rows_of(job),
-            nbytes=work.host_bytes,
-            seconds=predict_s(self._backend.identity.backend, job.flops, work.host_bytes),
-        )
+        residents, now_ns = self._holdings.residents, self._clock_ns()
+        kind = client.kinds.get(job.kind)
+        work = None if kind is None else kind.resolve(job, client, residents, now_ns)
+        if kind is None or work is None:
+            found = resolve(job, client, residents, self._regions, now_ns)
+            if isinstance(found, Stale):
+                client.send(found)
+                return
+            work, kind = found, Kind.of(found, residents, self._backend.identity.backend)
+            keep(client, job, kind)
+        waiting = kind.waiting(work)
         client.waiting[job.id] = waiting
         self._queue_bytes += job.moved_bytes
         self._scheduler.add(waiting)

@@ -8,7 +8,8 @@ the gateway's event loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from starlette.types import Scope
@@ -30,6 +31,9 @@ MAX_LEAD_BYTES = 2**13
 
 # Longer bodies and answers take the ordinary path: what they cost beside their bytes does not count.
 MAX_BODY_BYTES = 2**18
+
+# Kinds of jobs that have a number; more get new ones.
+MAX_NUMBERS = 4096
 MAX_ANSWER_BYTES = 2**18
 
 # Formats whose payload is the tensor as it is, behind a header that tells where.
@@ -67,6 +71,7 @@ class Habit:
         access: Who asked; may run the op and read the residents.
         timeout_ns: It must have started by then, or 0.
         job: What the engine was sent; the slots of the next one are elsewhere.
+        kind: Its number, so that the engine knows the next one too.
         resident_types: Dtype and shape of each resident that it was planned with, by name.
         residents: Operands that are residents, by input.
         placed: Operands in the body, by input; offsets from the body's start.
@@ -88,6 +93,7 @@ class Habit:
     access: Access
     timeout_ns: int
     job: Job
+    kind: int
     resident_types: tuple[tuple[str, TensorType], ...]
     residents: dict[str, Operand]
     placed: tuple[tuple[str, Operand], ...]
@@ -173,6 +179,7 @@ def habit_of(
         access=exchange.granted,
         timeout_ns=int((call.timeout_ms or 0) * 1e6),
         job=job,
+        kind=number_of(job),
         resident_types=tuple((str(one.resident), one.type) for one in residents.values()),
         residents=residents,
         placed=placed,
@@ -183,3 +190,20 @@ def habit_of(
         answer_head=b"content-type: %b\r\ncontent-length: %d\r\nserver-timing: "
         % (content_type.encode("ascii"), len(answer_lead) + job.out.nbytes),
     )
+
+
+def number_of(job: Job) -> int:
+    """The number of a job's kind, the same for all jobs of this gateway that differ only in where their bytes lie."""
+    operands = tuple((name, one.type, one.resident, one.fortran) for name, one in job.operands.items())
+    key = (job.op, job.options, operands, job.out)
+    number = _numbers.get(key)
+    if number is None:
+        if len(_numbers) >= MAX_NUMBERS:
+            _numbers.clear()
+        number = _numbers[key] = next(_next_number)
+    return number
+
+
+_numbers: dict[Hashable, int] = {}
+# Never given again: the engine may still remember what an old one meant.
+_next_number = itertools.count(1)

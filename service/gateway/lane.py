@@ -212,7 +212,18 @@ class Passage:
         for name, one in habit.placed:
             operands[name] = Operand(one.type, begin + one.offset, None, one.fortran)
         job, out_at = habit.job, begin + habit.out_at
-        return Job(0, job.op, operands, job.options, job.out, out_at, job.flops, job.moved_bytes, self._deadline_ns)
+        return Job(
+            0,
+            job.op,
+            operands,
+            job.options,
+            job.out,
+            out_at,
+            job.flops,
+            job.moved_bytes,
+            self._deadline_ns,
+            kind=habit.kind,
+        )
 
     def _cancel(self) -> None:
         """The client left. The slot is the engine's until it answers."""

@@ -213,8 +213,14 @@ def stretches_of(
     pitch = whole.stride(0) * whole.itemsize if is_padded else 0
     stretches = []
     address = whole.data_ptr()
+    segment, base, kind, nbytes = None, 0, None, 0
     for place in places:
-        host, nbytes = place.mapped.data_ptr() + place.offset, place.type.nbytes
+        # Most pieces are of one segment and of one kind, and there may be hundreds.
+        if place.mapped is not segment:
+            segment, base = place.mapped, place.mapped.data_ptr()
+        if place.type is not kind:
+            kind, nbytes = place.type, place.type.nbytes
+        host = base + place.offset
         if is_gather:
             stretches.append(Stretch(host, address, nbytes, row, row, pitch))
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from starlette.types import Message
@@ -21,6 +22,7 @@ from service.gateway.habits import (
     habit_of,
     head_of,
     is_repeatable,
+    number_of,
 )
 from service.gateway.query import parse_call
 from service.messages import Job, Operand
@@ -158,3 +160,19 @@ def test_a_header_that_is_too_long_to_be_kept_makes_no_habit() -> None:
 def test_a_body_that_is_swapped_where_it_lies_or_that_has_no_tensor_makes_no_habit() -> None:
     assert habit_for("npy", to_npy(np.ones((3, 4), ">f4"))) is None
     assert habit_for("safetensors", to_safetensors({})) is None
+
+
+def test_jobs_that_differ_only_in_place_have_one_number() -> None:
+    job = Job(1, "add", {"a": Operand(A, 256), "b": RESIDENT}, AddOptions(), A, 512, 12, 144)
+    moved = msgspec.structs.replace(job, id=2, operands={"a": Operand(A, 768), "b": RESIDENT}, out_offset=0, priority=1)
+    others = [
+        {"op": "subtract"},
+        {"options": AddOptions(alpha=2)},
+        {"operands": {"a": Operand(A, 256), "b": Operand(A, resident="v")}},
+        {"operands": {"a": Operand(A, 256, fortran=True), "b": RESIDENT}},
+        {"operands": {"a": Operand(TensorType("float32", (4, 3)), 256), "b": RESIDENT}},
+        {"out": TensorType("float16", (3, 4))},
+    ]
+    numbers = [number_of(msgspec.structs.replace(job, **other)) for other in others]
+    assert number_of(job) == number_of(moved) > 0
+    assert len({number_of(job), *numbers}) == 1 + len(others)
