@@ -165,7 +165,7 @@ def test_a_body_that_is_swapped_where_it_lies_or_that_has_no_tensor_makes_no_hab
 def test_jobs_that_differ_only_in_place_have_one_number() -> None:
     job = Job(1, "add", {"a": Operand(A, 256), "b": RESIDENT}, AddOptions(), A, 512, 12, 144)
     moved = msgspec.structs.replace(job, id=2, operands={"a": Operand(A, 768), "b": RESIDENT}, out_offset=0, priority=1)
-    others = [
+    others: list[dict[str, Any]] = [
         {"op": "subtract"},
         {"options": AddOptions(alpha=2)},
         {"operands": {"a": Operand(A, 256), "b": Operand(A, resident="v")}},
