@@ -92,12 +92,15 @@ class PreparedCopy:
         if device.type != "cpu":
             self._table = self._table.pin_memory()
         self._places = self._table.numpy()[:, 0 if is_gather else 1]
-        self._launch = _launch(laid.word, laid.has_rows, laid.grid, device)
+        self._device = device
+        self._blocks = laid.grid[1]
+        self._has_rows = laid.has_rows
 
     def __call__(self, addresses: Sequence[int]) -> None:
-        """Launch on the current stream, with the address on the host of each stretch, in order."""
-        self._places[:] = addresses
-        self._launch(self._table)
+        """Launch on the current stream the first stretches, with the address on the host of each, in order."""
+        count = len(addresses)
+        self._places[:count] = addresses
+        _launch(self.word, self._has_rows, (count, self._blocks, 1), self._device)(self._table)
 
 
 class _Laid(NamedTuple):

@@ -36,8 +36,9 @@ from service.messages import Cancel, Done, Failed, Hello, Job, Stale, Timings, T
 
 logger = logging.getLogger(__name__)
 
-# While one batch computes, the next is staged in. A third under way would leave fewer requests for each batch.
+# While one batch computes, the next is staged in. A third would leave fewer requests for each, as would one beside a short one.
 MAX_LAUNCHED = 2
+WORTH_OVERLAP_S = 200e-6
 
 # How long figures may wait in this process before `/metrics` can show them.
 FLUSH_S = 0.05
@@ -151,7 +152,8 @@ class EngineLoop:
 
     @property
     def _has_room(self) -> bool:
-        return len(self._launched) < MAX_LAUNCHED
+        launched = self._launched
+        return not launched or (len(launched) < MAX_LAUNCHED and launched[-1].seconds >= WORTH_OVERLAP_S)
 
     def _patience_s(self) -> float | None:
         """How long to wait for an event: for ever when only an event can give work, not at all when work is at hand."""
@@ -276,10 +278,11 @@ class EngineLoop:
         for work in batch:
             self._unqueue(work)
         if batch:
-            self._launch(batch, decision.batch[0].key, now_ns)
+            seconds = sum(waiting.seconds for waiting in decision.batch)
+            self._launch(batch, decision.batch[0].key, now_ns, seconds)
         self._wake_ns = decision.wake_ns
 
-    def _launch(self, batch: list[Work], key: Hashable | None, now_ns: int) -> None:
+    def _launch(self, batch: list[Work], key: Hashable | None, now_ns: int, seconds: float = 0.0) -> None:
         batch = [work for work in batch if self._stage_in(work)]
         if not batch:
             return
@@ -293,7 +296,7 @@ class EngineLoop:
             return
         for work in batch:
             work.client.num_launched += 1
-        self._launched.append(Launched(batch, running, now_ns))
+        self._launched.append(Launched(batch, running, now_ns, seconds))
 
     def _stage_in(self, work: Work) -> bool:
         """Copies what the device does not reach by itself; whether the work can run."""

@@ -98,11 +98,19 @@ class Stop:
 
 @dataclass(slots=True)
 class Launched:
-    """A batch on the device."""
+    """A batch on the device.
+
+    Attributes:
+        batch: Its jobs.
+        running: What the backend says of it.
+        began_ns: When it was launched.
+        seconds: That it is predicted to take.
+    """
 
     batch: list[Work]
     running: Running
     began_ns: int
+    seconds: float = 0.0
 
 
 def ids_of(*messages: ToEngine) -> dict[str, str | list[str]]:

@@ -2,9 +2,9 @@
 
 Owns streams, staging buffers and events. A batch flows host → device on one stream, through the kernels on a second, and
 back on a third, each waiting for the one before by an event, so that batches overlap. Every tensor of a batch is held until
-its last event has passed, so the allocator cannot hand its memory on while a copy still runs. A lone small request takes one
-stream only, see `solo`; a large one goes through all three part by part, see `parts`. Runs in the engine's loop thread; arenas
-that come during the warm-up are attached by another.
+its last event has passed, so the allocator cannot hand its memory on while a copy still runs. Equal small requests take one
+stream only, see `prepared`; a large one goes through all three part by part, see `parts`. Runs in the engine's loop thread;
+arenas that come during the warm-up are attached by another.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from service.engine.backends.first_times import fill_pools, load_copies
 from service.engine.backends.gpu_kernels import DeviceKernels
 from service.engine.backends.host import TORCH_DTYPES, bytes_of, shaped
 from service.engine.backends.parts import Parts, parts_of
-from service.engine.backends.solo import Solo, Solos
+from service.engine.backends.prepared import Addresses, PreparedBatch, PreparedBatches
 from service.engine.backends.staging import Staging, can_pad, copy_rows, rows_of
 from service.errors import TooBusy
 from service.messages import Timings
@@ -123,7 +123,9 @@ class GpuBackend:
         self._compute = torch.cuda.Stream(self._device)
         self._stage_out = torch.cuda.Stream(self._device)
         self._staging = Staging(self._device)
-        self._solos = Solos(self._staging, self._device, is_invariant=batch_invariant)
+        # Two streams, so that two batches overlap; these have memory and scratch of their own already.
+        streams = (self._compute, self._stage_in)
+        self._prepared = PreparedBatches(self._staging, streams, is_invariant=batch_invariant)
         self._kernels = DeviceKernels(self._device)
         self._spare_marks: list[_Marks] = []
         self._registered: dict[int, int] = {}
@@ -212,9 +214,9 @@ class GpuBackend:
         # `set_stream` and not `stream`: that one asks for devices and streams, and takes a fifth of the time of a launch.
         with self._guarded():
             torch.cuda.set_stream(self._compute)
-            solo = self._solos.find(launches)
-            if solo is not None:
-                return self._begin_alone(solo, launches[0], marks)
+            prepared = self._prepared.find(launches)
+            if prepared is not None:
+                return self._begin_prepared(*prepared, launches[0], marks)
             parts = parts_of(launches[0]) if len(launches) == 1 else None
             if parts is not None and self._staging.can_part(launches[0], parts):
                 return self._begin_in_parts(launches[0], parts, marks)
@@ -233,20 +235,22 @@ class GpuBackend:
             marks.end.record(self._stage_out)
         return InFlight(marks, held, self._spare_marks.append)
 
-    def _begin_alone(self, solo: Solo, launch: Joined, marks: _Marks) -> InFlight:
-        """Queues a lone request on one stream: there is nothing to overlap it with, and other streams cost time to wait for."""
-        marks.begin.record(self._compute)
-        solo.copy_in(launch)
-        marks.staged.record(self._compute)
-        solo.compute(launch)
-        marks.computed.record(self._compute)
-        solo.copy_out(launch)
-        marks.end.record(self._compute)
-
-        solo.is_busy = True
+    def _begin_prepared(self, batch: PreparedBatch, places: Addresses, launch: Joined, marks: _Marks) -> InFlight:
+        """Queues a batch of equal small requests on one stream: what other streams would overlap is less than they cost."""
+        stream = batch.stream
+        assert stream is not None, "This is a bug."
+        torch.cuda.set_stream(stream)
+        marks.begin.record(stream)
+        batch.copy_in(places)
+        marks.staged.record(stream)
+        batch.compute(len(places.outs), launch.shared)
+        marks.computed.record(stream)
+        batch.copy_out(places)
+        marks.end.record(stream)
+        batch.is_busy = True
 
         def recycle(spare: _Marks) -> None:
-            solo.is_busy = False
+            batch.is_busy = False
             self._spare_marks.append(spare)
 
         return InFlight(marks, [*launch.shared.values()], recycle)

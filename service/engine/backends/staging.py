@@ -28,10 +28,13 @@ class Staging:
 
     Args:
         device: The GPU.
+
+    Attributes:
+        device: See above.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._mapped: set[int] = set()
 
     def add_mapped(self, mapped: torch.Tensor) -> None:
@@ -45,9 +48,9 @@ class Staging:
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, *, can_pad: bool) -> torch.Tensor:
         """A tensor on the device: contiguous, or with padded rows where it may and they would not begin on 16 bytes."""
         if not (can_pad and _must_pad(shape, dtype)):
-            return torch.empty(shape, dtype=dtype, device=self._device)
+            return torch.empty(shape, dtype=dtype, device=self.device)
         step = row_step(shape[1], dtype.itemsize)
-        return torch.empty((shape[0], step), dtype=dtype, device=self._device)[:, : shape[1]]
+        return torch.empty((shape[0], step), dtype=dtype, device=self.device)[:, : shape[1]]
 
     def gather(
         self,
@@ -120,21 +123,21 @@ class Staging:
     def begin_whole(self, source: HostBytes, held: list[torch.Tensor], *, is_parted: bool) -> torch.Tensor:
         """An operand of a request in parts: room for one that is parted, else all of it, on the current stream."""
         if is_parted:
-            return shaped(torch.empty(source.type.nbytes, dtype=torch.uint8, device=self._device), source)
+            return shaped(torch.empty(source.type.nbytes, dtype=torch.uint8, device=self.device), source)
         return self._by_copies((source,), source.type.shape, held)
 
     def _whole(self, sources: Sequence[HostBytes], shape: tuple[int, ...], can_pad: bool) -> torch.Tensor:
         first = sources[0]
         dtype = TORCH_DTYPES[first.type.dtype]
         if first.fortran:
-            return shaped(torch.empty(first.type.nbytes, dtype=torch.uint8, device=self._device), first)
+            return shaped(torch.empty(first.type.nbytes, dtype=torch.uint8, device=self.device), first)
         return self.empty(shape, dtype, can_pad=can_pad)
 
     def _by_copies(
         self, sources: Sequence[HostBytes], shape: tuple[int, ...], held: list[torch.Tensor]
     ) -> torch.Tensor:
         sizes = [source.type.nbytes for source in sources]
-        flat = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
+        flat = torch.empty(sum(sizes), dtype=torch.uint8, device=self.device)
         stretches = []
         for piece, source in zip(flat.split(sizes), sources, strict=True):
             if _only_by_kernel(source):
@@ -150,7 +153,7 @@ class Staging:
         return flat.view(TORCH_DTYPES[sources[0].type.dtype]).view(shape)
 
     def _copy(self, stretches: Sequence[Stretch], held: list[torch.Tensor]) -> None:
-        table = copy_stretches(stretches, self._device)
+        table = copy_stretches(stretches, self.device)
         if table is not None:
             held.append(table)
 
