@@ -12,6 +12,7 @@ import datetime as dt
 import io
 import json
 import platform
+import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -37,6 +38,7 @@ NPY, SAFETENSORS = "application/x-npy", "application/x-safetensors"
 # Long enough for the counters of other processes to be handed over.
 SETTLE_S = 0.2
 RARE_REQUESTS = 300
+LONE_ROUNDS = 7
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,19 @@ def rare_key(url: str, seconds: float) -> dict[str, float]:
     return {"alone_p99_us": alone, "beside_p99_us": beside}
 
 
+def one_connection(on: str, off: str) -> dict[str, float | list[int]]:
+    """The p50 of one connection with batching and without, in turns: two moments differ by more than batching adds."""
+    p50s: dict[str, list[int]] = {on: [], off: []}
+    for number in range(LONE_ROUNDS + 1):
+        for url in (on, off):
+            load = run_load(url, shared_weight_calls(), connections=1, seconds=1)
+            if number:  # The first round warms up.
+                p50s[url].append(load.p50_us)
+    ratio = statistics.median(p50s[on]) / statistics.median(p50s[off])
+    print(f"one connection, in turns: p50 {p50s[on]} µs with batching, {p50s[off]} without: {ratio:.3f}×", flush=True)
+    return {"on_p50_us": p50s[on], "off_p50_us": p50s[off], "ratio": ratio}
+
+
 def run(argv: list[str]) -> int:
     """Runs every question; prints rows and ratios, writes JSON."""
     parser = argparse.ArgumentParser(prog="bench batching", description=__doc__)
@@ -211,24 +226,25 @@ def run(argv: list[str]) -> int:
     parser.add_argument("flags", nargs="*", help="further flags of `tilewire serve`, after --")
     arguments = parser.parse_args(argv)
     rows: list[Row] = []
-    rare: dict[str, float] = {}
-    identity: dict[str, object] = {}
-    for batching in (64, 1):
-        with server(arguments.device, batching, arguments.flags) as url:
-            identity = httpx.get(f"{url}/v2").json()
-            for connections in arguments.concurrencies:
-                calls = shared_weight_calls()
-                rows.append(measure(url, SHARED, calls, batching, connections, arguments.seconds))
+    seconds, flags = arguments.seconds, arguments.flags
+    # Both at once: whoever is not asked sleeps, and what is compared closely is measured in turns.
+    with server(arguments.device, 64, flags) as on, server(arguments.device, 1, flags) as off:
+        identity = httpx.get(f"{on}/v2").json()
+        lone = one_connection(on, off)
+        for batching, url in ((64, on), (1, off)):
+            rows += [
+                measure(url, SHARED, shared_weight_calls(), batching, connections, seconds)
+                for connections in arguments.concurrencies
+            ]
             for question, calls in (
                 ("mix of 5 shapes × 3 ops", mixed_calls()),
                 ("64 unequal products", unequal_calls()),
             ):
-                rows.append(measure(url, question, calls, batching, 64, arguments.seconds))
-            if batching > 1:
-                rare = rare_key(url, arguments.seconds)
+                rows.append(measure(url, question, calls, batching, 64, seconds))
+        rare = rare_key(on, seconds)
     report(rows)
     if arguments.out is not None:
-        write(arguments.out, rows, rare, identity, argv)
+        write(arguments.out, rows, {"rare_key": rare, "one_connection": lone}, identity, argv)
     return 0
 
 
@@ -246,9 +262,17 @@ def report(rows: Sequence[Row]) -> None:
 
 
 def write(
-    folder: Path, rows: Sequence[Row], rare: dict[str, float], identity: dict[str, object], argv: list[str]
+    folder: Path, rows: Sequence[Row], others: dict[str, object], identity: dict[str, object], argv: list[str]
 ) -> None:
-    """Writes what was measured, with what it was measured on."""
+    """Writes what was measured, with what it was measured on.
+
+    Args:
+        folder: Where to.
+        rows: Of the tables.
+        others: What is no row, by name.
+        identity: What the server says of itself.
+        argv: How the benchmark was called.
+    """
     engines = identity["engines"]
     assert isinstance(engines, list), "This is a bug."
     name = str(engines[0]["device_name"])
@@ -265,7 +289,7 @@ def write(
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
         "command": command_of("benchmarks.bench_batching", argv),
         "rows": [asdict(row) for row in rows],
-        "rare_key": rare,
+        **others,
     }
     stem = f"batching-{name.lower().replace(' ', '-')}"
     (folder / f"{stem}.json").write_text(json.dumps(content, indent=1) + "\n")

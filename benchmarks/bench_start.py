@@ -35,6 +35,7 @@ from tilewire import Client
 
 # A request may take this many times the median of its class.
 OUTLIER = 5.0
+SHOWN = 5
 CLIENT_TIMEOUT_S = 30.0
 START_TIMEOUT_S = 600.0
 _STAGE = re.compile(r"warmed up: (\w+) in ([0-9.]+) s")
@@ -73,6 +74,11 @@ class Asked:
     operands: dict[str, Any]
     options: dict[str, Any]
     size: str
+
+    def shown(self) -> dict[str, Any]:
+        """The request in words."""
+        operands = {name: f"{array.dtype}{list(array.shape)}" for name, array in self.operands.items()}
+        return {"op": self.op, "operands": operands, "options": self.options}
 
 
 def run(argv: list[str]) -> int:
@@ -152,12 +158,13 @@ def ask_all(url: str, arguments: argparse.Namespace) -> dict[str, Any]:
     generator = np.random.default_rng(arguments.seed)
     spent: dict[str, list[float]] = defaultdict(list)
     failures: list[str] = []
+    slow: list[tuple[float, int, Asked]] = []
     with Client(url, timeout=CLIENT_TIMEOUT_S, max_retries=0) as client:
         # Pauses of this process are not the server's.
         gc.disable()
         # The connection, and the client's own first time.
         client.add(np.ones(4, np.float32), np.ones(4, np.float32))
-        for _ in range(arguments.requests):
+        for number in range(arguments.requests):
             asked = draw(chosen, generator, arguments.largest)
             begin = time.perf_counter()
             try:
@@ -166,15 +173,23 @@ def ask_all(url: str, arguments: argparse.Namespace) -> dict[str, Any]:
                 failures.append(f"{asked.op} {asked.options}: {error}")
                 continue
             spent[asked.size].append(time.perf_counter() - begin)
+            slow = sorted([*slow, (spent[asked.size][-1], number, asked)], key=lambda one: -one[0])[:SHOWN]
     classes = {name: summary(times) for name, times in sorted(spent.items()) if len(times) >= 10}
     for name, row in classes.items():
         print(
             f"{name:<24}{row['count']:>6} p50 {row['p50_ms']:8.2f} ms  most {row['most_ms']:8.2f} ms  x{row['ratio']:.1f}"
         )
     print(f"{len(failures)} failed; {sum(row['outliers'] for row in classes.values())} above {OUTLIER:g}x their median")
-    for failure in failures[:5]:
-        print(failure)
-    return {"asked": arguments.requests, "failed": len(failures), "failures": failures[:5], "classes": classes}
+    slowest = [{"number": number, "ms": round(spent_s * 1e3, 3)} | asked.shown() for spent_s, number, asked in slow]
+    for line in (*failures[:SHOWN], *slowest):
+        print(line)
+    return {
+        "asked": arguments.requests,
+        "failed": len(failures),
+        "failures": failures[:SHOWN],
+        "classes": classes,
+        "slowest": slowest,
+    }
 
 
 def summary(times: list[float]) -> dict[str, float]:

@@ -1,11 +1,12 @@
 """Compiling every binary of a target into Triton's disk cache, in parallel and without the device. Launches nothing.
 
-Workers are fresh processes: LLVM keeps one AMD architecture a process, a crash of the compiler takes a worker and not its
-caller, and a process that holds a GPU is never forked.
+Workers are processes forked from one that has imported what they need and nothing else: LLVM keeps one AMD architecture a
+process, a crash of the compiler takes a worker and not its caller, and a process that holds a GPU is never forked.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -13,10 +14,11 @@ import multiprocessing
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ Progress = Callable[[int, int], None]
 
 # Progress is told this often, whether or not there is any.
 PATIENCE_S = 0.5
+PARTS_OF_WORKER = 32
 
 
 class CompileError(Exception):
@@ -117,10 +120,13 @@ def precompile(target: Target, *, num_workers: int = 0, on_progress: Progress | 
     failures: list[str] = []
     compiled: Counter[str] = Counter()
     images: dict[int, Image] = {}
-    # Spread out, so that the slow ones, which are neighbours, do not meet in one worker at the end.
-    waiting = [list(range(total))[first :: workers * 8] for first in range(workers * 8)]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
+    # Spread out, so that the slow ones, which are neighbours, do not meet in one worker, and few at a time, so that none is
+    # left with many when the others are done.
+    parts = workers * PARTS_OF_WORKER
+    waiting = [list(range(total))[first::parts] for first in range(parts)]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with _fork_server(), ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
         pending: set[Future[Part]] = {pool.submit(_compile_some, target, part) for part in waiting if part}
         sizes = len(pending)
         try:
@@ -188,6 +194,17 @@ def fingerprint(target: Target) -> str:
     for variant in variants(target):
         digest.update(f"{variant.kernel.cache_key} {variant.described()}\n".encode())
     return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _fork_server() -> Iterator[None]:
+    """What workers are forked from, which would keep all that it has imported until this process ends."""
+    try:
+        yield
+    finally:
+        # Python has no public call for this; where it has none at all, memory is all that is lost.
+        with contextlib.suppress(AttributeError):
+            forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def _end_with_parent() -> None:

@@ -165,8 +165,12 @@ class Arena:
             TooBusy: No free stretch is long enough right now.
         """
         size = _slot_bytes(nbytes)
-        index = next((index for index, free in enumerate(self._sizes) if free >= size), None)
-        if index is None:
+        # Mostly the first stretch will do, and a generator costs more than the look.
+        if self._sizes and self._sizes[0] >= size:
+            index = 0
+        else:
+            index = next((index for index, free in enumerate(self._sizes) if free >= size), -1)
+        if index < 0:
             raise TooBusy(f"no room for {nbytes} bytes: {self.free_bytes} of {self.capacity} are free")
         offset = self._starts[index]
         if self._sizes[index] == size:

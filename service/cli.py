@@ -26,7 +26,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="GPU linear algebra over HTTP: matmul, softmax and add."
 )
 
-BENCHMARKS = ("kernels", "batching", "dispatch", "shared_memory", "http", "settings", "start")
+BENCHMARKS = ("kernels", "batching", "dispatch", "shared_memory", "http", "gateway", "settings", "start")
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -101,7 +101,7 @@ def bench(
     name: Annotated[
         str,
         typer.Argument(
-            help="Which one: kernels, batching, dispatch, shared_memory, http, settings or start; the rest is its own."
+            help="Which one: kernels, batching, dispatch, shared_memory, http, gateway, settings or start; the rest is its own."
         ),
     ],
 ) -> None:

@@ -8,6 +8,7 @@ metric; one thread each.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -31,11 +32,11 @@ class BufferedCounter:
 
     def __init__(self, name: str, text: str, labels: Labels, registry: CollectorRegistry) -> None:
         self._counter = Counter(name, text, labels, registry=registry)
-        self._pending: dict[Labels, float] = {}
+        self._pending: defaultdict[Labels, float] = defaultdict(int)
 
     def inc(self, labels: Labels, amount: float = 1) -> None:
         """Adds to the counter of these label values."""
-        self._pending[labels] = self._pending.get(labels, 0) + amount
+        self._pending[labels] += amount
 
     def flush(self) -> None:
         """Hands the increments over."""

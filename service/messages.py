@@ -112,6 +112,8 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
         priority: 0 is the default, 1 the most urgent, larger ones less so.
         out_region: Name of the registered region that takes the result, or None.
         request_id: For the engine's log.
+        kind: Jobs of one gateway with the same number differ in nothing but id, offsets, deadline, priority and request id;
+            0 says nothing.
     """
 
     id: int
@@ -126,6 +128,7 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
     priority: int = 0
     out_region: str | None = None
     request_id: str = ""
+    kind: int = 0
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

@@ -14,11 +14,16 @@ import msgspec
 from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from service.cores import num_cores
 from service.keepsakes import Keepsakes, Kept, KeptRegion
 from service.ops import Limits
+from service.setting_words import devices_of, keyless_of
 
 # Plain bytes, or with a unit: 512MiB, 2GB.
 Bytes = Annotated[int, BeforeValidator(lambda value: int(TypeAdapter(ByteSize).validate_python(value)))]
+
+# A lone client that asks again as soon as it is answered is back within this.
+BUSY_POLL_S = 2e-3
 
 LogFormat = Literal["console", "json"]
 Warmup = Literal["none", "load", "run"]
@@ -69,6 +74,13 @@ class Settings(BaseSettings):
     max_batch_ms: float = Field(5.0, gt=0, description="Longest predicted time of one launch: what the next job waits.")
     max_queue_delay_us: float = Field(
         0.0, ge=0, le=1e6, description="How long a batch waits for more requests while the device is idle."
+    )
+    busy_poll_us: float = Field(
+        -1.0,
+        ge=-1,
+        le=1e6,
+        description="How long a process that expects work asks for it without sleeping: a lone request saves its wakes. "
+        "-1 means 2000 where every process has a core of its own and the engine a GPU, else 0.",
     )
     batch_invariant: bool = Field(
         default=False,
@@ -176,7 +188,16 @@ class Settings(BaseSettings):
     @property
     def num_gateways(self) -> int:
         """Gateways to run: as set, or half of the cores that this process may use, 1 to 4."""
-        return self.gateways or max(1, min(4, len(os.sched_getaffinity(0)) // 2))
+        return self.gateways or max(1, min(4, num_cores() // 2))
+
+    @property
+    def busy_poll_s(self) -> float:
+        """Seconds for `busy_poll_us`: as set, or what suits the cores."""
+        if self.busy_poll_us >= 0:
+            return self.busy_poll_us / 1e6
+        # One more for whatever else the machine does. Without a GPU the engine computes on the cores that would be asked.
+        wanted = self.num_gateways + len(devices_of(self.device)) + 1
+        return BUSY_POLL_S if num_cores() >= wanted and not self.device.startswith("cpu") else 0.0
 
     @property
     def limits(self) -> Limits:
@@ -216,6 +237,7 @@ class Settings(BaseSettings):
             body_timeout_s=self.body_timeout_s,
             min_body_bytes_per_s=self.min_body_bytes_per_s,
             max_connections=self.max_connections,
+            busy_poll_s=self.busy_poll_s,
             keep_alive_s=self.keep_alive_s,
             drain_timeout_s=self.drain_timeout_s,
             log=self.log,
@@ -241,6 +263,7 @@ class Settings(BaseSettings):
             max_batch_bytes=self.max_batch_bytes,
             max_batch_ms=self.max_batch_ms,
             max_queue_delay_us=self.max_queue_delay_us,
+            busy_poll_s=self.busy_poll_s,
             tensors_dir=str(self.tensors_dir) if self.tensors_dir else None,
             warmup=self.warmup,
             tune_budget_s=self.tune_budget_s,
@@ -323,6 +346,7 @@ class GatewaySettings(msgspec.Struct, frozen=True):
     body_timeout_s: float = 30.0
     min_body_bytes_per_s: int = 1024
     max_connections: int = 8192
+    busy_poll_s: float = 0.0
     keep_alive_s: float = 75.0
     drain_timeout_s: float = 30.0
     log: LogSettings = LogSettings()
@@ -348,6 +372,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     max_batch_bytes: int = 64 * 2**20
     max_batch_ms: float = 5.0
     max_queue_delay_us: float = 0.0
+    busy_poll_s: float = 0.0
     tensors_dir: str | None = None
     warmup: str = "run"
     tune_budget_s: float = 0.0
@@ -359,39 +384,3 @@ class EngineSettings(msgspec.Struct, frozen=True):
     shared_memory_prefix: str = ""
     shared_memory_bytes: int = 16 * 2**30
     log: LogSettings = LogSettings()
-
-
-KEYLESS = ("docs", "console", "metrics")
-
-
-def keyless_of(words: str) -> tuple[str, ...]:
-    """Reads a `--keyless` value.
-
-    Raises:
-        ValueError: A word that is none of docs, console, metrics, or `none` alone.
-    """
-    if words.strip() in ("", "none"):
-        return ()
-    parts = tuple(part.strip() for part in words.split(","))
-    if not set(parts) <= set(KEYLESS):
-        raise ValueError(f"keyless: {words!r} is not some of {', '.join(KEYLESS)}, parted by commas, or none")
-    return parts
-
-
-def devices_of(device: str) -> list[str]:
-    """Reads a `--device` value: one name for each engine.
-
-    Args:
-        device: `auto`, `cpu`, `cuda`, `cuda:1`, `cuda:0,1`; or `cpu:0,1` for several engines without a GPU, to try them.
-
-    Raises:
-        ValueError: Anything else.
-    """
-    if device in ("auto", "cpu"):
-        return [device]
-    kind, _, numbers = device.partition(":")
-    indices = numbers.split(",") if numbers else ["0"]
-    is_listed = all(index.isdecimal() for index in indices) and len(set(indices)) == len(indices)
-    if kind not in ("cuda", "cpu") or not is_listed:
-        raise ValueError(f"device: {device!r} is not auto, cpu, cuda:0 or cuda:0,1")
-    return [f"{kind}:{int(index)}" for index in indices]

@@ -8,6 +8,7 @@ out: by batch size they are too many series for a scrape. Knows no HTTP and no d
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -76,6 +77,10 @@ class ModelStats(msgspec.Struct):
     batch_stats: list[BatchStats] = msgspec.field(default_factory=list)
 
 
+# Of a request's time in the engine, as `RequestStatistics.count` adds it up.
+_PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
+
+
 def _parts(timings: Timings) -> tuple[tuple[str, int], ...]:
     return (
         ("compute_input", timings.h2d_ns),
@@ -95,6 +100,8 @@ class RequestStatistics:
         labels = ("op", "part")
         self._requests = BufferedCounter(_REQUESTS, "Requests.", labels, registry)
         self._request_ns = BufferedCounter(_REQUEST_NS, "Their time.", labels, registry)
+        # How many, their time in all, and that of each part: one list for each op, so that a request is one look-up.
+        self._computed: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (2 + len(_PARTS)))
 
     def count(self, op: str, seconds: float, timings: Timings | None) -> None:
         """Counts one request.
@@ -105,21 +112,26 @@ class RequestStatistics:
             timings: Of the engine; None for a request that failed.
         """
         if timings is None:
-            self._add((op, "fail"), int(seconds * 1e9))
+            self._requests.inc((op, "fail"))
+            self._request_ns.inc((op, "fail"), int(seconds * 1e9))
             return
-        self._add((op, "success"), int(seconds * 1e9))
-        self._add((op, "queue"), timings.queue_ns)
-        for part, spent_ns in _parts(timings):
-            self._add((op, part), spent_ns)
+        sums = self._computed[op]
+        sums[0] += 1
+        sums[1] += int(seconds * 1e9)
+        sums[2] += timings.queue_ns
+        sums[3] += timings.h2d_ns
+        sums[4] += timings.kernel_ns
+        sums[5] += timings.d2h_ns
 
     def flush(self) -> None:
         """Hands over what was counted."""
+        for op, (count, *spent_ns) in self._computed.items():
+            for part, part_ns in zip(("success", *_PARTS), spent_ns, strict=True):
+                self._requests.inc((op, part), count)
+                self._request_ns.inc((op, part), part_ns)
+        self._computed.clear()
         self._requests.flush()
         self._request_ns.flush()
-
-    def _add(self, labels: tuple[str, str], spent_ns: int) -> None:
-        self._requests.inc(labels)
-        self._request_ns.inc(labels, spent_ns)
 
 
 class LaunchStatistics:

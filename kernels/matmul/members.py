@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from kernels.matmul.configs import (
@@ -201,14 +201,15 @@ def is_possible(problem: Problem, config: Config, target: Target, *, is_plain: b
     return replace(config, split_k=1) in built_for(family, target)
 
 
-def built_for(family: Family, target: Target) -> frozenset[Config]:
+def built_for(family: Family, target: Target) -> Collection[Config]:
     """The configurations, with one split, that the catalogue has a binary of for `family`."""
-    return _by_family(target).get(family, frozenset())
+    return by_family(target).get(family, ())
 
 
 @functools.cache
-def _by_family(target: Target) -> dict[Family, frozenset[Config]]:
-    found = defaultdict(set)
+def by_family(target: Target) -> dict[Family, dict[Config, None]]:
+    """`members`, in order, with what is built for each family. Listing the catalogue fills it, so that no request does."""
+    found: dict[Family, dict[Config, None]] = defaultdict(dict)
     for family, config in members(target):
-        found[family].add(config)
-    return {family: frozenset(configs) for family, configs in found.items()}
+        found[family][config] = None
+    return dict(found)

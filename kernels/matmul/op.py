@@ -78,6 +78,7 @@ def prepare_matmul(
     b_scale: torch.Tensor | None = None,
     activation: str = "none",
     precision: str = "ieee",
+    batch_invariant: bool = False,
 ) -> PreparedMatmul:
     """A launcher for products like this one: the same shapes, strides, dtypes, alignment and options.
 
@@ -93,6 +94,7 @@ def prepare_matmul(
         b_scale: as in `matmul`.
         activation: as in `matmul`.
         precision: as in `matmul`.
+        batch_invariant: as in `matmul`.
 
     Returns:
         The launcher. Nothing is launched yet, but the kernel is compiled and loaded.
@@ -105,7 +107,8 @@ def prepare_matmul(
     shape, _ = check_product(a, b, epilogue, out.dtype, precision)
     if tuple(out.shape) != shape or out.numel() == 0:
         raise ValueError(f"out: expected {shape}, not empty, got {tuple(out.shape)}")
-    prepared = prepare(a, b, out, epilogue, precision if a.dtype == torch.float32 else "ieee")
+    precision = precision if a.dtype == torch.float32 else "ieee"
+    prepared = prepare(a, b, out, epilogue, precision, "invariant" if batch_invariant else None)
     if prepared is None:
         raise ValueError("the batch dimensions do not merge into two: use matmul")
     return prepared

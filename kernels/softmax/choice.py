@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -97,9 +98,17 @@ def possible(problem: Problem, target: Target) -> Iterator[Config]:
             yield config
 
 
-@functools.lru_cache(maxsize=1024)
 def _built_for(family: Problem, target: Target) -> tuple[Config, ...]:
-    return tuple(dict.fromkeys(config for shown, config in members(target) if replace(shown, rows=1, n=1) == family))
+    return by_family(target).get(family, ())
+
+
+@functools.cache
+def by_family(target: Target) -> dict[Problem, tuple[Config, ...]]:
+    """`members`, in order, by what their binaries depend on. Listing the catalogue fills it, so that no request does."""
+    found: dict[Problem, dict[Config, None]] = defaultdict(dict)
+    for shown, config in members(target):
+        found[replace(shown, rows=1, n=1)][config] = None
+    return {family: tuple(configs) for family, configs in found.items()}
 
 
 def key_of(problem: Problem) -> str:

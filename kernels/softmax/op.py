@@ -58,7 +58,9 @@ def softmax(
     return out
 
 
-def prepare_softmax(x: torch.Tensor, out: torch.Tensor, *, axis: int = -1, log: bool = False) -> PreparedSoftmax:
+def prepare_softmax(
+    x: torch.Tensor, out: torch.Tensor, *, axis: int = -1, log: bool = False, batch_invariant: bool = False
+) -> PreparedSoftmax:
     """A launcher for softmaxes like this one: the same shape, strides, dtypes, alignment and options.
 
     Calling it with `(x, out)` skips every check and choice. It belongs to the calling thread.
@@ -68,6 +70,7 @@ def prepare_softmax(x: torch.Tensor, out: torch.Tensor, *, axis: int = -1, log: 
         out: the shape of `x`, not empty.
         axis: as in `softmax`.
         log: as in `softmax`.
+        batch_invariant: as in `softmax`.
 
     Returns:
         The launcher. Nothing is launched yet, but the kernels are compiled and loaded.
@@ -78,7 +81,8 @@ def prepare_softmax(x: torch.Tensor, out: torch.Tensor, *, axis: int = -1, log: 
     _check(x, axis)
     if out.shape != x.shape or out.numel() == 0 or out.dtype not in _DTYPES:
         raise ValueError(f"out: expected {tuple(x.shape)}, not empty, got {tuple(out.shape)} of {out.dtype}")
-    prepared = prepare(x.movedim(axis, -1), out.movedim(axis, -1), log=log)
+    config: Literal["invariant"] | None = "invariant" if batch_invariant else None
+    prepared = prepare(x.movedim(axis, -1), out.movedim(axis, -1), log=log, config=config)
     if prepared is None:
         raise ValueError("the dimensions beside the axis do not merge into two: use softmax")
     return prepared

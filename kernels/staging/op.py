@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -59,24 +60,73 @@ def copy_stretches(stretches: Sequence[Stretch], device: torch.device) -> torch.
     Returns:
         The table that the launch reads over the bus: hold it until the launch has run. None when there was nothing to copy.
     """
+    laid = _lay_out(stretches)
+    if laid is None:
+        return None
+    table = torch.from_numpy(laid.rows)
+    if device.type != "cpu":
+        table = torch.empty(table.shape, dtype=torch.int64, pin_memory=True).copy_(table)
+    _launch(laid.word, laid.has_rows, laid.grid, device)(table)
+    return table
+
+
+class PreparedCopy:
+    """The same stretches again and again, in one launch, to or from places in host memory that change.
+
+    Not for several threads at once, and not again before the launch has run: both would change the table under it.
+
+    Args:
+        stretches: At least one byte; the addresses on the host are given with each launch, and are 0 here.
+        device: The GPU; or the CPU, in the interpreter.
+        is_gather: The host is where the stretches come from; else where they go.
+
+    Attributes:
+        word: Bytes that a thread moves at once: every address on the host must be a multiple.
+    """
+
+    def __init__(self, stretches: Sequence[Stretch], device: torch.device, *, is_gather: bool) -> None:
+        laid = _lay_out(stretches)
+        assert laid is not None, "This is a bug: nothing to copy."
+        self.word = laid.word
+        self._table = torch.from_numpy(laid.rows)
+        if device.type != "cpu":
+            self._table = self._table.pin_memory()
+        self._places = self._table.numpy()[:, 0 if is_gather else 1]
+        self._launch = _launch(laid.word, laid.has_rows, laid.grid, device)
+
+    def __call__(self, addresses: Sequence[int]) -> None:
+        """Launch on the current stream, with the address on the host of each stretch, in order."""
+        self._places[:] = addresses
+        self._launch(self._table)
+
+
+class _Laid(NamedTuple):
+    """Stretches as the kernel reads them: its table, in words, and what the binary and the grid depend on."""
+
+    rows: np.ndarray
+    word: int
+    has_rows: bool
+    grid: tuple[int, int, int]
+
+
+def _lay_out(stretches: Sequence[Stretch]) -> _Laid | None:
+    """The table; None when there is nothing to copy."""
     # All at once: there may be hundreds of stretches, and this thread also launches.
-    rows = np.array(stretches, dtype=np.int64).reshape(-1, COLUMNS)
+    flat = itertools.chain.from_iterable(stretches)
+    rows = np.fromiter(flat, np.int64, len(stretches) * COLUMNS).reshape(-1, COLUMNS)
     nbytes, row_bytes = rows[:, 2], rows[:, 3]
     longest = int(nbytes.max(initial=0))
     if not longest:
         return None
     word = _word_bytes(rows)
     has_rows = bool(row_bytes.any())
-    # Without padding the whole stretch is one row.
-    row_bytes[:] = np.where(row_bytes, row_bytes, np.maximum(nbytes, word))
+    if has_rows:
+        # Without padding the whole stretch is one row.
+        row_bytes[:] = np.where(row_bytes, row_bytes, np.maximum(nbytes, word))
     rows[:, 2:] //= word
-    table = torch.from_numpy(rows)
-    if device.type != "cpu":
-        table = torch.empty(table.shape, dtype=torch.int64, pin_memory=True).copy_(table)
     # Blocks in powers of two: a prepared launch is bound to its grid, and few of them should serve all lengths.
     blocks = 1 << (-(-longest // (word * BLOCK)) - 1).bit_length()
-    _launch(word, has_rows, (len(rows), blocks, 1), device)(table)
-    return table
+    return _Laid(rows, word, has_rows, (len(rows), blocks, 1))
 
 
 _kept: Kept[Launch] = Kept()

@@ -144,7 +144,15 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
     draining, ready = asyncio.Event(), asyncio.Event()
     mailbox = Mailbox()
     holdings = Holdings(backend, residents, regions, metrics)
-    engine = EngineLoop(settings.index, mailbox, backend, holdings, metrics, caps_of(settings, backend.identity))
+    engine = EngineLoop(
+        settings.index,
+        mailbox,
+        backend,
+        holdings,
+        metrics,
+        caps_of(settings, backend.identity),
+        poll_ns=int(settings.busy_poll_s * 1e9),
+    )
     sampler = open_sampler(backend.identity.device, logger)
     server = EngineServer(socket.socket(fileno=settings.listen_fd), mailbox)
     accepting = asyncio.create_task(server.accept_forever())

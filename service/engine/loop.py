@@ -22,12 +22,12 @@ import msgspec
 
 from service import child
 from service.engine.backends.contract import Backend, DeviceLost
-from service.engine.forms import join, key_of, rows_of
+from service.engine.forms import join
 from service.engine.holdings import Holdings
+from service.engine.kinds import Kind, keep
 from service.engine.mailbox import Mailbox
 from service.engine.metrics import EngineMetrics
 from service.engine.operands import resolve
-from service.engine.pace import predict_s
 from service.engine.scheduler import Caps, Scheduler, Waiting
 from service.engine.warmup import CannotStart, Interrupted, Lobby, Prepare
 from service.engine.work import Attached, Client, Event, Launched, Lost, Received, Stop, Work, ids_of
@@ -61,6 +61,7 @@ class EngineLoop:
         holdings: The residents and the regions.
         metrics: Told of what ran.
         caps: Of a batch.
+        poll_ns: How long the thread, with nothing to do, looks for work before it sleeps.
         clock_ns: The machine's monotonic clock; deadlines are on it.
     """
 
@@ -72,6 +73,8 @@ class EngineLoop:
         holdings: Holdings,
         metrics: EngineMetrics,
         caps: Caps | None = None,
+        *,
+        poll_ns: int = 0,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._index = index
@@ -81,6 +84,9 @@ class EngineLoop:
         self._regions = holdings.regions
         self._metrics = metrics
         self._clock_ns = clock_ns
+        self._poll_ns = poll_ns
+        self._eager_ns = max(EAGER_NS, poll_ns)
+        self._poll_until_ns = 0
         self._scheduler: Scheduler[Work] = Scheduler(caps)
         self._wake_ns = 0
         self._flush_s = 0.0
@@ -150,9 +156,11 @@ class EngineLoop:
     def _patience_s(self) -> float | None:
         """How long to wait for an event: for ever when only an event can give work, not at all when work is at hand."""
         if self._launched:
-            return 0 if self._clock_ns() - self._launched[0].began_ns < EAGER_NS else ASK_AGAIN_S
+            return 0 if self._clock_ns() - self._launched[0].began_ns < self._eager_ns else ASK_AGAIN_S
         if len(self._scheduler):
             return max(0, self._wake_ns - self._clock_ns()) / 1e9
+        if self._poll_until_ns and self._clock_ns() < self._poll_until_ns:
+            return 0
         return FLUSH_S if self._is_unflushed else None
 
     def _hand_over_metrics(self) -> None:
@@ -230,20 +238,17 @@ class EngineLoop:
                 client.send(self._holdings.answer(client, message))
 
     def _queue(self, client: Client, job: Job) -> None:
-        work = resolve(job, client, self._holdings.residents, self._regions, self._clock_ns())
-        if isinstance(work, Stale):
-            client.send(work)
-            return
-        waiting = Waiting(
-            work,
-            key=key_of(job, work.step.inputs),
-            arrived_ns=work.arrived_ns,
-            deadline_ns=job.deadline_ns,
-            priority=job.priority,
-            rows=rows_of(job),
-            nbytes=work.host_bytes,
-            seconds=predict_s(self._backend.identity.backend, job.flops, work.host_bytes),
-        )
+        residents, now_ns = self._holdings.residents, self._clock_ns()
+        kind = client.kinds.get(job.kind)
+        work = None if kind is None else kind.resolve(job, client, residents, now_ns)
+        if kind is None or work is None:
+            found = resolve(job, client, residents, self._regions, now_ns)
+            if isinstance(found, Stale):
+                client.send(found)
+                return
+            work, kind = found, Kind.of(found, residents, self._backend.identity.backend)
+            keep(client, job, kind)
+        waiting = kind.waiting(work)
         client.waiting[job.id] = waiting
         self._queue_bytes += job.moved_bytes
         self._scheduler.add(waiting)
@@ -340,6 +345,9 @@ class EngineLoop:
             self._metrics.record_stages(jobs[0].op, timings, len(jobs))
             self._metrics.record_launch(jobs, batch[0].dtype, timings)
             self._is_unflushed = True
+            if self._poll_ns:
+                # Whoever was just answered may ask again at once.
+                self._poll_until_ns = self._clock_ns() + self._poll_ns
 
     @staticmethod
     def _finished(launched: Launched) -> Timings | None:

@@ -46,6 +46,7 @@ class Peer:
         self.is_open = True
         # What the socket's buffer had no room for; the gateway reads slowly.
         self.unsent = b""
+        self.is_full = False
         self._outgoing: list[msgspec.Struct] = []
         self._changed = changed
 
@@ -128,7 +129,9 @@ class Mailbox:
                 # Reading says so too, with the events that are still to come before the end.
                 peer.unsent = b""
                 continue
-            self._epoll.modify(peer.sock, select.EPOLLIN if is_all else select.EPOLLIN | select.EPOLLOUT)
+            if peer.is_full is is_all:
+                peer.is_full = not is_all
+                self._epoll.modify(peer.sock, select.EPOLLIN if is_all else select.EPOLLIN | select.EPOLLOUT)
 
     def close(self) -> None:
         """Sends what is still to be sent and closes every socket."""

@@ -32,7 +32,7 @@ class TensorsDirError(Exception):
     """A file of `tensors_dir` cannot be read, or does not fit the quota."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Resident:
     """One tensor on the device."""
 
@@ -115,6 +115,10 @@ class Residents:
         if resident is None:
             raise UnknownName(f"{field}: no resident tensor {name!r}")
         return resident
+
+    def find(self, name: str) -> Resident | None:
+        """As `get`, but None where there is none."""
+        return self._by_name.get(name)
 
     def use(self, resident: Resident) -> torch.Tensor:
         """Counts a use; returns the tensor."""

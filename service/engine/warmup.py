@@ -3,7 +3,7 @@
 residents → kernels compiled, loaded, picked among, run → every op once from slot to slot, against a known answer
 
 Owns the order and the checks; knows neither clients nor the scheduler. Runs in the loop thread, which has the device, before
-the loop: gateways that come meanwhile are told how far it is, and are attached when it is over.
+the loop: gateways that come meanwhile are told how far it is, their arenas are mapped, and they are attached when it is over.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
@@ -43,7 +44,8 @@ class Lobby:
     Args:
         mailbox: Where they come from.
         device: Of the engine.
-        on_arrival: Called with each gateway: to map its arena, which takes a while, beside the rest.
+        on_arrival: Called with each gateway, by a thread of the lobby: to map its arena. Pinning gigabytes takes as long as
+            the kernels do, and goes on beside them.
 
     Attributes:
         events: What came meanwhile, in order, to be handled when it is over.
@@ -54,6 +56,8 @@ class Lobby:
         self._on_arrival = on_arrival
         self._device = device
         self._clients: list[Client] = []
+        self._mapping = ThreadPoolExecutor(1, thread_name_prefix="lobby")
+        self._arrivals: list[Future[None]] = []
         self._stage = ""
         self._began_s = self._told_s = self._logged_s = 0.0
         self.events: list[Event] = []
@@ -74,16 +78,18 @@ class Lobby:
             for client in self._clients:
                 client.send(Warming(self._device, stage, done, total))
         self._mailbox.flush()
-        for client in arrived:
-            self._on_arrival(client)
+        self._arrivals += [self._mapping.submit(self._on_arrival, client) for client in arrived]
         if now_s - self._logged_s >= LOG_EVERY_S:
             self._logged_s = now_s
             logger.info("warming up: %s %d of %d", stage, done, total)
 
     def close(self) -> None:
-        """Ends the last stage."""
+        """Ends the last stage, and returns when every arena is mapped; what failed with one is raised."""
         self._end_stage(time.monotonic())
         self._stage = ""
+        with self._mapping:
+            for arrival in self._arrivals:
+                arrival.result()
 
     def _end_stage(self, now_s: float) -> None:
         if self._stage:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,6 +14,9 @@ from service.engine.regions import Uses
 from service.engine.scheduler import Waiting
 from service.messages import Cancel, Hello, Job, ToEngine, ToGateway
 from service.ops import OPS
+
+if TYPE_CHECKING:
+    from service.engine.kinds import Kind
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +29,7 @@ class Client:
         send: Sends it a message, with the others of this turn; for the loop thread.
         mapped: The segment as the backend sees it; None before attach and after detach.
         waiting: Its queued jobs by id.
+        kinds: Kinds of jobs that it has sent, by its numbers.
         num_launched: Its jobs on the device.
         is_gone: Its link is lost; detach when nothing of it runs.
     """
@@ -34,6 +39,7 @@ class Client:
     send: Callable[[ToGateway], None]
     mapped: torch.Tensor | None = None
     waiting: dict[int, Waiting[Work]] = field(default_factory=dict)
+    kinds: dict[int, Kind] = field(default_factory=dict)
     num_launched: int = 0
     is_gone: bool = False
 

@@ -30,7 +30,9 @@ from service.gateway.context import Gateway
 from service.gateway.engine_client import EngineClient
 from service.gateway.engines import Engines
 from service.gateway.exemplars import Exemplars, path_in
+from service.gateway.lane import Lane
 from service.gateway.metrics import GatewayMetrics
+from service.gateway.polling import Poller
 from service.gateway.protocol import DRAIN_GRACE_S, TilewireProtocol
 from service.gateway.quotas import Quotas, UsagePage
 from service.gateway.tracing import Recorder
@@ -115,7 +117,7 @@ def make_server(gateway: Gateway, app: ASGIApp, tls: ssl.SSLContext | None = Non
     """The HTTP server around an application."""
     config = uvicorn.Config(
         app,
-        http=protocol_for(gateway.settings),
+        http=protocol_for(gateway),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -130,12 +132,14 @@ def make_server(gateway: Gateway, app: ASGIApp, tls: ssl.SSLContext | None = Non
     return GatewayServer(config)
 
 
-def protocol_for(settings: GatewaySettings) -> type[TilewireProtocol]:
-    """The protocol with its limits; uvicorn wants a class."""
+def protocol_for(gateway: Gateway) -> type[TilewireProtocol]:
+    """The protocol with its limits and its lane; uvicorn wants a class."""
+    settings = gateway.settings
     limits = {
         "patience_s": settings.body_timeout_s,
         "min_body_bytes_per_s": settings.min_body_bytes_per_s,
         "max_connections": settings.max_connections,
+        "lane": Lane(gateway),
     }
     return type("LimitedProtocol", (TilewireProtocol,), limits)
 
@@ -185,7 +189,8 @@ async def serve(settings: GatewaySettings) -> None:
         if all(client.welcome is not None for client in clients):
             attached.set()
 
-    clients = [EngineClient(settings.index, path, segment, on_change) for path in settings.engine_paths]
+    poller = Poller(settings.busy_poll_s)
+    clients = [EngineClient(settings.index, path, segment, on_change, poller) for path in settings.engine_paths]
     gateway = make_gateway(settings, clients, Arena(segment), metrics)
     gateway.metrics.observe_load(0, gateway.arena)
     context = None if settings.tls is None else make_context(settings.tls)

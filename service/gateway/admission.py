@@ -75,7 +75,7 @@ class Leases:
             BodyTooLarge: The arena could never hold it beside what the request holds already.
             TooBusy: There is no room right now.
         """
-        held_bytes = sum(lease.nbytes for lease in self._leases)
+        held_bytes = sum(lease.nbytes for lease in self._leases) if self._leases else 0
         if held_bytes + nbytes > self._arena.capacity:
             raise BodyTooLarge(
                 f"{nbytes} bytes beside the {held_bytes} that the request holds; a gateway's arena has {self._arena.capacity}"
@@ -83,6 +83,11 @@ class Leases:
         lease = self._arena.lease(nbytes)
         self._leases.append(lease)
         return lease
+
+    @property
+    def first(self) -> Lease:
+        """The slot that was taken first."""
+        return self._leases[0]
 
     def take(self, nbytes: int) -> tuple[int, memoryview]:
         """Room for a tensor that a codec inflates or parses; counts against the budget.

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import posixpath
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from http import HTTPStatus
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 from starlette.responses import Response
@@ -98,14 +101,16 @@ def timing_headers(exchange: Exchange, done: Done) -> dict[str, str]:
 
 def server_timing(receive_s: float, timings: Timings) -> str:
     """Writes `Server-Timing`: the stages that took any time, in milliseconds."""
-    stages = {
-        "receive": receive_s * 1e3,
-        "queue": timings.queue_ns / 1e6,
-        "h2d": timings.h2d_ns / 1e6,
-        "kernel": timings.kernel_ns / 1e6,
-        "d2h": timings.d2h_ns / 1e6,
-    }
-    return ", ".join(f"{stage};dur={spent:.3f}" for stage, spent in stages.items() if spent)
+    parts = [f"receive;dur={receive_s * 1e3:.3f}"] if receive_s else []
+    if timings.queue_ns:
+        parts.append(f"queue;dur={timings.queue_ns / 1e6:.3f}")
+    if timings.h2d_ns:
+        parts.append(f"h2d;dur={timings.h2d_ns / 1e6:.3f}")
+    if timings.kernel_ns:
+        parts.append(f"kernel;dur={timings.kernel_ns / 1e6:.3f}")
+    if timings.d2h_ns:
+        parts.append(f"d2h;dur={timings.d2h_ns / 1e6:.3f}")
+    return ", ".join(parts)
 
 
 def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -143,16 +148,34 @@ def error_response(error: TilewireError, exchange: Exchange, path: str) -> Respo
         headers["allow"] = exchange.allow
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = 'Bearer realm="tilewire"'
+    body, content_type = _told(error, exchange.request_id, path)
+    return Response(body, error.status, headers, media_type=content_type)
+
+
+def whole_error(error: TilewireError, url: bytes) -> bytes:
+    """A whole answer by hand, to what the application never saw, in the form that the path asks for as far as it was read."""
+    request_id = os.urandom(16).hex()
+    body, content_type = _told(error, request_id, unquote_to_bytes(url.partition(b"?")[0]).decode("latin-1"))
+    retry = f"retry-after: {error.retry_after_s}\r\n" if error.retryable else ""
+    head = (
+        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: {content_type}\r\n"
+        f"content-length: {len(body)}\r\nx-request-id: {request_id}\r\n{retry}connection: close\r\n\r\n"
+    )
+    return head.encode("ascii") + body
+
+
+def _told(error: TilewireError, request_id: str, path: str) -> tuple[bytes, str]:
+    """An error's body, and its content type."""
     if is_oip(path):
-        return json_response({"error": error.detail}, error.status, headers)
+        return msgspec.json.encode({"error": error.detail}), "application/json"
     problem: dict[str, object] = {
         "type": f"urn:tilewire:error:{error.code}",
         "title": error.title,
         "status": error.status,
         "detail": error.detail,
-        "request_id": exchange.request_id,
+        "request_id": request_id,
     }
-    return Response(msgspec.json.encode(problem), error.status, headers, media_type="application/problem+json")
+    return msgspec.json.encode(problem), "application/problem+json"
 
 
 async def send_unread(response: Response, scope: Scope, receive: Receive, send: Send) -> None:

@@ -62,7 +62,7 @@ class Access(msgspec.Struct, frozen=True):
 
     def may_read(self, tensor: str) -> bool:
         """Whether a resident tensor may be used and fetched."""
-        return any(_matches(pattern, tensor) for pattern in self.read)
+        return EVERYTHING in self.read or any(_matches(pattern, tensor) for pattern in self.read)
 
 
 def authorise(
@@ -86,7 +86,7 @@ def authorise(
     Raises:
         Forbidden: Not all of that is allowed.
     """
-    if op is not None and not any(allowed in (op, EVERYTHING) for allowed in access.ops):
+    if op is not None and op not in access.ops and EVERYTHING not in access.ops:
         raise Forbidden(f"op: this key may not run {op}")
     for name in read:
         if not access.may_read(name):
@@ -165,6 +165,11 @@ class Doorman:
         """
         if self._quotas is not None and access.key is not None:
             self._quotas.admit(access.key, nbytes)
+
+    def take_back(self, access: Access, nbytes: int) -> None:
+        """Undoes `admit`, for a request that comes in again."""
+        if self._quotas is not None and access.key is not None:
+            self._quotas.take_back(access.key, nbytes)
 
     def settle(self, access: Access, nbytes: int) -> None:
         """Counts bytes that were not known when the request came in; below 0, those that were declared and never came."""

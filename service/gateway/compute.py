@@ -62,12 +62,14 @@ class Computed(msgspec.Struct, frozen=True):
         lease: Where it lies; empty when it went into a region.
         done: What the engine said.
         codec: The format of the answer, where one was chosen.
+        job: What the engine was sent.
     """
 
     out: TensorType
     lease: Lease
     done: Done
     codec: Codec | None
+    job: Job
 
 
 async def compute(gateway: Gateway, exchange: Exchange, call: Call, leases: Leases) -> Computed:
@@ -134,10 +136,11 @@ async def run(
             resident_types = current
             continue
         lease = leases.lease(0 if task.out_region is not None else planned.out.nbytes)
-        reply = await gateway.engines.compute(_job(task, operands, planned, lease), exchange.incoming)
+        job = _job(task, operands, planned, lease)
+        reply = await gateway.engines.compute(job, exchange.incoming)
         if isinstance(reply, Done):
             exchange.timings, exchange.batch_size = reply.timings, reply.batch_size
-            return Computed(planned.out, lease, reply, codec)
+            return Computed(planned.out, lease, reply, codec, job)
         leases.give_back(lease)
         resident_types = await _resident_types(gateway, task.residents)
     raise Unavailable("its resident tensors keep changing their shapes while it waits")
@@ -160,6 +163,7 @@ async def receive_tensors(gateway: Gateway, exchange: Exchange, leases: Leases) 
         raise BodyTooLarge(
             f"body: {lease.nbytes} bytes of JSON; the limit is {settings.max_json_bytes}, use safetensors"
         )
+    exchange.body_format, exchange.body_offset = codec.name, lease.offset
     return codec, codec.decode(body, lease.offset, leases)
 
 

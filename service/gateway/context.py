@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from starlette.types import Message, Receive, Scope
 
@@ -18,6 +18,9 @@ from service.gateway.metrics import GatewayMetrics
 from service.gateway.tracing import Recorder, TraceParent
 from service.messages import Timings
 from service.settings import GatewaySettings
+
+if TYPE_CHECKING:
+    from service.gateway.habits import Habit
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,15 @@ CONNECTION = "tilewire.connection"
 
 class Connection(Protocol):
     """What our own protocol offers beyond ASGI."""
+
+    @property
+    def repeated_head(self) -> bytes:
+        """Request line and headers, when one of the last requests had the same; else nothing."""
+        ...
+
+    def remember(self, habit: Habit) -> None:
+        """From now on, answers such requests on the lane."""
+        ...
 
     def watch(self, on_gone: Callable[[], None]) -> None:
         """Calls `on_gone` once if the client leaves before `unwatch`; at once if it has left."""
@@ -166,6 +178,8 @@ class Exchange:
         receive_began_s: When its body was asked for, on the performance counter; 0 when it was not.
         batch_size: How many requests shared its launch; 0 when it was not computed.
         send_s: How long its tensor took to leave.
+        body_format: Of its body, once it is read: the codec's name.
+        body_offset: Of its body in the segment, once it is read.
     """
 
     request_id: str
@@ -184,6 +198,8 @@ class Exchange:
     receive_began_s: float = 0.0
     batch_size: int = 0
     send_s: float = 0.0
+    body_format: str = ""
+    body_offset: int = 0
 
     @property
     def granted(self) -> Access:

@@ -17,6 +17,7 @@ import msgspec
 from service import log
 from service.arena import Segment
 from service.errors import Unavailable
+from service.gateway.polling import Poller
 from service.link import Link, send_hello
 from service.messages import (
     Cancel,
@@ -100,15 +101,22 @@ class EngineClient:
         path: Of the engine's socket.
         segment: This gateway's arena.
         on_change: Called when the engine becomes ready, with its welcome, or is lost, with None.
+        poller: Told of what is under way.
     """
 
     def __init__(
-        self, index: int, path: str, segment: Segment, on_change: Callable[[Welcome, bool], None] | None = None
+        self,
+        index: int,
+        path: str,
+        segment: Segment,
+        on_change: Callable[[Welcome, bool], None] | None = None,
+        poller: Poller | None = None,
     ) -> None:
         self._index = index
         self._path = path
         self._segment = segment
         self._on_change = on_change
+        self._poller = poller or Poller(0)
         self._link: Link[ToGateway] | None = None
         self._lost = asyncio.Event()
         self._ids = itertools.count(1)
@@ -128,6 +136,7 @@ class EngineClient:
         request_id = next(self._ids)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._pending[request_id] = future
+        self._poller.sent()
         self._link.send(msgspec.structs.replace(request, id=request_id, request_id=log.request_id.get()))
         return request_id, future
 
@@ -175,6 +184,7 @@ class EngineClient:
                 self._on_change(message, True)
             return
         future = self._pending.pop(message.id)
+        self._poller.answered()
         if future.cancelled():
             return
         if isinstance(message, Failed):
@@ -185,6 +195,7 @@ class EngineClient:
     def _on_lost(self) -> None:
         welcome, self.welcome, self.warming, self._link = self.welcome, None, None, None
         pending, self._pending = self._pending, {}
+        self._poller.answered(len(pending))
         for future in pending.values():
             if future.cancelled():
                 continue

@@ -6,13 +6,13 @@ Owns the routing and a cache of the residents' types, which engines check at use
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
 
 from service.errors import ClientGone, Unavailable, UnknownName
-from service.gateway.engine_client import Engine, Request
+from service.gateway.engine_client import Engine, Reply, Request
 from service.messages import (
     DeleteTensor,
     DescribeKernels,
@@ -76,7 +76,10 @@ class Engines:
     @property
     def is_ready(self) -> bool:
         """Whether any engine can compute."""
-        return any(engine.welcome is not None for engine in self._engines)
+        for engine in self._engines:  # noqa: SIM110  (a generator costs more than the look)
+            if engine.welcome is not None:
+                return True
+        return False
 
     @property
     def states(self) -> list[dict[str, object]]:
@@ -102,6 +105,29 @@ class Engines:
         """
         self._least_busy()
 
+    def knows(self, types: Iterable[tuple[str, TensorType]]) -> bool:
+        """Whether an engine can compute, and residents have these types for all that is known here."""
+        for name, kind in types:
+            if self._types.get(name) != kind:
+                return False
+        return self.is_ready
+
+    def submit(self, job: Job) -> tuple[Engine, int, asyncio.Future[Reply]]:
+        """Sends a job to the least busy engine.
+
+        Returns:
+            The engine, the job's id there, and what holds the reply: until it comes, the slots are the engine's.
+
+        Raises:
+            Unavailable: No engine is ready.
+        """
+        engine = self._least_busy()
+        return engine, *engine.send(job)
+
+    def learn(self, stale: Stale) -> None:
+        """Takes over the types that an engine told."""
+        self._remember(stale.tensors)
+
     async def compute(self, job: Job, client: Departure) -> Done | Stale:
         """Runs a job on the least busy engine.
 
@@ -115,8 +141,7 @@ class Engines:
         Raises:
             TilewireError: Whatever the engine answered; `ClientGone` when the client left.
         """
-        engine = self._least_busy()
-        request_id, future = engine.send(job)
+        engine, request_id, future = self.submit(job)
         # Cancelled or not, the reply is awaited: until it comes, the slots are the engine's.
         client.watch(lambda: engine.cancel(request_id))
         try:
@@ -127,7 +152,7 @@ class Engines:
             raise ClientGone("the client left before its answer")
         assert isinstance(reply, Done | Stale), "This is a bug."
         if isinstance(reply, Stale):
-            self._remember(reply.tensors)
+            self.learn(reply)
         return reply
 
     async def type_of(self, name: str, *, field: str) -> TensorType:
@@ -262,10 +287,13 @@ class Engines:
             raise Unavailable("an engine is starting or restarting")
 
     def _least_busy(self) -> Engine:
-        ready = [engine for engine in self._engines if engine.welcome is not None]
-        if not ready:
+        best = None
+        for engine in self._engines:
+            if engine.welcome is not None and (best is None or engine.outstanding < best.outstanding):
+                best = engine
+        if best is None:
             raise Unavailable("the engine is starting or restarting")
-        return min(ready, key=lambda engine: engine.outstanding)
+        return best
 
     async def _ask(self, engine: Engine, request: Request, kind: type[ReplyT]) -> ReplyT:
         _, future = engine.send(request)

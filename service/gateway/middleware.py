@@ -55,7 +55,7 @@ class ExchangeMiddleware:
             self._admit(exchange, scope["path"])
             await self._app(scope, exchange.incoming, outgoing)
         except Exception as error:  # noqa: BLE001  (the last line of defence: it is logged and answered)
-            await self._answer(_as_tilewire(error, exchange), scope, outgoing)
+            await self._answer(as_tilewire(error, exchange), scope, outgoing)
         finally:
             report(self._gateway, exchange, scope, outgoing.status)
 
@@ -105,7 +105,8 @@ def _request_id(given: str | None) -> str:
     return os.urandom(16).hex()
 
 
-def _as_tilewire(error: Exception, exchange: Exchange) -> TilewireError:
+def as_tilewire(error: Exception, exchange: Exchange) -> TilewireError:
+    """The error of the tree that answers whatever was raised; what is none of it is logged and told nobody."""
     if isinstance(error, TilewireError):
         return error
     logger.error("a request failed", request_id=exchange.request_id, exc_info=error)

@@ -11,19 +11,18 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-import uuid
 from collections.abc import Callable
-from http import HTTPStatus
-from urllib.parse import unquote_to_bytes
 
 import httptools
-import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from service.errors import InvalidRequest, TilewireError, Unavailable
-from service.gateway.answers import LINGER_S, is_oip
+from service.gateway.answers import LINGER_S, whole_error
 from service.gateway.context import CONNECTION
 from service.gateway.exchanging import JoinedWrites, RequestConnection, too_slow
+from service.gateway.habits import MAX_HABITS, Habit, head_of
+from service.gateway.lane import Lane, Passage
 
 DRAIN_GRACE_S = 0.5
 
@@ -50,11 +49,14 @@ class TilewireProtocol(HttpToolsProtocol):
         patience_s: Longest time for a head to come, and longest time in which a client reads nothing of its answer.
         min_body_bytes_per_s: Least rate of a body that takes longer than `patience_s`.
         max_connections: Of this gateway; those above it are answered 503.
+        lane: Answers requests that repeat earlier ones; None for none.
+        is_refused: What still comes is not read.
     """
 
     patience_s = 30.0
     min_body_bytes_per_s = 0
     max_connections = 2**31
+    lane: Lane | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected."""
@@ -66,9 +68,16 @@ class TilewireProtocol(HttpToolsProtocol):
         self._body_bytes = 0
         self._unsent_bytes = 0
         self._write_timer: asyncio.TimerHandle | None = None
-        self._is_refused = False
+        self.is_refused = False
+        # Between two requests, nothing of the next one has come.
+        self._is_between, self._num_requests = True, 0
         self._is_in_head, self._head_bytes = True, 0
         self._is_half_closed = False
+        self._idle_since_s = 0.0
+        # The bytes that a request began with, the heads of the last ones, and what is remembered of those that came again.
+        self._chunk = b""
+        self._heads: list[bytes] = []
+        self._habits: list[Habit] = []
         super().connection_made(transport)
         self._is_excess = len(self.connections) > self.max_connections
         # A client that never sends anything is idle from the start.
@@ -76,24 +85,51 @@ class TilewireProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
+        if self._habits and self._takes_lane(data):
+            return
         if self._is_excess and not data.startswith(PROBES):
             self._is_excess = False
             # Others may have left while this one was idle, or asked for its health.
             if len(self.connections) > self.max_connections:
                 self.url = _target_of(data)
                 self._refuse(Unavailable(f"this gateway has {self.max_connections} connections, which is its limit"))
-        if self._is_refused:
+        if self.is_refused:
             return
-        was_in_head = self._is_in_head
+        num_requests = self._num_requests
+        self._chunk = data if self._is_between else b""
         super().data_received(data)
-        if was_in_head and self._is_in_head and not self._is_refused:
+        self._chunk = b""
+        if self.is_refused or self._is_between:
+            return
+        if not self._is_in_head:
+            if self._body_timer is None:
+                self._body_timer = self.loop.call_later(self.patience_s, self._check_rate, time.monotonic())
+            return
+        if num_requests == self._num_requests:
+            # Else most of these bytes may be a request before this one; the whole head is measured when it is in.
             self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self.send_400_response(f"the request line and headers exceed {MAX_HEAD_BYTES} bytes")
-            elif self._head_timer is None:
-                self._head_timer = self.loop.call_later(self.patience_s, self._give_up_head)
-        elif not self._is_in_head and self._body_timer is None:
-            self._body_timer = self.loop.call_later(self.patience_s, self._check_rate, time.monotonic())
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self.send_400_response(f"the request line and headers exceed {MAX_HEAD_BYTES} bytes")
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.patience_s, self._give_up_head)
+
+    def _takes_lane(self, data: bytes) -> bool:
+        lane = self.lane
+        if lane is not None:
+            for habit in self._habits:
+                if lane.take(self, habit, data):
+                    return True
+        return False
+
+    def remember(self, habit: Habit) -> None:
+        """From now on, such requests take the lane."""
+        others = [one for one in self._habits if one.head != habit.head]
+        self._habits = [habit, *others][:MAX_HABITS]
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request is in."""
+        self._is_between = False
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """The head of a request is in."""
@@ -108,7 +144,18 @@ class TilewireProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self.transport, joined.cycle = transport, self.cycle
         # Behind pipelined requests, the parser is ahead of the one that is being answered: each needs its own cycle.
-        self.scope["extensions"] = {CONNECTION: RequestConnection(self, self.cycle)}  # type: ignore[dict-item]
+        connection = RequestConnection(self, self.cycle, self._repeated_head())
+        self.scope["extensions"] = {CONNECTION: connection}  # type: ignore[dict-item]
+
+    def _repeated_head(self) -> bytes:
+        """The head of this request, when one of the last had the same and it began with its chunk."""
+        chunk, self._chunk = self._chunk, b""
+        for head in self._heads:
+            if chunk.startswith(head):
+                return head
+        if head := head_of(chunk):
+            self._heads = [head, *self._heads][:MAX_HABITS]
+        return b""
 
     def on_body(self, body: bytes) -> None:
         """A piece of a body that goes through the parser."""
@@ -117,13 +164,78 @@ class TilewireProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The last byte of a body is in."""
-        self._is_in_head = True
+        self._is_in_head = self._is_between = True
+        self._num_requests += 1
         self.stop_body_timer()
         super().on_message_complete()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the next bytes begin a request, and nothing is under way."""
+        return (
+            self._is_between
+            and not self.is_refused
+            and (self.cycle is None or self.cycle.response_complete)
+            and not self.flow.write_paused
+            and not self.transport.is_closing()
+        )
+
+    def enter(self, passage: Passage) -> None:
+        """A request takes the lane: it stands where uvicorn's would."""
+        self.cycle = passage  # type: ignore[assignment]
+
+    def leave(self) -> None:
+        """A request on the lane is answered; those that came meanwhile may begin."""
+        if self.pipeline or self.timeout_keep_alive_task is None:
+            self.on_response_complete()
+            return
+        # Cancelling a timer and setting another one for each request costs more: this one looks when it ends.
+        self.server_state.total_requests += 1
+        self._idle_since_s = self.loop.time()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Nothing has come for long, unless it came on the lane."""
+        self.timeout_keep_alive_task = None
+        rest_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
+        is_busy = self.cycle is not None and not self.cycle.response_complete
+        if is_busy or rest_s > 0:
+            pause_s = self.timeout_keep_alive if is_busy else rest_s
+            self.timeout_keep_alive_task = self.loop.call_later(pause_s, self.timeout_keep_alive_handler)
+        else:
+            super().timeout_keep_alive_handler()
+
+    def replay(self, passage: Passage, scope: Scope, body: bytes) -> None:
+        """A request leaves the lane, whole and as if it had just come, for the ordinary path."""
+        joined = JoinedWrites(self.transport)
+        cycle = RequestResponseCycle(
+            scope=scope,  # type: ignore[arg-type]
+            transport=joined,  # type: ignore[arg-type]
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=passage.keep_alive,
+            on_response=self.on_response_complete,
+        )
+        joined.cycle = cycle
+        cycle.body += body
+        cycle.more_body = False
+        cycle.message_event.set()
+        scope["state"] = self.app_state.copy()
+        scope["extensions"] = {CONNECTION: RequestConnection(self, cycle)}
+        passage.response_complete = True
+        # Behind it may stand pipelined ones already.
+        newest: object = self.cycle
+        if newest is passage:
+            self.cycle = cycle
+        self._start_asgi_task(cycle, self.app)
+
     def send_400_response(self, msg: str) -> None:
         """Answers bytes that are no HTTP request, unless they stand behind one whose answer is still due."""
-        self._is_refused = True
+        self.is_refused = True
         if self.cycle is not None and not self.cycle.response_complete:
             if self.cycle.response_started or not self.cycle.more_body:
                 # Nothing may come between the bytes of an answer that is under way; it is the last one.
@@ -136,8 +248,12 @@ class TilewireProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: TilewireError) -> None:
         """Answers an error that belongs to no request that the application knows, and closes."""
-        self._is_refused = True
-        self.transport.write(_error_answer(error, self.url))
+        self.is_refused = True
+        self.transport.write(whole_error(error, self.url))
+        self.linger()
+
+    def linger(self) -> None:
+        """Closes after what was written, but reads on for a moment."""
         # Closing with bytes unread would reset the connection, and the client would lose the answer. TLS has no half-close.
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -150,7 +266,7 @@ class TilewireProtocol(HttpToolsProtocol):
         system of a client that has left refuses it.
         """
         cycle = self.cycle
-        if self.scheme == "https" or self._is_refused or cycle is None or cycle.response_complete or cycle.more_body:
+        if self.scheme == "https" or self.is_refused or cycle is None or cycle.response_complete or cycle.more_body:
             return False
         if not self._is_half_closed:
             self._is_half_closed = True
@@ -178,6 +294,7 @@ class TilewireProtocol(HttpToolsProtocol):
         self._stop_head_timer()
         self.stop_body_timer()
         self._stop_write_timer()
+        self._unset_keepalive_if_required()
         super().connection_lost(exc)
         on_gone, self.on_gone = self.on_gone, None
         if on_gone is not None:
@@ -193,12 +310,12 @@ class TilewireProtocol(HttpToolsProtocol):
         self.stop_body_timer()
         # Read on: that is how a client that leaves while its request is computed is noticed.
         self.flow.resume_reading()
-        self._is_in_head = True
+        self._is_in_head = self._is_between = True
         if is_complete:
             self.cycle.more_body = False
         else:
             # What still comes belongs to a body that nobody reads.
-            self._is_refused = True
+            self.is_refused = True
             self.cycle.keep_alive = False
 
     def pause_writing(self) -> None:
@@ -278,24 +395,3 @@ def _target_of(head: bytes) -> bytes:
     """Where an unread request goes, or nothing when its line is not whole."""
     words = head[:MAX_HEAD_BYTES].partition(b"\r\n")[0].split(b" ")
     return words[1] if len(words) == REQUEST_LINE_WORDS else b""
-
-
-def _error_answer(error: TilewireError, url: bytes) -> bytes:
-    """A whole answer by hand, in the form that the path asks for as far as it was read, and the end of the connection."""
-    request_id = uuid.uuid4().hex
-    problem = {
-        "type": f"urn:tilewire:error:{error.code}",
-        "title": error.title,
-        "status": error.status,
-        "detail": error.detail,
-        "request_id": request_id,
-    }
-    is_protocol = is_oip(unquote_to_bytes(url.partition(b"?")[0]).decode("latin-1"))
-    content_type = "application/json" if is_protocol else "application/problem+json"
-    body = msgspec.json.encode({"error": error.detail} if is_protocol else problem)
-    retry = f"retry-after: {error.retry_after_s}\r\n" if error.retryable else ""
-    head = (
-        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: {content_type}\r\n"
-        f"content-length: {len(body)}\r\nx-request-id: {request_id}\r\n{retry}connection: close\r\n\r\n"
-    )
-    return head.encode("ascii") + body

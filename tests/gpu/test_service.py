@@ -97,6 +97,28 @@ def test_8_bit_weights_are_laid_out_at_upload_and_come_back_as_they_were(client:
 
 @pytest.mark.parametrize("width", [96, 101])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_lone_requests_of_a_kind_each_get_their_own_result(client: tilewire.Client, dtype: str, width: int) -> None:
+    """The second of a kind is prepared; a replaced weight is another kind."""
+    rng = np.random.default_rng(16)
+    for rows in (1, 3):
+        for _weight in range(2):
+            w: np.ndarray = rng.integers(-4, 4, (width, width)).astype(DTYPES[dtype])
+            client.put("gpu/alone", w)
+            for _ in range(4):
+                x: np.ndarray = rng.integers(-4, 4, (rows, width)).astype(DTYPES[dtype])
+                wide = x.astype(np.float64)
+                expected = (wide @ w.astype(np.float64)).astype(x.dtype)
+                np.testing.assert_array_equal(client.matmul(x, "@gpu/alone"), expected)
+                np.testing.assert_array_equal(client.matmul(x, w), expected)
+                np.testing.assert_array_equal(client.add(x, x, alpha=2), (3 * wide).astype(x.dtype))
+                soft = client.softmax(x, axis=0).astype(np.float64)
+                shifted = np.exp(wide - wide.max(0))
+                np.testing.assert_allclose(soft, shifted / shifted.sum(0), rtol=1e-2, atol=1e-6)
+    client.delete("gpu/alone")
+
+
+@pytest.mark.parametrize("width", [96, 101])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_batches_give_each_its_own_result(url: str, client: tilewire.Client, dtype: str, width: int) -> None:
     """Rows against one weight, softmax, sums and unequal products, many at once: small integers, so every result is exact."""
     rng = np.random.default_rng(14)
@@ -128,6 +150,26 @@ def test_batches_give_each_its_own_result(url: str, client: tilewire.Client, dty
         assert all(pool.map(one, range(24)))
     assert max(sizes) > 1
     client.delete(f"gpu/shared/{dtype}/{width}")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_large_requests_that_go_in_parts_are_right_in_every_row(client: tilewire.Client, dtype: str) -> None:
+    """Small integers, so that every sum is exact; the last part is shorter than the others."""
+    rng = np.random.default_rng(17)
+    rows, k, n = 5000, 8192 // np.dtype(DTYPES[dtype]).itemsize, 1024
+    a: np.ndarray = rng.integers(-2, 3, (rows, k)).astype(DTYPES[dtype])
+    b: np.ndarray = rng.integers(-2, 3, (k, n)).astype(DTYPES[dtype])
+    expected = np.maximum(a.astype(np.float32) @ b.astype(np.float32), 0).astype(a.dtype)
+    np.testing.assert_array_equal(client.matmul(a, b, activation="relu"), expected)
+    client.put("gpu/large", b)
+    np.testing.assert_array_equal(client.matmul(a, "@gpu/large", activation="relu"), expected)
+    client.delete("gpu/large")
+    np.testing.assert_array_equal(client.add(a, a, alpha=2), 3 * a)
+    shifted = np.exp(a.astype(np.float64) - 2)
+    soft = client.softmax(a).astype(np.float64)
+    np.testing.assert_allclose(
+        soft, shifted / shifted.sum(-1, keepdims=True), rtol=2e-2 if dtype == "bfloat16" else 1e-5
+    )
 
 
 @pytest.mark.parametrize("shape", [(7, 13), (64, 4096), (3, 1_000_003)])

@@ -44,6 +44,18 @@ def test_a_head_that_trickles_in_is_given_up(start_server: StartServer) -> None:
         assert connection.is_closed()
 
 
+def test_an_idle_connection_is_not_taken_for_a_head_that_trickles_in(start_server: StartServer) -> None:
+    server = start_server("--gateways", "1", "--arena-bytes", "16MiB", "--body-timeout-s", "0.3")
+    with RawConnection(server.connect()) as connection:
+        connection.send(MATMUL)
+        check_product(connection.answer().body)
+        connection.sock.settimeout(0.9)
+        with contextlib.suppress(TimeoutError):
+            raise AssertionError(connection.answer())
+        connection.send(MATMUL)
+        check_product(connection.answer().body)
+
+
 def test_a_client_that_never_reads_its_answer_loses_its_slots(start_server: StartServer) -> None:
     server = start_server("--gateways", "1", "--arena-bytes", "128MiB", "--body-timeout-s", "0.5")
     x = np.ones((2048, 2048), np.float32)

@@ -10,7 +10,7 @@ import os
 import pytest
 
 from tests.conftest import StartServer
-from tests.exposition import is_idle, scrape, settles
+from tests.exposition import is_idle, scrape, settles, total
 from tests.many_requests import ManyRequests
 
 NUM_REQUESTS = int(os.environ.get("MANY_REQUESTS", "10000"))
@@ -25,4 +25,6 @@ def test_no_answer_is_lost_or_anothers(start_server: StartServer) -> None:
     assert tally.compared + tally.cut == tally.sent
     assert tally.cut > 0
     with server.client() as client:
+        # Half of the connections repeat themselves, and both ways are taken at once.
+        assert total(scrape(client), "tilewire_lane_requests_total") > NUM_REQUESTS / 4
         assert settles(client, is_idle), scrape(client)

@@ -71,6 +71,19 @@ def test_pipelined_requests_are_answered_in_order(raw: Raw) -> None:
         np.testing.assert_array_equal(decode(TYPES["safetensors"], answer.body), A + np.float32(shift))
 
 
+def test_bodies_that_come_whole_with_their_heads_keep_the_connection(raw: Raw) -> None:
+    """A body is not counted as a part of its head, however much of it one read brings."""
+    connection = raw()
+    x = random_array("float32", (24_000,), 4)
+    sent = post("/v1/add", to_safetensors({"a": x[:12_000], "b": x[12_000:]}))
+    assert 2**16 < len(sent) < 2**17
+    for _ in range(20):
+        connection.send(sent)
+        answer = connection.answer()
+        assert "connection" not in answer.headers
+        np.testing.assert_array_equal(decode(TYPES["safetensors"], answer.body), x[:12_000] + x[12_000:])
+
+
 def test_chunked_bodies(raw: Raw) -> None:
     for size in (1, 7, len(BODY)):
         connection = raw()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.staging.op import BLOCK, WORDS, Stretch, copy_stretches, word_bytes
+from kernels.staging.op import BLOCK, WORDS, PreparedCopy, Stretch, copy_stretches, word_bytes
 
 CPU = torch.device("cpu")
 
@@ -54,3 +54,30 @@ def test_nothing_to_copy_launches_nothing():
 @pytest.mark.parametrize(("nbytes", "word"), [(256, 8), (12, 4), (6, 2), (7, 1)])
 def test_the_widest_word_that_fits_is_chosen(nbytes, word):
     assert word_bytes([Stretch(0, 256, 512), Stretch(512, 0, nbytes)]) == word
+
+
+@pytest.mark.parametrize("is_gather", [True, False])
+def test_a_prepared_copy_serves_places_that_change(is_gather):
+    """Two stretches of unequal lengths, one of padded rows, to and from other places each time."""
+    device = torch.zeros(2, 40, dtype=torch.int32)
+    rows, flat = device[0, :8].view(2, 4), device[1, :9]
+    shapes = [
+        Stretch(0, 0, 24, row_bytes=12, pitch_from=12 if is_gather else 16, pitch_to=16 if is_gather else 12),
+        Stretch(0, 0, 36),
+    ]
+    name = "destination" if is_gather else "source"
+    prepared = PreparedCopy(
+        [one._replace(**{name: whole.data_ptr()}) for one, whole in zip(shapes, (rows, flat), strict=True)],
+        CPU,
+        is_gather=is_gather,
+    )
+    assert prepared.word == 4
+    for seed in range(3):
+        torch.manual_seed(seed)
+        hosts = torch.randint(-100, 100, (6,), dtype=torch.int32), torch.randint(-100, 100, (9,), dtype=torch.int32)
+        if not is_gather:
+            rows.copy_(torch.randint(-100, 100, (2, 4)))
+            flat.copy_(torch.randint(-100, 100, (9,)))
+        prepared([host.data_ptr() for host in hosts])
+        assert torch.equal(rows[:, :3], hosts[0].view(2, 3))
+        assert torch.equal(flat, hosts[1])

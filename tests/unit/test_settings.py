@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from service.settings import Inherited, Settings, TracingSettings, devices_of, keyless_of
+from service.cores import num_cores
+from service.setting_words import devices_of, keyless_of
+from service.settings import BUSY_POLL_S, Inherited, Settings, TracingSettings
 
 
 @pytest.mark.parametrize(
@@ -49,11 +54,43 @@ def test_gateways_follow_the_cores_by_default() -> None:
     assert 1 <= Settings().num_gateways <= 4
 
 
+def test_polling_needs_a_core_for_each_process_and_a_gpu() -> None:
+    many = 10 * num_cores()
+    assert Settings(gateways=many).busy_poll_s == 0
+    assert Settings(device="cpu").busy_poll_s == 0
+    assert Settings(busy_poll_us=0).busy_poll_s == 0
+    asked = Settings(gateways=many, busy_poll_us=200)
+    assert asked.busy_poll_s == 200e-6
+    assert asked.gateway(0, Inherited(3), [], "").busy_poll_s == 200e-6
+    has_enough = num_cores() >= 1 + 1 + 1
+    assert Settings(gateways=1, device="cuda:0").busy_poll_s == (BUSY_POLL_S if has_enough else 0)
+
+
+@pytest.mark.parametrize(
+    ("files", "most"),
+    [
+        ({"cpu.max": "150000 100000"}, 1),
+        ({"cpu.max": "10000 100000"}, 1),
+        ({"cpu.max": "max 100000"}, None),
+        ({"cpu.max": "nonsense"}, None),
+        ({"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ({}, None),
+    ],
+)
+def test_a_containers_quota_counts(tmp_path: Path, files: dict[str, str], most: int | None) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert num_cores(tmp_path) == (most or len(os.sched_getaffinity(0)))
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
         {"port": 70000},
         {"max_rank": 1},
+        {"busy_poll_us": -2},
         {"log_level": "loud"},
         {"nonsense": 1},
         {"arena_bytes": "lots"},

@@ -1,6 +1,6 @@
 """The contract of a backend: what the engine's loop asks of whatever computes. Knows no scheduler, no socket and no client.
 
-All calls come from the engine's loop thread.
+All calls come from the engine's loop thread; but while it is in `warm_up`, `attach` may come from another one.
 """
 
 from __future__ import annotations

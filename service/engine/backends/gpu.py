@@ -2,8 +2,9 @@
 
 Owns streams, staging buffers and events. A batch flows host → device on one stream, through the kernels on a second, and
 back on a third, each waiting for the one before by an event, so that batches overlap. Every tensor of a batch is held until
-its last event has passed, so the allocator cannot hand its memory on while a copy still runs. Runs in the engine's loop
-thread.
+its last event has passed, so the allocator cannot hand its memory on while a copy still runs. A lone small request takes one
+stream only, see `solo`; a large one goes through all three part by part, see `parts`. Runs in the engine's loop thread; arenas
+that come during the warm-up are attached by another.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ import kernels
 from kernels.layouts import lay_out, preferred_layout
 from service.arena import Segment
 from service.engine.backends.contract import DeviceLost, HostBytes, Identity, Joined, Preparation, Report
+from service.engine.backends.first_times import fill_pools, load_copies
 from service.engine.backends.gpu_kernels import DeviceKernels
 from service.engine.backends.host import TORCH_DTYPES, bytes_of, shaped
-from service.engine.backends.staging import Staging
+from service.engine.backends.parts import Parts, parts_of
+from service.engine.backends.solo import Solo, Solos
+from service.engine.backends.staging import Staging, can_pad, copy_rows, rows_of
 from service.errors import TooBusy
 from service.messages import Timings
 from service.ops import AddOptions, MatmulOptions, Options
@@ -46,6 +50,9 @@ class _Marks:
         return cls(*(torch.cuda.Event(enable_timing=True) for _ in range(4)))
 
 
+_Around = tuple[torch.cuda.Event, torch.cuda.Event]
+
+
 class InFlight:
     """A batch on the device.
 
@@ -53,12 +60,20 @@ class InFlight:
         marks: Its events, recorded.
         held: Every tensor that a queued copy or kernel touches.
         recycle: Takes the events back.
+        launches: The events around each launch, where other things happened between them.
     """
 
-    def __init__(self, marks: _Marks, held: list[torch.Tensor], recycle: Callable[[_Marks], None]) -> None:
+    def __init__(
+        self,
+        marks: _Marks,
+        held: list[torch.Tensor],
+        recycle: Callable[[_Marks], None],
+        launches: Sequence[_Around] = (),
+    ) -> None:
         self._marks = marks
         self._held = held
         self._recycle = recycle
+        self._launches = launches or ((marks.staged, marks.computed),)
 
     def is_done(self) -> bool:
         """Asks the device; costs a microsecond or two.
@@ -82,7 +97,7 @@ class InFlight:
             marks.end.synchronize()
             timings = Timings(
                 h2d_ns=int(marks.begin.elapsed_time(marks.staged) * 1e6),
-                kernel_ns=int(marks.staged.elapsed_time(marks.computed) * 1e6),
+                kernel_ns=int(sum(begin.elapsed_time(end) for begin, end in self._launches) * 1e6),
                 d2h_ns=int(marks.computed.elapsed_time(marks.end) * 1e6),
             )
         except RuntimeError as error:
@@ -108,6 +123,7 @@ class GpuBackend:
         self._compute = torch.cuda.Stream(self._device)
         self._stage_out = torch.cuda.Stream(self._device)
         self._staging = Staging(self._device)
+        self._solos = Solos(self._staging, self._device, is_invariant=batch_invariant)
         self._kernels = DeviceKernels(self._device)
         self._spare_marks: list[_Marks] = []
         self._registered: dict[int, int] = {}
@@ -116,8 +132,11 @@ class GpuBackend:
         )
 
     def warm_up(self, how: Preparation, report: Report, on_compile: Callable[[str], None]) -> None:
-        """Compiles, loads, picks among and tries the kernels of the device."""
+        """Compiles, loads, picks among and tries the kernels of the device, and does what else is slow the first time."""
         self._kernels.warm_up(how, self._compute, report, on_compile)
+        with self._guarded():
+            load_copies(self._device, TORCH_DTYPES.values())
+            fill_pools(self._device, (self._stage_in, self._compute))
 
     def kernels(self) -> dict[str, object]:
         """Every binary of the device's catalogue."""
@@ -155,6 +174,8 @@ class GpuBackend:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def _register(self, mapped: torch.Tensor) -> bool:
+        # The calling thread may be the lobby's, whose device would be the first one.
+        torch.cuda.set_device(self._device)
         status = torch.cuda.cudart().cudaHostRegister(mapped.data_ptr(), mapped.numel(), 0)
         if int(status) == 0:
             self._registered[mapped.data_ptr()] = mapped.numel()
@@ -190,6 +211,13 @@ class GpuBackend:
         held: list[torch.Tensor] = []
         # `set_stream` and not `stream`: that one asks for devices and streams, and takes a fifth of the time of a launch.
         with self._guarded():
+            torch.cuda.set_stream(self._compute)
+            solo = self._solos.find(launches)
+            if solo is not None:
+                return self._begin_alone(solo, launches[0], marks)
+            parts = parts_of(launches[0]) if len(launches) == 1 else None
+            if parts is not None and self._staging.can_part(launches[0], parts):
+                return self._begin_in_parts(launches[0], parts, marks)
             marks.begin.record(self._stage_in)
             torch.cuda.set_stream(self._stage_in)
             staged = self._stage(launches, held)
@@ -205,9 +233,60 @@ class GpuBackend:
             marks.end.record(self._stage_out)
         return InFlight(marks, held, self._spare_marks.append)
 
+    def _begin_alone(self, solo: Solo, launch: Joined, marks: _Marks) -> InFlight:
+        """Queues a lone request on one stream: there is nothing to overlap it with, and other streams cost time to wait for."""
+        marks.begin.record(self._compute)
+        solo.copy_in(launch)
+        marks.staged.record(self._compute)
+        solo.compute(launch)
+        marks.computed.record(self._compute)
+        solo.copy_out(launch)
+        marks.end.record(self._compute)
+
+        solo.is_busy = True
+
+        def recycle(spare: _Marks) -> None:
+            solo.is_busy = False
+            self._spare_marks.append(spare)
+
+        return InFlight(marks, [*launch.shared.values()], recycle)
+
+    def _begin_in_parts(self, launch: Joined, parts: Parts, marks: _Marks) -> InFlight:
+        """Queues a large request part by part, so that copies in, kernels and copies out overlap."""
+        held = [*launch.shared.values()]
+        out = self._empty(launch)
+        torch.cuda.set_stream(self._stage_in)
+        marks.begin.record(self._stage_in)
+        wholes = {
+            name: self._staging.begin_whole(sources[0], held, is_parted=name in parts.names)
+            for name, (sources, _) in launch.gathered.items()
+        }
+        held += [out, *wholes.values()]
+        around: list[_Around] = []
+        for span in parts.spans():
+            operands = {**launch.shared, **wholes} | {name: rows_of(wholes[name], parts, span) for name in parts.names}
+            rows = rows_of(out, parts, span)
+            torch.cuda.set_stream(self._stage_in)
+            for name in parts.names:
+                copy_rows(operands[name], launch.gathered[name][0][0], parts, span, is_gather=True)
+            marks.staged.record(self._stage_in)
+            self._compute.wait_event(marks.staged)
+            torch.cuda.set_stream(self._compute)
+            launched, computed = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            launched.record(self._compute)
+            _run_one(launch.options, operands, rows, is_invariant=self._is_invariant)
+            computed.record(self._compute)
+            around.append((launched, computed))
+            self._stage_out.wait_event(computed)
+            torch.cuda.set_stream(self._stage_out)
+            copy_rows(rows, launch.outs[0], parts, span, is_gather=False)
+        marks.computed.record(self._compute)
+        marks.end.record(self._stage_out)
+        return InFlight(marks, held, self._spare_marks.append, around)
+
     def _stage(self, launches: Sequence[Joined], held: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
         operands = [operand for one in launches for operand in one.gathered.values()]
-        wholes = iter(self._staging.gather(operands, held, can_pad=_can_pad(launches[0])) if operands else ())
+        wholes = iter(self._staging.gather(operands, held, can_pad=can_pad(launches[0])) if operands else ())
         staged = []
         for one in launches:
             held += one.shared.values()
@@ -216,7 +295,7 @@ class GpuBackend:
 
     def _empty(self, launch: Joined) -> torch.Tensor:
         dtype = TORCH_DTYPES[launch.outs[0].type.dtype]
-        return self._staging.empty(launch.out_shape, dtype, can_pad=_can_pad(launch))
+        return self._staging.empty(launch.out_shape, dtype, can_pad=can_pad(launch))
 
     def _guarded(self) -> _Guard:
         return _Guard(self)
@@ -246,11 +325,6 @@ class _Guard:
         if isinstance(error, torch.OutOfMemoryError):
             torch.cuda.empty_cache()
             raise TooBusy("no memory on the device for this request's operands and result") from error
-
-
-def _can_pad(launch: Joined) -> bool:
-    """Whether the op reads rows: a sum reads elements, and is fastest over one contiguous stretch."""
-    return not isinstance(launch.options, AddOptions)
 
 
 def _run(

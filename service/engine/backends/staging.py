@@ -13,8 +13,10 @@ import torch
 
 from kernels.layouts import ROW_BYTES, row_step
 from kernels.staging.op import Stretch, copy_stretches
-from service.engine.backends.contract import HostBytes
+from service.engine.backends.contract import HostBytes, Joined
 from service.engine.backends.host import TORCH_DTYPES, bytes_of, shaped
+from service.engine.backends.parts import Parts
+from service.ops import AddOptions
 
 # From here an operand goes by the copy engine even beside others: the copying kernel saves calls, of which there are few, and
 # takes multiprocessors from the batch that computes. The driver moves copies of this size from pinned memory by DMA.
@@ -66,13 +68,13 @@ class Staging:
         """
         pieces = [piece for sources, _ in operands for piece in sources]
         must_pad = can_pad and any(_must_pad(shape, TORCH_DTYPES[one[0].type.dtype]) for one, shape in operands)
-        if (_is_few(pieces) and not must_pad) or not self._can_address(pieces):
+        if (_is_few(pieces) and not must_pad) or not self.can_address(pieces):
             return [self._by_copies(sources, shape, held) for sources, shape in operands]
         wholes, stretches = [], []
         for sources, shape in operands:
             whole = self._whole(sources, shape, can_pad)
             flat = sources[0].fortran or whole.is_contiguous()
-            stretches += _stretches(whole, sources, is_padded=not flat, is_gather=True)
+            stretches += stretches_of(whole, sources, is_padded=not flat, is_gather=True)
             wholes.append(whole)
         self._copy(stretches, held)
         held += wholes
@@ -88,10 +90,10 @@ class Staging:
         held += [result for result, _ in results]
         slots = [slot for _, outs in results for slot in outs]
         is_plain = _is_few(slots) and all(result.is_contiguous() for result, _ in results)
-        if not is_plain and self._can_address(slots):
+        if not is_plain and self.can_address(slots):
             stretches = []
             for result, outs in results:
-                stretches += _stretches(result, outs, is_padded=not result.is_contiguous(), is_gather=False)
+                stretches += stretches_of(result, outs, is_padded=not result.is_contiguous(), is_gather=False)
             self._copy(stretches, held)
             return
         stretches = []
@@ -105,8 +107,21 @@ class Staging:
                     bytes_of(out).copy_(piece, non_blocking=True)
         self._copy(stretches, held)
 
-    def _can_address(self, places: Sequence[HostBytes]) -> bool:
+    def can_address(self, places: Sequence[HostBytes]) -> bool:
+        """Whether kernels may read and write all of these places."""
         return all(place.mapped.data_ptr() in self._mapped for place in places)
+
+    def can_part(self, launch: Joined, parts: Parts) -> bool:
+        """Whether the copy engine moves every part: the driver might do a small copy from a client's region with the CPU."""
+        rows = (parts.rows - 1) % parts.step + 1
+        pieces = [launch.gathered[name][0][0] for name in parts.names] + [launch.outs[0]]
+        return all(not one.is_foreign or one.type.nbytes // parts.rows * rows >= LARGE_BYTES for one in pieces)
+
+    def begin_whole(self, source: HostBytes, held: list[torch.Tensor], *, is_parted: bool) -> torch.Tensor:
+        """An operand of a request in parts: room for one that is parted, else all of it, on the current stream."""
+        if is_parted:
+            return shaped(torch.empty(source.type.nbytes, dtype=torch.uint8, device=self._device), source)
+        return self._by_copies((source,), source.type.shape, held)
 
     def _whole(self, sources: Sequence[HostBytes], shape: tuple[int, ...], can_pad: bool) -> torch.Tensor:
         first = sources[0]
@@ -140,6 +155,35 @@ class Staging:
             held.append(table)
 
 
+def can_pad(launch: Joined) -> bool:
+    """Whether the op reads rows: a sum reads elements, and is fastest over one contiguous stretch."""
+    return not isinstance(launch.options, AddOptions)
+
+
+def rows_of(whole: torch.Tensor, parts: Parts, span: tuple[int, int]) -> torch.Tensor:
+    """The rows of one part, as a view."""
+    return (whole.view(-1) if parts.is_flat else whole)[slice(*span)]
+
+
+def copy_rows(rows: torch.Tensor, place: HostBytes, parts: Parts, span: tuple[int, int], *, is_gather: bool) -> None:
+    """Copies one part on the current stream.
+
+    Args:
+        rows: On the device, as `rows_of` gives them.
+        place: All of it, on the host.
+        parts: How it is parted.
+        span: The part's first row and its end.
+        is_gather: To the device; else from it.
+    """
+    row_bytes = place.type.nbytes // parts.rows
+    there = bytes_of(place)[span[0] * row_bytes : span[1] * row_bytes]
+    here = rows.reshape(-1).view(torch.uint8)
+    if is_gather:
+        here.copy_(there, non_blocking=True)
+    else:
+        there.copy_(here, non_blocking=True)
+
+
 def _is_few(places: Sequence[HostBytes]) -> bool:
     """Whether a copy call for each costs less than the kernel that would copy them all."""
     return len(places) == 1 or all(place.type.nbytes >= LARGE_BYTES for place in places)
@@ -154,14 +198,29 @@ def _must_pad(shape: tuple[int, ...], dtype: torch.dtype) -> bool:
     return len(shape) == 2 and shape[0] > 1 and shape[1] * dtype.itemsize % ROW_BYTES != 0
 
 
-def _stretches(whole: torch.Tensor, places: Sequence[HostBytes], *, is_padded: bool, is_gather: bool) -> list[Stretch]:
-    """The copies between a tensor on the device and its pieces on the host, in order."""
+def stretches_of(
+    whole: torch.Tensor, places: Sequence[HostBytes], *, is_padded: bool, is_gather: bool
+) -> list[Stretch]:
+    """The copies between a tensor on the device and its pieces on the host, in order.
+
+    Args:
+        whole: On the device.
+        places: Its pieces.
+        is_padded: Rows of `whole` do not follow one another.
+        is_gather: To the device; else from it.
+    """
     row = whole.shape[-1] * whole.itemsize if is_padded else 0
     pitch = whole.stride(0) * whole.itemsize if is_padded else 0
     stretches = []
     address = whole.data_ptr()
+    segment, base, kind, nbytes = None, 0, None, 0
     for place in places:
-        host, nbytes = place.mapped.data_ptr() + place.offset, place.type.nbytes
+        # Most pieces are of one segment and of one kind, and there may be hundreds.
+        if place.mapped is not segment:
+            segment, base = place.mapped, place.mapped.data_ptr()
+        if place.type is not kind:
+            kind, nbytes = place.type, place.type.nbytes
+        host = base + place.offset
         if is_gather:
             stretches.append(Stretch(host, address, nbytes, row, row, pitch))
         else:

@@ -65,6 +65,8 @@ def codec_for_accept(accept: str | None, body: Codec | None, dtype: str | None =
     preferred = body or _SAFETENSORS
     # A client that names nothing gets what it sent, never a surprise.
     is_open = accept is None or accept.strip() in ("", "*/*")
+    if is_open and (dtype is None or preferred.writes(dtype)):
+        return preferred
     order = (preferred,) if is_open else (preferred, *(codec for codec in CODECS if codec is not preferred))
     ranges = {"*/*": 1.0} if is_open else _parse_accept(accept or "")
     holding = [codec for codec in order if dtype is None or codec.writes(dtype)]

@@ -12,9 +12,10 @@ from service.gateway.admission import Leases
 from service.gateway.answers import TensorResponse, describe_tensor, json_response, timing_headers
 from service.gateway.compute import Computed, compute
 from service.gateway.context import Exchange, Gateway, exchange_of
+from service.gateway.habits import habit_of, is_repeatable
 from service.gateway.middleware import ExchangeMiddleware
 from service.gateway.openapi import describe_op
-from service.gateway.query import parse_call
+from service.gateway.query import Call, parse_call
 from service.gateway.reports import sent_by
 from service.messages import Operand
 from service.ops import OPS, Op
@@ -64,13 +65,31 @@ async def _call(gateway: Gateway, op: Op, scope: Scope) -> Response:
         call = parse_call(op, scope["query_string"], exchange.headers.get("x-timeout-ms"))
         computed = await compute(gateway, exchange, call, leases)
         if call.store is None:
-            return _answer(gateway, exchange, computed, leases)
+            response = _answer(gateway, exchange, computed, leases)
+            _remember(gateway, scope, call, computed, response)
+            return response
         info, _ = await gateway.engines.put(call.store, Operand(computed.out, computed.lease.offset))
         leases.release()
         return json_response(describe_tensor(info), 201, timing_headers(exchange, computed.done))
     except BaseException:
         leases.release()
         raise
+
+
+def _remember(gateway: Gateway, scope: Scope, call: Call, computed: Computed, response: TensorResponse) -> None:
+    """Lets the connection answer the next such request by itself; see `habits`."""
+    exchange = exchange_of(scope)
+    connection = exchange.incoming.connection
+    if connection is None or not connection.repeated_head or computed.codec is None:
+        return
+    if not is_repeatable(call, exchange, computed.codec, response.nbytes):
+        return
+    begin = exchange.body_offset
+    body = gateway.arena.segment.view[begin : begin + exchange.received_bytes]
+    found = (computed.job, body, computed.codec.content_type, bytes(response.chunks[0]))
+    habit = habit_of(connection.repeated_head, scope, call, exchange, found)
+    if habit is not None:
+        connection.remember(habit)
 
 
 def _answer(gateway: Gateway, exchange: Exchange, computed: Computed, leases: Leases) -> TensorResponse:

@@ -14,7 +14,7 @@ from service.errors import Forbidden, Unauthorized
 from service.gateway import auth
 from service.gateway.auth import KEYLESS_PATHS, Access, Doorman, authorise
 from service.keys import digest_of
-from service.settings import KEYLESS
+from service.setting_words import KEYLESS
 from tests.api_keys import entry, keys_file
 
 KEY, OTHER = "tw_one", "tw_other"

@@ -1,0 +1,66 @@
+"""A gateway's server whose engine answers at once and computes nothing. Knows no load and no question."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import msgspec
+
+from service.arena import Arena, Segment
+from service.gateway.__main__ import GatewayServer, make_server
+from service.gateway.admission import Admission
+from service.gateway.app import create_app
+from service.gateway.context import Gateway
+from service.gateway.engine_client import Reply, Request
+from service.gateway.engines import Engines
+from service.gateway.metrics import GatewayMetrics
+from service.messages import (
+    DescribeTensor,
+    Done,
+    TensorInfo,
+    Tensors,
+    Timings,
+    Warming,
+    Welcome,
+    encode_frame,
+)
+from service.ops import TensorType
+from service.settings import GatewaySettings, Inherited
+
+WEIGHT = TensorType("float16", (4096, 4096))
+
+
+class IdleEngine:
+    """Knows one resident, `w`. What is sent to it is put into frames, as for a real one."""
+
+    welcome: Welcome | None = Welcome(0, "none", "none", "no device", "", "")
+    warming: Warming | None = None
+    outstanding = 0
+
+    def __init__(self) -> None:
+        self._ids = itertools.count(1)
+
+    def send(self, request: Request) -> tuple[int, asyncio.Future[Reply]]:
+        """See `Engine.send`; the reply comes in the loop's next turn."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Reply] = loop.create_future()
+        number = next(self._ids)
+        encode_frame([msgspec.structs.replace(request, id=number, request_id="0" * 32)])
+        reply: Reply = Done(number, Timings(1000, 1000, 1000, 1000, 5), 1)
+        if isinstance(request, DescribeTensor):
+            reply = Tensors(number, (TensorInfo("w", WEIGHT, 0.0),))
+        loop.call_soon(future.set_result, reply)
+        return number, future
+
+    def cancel(self, request_id: int) -> None:
+        """See `Engine.cancel`."""
+
+
+def make_idle_server(segment_bytes: int) -> GatewayServer:
+    """A server with an arena of that size."""
+    arena = Arena(Segment.create("idle", segment_bytes))
+    settings = GatewaySettings(0, Inherited(-1), [], "", segment_bytes)
+    admission = Admission(arena, settings.max_in_flight, settings.max_body_bytes)
+    gateway = Gateway(settings, "0", Engines([IdleEngine()]), arena, admission, GatewayMetrics(), "")
+    return make_server(gateway, create_app(gateway))

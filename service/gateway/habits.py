@@ -1,0 +1,209 @@
+"""What a connection remembers of requests that may come again, byte for byte: `gateway.lane` answers such requests.
+
+Owns the rules of what is remembered. A client that repeats itself sends the same head each time, and the same header in
+front of its tensors; everything that follows from those bytes alone is worked out once. What may change meanwhile (keys,
+residents' types, the drain) is not taken for granted: the lane looks again. Knows no connection and no engine. Runs in
+the gateway's event loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+from starlette.types import Scope
+
+from service.arena import SLOT_ALIGN
+from service.gateway.auth import Access
+from service.gateway.codecs.payload import Codec
+from service.gateway.context import Exchange
+from service.gateway.query import Call
+from service.messages import Job, Operand
+from service.ops import TensorType
+
+# Of different requests that a connection remembers: a client that calls one layer after the other has a few in turn.
+MAX_HABITS = 4
+
+# Connections are many, and idle ones hold what they remember.
+MAX_HEAD_BYTES = 2**12
+MAX_LEAD_BYTES = 2**13
+
+# Longer bodies and answers take the ordinary path: what they cost beside their bytes does not count.
+MAX_BODY_BYTES = 2**18
+
+# Kinds of jobs that have a number; more get new ones.
+MAX_NUMBERS = 4096
+MAX_ANSWER_BYTES = 2**18
+
+# Formats whose payload is the tensor as it is, behind a header that tells where.
+FORMATS = ("npy", "safetensors")
+
+_END = b"\r\n\r\n"
+_POST = b"POST "
+# What such a header says is another thing each time, or changes how the body or the answer travels.
+_EACH_TIME = frozenset(
+    {
+        "content-encoding",
+        "expect",
+        "traceparent",
+        "tracestate",
+        "transfer-encoding",
+        "upgrade",
+        "x-request-id",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Habit:
+    """A request that was answered, without its payload.
+
+    Attributes:
+        head: Request line and headers, with the empty line.
+        lead: `head` and the header at the front of the body.
+        nbytes: Of the whole request.
+        body_bytes: Of the body, as `Content-Length` says.
+        scope: ASGI's, without what belongs to one request.
+        path: In it.
+        headers: By lower-case name.
+        op: Name of the op.
+        access: Who asked; may run the op and read the residents.
+        timeout_ns: It must have started by then, or 0.
+        job: What the engine was sent; the slots of the next one are elsewhere.
+        kind: Its number, so that the engine knows the next one too.
+        resident_types: Dtype and shape of each resident that it was planned with, by name.
+        residents: Operands that are residents, by input.
+        placed: Operands in the body, by input; offsets from the body's start.
+        out_at: Where the result goes, from the body's start.
+        out_bytes: Of the result.
+        slot_bytes: For body and result together.
+        answer_lead: The header at the front of the answer's body.
+        answer_head: Headers of the answer that are the same each time.
+    """
+
+    head: bytes
+    lead: bytes
+    nbytes: int
+    body_bytes: int
+    scope: Scope
+    path: str
+    headers: Mapping[str, str]
+    op: str
+    access: Access
+    timeout_ns: int
+    job: Job
+    kind: int
+    resident_types: tuple[tuple[str, TensorType], ...]
+    residents: dict[str, Operand]
+    placed: tuple[tuple[str, Operand], ...]
+    out_at: int
+    out_bytes: int
+    slot_bytes: int
+    answer_lead: bytes
+    answer_head: bytes
+
+
+def head_of(chunk: bytes) -> bytes:
+    """The head of the request that `chunk` begins with, or nothing when it is not one that can be remembered."""
+    if not chunk.startswith(_POST):
+        return b""
+    end = chunk.find(_END, 0, MAX_HEAD_BYTES)
+    head = chunk[: end + len(_END)] if end > 0 else b""
+    # A parser may take another end of line for one: then its head would end elsewhere.
+    breaks = head.count(b"\r\n")
+    return head if head.count(b"\n") == breaks == head.count(b"\r") else b""
+
+
+def is_repeatable(call: Call, exchange: Exchange, codec: Codec, answer_nbytes: int) -> bool:
+    """Whether a request that was computed may be remembered.
+
+    Args:
+        call: Its query.
+        exchange: The request.
+        codec: Of its answer.
+        answer_nbytes: Of its answer's body.
+    """
+    headers = exchange.headers
+    return (
+        call.store is None
+        and exchange.body_format in FORMATS
+        and codec.name in FORMATS
+        and (exchange.content_length or 0) <= MAX_BODY_BYTES
+        and answer_nbytes <= MAX_ANSWER_BYTES
+        and _EACH_TIME.isdisjoint(headers)
+        and headers.get("connection", "keep-alive").lower() == "keep-alive"
+    )
+
+
+def habit_of(
+    head: bytes, scope: Scope, call: Call, exchange: Exchange, computed: tuple[Job, memoryview, str, bytes]
+) -> Habit | None:
+    """Works out what can be remembered of a request.
+
+    Args:
+        head: Its request line and headers.
+        scope: ASGI's.
+        call: Its query.
+        exchange: The request; `is_repeatable` holds for it.
+        computed: As the engine was sent it; its body; content type of its answer; and the header at the front of that.
+
+    Returns:
+        None when its tensors do not stand in the body as they are, or behind too long a header.
+    """
+    job, body, content_type, answer_lead = computed
+    begin = exchange.body_offset
+    placed = tuple(
+        (name, Operand(one.type, one.offset - begin, fortran=one.fortran))
+        for name, one in job.operands.items()
+        if one.resident is None
+    )
+    if not placed:
+        return None
+    lead = bytes(body[: min(one.offset for _, one in placed)])
+    # A big-endian payload is swapped where it lies, and the lane touches none.
+    is_swapped = exchange.body_format == "npy" and b">" in lead
+    if is_swapped or len(head) + len(lead) > MAX_LEAD_BYTES:
+        return None
+    residents = {name: one for name, one in job.operands.items() if one.resident is not None}
+    out_at = -(-body.nbytes // SLOT_ALIGN) * SLOT_ALIGN
+    return Habit(
+        head=head,
+        lead=head + lead,
+        nbytes=len(head) + body.nbytes,
+        body_bytes=body.nbytes,
+        scope={name: value for name, value in scope.items() if name not in ("state", "extensions")},
+        path=scope["path"],
+        headers=exchange.headers,
+        op=job.op,
+        access=exchange.granted,
+        timeout_ns=int((call.timeout_ms or 0) * 1e6),
+        job=job,
+        kind=number_of(job),
+        resident_types=tuple((str(one.resident), one.type) for one in residents.values()),
+        residents=residents,
+        placed=placed,
+        out_at=out_at,
+        out_bytes=job.out.nbytes,
+        slot_bytes=out_at + job.out.nbytes,
+        answer_lead=answer_lead,
+        answer_head=b"content-type: %b\r\ncontent-length: %d\r\nserver-timing: "
+        % (content_type.encode("ascii"), len(answer_lead) + job.out.nbytes),
+    )
+
+
+def number_of(job: Job) -> int:
+    """The number of a job's kind, the same for all jobs of this gateway that differ only in where their bytes lie."""
+    operands = tuple((name, one.type, one.resident, one.fortran) for name, one in job.operands.items())
+    key = (job.op, job.options, operands, job.out)
+    number = _numbers.get(key)
+    if number is None:
+        if len(_numbers) >= MAX_NUMBERS:
+            _numbers.clear()
+        number = _numbers[key] = next(_next_number)
+    return number
+
+
+_numbers: dict[Hashable, int] = {}
+# Never given again: the engine may still remember what an old one meant.
+_next_number = itertools.count(1)

@@ -1,0 +1,38 @@
+"""The settings that are words of a small language of their own: how each is read. Knows no other setting."""
+
+from __future__ import annotations
+
+KEYLESS = ("docs", "console", "metrics")
+
+
+def keyless_of(words: str) -> tuple[str, ...]:
+    """Reads a `--keyless` value.
+
+    Raises:
+        ValueError: A word that is none of docs, console, metrics, or `none` alone.
+    """
+    if words.strip() in ("", "none"):
+        return ()
+    parts = tuple(part.strip() for part in words.split(","))
+    if not set(parts) <= set(KEYLESS):
+        raise ValueError(f"keyless: {words!r} is not some of {', '.join(KEYLESS)}, parted by commas, or none")
+    return parts
+
+
+def devices_of(device: str) -> list[str]:
+    """Reads a `--device` value: one name for each engine.
+
+    Args:
+        device: `auto`, `cpu`, `cuda`, `cuda:1`, `cuda:0,1`; or `cpu:0,1` for several engines without a GPU, to try them.
+
+    Raises:
+        ValueError: Anything else.
+    """
+    if device in ("auto", "cpu"):
+        return [device]
+    kind, _, numbers = device.partition(":")
+    indices = numbers.split(",") if numbers else ["0"]
+    is_listed = all(index.isdecimal() for index in indices) and len(set(indices)) == len(indices)
+    if kind not in ("cuda", "cpu") or not is_listed:
+        raise ValueError(f"device: {device!r} is not auto, cpu, cuda:0 or cuda:0,1")
+    return [f"{kind}:{int(index)}" for index in indices]

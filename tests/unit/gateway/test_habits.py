@@ -1,0 +1,178 @@
+"""What is remembered of a request: where its head ends, when it may be remembered at all, and where its tensors lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from starlette.types import Message
+
+from service.gateway.auth import Access
+from service.gateway.codecs.formats import codec_for_accept, codec_for_body
+from service.gateway.codecs.payload import Codec
+from service.gateway.context import Exchange, Incoming
+from service.gateway.habits import (
+    MAX_ANSWER_BYTES,
+    MAX_BODY_BYTES,
+    MAX_HEAD_BYTES,
+    MAX_LEAD_BYTES,
+    Habit,
+    habit_of,
+    head_of,
+    is_repeatable,
+    number_of,
+)
+from service.gateway.query import parse_call
+from service.messages import Job, Operand
+from service.ops import OPS, AddOptions, TensorType
+from tests.raw_http import head
+from tests.tensor_bodies import to_npy, to_safetensors
+
+HEAD = head("POST", "/v1/add?b=@w", content_length="10")
+NPY = codec_for_body("application/x-npy", b"")
+BEGIN = 4096
+A = TensorType("float32", (3, 4))
+RESIDENT = Operand(A, resident="w")
+
+
+async def _receive() -> Message:
+    raise AssertionError
+
+
+def exchange_with(headers: dict[str, str], *, form: str = "npy", nbytes: int = 100) -> Exchange:
+    exchange = Exchange("id", Incoming(_receive), {"content-length": str(nbytes), **headers})
+    exchange.body_format, exchange.body_offset, exchange.access = form, BEGIN, Access()
+    return exchange
+
+
+def repeatable(headers: dict[str, str] | None = None, **changed: Any) -> bool:
+    call = parse_call(OPS["add"], changed.get("query", b"b=@w"), None)
+    exchange = exchange_with(headers or {}, form=changed.get("form", "npy"), nbytes=changed.get("nbytes", 100))
+    return is_repeatable(call, exchange, changed.get("codec", NPY), changed.get("answer_nbytes", 100))
+
+
+@pytest.mark.parametrize("behind", [b"", b"x", b"\r\n\r\n", HEAD])
+def test_a_head_ends_at_its_empty_line(behind: bytes) -> None:
+    assert head_of(HEAD + behind) == HEAD
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        b"",
+        HEAD[:-1],
+        HEAD.replace(b"POST", b"GET"),
+        b"\r\n" + HEAD,
+        # Ends of lines that some parser might take for the end of the head.
+        b"POST / HTTP/1.1\n\nbody\r\n\r\n",
+        b"POST / HTTP/1.1\r\na: b\r\r\nbody\r\n\r\n",
+        b"POST / HTTP/1.1\r\na: b\n\r\nbody\r\n\r\n",
+        b"POST /" + b"x" * MAX_HEAD_BYTES + b" HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_what_is_no_plain_head_is_none(chunk: bytes) -> None:
+    assert head_of(chunk) == b""
+
+
+def test_plain_requests_may_be_remembered() -> None:
+    assert repeatable()
+    assert repeatable({"connection": "Keep-Alive", "authorization": "Bearer tw_1", "accept": "*/*"})
+    assert repeatable(form="safetensors", codec=codec_for_accept("application/x-safetensors", None))
+
+
+@pytest.mark.parametrize(
+    "name", ["x-request-id", "traceparent", "tracestate", "expect", "transfer-encoding", "upgrade"]
+)
+def test_headers_that_differ_each_time_or_change_the_way(name: str) -> None:
+    assert not repeatable({name: "1"})
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"query": b"b=@w&store=@out"},
+        {"form": "npz"},
+        {"form": "json"},
+        {"form": ""},
+        {"codec": codec_for_accept("application/json", None)},
+        {"codec": codec_for_accept("application/x-npz", None)},
+        {"nbytes": MAX_BODY_BYTES + 1},
+        {"answer_nbytes": MAX_ANSWER_BYTES + 1},
+        {"headers": {"connection": "close"}},
+        {"headers": {"content-encoding": "identity"}},
+    ],
+)
+def test_requests_that_are_not_remembered(changed: dict[str, Any]) -> None:
+    assert not repeatable(**changed)
+
+
+def habit_for(form: str, body: bytes, codec: Codec = NPY) -> Habit | None:
+    placed = codec_for_body(None, body[:64]).decode(memoryview(bytearray(body)), BEGIN, _NoRoom())
+    operands = {"b": RESIDENT, **{name or "a": Operand(one.type, one.offset) for name, one in placed.items()}}
+    job = Job(7, "add", operands, AddOptions(), A, 0, 12, 96)
+    scope = {"path": "/v1/add", "method": "POST", "state": {"exchange": None}, "extensions": {}}
+    exchange = exchange_with({}, form=form, nbytes=len(body))
+    call = parse_call(OPS["add"], b"b=@w&timeout_ms=5", None)
+    return habit_of(HEAD, scope, call, exchange, (job, memoryview(body), codec.content_type, b"lead"))
+
+
+class _NoRoom:
+    def take(self, nbytes: int) -> tuple[int, memoryview]:
+        raise AssertionError(nbytes)
+
+
+def test_a_habit_ends_where_the_first_tensor_begins() -> None:
+    body = to_npy(np.arange(12, dtype=np.float32).reshape(3, 4))
+    habit = habit_for("npy", body)
+    assert habit is not None
+    assert habit.lead == HEAD + body[:128]
+    assert (habit.body_bytes, habit.nbytes) == (len(body), len(HEAD) + len(body))
+    assert habit.placed == (("a", Operand(A, 128)),)
+    assert (habit.residents, habit.resident_types) == ({"b": RESIDENT}, (("w", A),))
+    assert habit.out_at >= len(body)
+    assert habit.slot_bytes == habit.out_at + 48 == habit.out_at + habit.out_bytes
+    assert habit.timeout_ns == 5_000_000
+    assert b"content-length: 52\r\n" in habit.answer_head
+    assert habit.scope == {"path": "/v1/add", "method": "POST"}
+
+
+def test_tensors_by_name_lie_where_their_header_says() -> None:
+    body = to_safetensors({"bias": np.ones(4, np.float32), "a": np.ones((3, 4), np.float32)})
+    habit = habit_for("safetensors", body)
+    assert habit is not None
+    header_bytes = len(body) - 4 * (4 + 12)
+    assert habit.lead == HEAD + body[:header_bytes]
+    assert dict(habit.placed) == {
+        "bias": Operand(TensorType("float32", (4,)), header_bytes),
+        "a": Operand(A, header_bytes + 16),
+    }
+
+
+def test_a_header_that_is_too_long_to_be_kept_makes_no_habit() -> None:
+    body = to_safetensors({"a": np.ones((3, 4), np.float32)})
+    begin = 8 + int.from_bytes(body[:8], "little")
+    header = body[8:begin] + b" " * MAX_LEAD_BYTES
+    assert habit_for("safetensors", len(header).to_bytes(8, "little") + header + body[begin:]) is None
+
+
+def test_a_body_that_is_swapped_where_it_lies_or_that_has_no_tensor_makes_no_habit() -> None:
+    assert habit_for("npy", to_npy(np.ones((3, 4), ">f4"))) is None
+    assert habit_for("safetensors", to_safetensors({})) is None
+
+
+def test_jobs_that_differ_only_in_place_have_one_number() -> None:
+    job = Job(1, "add", {"a": Operand(A, 256), "b": RESIDENT}, AddOptions(), A, 512, 12, 144)
+    moved = msgspec.structs.replace(job, id=2, operands={"a": Operand(A, 768), "b": RESIDENT}, out_offset=0, priority=1)
+    others: list[dict[str, Any]] = [
+        {"op": "subtract"},
+        {"options": AddOptions(alpha=2)},
+        {"operands": {"a": Operand(A, 256), "b": Operand(A, resident="v")}},
+        {"operands": {"a": Operand(A, 256, fortran=True), "b": RESIDENT}},
+        {"operands": {"a": Operand(TensorType("float32", (4, 3)), 256), "b": RESIDENT}},
+        {"out": TensorType("float16", (3, 4))},
+    ]
+    numbers = [number_of(msgspec.structs.replace(job, **other)) for other in others]
+    assert number_of(job) == number_of(moved) > 0
+    assert len({number_of(job), *numbers}) == 1 + len(others)
