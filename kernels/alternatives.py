@@ -12,15 +12,11 @@ from dataclasses import replace
 
 from kernels.add.configs import choose as choose_add
 from kernels.add.configs import configs_for as add_configs
-from kernels.matmul.choice import SPLITS
 from kernels.matmul.choice import choose as choose_product
-from kernels.matmul.configs import Config, Problem, cdiv
-from kernels.matmul.members import is_possible, members
-from kernels.softmax.configs import MAX_SPLITS, power_of_two
-from kernels.softmax.configs import Config as SoftmaxConfig
-from kernels.softmax.configs import Problem as SoftmaxProblem
-from kernels.softmax.configs import choose as choose_softmax
-from kernels.softmax.configs import members as softmax_members
+from kernels.matmul.configs import Config, Problem
+from kernels.matmul.members import SPLITS, is_possible, members
+from kernels.softmax.choice import choose as choose_softmax
+from kernels.softmax.choice import possible
 from kernels.targets import Target
 from kernels.workloads import Config as AnyConfig
 from kernels.workloads import Product, Rows, Workload
@@ -41,7 +37,7 @@ def alternatives(workload: Workload, target: Target) -> list[AnyConfig]:
     if isinstance(workload, Product):
         return list(dict.fromkeys((own, *of_product(workload.problem, target, is_plain=workload.is_plain))))
     if isinstance(workload, Rows):
-        return list(dict.fromkeys((own, *of_softmax(workload.problem, target))))
+        return list(dict.fromkeys((own, *possible(workload.problem, target))))
     return list(dict.fromkeys((own, *add_configs(workload.problem.family, target))))
 
 
@@ -52,29 +48,6 @@ def of_product(problem: Problem, target: Target, *, is_plain: bool) -> Iterator[
             whole = replace(config, split_k=split_k)
             if is_possible(problem, whole, target, is_plain=is_plain):
                 yield whole
-
-
-def of_softmax(problem: SoftmaxProblem, target: Target) -> Iterator[SoftmaxConfig]:
-    """Every member of the catalogue that can compute `problem`, at every sensible number of programs for a row."""
-    listed = dict.fromkeys(
-        config
-        for shown, config in softmax_members(target)
-        if (shown.dtype, shown.out_dtype) == (problem.dtype, problem.out_dtype)
-        and (shown.is_contiguous, shown.is_aligned) == (problem.is_contiguous, problem.is_aligned)
-        and shown.log == problem.log
-    )
-    for config in listed:
-        if config.kernel == "split":
-            most = min(MAX_SPLITS, cdiv(problem.n, config.block_n), max(2, 4 * target.num_sms // problem.rows))
-            yield from (replace(config, splits=1 << power) for power in range(1, most.bit_length()))
-        elif config.kernel == "team":
-            team = cdiv(problem.n, config.block_n)
-            has_room = team <= min(MAX_SPLITS, target.num_sms * config.programs_per_sm)
-            # Two binaries, for teams of up to 16 and for larger ones, stand in the list with sizes of their own.
-            if has_room and (team <= 16) == (config.splits <= 16):
-                yield replace(config, splits=team)
-        elif config.kernel != "row" or problem.n <= config.block_n <= max(256, 2 * power_of_two(problem.n)):
-            yield config
 
 
 @functools.cache

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kernels.matmul.choice import SPLITS
-from kernels.matmul.members import members
+from kernels.matmul.members import SPLITS, members
 from kernels.matmul.table import config_of
 from kernels.softmax.configs import MAX_SPLITS
 from kernels.targets import Target

@@ -33,6 +33,12 @@ def table_for(target: Target) -> dict[str, Any]:
     return _read(_RELATIVES.get(target.backend, ""))
 
 
+def costs_for(target: Target, key: str) -> dict[str, Any] | None:
+    """The fitted costs that `target`'s own table has under `key`; a relative's do not hold for it."""
+    found: dict[str, Any] | None = _read(target.name).get("costs", {}).get(key)
+    return found
+
+
 def is_tuned(target: Target) -> bool:
     """Whether `target` has a table of its own."""
     return bool(_read(target.name))

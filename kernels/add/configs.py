@@ -94,7 +94,11 @@ def choose(problem: Problem, target: Target) -> Config:
     if problem.family.outer_rank == 0:
         entries = _measured(target)
         return next(config for config, entry in zip(configs, entries, strict=True) if problem.n <= entry[0])
-    if not problem.family.is_aligned and problem.rows <= FEW_ROWS_PER_SM * target.num_sms:
+    if problem.family.is_aligned:
+        # Whole blocks move without a mask: the longest that a row fills. Few rows have programs to spare.
+        filled = [config for config in configs if config.block_n <= problem.n]
+        return configs[-1] if problem.rows <= target.num_sms or not filled else filled[-1]
+    if problem.rows <= FEW_ROWS_PER_SM * target.num_sms:
         # Element by element, a block of many short rows is a long chain for each thread; few rows have programs to spare.
         return configs[-1]
     return next((config for config in configs if config.block_n >= problem.n), configs[-1])

@@ -25,6 +25,7 @@ from kernels.matmul.members import (
     FEW_ROWS,
     INTERPRETED,
     INTERPRETED_TMA,
+    SPLITS,
     arithmetic_of,
     can_split,
     family_of,
@@ -36,10 +37,9 @@ from kernels.matmul.members import (
     stores_boxes,
 )
 from kernels.matmul.table import Candidate, Rule, are_for_all, candidates_of, config_of, rules_of
+from kernels.matmul.timing import by_time
 from kernels.tables import pick_for, table_for
 from kernels.targets import Target
-
-SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
 def choose(problem: Problem, target: Target, *, is_plain: bool = True) -> Config:
@@ -55,8 +55,16 @@ def choose(problem: Problem, target: Target, *, is_plain: bool = True) -> Config
         split_k = 2 if problem.k > 64 and not is_boxed else 1
         has_boxes = problem.is_padded_in and problem.is_aligned_out
         return replace(INTERPRETED_TMA if has_boxes else INTERPRETED, split_k=split_k)
-    picked = _picked(problem, target, is_plain=is_plain)
-    measured = picked or choose_measured(problem, target, is_plain=is_plain)
+    chosen = _picked(problem, target, is_plain=is_plain) or by_time(problem, target, is_plain=is_plain)
+    return chosen or choose_by_table(problem, target, is_plain=is_plain)
+
+
+def choose_by_table(problem: Problem, target: Target, *, is_plain: bool) -> Config:
+    """The configuration that the table's tiles and rules give, and built-in buckets where it has none.
+
+    What is chosen without picks and fitted costs, and what those are tuned against.
+    """
+    measured = choose_measured(problem, target, is_plain=is_plain)
     if measured is not None:
         return measured
     config = (choose_fma if is_scalar(problem.dtype, problem.precision, target) else choose_matrix)(problem)

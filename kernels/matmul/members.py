@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from kernels.matmul.configs import (
@@ -31,8 +31,10 @@ from kernels.targets import Target
 MAX_SPLIT_ELEMENTS = 64
 # Up to here a descriptor does not pay for storing.
 FEW_ROWS = 64
+# How many programs may share a tile.
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 # More programs than this many times the multiprocessors gain nothing from another split of K.
-_MOST_WAVES = 4
+MOST_WAVES = 4
 # Small blocks reach every tail and loop of the kernels at sizes that an interpreter can do.
 INTERPRETED = Config("pointer", 16, 16, 32, 2)
 INTERPRETED_TMA = Config("tma", 16, 32, 32, 2, is_persistent=True, halves=2)
@@ -190,18 +192,24 @@ def is_possible(problem: Problem, config: Config, target: Target, *, is_plain: b
     """Whether there is a binary of `config` for `problem`, and its split of K leaves work for each program."""
     if config.split_k > 1:
         steps, tiles = cdiv(problem.k, config.block_k), config.tiles(problem)
-        is_too_fine = steps < 2 * config.split_k or tiles * config.split_k > _MOST_WAVES * target.num_sms
+        is_too_fine = steps < 2 * config.split_k or tiles * config.split_k > MOST_WAVES * target.num_sms
         if is_too_fine or not can_split(config):
             return False
     if config.kernel == "tma" and not (problem.is_padded_in and problem.is_aligned_out):
         return False
     family = family_of(problem, config, is_plain=is_plain)
-    return replace(config, split_k=1) in _by_family(target).get(family, ())
+    return replace(config, split_k=1) in built_for(family, target)
+
+
+def built_for(family: Family, target: Target) -> Collection[Config]:
+    """The configurations, with one split, that the catalogue has a binary of for `family`."""
+    return by_family(target).get(family, ())
 
 
 @functools.cache
-def _by_family(target: Target) -> dict[Family, frozenset[Config]]:
-    found = defaultdict(set)
+def by_family(target: Target) -> dict[Family, dict[Config, None]]:
+    """`members`, in order, with what is built for each family. Listing the catalogue fills it, so that no request does."""
+    found: dict[Family, dict[Config, None]] = defaultdict(dict)
     for family, config in members(target):
-        found[family].add(config)
-    return {family: frozenset(configs) for family, configs in found.items()}
+        found[family][config] = None
+    return dict(found)

@@ -10,7 +10,7 @@ import triton.language as tl
 from kernels.launching import Variant, pointer
 from kernels.matmul.configs import ITEM_BYTES, Config, Family, resolve_precision
 from kernels.matmul.kernel import matmul_kernel, matmul_tma_kernel
-from kernels.matmul.members import members
+from kernels.matmul.members import by_family
 from kernels.targets import Target
 
 _TYPES = {"float16": tl.float16, "bfloat16": tl.bfloat16, "float32": tl.float32, "int32": tl.int32}
@@ -18,7 +18,7 @@ _TYPES = {"float16": tl.float16, "bfloat16": tl.bfloat16, "float32": tl.float32,
 
 def variants(target: Target) -> list[Variant]:
     """Every binary that `matmul` can launch on `target`."""
-    return [build(family, config, target) for family, config in members(target)]
+    return [build(family, config, target) for family, configs in by_family(target).items() for config in configs]
 
 
 def build(family: Family, config: Config, target: Target) -> Variant:

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from kernels.tables import is_tuned, pick_for, table_for
+from kernels.tables import is_tuned, table_for
 from kernels.targets import Target
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
@@ -75,32 +75,18 @@ SPLIT = Config("split", 1, 4096, 8)
 _COLUMN = Config("column", 32, 32, 4)
 
 
-def choose(problem: Problem, target: Target) -> Config:
-    """The configuration for `problem` on `target`."""
+def choose_by_table(problem: Problem, target: Target) -> Config:
+    """The configuration that the table's blocks and teams give, and built-in ones where it has none."""
     if target.backend == "interpreter":
         return _choose_interpreted(problem)
     if not problem.is_contiguous:
         return _COLUMN
-    if not is_long(problem, target):
-        return _choose_whole(problem, target)
-    pick = pick_for(target, bucket_of(problem))
-    return _choose_long(problem, target) if pick is None else _read_twice(problem, int(pick["splits"]))
-
-
-def bucket_of(problem: Problem) -> str:
-    """What picks are kept by: op, bytes of an element and, for each size, the power of two that is no less."""
-    rows, n = (max(0, (size - 1).bit_length()) for size in (problem.rows, problem.n))
-    return f"softmax {ITEM_BYTES[problem.dtype]} {rows} {n}"
+    return _choose_long(problem, target) if is_long(problem, target) else _choose_whole(problem, target)
 
 
 def is_long(problem: Problem, target: Target) -> bool:
     """Whether a row is shared by programs, or read twice: too long for one, or too few to fill the device."""
     return problem.n > LONGEST_ROW or (problem.n >= LONGEST_ROW // 2 and 2 * problem.rows <= target.num_sms)
-
-
-def choose_invariant(problem: Problem, target: Target) -> Config:
-    """A configuration that does not depend on the number of rows: a row's bits are the same among any others."""
-    return choose(replace(problem, rows=target.num_sms), target)
 
 
 def members(target: Target) -> Iterator[tuple[Problem, Config]]:
@@ -153,11 +139,11 @@ def _choose_long(problem: Problem, target: Target) -> Config:
 
 def without_team(problem: Problem, target: Target) -> Config:
     """A long row read twice: by one program, or by several where rows are few."""
-    return _read_twice(problem, _splits(problem, target))
+    return read_twice(problem, _splits(problem, target))
 
 
-def _read_twice(problem: Problem, splits: int) -> Config:
-    """By `splits` programs, or by as many as have something to do."""
+def read_twice(problem: Problem, splits: int) -> Config:
+    """A row by `splits` programs, or by as many as have something to do."""
     splits = min(splits, -(-problem.n // SPLIT.block_n))
     return replace(SPLIT, splits=splits) if splits > 1 else LOOP
 

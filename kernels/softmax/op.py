@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 
 from kernels.launching import Kept, Launch, Variant, are_aligned, current_stream
-from kernels.softmax.configs import DTYPES, Config, Problem, choose, choose_invariant
+from kernels.softmax.choice import choose, choose_invariant
+from kernels.softmax.configs import DTYPES, Config, Problem
 from kernels.softmax.variants import KERNELS, build, unit_of
 from kernels.strides import collapse
 from kernels.targets import Target, current

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from kernels.launching import Variant, pointer
-from kernels.softmax.configs import ITEM_BYTES, MAX_SPLITS, Config, Problem, members
+from kernels.softmax.choice import by_family
+from kernels.softmax.configs import ITEM_BYTES, MAX_SPLITS, Config, Problem
 from kernels.softmax.kernel import (
     softmax_apply_kernel,
     softmax_column_kernel,
@@ -32,7 +33,8 @@ def variants(target: Target) -> list[Variant]:
     """Every binary that `softmax` can launch on `target`."""
     built = (
         build(kernel, problem, config, target)
-        for problem, config in members(target)
+        for problem, configs in by_family(target).items()
+        for config in configs
         for kernel in KERNELS[config.kernel]
     )
     return list(dict.fromkeys(built))

@@ -14,7 +14,7 @@ from kernels.softmax.configs import (
     MAX_SPLITS,
     Config,
     Problem,
-    choose,
+    choose_by_table,
     is_long,
     power_of_two,
     without_team,
@@ -67,7 +67,7 @@ class RowsPart:
             if session.is_over():
                 return
             able = [each for each in field if Recipe(_family(workload.problem), each, self._target) in fitting]
-            times = session.race(workload, able, must=[choose(workload.problem, self._target)])
+            times = session.race(workload, able, must=[choose_by_table(workload.problem, self._target)])
             if times:
                 self._times[_length(workload)][workload] = times
             session.step("race", number, len(fields))
@@ -84,7 +84,7 @@ class RowsPart:
     def _entry(self, block_n: int, banned: frozenset[Any]) -> Entry:
         dtype = next(name for name, size in ITEM_BYTES.items() if size == self._item_bytes)
         # Many rows, so that the longest are held whole too.
-        now = choose(Problem(1 << 20, block_n, dtype, dtype), self._target)
+        now = choose_by_table(Problem(1 << 20, block_n, dtype, dtype), self._target)
         measured = self._times[block_n]
 
         def loss(config: Config) -> float:
@@ -140,7 +140,7 @@ class TeamPart:
             if session.is_over():
                 return
             able = [each for each in field if Recipe(_family(workload.problem), each, self._target) in fitting]
-            must = [choose(workload.problem, self._target), without_team(workload.problem, self._target)]
+            must = [choose_by_table(workload.problem, self._target), without_team(workload.problem, self._target)]
             times = session.race(workload, able, must=must)
             if times:
                 self._times[workload] = times

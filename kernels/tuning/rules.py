@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from kernels.matmul.choice import by_rule, choose, split_to_fill
+from kernels.matmul.choice import by_rule, choose_by_table, split_to_fill
 from kernels.matmul.configs import Config, is_read_in_pieces
 from kernels.matmul.members import arithmetic_of, family_of, is_main
 from kernels.matmul.table import ANY_ROWS, Rule, config_of
@@ -77,7 +77,7 @@ class RulesPart:
                 return
             bucket, problem = self._bucket(workload), workload.problem
             field = [split_to_fill(problem, config, self._target) for config in self._able[bucket]]
-            now = choose(problem, self._target, is_plain=workload.is_plain)
+            now = choose_by_table(problem, self._target, is_plain=workload.is_plain)
             times = session.race(workload, field, must=[now])
             if times:
                 self._times[bucket][workload] = times
@@ -122,7 +122,7 @@ class RulesPart:
                 break
             rules = best
         now = [
-            relative(times, choose(each.problem, self._target, is_plain=each.is_plain))
+            relative(times, choose_by_table(each.problem, self._target, is_plain=each.is_plain))
             for each, times in measured.items()
         ]
         is_no_better = loss(rules) > geomean(now) * (1 - LEAST_GAIN)

@@ -28,6 +28,7 @@ from kernels.tuning.compiling import Compiler
 from kernels.tuning.defaults import defaults
 from kernels.tuning.journal import Journal
 from kernels.tuning.provenance import Device, as_text, driver_version, identity
+from kernels.tuning.relearning import relearn
 from kernels.tuning.rows import RowsPart, TeamPart
 from kernels.tuning.rules import RulesPart
 from kernels.tuning.session import Compiles, Session, Step
@@ -50,6 +51,8 @@ _WEIGHTS = {
 }
 # Of the budget, for comparing the choices before and after.
 _COMPARE_SHARE = 0.15
+# Of the budget, for racing the random workloads that costs are learned from.
+_LEARN_SHARE = 0.35
 # What a copy reaches of the bandwidth is more than a product's operands do.
 _READ_SHARE = 0.96
 _STREAM = Sum(1, 1 << 27, "bfloat16")
@@ -70,6 +73,7 @@ class Options:
         out: the table to write; by default the device's own, beside the others in the package.
         restart: forget what an interrupted tuning measured.
         command: for the table's provenance.
+        num_learned: random workloads that costs are learned from; 0 for none.
     """
 
     ops: tuple[str, ...] = OPS
@@ -78,6 +82,7 @@ class Options:
     out: Path | None = None
     restart: bool = False
     command: str = ""
+    num_learned: int = 2400
 
 
 @dataclass(frozen=True)
@@ -133,8 +138,10 @@ def tune_with(
     parts, weights = parts_of(workloads, target)
     if not parts:
         raise TuneError("none of the shapes is of an op that is tuned")
-    measure_all(session, parts, weights, options.budget_s * (1 - _COMPARE_SHARE), time.monotonic)
+    measure_all(session, parts, weights, options.budget_s * (1 - _COMPARE_SHARE - _LEARN_SHARE), time.monotonic)
     table, trial = settle(session, parts)
+    session.begin("costs", time.monotonic() + options.budget_s * _LEARN_SHARE)
+    table, trial = relearn(session, table, trial, options.ops, options.num_learned)
     session.begin("compare", time.monotonic() + options.budget_s * _COMPARE_SHARE)
     gains = compare(session, workloads, trial)
     summaries = summarise(gains)

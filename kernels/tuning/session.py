@@ -70,6 +70,7 @@ class Session:
         self.target = target
         self.bench = bench
         self.discarded: list[tuple[str, str]] = []
+        self.raced: dict[Workload, Times] = {}
         self.was_cut_short = False
         self._compiler = compiler
         self._journal = journal
@@ -128,6 +129,12 @@ class Session:
         return None if reason or isinstance(outcome, Failure) else outcome
 
     def race(self, workload: Workload, configs: Sequence[Config], must: Sequence[Config] = ()) -> Times:
+        """Times of `configs` on `workload`, which `raced` keeps as well; see `_race`."""
+        times = self._race(workload, configs, must)
+        self.raced[workload] = self.raced.get(workload, {}) | times
+        return times
+
+    def _race(self, workload: Workload, configs: Sequence[Config], must: Sequence[Config]) -> Times:
         """Times of `configs` on `workload`, from the journal when it has all of them.
 
         Nothing for a workload at which an earlier process ended: a launch that breaks the device's context ends its

@@ -74,7 +74,7 @@ def settle(session: Session, parts: Sequence[Part]) -> tuple[Table, Target]:
     finds nothing in a few attempts keeps what it had.
     """
     target = session.target
-    known = set(_recipes(target, target))
+    known = set(recipes(target, target))
     banned: set[Any] = set()
     failed_ops: set[str] = set()
     session.begin("check", float("inf"))
@@ -84,7 +84,7 @@ def settle(session: Session, parts: Sequence[Part]) -> tuple[Table, Target]:
             table = _assembled(able, table_for(target), frozenset(banned))
             trial = replace(target, name=f"{target.name} ({next(_numbers)})")
             install(trial.name, table)
-            fresh = [recipe for recipe in dict.fromkeys(_recipes(trial, target)) if recipe not in known]
+            fresh = [recipe for recipe in dict.fromkeys(recipes(trial, target)) if recipe not in known]
             fitting = session.survivors(fresh)
             failing = [recipe for recipe in fresh if recipe not in fitting]
             if not failing:
@@ -104,7 +104,7 @@ def _assembled(parts: Iterable[Part], base: Table, banned: frozenset[Any]) -> Ta
     return table
 
 
-def _recipes(chooser: Target, builder: Target) -> Iterator[Recipe]:
+def recipes(chooser: Target, builder: Target) -> Iterator[Recipe]:
     """Every binary that `chooser` can be asked for, as built for `builder`."""
     yield from (Recipe(*member, builder) for member in matmul_members(chooser))
     yield from (Recipe(*member, builder) for member in softmax_members(chooser))

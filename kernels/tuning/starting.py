@@ -24,8 +24,8 @@ from kernels.matmul.members import is_main, is_supported
 from kernels.picks import Picks, read_picks, write_picks
 from kernels.precompile import fingerprint
 from kernels.racing import Bench, Heats, race
+from kernels.softmax.choice import bucket_of as bucket_of_rows
 from kernels.softmax.configs import Config as SoftmaxConfig
-from kernels.softmax.configs import bucket_of as bucket_of_rows
 from kernels.softmax.configs import is_long
 from kernels.tables import install_picks, is_tuned
 from kernels.targets import Target

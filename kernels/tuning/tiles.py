@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kernels.matmul.choice import by_model, choose, predicted_us
+from kernels.matmul.choice import by_model, choose_by_table, predicted_us
 from kernels.matmul.configs import Config, Problem
 from kernels.matmul.members import arithmetic_of, family_of, has_descriptors, is_main
 from kernels.matmul.table import Candidate, candidate_of, config_of
@@ -96,7 +96,7 @@ class TilesPart:
             if session.is_over():
                 return
             able = [config for config in field if self._recipe(workload, config) in fitting]
-            now = choose(workload.problem, self._target, is_plain=workload.is_plain)
+            now = choose_by_table(workload.problem, self._target, is_plain=workload.is_plain)
             times = session.race(workload, able, must=[now])
             if times:
                 self._times[workload] = times
@@ -136,7 +136,7 @@ class TilesPart:
         others = [candidate for candidate in able if candidate.config not in taken]
         kept = keep_few(others, self._mean, MOST_ENTRIES[self._arithmetic], kept)
         now = [
-            relative(times, choose(workload.problem, self._target, is_plain=workload.is_plain))
+            relative(times, choose_by_table(workload.problem, self._target, is_plain=workload.is_plain))
             for workload, times in self._times.items()
         ]
         is_no_better = self._mean(kept) >= geomean(now)

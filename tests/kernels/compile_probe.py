@@ -27,7 +27,7 @@ from kernels.matmul.members import family_of
 from kernels.matmul.table import config_of
 from kernels.matmul.variants import build
 from kernels.softmax.configs import Problem as SoftmaxProblem
-from kernels.softmax.configs import choose as choose_softmax
+from kernels.softmax.configs import choose_by_table as choose_softmax
 from kernels.softmax.variants import KERNELS
 from kernels.softmax.variants import build as build_softmax
 from kernels.staging.op import variants as staging_variants

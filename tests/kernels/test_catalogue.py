@@ -20,9 +20,9 @@ from kernels.matmul.choice import choose, choose_invariant
 from kernels.matmul.configs import OUT_DTYPES, PRECISIONS, Problem
 from kernels.matmul.members import family_of, is_supported
 from kernels.matmul.variants import build
+from kernels.softmax.choice import choose as choose_softmax
 from kernels.softmax.configs import DTYPES as SOFTMAX_DTYPES
 from kernels.softmax.configs import Problem as SoftmaxProblem
-from kernels.softmax.configs import choose as choose_softmax
 from kernels.softmax.variants import KERNELS
 from kernels.softmax.variants import build as build_softmax
 from kernels.targets import INTERPRETER, KNOWN

@@ -22,8 +22,8 @@ from kernels.matmul.configs import Problem
 from kernels.matmul.members import family_of
 from kernels.matmul.variants import build
 from kernels.picks import path_of, read_picks, write_picks
+from kernels.softmax.choice import choose as choose_softmax
 from kernels.softmax.configs import Problem as SoftmaxProblem
-from kernels.softmax.configs import choose as choose_softmax
 from kernels.tables import install_picks
 from kernels.targets import KNOWN
 from kernels.tuning.starting import tune_at_start, warmup_buckets

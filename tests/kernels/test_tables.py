@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.matmul.choice import SPLITS, choose, predicted_us
+from kernels.matmul.choice import choose, predicted_us
 from kernels.matmul.configs import ITEM_BYTES, OUT_DTYPES, Problem
+from kernels.matmul.members import SPLITS
 from kernels.matmul.table import config_of
 from kernels.tables import is_tuned, table_for
 from kernels.targets import KNOWN, Target

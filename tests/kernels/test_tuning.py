@@ -29,6 +29,7 @@ from kernels.targets import KNOWN
 from kernels.tuning.compiling import Facts, Recipe
 from kernels.tuning.defaults import defaults
 from kernels.tuning.journal import Journal
+from kernels.tuning.relearning import choice_by_table
 from kernels.tuning.run import Options, TuneError, tune_with
 from kernels.tuning.selection import keep_few, relative
 from kernels.workloads import Product, Rows, Sum, Workload
@@ -52,7 +53,7 @@ numbers = itertools.count()
 
 def run(tmp_path, name="nvidia_h100", workloads=FEW, *, bench=None, compiler=None, **options):
     path = tmp_path / f"{name}.json"
-    wanted = Options(workloads=workloads, out=path, **({"budget_s": 3600.0} | options))
+    wanted = Options(workloads=workloads, out=path, **({"budget_s": 3600.0, "num_learned": 0} | options))
     tuned = tune_with(device(name), wanted, bench or FakeBench(), compiler or FakeCompiler(), lambda step: None)
     return tuned, json.loads(path.read_text())
 
@@ -103,7 +104,7 @@ def test_what_was_best_everywhere_is_chosen(tmp_path):
 
 
 def test_what_cannot_be_bettered_stays(tmp_path):
-    bench = FakeBench(lambda workload, config: config == chosen(workload, H100))
+    bench = FakeBench(lambda workload, config: config in (chosen(workload, H100), choice_by_table(workload, H100)))
     tuned, table = run(tmp_path, bench=bench)
     old = table_for(H100)
     for key in ("softmax", "add"):
@@ -380,3 +381,37 @@ def test_candidates_are_compiled_in_processes_of_their_own():
     assert 3 * (64 + 64) * 64 * 2 <= facts["shared_bytes"] <= H100.shared_bytes
     assert too_deep.endswith("of shared memory")
     assert spills.endswith("of registers spilled")
+
+
+def test_costs_are_learned_of_random_workloads_and_a_second_run_goes_on_from_the_first(tmp_path):
+    options = {"workloads": (Rows(4096, 1024),), "ops": ("softmax",), "num_learned": 400}
+    # The first run is interrupted while random workloads are raced.
+    ending, bench = iter(range(10**9)), FakeBench(spread=0.6)
+
+    class Ending(FakeBench):
+        def once_us(self, workload, configs):
+            if next(ending) == 250:
+                raise KeyboardInterrupt
+            return super().once_us(workload, configs)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, bench=Ending(spread=0.6), **options)
+    _, table = run(tmp_path, bench=bench, **options)
+    assert 100 < len(bench.timed) < 200
+    assert {key for key, costs in table["costs"].items() if costs != table_for(H100)["costs"].get(key)} >= {
+        "softmax 2 elements"
+    }
+    assert table["learned"]["workloads"] >= 400
+    target = with_table("nvidia_h100", table)
+    judged = [Rows(rows, n, "bfloat16") for rows in (40, 500, 3000) for n in (131, 777, 5001)]
+    without = with_table("nvidia_h100", {key: value for key, value in table.items() if key != "costs"})
+    ours, theirs = (sum(bench.us(each, chosen(each, of)) for each in judged) for of in (target, without))
+    assert ours < theirs
+
+
+def test_costs_of_what_has_changed_are_forgotten(tmp_path):
+    _, table = run(tmp_path, workloads=tuple(each for each in FEW if isinstance(each, Product)))
+    old = table_for(H100)
+    assert table["matmul"]["tiles"]["half"] != old["matmul"]["tiles"]["half"]
+    assert "matmul half" not in table["costs"]
+    assert table["costs"]["softmax 4 elements"] == old["costs"]["softmax 4 elements"]
