@@ -161,7 +161,7 @@ class PreparedBatches:
             return None
         joined = launches[0]
         key = _key_of(joined)
-        if key is None or not self._staging.can_address(joined.outs):
+        if key is None or not self._reaches(joined):
             return None
         kept = self._kept.get(key, ())
         if kept is None:
@@ -175,6 +175,10 @@ class PreparedBatches:
         addresses = _addresses(joined)
         found = self._free(kept, joined) or self._made(key, kept, joined)
         return (found, addresses) if found is not None and found.reaches(addresses) else None
+
+    def _reaches(self, joined: Joined) -> bool:
+        places = (joined.outs, *(sources for sources, _ in joined.gathered.values()))
+        return all(self._staging.can_address(some) for some in places)
 
     def _free(self, kept: list[PreparedBatch], joined: Joined) -> PreparedBatch | None:
         count = len(joined.outs)
@@ -191,9 +195,6 @@ class PreparedBatches:
             kept.remove(one)
             self._nbytes -= one.nbytes
         if len(kept) >= MOST_OF_A_KIND:
-            return None
-        places = [source for sources, _ in joined.gathered.values() for source in sources]
-        if not self._staging.can_address(places):
             return None
         if self._nbytes > MOST_KEPT_BYTES:
             self._forget()
