@@ -189,6 +189,7 @@ class BoundLaunch:
         if metadata.num_ctas != 1 or metadata.global_scratch_size or metadata.profile_scratch_size:
             raise LayoutError("clusters and scratch memory are Triton's launcher's business")
         boxes = iter(metadata.tensordesc_meta or ())
+        self._scalars: dict[str, Any] = {}
         self._block = _Block(256 * (len(signature) + 2))
         setters = [self._bind(name, kind, values.get(name), boxes) for name, kind in signature]
         self._setters: tuple[Callable[[int], None], ...] = tuple(setter for setter in setters if setter is not None)
@@ -216,6 +217,12 @@ class BoundLaunch:
         if status:
             _check(status)
 
+    def resize(self, grid: tuple[int, int, int], values: dict[str, int]) -> None:
+        """Launch over another grid from now on, with other values of some of the scalars."""
+        self._config.grid[:] = grid
+        for name, value in values.items():
+            self._scalars[name].value = value
+
     def _bind(self, name: str, kind: str, value: Any, boxes: Any) -> Callable[[int], None] | None:
         """Lay out one argument; what sets its address, None for a scalar."""
         if kind[0] == "*":
@@ -225,7 +232,8 @@ class BoundLaunch:
             return self._bind_descriptor(value, next(boxes))
         if kind not in _SIZES:
             raise LayoutError(f"{name}: no layout for {kind}")
-        self._block.put({"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp64": ctypes.c_double}[kind], value)
+        kinds = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp64": ctypes.c_double}
+        self._scalars[name] = self._block.put(kinds[kind], value)
         return None
 
     def _bind_descriptor(self, geometry: Any, box: dict[str, Any]) -> Callable[[int], None]:

@@ -178,6 +178,13 @@ class Launch:
         assert self._bound is not None, "This is a bug."
         self._bound(current_stream(self._device_index), addresses)
 
+    def resize(self, grid: Grid, **values: int) -> None:
+        """Launch over another grid from now on, with other values of some of the scalars."""
+        self.grid = grid
+        self._values = {**self._values, **values}
+        if self._bound is not None:
+            self._bound.resize(grid, values)
+
     @property
     def is_bound(self) -> bool:
         """Whether `at` can be used: the driver is called directly."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
 
 from kernels.grouped.kernel import matmul_grouped_kernel
-from kernels.launching import Launch, Variant
+from kernels.launching import Kept, Launch, Variant
 from kernels.matmul.configs import ACTIVATIONS, ITEM_BYTES, KINDS, OUT_DTYPES, PRECISIONS, cdiv, resolve_precision
 from kernels.matmul.members import is_supported
 from kernels.matmul.op import check_product
@@ -18,6 +18,7 @@ from kernels.matmul.plan import Epilogue
 from kernels.targets import Target, current
 
 MAX_GROUPS = 256
+TABLE_FIELDS = 11
 _BLOCK_M, _BLOCK_N = 64, 64
 _TL = {
     "float16": tl.float16,
@@ -104,28 +105,86 @@ class GroupedLaunch:
         self.variant: Variant | None = None
         if not products:
             return
-        device = a[0].device
-        target = current(a[0].get_device())
         unit = 16 // a[0].element_size()
-        if not all(_is_aligned(left, right, b_major, unit) for left, right, _, _ in products):
-            unit = 1
-        rows, num_tiles = _rows(products, b_major)
-        self._table = _upload(rows, device)
-        self.variant = variant(str(a[0].dtype).removeprefix("torch."), precision, b_major, target, is_aligned=unit > 1)
-        grid = (min(num_tiles, 4 * target.num_sms), 1, 1)
-        values = {
-            "groups": len(products),
-            "num_tiles": num_tiles,
-            "out_kind": _kind(out[0]),
-            "bias_kind": _kind(products[0][3]),
-            "activation": ACTIVATIONS.index(activation),
-        }
-        self._launch = Launch(self.variant, target, grid, values, device.index if device.index is not None else -1)
+        is_aligned = all(_is_aligned(left, right, b_major, unit) for left, right, _, _ in products)
+        rows, self._num_tiles = _rows(products, b_major)
+        self._table = _upload(rows, a[0].device)
+        self._kind = GroupKind(
+            _name(a[0].dtype),
+            precision,
+            b_major,
+            is_aligned,
+            _name(out[0].dtype),
+            _bias_dtype(products[0][3]),
+            activation,
+        )
+        self.variant = self._kind.variant(current(a[0].get_device()))
 
     def __call__(self) -> None:
         """Launch on the current stream."""
         if self._keep:
-            self._launch(self._table)
+            launch_table(self._table, self._num_tiles, self._kind)
+
+
+class GroupKind(NamedTuple):
+    """What a grouped launch depends on beside its table.
+
+    Attributes:
+        dtype: name of the inputs' dtype.
+        precision: as in `matmul`.
+        b_major: `n` or `k`, the contiguous dimension of every `b`.
+        is_aligned: whether all operands can be read in 16-byte pieces.
+        out_dtype: name of the outputs' dtype.
+        bias_dtype: that of the biases, empty for none.
+        activation: as in `matmul`.
+    """
+
+    dtype: str
+    precision: str
+    b_major: str
+    is_aligned: bool
+    out_dtype: str
+    bias_dtype: str = ""
+    activation: str = "none"
+
+    def variant(self, target: Target) -> Variant:
+        """The binary."""
+        return variant(self.dtype, self.precision, self.b_major, target, is_aligned=self.is_aligned)
+
+
+def launch_table(table: torch.Tensor, num_tiles: int, kind: GroupKind) -> None:
+    """Launch the products that a table describes on the current stream; the caller vouches for it.
+
+    Args:
+        table: int64 (groups, `TABLE_FIELDS`), contiguous, on the device; up to `MAX_GROUPS` rows. See the kernel.
+        num_tiles: of all products; see `tiles_of`.
+        kind: what they have in common.
+    """
+    index = table.device.index if table.device.index is not None else -1
+    target = current(table.get_device())
+
+    def make() -> Launch:
+        values = {
+            "groups": 0,
+            "num_tiles": 0,
+            "out_kind": KINDS[kind.out_dtype],
+            "bias_kind": KINDS[kind.bias_dtype],
+            "activation": ACTIVATIONS.index(kind.activation),
+        }
+        return Launch(kind.variant(target), target, (1, 1, 1), values, index)
+
+    launch = _kept.get((kind, index), make)
+    assert launch is not None, "This is a bug."
+    launch.resize((min(num_tiles, 4 * target.num_sms), 1, 1), groups=len(table), num_tiles=num_tiles)
+    launch(table)
+
+
+_kept: Kept[Launch] = Kept()
+
+
+def tiles_of(m: int, n: int) -> int:
+    """Tiles of an (m, n) product."""
+    return cdiv(m, _BLOCK_M) * cdiv(n, _BLOCK_N)
 
 
 _Product = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
@@ -153,7 +212,7 @@ def _is_aligned(a: torch.Tensor, b: torch.Tensor, b_major: str, unit: int) -> bo
 
 def _rows(products: Sequence[_Product], b_major: str) -> tuple[list[list[int]], int]:
     """The table, and the number of tiles of all products."""
-    tiles = [cdiv(out.shape[0], _BLOCK_M) * cdiv(out.shape[1], _BLOCK_N) for _, _, out, _ in products]
+    tiles = [tiles_of(*out.shape) for _, _, out, _ in products]
     firsts = itertools.accumulate(tiles, initial=0)
     rows = []
     for (a, b, out, bias), first in zip(products, firsts, strict=False):
@@ -168,8 +227,12 @@ def _upload(rows: list[list[int]], device: torch.device) -> torch.Tensor:
     return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
 
 
-def _kind(tensor: torch.Tensor | None) -> int:
-    return KINDS["" if tensor is None else str(tensor.dtype).removeprefix("torch.")]
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _bias_dtype(bias: torch.Tensor | None) -> str:
+    return "" if bias is None else _name(bias.dtype)
 
 
 def variants(target: Target) -> list[Variant]:

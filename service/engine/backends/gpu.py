@@ -25,6 +25,7 @@ from service.arena import Segment
 from service.engine.backends.contract import DeviceLost, HostBytes, Identity, Joined, Preparation, Report
 from service.engine.backends.first_times import fill_pools, load_copies
 from service.engine.backends.gpu_kernels import DeviceKernels
+from service.engine.backends.group import Group, can_group
 from service.engine.backends.host import TORCH_DTYPES, bytes_of, shaped
 from service.engine.backends.parts import Parts, parts_of
 from service.engine.backends.prepared import Addresses, PreparedBatch, PreparedBatches
@@ -220,6 +221,8 @@ class GpuBackend:
             parts = parts_of(launches[0]) if len(launches) == 1 else None
             if parts is not None and self._staging.can_part(launches[0], parts):
                 return self._begin_in_parts(launches[0], parts, marks)
+            if not self._is_invariant and can_group(launches, self._staging):
+                return self._begin_group(Group(launches, self._staging), marks)
             marks.begin.record(self._stage_in)
             torch.cuda.set_stream(self._stage_in)
             staged = self._stage(launches, held)
@@ -254,6 +257,23 @@ class GpuBackend:
             self._spare_marks.append(spare)
 
         return InFlight(marks, [*launch.shared.values()], recycle)
+
+    def _begin_group(self, group: Group, marks: _Marks) -> InFlight:
+        """Queues small products of unequal shapes."""
+        held: list[torch.Tensor] = []
+        torch.cuda.set_stream(self._stage_in)
+        marks.begin.record(self._stage_in)
+        table = group.gather(held)
+        marks.staged.record(self._stage_in)
+        self._compute.wait_event(marks.staged)
+        torch.cuda.set_stream(self._compute)
+        group.compute(table)
+        marks.computed.record(self._compute)
+        self._stage_out.wait_event(marks.computed)
+        torch.cuda.set_stream(self._stage_out)
+        group.scatter(held)
+        marks.end.record(self._stage_out)
+        return InFlight(marks, held, self._spare_marks.append)
 
     def _begin_in_parts(self, launch: Joined, parts: Parts, marks: _Marks) -> InFlight:
         """Queues a large request part by part, so that copies in, kernels and copies out overlap."""
