@@ -23,7 +23,7 @@ from service.messages import Job, Operand
 from service.ops import TensorType
 
 # Of different requests that a connection remembers: a client that calls one layer after the other has a few in turn.
-MAX_HABITS = 4
+MAX_HABITS = 16
 
 # Connections are many, and idle ones hold what they remember.
 MAX_HEAD_BYTES = 2**12
