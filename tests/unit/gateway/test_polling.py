@@ -23,10 +23,10 @@ def test_it_polls_for_few(outstanding: int, polls: bool) -> None:
         poller = Poller(10.0)
         for _ in range(outstanding):
             poller.sent()
-        assert (await cpu_share(0.1) > 0.1) == polls
+        assert (await cpu_share(0.1) > 0.03) == polls
         poller.answered(outstanding)
         await asyncio.sleep(2 * LINGER_S)
-        assert await cpu_share(0.1) < 0.1
+        assert await cpu_share(0.1) < 0.03
 
     asyncio.run(run())
 
@@ -36,9 +36,9 @@ def test_it_gives_up_after_a_while_and_begins_again() -> None:
         poller = Poller(0.02)
         poller.sent()
         await asyncio.sleep(0.05)
-        assert await cpu_share(0.1) < 0.1
+        assert await cpu_share(0.1) < 0.03
         poller.sent()
-        assert await cpu_share(0.015) > 0.1
+        assert await cpu_share(0.015) > 0.03
 
     asyncio.run(run())
 
@@ -47,6 +47,6 @@ def test_zero_never_polls() -> None:
     async def run() -> None:
         poller = Poller(0)
         poller.sent()
-        assert await cpu_share(0.1) < 0.1
+        assert await cpu_share(0.1) < 0.03
 
     asyncio.run(run())
