@@ -6,19 +6,16 @@ process, a crash of the compiler takes a worker and not its caller, and a proces
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import multiprocessing
 import os
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +25,7 @@ from triton import knobs
 from kernels.catalogue import op_named, variants
 from kernels.launching import Variant, on_compile
 from kernels.targets import KNOWN, Target
+from kernels.workers import end_with_parent, fork_server
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +124,7 @@ def precompile(target: Target, *, num_workers: int = 0, on_progress: Progress | 
     waiting = [list(range(total))[first::parts] for first in range(parts)]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    with _fork_server(), ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
+    with fork_server(), ProcessPoolExecutor(workers, mp_context=context, initializer=end_with_parent) as pool:
         pending: set[Future[Part]] = {pool.submit(_compile_some, target, part) for part in waiting if part}
         sizes = len(pending)
         try:
@@ -194,29 +192,6 @@ def fingerprint(target: Target) -> str:
     for variant in variants(target):
         digest.update(f"{variant.kernel.cache_key} {variant.described()}\n".encode())
     return digest.hexdigest()
-
-
-@contextlib.contextmanager
-def _fork_server() -> Iterator[None]:
-    """What workers are forked from, which would keep all that it has imported until this process ends."""
-    try:
-        yield
-    finally:
-        # Python has no public call for this; where it has none at all, memory is all that is lost.
-        with contextlib.suppress(AttributeError):
-            forkserver._forkserver._stop()  # type: ignore[attr-defined]
-
-
-def _end_with_parent() -> None:
-    """In a worker: not to compile on when whoever asked is gone."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "This is a bug."
-
-    def wait_and_end() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait_and_end, daemon=True).start()
 
 
 def _triton_files() -> bytes:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, TypeVar
+
+from kernels.workers import end_with_parent
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -135,7 +136,7 @@ def _serve(connection: Connection, function: Callable[[Any], Any]) -> None:
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
-    _end_with_parent()
+    end_with_parent()
     connection.send(True)
     while True:
         try:
@@ -147,14 +148,3 @@ def _serve(connection: Connection, function: Callable[[Any], Any]) -> None:
         except Exception as error:  # noqa: BLE001 - whatever it raises only costs this item
             answer = Failure(f"{type(error).__name__}: {str(error)[:300]}")
         connection.send(answer)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "This is a bug."
-
-    def wait_and_end() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait_and_end, daemon=True).start()

@@ -28,7 +28,6 @@ from kernels.tables import install, table_for
 from kernels.targets import KNOWN
 from kernels.tuning.compiling import Facts, Recipe
 from kernels.tuning.defaults import defaults
-from kernels.tuning.journal import Journal
 from kernels.tuning.relearning import choice_by_table
 from kernels.tuning.run import Options, TuneError, tune_with
 from kernels.tuning.selection import keep_few, relative
@@ -299,46 +298,6 @@ def test_every_choice_from_a_written_table_is_in_the_catalogue(tuned_targets, da
 def test_a_table_cannot_be_installed_after_it_was_read():
     with pytest.raises(RuntimeError, match="before anything is chosen"):
         tables.install("nvidia_h100", {})
-
-
-IDENTITY = {"device": "A card", "driver": "1"}
-
-
-def test_a_journal_keeps_what_was_put(tmp_path):
-    path = tmp_path / "a.jsonl"
-    Journal(path, IDENTITY).put("one", {"us": [1.5, None]})
-    again = Journal(path, IDENTITY)
-    again.put("two", 2)
-    assert Journal(path, IDENTITY).get("one") == {"us": [1.5, None]}
-    assert Journal(path, IDENTITY).get("two") == 2
-    assert Journal(path, IDENTITY).get("three") is None
-
-
-@pytest.mark.parametrize("tail", [b"{\n", b"\xff\xfe\n", b'["torn", 1', b"[1, 2, 3]\n", b'"text"\n'])
-def test_a_broken_line_of_a_journal_is_left_out(tmp_path, caplog, tail):
-    path = tmp_path / "a.jsonl"
-    Journal(path, IDENTITY).put("one", 1)
-    path.write_bytes(path.read_bytes() + tail)
-    with caplog.at_level(logging.WARNING):
-        again = Journal(path, IDENTITY)
-    assert "not a figure" in caplog.text
-    again.put("two", 2)
-    last = Journal(path, IDENTITY)
-    assert (last.get("one"), last.get("two"), len(last)) == (1, 2, 2)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "nonsense\n", '["one", 1]\n', '{"identity": {"device": "Another"}}\n["one", 1]\n']
-)
-def test_a_journal_of_something_else_is_begun_anew(tmp_path, caplog, text):
-    path = tmp_path / "a.jsonl"
-    path.write_text(text)
-    with caplog.at_level(logging.WARNING):
-        journal = Journal(path, IDENTITY)
-    assert "begun anew" in caplog.text
-    assert len(journal) == 0
-    journal.put("two", 2)
-    assert Journal(path, IDENTITY).get("two") == 2
 
 
 def test_few_are_kept_with_the_least_loss():
