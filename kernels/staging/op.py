@@ -1,4 +1,4 @@
-"""The public `copy_stretches`: many stretches of host or device memory, one launch. Knows no op and no batch."""
+"""Many stretches of memory in one launch: once (`copy_stretches`), or again and again (`PreparedCopy`). Knows no op."""
 
 from __future__ import annotations
 

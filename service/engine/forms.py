@@ -3,7 +3,7 @@
     rows    matmul with the same resident `b`, softmax of equal N: rows concatenate into one taller operand
     flat    add of equal dtype and alpha: elements concatenate
     stack   small products of equal shape: one batched launch
-    several small products of unequal shape: one staging each way, one launch each
+    several small products of unequal shape: one staging each way, one grouped launch
     single  everything else
 
 Knows no device, no clock and no scheduling.
