@@ -26,7 +26,7 @@ from service.messages import (
     encode_frame,
 )
 from service.ops import TensorType
-from service.settings import GatewaySettings, Inherited
+from service.process_settings import GatewaySettings, Inherited
 
 WEIGHT = TensorType("float16", (4096, 4096))
 

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 
 import structlog
 
-from service.settings import LogSettings
+from service.process_settings import LogSettings
 
 # The request that is being worked on; every event that is logged meanwhile carries it, in the gateway and in the engine.
 request_id: ContextVar[str] = ContextVar("request_id", default="")

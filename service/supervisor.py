@@ -28,8 +28,9 @@ from service import child
 from service.engine.vault import VaultReader
 from service.gateway.quotas import page_bytes
 from service.link import Link
+from service.process_settings import Inherited
 from service.setting_words import devices_of
-from service.settings import Inherited, Settings
+from service.settings import Settings
 
 BACKLOG = 4096
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.1, 5.0

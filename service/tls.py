@@ -11,7 +11,7 @@ import logging
 import ssl
 from pathlib import Path
 
-from service.settings import TlsSettings
+from service.process_settings import TlsSettings
 
 logger = logging.getLogger(__name__)
 

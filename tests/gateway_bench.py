@@ -27,7 +27,7 @@ from service.gateway.lane import Passage
 from service.gateway.metrics import GatewayMetrics
 from service.messages import DescribeTensor, Done, Job, Stale, TensorInfo, Tensors, Timings, Warming, Welcome
 from service.ops import TensorType
-from service.settings import GatewaySettings, Inherited
+from service.process_settings import GatewaySettings, Inherited
 from tests.tensor_bodies import NUMPY, Array
 
 SEGMENT_BYTES = 2**23

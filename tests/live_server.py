@@ -155,15 +155,29 @@ class LiveServer:
 
 @contextlib.contextmanager
 def held(pids: list[int]) -> Iterator[None]:
-    """Stops processes and lets them go on at the end."""
+    """Stops processes and lets them go on at the end; what they are sent meanwhile, they see no sooner."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
+        # The signal waits for a core like anything else; until one thread has taken it, the others work on.
+        end_s = time.monotonic() + STOP_TIMEOUT_S
+        while not all(_is_stopped(pid) for pid in pids):
+            assert time.monotonic() < end_s, f"{pids} do not stop"
+            time.sleep(POLL_S / 10)
         yield
     finally:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether no thread of it runs any more; true for one that is gone."""
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            if stat.read_text().rpartition(")")[2].split()[0] not in "TtZX":
+                return False
+    return True
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ from service.engine.scheduler import Caps
 from service.engine.server import EngineServer
 from service.engine.vault import VaultWriter
 from service.engine.warmup import CannotStart, check_ops
-from service.settings import EngineSettings
+from service.process_settings import EngineSettings
 
 
 class DeviceError(Exception):

@@ -39,7 +39,7 @@ from service.gateway.tracing import Recorder
 from service.keys import KeysError
 from service.link import Link
 from service.messages import Welcome
-from service.settings import GatewaySettings, TracingSettings
+from service.process_settings import GatewaySettings, TracingSettings
 from service.tls import TlsError, keep_certificate_current, make_context
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from service.gateway.engines import Engines
 from service.gateway.metrics import GatewayMetrics
 from service.gateway.tracing import Recorder, TraceParent
 from service.messages import Timings
-from service.settings import GatewaySettings
+from service.process_settings import GatewaySettings
 
 if TYPE_CHECKING:
     from service.gateway.habits import Habit

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from service.gateway.tracing import Finished, TraceParent, is_sampled
-from service.settings import TracingSettings
+from service.process_settings import TracingSettings
 
 # How long one POST to the collector may take, and all that is left at the end.
 EXPORT_TIMEOUT_S = 5.0

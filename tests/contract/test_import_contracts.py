@@ -23,15 +23,19 @@ def test_import_contracts_hold() -> None:
 
 
 def test_a_gateway_loads_no_torch_and_loads_quickly() -> None:
-    code = "import sys, service.gateway.__main__; print(sorted({'torch', 'triton', 'kernels'} & sys.modules.keys()))"
+    code = "import sys, service.gateway.__main__; print(sorted(sys.modules), flush=True)"
     best_s = float("inf")
     # The machine may be busy: one of a few starts must be quick.
-    for _ in range(3):
+    for _ in range(5):
         began_s = time.perf_counter()
-        done = run_python(code)
-        best_s = min(best_s, time.perf_counter() - began_s)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.strip() == "[]"
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT) as starting:
+            assert starting.stdout is not None
+            loaded = starting.stdout.readline()
+            best_s = min(best_s, time.perf_counter() - began_s)
+        assert starting.returncode == 0
+        assert "'service.gateway.app'" in loaded
+        for heavy in ("torch", "triton", "kernels", "pydantic_settings"):
+            assert f"'{heavy}'" not in loaded
     assert best_s < 1.5
 
 

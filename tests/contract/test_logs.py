@@ -92,7 +92,7 @@ def test_records_carry_the_request_that_is_worked_on(tmp_path: Path) -> None:
     program.write_text(
         "import logging\n"
         "from service import log\n"
-        "from service.settings import LogSettings\n"
+        "from service.process_settings import LogSettings\n"
         "log.configure(LogSettings(format='json'), process='p')\n"
         "logging.getLogger('x').warning('outside')\n"
         "log.request_id.set('current')\n"

@@ -28,7 +28,8 @@ from service.gateway.engines import Engines
 from service.gateway.metrics import GatewayMetrics
 from service.gateway.protocol import TilewireProtocol
 from service.messages import Done, Job, Timings, Warming, Welcome
-from service.settings import GatewaySettings, Inherited, Settings
+from service.process_settings import GatewaySettings, Inherited
+from service.settings import Settings
 from tests.float64_oracle import random_array
 from tests.tensor_bodies import Array, decode, to_safetensors
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from service.cores import num_cores
+from service.process_settings import Inherited, TracingSettings
 from service.setting_words import devices_of, keyless_of
-from service.settings import BUSY_POLL_S, Inherited, Settings, TracingSettings
+from service.settings import BUSY_POLL_S, Settings
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from service.gateway.infer import answer, header_length, infer
 from service.gateway.metrics import GatewayMetrics
 from service.messages import DescribeTensor, Done, Job, Stale, TensorInfo, Tensors, Timings, Warming, Welcome
 from service.ops import OPS, MatmulOptions, TensorType
-from service.settings import GatewaySettings, Inherited
+from service.process_settings import GatewaySettings, Inherited
 from tests.oip_bodies import LENGTH, binary_input, from_answer, to_binary
 from tests.tensor_bodies import Array
 
