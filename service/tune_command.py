@@ -104,6 +104,8 @@ def report(console: Console, tuned: Tuned) -> None:
         figures = (f"{value:.3f}" for value in (each.geomean, each.least, each.most))
         table.add_row(each.op, str(each.num_workloads), str(each.num_changed), *figures)
     console.print(table)
+    if tuned.learned:
+        console.print(learned_table(tuned))
     before, after = tuned.num_variants
     console.print(f"{tuned.path}: {after} binaries in the catalogue, {before} before", soft_wrap=True)
     console.print(f"{len(tuned.discarded)} candidates did not compile, did not fit or spilled")
@@ -111,3 +113,13 @@ def report(console: Console, tuned: Tuned) -> None:
         console.print(f"  {reason}: {name}", markup=False, highlight=False)
     if tuned.was_cut_short:
         console.print("The budget ended before the candidates did: the same command goes on from what was measured.")
+
+
+def learned_table(tuned: Tuned) -> Table:
+    """What was learned for requests of other shapes than were tuned for."""
+    columns = ("requests", "shapes", "by the table", "as learned", "within 10 %")
+    table = Table(*columns, title="Choices for other shapes: their time over the fastest's")
+    for kind, held_out in tuned.learned.items():
+        figures = (f"{held_out[name]:.3f}" for name in ("by_table", "geomean"))
+        table.add_row(kind, f"{held_out['workloads']:.0f}", *figures, f"{100 * held_out['within_10_percent']:.0f} %")
+    return table

@@ -26,6 +26,8 @@ from kernels.tuning.selection import relative
 from kernels.workloads import Config, Product, Rows, Workload, geomean
 
 Entry = dict[str, Any]
+# Fewer do not tell one configuration from another; what so many teach mostly beats the table, and is judged anyway.
+LEAST_LEARNED = 40
 # What a race times well: its first calls, of one round, are believed where nothing can have interrupted them.
 _NEAR, _SLACK_US = 1.5, 8.0
 _INTERRUPTED_US = (36.0, 110.0)
@@ -34,8 +36,6 @@ _HOST_US = 8.0
 # The geomean that may be lost, of all that is measured, by having costs of fewer configurations.
 _MOST_LOST = 0.002
 _MOST_REGRET = 3.0
-# Fewer do not tell one configuration from another: then the table's own choice is better.
-_LEAST_WORKLOADS = 60
 _DIGITS = 4
 # In how many turns workloads are left out, and how near to the fastest a choice is close.
 _FOLDS, _CLOSE = 4, 1.1
@@ -63,7 +63,7 @@ def learn(
             by_key[key][workload] = times
     found = {}
     for number, (key, raced) in enumerate(sorted(by_key.items()), start=1):
-        if len(raced) >= _LEAST_WORKLOADS:
+        if len(raced) >= LEAST_LEARNED:
             held_out = _held_out(raced, by_table, target)
             if held_out["geomean"] < held_out["by_table"]:
                 found[key] = {"held_out": held_out} | _entries(raced, target)

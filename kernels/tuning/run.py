@@ -8,8 +8,8 @@ from __future__ import annotations
 import datetime as dt
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -23,12 +23,13 @@ from kernels.matmul.configs import resolve_precision
 from kernels.matmul.members import is_supported
 from kernels.picks import write_atomically
 from kernels.racing import Bench
+from kernels.tables import table_for
 from kernels.targets import Target, current
 from kernels.tuning.compiling import Compiler
 from kernels.tuning.defaults import defaults
 from kernels.tuning.journal import Journal
 from kernels.tuning.provenance import Device, as_text, driver_version, identity
-from kernels.tuning.relearning import relearn
+from kernels.tuning.relearning import newly_learned, relearn
 from kernels.tuning.rows import RowsPart, TeamPart
 from kernels.tuning.rules import RulesPart
 from kernels.tuning.session import Compiles, Session, Step
@@ -95,6 +96,8 @@ class Tuned:
         discarded: (candidate, why) of those that do not compile, do not fit or spill.
         was_cut_short: whether the budget ended before the candidates did.
         num_variants: binaries of the catalogue: before, after.
+        learned: by kind of request whose costs are new: of how many `workloads` that they were not fitted to, how many times
+            the fastest's time their choices take (`geomean`), those `by_table` alone, and the share `within_10_percent`.
     """
 
     path: Path
@@ -102,6 +105,7 @@ class Tuned:
     discarded: list[tuple[str, str]]
     was_cut_short: bool
     num_variants: tuple[int, int]
+    learned: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 def tune(device_index: int, options: Options, on_step: Callable[[Step], None]) -> Tuned:
@@ -151,8 +155,9 @@ def tune_with(
     write_atomically(path, as_text(table))
     if not session.was_cut_short:
         journal.remove()
+    num_variants = len(variants(target)), len(variants(trial))
     return Tuned(
-        path, summaries, session.discarded, session.was_cut_short, (len(variants(target)), len(variants(trial)))
+        path, summaries, session.discarded, session.was_cut_short, num_variants, newly_learned(table, table_for(target))
     )
 
 
