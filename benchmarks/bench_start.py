@@ -153,12 +153,16 @@ def compiles_of(url: str) -> dict[str, float]:
 
 
 def ask_all(url: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Sends requests of distinct random shapes, one after another, and looks for those that waited for something."""
+    """Sends requests of distinct random shapes, one after another, and looks for those that waited for something.
+
+    After each comes a question that no engine hears of: what is slow there, too, is the machine or the gateway.
+    """
     chosen = random.Random(arguments.seed)
     generator = np.random.default_rng(arguments.seed)
     spent: dict[str, list[float]] = defaultdict(list)
     failures: list[str] = []
-    slow: list[tuple[float, int, Asked]] = []
+    slow: list[tuple[float, int, Asked, dict[str, float]]] = []
+    without_engine: list[float] = []
     with Client(url, timeout=CLIENT_TIMEOUT_S, max_retries=0) as client:
         # Pauses of this process are not the server's.
         gc.disable()
@@ -168,19 +172,27 @@ def ask_all(url: str, arguments: argparse.Namespace) -> dict[str, Any]:
             asked = draw(chosen, generator, arguments.largest)
             begin = time.perf_counter()
             try:
-                client.run(asked.op, asked.operands, **asked.options)
+                answer = client.run(asked.op, asked.operands, **asked.options)
             except tilewire.TilewireError as error:
                 failures.append(f"{asked.op} {asked.options}: {error}")
                 continue
             spent[asked.size].append(time.perf_counter() - begin)
-            slow = sorted([*slow, (spent[asked.size][-1], number, asked)], key=lambda one: -one[0])[:SHOWN]
+            one = spent[asked.size][-1], number, asked, dict(answer.timings_ms)
+            slow = sorted([*slow, one], key=lambda one: -one[0])[:SHOWN]
+            begin = time.perf_counter()
+            client.live()
+            without_engine.append(time.perf_counter() - begin)
     classes = {name: summary(times) for name, times in sorted(spent.items()) if len(times) >= 10}
-    for name, row in classes.items():
+    control = summary(without_engine)
+    for name, row in [*classes.items(), ("GET /v2/health/live", control)]:
         print(
             f"{name:<24}{row['count']:>6} p50 {row['p50_ms']:8.2f} ms  most {row['most_ms']:8.2f} ms  x{row['ratio']:.1f}"
         )
     print(f"{len(failures)} failed; {sum(row['outliers'] for row in classes.values())} above {OUTLIER:g}x their median")
-    slowest = [{"number": number, "ms": round(spent_s * 1e3, 3)} | asked.shown() for spent_s, number, asked in slow]
+    slowest = [
+        {"number": number, "ms": round(spent_s * 1e3, 3), "server_timing_ms": timings} | asked.shown()
+        for spent_s, number, asked, timings in slow
+    ]
     for line in (*failures[:SHOWN], *slowest):
         print(line)
     return {
@@ -188,6 +200,7 @@ def ask_all(url: str, arguments: argparse.Namespace) -> dict[str, Any]:
         "failed": len(failures),
         "failures": failures[:SHOWN],
         "classes": classes,
+        "without_engine": control,
         "slowest": slowest,
     }
 
