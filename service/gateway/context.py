@@ -226,6 +226,16 @@ def exchange_of(scope: Scope) -> Exchange:
     return exchange
 
 
+def forget(scope: Scope) -> None:
+    """Takes out of the scope of a request that has ended what leads back to it.
+
+    Without cycles everything of a request is freed at once. What the garbage collector has to find, it finds for hundreds
+    of requests together, while others wait.
+    """
+    scope["state"].pop("exchange", None)
+    scope.get("extensions", {}).pop(CONNECTION, None)
+
+
 def headers_of(scope: Scope) -> dict[str, str]:
     """The request's headers by lower-case name; of a repeated one, the last."""
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service import log
 from service.errors import ClientGone, InternalError, TilewireError
 from service.gateway.answers import error_response, send_unread
-from service.gateway.context import Exchange, Gateway, Incoming, connection_of, headers_of
+from service.gateway.context import Exchange, Gateway, Incoming, connection_of, forget, headers_of
 from service.gateway.reports import report
 from service.gateway.tracing import parse_traceparent
 
@@ -58,6 +58,7 @@ class ExchangeMiddleware:
             await self._answer(as_tilewire(error, exchange), scope, outgoing)
         finally:
             report(self._gateway, exchange, scope, outgoing.status)
+            forget(scope)
 
     def _admit(self, exchange: Exchange, path: str) -> None:
         """Nothing but health is reached without passing here, whatever the spelling of its path."""
