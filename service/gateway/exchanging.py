@@ -181,8 +181,12 @@ class RequestConnection:
         begun = len(cycle.body)
         slot[:begun] = cycle.body
         cycle.body = bytearray()
-        if cycle.more_body and begun < slot.nbytes:
-            await self._receive_rest(slot[begun:], begun, timeout_s)
+        if begun == slot.nbytes:
+            return
+        if not cycle.more_body:
+            # The rest of the slot holds what others sent before.
+            raise InvalidRequest(f"body: {begun} bytes came of the {slot.nbytes} that were declared")
+        await self._receive_rest(slot[begun:], begun, timeout_s)
 
     async def _receive_rest(self, rest: memoryview, begun: int, timeout_s: float) -> None:
         if self._cycle.disconnected or self._protocol.transport.is_closing():

@@ -1,9 +1,9 @@
 """uvicorn's HTTP/1.1 protocol, with what a tensor server needs from its connections.
 
-Owns five changes: the application gets its side of the connection (`gateway.exchanging`); errors of the parser are answered as
-problem details; connections are bounded in number, heads in size and time, bodies in their least rate, and a client that does
-not read its answer loses its connection; a client that has sent a whole request and sends no more is still answered; and a
-drain gives idle connections a moment, so that a request that was already on its way is answered rather than reset.
+Owns six changes: the application gets its side of the connection (`gateway.exchanging`); errors of the parser are answered as
+problem details; offers of other protocols are declined (`gateway.parsing`); connections are bounded in number, heads in size
+and time, bodies in their least rate, and a client that does not read its answer loses its connection; one that has sent a
+whole request and sends no more is still answered; and a drain gives idle connections a moment for what is on its way.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import socket
 import time
 from collections.abc import Callable
 
-import httptools
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -23,6 +22,7 @@ from service.gateway.context import CONNECTION
 from service.gateway.exchanging import JoinedWrites, RequestConnection, too_slow
 from service.gateway.habits import MAX_HABITS, Habit, head_of
 from service.gateway.lane import Lane, Passage
+from service.gateway.parsing import RequestParser
 
 DRAIN_GRACE_S = 0.5
 
@@ -57,6 +57,7 @@ class TilewireProtocol(HttpToolsProtocol):
     min_body_bytes_per_s = 0
     max_connections = 2**31
     lane: Lane | None = None
+    parser: RequestParser  # type: ignore[assignment]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected."""
@@ -78,6 +79,7 @@ class TilewireProtocol(HttpToolsProtocol):
         self._chunk = b""
         self._heads: list[bytes] = []
         self._habits: list[Habit] = []
+        self.parser = RequestParser(self)
         super().connection_made(transport)
         self._is_excess = len(self.connections) > self.max_connections
         # A client that never sends anything is idle from the start.
@@ -163,7 +165,9 @@ class TilewireProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The last byte of a body is in."""
+        """The last byte of a body is in, unless it has yet to come."""
+        if self.parser.is_early:
+            return
         self._is_in_head = self._is_between = True
         self._num_requests += 1
         self.stop_body_timer()
@@ -304,8 +308,7 @@ class TilewireProtocol(HttpToolsProtocol):
         """The connection is the parser's again, a fresh one: the old one still waits for the body."""
         if self.transport.is_closing():
             return
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.parser = RequestParser(self)
         self.transport.set_protocol(self)
         self.stop_body_timer()
         # Read on: that is how a client that leaves while its request is computed is noticed.

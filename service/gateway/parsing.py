@@ -1,0 +1,111 @@
+"""The parser of requests: httptools', for a server that takes up no offer of another protocol.
+
+Clients such as Java's own offer HTTP/2 with every request (`Upgrade: h2c`). A server may decline by answering in HTTP/1.1
+(RFC 9110, section 7.8), but httptools takes a request with such an offer to end with its head: here its body is read, too.
+Owns that alone; knows no connection. Runs in the gateway's event loop.
+"""
+
+from __future__ import annotations
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+# What says how long a body is.
+_FRAMING = (b"content-length", b"transfer-encoding")
+
+
+class RequestParser:
+    """What uvicorn asks of a parser.
+
+    Args:
+        listener: Hears the requests. It must take no note of a message's end that `is_early`.
+    """
+
+    def __init__(self, listener: HttpToolsProtocol) -> None:
+        self._listener = listener
+        self._inner = _parser_for(listener)
+
+    def feed_data(self, data: bytes) -> None:
+        """Parses what came.
+
+        Raises:
+            httptools.HttpParserError: It is not HTTP.
+        """
+        while data:
+            try:
+                self._inner.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                if self._inner.get_method() == b"CONNECT":
+                    # What follows is for whom the client wants to be connected to.
+                    return
+                data = data[offer.args[0] :]
+                if self.is_early:
+                    self._inner = self._of_rest()
+            else:
+                return
+
+    @property
+    def is_early(self) -> bool:
+        """Whether the end of a message that is told is only that of its head: it made an offer, and has a body."""
+        return self._inner.should_upgrade() and any(
+            name in _FRAMING and value.strip(b"0") for name, value in self._listener.headers
+        )
+
+    def should_upgrade(self) -> bool:
+        """Never."""
+        return False
+
+    def should_keep_alive(self) -> bool:
+        """See httptools."""
+        return bool(self._inner.should_keep_alive())
+
+    def get_method(self) -> bytes:
+        """See httptools."""
+        method: bytes = self._inner.get_method()
+        return method
+
+    def get_http_version(self) -> str:
+        """See httptools."""
+        version: str = self._inner.get_http_version()
+        return version
+
+    def _of_rest(self) -> httptools.HttpRequestParser:
+        """A parser that stands behind the head of the request whose body is still to come."""
+        hearing = _HearingRest(self._listener)
+        inner = _parser_for(hearing)
+        framing = [b"%s: %s\r\n" % (name, value) for name, value in self._listener.headers if name in _FRAMING]
+        inner.feed_data(b"".join((b"POST / HTTP/1.1\r\n", *framing, b"\r\n")))
+        hearing.is_told_heads = True
+        return inner
+
+
+class _HearingRest:
+    """Passes on what is parsed, but for the head that only says how long the rest is."""
+
+    def __init__(self, listener: HttpToolsProtocol) -> None:
+        self._listener = listener
+        self.on_body = listener.on_body
+        self.on_message_complete = listener.on_message_complete
+        self.is_told_heads = False
+
+    def on_message_begin(self) -> None:
+        if self.is_told_heads:
+            self._listener.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if self.is_told_heads:
+            self._listener.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.is_told_heads:
+            self._listener.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self.is_told_heads:
+            self._listener.on_headers_complete()
+
+
+def _parser_for(listener: object) -> httptools.HttpRequestParser:
+    parser = httptools.HttpRequestParser(listener)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser
