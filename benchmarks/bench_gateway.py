@@ -3,8 +3,8 @@
     python -m benchmarks.bench_gateway --connections 1 8 --rows 1 16
 
 Owns the engine and the load, which runs in a process of its own; the gateway's server is the real one, in this process, on
-one thread. Each request is measured twice: with the same head each time, and with an id of its own, which no connection
-remembers. Prints CPU microseconds of that thread for each request, requests per second and latencies.
+one thread. Each request is measured with the same head each time, with an id of its own, and with another header each time,
+which no connection remembers. Prints CPU microseconds of that thread for each request, requests per second and latencies.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from pathlib import Path
 import numpy as np
 
 SIZE = 4096
+HEADS = {"another": "X-Number", "an own id": "X-Request-Id", "the same": ""}
 SEGMENT_BYTES = 2**28
 WARM_S = 0.5
 
@@ -40,7 +41,7 @@ class Cost:
     Attributes:
         rows: Of each body, with 4096 float16 numbers each.
         connections: Kept busy.
-        is_named: Each request has an id of its own.
+        head: What is new in each request's: of `HEADS`.
         cpu_us: Of the gateway's thread, for each request.
         per_s: Requests per second.
         p50_us: Half of the latencies are below.
@@ -49,7 +50,7 @@ class Cost:
 
     rows: int
     connections: int
-    is_named: bool
+    head: str
     cpu_us: float
     per_s: float
     p50_us: float
@@ -66,17 +67,18 @@ def npy_of(rows: int) -> bytes:
 class Line:
     """One connection and its request under way."""
 
-    def __init__(self, port: int, body: bytes, number: int, *, is_named: bool) -> None:
+    def __init__(self, port: int, body: bytes, number: int, head: str) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port))
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._body = body
-        self._ids = itertools.count(number * 10**9) if is_named else None
+        self._header = HEADS[head]
+        self._ids = itertools.count(number * 10**9)
         self._left = 0
         self._sent_ns = 0
 
     def send(self) -> None:
         """Sends the next request."""
-        name = f"X-Request-Id: {next(self._ids):012}\r\n" if self._ids is not None else ""
+        name = f"{self._header}: {next(self._ids):012}\r\n" if self._header else ""
         head = (
             f"POST /v1/matmul?b=@w HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/x-npy\r\n{name}"
             f"Content-Length: {len(self._body)}\r\n\r\n"
@@ -97,10 +99,10 @@ class Line:
         return 0 if self._left else time.perf_counter_ns() - self._sent_ns
 
 
-def keep_busy(port: int, case: tuple[int, int, bool], seconds: float, told: Connection) -> None:
+def keep_busy(port: int, case: tuple[int, int, str], seconds: float, told: Connection) -> None:
     """The load: sends when to begin counting and then the latencies."""
-    rows, connections, is_named = case
-    lines = [Line(port, npy_of(rows), number, is_named=is_named) for number in range(connections)]
+    rows, connections, head = case
+    lines = [Line(port, npy_of(rows), number, head) for number in range(connections)]
     by_fd = {line.sock.fileno(): line for line in lines}
     poll = select.epoll()
     for fd, line in by_fd.items():
@@ -121,7 +123,7 @@ def keep_busy(port: int, case: tuple[int, int, bool], seconds: float, told: Conn
     told.send(latencies)
 
 
-async def measure(listener: socket.socket, case: tuple[int, int, bool], seconds: float, told: Connection) -> Cost:
+async def measure(listener: socket.socket, case: tuple[int, int, str], seconds: float, told: Connection) -> Cost:
     """Serves one load on this thread."""
     # Imported here: by now prometheus_client finds its folder.
     from benchmarks.idle_engine import make_idle_server  # noqa: PLC0415
@@ -146,11 +148,11 @@ async def measure(listener: socket.socket, case: tuple[int, int, bool], seconds:
     server.should_exit = True
     await serving
     count = len(latencies)
-    rows, connections, is_named = case
+    rows, connections, head = case
     return Cost(
         rows,
         connections,
-        is_named,
+        head,
         cpu_us=round(cpu_s / count * 1e6, 1),
         per_s=round(count / seconds),
         p50_us=round(latencies[count // 2] / 1e3, 1),
@@ -158,7 +160,7 @@ async def measure(listener: socket.socket, case: tuple[int, int, bool], seconds:
     )
 
 
-def cost_of(case: tuple[int, int, bool], seconds: float) -> Cost:
+def cost_of(case: tuple[int, int, str], seconds: float) -> Cost:
     """Measures one load."""
     import uvloop  # noqa: PLC0415
 
@@ -187,13 +189,13 @@ def run(argv: Sequence[str]) -> int:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
         from benchmarks.machine import describe  # noqa: PLC0415
 
-        cases = list(itertools.product(arguments.rows, arguments.connections, (True, False)))
+        cases = list(itertools.product(arguments.rows, arguments.connections, HEADS))
         print(f"{'rows':>5} {'connections':>11} {'head':>10} {'CPU µs':>7} {'req/s':>7} {'p50 µs':>7} {'p99 µs':>7}")
         costs = []
         for case in cases:
             cost = cost_of(case, arguments.seconds)
             print(
-                f"{cost.rows:>5} {cost.connections:>11} {'of its own' if cost.is_named else 'the same':>10} "
+                f"{cost.rows:>5} {cost.connections:>11} {cost.head:>10} "
                 f"{cost.cpu_us:>7} {cost.per_s:>7} {cost.p50_us:>7} {cost.p99_us:>7}",
                 flush=True,
             )

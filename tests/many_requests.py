@@ -26,26 +26,28 @@ NUMBERS = 256
 # One request in so many is cut off: before its body, within it, or with its answer unread.
 CUT_EVERY = 50
 END = b"\r\n\r\n"
+# What is new in each head of a connection: nothing, an id, or what no gateway remembers.
+NEW = ("", "x_request_id", "x_number")
 
 
-def request(number: int, *, is_named: bool = True) -> tuple[bytes, np.ndarray]:
-    """A request that no other one equals, and the tensor that answers it; without a name its head is that of others."""
+def request(number: int, new: str = "") -> tuple[bytes, np.ndarray]:
+    """A request that no other one equals, and the tensor that answers it; its head differs from others' in one header."""
     a = np.arange(number, number + NUMBERS, dtype=np.int32)
     b = np.full(NUMBERS, number * 7919 % 2**31, np.int32)
     body = to_safetensors({"a": a, "b": b})
     content_length = str(len(body))
     headers = {"content_type": TYPES["safetensors"]}
-    if is_named:
-        headers["x_request_id"] = f"n-{number}"
+    if new:
+        headers[new] = f"n-{number}"
     return head("POST", "/v1/add", content_length=content_length, **headers) + body, a + b
 
 
 @dataclass
 class Line:
-    """One connection, its request under way, and what has come of the answer. Every other one names its requests."""
+    """One connection, its request under way, and what has come of the answer."""
 
     sock: socket.socket
-    is_named: bool
+    new: str
     number: int = -1
     expected: np.ndarray = field(default_factory=lambda: np.empty(0))
     received: bytearray = field(default_factory=bytearray)
@@ -104,7 +106,7 @@ class ManyRequests:
         sock = socket.create_connection(self._address, timeout=60)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._num_opened += 1
-        self._lines[sock.fileno()] = line = Line(sock, is_named=self._num_opened % 2 == 0)
+        self._lines[sock.fileno()] = line = Line(sock, NEW[self._num_opened % len(NEW)])
         self._poll.register(sock, select.EPOLLIN)
         self._send(line)
 
@@ -120,7 +122,7 @@ class ManyRequests:
             return
         line.number = self.tally.sent
         self.tally.sent += 1
-        data, line.expected = request(line.number, is_named=line.is_named)
+        data, line.expected = request(line.number, line.new)
         if self._random.randrange(CUT_EVERY) == 0:
             line.sock.sendall(data[: self._random.randrange(len(data) + 1)])
             self.tally.cut += 1
@@ -148,7 +150,7 @@ class ManyRequests:
             self._send(line)
 
     def _compare(self, line: Line, answer_head: bytes, body: bytes) -> None:
-        name = b"x-request-id: n-%d\r\n" % line.number if line.is_named else b""
+        name = b"x-request-id: n-%d\r\n" % line.number if line.new == "x_request_id" else b""
         is_ours = answer_head.startswith(b"HTTP/1.1 200 ") and name in answer_head + END
         if is_ours and from_safetensors(body)["out"].tobytes() == line.expected.tobytes():
             self.tally.compared += 1

@@ -1,7 +1,7 @@
 """What a connection remembers of requests that may come again, byte for byte: `gateway.lane` answers such requests.
 
-Owns the rules of what is remembered. A client that repeats itself sends the same head each time, and the same header in
-front of its tensors; everything that follows from those bytes alone is worked out once. What may change meanwhile (keys,
+Owns the rules of what is remembered. A client that repeats itself sends the same head each time (`gateway.heads`), and the same
+header in front of its tensors; what follows from those bytes alone is worked out once. What may change meanwhile (keys,
 residents' types, the drain) is not taken for granted: the lane looks again. Knows no connection and no engine. Runs in
 the gateway's event loop.
 """
@@ -18,6 +18,7 @@ from service.arena import SLOT_ALIGN
 from service.gateway.auth import Access
 from service.gateway.codecs.payload import Codec
 from service.gateway.context import Exchange
+from service.gateway.heads import Form, form_of
 from service.gateway.query import Call
 from service.messages import Job, Operand
 from service.ops import TensorType
@@ -25,8 +26,7 @@ from service.ops import TensorType
 # Of different requests that a connection remembers: a client that calls one layer after the other has a few in turn.
 MAX_HABITS = 16
 
-# Connections are many, and idle ones hold what they remember.
-MAX_HEAD_BYTES = 2**12
+# Connections are many, and idle ones hold what they remember: a head, and the header at the front of a body.
 MAX_LEAD_BYTES = 2**13
 
 # Longer bodies and answers take the ordinary path: what they cost beside their bytes does not count.
@@ -39,20 +39,10 @@ MAX_ANSWER_BYTES = 2**18
 # Formats whose payload is the tensor as it is, behind a header that tells where.
 FORMATS = ("npy", "safetensors")
 
-_END = b"\r\n\r\n"
-_POST = b"POST "
-# What such a header says is another thing each time, or changes how the body or the answer travels.
-_EACH_TIME = frozenset(
-    {
-        "content-encoding",
-        "expect",
-        "traceparent",
-        "tracestate",
-        "transfer-encoding",
-        "upgrade",
-        "x-request-id",
-    }
-)
+# Such a header changes how the body or the answer travels.
+_ON_THE_WAY = frozenset({"content-encoding", "expect", "transfer-encoding"})
+# What `Connection` may say: the last two come with an offer of HTTP/2, which is declined.
+_STAYING = frozenset({"keep-alive", "upgrade", "http2-settings"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +50,13 @@ class Habit:
     """A request that was answered, without its payload.
 
     Attributes:
-        head: Request line and headers, with the empty line.
-        lead: `head` and the header at the front of the body.
+        form: Of its request line and headers, with the empty line.
+        lead: The header at the front of its body.
         nbytes: Of the whole request.
         body_bytes: Of the body, as `Content-Length` says.
         scope: ASGI's, without what belongs to one request.
         path: In it.
-        headers: By lower-case name.
+        headers: By lower-case name; those that are each request's own say what that one's did.
         op: Name of the op.
         access: Who asked; may run the op and read the residents.
         timeout_ns: It must have started by then, or 0.
@@ -82,7 +72,7 @@ class Habit:
         answer_head: Headers of the answer that are the same each time.
     """
 
-    head: bytes
+    form: Form
     lead: bytes
     nbytes: int
     body_bytes: int
@@ -104,17 +94,6 @@ class Habit:
     answer_head: bytes
 
 
-def head_of(chunk: bytes) -> bytes:
-    """The head of the request that `chunk` begins with, or nothing when it is not one that can be remembered."""
-    if not chunk.startswith(_POST):
-        return b""
-    end = chunk.find(_END, 0, MAX_HEAD_BYTES)
-    head = chunk[: end + len(_END)] if end > 0 else b""
-    # A parser may take another end of line for one: then its head would end elsewhere.
-    breaks = head.count(b"\r\n")
-    return head if head.count(b"\n") == breaks == head.count(b"\r") else b""
-
-
 def is_repeatable(call: Call, exchange: Exchange, codec: Codec, answer_nbytes: int) -> bool:
     """Whether a request that was computed may be remembered.
 
@@ -131,8 +110,8 @@ def is_repeatable(call: Call, exchange: Exchange, codec: Codec, answer_nbytes: i
         and codec.name in FORMATS
         and (exchange.content_length or 0) <= MAX_BODY_BYTES
         and answer_nbytes <= MAX_ANSWER_BYTES
-        and _EACH_TIME.isdisjoint(headers)
-        and headers.get("connection", "keep-alive").lower() == "keep-alive"
+        and _ON_THE_WAY.isdisjoint(headers)
+        and all(word.strip() in _STAYING for word in headers.get("connection", "keep-alive").lower().split(","))
     )
 
 
@@ -151,6 +130,7 @@ def habit_of(
     Returns:
         None when its tensors do not stand in the body as they are, or behind too long a header.
     """
+    form = form_of(head)
     job, body, content_type, answer_lead = computed
     begin = exchange.body_offset
     placed = tuple(
@@ -158,7 +138,7 @@ def habit_of(
         for name, one in job.operands.items()
         if one.resident is None
     )
-    if not placed:
+    if form is None or not placed:
         return None
     lead = bytes(body[: min(one.offset for _, one in placed)])
     # A big-endian payload is swapped where it lies, and the lane touches none.
@@ -168,8 +148,8 @@ def habit_of(
     residents = {name: one for name, one in job.operands.items() if one.resident is not None}
     out_at = -(-body.nbytes // SLOT_ALIGN) * SLOT_ALIGN
     return Habit(
-        head=head,
-        lead=head + lead,
+        form=form,
+        lead=lead,
         nbytes=len(head) + body.nbytes,
         body_bytes=body.nbytes,
         scope={name: value for name, value in scope.items() if name not in ("state", "extensions")},

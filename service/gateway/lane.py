@@ -9,8 +9,8 @@ in the gateway's event loop.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Never
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -19,11 +19,11 @@ from service import log
 from service.errors import ClientGone, TilewireError
 from service.gateway.admission import Leases
 from service.gateway.answers import error_response, server_timing
-from service.gateway.context import Exchange, Gateway, Incoming
+from service.gateway.context import Gateway, Incoming
 from service.gateway.engine_client import Reply
 from service.gateway.exchanging import SlotReceiver
 from service.gateway.habits import Habit
-from service.gateway.middleware import as_tilewire
+from service.gateway.middleware import as_tilewire, exchange_for
 from service.gateway.reports import report
 from service.messages import Done, Job, Operand, Stale
 
@@ -56,7 +56,9 @@ class Lane:
         Returns:
             Whether it was taken. If not, nothing has happened, and the ordinary path has to look at it.
         """
-        if not (data.startswith(habit.lead) or data == habit.head) or len(data) > habit.nbytes:
+        form = habit.form
+        begins = data.startswith(habit.lead, form.nbytes) or len(data) == form.nbytes
+        if not begins or len(data) > habit.nbytes or (own := form.own(data)) is None:
             return False
         if not protocol.is_idle or not self.gateway.engines.knows(habit.resident_types):
             return False
@@ -64,7 +66,7 @@ class Lane:
         if leases is None:
             return False
         self.gateway.metrics.observe_lane(habit.op)
-        Passage(self, protocol, habit, leases).receive(data)
+        Passage(self, protocol, habit, leases, own).receive(data)
         return True
 
     def _enter(self, habit: Habit) -> Leases | None:
@@ -102,6 +104,7 @@ class Passage:
         protocol: Its connection.
         habit: That it repeats.
         leases: Its place among those under way, and one slot for its body and its result.
+        own: Values of headers that are its own.
 
     Attributes:
         more_body: The last byte of its body is still to come; these are what the protocol asks of a cycle.
@@ -122,6 +125,7 @@ class Passage:
         "_lane",
         "_lease",
         "_leases",
+        "_own",
         "_protocol",
         "_receiver",
         "disconnected",
@@ -132,13 +136,16 @@ class Passage:
     )
     waiting_for_100_continue = False
 
-    def __init__(self, lane: Lane, protocol: TilewireProtocol, habit: Habit, leases: Leases) -> None:
+    def __init__(
+        self, lane: Lane, protocol: TilewireProtocol, habit: Habit, leases: Leases, own: Mapping[str, str]
+    ) -> None:
         self._lane = lane
         self._protocol = protocol
         self._habit = habit
         self._leases = leases
         self._lease = leases.first
-        self._exchange = exchange = Exchange(os.urandom(16).hex(), _NOTHING_MORE, habit.headers)
+        self._own = own
+        self._exchange = exchange = exchange_for({**habit.headers, **own} if own else habit.headers, _NOTHING_MORE)
         exchange.op, exchange.access = habit.op, habit.access
         exchange.charged_bytes = habit.body_bytes
         exchange.receive_began_s = exchange.began_s
@@ -156,9 +163,9 @@ class Passage:
         habit, protocol = self._habit, self._protocol
         protocol.enter(self)
         gateway = self._lane.gateway
-        begun, begin = len(data) - len(habit.head), self._lease.offset
+        begun, begin = len(data) - habit.form.nbytes, self._lease.offset
         view = gateway.arena.segment.view
-        view[begin : begin + begun] = memoryview(data)[len(habit.head) :]
+        view[begin : begin + begun] = memoryview(data)[habit.form.nbytes :]
         gateway.metrics.observe_load(gateway.admission.in_flight, gateway.arena)
         if begun == habit.body_bytes:
             self._compute()
@@ -182,7 +189,7 @@ class Passage:
             self._protocol.is_refused = True
             self._refuse(error)
             return
-        lead = self._habit.lead[len(self._habit.head) :]
+        lead = self._habit.lead
         if self._body()[: len(lead)] == lead:
             self._compute()
         else:
@@ -322,7 +329,12 @@ class Passage:
         body = bytes(self._body())
         self._leases.release()
         gateway.doorman.take_back(habit.access, habit.body_bytes)
-        self._protocol.replay(self, dict(habit.scope), body)
+        scope = dict(habit.scope)
+        scope["headers"] = [
+            (name, own.encode("ascii") if (own := self._own.get(name.decode("latin-1"))) is not None else value)
+            for name, value in scope["headers"]
+        ]
+        self._protocol.replay(self, scope, body)
 
     def _body(self) -> memoryview:
         begin = self._lease.offset

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -43,13 +44,11 @@ class ExchangeMiddleware:
             return
         headers = headers_of(scope)
         incoming = Incoming(receive, connection_of(scope))
-        exchange = Exchange(_request_id(headers.get("x-request-id")), incoming, headers)
+        exchange = exchange_for(headers, incoming)
         # Other servers need not offer a state.
         scope.setdefault("state", {})["exchange"] = exchange
         # Each request is a task of its own, and so has a context of its own.
         log.request_id.set(exchange.request_id)
-        if "traceparent" in headers:
-            exchange.trace = parse_traceparent(headers["traceparent"], headers.get("tracestate", ""))
         outgoing = _Outgoing(send, exchange, self._gateway)
         try:
             self._admit(exchange, scope["path"])
@@ -98,6 +97,14 @@ class _Outgoing:
         elif message["type"] == "http.response.body":
             self._exchange.sent_bytes += len(message.get("body", b""))
         await self._send(message)
+
+
+def exchange_for(headers: Mapping[str, str], incoming: Incoming) -> Exchange:
+    """A request's exchange, with its id and its caller's span, if its headers tell any."""
+    exchange = Exchange(_request_id(headers.get("x-request-id")), incoming, headers)
+    if "traceparent" in headers:
+        exchange.trace = parse_traceparent(headers["traceparent"], headers.get("tracestate", ""))
+    return exchange
 
 
 def _request_id(given: str | None) -> str:

@@ -20,12 +20,12 @@ from service.errors import InvalidRequest, TilewireError, Unavailable
 from service.gateway.answers import LINGER_S, whole_error
 from service.gateway.context import CONNECTION
 from service.gateway.exchanging import JoinedWrites, RequestConnection, too_slow
-from service.gateway.habits import MAX_HABITS, Habit, head_of
+from service.gateway.habits import MAX_HABITS, Habit
+from service.gateway.heads import Form, form_of
 from service.gateway.lane import Lane, Passage
 from service.gateway.parsing import RequestParser
 
 DRAIN_GRACE_S = 0.5
-
 # Request line and headers together; httptools has no bound of its own.
 MAX_HEAD_BYTES = 2**16
 
@@ -77,7 +77,7 @@ class TilewireProtocol(HttpToolsProtocol):
         self._idle_since_s = 0.0
         # The bytes that a request began with, the heads of the last ones, and what is remembered of those that came again.
         self._chunk = b""
-        self._heads: list[bytes] = []
+        self._heads: list[Form] = []
         self._habits: list[Habit] = []
         self.parser = RequestParser(self)
         super().connection_made(transport)
@@ -125,7 +125,7 @@ class TilewireProtocol(HttpToolsProtocol):
 
     def remember(self, habit: Habit) -> None:
         """From now on, such requests take the lane."""
-        others = [one for one in self._habits if one.head != habit.head]
+        others = [one for one in self._habits if one.form != habit.form]
         self._habits = [habit, *others][:MAX_HABITS]
 
     def on_message_begin(self) -> None:
@@ -152,11 +152,11 @@ class TilewireProtocol(HttpToolsProtocol):
     def _repeated_head(self) -> bytes:
         """The head of this request, when one of the last had the same and it began with its chunk."""
         chunk, self._chunk = self._chunk, b""
-        for head in self._heads:
-            if chunk.startswith(head):
-                return head
-        if head := head_of(chunk):
-            self._heads = [head, *self._heads][:MAX_HABITS]
+        for form in self._heads:
+            if form.own(chunk) is not None:
+                return chunk[: form.nbytes]
+        if (new := form_of(chunk)) is not None:
+            self._heads = [new, *self._heads][:MAX_HABITS]
         return b""
 
     def on_body(self, body: bytes) -> None:

@@ -25,6 +25,6 @@ def test_no_answer_is_lost_or_anothers(start_server: StartServer) -> None:
     assert tally.compared + tally.cut == tally.sent
     assert tally.cut > 0
     with server.client() as client:
-        # Half of the connections repeat themselves, and both ways are taken at once.
-        assert total(scrape(client), "tilewire_lane_requests_total") > NUM_REQUESTS / 4
+        # Two of three connections repeat themselves, with ids or without, and both ways are taken at once.
+        assert NUM_REQUESTS / 3 < total(scrape(client), "tilewire_lane_requests_total") < 3 * NUM_REQUESTS / 4
         assert settles(client, is_idle), scrape(client)
