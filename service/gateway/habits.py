@@ -16,10 +16,8 @@ from starlette.types import Scope
 
 from service.arena import SLOT_ALIGN
 from service.gateway.auth import Access
-from service.gateway.codecs.payload import Codec
 from service.gateway.context import Exchange
 from service.gateway.heads import Form, form_of
-from service.gateway.query import Call
 from service.messages import Job, Operand
 from service.ops import TensorType
 
@@ -36,7 +34,7 @@ MAX_BODY_BYTES = 2**18
 MAX_NUMBERS = 4096
 MAX_ANSWER_BYTES = 2**18
 
-# Formats whose payload is the tensor as it is, behind a header that tells where.
+# Native formats whose payload is the tensor as it is, behind a header that tells where.
 FORMATS = ("npy", "safetensors")
 
 # Such a header changes how the body or the answer travels.
@@ -53,6 +51,7 @@ class Habit:
         form: Of its request line and headers, with the empty line.
         lead: The header at the front of its body.
         nbytes: Of the whole request.
+        body_at: Where the body begins in its slot.
         body_bytes: Of the body, as `Content-Length` says.
         scope: ASGI's, without what belongs to one request.
         path: In it.
@@ -64,17 +63,19 @@ class Habit:
         kind: Its number, so that the engine knows the next one too.
         resident_types: Dtype and shape of each resident that it was planned with, by name.
         residents: Operands that are residents, by input.
-        placed: Operands in the body, by input; offsets from the body's start.
-        out_at: Where the result goes, from the body's start.
+        placed: Operands in the body, by input; offsets from the slot's start.
+        out_at: Where the result goes, from the slot's start.
         out_bytes: Of the result.
         slot_bytes: For body and result together.
         answer_lead: The header at the front of the answer's body.
-        answer_head: Headers of the answer that are the same each time.
+        answer_head: Headers of the answer that are the same each time, in front of those that are not.
+        more_headers: Those behind.
     """
 
     form: Form
     lead: bytes
     nbytes: int
+    body_at: int
     body_bytes: int
     scope: Scope
     path: str
@@ -92,84 +93,107 @@ class Habit:
     slot_bytes: int
     answer_lead: bytes
     answer_head: bytes
+    more_headers: str
 
 
-def is_repeatable(call: Call, exchange: Exchange, codec: Codec, answer_nbytes: int) -> bool:
-    """Whether a request that was computed may be remembered.
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the ordinary path made of a request that may come again.
+
+    Attributes:
+        job: As the engine was sent it.
+        body: All of its body.
+        begin: Where the body begins in the segment.
+        body_at: How far behind the start of its slot that is.
+        timeout_ns: It must have started by then, or 0.
+        content_type: Of its answer.
+        answer_lead: The header at the front of the answer's body.
+        more_headers: Lines of the answer's head behind those that differ each time.
+    """
+
+    job: Job
+    body: memoryview
+    begin: int
+    body_at: int
+    timeout_ns: int
+    content_type: str
+    answer_lead: bytes
+    more_headers: str = ""
+
+
+def is_repeatable(exchange: Exchange, answer_nbytes: int) -> bool:
+    """Whether a request that was computed may be remembered, so far as its head and its sizes tell.
 
     Args:
-        call: Its query.
         exchange: The request.
-        codec: Of its answer.
         answer_nbytes: Of its answer's body.
     """
     headers = exchange.headers
     return (
-        call.store is None
-        and exchange.body_format in FORMATS
-        and codec.name in FORMATS
-        and (exchange.content_length or 0) <= MAX_BODY_BYTES
+        (exchange.content_length or 0) <= MAX_BODY_BYTES
         and answer_nbytes <= MAX_ANSWER_BYTES
         and _ON_THE_WAY.isdisjoint(headers)
         and all(word.strip() in _STAYING for word in headers.get("connection", "keep-alive").lower().split(","))
     )
 
 
-def habit_of(
-    head: bytes, scope: Scope, call: Call, exchange: Exchange, computed: tuple[Job, memoryview, str, bytes]
-) -> Habit | None:
+def habit_of(head: bytes, scope: Scope, exchange: Exchange, served: Served) -> Habit | None:
     """Works out what can be remembered of a request.
 
     Args:
         head: Its request line and headers.
         scope: ASGI's.
-        call: Its query.
         exchange: The request; `is_repeatable` holds for it.
-        computed: As the engine was sent it; its body; content type of its answer; and the header at the front of that.
+        served: What was made of it.
 
     Returns:
         None when its tensors do not stand in the body as they are, or behind too long a header.
     """
     form = form_of(head)
-    job, body, content_type, answer_lead = computed
-    begin = exchange.body_offset
-    placed = tuple(
-        (name, Operand(one.type, one.offset - begin, fortran=one.fortran))
-        for name, one in job.operands.items()
-        if one.resident is None
-    )
-    if form is None or not placed:
+    job, body, begin = served.job, served.body, served.begin
+    in_body = {name: one for name, one in job.operands.items() if one.resident is None}
+    if form is None or not in_body or not all(_is_within(one, begin, body.nbytes) for one in in_body.values()):
         return None
-    lead = bytes(body[: min(one.offset for _, one in placed)])
+    lead = bytes(body[: min(one.offset for one in in_body.values()) - begin])
     # A big-endian payload is swapped where it lies, and the lane touches none.
     is_swapped = exchange.body_format == "npy" and b">" in lead
     if is_swapped or len(head) + len(lead) > MAX_LEAD_BYTES:
         return None
     residents = {name: one for name, one in job.operands.items() if one.resident is not None}
-    out_at = -(-body.nbytes // SLOT_ALIGN) * SLOT_ALIGN
+    slot_at = begin - served.body_at
+    out_at = -(-(served.body_at + body.nbytes) // SLOT_ALIGN) * SLOT_ALIGN
     return Habit(
         form=form,
         lead=lead,
         nbytes=len(head) + body.nbytes,
+        body_at=served.body_at,
         body_bytes=body.nbytes,
         scope={name: value for name, value in scope.items() if name not in ("state", "extensions")},
         path=scope["path"],
         headers=exchange.headers,
         op=job.op,
         access=exchange.granted,
-        timeout_ns=int((call.timeout_ms or 0) * 1e6),
+        timeout_ns=served.timeout_ns,
         job=job,
         kind=number_of(job),
         resident_types=tuple((str(one.resident), one.type) for one in residents.values()),
         residents=residents,
-        placed=placed,
+        placed=tuple(
+            (name, Operand(one.type, one.offset - slot_at, fortran=one.fortran)) for name, one in in_body.items()
+        ),
         out_at=out_at,
         out_bytes=job.out.nbytes,
         slot_bytes=out_at + job.out.nbytes,
-        answer_lead=answer_lead,
+        answer_lead=served.answer_lead,
         answer_head=b"content-type: %b\r\ncontent-length: %d\r\nserver-timing: "
-        % (content_type.encode("ascii"), len(answer_lead) + job.out.nbytes),
+        % (served.content_type.encode("ascii"), len(served.answer_lead) + job.out.nbytes),
+        more_headers=served.more_headers,
     )
+
+
+def _is_within(operand: Operand, begin: int, nbytes: int) -> bool:
+    """Whether its bytes lie in the body, and neither in a region nor where numbers of a text were put."""
+    return operand.region is None and begin <= operand.offset <= begin + nbytes - operand.type.nbytes
 
 
 def number_of(job: Job) -> int:

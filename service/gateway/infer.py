@@ -25,12 +25,16 @@ from service.gateway.codecs.oip_header import OUTPUT
 from service.gateway.codecs.oip_request import InferRequest
 from service.gateway.coding import coding_of_answer, coding_of_body, deflate, inflate
 from service.gateway.compute import Computed, Task, run
-from service.gateway.context import Exchange, Gateway
+from service.gateway.context import Exchange, Gateway, exchange_of
+from service.gateway.habits import Served, habit_of, is_repeatable
 from service.gateway.reports import sent_by
 from service.gateway.shared_memory import check_allowed
 from service.ops import Op, TensorType
 
+# Of a body that came as it is.
+FORMAT = "oip"
 HEADER_LENGTH = "inference-header-content-length"
+BINARY = "application/octet-stream"
 _LENGTH = re.compile(r"\d{1,19}", re.ASCII)
 # Payloads begin on this: unaligned ones are copied to the device in smaller words, and with them their whole batch.
 ALIGN_BYTES = 64
@@ -104,6 +108,7 @@ async def _receive(
         lease = await inflate(lease, leases, coding, settings.max_body_bytes, lead_bytes)
     gateway.metrics.observe_load(gateway.admission.in_flight, gateway.arena)
     body = lease.view[lead_bytes:]
+    exchange.body_format, exchange.body_offset = FORMAT if coding is None else "", lease.offset + lead_bytes
     _check_lengths(gateway, header_bytes, body.nbytes)
     request = decode_request(op, body, lease.offset + lead_bytes, header_bytes, leases)
     exchange.receive_s = time.perf_counter() - began_s
@@ -177,8 +182,33 @@ async def answer(gateway: Gateway, exchange: Exchange, op: Op, inferred: Inferre
         headers |= {"content-encoding": coding, "vary": "accept-encoding"}
     return TensorResponse(
         chunks,
-        "application/json" if is_text else "application/octet-stream",
+        "application/json" if is_text else BINARY,
         headers,
         leases,
         sent_by(gateway, exchange, op.name),
     )
+
+
+def remember(gateway: Gateway, scope: Scope, inferred: Inferred, response: TensorResponse) -> None:
+    """Lets the connection answer the next such request by itself; see `habits`."""
+    exchange, chunks = exchange_of(scope), response.chunks
+    connection = exchange.incoming.connection
+    # One chunk is JSON, compressed, or went into a region.
+    if connection is None or not connection.repeated_head or len(chunks) == 1 or exchange.body_format != FORMAT:
+        return
+    if not is_repeatable(exchange, response.nbytes):
+        return
+    begin, answer_lead = exchange.body_offset, bytes(chunks[0])
+    served = Served(
+        inferred.computed.job,
+        gateway.arena.segment.view[begin : begin + exchange.received_bytes],
+        begin,
+        -(header_length(scope) or 0) % ALIGN_BYTES,
+        1000 * inferred.request.timeout_us,
+        BINARY,
+        answer_lead,
+        f"{HEADER_LENGTH}: {len(answer_lead)}\r\n",
+    )
+    habit = habit_of(connection.repeated_head, scope, exchange, served)
+    if habit is not None:
+        connection.remember(habit)

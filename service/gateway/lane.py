@@ -163,7 +163,7 @@ class Passage:
         habit, protocol = self._habit, self._protocol
         protocol.enter(self)
         gateway = self._lane.gateway
-        begun, begin = len(data) - habit.form.nbytes, self._lease.offset
+        begun, begin = len(data) - habit.form.nbytes, self._lease.offset + habit.body_at
         view = gateway.arena.segment.view
         view[begin : begin + begun] = memoryview(data)[habit.form.nbytes :]
         gateway.metrics.observe_load(gateway.admission.in_flight, gateway.arena)
@@ -229,6 +229,7 @@ class Passage:
             job.flops,
             job.moved_bytes,
             self._deadline_ns,
+            job.priority,
             kind=habit.kind,
         )
 
@@ -259,7 +260,7 @@ class Passage:
         exchange.timings, exchange.batch_size = done.timings, done.batch_size
         lines = (
             f"{server_timing(exchange.receive_s, done.timings)}\r\nx-batch-size: {done.batch_size}\r\n"
-            f"x-request-id: {exchange.request_id}\r\n{self._last_line()}\r\n"
+            f"{habit.more_headers}x-request-id: {exchange.request_id}\r\n{self._last_line()}\r\n"
         )
         out_at = self._lease.offset + habit.out_at
         result = lane.gateway.arena.segment.view[out_at : out_at + habit.out_bytes]
@@ -337,7 +338,7 @@ class Passage:
         self._protocol.replay(self, scope, body)
 
     def _body(self) -> memoryview:
-        begin = self._lease.offset
+        begin = self._lease.offset + self._habit.body_at
         return self._lane.gateway.arena.segment.view[begin : begin + self._habit.body_bytes]
 
 

@@ -12,7 +12,7 @@ from service.gateway.admission import Leases
 from service.gateway.answers import TensorResponse, describe_tensor, json_response, timing_headers
 from service.gateway.compute import Computed, compute
 from service.gateway.context import Exchange, Gateway, exchange_of
-from service.gateway.habits import habit_of, is_repeatable
+from service.gateway.habits import FORMATS, Served, habit_of, is_repeatable
 from service.gateway.middleware import ExchangeMiddleware
 from service.gateway.openapi import describe_op
 from service.gateway.query import Call, parse_call
@@ -79,15 +79,22 @@ async def _call(gateway: Gateway, op: Op, scope: Scope) -> Response:
 def _remember(gateway: Gateway, scope: Scope, call: Call, computed: Computed, response: TensorResponse) -> None:
     """Lets the connection answer the next such request by itself; see `habits`."""
     exchange = exchange_of(scope)
-    connection = exchange.incoming.connection
-    if connection is None or not connection.repeated_head or computed.codec is None:
+    connection, codec = exchange.incoming.connection, computed.codec
+    if connection is None or not connection.repeated_head or codec is None or codec.name not in FORMATS:
         return
-    if not is_repeatable(call, exchange, computed.codec, response.nbytes):
+    if exchange.body_format not in FORMATS or not is_repeatable(exchange, response.nbytes):
         return
     begin = exchange.body_offset
-    body = gateway.arena.segment.view[begin : begin + exchange.received_bytes]
-    found = (computed.job, body, computed.codec.content_type, bytes(response.chunks[0]))
-    habit = habit_of(connection.repeated_head, scope, call, exchange, found)
+    served = Served(
+        computed.job,
+        gateway.arena.segment.view[begin : begin + exchange.received_bytes],
+        begin,
+        0,
+        int((call.timeout_ms or 0) * 1e6),
+        codec.content_type,
+        bytes(response.chunks[0]),
+    )
+    habit = habit_of(connection.repeated_head, scope, exchange, served)
     if habit is not None:
         connection.remember(habit)
 

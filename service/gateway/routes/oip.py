@@ -12,7 +12,7 @@ from service.errors import Unavailable
 from service.gateway.answers import json_response
 from service.gateway.codecs.oip_answer import VERSION
 from service.gateway.context import Gateway, exchange_of
-from service.gateway.infer import answer, header_length, infer
+from service.gateway.infer import answer, header_length, infer, remember
 from service.gateway.metrics import collect_statistics
 from service.gateway.middleware import ExchangeMiddleware
 from service.gateway.models import configure_model, describe_model, describe_server, index_models, model_named
@@ -49,10 +49,13 @@ async def _infer(gateway: Gateway, op: Op, scope: Scope) -> Response:
     leases = gateway.admission.admit()
     try:
         inferred = await infer(gateway, exchange, op, header_length(scope), leases)
-        return await answer(gateway, exchange, op, inferred, leases)
+        response = await answer(gateway, exchange, op, inferred, leases)
+        remember(gateway, scope, inferred, response)
     except BaseException:
         leases.release()
         raise
+    else:
+        return response
 
 
 def router(gateway: Gateway) -> APIRouter:

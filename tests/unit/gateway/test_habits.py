@@ -10,7 +10,7 @@ import pytest
 from starlette.types import Message
 
 from service.gateway.auth import Access
-from service.gateway.codecs.formats import codec_for_accept, codec_for_body
+from service.gateway.codecs.formats import codec_for_body
 from service.gateway.codecs.payload import Codec
 from service.gateway.context import Exchange, Incoming
 from service.gateway.habits import (
@@ -18,14 +18,14 @@ from service.gateway.habits import (
     MAX_BODY_BYTES,
     MAX_LEAD_BYTES,
     Habit,
+    Served,
     habit_of,
     is_repeatable,
     number_of,
 )
 from service.gateway.heads import form_of
-from service.gateway.query import parse_call
 from service.messages import Job, Operand
-from service.ops import OPS, AddOptions, TensorType
+from service.ops import AddOptions, TensorType
 from tests.raw_http import head
 from tests.tensor_bodies import to_npy, to_safetensors
 
@@ -46,17 +46,14 @@ def exchange_with(headers: dict[str, str], *, form: str = "npy", nbytes: int = 1
     return exchange
 
 
-def repeatable(headers: dict[str, str] | None = None, **changed: Any) -> bool:
-    call = parse_call(OPS["add"], changed.get("query", b"b=@w"), None)
-    exchange = exchange_with(headers or {}, form=changed.get("form", "npy"), nbytes=changed.get("nbytes", 100))
-    return is_repeatable(call, exchange, changed.get("codec", NPY), changed.get("answer_nbytes", 100))
+def repeatable(headers: dict[str, str] | None = None, nbytes: int = 100, answer_nbytes: int = 100) -> bool:
+    return is_repeatable(exchange_with(headers or {}, nbytes=nbytes), answer_nbytes)
 
 
 def test_plain_requests_may_be_remembered() -> None:
     assert repeatable()
     assert repeatable({"connection": "Keep-Alive", "authorization": "Bearer tw_1", "accept": "*/*"})
     assert repeatable({"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "x-request-id": "1"})
-    assert repeatable(form="safetensors", codec=codec_for_accept("application/x-safetensors", None))
 
 
 @pytest.mark.parametrize("name", ["expect", "transfer-encoding", "content-encoding"])
@@ -67,12 +64,6 @@ def test_headers_that_change_the_way(name: str) -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"query": b"b=@w&store=@out"},
-        {"form": "npz"},
-        {"form": "json"},
-        {"form": ""},
-        {"codec": codec_for_accept("application/json", None)},
-        {"codec": codec_for_accept("application/x-npz", None)},
         {"nbytes": MAX_BODY_BYTES + 1},
         {"answer_nbytes": MAX_ANSWER_BYTES + 1},
         {"headers": {"connection": "close"}},
@@ -84,14 +75,16 @@ def test_requests_that_are_not_remembered(changed: dict[str, Any]) -> None:
     assert not repeatable(**changed)
 
 
-def habit_for(form: str, body: bytes, codec: Codec = NPY) -> Habit | None:
+def habit_for(form: str, body: bytes, codec: Codec = NPY, **changed: Any) -> Habit | None:
     placed = codec_for_body(None, body[:64]).decode(memoryview(bytearray(body)), BEGIN, _NoRoom())
     operands = {"b": RESIDENT, **{name or "a": Operand(one.type, one.offset) for name, one in placed.items()}}
+    operands |= changed.get("operands", {})
     job = Job(7, "add", operands, AddOptions(), A, 0, 12, 96)
     scope = {"path": "/v1/add", "method": "POST", "state": {"exchange": None}, "extensions": {}}
     exchange = exchange_with({}, form=form, nbytes=len(body))
-    call = parse_call(OPS["add"], b"b=@w&timeout_ms=5", None)
-    return habit_of(HEAD, scope, call, exchange, (job, memoryview(body), codec.content_type, b"lead"))
+    body_at = changed.get("body_at", 0)
+    served = Served(job, memoryview(body), BEGIN, body_at, 5_000_000, codec.content_type, b"lead", "more: 1\r\n")
+    return habit_of(HEAD, scope, exchange, served)
 
 
 class _NoRoom:
@@ -112,7 +105,26 @@ def test_a_habit_ends_where_the_first_tensor_begins() -> None:
     assert habit.slot_bytes == habit.out_at + 48 == habit.out_at + habit.out_bytes
     assert habit.timeout_ns == 5_000_000
     assert b"content-length: 52\r\n" in habit.answer_head
+    assert habit.more_headers == "more: 1\r\n"
     assert habit.scope == {"path": "/v1/add", "method": "POST"}
+
+
+def test_places_count_from_the_start_of_the_slot() -> None:
+    body = to_npy(np.arange(12, dtype=np.float32).reshape(3, 4))
+    habit = habit_for("npy", body, body_at=40)
+    assert habit is not None
+    assert habit.body_at == 40
+    assert habit.placed == (("a", Operand(A, 168)),)
+    assert habit.out_at >= 40 + len(body)
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [Operand(A, BEGIN - 48), Operand(A, BEGIN + 10**6), Operand(A, BEGIN + 140), Operand(A, BEGIN + 128, region="r")],
+)
+def test_a_tensor_that_is_not_in_the_body_makes_no_habit(elsewhere: Operand) -> None:
+    body = to_npy(np.arange(12, dtype=np.float32).reshape(3, 4))
+    assert habit_for("npy", body, operands={"bias": elsewhere}) is None
 
 
 def test_tensors_by_name_lie_where_their_header_says() -> None:
