@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -23,20 +22,17 @@ def test_import_contracts_hold() -> None:
 
 
 def test_a_gateway_loads_no_torch_and_loads_quickly() -> None:
-    code = "import sys, service.gateway.__main__; print(sorted(sys.modules), flush=True)"
-    best_s = float("inf")
-    # The machine may be busy: one of a few starts must be quick.
-    for _ in range(5):
-        began_s = time.perf_counter()
-        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT) as starting:
-            assert starting.stdout is not None
-            loaded = starting.stdout.readline()
-            best_s = min(best_s, time.perf_counter() - began_s)
-        assert starting.returncode == 0
-        assert "'service.gateway.app'" in loaded
-        for heavy in ("torch", "triton", "kernels", "pydantic_settings"):
-            assert f"'{heavy}'" not in loaded
-    assert best_s < 1.5
+    # What loading takes of a core: how long others kept the core is not the gateway's.
+    code = "import sys, time, service.gateway.__main__; print(time.process_time(), *sorted(sys.modules))"
+    spent_s = []
+    for _ in range(3):
+        done = run_python(code)
+        assert done.returncode == 0, done.stderr
+        spent, *modules = done.stdout.split()
+        spent_s.append(float(spent))
+        assert "service.gateway.app" in modules
+        assert not {"torch", "triton", "kernels", "pydantic_settings"} & set(modules)
+    assert min(spent_s) < 1.5
 
 
 def test_the_client_loads_no_server() -> None:
