@@ -45,6 +45,8 @@ class AsyncClient:
         self._max_retries = max_retries
         shared = _wire.client_headers(api_key, headers)
         self._http = httpx.AsyncClient(base_url=base_url, timeout=timeout, headers=shared, transport=transport)
+        http = self._http
+        self._url_of = _wire.Urls(lambda call: http.build_request("GET", call.path, params=call.query).url)
 
     @overload
     async def matmul(self, a: Operand, b: Operand, *, store: str, **options: Unpack[MatmulOptions]) -> TensorInfo: ...
@@ -152,7 +154,7 @@ class AsyncClient:
         body = bytearray()
         try:
             async with self._http.stream(
-                call.method, call.path, params=call.query, headers=call.headers, content=content
+                call.method, self._url_of(call), headers=call.headers, content=content
             ) as response:
                 async for chunk in response.aiter_bytes():
                     body += chunk

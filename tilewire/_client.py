@@ -47,6 +47,8 @@ class Client:
         self._max_retries = max_retries
         shared = _wire.client_headers(api_key, headers)
         self._http = httpx.Client(base_url=base_url, timeout=timeout, headers=shared, transport=transport)
+        http = self._http
+        self._url_of = _wire.Urls(lambda call: http.build_request("GET", call.path, params=call.query).url)
 
     @overload
     def matmul(self, a: Operand, b: Operand, *, store: str, **options: Unpack[MatmulOptions]) -> TensorInfo: ...
@@ -213,9 +215,7 @@ class Client:
         content = call.chunks() if call.parts else None
         body = bytearray()
         try:
-            with self._http.stream(
-                call.method, call.path, params=call.query, headers=call.headers, content=content
-            ) as response:
+            with self._http.stream(call.method, self._url_of(call), headers=call.headers, content=content) as response:
                 for chunk in response.iter_bytes():
                     body += chunk
         except httpx.TransportError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -22,6 +22,7 @@ _CHUNK_BYTES = 2**18
 _OPTIONAL_OPERANDS = ("bias", "a_scale", "b_scale")
 _RETRIED_STATUSES = (429, 503)
 _MAX_WAIT_S = 30.0
+_MAX_URLS = 256
 _NAME = re.compile(r"@?((?:[A-Za-z0-9._-]+/)*[A-Za-z0-9._-]+)", re.ASCII)
 _TIMING = re.compile(r"\s*([\w-]+)\s*;(?:[^,]*;)?\s*dur=([0-9.]+)")
 
@@ -45,11 +46,37 @@ class Call:
     parts: tuple[bytes | memoryview, ...] = ()
 
     def chunks(self) -> Iterator[Any]:
-        """The body in pieces that the network layer likes; views, not copies."""
-        for part in self.parts:
-            view = memoryview(part)
+        """The body in pieces that the network layer likes: one, where it is small; else views, not copies."""
+        views = [memoryview(part) for part in self.parts]
+        if sum(view.nbytes for view in views) <= _CHUNK_BYTES:
+            # Each piece is a write of its own, and the server reads as often.
+            yield b"".join(views)
+            return
+        for view in views:
             for start in range(0, view.nbytes, _CHUNK_BYTES):
                 yield view[start : start + _CHUNK_BYTES]
+
+
+class Urls:
+    """Whole addresses, worked out once for each path and query: httpx reads an address anew whenever it is put together.
+
+    Args:
+        build: Makes one.
+    """
+
+    def __init__(self, build: Callable[[Call], Any]) -> None:
+        self._build = build
+        self._known: dict[tuple[object, ...], Any] = {}
+
+    def __call__(self, call: Call) -> Any:
+        """The address of a call."""
+        key = (call.path, *call.query.items())
+        url = self._known.get(key)
+        if url is None:
+            if len(self._known) >= _MAX_URLS:
+                self._known.clear()
+            url = self._known[key] = self._build(call)
+        return url
 
 
 @dataclass(frozen=True, slots=True)

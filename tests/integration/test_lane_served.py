@@ -18,6 +18,7 @@ import httpx
 import numpy as np
 import pytest
 
+import tilewire
 from tests.api_keys import entry, keys_file
 from tests.collector import Collector, attributes_of, collecting
 from tests.conftest import StartServer
@@ -148,6 +149,14 @@ def test_ordinary_clients_take_the_lane(lane_client: httpx.Client) -> None:
             expected = x.astype(np.float64) @ W.astype(np.float64)
             np.testing.assert_allclose(decode(TYPES["npy"], response.content), expected, rtol=1e-4, atol=1e-4)
     assert settles(lane_client, lambda now: total(now, LANE, op="matmul") == before + 8)
+
+
+def test_our_own_client_takes_the_lane(lane_server: LiveServer, lane_client: httpx.Client) -> None:
+    before = total(scrape(lane_client), LANE, op="add")
+    with tilewire.Client(lane_server.url) as client:
+        for number in range(6):
+            np.testing.assert_array_equal(client.add(X * number, X, alpha=2), X * number + 2 * X)
+    assert settles(lane_client, lambda now: total(now, LANE, op="add") == before + 4)
 
 
 def test_each_request_is_counted_logged_and_traced_once(

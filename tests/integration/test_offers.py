@@ -73,6 +73,16 @@ def test_a_head_with_an_offer_may_come_before_its_body(connection: RawConnection
         check_sum(connection, expected)
 
 
+def test_a_client_that_waits_to_be_told_to_send_its_body(connection: RawConnection) -> None:
+    """As `curl --http2` does with a large body."""
+    for size in SIZES.values():
+        body, expected = pair(size)
+        connection.send(head("POST", "/v1/add", content_length=str(len(body)), expect="100-continue", **OFFER))
+        assert connection.answer().status == 100
+        connection.send(body)
+        check_sum(connection, expected)
+
+
 def test_chunks_behind_an_offer_are_read(connection: RawConnection) -> None:
     for _ in range(2):
         body, expected = pair(20)

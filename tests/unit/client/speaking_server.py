@@ -46,6 +46,16 @@ class SpeakingServer:
             return self.resident(request, path.removeprefix("/v1/tensors/"))
         return self.op(request, path.removeprefix("/v1/"))
 
+    def behind(self, prefix: str) -> Callable[[httpx.Request], httpx.Response]:
+        """The same behind a proxy that takes `prefix` off its paths."""
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            assert request.url.path.startswith(f"{prefix}/")
+            request.url = request.url.copy_with(path=request.url.path.removeprefix(prefix))
+            return self(request)
+
+        return answer
+
     def describe(self, name: str) -> dict[str, object]:
         tensor = self.tensors[name]
         times = {"created": "2026-11-21T09:00:00Z", "last_used": None, "hits": 3}

@@ -15,6 +15,8 @@ import pytest
 
 import tilewire
 from tests.unit.client.speaking_server import SpeakingServer, problem
+from tilewire import _wire
+from tilewire._arrays import from_safetensors
 
 Call = Callable[..., Any]
 EYE = np.eye(3, dtype=np.float32)
@@ -103,6 +105,26 @@ def test_strided_arrays(call: Call) -> None:
     array = np.arange(24).reshape(4, 6)[::2, ::-3].T
     call("put", "w", array)
     np.testing.assert_array_equal(call("get", "w"), array)
+
+
+@pytest.mark.parametrize(("num_elements", "num_pieces"), [(3, 1), (60_000, 1), (70_000, 3)])
+def test_small_bodies_go_in_one_piece(num_elements: int, num_pieces: int) -> None:
+    array = np.ones(num_elements, np.float32)
+    call = _wire.put_call("w", array)
+    pieces = [bytes(piece) for piece in call.chunks()]
+    assert len(pieces) == num_pieces
+    (sent,) = from_safetensors(bytearray(b"".join(pieces))).values()
+    np.testing.assert_array_equal(sent, array)
+
+
+def test_addresses_are_those_of_each_call(server: SpeakingServer) -> None:
+    client = tilewire.Client("http://tilewire.test/behind/", transport=httpx.MockTransport(server.behind("/behind")))
+    for alpha in [*range(300), 0, 1]:
+        np.testing.assert_array_equal(client.add(EYE, EYE, alpha=alpha), EYE * (1 + alpha))
+        assert str(server.requests[-1].url) == f"http://tilewire.test/v1/add?alpha={alpha}"
+    client.put("a/b.c", EYE)
+    assert server.requests[-1].url.path == "/v1/tensors/a/b.c"
+    assert client.tensors()[0].name == "a/b.c"
 
 
 def test_large_bodies_go_in_pieces_of_known_length(call: Call, server: SpeakingServer) -> None:
