@@ -59,7 +59,7 @@ class Connection(Protocol):
 
     @property
     def repeated_head(self) -> bytes:
-        """Request line and headers, when one of the last requests had the same; else nothing."""
+        """Request line and headers, when one of the last requests had the same but for its own values; else nothing."""
         ...
 
     def remember(self, habit: Habit) -> None:

@@ -1,4 +1,4 @@
-"""What a connection remembers of requests that may come again, byte for byte: `gateway.lane` answers such requests.
+"""What a connection remembers of requests that may come again but for their tensors: `gateway.lane` answers such requests.
 
 Owns the rules of what is remembered. A client that repeats itself sends the same head each time (`gateway.heads`), and the same
 header in front of its tensors; what follows from those bytes alone is worked out once. What may change meanwhile (keys,

@@ -150,7 +150,7 @@ class TilewireProtocol(HttpToolsProtocol):
         self.scope["extensions"] = {CONNECTION: connection}  # type: ignore[dict-item]
 
     def _repeated_head(self) -> bytes:
-        """The head of this request, when one of the last had the same and it began with its chunk."""
+        """The head of this request, when one of the last was of its form and it began with its chunk."""
         chunk, self._chunk = self._chunk, b""
         for form in self._heads:
             if form.own(chunk) is not None:
