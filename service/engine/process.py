@@ -1,0 +1,194 @@
+"""The engine process: `python -m service.engine`, started by the supervisor. Owns its life as named phases.
+
+`service.engine.__main__` has turned the garbage collector off, which is turned on when everything is imported.
+
+settings → device → gateways wait → residents, kernels, checks → ready → serve → drain → exit
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import socket
+from importlib.util import find_spec
+from pathlib import Path
+
+import structlog
+import torch
+import uvloop
+
+from service import __version__, child, log
+from service.engine.backends.contract import Backend, Identity, NotUsable, Preparation, Report
+from service.engine.backends.cpu import CpuBackend
+from service.engine.holdings import Holdings
+from service.engine.loop import EngineLoop
+from service.engine.mailbox import Mailbox
+from service.engine.meters.contract import NoMeter
+from service.engine.meters.opening import open_meter
+from service.engine.meters.sampler import Sampler
+from service.engine.metrics import EngineMetrics
+from service.engine.regions import Regions
+from service.engine.residents import Residents, TensorsDirError
+from service.engine.scheduler import Caps
+from service.engine.server import EngineServer
+from service.engine.vault import VaultWriter
+from service.engine.warmup import CannotStart, check_ops
+from service.process_settings import EngineSettings
+
+
+class DeviceError(Exception):
+    """The device that was asked for is not there."""
+
+
+class ServingCompile(Exception):
+    """A kernel was compiled while serving, and settings forbid that."""
+
+
+def open_backend(device: str, *, batch_invariant: bool) -> Backend:
+    """Chooses the backend for a device.
+
+    Args:
+        device: `auto`, `cpu`, `cpu:<n>` or `cuda:<n>`.
+        batch_invariant: As in `Settings`.
+
+    Raises:
+        DeviceError: No such device.
+    """
+    if device.startswith("cpu") or (device == "auto" and not torch.cuda.is_available()):
+        return CpuBackend("cpu" if device == "auto" else device)
+    name = "cuda:0" if device == "auto" else device
+    count = torch.cuda.device_count()
+    if int(name.partition(":")[2]) >= count:
+        raise DeviceError(f"device: {name} is not there; torch sees {count} GPU(s)")
+    if find_spec("triton") is None:
+        raise DeviceError(f"device: {name} needs Triton, which is not installed beside this torch")
+    # Imported here and not above: a machine without a GPU need not have Triton.
+    from service.engine.backends.gpu import GpuBackend  # noqa: PLC0415
+
+    return GpuBackend(name, batch_invariant=batch_invariant)
+
+
+def prepare(holdings: Holdings, settings: EngineSettings, logger: structlog.stdlib.BoundLogger, report: Report) -> None:
+    """All that comes before ready: residents, regions, kernels, and a look at what they compute.
+
+    Raises:
+        CannotStart: Why not.
+    """
+    metrics = holdings.metrics
+
+    def on_compile(op: str) -> None:
+        metrics.record_compile(op)
+        if metrics.is_serving:
+            logger.warning("a kernel was compiled while serving", op=op)
+            if settings.forbid_serving_compiles:
+                raise ServingCompile(f"a kernel of {op} was compiled while serving")
+
+    try:
+        fill(holdings, settings, report)
+        holdings.backend.warm_up(Preparation(settings.warmup, settings.tune_budget_s), report, on_compile)
+    except (NotUsable, TensorsDirError) as error:
+        raise CannotStart(str(error)) from error
+    check_ops(holdings.backend, report)
+    holdings.describe_kernels()
+    child.settle()
+
+
+def fill(holdings: Holdings, settings: EngineSettings, report: Report) -> None:
+    """Brings back residents, files first and then what clients changed since, and regions.
+
+    Raises:
+        TensorsDirError: A file that cannot be right.
+    """
+    residents = holdings.residents
+    if settings.tensors_dir is not None:
+        residents.load_folder(Path(settings.tensors_dir), lambda _name: report("residents", len(residents), 0))
+    for kept in settings.kept:
+        report("residents", len(residents), 0)
+        residents.restore(kept)
+    for region in settings.kept_regions:
+        holdings.regions.restore(region)
+    holdings.metrics.observe_residents(len(residents), residents.nbytes)
+
+
+def caps_of(settings: EngineSettings, identity: Identity) -> Caps:
+    """The scheduler's caps, in its units."""
+    # Whether torch's sums on a CPU depend on the number of rows is for its library to know.
+    is_alone = settings.batch_invariant and identity.backend == "cpu"
+    return Caps(
+        max_requests=1 if is_alone else settings.max_batch_requests,
+        max_rows=settings.max_batch_rows,
+        max_bytes=settings.max_batch_bytes,
+        max_seconds=settings.max_batch_ms / 1e3,
+        max_queue_delay_ns=int(settings.max_queue_delay_us * 1e3),
+    )
+
+
+def open_sampler(device: str, logger: structlog.stdlib.BoundLogger) -> Sampler | None:
+    """Starts showing what the device says of itself; where it cannot be asked, the metrics are absent."""
+    try:
+        sampler = Sampler(device, open_meter(device))
+    except NoMeter as error:
+        logger.info("no metrics of the device", reason=str(error))
+        return None
+    sampler.start()
+    return sampler
+
+
+async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) -> None:
+    """Runs the engine until it is drained."""
+    backend = open_backend(settings.device, batch_invariant=settings.batch_invariant)
+    gc.freeze()
+    gc.enable()
+    metrics = EngineMetrics(backend.identity, version=__version__, restarts=settings.restarts)
+    vault = VaultWriter(settings.vault_fd)
+    residents = Residents(backend, settings.resident_bytes, vault)
+    regions = Regions(backend, vault, max_bytes=settings.shared_memory_bytes, prefix=settings.shared_memory_prefix)
+    draining, ready = asyncio.Event(), asyncio.Event()
+    mailbox = Mailbox()
+    holdings = Holdings(backend, residents, regions, metrics)
+    engine = EngineLoop(
+        settings.index,
+        mailbox,
+        backend,
+        holdings,
+        metrics,
+        caps_of(settings, backend.identity),
+        poll_ns=int(settings.busy_poll_s * 1e9),
+    )
+    sampler = open_sampler(backend.identity.device, logger)
+    server = EngineServer(socket.socket(fileno=settings.listen_fd), mailbox)
+    accepting = asyncio.create_task(server.accept_forever())
+    loop = asyncio.get_running_loop()
+    engine.start(
+        lambda report: prepare(holdings, settings, logger, report), lambda: loop.call_soon_threadsafe(ready.set)
+    )
+    control = await child.connect_control(draining.set)
+    waits = [asyncio.create_task(event.wait()) for event in (ready, draining)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    if ready.is_set():
+        control.send(child.Ready(f"{backend.identity.backend}: {backend.identity.device_name}"))
+    await draining.wait()
+    accepting.cancel()
+    if sampler is not None:
+        sampler.stop()
+    await asyncio.to_thread(engine.stop)
+
+
+def main() -> int:
+    """Runs the process; returns its exit status."""
+    # A terminal's Ctrl-C and a container's SIGTERM are the supervisor's to handle: it drains us last.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    settings = child.read_settings(EngineSettings)
+    logger = log.configure(settings.log, process=f"engine-{settings.index}")
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(settings, logger))
+    except DeviceError as error:
+        logger.error("the engine cannot start", reason=str(error))  # noqa: TRY400  (the reason is the whole story)
+        return child.EXIT_CANNOT_START
+    finally:
+        logging.shutdown()
+    return 0
