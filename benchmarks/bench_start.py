@@ -31,6 +31,7 @@ import numpy as np
 
 import tilewire
 from benchmarks.machine import describe
+from benchmarks.stalls import LEAST_S, Stalls
 from tilewire import Client
 
 # A request may take this many times the median of its class.
@@ -79,6 +80,33 @@ class Asked:
         """The request in words."""
         operands = {name: f"{array.dtype}{list(array.shape)}" for name, array in self.operands.items()}
         return {"op": self.op, "operands": operands, "options": self.options}
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One request that was answered.
+
+    Attributes:
+        number: Which of them.
+        spent_s: For the client.
+        begin_s: By `time.monotonic`.
+        size: Its class.
+        asked: In words.
+        timings_ms: The server's, by stage.
+    """
+
+    number: int
+    spent_s: float
+    begin_s: float
+    size: str
+    asked: dict[str, Any]
+    timings_ms: dict[str, float]
+
+    def shown(self, ratio: float, stall_s: float) -> dict[str, Any]:
+        """For a report: `ratio` is to the median of its class; what does next to nothing waited for `stall_s` meanwhile."""
+        figures = {"number": self.number, "ms": round(self.spent_s * 1e3, 3), "ratio": round(ratio, 2)}
+        figures["machine_stood_still_ms"] = round(stall_s * 1e3, 3)
+        return figures | {"server_timing_ms": self.timings_ms} | self.asked
 
 
 def run(argv: list[str]) -> int:
@@ -155,54 +183,64 @@ def compiles_of(url: str) -> dict[str, float]:
 def ask_all(url: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Sends requests of distinct random shapes, one after another, and looks for those that waited for something.
 
-    After each comes a question that no engine hears of: what is slow there, too, is the machine or the gateway.
+    After each comes a question that no engine hears of: what is slow there, too, is the machine or the gateway. Processes
+    that do next to nothing run meanwhile, and keep when they had to wait.
     """
     chosen = random.Random(arguments.seed)
     generator = np.random.default_rng(arguments.seed)
-    spent: dict[str, list[float]] = defaultdict(list)
     failures: list[str] = []
-    slow: list[tuple[float, int, Asked, dict[str, float]]] = []
+    answered: list[Answered] = []
     without_engine: list[float] = []
-    with Client(url, timeout=CLIENT_TIMEOUT_S, max_retries=0) as client:
+    with Stalls() as stalls, Client(url, timeout=CLIENT_TIMEOUT_S, max_retries=0) as client:
         # Pauses of this process are not the server's.
         gc.disable()
         # The connection, and the client's own first time.
         client.add(np.ones(4, np.float32), np.ones(4, np.float32))
         for number in range(arguments.requests):
             asked = draw(chosen, generator, arguments.largest)
-            begin = time.perf_counter()
+            begin = time.monotonic()
             try:
                 answer = client.run(asked.op, asked.operands, **asked.options)
             except tilewire.TilewireError as error:
                 failures.append(f"{asked.op} {asked.options}: {error}")
                 continue
-            spent[asked.size].append(time.perf_counter() - begin)
-            one = spent[asked.size][-1], number, asked, dict(answer.timings_ms)
-            slow = sorted([*slow, one], key=lambda one: -one[0])[:SHOWN]
-            begin = time.perf_counter()
+            spent_s = time.monotonic() - begin
+            answered.append(Answered(number, spent_s, begin, asked.size, asked.shown(), dict(answer.timings_ms)))
+            begin = time.monotonic()
             client.live()
-            without_engine.append(time.perf_counter() - begin)
+            without_engine.append(time.monotonic() - begin)
+    print(f"{len(failures)} failed: {failures[:SHOWN]}")
+    return {"asked": arguments.requests, "failed": len(failures), "failures": failures[:SHOWN]} | judge(
+        answered, without_engine, stalls
+    )
+
+
+def judge(answered: list[Answered], without_engine: list[float], stalls: Stalls) -> dict[str, Any]:
+    """Who took much longer than others of the same size, and what else happened then; printed, and as results."""
+    spent: dict[str, list[float]] = defaultdict(list)
+    for each in answered:
+        spent[each.size].append(each.spent_s)
     classes = {name: summary(times) for name, times in sorted(spent.items()) if len(times) >= 10}
     control = summary(without_engine)
     for name, row in [*classes.items(), ("GET /v2/health/live", control)]:
         print(
             f"{name:<24}{row['count']:>6} p50 {row['p50_ms']:8.2f} ms  most {row['most_ms']:8.2f} ms  x{row['ratio']:.1f}"
         )
-    print(f"{len(failures)} failed; {sum(row['outliers'] for row in classes.values())} above {OUTLIER:g}x their median")
-    slowest = [
-        {"number": number, "ms": round(spent_s * 1e3, 3), "server_timing_ms": timings} | asked.shown()
-        for spent_s, number, asked, timings in slow
+    num_outliers = int(sum(row["outliers"] for row in classes.values()))
+    print(f"{num_outliers} above {OUTLIER:g}x their median; of what no engine hears of, {int(control['outliers'])}")
+    print(f"waited {LEAST_S * 1e3:g} ms or longer, though they did next to nothing: {stalls.summary()}")
+
+    def ratio(each: Answered) -> float:
+        return each.spent_s * 1e3 / classes[each.size]["p50_ms"] if each.size in classes else 0.0
+
+    # All outliers, and some to compare them with.
+    latest = [
+        each.shown(ratio(each), stalls.longest_s(each.begin_s, each.begin_s + each.spent_s))
+        for each in sorted(answered, key=ratio, reverse=True)[: num_outliers + SHOWN]
     ]
-    for line in (*failures[:SHOWN], *slowest):
+    for line in latest:
         print(line)
-    return {
-        "asked": arguments.requests,
-        "failed": len(failures),
-        "failures": failures[:SHOWN],
-        "classes": classes,
-        "without_engine": control,
-        "slowest": slowest,
-    }
+    return {"classes": classes, "without_engine": control, "machine_stood_still": stalls.summary(), "latest": latest}
 
 
 def summary(times: list[float]) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """Timing kernels on a GPU: interleaved, from CUDA graphs, over rotating operands. Knows no op.
 
 A graph of many calls hides the host's cost of a launch, for every contestant alike, so what is measured is the device.
-Contestants take turns within each round, so that clocks, heat and neighbours fall on all of them.
+Contestants take turns within each round, so that clocks, heat and neighbours fall on all of them, and every round another
+is first. Before the first runs one more, unmeasured: a device that is idle would wait for the host within the measurement.
 """
 
 from __future__ import annotations
@@ -49,9 +50,13 @@ def measure(
 
 
 def _rounds(runs: Mapping[str, _Run], rounds: int) -> dict[str, list[float]]:
-    samples: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        events = {name: run.start() for name, run in runs.items()}
+    names = list(runs)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds):
+        first = turn % len(names)
+        order = names[first:] + names[:first]
+        runs[order[-1]].start()
+        events = {name: runs[name].start() for name in order}
         torch.cuda.synchronize()
         for name, (begin, end) in events.items():
             samples[name].append(begin.elapsed_time(end) * 1000 / runs[name].num_calls)
@@ -72,6 +77,10 @@ class _Run:
             call(index)
         torch.cuda.synchronize()
         probe = _capture(call, num_sets, max(num_sets, 4))
+        # The first time it is sent to the device.
+        _timed(probe)
+        torch.cuda.synchronize()
+        _timed(probe)
         begin, end = _timed(probe)
         torch.cuda.synchronize()
         each_us = max(begin.elapsed_time(end) * 1000 / max(num_sets, 4), 0.5)

@@ -1,13 +1,14 @@
 """Finding the fastest of many configurations for one workload without timing all of them well. Pure but for `GpuBench`.
 
-Everything is launched once; what is near the fastest is timed in turns, briefly; what is nearest then, at length. So a
-hundred configurations take a fraction of a second, and figures that are compared closely come from the same rounds.
+Everything is launched twice by itself; what is near the fastest is timed in turns, briefly; what is nearest then, at
+length. So a hundred configurations take a fraction of a second, and figures that are compared closely come from the same
+rounds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -72,7 +73,9 @@ def race(
     heats = heats or Heats()
     must = tuple(dict.fromkeys(must))
     field = list(dict.fromkeys((*must, *configs)))
-    times = dict(zip(field, bench.once_us(workload, field), strict=True))
+    # Twice, since a call that something interrupted would look slow and not run again.
+    calls = [bench.once_us(workload, field) for _ in range(2)]
+    times = dict(zip(field, map(min, *calls), strict=True))
     limit = min(times.values(), default=math.inf) * heats.near + heats.slack_us
     near = [config for config in field if times[config] <= limit or (config in must and math.isfinite(times[config]))]
     times |= zip(near, bench.in_turns_us(workload, near, heats.rounds), strict=True)
@@ -81,8 +84,3 @@ def race(
         final = list(dict.fromkeys((*(config for config in must if config in near), *best)))
         times |= zip(final, bench.in_turns_us(workload, final, heats.final_rounds), strict=True)
     return {config: time_us for config, time_us in times.items() if math.isfinite(time_us)}
-
-
-def regret(times: Mapping[Config, float], chosen: Config) -> float:
-    """How many times the fastest's time `chosen` takes: 1 when it is the fastest."""
-    return times[chosen] / min(times.values())

@@ -111,13 +111,20 @@ def _blocks_of(entry: Mapping[str, Any]) -> str:
 
 
 def _softmaxes(table: Mapping[str, Any]) -> Iterator[Tuned]:
-    for item_bytes, entries in table.get("rows", {}).items():
+    for key, entries in table.get("rows", {}).items():
         for entry in entries:
             config = f"{entry['block_rows']} rows, {entry['num_warps']} warps"
-            yield Tuned("softmax", f"{item_bytes} bytes, up to {entry['block_n']} elements", config)
-    for item_bytes, entry in table.get("team", {}).items():
-        config = f"{entry['block_n']} elements a program, {entry['num_warps']} warps"
-        yield Tuned("softmax", f"{item_bytes} bytes, longer rows", config)
+            yield Tuned("softmax", f"{_reading(key)}, up to {entry['block_n']} elements", config)
+    for key, entry in table.get("team", {}).items():
+        if entry is not None:
+            config = f"{entry['block_n']} elements a program, {entry['num_warps']} warps"
+            yield Tuned("softmax", f"{_reading(key)}, longer rows", config)
+
+
+def _reading(key: str) -> str:
+    """A key of softmax's entries in words: bytes of an element, and whether it is read alone."""
+    item_bytes, _, alone = key.partition(" ")
+    return f"{item_bytes} bytes{' by elements' if alone else ''}"
 
 
 def _sums(entries: Any) -> Iterator[Tuned]:

@@ -6,6 +6,7 @@ Imports torch and Triton: the command line imports it by name, when the command 
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -42,6 +43,7 @@ def run(
     command = f"tilewire tune --ops {','.join(ops)} --budget-s {budget_s:g}"
     command += f" --shapes {shapes.name}" if shapes else ""
     options = Options(tuple(ops), budget_s, workloads, out, restart, command)
+    before = signal.signal(signal.SIGINT, _interrupt_once)
     try:
         with Shown(console) as shown:
             tuned = tune(device, options, shown.step)
@@ -55,8 +57,16 @@ def run(
     except KeyboardInterrupt:
         console.print("tune: interrupted; the same command goes on from here", markup=False)
         return EXIT_FAILED
+    finally:
+        signal.signal(signal.SIGINT, before)
     report(Console(), tuned)
     return 0
+
+
+def _interrupt_once(_signal: int, _frame: object) -> None:
+    """The first Ctrl-C ends the tuning; those that follow must not keep it from noting where it was."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def read(path: Path) -> tuple[Workload, ...]:

@@ -188,14 +188,19 @@ def arithmetic_of(problem: Problem) -> str:
     return {"int8": "int8", "float8_e4m3fn": "float8", "float8_e5m2": "float8"}.get(problem.dtype, "half")
 
 
-def is_possible(problem: Problem, config: Config, target: Target, *, is_plain: bool) -> bool:
-    """Whether there is a binary of `config` for `problem`, and its split of K leaves work for each program."""
+def is_sensible(problem: Problem, config: Config, target: Target) -> bool:
+    """Whether the kernel of `config` can read and write `problem`, and its split of K leaves work for each program."""
     if config.split_k > 1:
         steps, tiles = cdiv(problem.k, config.block_k), config.tiles(problem)
         is_too_fine = steps < 2 * config.split_k or tiles * config.split_k > MOST_WAVES * target.num_sms
         if is_too_fine or not can_split(config):
             return False
-    if config.kernel == "tma" and not (problem.is_padded_in and problem.is_aligned_out):
+    return config.kernel != "tma" or (problem.is_padded_in and problem.is_aligned_out)
+
+
+def is_possible(problem: Problem, config: Config, target: Target, *, is_plain: bool) -> bool:
+    """Whether there is a binary of `config` for `problem`, and using it is sensible."""
+    if not is_sensible(problem, config, target):
         return False
     family = family_of(problem, config, is_plain=is_plain)
     return replace(config, split_k=1) in built_for(family, target)

@@ -7,8 +7,9 @@ and when rows are too few to occupy the device each is split over programs.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kernels.tables import is_tuned, table_for
 from kernels.targets import Target
@@ -101,40 +102,85 @@ def members(target: Target) -> Iterator[tuple[Problem, Config]]:
             block_n = _shortest_block(problem)
             while block_n <= LONGEST_ROW:
                 yield problem, _choose_whole(replace(problem, rows=MANY_ROWS, n=block_n), target)
+                if dtype == out_dtype:
+                    yield from ((problem, config) for config in _more_blocks(problem, block_n, target))
                 block_n *= 2
             yield from ((problem, config) for config in (LOOP, SPLIT))
-            # Up to 16 programs of a row are merged by one binary, more by another.
-            for rows in (2, 32):
-                yield problem, _choose_long(replace(problem, n=rows * LONGEST_ROW), target)
+            team = team_of(target, ITEM_BYTES[dtype], is_aligned=is_aligned)
+            if team is not None:
+                # Up to 16 programs of a row are merged by one binary, more by another.
+                lengths = [max(programs * int(team["block_n"]), LONGEST_ROW + 1) for programs in (16, 17)]
+                yield from ((problem, _choose_long(replace(problem, n=length), target)) for length in lengths)
 
 
 def _choose_whole(problem: Problem, target: Target) -> Config:
     """Rows whole in registers, as measured for the next power of two, else 16 elements a thread."""
+    item_bytes = ITEM_BYTES[problem.dtype]
     block_n = max(power_of_two(problem.n), _shortest_block(problem))
-    if not problem.is_aligned and problem.rows <= FEW_ROWS_PER_SM * target.num_sms:
-        # Element by element, a block of many short rows is a long chain for each thread; few rows have programs to spare.
-        block_n = max(block_n, 1024 // ITEM_BYTES[problem.dtype])
-    measured = table_for(target).get("softmax", {}).get("rows", {}).get(str(ITEM_BYTES[problem.dtype]), ())
+    measured = rows_of(target, item_bytes, is_aligned=problem.is_aligned)
+    if not measured:
+        if problem.rows <= FEW_ROWS_PER_SM * target.num_sms and not problem.is_aligned:
+            # Element by element, a block of many short rows is a long chain for each thread; few rows have programs to spare.
+            block_n = max(block_n, 1024 // item_bytes)
+        measured = rows_of(target, item_bytes, is_aligned=True)
     for entry in measured:
         if entry["block_n"] == max(block_n, measured[0]["block_n"]):
-            block_rows = entry["block_rows"] * entry["block_n"] // block_n
-            return Config("row", block_rows, block_n, entry["num_warps"])
+            return _of_length(entry, block_n)
     if block_n <= 1024:
         return Config("row", 2048 // block_n, block_n, 4)
     return Config("row", 1, block_n, min(16, max(4, block_n // 512)))
 
 
+def _of_length(entry: Mapping[str, Any], block_n: int) -> Config:
+    """The blocks of `entry` for rows that may be shorter: as many elements, of more rows."""
+    return Config("row", entry["block_rows"] * entry["block_n"] // block_n, block_n, entry["num_warps"])
+
+
+def _more_blocks(problem: Problem, block_n: int, target: Target) -> Iterator[Config]:
+    """Second blocks for a length, which are better for more rows or for fewer. Costs choose them, the table alone does not."""
+    measured = rows_of(target, ITEM_BYTES[problem.dtype], is_aligned=problem.is_aligned)
+    for entry in measured:
+        if entry.get("is_more") and entry["block_n"] == max(block_n, measured[0]["block_n"]):
+            yield _of_length(entry, block_n)
+
+
 def _choose_long(problem: Problem, target: Target) -> Config:
     """A row over a team of programs where they can be kept together, else read twice."""
-    entry = table_for(target).get("softmax", {}).get("team", {}).get(str(ITEM_BYTES[problem.dtype]))
-    # Element by element, 16-bit rows spill in the registers of a team: measured more than twice slower than two reads.
-    if entry is not None and (problem.is_aligned or ITEM_BYTES[problem.dtype] == 4):
+    entry = team_of(target, ITEM_BYTES[problem.dtype], is_aligned=problem.is_aligned)
+    if entry is not None:
         team = -(-problem.n // entry["block_n"])
         # How many programs fit beside one another was only measured on the table's own device.
         programs_per_sm = entry["programs_per_sm"] if is_tuned(target) else 1
         if team <= min(MAX_SPLITS, target.num_sms * programs_per_sm):
             return Config("team", 1, entry["block_n"], entry["num_warps"], team, programs_per_sm)
     return without_team(problem, target)
+
+
+def entry_key(item_bytes: int, *, is_aligned: bool) -> str:
+    """What a table keeps blocks and teams by: bytes of an element, and how rows are read."""
+    return str(item_bytes) if is_aligned else f"{item_bytes} elements"
+
+
+def rows_of(target: Target, item_bytes: int, *, is_aligned: bool) -> list[dict[str, Any]]:
+    """The blocks that were measured for rows read so, by rising length, then second ones; nothing where none were."""
+    rows = table_for(target).get("softmax", {}).get("rows", {})
+    found: list[dict[str, Any]] = rows.get(entry_key(item_bytes, is_aligned=is_aligned), [])
+    return found
+
+
+def team_of(target: Target, item_bytes: int, *, is_aligned: bool) -> dict[str, Any] | None:
+    """The team for long rows read so; None where they are better read twice, or nothing was measured."""
+    return own_or_alike(table_for(target).get("softmax", {}).get("team", {}), item_bytes, is_aligned=is_aligned)
+
+
+def own_or_alike(teams: Mapping[str, Any], item_bytes: int, *, is_aligned: bool) -> dict[str, Any] | None:
+    """The entry of a table's `teams` for rows read so, which may say that there is none."""
+    key = entry_key(item_bytes, is_aligned=is_aligned)
+    if key not in teams and item_bytes == 4:
+        # What holds rows in 16-byte pieces also does element by element; 16-bit rows spill then, more than twice slower.
+        key = entry_key(item_bytes, is_aligned=True)
+    found: dict[str, Any] | None = teams.get(key)
+    return found
 
 
 def without_team(problem: Problem, target: Target) -> Config:

@@ -75,8 +75,8 @@ def _options(config: Config, target: Target) -> tuple[tuple[str, Any], ...]:
     options: dict[str, Any] = {"num_warps": config.num_warps}
     if config.kernel == "team":
         if target.backend == "cuda":
-            # All programs at once, or none; and few enough registers that all of them fit.
-            registers = 65536 // (32 * config.num_warps * config.programs_per_sm)
+            # All programs at once, or none; and few enough registers, of which a thread gets eight at a time, that all fit.
+            registers = 65536 // (32 * config.num_warps * config.programs_per_sm) // 8 * 8
             options |= {"launch_cooperative_grid": True, "maxnreg": min(255, registers)}
     elif target.has_overlap:
         options |= {"launch_pdl": True}

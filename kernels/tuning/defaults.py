@@ -23,7 +23,17 @@ _TALL = (
 _BATCHED = ((64, 128, 128, 128), (32, 1024, 1024, 1024), (256, 64, 64, 64))
 _ROW_LENGTHS = (4096, 1024, 8192, 2048, 256, 512, 16384, 32768, 781, 128)
 _LONG_ROWS = ((4096, 65536), (4096, 131072), (1, 1 << 20), (8, 32768), (64, 131072), (1, 50257))
-_ADD_SIZES = (1 << 20, 1 << 16, 1 << 24, 1 << 12, 1 << 22, 1 << 26, 1 << 18, 1 << 27, 1 << 14)
+# Read element by element, and of fewer rows: most lengths that people have are no multiple of anything.
+_ODD_ROWS = (
+    *((4096, 50257), (64, 50257), (1024, 1001), (512, 150), (8192, 150), (2048, 35163), (1024, 387), (256, 2379)),
+    *((1024, 30), (1024, 6001), (4096, 2379), (512, 1370), (256, 14001), (8192, 387), (128, 35997), (1024, 28001)),
+    *((16, 201), (4096, 65), (1024, 100001), (64, 11111)),
+)
+_ADD_SIZES = (
+    *(1 << 20, 1 << 16, 1 << 24, 1 << 12, 1 << 22, 1 << 26, 1 << 18, 1 << 27, 1 << 14),
+    # What is best for powers of two alone is not for the sizes between.
+    *(57_246, 204_280, 11_136, 700_001, 40_000, 3_000_001),
+)
 _KINDS = (
     Product(1, 1, 1, dtype="bfloat16"),
     Product(1, 1, 1, dtype="float32", precision="tf32", b_major="k"),
@@ -72,7 +82,7 @@ def _in_other_ways(kind: Product) -> Iterator[Product]:
 def _softmaxes() -> Iterator[Rows]:
     for dtype in ("float32", "bfloat16"):
         yield from (Rows(4096, n, dtype) for n in _ROW_LENGTHS)
-        yield from (Rows(rows, n, dtype) for rows, n in _LONG_ROWS)
+        yield from (Rows(rows, n, dtype) for rows, n in (*_LONG_ROWS, *_ODD_ROWS))
 
 
 def _additions() -> Iterator[Sum]:

@@ -75,11 +75,21 @@ def relearn(
         for key, found in learned.items():
             if key not in costs or key not in judged or found["held_out"]["geomean"] < judged[key]["geomean"]:
                 costs[key] = found
-        table = table | {"learned": {"date": dt.datetime.now(dt.UTC).date().isoformat(), "workloads": len(raced)}}
+        fresh = {key for key, found in learned.items() if costs.get(key) is found}
+        date = dt.datetime.now(dt.UTC).date().isoformat()
+        told = {"date": date, "workloads": len(raced), "keys": sorted(fresh)}
+        earlier = _still_used(before.get("learned", {}), set(costs) - fresh)
+        table = table | {"learned": told | ({"earlier": earlier} if earlier else {})}
     table = {key: value for key, value in table.items() if key != "costs"} | ({"costs": costs} if costs else {})
     target = replace(trial, name=f"{trial.name}, learned")
     install(target.name, table)
     return table, target
+
+
+def _still_used(learned: Table, keys: set[str]) -> list[Table]:
+    """What a table said of how costs were learned that it had before, as far as it is of `keys`; latest first."""
+    known = [{name: value for name, value in learned.items() if name != "earlier"}, *learned.get("earlier", [])]
+    return [each for each in known if each and keys & set(each.get("keys", keys))]
 
 
 def _judge(raced: Mapping[Workload, Times], trial: Target) -> dict[str, dict[str, float]]:
@@ -146,14 +156,18 @@ def _race(session: Session, trial: Target, ops: tuple[str, ...], num_workloads: 
 def in_turn(workloads: Iterable[Workload], goals: Sequence[int]) -> list[Workload]:
     """In the order in which they teach most, wherever time ends.
 
-    Each key is brought to the first goal, a number of its workloads, before any goes on to the second; the most valuable first.
+    Each key is brought to the first goal, a number of its workloads, before any goes on to the second, and past the last
+    goal to twice as many again and again; the most valuable first.
     """
+    listed = list(workloads)
+    doubled = itertools.takewhile(lambda goal: goal < len(listed), (goals[-1] << power for power in itertools.count(1)))
+    steps = (*goals, *doubled)
     ranks: Counter[str] = Counter()
     ranked = []
-    for workload in workloads:
+    for workload in listed:
         key = key_of(workload)
         place = _VALUABLE.index(key) if key in _VALUABLE else len(_VALUABLE)
-        ranked.append((bisect.bisect_right(goals, ranks[key]), place, workload))
+        ranked.append((bisect.bisect_right(steps, ranks[key]), place, workload))
         ranks[key] += 1
     return [workload for _, _, workload in sorted(ranked, key=lambda each: each[:2])]
 

@@ -1,4 +1,7 @@
-"""Tuning softmax: blocks for rows held whole, by length, and the team for longer ones. Launches nothing."""
+"""Tuning softmax: blocks for rows held whole, by length, and the team for longer ones. Launches nothing.
+
+Rows that are read in 16-byte pieces and rows that are read element by element have entries of their own.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,14 @@ from kernels.softmax.configs import (
     Config,
     Problem,
     choose_by_table,
+    entry_key,
     is_long,
+    own_or_alike,
     power_of_two,
+    rows_of,
+    team_of,
     without_team,
 )
-from kernels.tables import table_for
 from kernels.targets import Target
 from kernels.tuning import space
 from kernels.tuning.compiling import Recipe
@@ -31,6 +37,8 @@ Entry = dict[str, Any]
 # Shorter rows share the blocks of this length.
 _SHORTEST = 256
 _LENGTHS = tuple(1 << power for power in range(8, 16))
+# Rows read by elements, up to so many, have second blocks where these gain so much over the first alone.
+_LONGEST_MORE, _LEAST_MORE = 1024, 0.03
 
 
 class RowsPart:
@@ -38,20 +46,22 @@ class RowsPart:
 
     Args:
         item_bytes: of the input's dtype.
-        workloads: what it is tuned for; long rows and those that lie across memory are left out.
+        is_aligned: whether rows are read in pieces.
+        workloads: what it is tuned for; long rows, those read otherwise and those that lie across memory are left out.
         target: the device.
     """
 
     op = "softmax"
 
-    def __init__(self, item_bytes: int, workloads: Iterable[Rows], target: Target) -> None:
-        self.name = f"softmax {item_bytes} bytes"
+    def __init__(self, item_bytes: int, workloads: Iterable[Rows], target: Target, *, is_aligned: bool = True) -> None:
+        self.name = f"softmax {item_bytes} bytes{'' if is_aligned else ' by elements'}"
         self._item_bytes = item_bytes
+        self._is_aligned = is_aligned
         self._target = target
         self._workloads = [
             each
             for each in workloads
-            if ITEM_BYTES[each.dtype] == item_bytes and each.problem.is_contiguous and not is_long(each.problem, target)
+            if _is_like(each, item_bytes, is_aligned=is_aligned) and not is_long(each.problem, target)
         ]
         self._times: dict[int, dict[Rows, Times]] = defaultdict(dict)
 
@@ -59,51 +69,77 @@ class RowsPart:
         """Compile candidates and race them on each workload."""
         fields = {workload: self._field(workload) for workload in self._workloads}
         fitting = session.survivors(
-            Recipe(_family(workload.problem), config, self._target)
+            Recipe(family_of(workload.problem), config, self._target)
             for workload, field in fields.items()
             for config in field
         )
         for number, (workload, field) in enumerate(fields.items(), start=1):
             if session.is_over():
                 return
-            able = [each for each in field if Recipe(_family(workload.problem), each, self._target) in fitting]
+            able = [each for each in field if Recipe(family_of(workload.problem), each, self._target) in fitting]
             times = session.race(workload, able, must=[choose_by_table(workload.problem, self._target)])
             if times:
-                self._times[_length(workload)][workload] = times
+                self._times[length_of(workload)][workload] = times
             session.step("race", number, len(fields))
 
     def _field(self, workload: Rows) -> list[Config]:
-        return [_shortened(config, workload) for config in space.row_blocks(_length(workload), self._target)]
+        return [shortened(config, workload) for config in space.row_blocks(length_of(workload), self._target)]
 
     def select(self, banned: frozenset[Any]) -> list[Entry]:
         """The best blocks of each length, without `banned` configurations; what was chosen before where none is better."""
         if not self._times:
-            return list(_rows_of(self._target, self._item_bytes))
-        return [self._entry(block_n, banned) for block_n in _LENGTHS]
+            return rows_of(self._target, self._item_bytes, is_aligned=self._is_aligned)
+        first = [self._entry(block_n, banned) for block_n in _LENGTHS]
+        more = [
+            self._more(entry, banned) for entry in first if not self._is_aligned and entry["block_n"] <= _LONGEST_MORE
+        ]
+        return [*first, *filter(None, more)]
+
+    def _more(self, first: Entry, banned: frozenset[Any]) -> Entry | None:
+        """Blocks of the same length that are better than `first` for more rows or for fewer."""
+        block_n = first["block_n"]
+        measured = self._times[block_n]
+        now = Config("row", first["block_rows"], block_n, first["num_warps"])
+
+        def loss(config: Config) -> float:
+            both = [
+                [relative(times, shortened(each, workload)) for each in (now, config)]
+                for workload, times in measured.items()
+            ]
+            return geomean([min(pair) for pair in both])
+
+        best = min(self._able(block_n, banned), key=loss, default=now)
+        if not measured or loss(best) > loss(now) * (1 - _LEAST_MORE):
+            return None
+        return _entry_of(best) | {"is_more": True}
+
+    def _able(self, block_n: int, banned: frozenset[Any]) -> list[Config]:
+        measured = self._times[block_n]
+        return [
+            config
+            for config in space.row_blocks(block_n, self._target)
+            if not any(shortened(config, workload) in banned for workload in measured)
+        ]
 
     def _entry(self, block_n: int, banned: frozenset[Any]) -> Entry:
         dtype = next(name for name, size in ITEM_BYTES.items() if size == self._item_bytes)
         # Many rows, so that the longest are held whole too.
-        now = choose_by_table(Problem(1 << 20, block_n, dtype, dtype), self._target)
+        now = choose_by_table(Problem(1 << 20, block_n, dtype, dtype, is_aligned=self._is_aligned), self._target)
         measured = self._times[block_n]
 
         def loss(config: Config) -> float:
-            return geomean([relative(times, _shortened(config, workload)) for workload, times in measured.items()])
+            return geomean([relative(times, shortened(config, workload)) for workload, times in measured.items()])
 
-        able = [
-            config
-            for config in space.row_blocks(block_n, self._target)
-            if not any(_shortened(config, workload) in banned for workload in measured)
-        ]
-        best = min(able, key=loss, default=now) if measured else now
+        best = min(self._able(block_n, banned), key=loss, default=now) if measured else now
         if now not in banned and measured and loss(best) > loss(now) * (1 - LEAST_GAIN):
             best = now
-        return {"block_n": best.block_n, "block_rows": best.block_rows, "num_warps": best.num_warps}
+        return _entry_of(best)
 
     def place(self, table: Entry, entries: list[Entry]) -> None:
         """Put `entries` into `table`."""
         if entries:
-            table.setdefault("softmax", {}).setdefault("rows", {})[str(self._item_bytes)] = entries
+            key = entry_key(self._item_bytes, is_aligned=self._is_aligned)
+            table.setdefault("softmax", {}).setdefault("rows", {})[key] = entries
 
 
 class TeamPart:
@@ -111,20 +147,22 @@ class TeamPart:
 
     Args:
         item_bytes: of the input's dtype.
-        workloads: what it is tuned for; rows that one program holds are left out.
+        is_aligned: whether rows are read in pieces.
+        workloads: what it is tuned for; rows that one program holds, or that are read otherwise, are left out.
         target: the device.
     """
 
     op = "softmax"
 
-    def __init__(self, item_bytes: int, workloads: Iterable[Rows], target: Target) -> None:
-        self.name = f"softmax {item_bytes} bytes, long rows"
+    def __init__(self, item_bytes: int, workloads: Iterable[Rows], target: Target, *, is_aligned: bool = True) -> None:
+        self.name = f"softmax {item_bytes} bytes{'' if is_aligned else ' by elements'}, long rows"
         self._item_bytes = item_bytes
+        self._is_aligned = is_aligned
         self._target = target
         self._workloads = [
             each
             for each in workloads
-            if ITEM_BYTES[each.dtype] == item_bytes and each.problem.is_contiguous and is_long(each.problem, target)
+            if _is_like(each, item_bytes, is_aligned=is_aligned) and is_long(each.problem, target)
         ]
         self._times: dict[Rows, Times] = {}
 
@@ -132,14 +170,14 @@ class TeamPart:
         """Compile candidates and race them on each workload, beside reading rows twice."""
         fields = {workload: self._field(workload) for workload in self._workloads}
         fitting = session.survivors(
-            Recipe(_family(workload.problem), config, self._target)
+            Recipe(family_of(workload.problem), config, self._target)
             for workload, field in fields.items()
             for config in field
         )
         for number, (workload, field) in enumerate(fields.items(), start=1):
             if session.is_over():
                 return
-            able = [each for each in field if Recipe(_family(workload.problem), each, self._target) in fitting]
+            able = [each for each in field if Recipe(family_of(workload.problem), each, self._target) in fitting]
             must = [choose_by_table(workload.problem, self._target), without_team(workload.problem, self._target)]
             times = session.race(workload, able, must=must)
             if times:
@@ -147,12 +185,12 @@ class TeamPart:
             session.step("race", number, len(fields))
 
     def _field(self, workload: Rows) -> list[Config]:
-        teams = (_teamed(config, workload, self._target) for config in space.teams(workload.dtype, self._target))
+        teams = (teamed(config, workload, self._target) for config in space.teams(workload.dtype, self._target))
         return [config for config in teams if config is not None]
 
     def select(self, banned: frozenset[Any]) -> list[Entry]:
         """The best team, if one is better than reading rows twice; the old one where nothing was measured."""
-        old = table_for(self._target).get("softmax", {}).get("team", {}).get(str(self._item_bytes))
+        old = team_of(self._target, self._item_bytes, is_aligned=self._is_aligned)
         if not self._times:
             return [old] if old else []
         dtype = self._workloads[0].dtype
@@ -175,38 +213,46 @@ class TeamPart:
         return [{name: getattr(best, name) for name in names}]
 
     def _would_take(self, workload: Rows, team: Config | None) -> Config:
-        taken = _teamed(team, workload, self._target) if team else None
+        taken = teamed(team, workload, self._target) if team else None
         return taken or without_team(workload.problem, self._target)
 
     def place(self, table: Entry, entries: list[Entry]) -> None:
         """Put `entries` into `table`."""
         teams = table.setdefault("softmax", {}).setdefault("team", {})
-        teams.pop(str(self._item_bytes), None)
-        if entries:
-            teams[str(self._item_bytes)] = entries[0]
+        key = entry_key(self._item_bytes, is_aligned=self._is_aligned)
+        teams.pop(key, None)
+        wanted = entries[0] if entries else None
+        if own_or_alike(teams, self._item_bytes, is_aligned=self._is_aligned) != wanted:
+            teams[key] = wanted
 
 
-def _family(problem: Problem) -> Problem:
+def family_of(problem: Problem) -> Problem:
     """What of a problem its binaries depend on."""
     return replace(problem, rows=1, n=1)
 
 
-def _rows_of(target: Target, item_bytes: int) -> list[Entry]:
-    found: list[Entry] = table_for(target).get("softmax", {}).get("rows", {}).get(str(item_bytes), [])
-    return found
+def _entry_of(config: Config) -> Entry:
+    return {"block_n": config.block_n, "block_rows": config.block_rows, "num_warps": config.num_warps}
 
 
-def _length(workload: Rows) -> int:
+def _is_like(workload: Rows, item_bytes: int, *, is_aligned: bool) -> bool:
+    problem = workload.problem
+    return problem.is_contiguous and problem.is_aligned == is_aligned and ITEM_BYTES[workload.dtype] == item_bytes
+
+
+def length_of(workload: Rows) -> int:
+    """The length of blocks that hold the rows of `workload`."""
     return max(_SHORTEST, power_of_two(workload.n))
 
 
-def _shortened(config: Config, workload: Rows) -> Config:
+def shortened(config: Config, workload: Rows) -> Config:
     """The blocks of `config` for rows that are shorter than the shortest entry."""
     block_n = min(config.block_n, power_of_two(workload.n))
     return replace(config, block_n=block_n, block_rows=config.block_rows * config.block_n // block_n)
 
 
-def _teamed(config: Config, workload: Rows, target: Target) -> Config | None:
+def teamed(config: Config, workload: Rows, target: Target) -> Config | None:
+    """The team of `config` for these rows; None where it has no room on the device."""
     team = -(-workload.n // config.block_n)
     has_room = team <= min(MAX_SPLITS, target.num_sms * config.programs_per_sm)
     return replace(config, splits=team) if has_room else None

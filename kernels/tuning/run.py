@@ -6,6 +6,7 @@ Runs in a process of its own, on the thread that calls it; candidates are compil
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -170,8 +171,10 @@ def parts_of(workloads: Sequence[Workload], target: Target) -> tuple[list[Part],
     first, *others = (name for name in _WEIGHTS if name not in ("softmax", "add") and _can(name, target))
     named += _product_parts(first, products, target)
     if rows:
-        for item_bytes in (4, 2):
-            named += [("softmax", RowsPart(item_bytes, rows, target)), ("softmax", TeamPart(item_bytes, rows, target))]
+        for item_bytes, is_aligned in itertools.product((4, 2), (True, False)):
+            named += [
+                ("softmax", kind(item_bytes, rows, target, is_aligned=is_aligned)) for kind in (RowsPart, TeamPart)
+            ]
     if sums:
         named.append(("add", AddPart(sums, target)))
     for arithmetic in others:
@@ -203,6 +206,7 @@ def _describe(table: Table, session: Session, device: Device, options: Options, 
         stream_us = session.hot_us(_STREAM, chosen(_STREAM, session.target))
         table.pop("roofline", None)
         table["model"]["bandwidth_gbs"] = round(_READ_SHARE * _STREAM.num_bytes / stream_us / 1e3)
+    earlier = earlier_of(table, device, options.ops)
     table["device"] = device.name
     table["measured"] = {
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
@@ -210,5 +214,15 @@ def _describe(table: Table, session: Session, device: Device, options: Options, 
         "torch": torch.__version__,
         "triton": triton.__version__,
         "how": f"CUDA graphs, interleaved, medians: {options.command or 'kernels.tuning'}",
+        "ops": list(options.ops),
         "gains": {each.op: [each.num_workloads, round(each.geomean, 4), round(each.least, 4)] for each in summaries},
-    }
+    } | ({"earlier": earlier} if earlier else {})
+
+
+def earlier_of(table: Table, device: Device, ops: Sequence[str]) -> list[Table]:
+    """Where those parts of `table` come from that a tuning of `ops` on `device` leaves as they are, latest first."""
+    if table.get("device") != device.name or "measured" not in table:
+        return []
+    latest = {key: value for key, value in table["measured"].items() if key != "earlier"}
+    known = [latest, *table["measured"].get("earlier", [])]
+    return [each for each in known if set(each.get("ops", OPS)) - set(ops)]

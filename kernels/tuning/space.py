@@ -138,7 +138,7 @@ def teams(dtype: str, target: Target) -> Iterator[SoftmaxConfig]:
     """Configurations of softmax that hold a row in a team of programs; nothing where teams cannot be kept together."""
     if target.backend != "cuda":
         return
-    for block_n, num_warps, programs in itertools.product((4096, 8192, 16384), (4, 8, 16, 32), (1, 2, 4, 8)):
+    for block_n, num_warps, programs in itertools.product((4096, 8192, 16384), (4, 8, 16, 32), (1, 2, 3, 4, 7, 8)):
         held, registers = block_n // (32 * num_warps), 65536 // (32 * num_warps * programs)
         fits = 32 * num_warps * programs <= 2048 and registers >= held * SOFTMAX_ITEM_BYTES[dtype] // 4 + 24
         if fits and 8 <= held <= 64:

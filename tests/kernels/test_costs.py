@@ -134,16 +134,18 @@ def measured():
 
 
 def test_choices_are_near_the_best_of_what_was_measured():
-    """On an H100 80GB HBM3 (torch 2.11.0, Triton 3.6.0, 2026-11-21): every twentieth workload, which nothing was fitted to."""
-    regrets, by_table = [], []
+    """On an H100 80GB HBM3 (torch 2.11.0, Triton 3.6.0, 2026-11-21 and -22): every twentieth workload, left out of the fit."""
+    regrets, by_table, num_workloads = [], [], 0
     for workload, times in measured():
         us = {name: times.get(str(of(workload, H100))) for name, of in (("ours", chosen), ("table", choice_by_table))}
+        num_workloads += bool(key_of(workload))
+        # A single call that something interrupted says nothing of a choice.
         if us["ours"] is not None and us["table"] is not None:
             regrets.append(us["ours"] / min(times.values()))
             by_table.append(us["table"] / min(times.values()))
-    assert len(regrets) >= 90
-    assert geomean(regrets) < 1.03 < 1.06 < geomean(by_table)
-    assert sum(each <= 1.1 for each in regrets) >= 0.9 * len(regrets)
+    assert len(regrets) >= 0.95 * num_workloads > 130
+    assert geomean(regrets) < 1.02 < 1.05 < geomean(by_table)
+    assert sum(each <= 1.1 for each in regrets) >= 0.92 * len(regrets)
 
 
 def test_softmax_of_any_rows_is_given_a_block_that_holds_them():

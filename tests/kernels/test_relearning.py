@@ -66,6 +66,9 @@ def test_every_key_reaches_one_goal_before_the_next_and_the_most_valuable_is_fir
     assert Counter(keys[: 5 * len(all_keys)]) == dict.fromkeys(all_keys, 5)
     second = keys[5 * len(all_keys) :]
     assert second[:30] == ["matmul half"] * 15 + ["matmul ieee"] * 15
+    # Past the last goal none runs away either.
+    past = [place for place, key in enumerate(keys) if key == "matmul half"][40]
+    assert all(Counter(keys[:past])[key] >= min(40, count) for key, count in Counter(keys).items())
     assert [each for each in ordered if key_of(each) == "matmul half"] == [
         each for each in drawn if key_of(each) == "matmul half"
     ]

@@ -1,7 +1,6 @@
 """Tuning on pretended devices: what it writes is a table that dispatch can use, whatever happens on the way."""
 
 import dataclasses
-import itertools
 import json
 import logging
 import os
@@ -24,44 +23,18 @@ from kernels.matmul.members import members as matmul_members
 from kernels.matmul.table import config_of
 from kernels.matmul.variants import build
 from kernels.softmax.configs import members as softmax_members
-from kernels.tables import install, table_for
+from kernels.tables import table_for
 from kernels.targets import KNOWN
 from kernels.tuning.compiling import Facts, Recipe
 from kernels.tuning.defaults import defaults
 from kernels.tuning.relearning import choice_by_table
-from kernels.tuning.run import Options, TuneError, tune_with
+from kernels.tuning.run import TuneError
 from kernels.tuning.selection import keep_few, relative
-from kernels.workloads import Product, Rows, Sum, Workload
-from tests.kernels.tuning_fakes import FITS, FakeBench, FakeCompiler, device
+from kernels.workloads import Product, Rows
+from tests.kernels.tuning_fakes import FEW, FITS, FakeBench, FakeCompiler, run, with_table
 
 H100 = KNOWN["nvidia_h100"]
-FEW: tuple[Workload, ...] = (
-    *(Product(m, n, k) for m, n, k in ((4096, 4096, 4096), (512, 512, 512), (1024, 1024, 4096), (128, 128, 16384))),
-    Product(2048, 2048, 2048, a_major="m"),
-    Product(300, 200, 100, batch=3),
-    *(Product(m, 4096, 4096) for m in (1, 16, 32, 64)),
-    Product(16, 512, 512),
-    *(Rows(4096, n, dtype) for n in (128, 1024, 4096) for dtype in ("float32", "bfloat16")),
-    Rows(4096, 65536),
-    Rows(1, 1 << 20),
-    *(Sum(1, n) for n in (1 << 12, 1 << 18, 1 << 22, 1 << 26)),
-)
 IEEE = tuple(Product(m, 1024, 1024, dtype="float32") for m in (8, 48, 1024))
-numbers = itertools.count()
-
-
-def run(tmp_path, name="nvidia_h100", workloads=FEW, *, bench=None, compiler=None, **options):
-    path = tmp_path / f"{name}.json"
-    wanted = Options(workloads=workloads, out=path, **({"budget_s": 3600.0, "num_learned": 0} | options))
-    tuned = tune_with(device(name), wanted, bench or FakeBench(), compiler or FakeCompiler(), lambda step: None)
-    return tuned, json.loads(path.read_text())
-
-
-def with_table(name, table):
-    """A target that has `table`."""
-    target = dataclasses.replace(KNOWN[name], name=f"test card {next(numbers)}")
-    install(target.name, table)
-    return target
 
 
 def test_the_table_says_where_it_comes_from_and_dispatch_reads_it(tmp_path):

@@ -1,14 +1,32 @@
 """Pretended devices for the tests of tuning: how long a configuration takes is computed, and nothing is compiled."""
 
+import dataclasses
 import hashlib
+import itertools
+import json
 import math
 
 from kernels.matmul.configs import Config as MatmulConfig
+from kernels.tables import install
 from kernels.targets import KNOWN
 from kernels.tuning.compiling import Facts
 from kernels.tuning.crew import Failure
 from kernels.tuning.provenance import Device
+from kernels.tuning.run import Options, tune_with
+from kernels.workloads import Product, Rows, Sum, Workload
 
+FEW: tuple[Workload, ...] = (
+    *(Product(m, n, k) for m, n, k in ((4096, 4096, 4096), (512, 512, 512), (1024, 1024, 4096), (128, 128, 16384))),
+    Product(2048, 2048, 2048, a_major="m"),
+    Product(300, 200, 100, batch=3),
+    *(Product(m, 4096, 4096) for m in (1, 16, 32, 64)),
+    Product(16, 512, 512),
+    *(Rows(4096, n, dtype) for n in (128, 1024, 4096) for dtype in ("float32", "bfloat16")),
+    Rows(4096, 65536),
+    Rows(1, 1 << 20),
+    *(Sum(1, n) for n in (1 << 12, 1 << 18, 1 << 22, 1 << 26)),
+)
+numbers = itertools.count()
 FITS = Facts(shared_bytes=30000, registers=100, spilled_bytes=0, num_threads=128)
 
 
@@ -63,3 +81,17 @@ class FakeBench:
 
     def hot_us(self, workload, config):
         return self.us(workload, config)
+
+
+def run(tmp_path, name="nvidia_h100", workloads=FEW, *, bench=None, compiler=None, **options):
+    path = tmp_path / f"{name}.json"
+    wanted = Options(workloads=workloads, out=path, **({"budget_s": 3600.0, "num_learned": 0} | options))
+    tuned = tune_with(device(name), wanted, bench or FakeBench(), compiler or FakeCompiler(), lambda step: None)
+    return tuned, json.loads(path.read_text())
+
+
+def with_table(name, table):
+    """A target that has `table`."""
+    target = dataclasses.replace(KNOWN[name], name=f"test card {next(numbers)}")
+    install(target.name, table)
+    return target

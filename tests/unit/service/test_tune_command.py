@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -99,3 +100,15 @@ def test_progress_names_the_part_and_counts() -> None:
         shown.step(Step("matmul half", "race", 4, 40))
     assert "matmul half: race" in text.getvalue()
     assert "4/40" in text.getvalue()
+
+
+def test_a_second_ctrl_c_does_not_interrupt_what_the_first_began() -> None:
+    from service.tune_command import _interrupt_once
+
+    before = signal.signal(signal.SIGINT, _interrupt_once)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
