@@ -99,8 +99,8 @@ class Stalls:
 def _watch(pipe: Connection, kind: str) -> None:
     act = KINDS[kind]
     found: list[Stall] = []
-    pipe.send(None)
     before = looked = time.monotonic()
+    pipe.send(None)
     while True:
         act()
         now = time.monotonic()
@@ -109,6 +109,6 @@ def _watch(pipe: Connection, kind: str) -> None:
         if now - looked >= _LOOK_EVERY_S:
             if pipe.poll():
                 break
-            looked = now = time.monotonic()
+            looked = now
         before = now
     pipe.send(found)

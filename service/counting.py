@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -62,6 +62,15 @@ class BufferedHistogram:
         self._histogram = Histogram(name, text, labels, buckets=bounds, registry=registry)
         self._bounds = list(bounds)
         self._pending: dict[Labels, tuple[list[int], list[float]]] = {}
+
+    def prepare(self, every: Iterable[Labels]) -> None:
+        """Begins the series of these label values at 0.
+
+        In multiprocess mode the first of a series takes milliseconds, for an entry in a file for each bucket and now and
+        then a larger file: better before anyone waits.
+        """
+        for labels in every:
+            self._histogram.labels(*labels)
 
     def observe(self, labels: Labels, value: float, times: int = 1) -> None:
         """Adds an observation of these label values, or several of the same value."""

@@ -19,6 +19,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from service.counting import BufferedCounter
 from service.messages import Timings
+from service.ops import OPS
 
 PREFIX = "statistics_"
 _REQUESTS, _REQUEST_NS = "statistics_requests", "statistics_request_ns"
@@ -145,6 +146,9 @@ class LaunchStatistics:
         self._launches = BufferedCounter(_LAUNCHES, "Launches.", ("op", "batch_size"), registry)
         self._launch_ns = BufferedCounter(_LAUNCH_NS, "Their time.", ("op", "batch_size", "part"), registry)
         self._last = Gauge(_LAST, "When the last one ended.", ("op",), multiprocess_mode="max", registry=registry)
+        for op in OPS:
+            # From 0, so that its file is there when the first launch ends.
+            self._last.labels(op)
         self._last_ms: dict[str, int] = {}
 
     def count(self, op: str, num_requests: int, timings: Timings) -> None:

@@ -5,6 +5,7 @@ prometheus_client's multiprocess mode writes them to files that any gateway adds
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 
@@ -13,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from service.counting import SECONDS_BUCKETS, BufferedCounter, BufferedHistogram
 from service.engine.backends.contract import Identity
 from service.messages import Job, Timings
+from service.ops import OPS
 from service.statistics import LaunchStatistics
 
 REQUESTS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -46,6 +48,12 @@ class EngineMetrics:
             BANDWIDTH_BUCKETS,
             registry,
         )
+        # What every engine has sooner or later begins now: the first request of its kind would wait for it.
+        stages = ("queue", "kernel") if identity.backend == "cpu" else ("queue", "h2d", "kernel", "d2h")
+        self._stage_seconds.prepare(itertools.product(OPS, stages))
+        self._batch_requests.prepare((op,) for op in OPS)
+        self._tflops.prepare((dtype,) for dtype in OPS["matmul"].dtypes)
+        self._bandwidth.prepare((op,) for op in OPS if op != "matmul")
         self._flops = BufferedCounter("tilewire_flops_total", "Operations done.", ("op", "dtype"), registry)
         self._kernel_seconds = BufferedCounter(
             "tilewire_kernel_seconds_total", "Time that kernels ran.", ("op", "dtype"), registry

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import re
 import struct
 from collections.abc import Callable, Iterable
@@ -71,6 +72,9 @@ class GatewayMetrics:
             SECONDS_BUCKETS,
             registry,
         )
+        # The first request of an op would wait for it.
+        self._duration.prepare((op,) for op in OPS)
+        self._stages.prepare(itertools.product(OPS, ("receive", "send")))
         self._received = BufferedCounter("tilewire_request_bytes_total", "Bytes of bodies.", ("op",), registry)
         self._sent = BufferedCounter("tilewire_response_bytes_total", "Bytes of answers.", ("op",), registry)
         self._lane = BufferedCounter(

@@ -96,6 +96,24 @@ def test_openmetrics_for_a_scraper_that_takes_it(used: httpx.Client) -> None:
     assert METRICS.keys() <= {family.name for family in openmetrics_families(response.text)}
 
 
+def test_no_histogram_begins_with_a_request(start_server: StartServer) -> None:
+    """Beginning one takes milliseconds, in the gateway's and in the engine's one thread: it is done before ready."""
+
+    def series(client: httpx.Client) -> set[str]:
+        return {line.rpartition(" ")[0] for line in client.get("/metrics").text.splitlines() if "_bucket{" in line}
+
+    server = start_server("--gateways", "1")
+    with server.client() as client:
+        before = series(client)
+        for op, body in (("matmul", ONES), ("add", ONES), ("softmax", ROW)):
+            assert client.post(f"/v1/{op}", content=body).status_code == 200
+        for op in ("matmul", "add", "softmax"):
+            assert settles(client, lambda now, op=op: total(now, "tilewire_batch_requests_sum", op=op) > 0)  # type: ignore[misc]
+        assert settles(client, lambda now: total(now, "tilewire_request_duration_seconds_count") >= 3)
+        assert any('op="softmax"' in line for line in before)
+        assert series(client) == before
+
+
 def test_they_count_what_happened(start_server: StartServer) -> None:
     server = start_server("--gateways", "2", "--arena-bytes", "16MiB")
     matmul = to_safetensors({"a": np.ones((8, 16), np.float16), "b": np.ones((16, 4), np.float16)})

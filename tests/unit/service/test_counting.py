@@ -37,6 +37,17 @@ def test_a_value_on_a_bound_is_in_its_bucket() -> None:
     assert registry.get_sample_value("n_bucket", {"op": "x", "le": "1.0"}) == 1
 
 
+def test_a_prepared_histogram_is_there_with_nothing_in_it() -> None:
+    registry = CollectorRegistry()
+    histogram = BufferedHistogram("n", "t", ("op",), (1, 2), registry)
+    histogram.prepare([("x",), ("y",)])
+    assert registry.get_sample_value("n_count", {"op": "y"}) == 0
+    histogram.observe(("y",), 1.5)
+    histogram.flush()
+    assert registry.get_sample_value("n_bucket", {"op": "y", "le": "2.0"}) == 1
+    assert registry.get_sample_value("n_count", {"op": "x"}) == 0
+
+
 def test_a_counter_is_handed_over_once() -> None:
     registry = CollectorRegistry()
     counter = BufferedCounter("n", "t", ("op",), registry)
