@@ -45,7 +45,7 @@ arch: $(VENV)/.dev ## the import contracts
 	$(BIN)/lint-imports
 
 docs: $(VENV)/.dev ## write what is generated: docs/configuration.md
-	$(BIN)/python -m service.configuration_doc > docs/configuration.md
+	$(BIN)/python -m tilewire.service.cli.configuration_doc > docs/configuration.md
 
 many: $(VENV)/.dev ## a hundred thousand different requests, every answer compared
 	MANY_REQUESTS=100000 $(BIN)/python -m pytest tests/integration/test_many_requests.py $(PYTEST_ARGS)
@@ -57,8 +57,8 @@ gpu-test: $(VENV)/.dev ## the tests that need a GPU
 	$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
 
 screenshot: $(VENV)/.dev ## the console's pictures in the documents, of a real run on this machine's CPU; needs Chromium
-	$(BIN)/python -m tests.console_picture docs/console.png
-	$(BIN)/python -m tests.console_picture docs/console-phone.png --scheme dark --phone
+	$(BIN)/python -m tests.support.console_picture docs/console.png
+	$(BIN)/python -m tests.support.console_picture docs/console-phone.png --scheme dark --phone
 
 image-test: ## build the container image with buildah and try it; root, Debian's buildah and debootstrap
 	$(PYTHON) deploy/try_image.py $(IMAGE_ARGS)

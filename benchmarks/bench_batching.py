@@ -30,7 +30,7 @@ import tilewire
 from benchmarks.command import command_of
 from benchmarks.load import Call, Load, run_load
 from benchmarks.svg import Series, plot
-from service.launch import running_server
+from tilewire.service.cli.launch import running_server
 
 SHARED = "shared weight"
 CONCURRENCIES = (1, 4, 16, 64, 256)

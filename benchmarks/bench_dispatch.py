@@ -27,17 +27,17 @@ import torch
 import triton
 
 from benchmarks.command import command_of
-from kernels.alternatives import alternatives, chosen
-from kernels.benches import GpuBench
-from kernels.launching import on_compile
-from kernels.loading import load_all
-from kernels.precompile import is_complete, precompile
-from kernels.racing import Bench, race
-from kernels.targets import Target, current
-from kernels.tuning.compiling import Compiler
-from kernels.tuning.drawing import draw
-from kernels.tuning.exhaustive import Everything
-from kernels.workloads import Config, Workload, as_line, geomean
+from tilewire.kernels.autotune.alternatives import alternatives, chosen
+from tilewire.kernels.autotune.benches import GpuBench
+from tilewire.kernels.autotune.compiling import Compiler
+from tilewire.kernels.autotune.drawing import draw
+from tilewire.kernels.autotune.exhaustive import Everything
+from tilewire.kernels.autotune.racing import Bench, race
+from tilewire.kernels.autotune.workloads import Config, Workload, as_line, geomean
+from tilewire.kernels.build.loading import load_all
+from tilewire.kernels.build.precompile import is_complete, precompile
+from tilewire.kernels.runtime.launch import on_compile
+from tilewire.kernels.runtime.targets import Target, current
 
 Row = dict[str, Any]
 WITHIN = 1.10

@@ -127,7 +127,7 @@ async def measure(listener: socket.socket, case: tuple[int, int, str], seconds: 
     """Serves one load on this thread."""
     # Imported here: by now prometheus_client finds its folder.
     from benchmarks.idle_engine import make_idle_server  # noqa: PLC0415
-    from service import child  # noqa: PLC0415
+    from tilewire.service.supervisor import child  # noqa: PLC0415
 
     server = make_idle_server(SEGMENT_BYTES)
     serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -22,8 +22,8 @@ import triton
 from benchmarks.command import command_of
 from benchmarks.kernel_cases import OURS, THEIRS, Case, all_cases
 from benchmarks.svg import Series, plot
-from kernels import prepare_add, prepare_matmul, prepare_softmax
-from kernels.measuring import measure
+from tilewire.kernels import prepare_add, prepare_matmul, prepare_softmax
+from tilewire.kernels.autotune.measuring import measure
 
 Row = dict[str, Any]
 _RATE_OF_HALF = {"int8": 2.0, "float8_e4m3fn": 2.0, "float32 tf32": 0.5, "float32 tf32x3": 0.5, "float32 ieee": 0.0625}

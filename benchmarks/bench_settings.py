@@ -147,7 +147,7 @@ def _contender(
 
 def pin(cores: Sequence[Sequence[int]]) -> None:
     """Puts every thread of the engine, and of each gateway, on cores of its own."""
-    processes = [*_children("service.engine"), *_children("service.gateway")]
+    processes = [*_children("tilewire.service.engine"), *_children("tilewire.service.gateway")]
     assert len(processes) == len(cores), "This is a bug: one engine, and as many gateways as were asked for."
     for pid, allowed in zip(processes, cores, strict=True):
         for thread in Path(f"/proc/{pid}/task").iterdir():

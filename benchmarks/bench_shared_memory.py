@@ -30,7 +30,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from service.launch import running_server
+from tilewire.service.cli.launch import running_server
 
 SHM = Path("/dev/shm")
 ITEM_BYTES = 2

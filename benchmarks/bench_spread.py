@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from service.launch import running_server
+from tilewire.service.cli.launch import running_server
 
 SETTLE_S = 0.3
 ASK = b"GET /healthz HTTP/1.1\r\nhost: bench\r\n\r\n"
@@ -29,7 +29,7 @@ def sockets_of_gateways() -> dict[int, int]:
     counts = {}
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if b"service.gateway" in (process / "cmdline").read_bytes():
+            if b"tilewire.service.gateway" in (process / "cmdline").read_bytes():
                 links = [str(fd.readlink()) for fd in (process / "fd").iterdir()]
                 counts[int(process.name)] = sum(link.startswith("socket:") for link in links)
     return counts

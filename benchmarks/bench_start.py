@@ -145,7 +145,7 @@ def started(cache: Path, device: str) -> Iterator[Started]:
     command = [
         sys.executable,
         "-m",
-        "service.cli",
+        "tilewire.service.cli.app",
         "serve",
         "--port",
         "0",

@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.bench_batching import safetensors_of
 from benchmarks.load import Call
-from service.launch import LaunchError, running_server
+from tilewire.service.cli.launch import LaunchError, running_server
 
 TILEWIRE, TWENTY_LINES, LITSERVE, BODY_ONLY, RAW = "Tilewire", "20 lines", "LitServe", "body only", "raw socket"
 ROOT = Path(__file__).parent.parent

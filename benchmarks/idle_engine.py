@@ -7,15 +7,16 @@ import itertools
 
 import msgspec
 
-from service.arena import Arena, Segment
-from service.gateway.__main__ import GatewayServer, make_server
-from service.gateway.admission import Admission
-from service.gateway.app import create_app
-from service.gateway.context import Gateway
-from service.gateway.engine_client import Reply, Request
-from service.gateway.engines import Engines
-from service.gateway.metrics import GatewayMetrics
-from service.messages import (
+from tilewire.service.config.process import GatewaySettings, Inherited
+from tilewire.service.gateway.__main__ import GatewayServer, make_server
+from tilewire.service.gateway.app import create_app
+from tilewire.service.gateway.engines.client import Reply, Request
+from tilewire.service.gateway.engines.router import Engines
+from tilewire.service.gateway.request.admission import Admission
+from tilewire.service.gateway.request.context import Gateway
+from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
+from tilewire.service.ipc.arena import Arena, Segment
+from tilewire.service.ipc.messages import (
     DescribeTensor,
     Done,
     TensorInfo,
@@ -25,8 +26,7 @@ from service.messages import (
     Welcome,
     encode_frame,
 )
-from service.ops import TensorType
-from service.process_settings import GatewaySettings, Inherited
+from tilewire.service.ops.registry import TensorType
 
 WEIGHT = TensorType("float16", (4096, 4096))
 

@@ -32,7 +32,7 @@ from benchmarks.contenders import (
     uvicorn_words,
 )
 from benchmarks.load import Call
-from service.launch import running_server
+from tilewire.service.cli.launch import running_server
 
 # The first ones fault pages in.
 TIMES, WARM_UP_TIMES = 8, 2

@@ -10,11 +10,11 @@ from functools import partial
 import torch
 
 from benchmarks.plain_read import read
-from kernels import prepare_add, prepare_matmul, prepare_softmax
-from kernels.grouped.op import GroupedLaunch
-from kernels.layouts import lay_out, preferred_layout
-from kernels.measuring import Call, sets_beyond_l2
-from kernels.testing import random_operand
+from tilewire.kernels import prepare_add, prepare_matmul, prepare_softmax
+from tilewire.kernels.autotune.measuring import Call, sets_beyond_l2
+from tilewire.kernels.autotune.testing import random_operand
+from tilewire.kernels.matmul.grouped.op import GroupedLaunch
+from tilewire.kernels.runtime.layouts import lay_out, preferred_layout
 
 OURS, THEIRS = "tilewire", "torch"
 LARGE = ((2048,) * 3, (4096,) * 3, (8192,) * 3, (4864, 4096, 4096), (4864, 4096, 8192), (9728, 8192, 65536))

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.command import command_of
 from benchmarks.load import find_wrk
-from service import __version__
+from tilewire._version import __version__
 
 PACKAGES = ("fastapi", "uvicorn", "httptools", "uvloop", "litserve", "numpy")
 

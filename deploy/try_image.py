@@ -150,7 +150,7 @@ def build(workshop: Workshop, base: str, precompile: str) -> None:
     began_s = time.monotonic()
     options, secret = packages_of_this_machine(workshop.folder)
     version = subprocess.run(
-        [sys.executable, "-c", "import service; print(service.__version__)"],
+        [sys.executable, "-c", "from tilewire._version import __version__; print(__version__)"],
         cwd=ROOT,
         capture_output=True,
         text=True,

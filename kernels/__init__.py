@@ -1,17 +1,17 @@
 """Triton kernels for matmul, softmax and add: tensors in, tensors out. Knows neither HTTP nor the service.
 
 Without Triton (a machine that only runs the service's CPU backend) the package still imports, so that its pure parts
-(`kernels.*.configs`, `kernels.targets`) can be read; the three ops and the list of binaries are then absent.
+(`kernels.*.configs`, `kernels.runtime.targets`) can be read; the three ops and the list of binaries are then absent.
 """
 
 from importlib.util import find_spec
 
 if find_spec("triton") is not None:
-    from kernels.add.op import add, prepare_add
-    from kernels.catalogue import variants
-    from kernels.grouped.op import grouped_matmul
-    from kernels.matmul.op import matmul, prepare_matmul
-    from kernels.softmax.op import prepare_softmax, softmax
+    from tilewire.kernels.add.op import add, prepare_add
+    from tilewire.kernels.matmul.grouped.op import grouped_matmul
+    from tilewire.kernels.matmul.op import matmul, prepare_matmul
+    from tilewire.kernels.selection.catalogue import variants
+    from tilewire.kernels.softmax.op import prepare_softmax, softmax
 
     __all__ = [
         "add",

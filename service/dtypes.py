@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.errors import InvalidRequest
+from tilewire.service.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)

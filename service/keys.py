@@ -1,7 +1,7 @@
 """API keys: what a key looks like, the file that lists who may do what, and how a new entry is made.
 
-Owns the format of `--api-keys-file` and the hash. Knows no request and no HTTP; `gateway.auth` asks it. Read by the
-supervisor before it starts anything, and by each gateway.
+Owns the format of `--api-keys-file` and the hash. Knows no request and no HTTP; `gateway.auth.authenticator` asks it.
+Read by the supervisor before it starts anything, and by each gateway.
 
     [[keys]]
     name = "search"
@@ -28,7 +28,7 @@ from pathlib import Path
 import msgspec
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from service.ops import OPS
+from tilewire.service.ops.registry import OPS
 
 PREFIX = "tw_"
 SECRET_BYTES = 32

@@ -11,7 +11,7 @@ import logging
 import ssl
 from pathlib import Path
 
-from service.process_settings import TlsSettings
+from tilewire.service.config.process import TlsSettings
 
 logger = logging.getLogger(__name__)
 

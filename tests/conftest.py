@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.live_server import LiveServer, serving
-from tests.raw_http import RawConnection
+from tests.support.live_server import LiveServer, serving
+from tests.support.raw_http import RawConnection
 
 FOLDERS = ("unit", "integration", "contract", "kernels", "gpu")
 ROOT = Path(__file__).parent

@@ -7,14 +7,14 @@ import sys
 
 _EXIT_USAGE = 2
 # Parts of the project itself: their absence is a broken installation, not a missing extra.
-_OWN = ("service", "kernels", "tilewire")
+_OWN = ("tilewire",)
 
 
 def main() -> None:
     """Runs the command line of the server, where it is installed."""
     try:
         # By name: the client must be importable, and type-checked, without the server.
-        app = importlib.import_module("service.cli").app
+        app = importlib.import_module("tilewire.service.cli.app").app
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in _OWN:
             raise

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kernels.tables import table_for
-from kernels.targets import Target
+from tilewire.kernels.runtime.targets import Target
+from tilewire.kernels.selection.tables import table_for
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
 DTYPES = tuple(ITEM_BYTES)

@@ -6,7 +6,7 @@ Computes out = a + alpha * b elementwise over broadcast operands; 2 flops an ele
 import triton
 import triton.language as tl
 
-from kernels.overlap import await_previous
+from tilewire.kernels.runtime.pdl import await_previous
 
 # Types of the output, where the binary does not name it; see `configs.KINDS`.
 FLOAT16 = tl.constexpr(1)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.add.configs import DTYPES, KINDS, MAX_RANK, Config, Problem, choose
-from kernels.add.variants import build, unit_of
-from kernels.launching import Kept, Launch, are_aligned
-from kernels.strides import broadcast_shapes, broadcast_strides, collapse
-from kernels.targets import current
+from tilewire.kernels.add.configs import DTYPES, KINDS, MAX_RANK, Config, Problem, choose
+from tilewire.kernels.add.variants import build, unit_of
+from tilewire.kernels.runtime.launch import Kept, Launch, are_aligned
+from tilewire.kernels.runtime.strides import broadcast_shapes, broadcast_strides, collapse
+from tilewire.kernels.runtime.targets import current
 
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 _INNER = {0: "repeat", 1: "unit"}

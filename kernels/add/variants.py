@@ -7,10 +7,10 @@ from typing import Any
 import torch
 import triton.language as tl
 
-from kernels.add.configs import ITEM_BYTES, Config, Family, members
-from kernels.add.kernel import add_kernel
-from kernels.launching import Variant, pointer
-from kernels.targets import Target
+from tilewire.kernels.add.configs import ITEM_BYTES, Config, Family, members
+from tilewire.kernels.add.kernel import add_kernel
+from tilewire.kernels.runtime.launch import Variant, pointer
+from tilewire.kernels.runtime.targets import Target
 
 
 def variants(target: Target) -> list[Variant]:

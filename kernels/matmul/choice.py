@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kernels.matmul.configs import (
+from tilewire.kernels.matmul.configs import (
     Config,
     Problem,
     cdiv,
@@ -21,7 +21,7 @@ from kernels.matmul.configs import (
     is_read_in_pieces,
     split_k_for,
 )
-from kernels.matmul.members import (
+from tilewire.kernels.matmul.members import (
     FEW_ROWS,
     INTERPRETED,
     INTERPRETED_TMA,
@@ -36,10 +36,10 @@ from kernels.matmul.members import (
     is_scalar,
     stores_boxes,
 )
-from kernels.matmul.table import Candidate, Rule, are_for_all, candidates_of, config_of, rules_of
-from kernels.matmul.timing import by_time
-from kernels.tables import pick_for, table_for
-from kernels.targets import Target
+from tilewire.kernels.matmul.table import Candidate, Rule, are_for_all, candidates_of, config_of, rules_of
+from tilewire.kernels.matmul.timing import by_time
+from tilewire.kernels.runtime.targets import Target
+from tilewire.kernels.selection.tables import pick_for, table_for
 
 
 def choose(problem: Problem, target: Target, *, is_plain: bool = True) -> Config:

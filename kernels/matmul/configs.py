@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kernels.targets import Target
+from tilewire.kernels.runtime.targets import Target
 
 ACTIVATIONS = ("none", "relu", "leaky_relu", "gelu", "silu", "sigmoid", "tanh")
 PRECISIONS = ("tf32", "tf32x3", "ieee")
@@ -29,7 +29,7 @@ OUT_DTYPES = {
     "float8_e4m3fn": ("bfloat16", "float16", "float32"),
     "float8_e5m2": ("bfloat16", "float16", "float32"),
 }
-# How types of vectors, and the steps of scales, are told to the kernels; see `kernels.epilogue`.
+# How types of vectors, and the steps of scales, are told to the kernels; see `kernels.matmul.epilogue`.
 KINDS = {"": 0, "float16": 1, "bfloat16": 2, "float32": 3, "int32": 4}
 SCALE_STEPS = {"none": -1, "one": 0, "each": 1}
 # -128 × -128 × 133,000 is the last sum of int8 products sure to fit 31 bits, rounded down.

@@ -7,8 +7,8 @@ All compute out = act((a @ b) * a_scale * b_scale + bias) over an (M, K) `a` and
 import triton
 import triton.language as tl
 
-from kernels.epilogue import finish_as, store_any, store_typed
-from kernels.overlap import await_previous
+from tilewire.kernels.matmul.epilogue import finish_as, store_any, store_typed
+from tilewire.kernels.runtime.pdl import await_previous
 
 
 @triton.jit

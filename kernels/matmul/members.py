@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-from kernels.matmul.configs import (
+from tilewire.kernels.matmul.configs import (
     OUT_DTYPES,
     PRECISIONS,
     Config,
@@ -24,8 +24,8 @@ from kernels.matmul.configs import (
     matrix_configs,
     resolve_precision,
 )
-from kernels.matmul.table import Candidate, are_for_all, candidates_of, rules_of
-from kernels.targets import Target
+from tilewire.kernels.matmul.table import Candidate, are_for_all, candidates_of, rules_of
+from tilewire.kernels.runtime.targets import Target
 
 # Elements of a tile for each thread, above which a tile is not split.
 MAX_SPLIT_ELEMENTS = 64

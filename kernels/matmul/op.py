@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from kernels.matmul.configs import ACTIVATIONS, MAX_INT8_K, OUT_DTYPES, PRECISIONS
-from kernels.matmul.plan import Epilogue, PreparedMatmul, launch, prepare
-from kernels.strides import broadcast_shapes
+from tilewire.kernels.matmul.configs import ACTIVATIONS, MAX_INT8_K, OUT_DTYPES, PRECISIONS
+from tilewire.kernels.matmul.plan import Epilogue, PreparedMatmul, launch, prepare
+from tilewire.kernels.runtime.strides import broadcast_shapes
 
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in (*OUT_DTYPES, "int32")}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}

@@ -7,14 +7,24 @@ from typing import Any, Literal
 
 import torch
 
-from kernels.launching import Descriptor, Kept, Launch, current_stream
-from kernels.matmul.choice import choose, choose_invariant
-from kernels.matmul.configs import ACTIVATIONS, ITEM_BYTES, KINDS, SCALE_STEPS, Config, Family, Finish, Problem, cdiv
-from kernels.matmul.members import family_of
-from kernels.matmul.variants import box_shapes, build, units_of
-from kernels.matmul.view import Dtypes, Extent, Strides, View, problem_of, view_of
-from kernels.targets import Target, current
-from kernels.workspace import workspace
+from tilewire.kernels.matmul.choice import choose, choose_invariant
+from tilewire.kernels.matmul.configs import (
+    ACTIVATIONS,
+    ITEM_BYTES,
+    KINDS,
+    SCALE_STEPS,
+    Config,
+    Family,
+    Finish,
+    Problem,
+    cdiv,
+)
+from tilewire.kernels.matmul.members import family_of
+from tilewire.kernels.matmul.variants import box_shapes, build, units_of
+from tilewire.kernels.matmul.view import Dtypes, Extent, Strides, View, problem_of, view_of
+from tilewire.kernels.runtime.launch import Descriptor, Kept, Launch, current_stream
+from tilewire.kernels.runtime.targets import Target, current
+from tilewire.kernels.runtime.workspace import workspace
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kernels.matmul.configs import Config
-from kernels.tables import table_for
-from kernels.targets import Target
+from tilewire.kernels.matmul.configs import Config
+from tilewire.kernels.runtime.targets import Target
+from tilewire.kernels.selection.tables import table_for
 
 # The `max_m` of a rule for any number of rows: a table whose rules end with it needs no other configurations.
 ANY_ROWS = 1 << 31

@@ -1,7 +1,7 @@
 """Choosing a product's configuration by its predicted time, from fitted costs. Pure: no torch, no Triton.
 
-Only members of the catalogue are candidates, whatever a table says. Knows how a product is `Work`; `kernels.costs` knows
-what work costs.
+Only members of the catalogue are candidates, whatever a table says. Knows how a product is `Work`;
+`kernels.selection.cost_model` knows what work costs.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kernels.costs import Costs, Forecast, Work
-from kernels.matmul.configs import ITEM_BYTES, Config, Problem, cdiv, is_read_in_pieces
-from kernels.matmul.members import (
+from tilewire.kernels.matmul.configs import ITEM_BYTES, Config, Problem, cdiv, is_read_in_pieces
+from tilewire.kernels.matmul.members import (
     FEW_ROWS,
     MOST_WAVES,
     SPLITS,
@@ -23,9 +22,10 @@ from kernels.matmul.members import (
     family_of,
     stores_boxes,
 )
-from kernels.matmul.table import config_of
-from kernels.tables import costs_for
-from kernels.targets import Target
+from tilewire.kernels.matmul.table import config_of
+from tilewire.kernels.runtime.targets import Target
+from tilewire.kernels.selection.cost_model import Costs, Forecast, Work
+from tilewire.kernels.selection.tables import costs_for
 
 # Past the fastest split of a configuration, splits whose time is this many times it end the search.
 _PAST_BEST = 1.2

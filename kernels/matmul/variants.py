@@ -7,11 +7,11 @@ from typing import Any
 import torch
 import triton.language as tl
 
-from kernels.launching import Variant, pointer
-from kernels.matmul.configs import ITEM_BYTES, Config, Family, resolve_precision
-from kernels.matmul.kernel import matmul_kernel, matmul_tma_kernel
-from kernels.matmul.members import by_family
-from kernels.targets import Target
+from tilewire.kernels.matmul.configs import ITEM_BYTES, Config, Family, resolve_precision
+from tilewire.kernels.matmul.kernel import matmul_kernel, matmul_tma_kernel
+from tilewire.kernels.matmul.members import by_family
+from tilewire.kernels.runtime.launch import Variant, pointer
+from tilewire.kernels.runtime.targets import Target
 
 _TYPES = {"float16": tl.float16, "bfloat16": tl.bfloat16, "float32": tl.float32, "int32": tl.int32}
 

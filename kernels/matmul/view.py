@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kernels.matmul.configs import ITEM_BYTES, Problem
-from kernels.strides import broadcast_strides, collapse
+from tilewire.kernels.matmul.configs import ITEM_BYTES, Problem
+from tilewire.kernels.runtime.strides import broadcast_strides, collapse
 
 Strides = tuple[int, int, int, int]
 _VECTOR_BYTES = 16

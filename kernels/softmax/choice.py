@@ -1,7 +1,7 @@
 """Choosing softmax's configuration: a pick, else the least predicted time, else the table. Pure: no torch, no Triton.
 
-Only members of the catalogue are given, whatever a table says. Knows how a softmax is `Work`; `kernels.costs` knows what
-work costs.
+Only members of the catalogue are given, whatever a table says. Knows how a softmax is `Work`;
+`kernels.selection.cost_model` knows what work costs.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from kernels.costs import Costs, Forecast, Work
-from kernels.softmax.configs import (
+from tilewire.kernels.runtime.targets import Target
+from tilewire.kernels.selection.cost_model import Costs, Forecast, Work
+from tilewire.kernels.selection.tables import costs_for, pick_for
+from tilewire.kernels.softmax.configs import (
     ITEM_BYTES,
     MAX_SPLITS,
     Config,
@@ -26,8 +28,6 @@ from kernels.softmax.configs import (
     read_twice,
     without_team,
 )
-from kernels.tables import costs_for, pick_for
-from kernels.targets import Target
 
 _FIELDS = ("kernel", "block_rows", "block_n", "num_warps")
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kernels.tables import is_tuned, table_for
-from kernels.targets import Target
+from tilewire.kernels.runtime.targets import Target
+from tilewire.kernels.selection.tables import is_tuned, table_for
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 DTYPES = tuple(ITEM_BYTES)

@@ -11,7 +11,7 @@ x - max is NaN somewhere. The maximum need not carry NaN, since e^NaN in the sum
 import triton
 import triton.language as tl
 
-from kernels.overlap import await_previous
+from tilewire.kernels.runtime.pdl import await_previous
 
 
 @triton.jit

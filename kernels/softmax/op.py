@@ -8,13 +8,13 @@ from typing import Literal
 
 import torch
 
-from kernels.launching import Kept, Launch, Variant, are_aligned, current_stream
-from kernels.softmax.choice import choose, choose_invariant
-from kernels.softmax.configs import DTYPES, Config, Problem
-from kernels.softmax.variants import KERNELS, build, unit_of
-from kernels.strides import collapse
-from kernels.targets import Target, current
-from kernels.workspace import workspace
+from tilewire.kernels.runtime.launch import Kept, Launch, Variant, are_aligned, current_stream
+from tilewire.kernels.runtime.strides import collapse
+from tilewire.kernels.runtime.targets import Target, current
+from tilewire.kernels.runtime.workspace import workspace
+from tilewire.kernels.softmax.choice import choose, choose_invariant
+from tilewire.kernels.softmax.configs import DTYPES, Config, Problem
+from tilewire.kernels.softmax.variants import KERNELS, build, unit_of
 
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 

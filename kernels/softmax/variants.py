@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from kernels.launching import Variant, pointer
-from kernels.softmax.choice import by_family
-from kernels.softmax.configs import ITEM_BYTES, MAX_SPLITS, Config, Problem
-from kernels.softmax.kernel import (
+from tilewire.kernels.runtime.launch import Variant, pointer
+from tilewire.kernels.runtime.targets import Target
+from tilewire.kernels.softmax.choice import by_family
+from tilewire.kernels.softmax.configs import ITEM_BYTES, MAX_SPLITS, Config, Problem
+from tilewire.kernels.softmax.kernel import (
     softmax_apply_kernel,
     softmax_column_kernel,
     softmax_loop_kernel,
@@ -17,7 +18,6 @@ from kernels.softmax.kernel import (
     softmax_row_kernel,
     softmax_team_kernel,
 )
-from kernels.targets import Target
 
 # What `Config.kernel` stands for, in the order of launch.
 KERNELS = {

@@ -6,7 +6,7 @@ import sys
 # What is imported lives as long as the process: looking through it for garbage on the way takes a sixth of importing torch.
 gc.disable()
 
-from service.engine.process import main  # noqa: E402
+from tilewire.service.engine.process import main  # noqa: E402
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,6 +1,6 @@
 """What the engine counts. Owns the metrics of launches and stages; knows no HTTP.
 
-prometheus_client's multiprocess mode writes them to files that any gateway adds up; see `gateway.metrics`.
+prometheus_client's multiprocess mode writes them to files that any gateway adds up; see `gateway.telemetry.metrics`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from service.counting import SECONDS_BUCKETS, BufferedCounter, BufferedHistogram
-from service.engine.backends.contract import Identity
-from service.messages import Job, Timings
-from service.ops import OPS
-from service.statistics import LaunchStatistics
+from tilewire.service.engine.backends.contract import Identity
+from tilewire.service.ipc.messages import Job, Timings
+from tilewire.service.ops.registry import OPS
+from tilewire.service.telemetry.counters import SECONDS_BUCKETS, BufferedCounter, BufferedHistogram
+from tilewire.service.telemetry.statistics import LaunchStatistics
 
 REQUESTS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TFLOPS_BUCKETS = tuple(0.001 * 2**step for step in range(21))

@@ -1,4 +1,4 @@
-"""The engine process: `python -m service.engine`, started by the supervisor. Owns its life as named phases.
+"""The engine process: `python -m tilewire.service.engine`, started by the supervisor. Owns its life as named phases.
 
 `service.engine.__main__` has turned the garbage collector off, which is turned on when everything is imported.
 
@@ -19,23 +19,25 @@ import structlog
 import torch
 import uvloop
 
-from service import __version__, child, log
-from service.engine.backends.contract import Backend, Identity, NotUsable, Preparation, Report
-from service.engine.backends.cpu import CpuBackend
-from service.engine.holdings import Holdings
-from service.engine.loop import EngineLoop
-from service.engine.mailbox import Mailbox
-from service.engine.meters.contract import NoMeter
-from service.engine.meters.opening import open_meter
-from service.engine.meters.sampler import Sampler
-from service.engine.metrics import EngineMetrics
-from service.engine.regions import Regions
-from service.engine.residents import Residents, TensorsDirError
-from service.engine.scheduler import Caps
-from service.engine.server import EngineServer
-from service.engine.vault import VaultWriter
-from service.engine.warmup import CannotStart, check_ops
-from service.process_settings import EngineSettings
+from tilewire._version import __version__
+from tilewire.service.config.process import EngineSettings
+from tilewire.service.engine.backends.contract import Backend, Identity, NotUsable, Preparation, Report
+from tilewire.service.engine.backends.cpu import CpuBackend
+from tilewire.service.engine.device_metrics.contract import NoMeter
+from tilewire.service.engine.device_metrics.opening import open_meter
+from tilewire.service.engine.device_metrics.sampler import Sampler
+from tilewire.service.engine.loop.ipc import Mailbox
+from tilewire.service.engine.loop.listener import EngineServer
+from tilewire.service.engine.loop.loop import EngineLoop
+from tilewire.service.engine.loop.scheduler import Caps
+from tilewire.service.engine.loop.warmup import CannotStart, check_ops
+from tilewire.service.engine.metrics import EngineMetrics
+from tilewire.service.engine.tensors.commands import Holdings
+from tilewire.service.engine.tensors.residents import Residents, TensorsDirError
+from tilewire.service.engine.tensors.shared_regions import Regions
+from tilewire.service.supervisor import child
+from tilewire.service.supervisor.vault import VaultWriter
+from tilewire.service.telemetry import log
 
 
 class DeviceError(Exception):
@@ -65,7 +67,7 @@ def open_backend(device: str, *, batch_invariant: bool) -> Backend:
     if find_spec("triton") is None:
         raise DeviceError(f"device: {name} needs Triton, which is not installed beside this torch")
     # Imported here and not above: a machine without a GPU need not have Triton.
-    from service.engine.backends.gpu import GpuBackend  # noqa: PLC0415
+    from tilewire.service.engine.backends.gpu.backend import GpuBackend  # noqa: PLC0415
 
     return GpuBackend(name, batch_invariant=batch_invariant)
 

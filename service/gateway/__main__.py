@@ -1,4 +1,4 @@
-"""The gateway process: `python -m service.gateway`, started by the supervisor. Owns its life as named phases.
+"""The gateway process: `python -m tilewire.service.gateway`, started by the supervisor. Owns its life as named phases.
 
 settings → arena → engine links → listen → serve → drain → exit
 """
@@ -20,27 +20,29 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from service import __version__, child, log
-from service.arena import Arena, Segment
-from service.counting import SECONDS_BUCKETS
-from service.gateway.admission import Admission
-from service.gateway.app import create_app, create_metrics_app
-from service.gateway.auth import Doorman
-from service.gateway.context import Gateway
-from service.gateway.engine_client import EngineClient
-from service.gateway.engines import Engines
-from service.gateway.exemplars import Exemplars, path_in
-from service.gateway.lane import Lane
-from service.gateway.metrics import GatewayMetrics
-from service.gateway.polling import Poller
-from service.gateway.protocol import DRAIN_GRACE_S, TilewireProtocol
-from service.gateway.quotas import Quotas, UsagePage
-from service.gateway.tracing import Recorder
-from service.keys import KeysError
-from service.link import Link
-from service.messages import Welcome
-from service.process_settings import GatewaySettings, TracingSettings
-from service.tls import TlsError, keep_certificate_current, make_context
+from tilewire._version import __version__
+from tilewire.service.config.process import GatewaySettings, TracingSettings
+from tilewire.service.gateway.app import create_app, create_metrics_app
+from tilewire.service.gateway.auth.authenticator import Doorman
+from tilewire.service.gateway.auth.quotas import Quotas, UsagePage
+from tilewire.service.gateway.connection.protocol import DRAIN_GRACE_S, TilewireProtocol
+from tilewire.service.gateway.engines.busy_poll import Poller
+from tilewire.service.gateway.engines.client import EngineClient
+from tilewire.service.gateway.engines.router import Engines
+from tilewire.service.gateway.request.admission import Admission
+from tilewire.service.gateway.request.context import Gateway
+from tilewire.service.gateway.request.lane import Lane
+from tilewire.service.gateway.telemetry.exemplars import Exemplars, path_in
+from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
+from tilewire.service.gateway.telemetry.tracing import Recorder
+from tilewire.service.ipc.arena import Arena, Segment
+from tilewire.service.ipc.link import Link
+from tilewire.service.ipc.messages import Welcome
+from tilewire.service.keys import KeysError
+from tilewire.service.supervisor import child
+from tilewire.service.telemetry import log
+from tilewire.service.telemetry.counters import SECONDS_BUCKETS
+from tilewire.service.tls import TlsError, keep_certificate_current, make_context
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +109,7 @@ def open_recorder(tracing: TracingSettings, index: int) -> Recorder | None:
     """What takes spans; None when the packages for it are missing, which the supervisor has said."""
     try:
         # Imported here and not above: the packages are an extra, and cost every gateway's start.
-        from service.gateway.otlp import OtlpRecorder  # noqa: PLC0415
+        from tilewire.service.gateway.telemetry.otlp import OtlpRecorder  # noqa: PLC0415
     except ModuleNotFoundError:
         return None
     return OtlpRecorder(tracing, __version__, index)

@@ -16,12 +16,16 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.errors import InvalidRequest, MethodNotAllowed, UnknownName
-from service.gateway.auth import Doorman
-from service.gateway.context import Gateway, exchange_of
-from service.gateway.middleware import ExchangeMiddleware
-from service.gateway.routes import console, health, kernels, native, oip, shared_memory, tensors
-from service.ops import OPS
+from tilewire.service.errors import InvalidRequest, MethodNotAllowed, UnknownName
+from tilewire.service.gateway.api import console, health
+from tilewire.service.gateway.api.v1 import kernels, tensors
+from tilewire.service.gateway.api.v1 import routes as native
+from tilewire.service.gateway.api.v2 import routes as oip
+from tilewire.service.gateway.api.v2 import shared_memory_routes as shared_memory
+from tilewire.service.gateway.auth.authenticator import Doorman
+from tilewire.service.gateway.request.context import Gateway, exchange_of
+from tilewire.service.gateway.request.middleware import ExchangeMiddleware
+from tilewire.service.ops.registry import OPS
 
 DESCRIPTION = """GPU linear algebra over HTTP.
 

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 import tilewire
-from service.gateway.console import PATHS
-from tests.api_keys import entry, keys_file
 from tests.conftest import SMALL
-from tests.exposition import scrape, settles, total
-from tests.live_server import COMMAND, LiveServer, serving
-from tests.oip_bodies import text_input
-from tests.problems import check_problem
-from tests.raw_http import RawConnection, head, post
-from tests.tensor_bodies import to_npy, to_safetensors
+from tests.support.api_keys import entry, keys_file
+from tests.support.exposition import scrape, settles, total
+from tests.support.live_server import COMMAND, LiveServer, serving
+from tests.support.oip_bodies import text_input
+from tests.support.problems import check_problem
+from tests.support.raw_http import RawConnection, head, post
+from tests.support.tensor_bodies import to_npy, to_safetensors
+from tilewire.service.gateway.console import PATHS
 
 ADMIN, READER, RUNNER, SLOW = "tw_admin", "tw_reader", "tw_runner", "tw_slow"
 ONES = to_safetensors({"a": np.ones((4, 4), np.float32), "b": np.ones((4, 4), np.float32)})

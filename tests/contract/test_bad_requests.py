@@ -9,10 +9,10 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.float64_oracle import random_array
-from tests.problems import check_problem
-from tests.raw_http import RawConnection
-from tests.tensor_bodies import TYPES, to_npy, to_npz, to_safetensors
+from tests.support.float64_oracle import random_array
+from tests.support.problems import check_problem
+from tests.support.raw_http import RawConnection
+from tests.support.tensor_bodies import TYPES, to_npy, to_npz, to_safetensors
 
 Raw = Callable[[], RawConnection]
 

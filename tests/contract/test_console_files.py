@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.gateway.console import FILES, PATHS
+from tilewire.service.gateway.console import FILES, PATHS
 
 FOLDER = Path(__file__).parents[2] / "service" / "gateway" / "console"
 MAX_LINES = 400

@@ -15,12 +15,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service import configuration_doc
-from service.cli import app, flag_name, variable_name
-from service.errors import BY_CODE
-from service.gateway.codecs.oip_header import read_header
-from service.settings import Settings
-from tests.live_server import path_with
+from tests.support.live_server import path_with
+from tilewire.service.cli import configuration_doc
+from tilewire.service.cli.app import app, flag_name, variable_name
+from tilewire.service.config.settings import Settings
+from tilewire.service.errors import BY_CODE
+from tilewire.service.gateway.api.v2.header import read_header
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -79,7 +79,7 @@ def test_settings_in_the_documents_exist() -> None:
 
 
 def test_help_names_every_variable_and_default() -> None:
-    command = [sys.executable, "-c", "from service.cli import app; app()", "serve", "--help"]
+    command = [sys.executable, "-c", "from tilewire.service.cli.app import app; app()", "serve", "--help"]
     environment = {**os.environ, "COLUMNS": "400", "TERMINAL_WIDTH": "400", "NO_COLOR": "1"}
     shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment).stdout
     for name in Settings.model_fields:
@@ -156,7 +156,7 @@ def anchors_of(text: str) -> set[str]:
 @pytest.fixture(scope="module")
 def server_url() -> Iterator[str]:
     """A real server, as a person starts it, with what the examples ask for; it must drain cleanly."""
-    command = [sys.executable, "-c", "from service.cli import app; app()", "serve"]
+    command = [sys.executable, "-c", "from tilewire.service.cli.app import app; app()", "serve"]
     command += ["--port", "0", "--device", "cpu", "--arena-bytes", "64MiB", "--allow-shared-memory"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.live_server import LiveServer
-from tests.programs import find_program, free_port
+from tests.support.live_server import LiveServer
+from tests.support.programs import find_program, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")

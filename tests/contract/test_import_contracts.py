@@ -23,14 +23,14 @@ def test_import_contracts_hold() -> None:
 
 def test_a_gateway_loads_no_torch_and_loads_quickly() -> None:
     # What loading takes of a core: how long others kept the core is not the gateway's.
-    code = "import sys, time, service.gateway.__main__; print(time.process_time(), *sorted(sys.modules))"
+    code = "import sys, time, tilewire.service.gateway.__main__; print(time.process_time(), *sorted(sys.modules))"
     spent_s = []
     for _ in range(3):
         done = run_python(code)
         assert done.returncode == 0, done.stderr
         spent, *modules = done.stdout.split()
         spent_s.append(float(spent))
-        assert "service.gateway.app" in modules
+        assert "tilewire.service.gateway.app" in modules
         assert not {"torch", "triton", "kernels", "pydantic_settings"} & set(modules)
     assert min(spent_s) < 1.5
 

@@ -16,9 +16,9 @@ import pytest
 import yaml
 from compose_spec import PyCompose
 
-from service.cli import variable_name
-from service.settings import Settings
-from tests.programs import find_program
+from tests.support.programs import find_program
+from tilewire.service.cli.app import variable_name
+from tilewire.service.config.settings import Settings
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 KUBERNETES_VERSION = "1.37"

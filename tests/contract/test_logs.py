@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.live_server import ROOT, LiveServer, serving
-from tests.raw_http import RawConnection, head
-from tests.tensor_bodies import to_npy, to_safetensors
+from tests.support.live_server import ROOT, LiveServer, serving
+from tests.support.raw_http import RawConnection, head
+from tests.support.tensor_bodies import to_npy, to_safetensors
 
 ONES = to_safetensors({"a": np.ones((4, 4), np.float32), "b": np.ones((4, 4), np.float32)})
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
@@ -91,8 +91,8 @@ def test_records_carry_the_request_that_is_worked_on(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import logging\n"
-        "from service import log\n"
-        "from service.process_settings import LogSettings\n"
+        "from tilewire.service.telemetry import log\n"
+        "from tilewire.service.config.process import LogSettings\n"
         "log.configure(LogSettings(format='json'), process='p')\n"
         "logging.getLogger('x').warning('outside')\n"
         "log.request_id.set('current')\n"

@@ -11,13 +11,13 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.counting import SECONDS_BUCKETS
-from service.errors import BY_CODE
 from tests.conftest import StartServer
-from tests.exposition import Scrape, scrape, settles, total
-from tests.live_server import LiveServer
-from tests.raw_http import RawConnection, post
-from tests.tensor_bodies import to_npy, to_safetensors
+from tests.support.exposition import Scrape, scrape, settles, total
+from tests.support.live_server import LiveServer
+from tests.support.raw_http import RawConnection, post
+from tests.support.tensor_bodies import to_npy, to_safetensors
+from tilewire.service.errors import BY_CODE
+from tilewire.service.telemetry.counters import SECONDS_BUCKETS
 
 ONES = to_safetensors({"a": np.ones((4, 4), np.float32), "b": np.ones((4, 4), np.float32)})
 ROW = to_safetensors({"x": np.ones((4, 4), np.float32)})

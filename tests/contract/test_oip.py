@@ -12,13 +12,13 @@ import httpx
 import numpy as np
 import pytest
 
-from service.ops import OPS
-from tests.exposition import is_idle, scrape, settles
-from tests.float64_oracle import assert_close, matmul, random_array, softmax
-from tests.oip_bodies import LENGTH, binary_input, from_answer, text_input, to_binary, to_text
-from tests.problems import check_error
-from tests.raw_http import RawConnection, post
-from tests.tensor_bodies import NUMPY, Array, to_npy
+from tests.support.exposition import is_idle, scrape, settles
+from tests.support.float64_oracle import assert_close, matmul, random_array, softmax
+from tests.support.oip_bodies import LENGTH, binary_input, from_answer, text_input, to_binary, to_text
+from tests.support.problems import check_error
+from tests.support.raw_http import RawConnection, post
+from tests.support.tensor_bodies import NUMPY, Array, to_npy
+from tilewire.service.ops.registry import OPS
 
 Raw = Callable[[], RawConnection]
 

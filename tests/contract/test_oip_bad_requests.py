@@ -9,11 +9,11 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.exposition import is_idle, scrape, settles
-from tests.float64_oracle import random_array
-from tests.oip_bodies import LENGTH, bad_products, to_binary, to_text
-from tests.problems import check_error
-from tests.raw_http import RawConnection, head
+from tests.support.exposition import is_idle, scrape, settles
+from tests.support.float64_oracle import random_array
+from tests.support.oip_bodies import LENGTH, bad_products, to_binary, to_text
+from tests.support.problems import check_error
+from tests.support.raw_http import RawConnection, head
 
 Raw = Callable[[], RawConnection]
 

@@ -13,10 +13,10 @@ import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from service.ops import OPS
-from tests.float64_oracle import assert_close, matmul, random_array, softmax
-from tests.live_server import LiveServer
-from tests.tensor_bodies import Array, to_npy
+from tests.support.float64_oracle import assert_close, matmul, random_array, softmax
+from tests.support.live_server import LiveServer
+from tests.support.tensor_bodies import Array, to_npy
+from tilewire.service.ops.registry import OPS
 
 # Those that the client has a name for: it knows no float8.
 DTYPES = [(op, dtype) for op in OPS.values() for dtype in op.dtypes if not dtype.startswith("float8")]

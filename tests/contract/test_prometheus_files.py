@@ -14,10 +14,21 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from service.errors import BY_CODE
-from tests import expressions
-from tests.expressions import DASHBOARD, DEPLOY, GPU_ONLY, RULES, alerts, family_of, names_in, panels, records, rules
-from tests.programs import find_program
+from tests.support import expressions
+from tests.support.expressions import (
+    DASHBOARD,
+    DEPLOY,
+    GPU_ONLY,
+    RULES,
+    alerts,
+    family_of,
+    names_in,
+    panels,
+    records,
+    rules,
+)
+from tests.support.programs import find_program
+from tilewire.service.errors import BY_CODE
 
 ROOT = DEPLOY.parent
 ALERT_TESTS = DEPLOY / "prometheus" / "tests" / "alerts_test.yml"

@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from tests.conftest import SMALL
-from tests.live_server import LiveServer, serving
-from tests.raw_http import RawConnection, head, post
-from tests.shared_objects import PREFIX, shared_object
+from tests.support.live_server import LiveServer, serving
+from tests.support.raw_http import RawConnection, head, post
+from tests.support.shared_objects import PREFIX, shared_object
 
 SYSTEM, CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
 NBYTES = 3 * 4096

@@ -10,13 +10,13 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.api_keys import entry, keys_file
 from tests.conftest import SMALL
-from tests.live_server import LiveServer, serving
-from tests.oip_bodies import text_input
-from tests.problems import check_error
-from tests.raw_http import RawConnection, head
-from tests.shared_objects import PREFIX, shared_object
+from tests.support.api_keys import entry, keys_file
+from tests.support.live_server import LiveServer, serving
+from tests.support.oip_bodies import text_input
+from tests.support.problems import check_error
+from tests.support.raw_http import RawConnection, head
+from tests.support.shared_objects import PREFIX, shared_object
 
 SYSTEM, INFER = "/v2/systemsharedmemory", "/v2/models/softmax/infer"
 SHARER, RUNNER = "tw_sharer", "tw_runner"

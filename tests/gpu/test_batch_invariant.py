@@ -6,7 +6,7 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from kernels import matmul, softmax
+from tilewire.kernels import matmul, softmax
 
 
 @pytest.fixture

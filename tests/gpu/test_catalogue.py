@@ -6,9 +6,9 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from kernels.catalogue import variants
-from kernels.targets import current
-from kernels.trials import trials, wrong
+from tilewire.kernels.build.selftest import trials, wrong
+from tilewire.kernels.runtime.targets import current
+from tilewire.kernels.selection.catalogue import variants
 
 
 def test_every_binary_is_tried_and_right():

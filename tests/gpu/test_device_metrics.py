@@ -15,8 +15,8 @@ import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.engine.meters.opening import address_of, open_meter
-from service.launch import running_server
+from tilewire.service.cli.launch import running_server
+from tilewire.service.engine.device_metrics.opening import address_of, open_meter
 
 LIBRARY = "amdsmi" if torch.version.hip else "pynvml"
 pytestmark = [
@@ -103,7 +103,7 @@ def test_the_meter_is_that_of_the_device() -> None:
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
 def test_the_meter_follows_the_visible_devices() -> None:
-    code = "from service.engine.meters.opening import open_meter; print(open_meter('cuda:0').uuid)"
+    code = "from tilewire.service.engine.device_metrics.opening import open_meter; print(open_meter('cuda:0').uuid)"
     for index in range(torch.cuda.device_count()):
         shown = subprocess.run(
             [sys.executable, "-c", f"import os; os.environ['CUDA_VISIBLE_DEVICES'] = '{index}'; {code}"],

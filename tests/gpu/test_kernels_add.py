@@ -6,9 +6,9 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from kernels import add
-from kernels.add.configs import DTYPES
-from kernels.testing import poisoned
+from tilewire.kernels import add
+from tilewire.kernels.add.configs import DTYPES
+from tilewire.kernels.autotune.testing import poisoned
 
 ALL = [getattr(torch, name) for name in DTYPES]
 

@@ -6,9 +6,9 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from kernels import grouped_matmul, matmul, prepare_add, prepare_matmul, prepare_softmax
-from kernels.matmul.reference import matmul_reference
-from kernels.testing import matmul_bound, random_operand
+from tilewire.kernels import grouped_matmul, matmul, prepare_add, prepare_matmul, prepare_softmax
+from tilewire.kernels.autotune.testing import matmul_bound, random_operand
+from tilewire.kernels.matmul.reference import matmul_reference
 
 
 @pytest.fixture

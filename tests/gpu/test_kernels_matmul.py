@@ -6,10 +6,10 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from kernels import matmul
-from kernels.matmul.configs import ACTIVATIONS, OUT_DTYPES
-from kernels.matmul.reference import matmul_reference
-from kernels.testing import GPU_MATMUL_SHAPES, matmul_bound, poisoned, random_operand
+from tilewire.kernels import matmul
+from tilewire.kernels.autotune.testing import GPU_MATMUL_SHAPES, matmul_bound, poisoned, random_operand
+from tilewire.kernels.matmul.configs import ACTIVATIONS, OUT_DTYPES
+from tilewire.kernels.matmul.reference import matmul_reference
 
 DTYPES = [getattr(torch, name) for name in OUT_DTYPES]
 

@@ -6,9 +6,9 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from kernels import softmax
-from kernels.softmax.reference import softmax_reference
-from kernels.testing import GPU_SOFTMAX_LENGTHS, poisoned, softmax_bound
+from tilewire.kernels import softmax
+from tilewire.kernels.autotune.testing import GPU_SOFTMAX_LENGTHS, poisoned, softmax_bound
+from tilewire.kernels.softmax.reference import softmax_reference
 
 
 def check(out, x, *, axis=-1, log=False):

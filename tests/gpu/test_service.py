@@ -14,8 +14,8 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 import tilewire
-from service.engine.loop import FLUSH_S
-from service.launch import running_server
+from tilewire.service.cli.launch import running_server
+from tilewire.service.engine.loop.loop import FLUSH_S
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 

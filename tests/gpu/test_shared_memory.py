@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 import torch
 
-from service.engine.backends.contract import HostBytes, Step
-from service.engine.forms import join, key_of
-from service.launch import running_server
-from service.messages import Job, Operand
-from service.ops import AddOptions, TensorType
-from tests.shared_objects import shared_object
-from tests.tensor_bodies import Array
+from tests.support.shared_objects import shared_object
+from tests.support.tensor_bodies import Array
+from tilewire.service.cli.launch import running_server
+from tilewire.service.engine.backends.contract import HostBytes, Step
+from tilewire.service.engine.loop.batching import join, key_of
+from tilewire.service.ipc.messages import Job, Operand
+from tilewire.service.ops.registry import AddOptions, TensorType
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -166,7 +166,7 @@ def engine_starts(client: httpx.Client) -> list[str]:
 )
 def test_the_device_reads_and_writes_pages_that_the_file_has_lost() -> None:
     """What the design rests on: pinned pages stay the device's after a cut, for small copies and for large ones."""
-    from service.engine.backends.gpu import GpuBackend
+    from tilewire.service.engine.backends.gpu.backend import GpuBackend
 
     backend = GpuBackend("cuda:0")
     for elements in (1, 1000, 2**18, 2**22):
@@ -198,7 +198,7 @@ def test_the_device_reads_and_writes_pages_that_the_file_has_lost() -> None:
     torch.version.hip is not None or platform.machine() != "x86_64", reason="regions are copied on this machine"
 )
 def test_a_registration_that_fails_leaves_no_error_behind() -> None:
-    from service.engine.backends.gpu import GpuBackend
+    from tilewire.service.engine.backends.gpu.backend import GpuBackend
 
     backend = GpuBackend("cuda:0")
     with shared_object(2**20) as path:

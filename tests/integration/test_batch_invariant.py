@@ -8,11 +8,11 @@ import httpx
 import numpy as np
 import pytest
 
-from tests import float64_oracle as oracle
 from tests.conftest import StartServer
-from tests.float64_oracle import assert_close, random_array
-from tests.live_server import LiveServer
-from tests.tensor_bodies import Array, decode, to_npy
+from tests.support import float64_oracle as oracle
+from tests.support.float64_oracle import assert_close, random_array
+from tests.support.live_server import LiveServer
+from tests.support.tensor_bodies import Array, decode, to_npy
 
 ROWS = (1, 3, 16, 33)
 WIDTH = 257

@@ -10,10 +10,10 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Route, ViewportSize, expect
 
-from tests.browser import DESKTOP, PHONE, Complaints, chromium
-from tests.console_load import load, prepare
-from tests.live_server import LiveServer
-from tests.tensor_bodies import to_npy, to_safetensors
+from tests.support.browser import DESKTOP, PHONE, Complaints, chromium
+from tests.support.console_load import load, prepare
+from tests.support.live_server import LiveServer
+from tests.support.tensor_bodies import to_npy, to_safetensors
 
 KERNELS = {
     "devices": [

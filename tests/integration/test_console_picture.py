@@ -6,9 +6,9 @@ import gzip
 import json
 from pathlib import Path
 
-from tests.browser import chromium
-from tests.console_picture import take
-from tests.console_recording import PATHS, record
+from tests.support.browser import chromium
+from tests.support.console_picture import take
+from tests.support.console_recording import PATHS, record
 
 SECONDS = 8
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from tests.conftest import StartServer
-from tests.exposition import scrape, settles, total
-from tests.live_server import LiveServer
-from tests.tensor_bodies import TYPES, decode, to_npy, to_safetensors
+from tests.support.exposition import scrape, settles, total
+from tests.support.live_server import LiveServer
+from tests.support.tensor_bodies import TYPES, decode, to_npy, to_safetensors
 
 PATIENCE_S = 30.0
 W = np.arange(12, dtype=np.float32).reshape(4, 3)

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
-from service.errors import TooBusy
-from tests.exposition import is_idle, scrape, settles, total
-from tests.gateway_bench import GatewayBench, until
-from tests.lane_scenes import ONES, WEIGHT, Answer, ask, fixed, play
-from tests.live_server import LiveServer
-from tests.oip_bodies import LENGTH, from_answer, text_input, to_binary
-from tests.raw_http import post
-from tests.tensor_bodies import NUMPY, Array
+from tests.support.exposition import is_idle, scrape, settles, total
+from tests.support.gateway_bench import GatewayBench, until
+from tests.support.lane_scenes import ONES, WEIGHT, Answer, ask, fixed, play
+from tests.support.live_server import LiveServer
+from tests.support.oip_bodies import LENGTH, from_answer, text_input, to_binary
+from tests.support.raw_http import post
+from tests.support.tensor_bodies import NUMPY, Array
+from tilewire.service.errors import TooBusy
 
 BINARY_OUT = {"outputs": [{"name": "out", "parameters": {"binary_data": True}}]}
 ADD = "/v2/models/add/infer"

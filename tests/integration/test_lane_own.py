@@ -10,14 +10,14 @@ import httpx
 import numpy as np
 import pytest
 
-from service.errors import TooBusy
-from tests.collector import Collector, attributes_of, collecting
-from tests.exposition import is_idle, scrape, settles, total
-from tests.gateway_bench import GatewayBench
-from tests.lane_scenes import ONES, WEIGHT, Answer, ask, check_sum, play
-from tests.live_server import LiveServer, serving
-from tests.raw_http import RawConnection, post
-from tests.tensor_bodies import to_npy, to_safetensors
+from tests.support.collector import Collector, attributes_of, collecting
+from tests.support.exposition import is_idle, scrape, settles, total
+from tests.support.gateway_bench import GatewayBench
+from tests.support.lane_scenes import ONES, WEIGHT, Answer, ask, check_sum, play
+from tests.support.live_server import LiveServer, serving
+from tests.support.raw_http import RawConnection, post
+from tests.support.tensor_bodies import to_npy, to_safetensors
+from tilewire.service.errors import TooBusy
 
 OFFER = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2_settings": "AAEAAEAAAAIAAAABAAMAAABkAAQ"}
 

@@ -19,15 +19,15 @@ import numpy as np
 import pytest
 
 import tilewire
-from tests.api_keys import entry, keys_file
-from tests.collector import Collector, attributes_of, collecting
 from tests.conftest import StartServer
-from tests.exposition import is_idle, scrape, settles, total
-from tests.float64_oracle import random_array
-from tests.live_server import LiveServer, held, serving
-from tests.raw_http import Answer, RawConnection, post
-from tests.tensor_bodies import TYPES, decode, encode, from_safetensors, to_npy, to_safetensors
-from tests.tls_server import make_certificates
+from tests.support.api_keys import entry, keys_file
+from tests.support.collector import Collector, attributes_of, collecting
+from tests.support.exposition import is_idle, scrape, settles, total
+from tests.support.float64_oracle import random_array
+from tests.support.live_server import LiveServer, held, serving
+from tests.support.raw_http import Answer, RawConnection, post
+from tests.support.tensor_bodies import TYPES, decode, encode, from_safetensors, to_npy, to_safetensors
+from tests.support.tls_server import make_certificates
 
 FLAGS = ("--gateways", "1", "--arena-bytes", "16MiB")
 VARYING = ("date", "x-request-id", "server-timing")

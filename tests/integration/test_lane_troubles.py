@@ -9,11 +9,11 @@ import time
 import numpy as np
 import pytest
 
-from service.errors import DeadlinePassed, TooBusy, Unavailable
-from tests.gateway_bench import GatewayBench, read_answer, until
-from tests.lane_scenes import ONES, SENT, WEIGHT, Answer, ask, check_sum, fixed, play, warmed
-from tests.raw_http import post
-from tests.tensor_bodies import to_npy
+from tests.support.gateway_bench import GatewayBench, read_answer, until
+from tests.support.lane_scenes import ONES, SENT, WEIGHT, Answer, ask, check_sum, fixed, play, warmed
+from tests.support.raw_http import post
+from tests.support.tensor_bodies import to_npy
+from tilewire.service.errors import DeadlinePassed, TooBusy, Unavailable
 
 
 @pytest.mark.parametrize("how", ["learned before", "told by the engine"])

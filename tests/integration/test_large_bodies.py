@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import StartServer
-from tests.raw_http import RawConnection, head
+from tests.support.raw_http import RawConnection, head
 
 pytestmark = pytest.mark.skipif(os.environ.get("LARGE_BODIES") != "1", reason="LARGE_BODIES=1 is not set")
 

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 from tests.conftest import StartServer
-from tests.exposition import Scrape, is_idle, scrape, settles, total
-from tests.float64_oracle import random_array
-from tests.live_server import COMMAND, POLL_S, ROOT, START_TIMEOUT_S, LiveServer, held, path_with
-from tests.raw_http import ConnectionEnded, RawConnection, head, post
-from tests.tensor_bodies import from_safetensors, to_npy, to_safetensors
+from tests.support.exposition import Scrape, is_idle, scrape, settles, total
+from tests.support.float64_oracle import random_array
+from tests.support.live_server import COMMAND, POLL_S, ROOT, START_TIMEOUT_S, LiveServer, held, path_with
+from tests.support.raw_http import ConnectionEnded, RawConnection, head, post
+from tests.support.tensor_bodies import from_safetensors, to_npy, to_safetensors
 
 ONES = to_safetensors({"a": np.ones((4, 4), np.float32), "b": np.ones((4, 4), np.float32)})
 

@@ -9,10 +9,10 @@ from threading import Thread
 import numpy as np
 
 from tests.conftest import StartServer
-from tests.exposition import is_idle, scrape, settles, total
-from tests.float64_oracle import random_array
-from tests.raw_http import ConnectionEnded, RawConnection, head, post
-from tests.tensor_bodies import TYPES, decode, to_safetensors
+from tests.support.exposition import is_idle, scrape, settles, total
+from tests.support.float64_oracle import random_array
+from tests.support.raw_http import ConnectionEnded, RawConnection, head, post
+from tests.support.tensor_bodies import TYPES, decode, to_safetensors
 
 A, B = random_array("float32", (8, 8), 1), random_array("float32", (8, 8), 2)
 BODY = to_safetensors({"a": A, "b": B})

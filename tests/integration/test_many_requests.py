@@ -10,8 +10,8 @@ import os
 import pytest
 
 from tests.conftest import StartServer
-from tests.exposition import is_idle, scrape, settles, total
-from tests.many_requests import ManyRequests
+from tests.support.exposition import is_idle, scrape, settles, total
+from tests.support.many_requests import ManyRequests
 
 NUM_REQUESTS = int(os.environ.get("MANY_REQUESTS", "10000"))
 

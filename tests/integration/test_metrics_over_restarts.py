@@ -10,9 +10,9 @@ import httpx
 import numpy as np
 
 from tests.conftest import StartServer
-from tests.exposition import Scrape, scrape, settles, total
-from tests.live_server import LiveServer
-from tests.tensor_bodies import to_safetensors
+from tests.support.exposition import Scrape, scrape, settles, total
+from tests.support.live_server import LiveServer
+from tests.support.tensor_bodies import to_safetensors
 
 ONES = to_safetensors({"a": np.ones((4, 4), np.float32), "b": np.ones((4, 4), np.float32)})
 ARENA_BYTES = 16 * 2**20

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.gateway_bench import GatewayBench
-from tests.lane_scenes import ONES, SENT, Stream, ask, play
-from tests.raw_http import head, post
-from tests.tensor_bodies import TYPES, to_npy, to_safetensors
+from tests.support.gateway_bench import GatewayBench
+from tests.support.lane_scenes import ONES, SENT, Stream, ask, play
+from tests.support.raw_http import head, post
+from tests.support.tensor_bodies import TYPES, to_npy, to_safetensors
 
 NUM_REQUESTS = 60
 LARGE = to_npy(np.ones((300, 300), np.float32))

@@ -9,9 +9,9 @@ import httpx
 import numpy as np
 import pytest
 
-from tests import float64_oracle as oracle
-from tests.float64_oracle import assert_close, random_array
-from tests.tensor_bodies import CARRIES, NUMPY, TYPES, Array, decode, encode, to_npz
+from tests.support import float64_oracle as oracle
+from tests.support.float64_oracle import assert_close, random_array
+from tests.support.tensor_bodies import CARRIES, NUMPY, TYPES, Array, decode, encode, to_npz
 
 FLOATS = ("float16", "bfloat16", "float32")
 FP8 = ("float8_e4m3fn", "float8_e5m2")

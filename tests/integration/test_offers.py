@@ -11,9 +11,9 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.exposition import is_idle, scrape, settles, total
-from tests.raw_http import RawConnection, head, post
-from tests.tensor_bodies import TYPES, Array, decode, to_npy, to_safetensors
+from tests.support.exposition import is_idle, scrape, settles, total
+from tests.support.raw_http import RawConnection, head, post
+from tests.support.tensor_bodies import TYPES, Array, decode, to_npy, to_safetensors
 
 OFFER = {
     "connection": "Upgrade, HTTP2-Settings",

@@ -22,11 +22,11 @@ import numpy as np
 import pytest
 
 from tests.conftest import StartServer
-from tests.exposition import is_idle, scrape, settles, total
-from tests.float64_oracle import assert_close, matmul, random_array, softmax
-from tests.live_server import LiveServer
-from tests.oip_bodies import LENGTH, bad_products, binary_input, from_answer, to_binary, to_text
-from tests.raw_http import ConnectionEnded, RawConnection, head, post
+from tests.support.exposition import is_idle, scrape, settles, total
+from tests.support.float64_oracle import assert_close, matmul, random_array, softmax
+from tests.support.live_server import LiveServer
+from tests.support.oip_bodies import LENGTH, bad_products, binary_input, from_answer, to_binary, to_text
+from tests.support.raw_http import ConnectionEnded, RawConnection, head, post
 
 Raw = Callable[[], RawConnection]
 
@@ -34,7 +34,7 @@ SOFTMAX, MATMUL, ADD = (f"/v2/models/{name}/infer" for name in ("softmax", "matm
 X = random_array("float32", (32, 33), 1)
 BODY, HEADERS = to_binary({"x": X}, parameters={"binary_data_output": True})
 EXPECTED = softmax(X)
-# As `tests.raw_http` takes headers.
+# As `tests.support.raw_http` takes headers.
 GIVEN = {"inference_header_content_length": HEADERS[LENGTH]}
 
 

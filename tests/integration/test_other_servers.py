@@ -19,19 +19,19 @@ import numpy as np
 import pytest
 import uvicorn
 
-from service.arena import Arena, Segment
-from service.gateway.admission import Admission
-from service.gateway.app import create_app
-from service.gateway.context import Gateway
-from service.gateway.engine_client import Reply, Request
-from service.gateway.engines import Engines
-from service.gateway.metrics import GatewayMetrics
-from service.gateway.protocol import TilewireProtocol
-from service.messages import Done, Job, Timings, Warming, Welcome
-from service.process_settings import GatewaySettings, Inherited
-from service.settings import Settings
-from tests.float64_oracle import random_array
-from tests.tensor_bodies import Array, decode, to_safetensors
+from tests.support.float64_oracle import random_array
+from tests.support.tensor_bodies import Array, decode, to_safetensors
+from tilewire.service.config.process import GatewaySettings, Inherited
+from tilewire.service.config.settings import Settings
+from tilewire.service.gateway.app import create_app
+from tilewire.service.gateway.connection.protocol import TilewireProtocol
+from tilewire.service.gateway.engines.client import Reply, Request
+from tilewire.service.gateway.engines.router import Engines
+from tilewire.service.gateway.request.admission import Admission
+from tilewire.service.gateway.request.context import Gateway
+from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
+from tilewire.service.ipc.arena import Arena, Segment
+from tilewire.service.ipc.messages import Done, Job, Timings, Warming, Welcome
 
 ARENA_BYTES = 2**24
 

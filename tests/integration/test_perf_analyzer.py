@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import StartServer
-from tests.exposition import scrape, total
-from tests.live_server import LiveServer
+from tests.support.exposition import scrape, total
+from tests.support.live_server import LiveServer
 
 # Short windows: nothing here is a measurement.
 QUICK = [

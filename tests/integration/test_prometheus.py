@@ -20,9 +20,8 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry, Counter, Gauge, make_wsgi_app
 
-from service.settings import Settings
 from tests.conftest import SMALL
-from tests.expressions import (
+from tests.support.expressions import (
     DEPLOY,
     GPU_ONLY,
     GPU_ONLY_RECORDS,
@@ -32,9 +31,10 @@ from tests.expressions import (
     records,
     rules,
 )
-from tests.live_server import LiveServer, serving
-from tests.programs import find_program, free_port, running
-from tests.tensor_bodies import to_npy, to_safetensors
+from tests.support.live_server import LiveServer, serving
+from tests.support.programs import find_program, free_port, running
+from tests.support.tensor_bodies import to_npy, to_safetensors
+from tilewire.service.config.settings import Settings
 
 SETTLE_S = 60.0
 POLL_S = 0.25

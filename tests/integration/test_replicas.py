@@ -20,12 +20,12 @@ import httpx
 import numpy as np
 import pytest
 
-from service.settings import Settings
-from tests.exposition import scrape, total
-from tests.live_server import LiveServer
-from tests.programs import find_program, free_port, running
-from tests.raw_http import RawConnection, head
-from tests.tensor_bodies import from_safetensors, to_safetensors
+from tests.support.exposition import scrape, total
+from tests.support.live_server import LiveServer
+from tests.support.programs import find_program, free_port, running
+from tests.support.raw_http import RawConnection, head
+from tests.support.tensor_bodies import from_safetensors, to_safetensors
+from tilewire.service.config.settings import Settings
 
 CONFIG = Path(__file__).resolve().parents[2] / "deploy" / "nginx" / "nginx.conf"
 FLAGS = ("--gateways", "2", "--arena-bytes", "64MiB", "--max-body-bytes", "16MiB")

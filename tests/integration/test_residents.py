@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tests.conftest import StartServer
-from tests.exposition import is_idle, scrape, settles, total
-from tests.float64_oracle import random_array
-from tests.live_server import LiveServer
-from tests.raw_http import Answer, RawConnection, head, post
-from tests.tensor_bodies import Array, from_safetensors, to_npy, to_npz, to_safetensors
+from tests.support.exposition import is_idle, scrape, settles, total
+from tests.support.float64_oracle import random_array
+from tests.support.live_server import LiveServer
+from tests.support.raw_http import Answer, RawConnection, head, post
+from tests.support.tensor_bodies import Array, from_safetensors, to_npy, to_npz, to_safetensors
 
 
 def put(connection: RawConnection, name: str, array: Array) -> Answer:

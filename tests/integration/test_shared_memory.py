@@ -14,10 +14,10 @@ from ml_dtypes import bfloat16
 from tritonclient.utils import shared_memory as shm
 
 from tests.conftest import SMALL
-from tests.live_server import LiveServer, serving
-from tests.shared_objects import PREFIX
-from tests.tensor_bodies import Array, to_npy
-from tests.triton_regions import A, B, Regions, connected, given, infer, read, refused, wanted
+from tests.support.live_server import LiveServer, serving
+from tests.support.shared_objects import PREFIX
+from tests.support.tensor_bodies import Array, to_npy
+from tests.support.triton_regions import A, B, Regions, connected, given, infer, read, refused, wanted
 
 
 @pytest.fixture(scope="module")

@@ -18,11 +18,11 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from tests.conftest import SMALL, StartServer
-from tests.exposition import is_idle, settles
-from tests.live_server import LiveServer, serving
-from tests.shared_objects import PREFIX, shared_object
-from tests.tensor_bodies import Array
-from tests.triton_regions import A, Regions, connected, given, infer, read, refused, wanted
+from tests.support.exposition import is_idle, settles
+from tests.support.live_server import LiveServer, serving
+from tests.support.shared_objects import PREFIX, shared_object
+from tests.support.tensor_bodies import Array
+from tests.support.triton_regions import A, Regions, connected, given, infer, read, refused, wanted
 
 PATIENCE_S = 30.0
 

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from tests.conftest import StartServer
-from tests.exposition import is_idle, settles
-from tests.live_server import COMMAND, LiveServer, serving
-from tests.raw_http import ConnectionEnded, RawConnection, head, post
-from tests.tensor_bodies import to_npy
-from tests.tls_server import Certificates, make_certificates
+from tests.support.exposition import is_idle, settles
+from tests.support.live_server import COMMAND, LiveServer, serving
+from tests.support.raw_http import ConnectionEnded, RawConnection, head, post
+from tests.support.tensor_bodies import to_npy
+from tests.support.tls_server import Certificates, make_certificates
 
 FLAGS = ("--gateways", "2", "--arena-bytes", "512MiB", "--max-body-bytes", "64MiB", "--max-result-bytes", "64MiB")
 

@@ -13,10 +13,10 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.collector import Collector, attributes_of, collecting
 from tests.conftest import StartServer
-from tests.live_server import LiveServer, serving
-from tests.tensor_bodies import to_npy, to_safetensors
+from tests.support.collector import Collector, attributes_of, collecting
+from tests.support.live_server import LiveServer, serving
+from tests.support.tensor_bodies import to_npy, to_safetensors
 
 ONES = to_safetensors({"a": np.ones((64, 64), np.float32), "b": np.ones((64, 64), np.float32)})
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

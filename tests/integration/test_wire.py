@@ -14,11 +14,11 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.exposition import is_idle, scrape, settles, total
-from tests.float64_oracle import random_array
-from tests.live_server import LiveServer
-from tests.raw_http import Answer, ConnectionEnded, RawConnection, head, post
-from tests.tensor_bodies import TYPES, Array, decode, to_safetensors
+from tests.support.exposition import is_idle, scrape, settles, total
+from tests.support.float64_oracle import random_array
+from tests.support.live_server import LiveServer
+from tests.support.raw_http import Answer, ConnectionEnded, RawConnection, head, post
+from tests.support.tensor_bodies import TYPES, Array, decode, to_safetensors
 
 Raw = Callable[[], RawConnection]
 

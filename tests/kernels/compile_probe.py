@@ -17,22 +17,22 @@ import triton
 os.environ["TRITON_STORE_BINARY_ONLY"] = "0"
 os.environ["TRITON_CACHE_DIR"] = str(Path.home() / ".triton" / "cache-with-texts")
 
-from kernels.add.configs import Problem as AddProblem
-from kernels.add.configs import choose as choose_add
-from kernels.add.variants import build as build_add
-from kernels.grouped.op import variant as grouped_variant
-from kernels.matmul.choice import choose
-from kernels.matmul.configs import Problem
-from kernels.matmul.members import family_of
-from kernels.matmul.table import config_of
-from kernels.matmul.variants import build
-from kernels.softmax.configs import Problem as SoftmaxProblem
-from kernels.softmax.configs import choose_by_table as choose_softmax
-from kernels.softmax.variants import KERNELS
-from kernels.softmax.variants import build as build_softmax
-from kernels.staging.op import variants as staging_variants
-from kernels.tables import is_tuned, table_for
-from kernels.targets import KNOWN
+from tilewire.kernels.add.configs import Problem as AddProblem
+from tilewire.kernels.add.configs import choose as choose_add
+from tilewire.kernels.add.variants import build as build_add
+from tilewire.kernels.copy.op import variants as staging_variants
+from tilewire.kernels.matmul.choice import choose
+from tilewire.kernels.matmul.configs import Problem
+from tilewire.kernels.matmul.grouped.op import variant as grouped_variant
+from tilewire.kernels.matmul.members import family_of
+from tilewire.kernels.matmul.table import config_of
+from tilewire.kernels.matmul.variants import build
+from tilewire.kernels.runtime.targets import KNOWN
+from tilewire.kernels.selection.tables import is_tuned, table_for
+from tilewire.kernels.softmax.configs import Problem as SoftmaxProblem
+from tilewire.kernels.softmax.configs import choose_by_table as choose_softmax
+from tilewire.kernels.softmax.variants import KERNELS
+from tilewire.kernels.softmax.variants import build as build_softmax
 
 PATTERNS = {
     "wgmma": r"wgmma\.mma_async",

@@ -7,10 +7,10 @@ import json
 import sys
 from pathlib import Path
 
-from kernels.alternatives import chosen
-from kernels.targets import KNOWN
-from kernels.tuning.starting import pick_at_start, warmup_buckets
 from tests.kernels.tuning_fakes import FakeBench
+from tilewire.kernels.autotune.alternatives import chosen
+from tilewire.kernels.autotune.starting import pick_at_start, warmup_buckets
+from tilewire.kernels.runtime.targets import KNOWN
 
 if __name__ == "__main__":
     target = KNOWN["nvidia_a100"]

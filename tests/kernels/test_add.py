@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from kernels import add
-from kernels.add.configs import DTYPES
-from kernels.add.reference import add_reference
-from kernels.testing import poisoned, rounding_bound
+from tilewire.kernels import add
+from tilewire.kernels.add.configs import DTYPES
+from tilewire.kernels.add.reference import add_reference
+from tilewire.kernels.autotune.testing import poisoned, rounding_bound
 
 ALL = [getattr(torch, name) for name in DTYPES]
 COMPUTED_AS = {torch.float16: torch.float32, torch.bfloat16: torch.float32}

@@ -12,21 +12,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.add.configs import Problem as AddProblem
-from kernels.add.configs import choose as choose_add
-from kernels.add.variants import build as build_add
-from kernels.catalogue import OPS, op_of, variants
-from kernels.matmul.choice import choose, choose_invariant
-from kernels.matmul.configs import OUT_DTYPES, PRECISIONS, Problem
-from kernels.matmul.members import family_of, is_supported
-from kernels.matmul.variants import build
-from kernels.softmax.choice import choose as choose_softmax
-from kernels.softmax.configs import DTYPES as SOFTMAX_DTYPES
-from kernels.softmax.configs import Problem as SoftmaxProblem
-from kernels.softmax.variants import KERNELS
-from kernels.softmax.variants import build as build_softmax
-from kernels.targets import INTERPRETER, KNOWN
-from kernels.trials import Trial, trials, wrong
+from tilewire.kernels.add.configs import Problem as AddProblem
+from tilewire.kernels.add.configs import choose as choose_add
+from tilewire.kernels.add.variants import build as build_add
+from tilewire.kernels.build.selftest import Trial, trials, wrong
+from tilewire.kernels.matmul.choice import choose, choose_invariant
+from tilewire.kernels.matmul.configs import OUT_DTYPES, PRECISIONS, Problem
+from tilewire.kernels.matmul.members import family_of, is_supported
+from tilewire.kernels.matmul.variants import build
+from tilewire.kernels.runtime.targets import INTERPRETER, KNOWN
+from tilewire.kernels.selection.catalogue import OPS, op_of, variants
+from tilewire.kernels.softmax.choice import choose as choose_softmax
+from tilewire.kernels.softmax.configs import DTYPES as SOFTMAX_DTYPES
+from tilewire.kernels.softmax.configs import Problem as SoftmaxProblem
+from tilewire.kernels.softmax.variants import KERNELS
+from tilewire.kernels.softmax.variants import build as build_softmax
 
 TARGETS = {**KNOWN, "interpreter": INTERPRETER}
 SAMPLE = 37

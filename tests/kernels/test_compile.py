@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kernels.targets import KNOWN
-from tests.live_server import path_with
+from tests.support.live_server import path_with
+from tilewire.kernels.runtime.targets import KNOWN
 
 PROBE = Path(__file__).parent / "compile_probe.py"
 MATRIX_INSTRUCTIONS = {"cuda:80": ("mma",), "cuda:90": ("wgmma", "mma"), "cuda:100": ("tcgen05", "mma")}

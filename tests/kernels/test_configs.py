@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.add.configs import Problem as AddProblem
-from kernels.add.configs import choose as choose_add
-from kernels.matmul.choice import choose
-from kernels.matmul.configs import ITEM_BYTES, OUT_DTYPES, Problem, resolve_precision
-from kernels.softmax.choice import choose as choose_softmax
-from kernels.softmax.configs import MAX_SPLITS
-from kernels.softmax.configs import Problem as SoftmaxProblem
-from kernels.tables import install, table_for
-from kernels.targets import KNOWN
+from tilewire.kernels.add.configs import Problem as AddProblem
+from tilewire.kernels.add.configs import choose as choose_add
+from tilewire.kernels.matmul.choice import choose
+from tilewire.kernels.matmul.configs import ITEM_BYTES, OUT_DTYPES, Problem, resolve_precision
+from tilewire.kernels.runtime.targets import KNOWN
+from tilewire.kernels.selection.tables import install, table_for
+from tilewire.kernels.softmax.choice import choose as choose_softmax
+from tilewire.kernels.softmax.configs import MAX_SPLITS
+from tilewire.kernels.softmax.configs import Problem as SoftmaxProblem
 
 targets = st.sampled_from(sorted(KNOWN)).map(KNOWN.__getitem__)
 sizes = st.integers(1, 1 << 17)
@@ -91,7 +91,7 @@ class Refuse:
 sys.meta_path.insert(0, Refuse())
 find = u.find_spec
 u.find_spec = lambda name, *rest: None if name == "triton" else find(name, *rest)
-import kernels.{op}.configs
+import tilewire.kernels.{op}.configs
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from kernels import tables
-from kernels.alternatives import alternatives, chosen
-from kernels.costs import BENDS, LAYOUTS, TERMS, Costs, Forecast, Work
-from kernels.matmul import timing
-from kernels.matmul.choice import choose
-from kernels.softmax.choice import choose as choose_softmax
-from kernels.targets import KNOWN
-from kernels.tuning.drawing import draw
-from kernels.tuning.fitting import Sample, fit
-from kernels.tuning.learning import key_of, learn
-from kernels.tuning.relearning import choice_by_table
-from kernels.workloads import Product, geomean, parse_line
 from tests.kernels.tuning_fakes import FakeBench
+from tilewire.kernels.autotune.alternatives import alternatives, chosen
+from tilewire.kernels.autotune.drawing import draw
+from tilewire.kernels.autotune.fitting import Sample, fit
+from tilewire.kernels.autotune.learning import key_of, learn
+from tilewire.kernels.autotune.relearning import choice_by_table
+from tilewire.kernels.autotune.workloads import Product, geomean, parse_line
+from tilewire.kernels.matmul import timing
+from tilewire.kernels.matmul.choice import choose
+from tilewire.kernels.runtime.targets import KNOWN
+from tilewire.kernels.selection import tables
+from tilewire.kernels.selection.cost_model import BENDS, LAYOUTS, TERMS, Costs, Forecast, Work
+from tilewire.kernels.softmax.choice import choose as choose_softmax
 
 H100 = KNOWN["nvidia_h100"]
 NUM_SMS = 132

@@ -1,6 +1,6 @@
 """Workers: results in time, and one item's crash, exception or hang is no other's."""
 
-from kernels.tuning.crew import Crew, Failure
+from tilewire.kernels.autotune.crew import Crew, Failure
 
 
 def test_a_crash_an_exception_and_a_hang_discard_only_their_item():

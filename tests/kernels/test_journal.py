@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from kernels.tuning.journal import Journal
+from tilewire.kernels.autotune.journal import Journal
 
 IDENTITY = {"device": "A card", "driver": "1"}
 

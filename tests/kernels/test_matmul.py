@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from kernels import matmul
-from kernels.matmul.configs import ACTIVATIONS, MAX_INT8_K, OUT_DTYPES, Config
-from kernels.matmul.plan import Epilogue, launch
-from kernels.matmul.reference import matmul_reference
-from kernels.testing import MATMUL_SHAPES, Shape, matmul_bound, poisoned, random_operand
+from tilewire.kernels import matmul
+from tilewire.kernels.autotune.testing import MATMUL_SHAPES, Shape, matmul_bound, poisoned, random_operand
+from tilewire.kernels.matmul.configs import ACTIVATIONS, MAX_INT8_K, OUT_DTYPES, Config
+from tilewire.kernels.matmul.plan import Epilogue, launch
+from tilewire.kernels.matmul.reference import matmul_reference
 
 DTYPES = [getattr(torch, name) for name in OUT_DTYPES]
 

@@ -15,20 +15,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.alternatives import alternatives, chosen
-from kernels.catalogue import variants
-from kernels.matmul.choice import bucket_of, choose
-from kernels.matmul.configs import Problem
-from kernels.matmul.members import family_of
-from kernels.matmul.variants import build
-from kernels.picks import path_of, read_picks, write_picks
-from kernels.softmax.choice import choose as choose_softmax
-from kernels.softmax.configs import Problem as SoftmaxProblem
-from kernels.tables import install_picks
-from kernels.targets import KNOWN
-from kernels.tuning.starting import tune_at_start, warmup_buckets
-from kernels.workloads import Product, Rows, geomean
 from tests.kernels.tuning_fakes import FakeBench
+from tilewire.kernels.autotune.alternatives import alternatives, chosen
+from tilewire.kernels.autotune.starting import tune_at_start, warmup_buckets
+from tilewire.kernels.autotune.workloads import Product, Rows, geomean
+from tilewire.kernels.matmul.choice import bucket_of, choose
+from tilewire.kernels.matmul.configs import Problem
+from tilewire.kernels.matmul.members import family_of
+from tilewire.kernels.matmul.variants import build
+from tilewire.kernels.runtime.targets import KNOWN
+from tilewire.kernels.selection.catalogue import variants
+from tilewire.kernels.selection.picks import path_of, read_picks, write_picks
+from tilewire.kernels.selection.tables import install_picks
+from tilewire.kernels.softmax.choice import choose as choose_softmax
+from tilewire.kernels.softmax.configs import Problem as SoftmaxProblem
 
 A100, H20 = KNOWN["nvidia_a100"], dataclasses.replace(KNOWN["nvidia_h100"], name="nvidia_h20", num_sms=78)
 IDENTITY = {"device": "A card", "driver": "1.2.3", "triton": "3.7", "kernels": "abc"}

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from kernels.precompile import parse_target
-from kernels.targets import KNOWN
+from tilewire.kernels.build.precompile import parse_target
+from tilewire.kernels.runtime.targets import KNOWN
 
 ROOT = Path(__file__).parents[2]
 # A target with three binaries: the real ones take minutes.
 CODE = """
 import json, sys
-import kernels.catalogue, kernels.precompile as ahead
-from kernels.targets import KNOWN
+import tilewire.kernels.selection.catalogue as catalogue, tilewire.kernels.build.precompile as ahead
+from tilewire.kernels.runtime.targets import KNOWN
 target = KNOWN["nvidia_h100"]
-few = tuple(variant for variant in kernels.catalogue.variants(target) if variant.kernel.__name__ == "stretches_kernel")[:3]
-kernels.catalogue.variants = ahead.variants = lambda _target: few
+few = tuple(variant for variant in catalogue.variants(target) if variant.kernel.__name__ == "stretches_kernel")[:3]
+catalogue.variants = ahead.variants = lambda _target: few
 part = ahead._compile_some(target, range(len(few)))
 print(json.dumps([sorted(part.fresh.items()), part.failures, ahead.images_of(target) is None]))
 ahead._mark(target, [part.images[number] for number in range(len(few))])
@@ -79,8 +79,8 @@ def test_an_unknown_target_is_refused_with_those_that_there_are(text):
 def test_the_fingerprint_tells_targets_apart(tmp_path):
     code = """
 import json
-from kernels.precompile import fingerprint
-from kernels.targets import KNOWN
+from tilewire.kernels.build.precompile import fingerprint
+from tilewire.kernels.runtime.targets import KNOWN
 print(json.dumps([fingerprint(KNOWN[name]) for name in ("nvidia_h100", "nvidia_b200", "nvidia_h100")]))
 """
     ((first, other, again),), _ = run(code, tmp_path)

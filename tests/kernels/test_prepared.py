@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kernels import add, matmul, prepare_add, prepare_matmul, prepare_softmax, softmax
-from kernels.layouts import lay_out, preferred_layout, row_step
+from tilewire.kernels import add, matmul, prepare_add, prepare_matmul, prepare_softmax, softmax
+from tilewire.kernels.runtime.layouts import lay_out, preferred_layout, row_step
 
 
 @pytest.fixture

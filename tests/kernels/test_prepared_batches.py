@@ -8,12 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from service.engine.backends.contract import HostBytes, Joined, Step
-from service.engine.backends.host import tensor_of
-from service.engine.backends.prepared import MOST_BYTES, MOST_OF_A_KIND, Addresses, PreparedBatch, PreparedBatches
-from service.engine.backends.staging import Staging
-from service.engine.forms import Form, join
-from service.ops import AddOptions, MatmulOptions, Options, SoftmaxOptions, TensorType
+from tilewire.service.engine.backends.contract import HostBytes, Joined, Step
+from tilewire.service.engine.backends.gpu.host import tensor_of
+from tilewire.service.engine.backends.gpu.prepared import (
+    MOST_BYTES,
+    MOST_OF_A_KIND,
+    Addresses,
+    PreparedBatch,
+    PreparedBatches,
+)
+from tilewire.service.engine.backends.gpu.staging import Staging
+from tilewire.service.engine.loop.batching import Form, join
+from tilewire.service.ops.registry import AddOptions, MatmulOptions, Options, SoftmaxOptions, TensorType
 
 CPU = torch.device("cpu")
 Given = np.ndarray | torch.Tensor

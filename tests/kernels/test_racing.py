@@ -5,13 +5,13 @@ import math
 import pytest
 
 from benchmarks.bench_dispatch import measure_all, shapes, summarise
-from kernels.alternatives import alternatives, chosen
-from kernels.racing import Heats, race
-from kernels.targets import KNOWN
-from kernels.tuning.compiling import Facts
-from kernels.tuning.crew import Failure
-from kernels.tuning.exhaustive import Everything
-from kernels.workloads import Product, Rows, Sum
+from tilewire.kernels.autotune.alternatives import alternatives, chosen
+from tilewire.kernels.autotune.compiling import Facts
+from tilewire.kernels.autotune.crew import Failure
+from tilewire.kernels.autotune.exhaustive import Everything
+from tilewire.kernels.autotune.racing import Heats, race
+from tilewire.kernels.autotune.workloads import Product, Rows, Sum
+from tilewire.kernels.runtime.targets import KNOWN
 
 H100 = KNOWN["nvidia_h100"]
 WORKLOAD = Product(4096, 4096, 4096)

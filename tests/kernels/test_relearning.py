@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from kernels.alternatives import chosen
-from kernels.tables import install, table_for
-from kernels.targets import KNOWN
-from kernels.tuning.drawing import draw
-from kernels.tuning.journal import Journal
-from kernels.tuning.learning import key_of
-from kernels.tuning.relearning import choice_by_table, in_turn, newly_learned, relearn
-from kernels.tuning.session import Session
 from tests.kernels.tuning_fakes import FakeBench, FakeCompiler
+from tilewire.kernels.autotune.alternatives import chosen
+from tilewire.kernels.autotune.drawing import draw
+from tilewire.kernels.autotune.journal import Journal
+from tilewire.kernels.autotune.learning import key_of
+from tilewire.kernels.autotune.relearning import choice_by_table, in_turn, newly_learned, relearn
+from tilewire.kernels.autotune.session import Session
+from tilewire.kernels.runtime.targets import KNOWN
+from tilewire.kernels.selection.tables import install, table_for
 
 H100 = KNOWN["nvidia_h100"]
 SOFTMAX = ("softmax 2 elements", "softmax 4 elements")

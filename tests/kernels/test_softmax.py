@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from kernels import softmax
-from kernels.softmax.configs import Config
-from kernels.softmax.op import launch
-from kernels.softmax.reference import softmax_reference
-from kernels.testing import SOFTMAX_LENGTHS, poisoned, softmax_bound
+from tilewire.kernels import softmax
+from tilewire.kernels.autotune.testing import SOFTMAX_LENGTHS, poisoned, softmax_bound
+from tilewire.kernels.softmax.configs import Config
+from tilewire.kernels.softmax.op import launch
+from tilewire.kernels.softmax.reference import softmax_reference
 
 KERNELS = [
     Config("row", 2, 128, 4),

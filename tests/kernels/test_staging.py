@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.staging.op import BLOCK, WORDS, PreparedCopy, Stretch, copy_stretches, word_bytes
+from tilewire.kernels.copy.op import BLOCK, WORDS, PreparedCopy, Stretch, copy_stretches, word_bytes
 
 CPU = torch.device("cpu")
 

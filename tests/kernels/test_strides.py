@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.strides import broadcast_shapes, broadcast_strides, collapse
+from tilewire.kernels.runtime.strides import broadcast_shapes, broadcast_strides, collapse
 
 extents = st.lists(st.integers(1, 4), min_size=0, max_size=5)
 

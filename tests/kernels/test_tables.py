@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.matmul.choice import choose, predicted_us
-from kernels.matmul.configs import ITEM_BYTES, OUT_DTYPES, Problem
-from kernels.matmul.members import SPLITS
-from kernels.matmul.table import config_of
-from kernels.tables import is_tuned, table_for
-from kernels.targets import KNOWN, Target
+from tilewire.kernels.matmul.choice import choose, predicted_us
+from tilewire.kernels.matmul.configs import ITEM_BYTES, OUT_DTYPES, Problem
+from tilewire.kernels.matmul.members import SPLITS
+from tilewire.kernels.matmul.table import config_of
+from tilewire.kernels.runtime.targets import KNOWN, Target
+from tilewire.kernels.selection.tables import is_tuned, table_for
 
-TABLES = sorted((Path(__file__).parents[2] / "kernels/tuned").glob("*.json"))
+TABLES = sorted((Path(__file__).parents[2] / "kernels/selection/tuned").glob("*.json"))
 H100 = KNOWN["nvidia_h100"]
 
 
@@ -64,7 +64,7 @@ def test_measured_choices_are_members_of_the_table(m, n, k, batch, dtype):
 
 
 def test_the_model_prefers_full_waves():
-    from kernels.matmul.table import candidates_of
+    from tilewire.kernels.matmul.table import candidates_of
 
     candidate = next(c for c in candidates_of(H100)["half"] if c.config.is_persistent)
     block = candidate.config

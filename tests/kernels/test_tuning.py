@@ -12,26 +12,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import tables
-from kernels.add.configs import members as add_members
-from kernels.alternatives import chosen
-from kernels.catalogue import variants
-from kernels.matmul.choice import choose, choose_invariant
-from kernels.matmul.configs import OUT_DTYPES, Config, Problem
-from kernels.matmul.members import family_of, is_supported
-from kernels.matmul.members import members as matmul_members
-from kernels.matmul.table import config_of
-from kernels.matmul.variants import build
-from kernels.softmax.configs import members as softmax_members
-from kernels.tables import table_for
-from kernels.targets import KNOWN
-from kernels.tuning.compiling import Facts, Recipe
-from kernels.tuning.defaults import defaults
-from kernels.tuning.relearning import choice_by_table
-from kernels.tuning.run import TuneError
-from kernels.tuning.selection import keep_few, relative
-from kernels.workloads import Product, Rows
 from tests.kernels.tuning_fakes import FEW, FITS, FakeBench, FakeCompiler, run, with_table
+from tilewire.kernels.add.configs import members as add_members
+from tilewire.kernels.autotune.alternatives import chosen
+from tilewire.kernels.autotune.compiling import Facts, Recipe
+from tilewire.kernels.autotune.defaults import defaults
+from tilewire.kernels.autotune.relearning import choice_by_table
+from tilewire.kernels.autotune.run import TuneError
+from tilewire.kernels.autotune.selection import keep_few, relative
+from tilewire.kernels.autotune.workloads import Product, Rows
+from tilewire.kernels.matmul.choice import choose, choose_invariant
+from tilewire.kernels.matmul.configs import OUT_DTYPES, Config, Problem
+from tilewire.kernels.matmul.members import family_of, is_supported
+from tilewire.kernels.matmul.members import members as matmul_members
+from tilewire.kernels.matmul.table import config_of
+from tilewire.kernels.matmul.variants import build
+from tilewire.kernels.runtime.targets import KNOWN
+from tilewire.kernels.selection import tables
+from tilewire.kernels.selection.catalogue import variants
+from tilewire.kernels.selection.tables import table_for
+from tilewire.kernels.softmax.configs import members as softmax_members
 
 H100 = KNOWN["nvidia_h100"]
 IEEE = tuple(Product(m, 1024, 1024, dtype="float32") for m in (8, 48, 1024))

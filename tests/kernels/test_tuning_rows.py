@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
-from kernels.alternatives import alternatives, chosen
-from kernels.report import tuned as tuned_entries
-from kernels.softmax.choice import choose
-from kernels.softmax.configs import Config as SoftmaxConfig
-from kernels.tables import table_for
-from kernels.targets import KNOWN
-from kernels.tuning.relearning import choice_by_table
-from kernels.workloads import Rows
 from tests.kernels.tuning_fakes import FEW, FakeBench, run, with_table
+from tilewire.kernels.autotune.alternatives import alternatives, chosen
+from tilewire.kernels.autotune.relearning import choice_by_table
+from tilewire.kernels.autotune.workloads import Rows
+from tilewire.kernels.build.report import tuned as tuned_entries
+from tilewire.kernels.runtime.targets import KNOWN
+from tilewire.kernels.selection.tables import table_for
+from tilewire.kernels.softmax.choice import choose
+from tilewire.kernels.softmax.configs import Config as SoftmaxConfig
 
 H100 = KNOWN["nvidia_h100"]
 

@@ -5,12 +5,12 @@ import inspect
 import pytest
 
 from benchmarks.bench_dispatch import shapes
-from kernels.alternatives import alternatives, chosen
-from kernels.benches import prepare
-from kernels.matmul.configs import Config
-from kernels.targets import INTERPRETER, KNOWN
-from kernels.tuning.defaults import defaults
-from kernels.workloads import Product, Rows, Sum, WorkloadError, as_line, parse, parse_line
+from tilewire.kernels.autotune.alternatives import alternatives, chosen
+from tilewire.kernels.autotune.benches import prepare
+from tilewire.kernels.autotune.defaults import defaults
+from tilewire.kernels.autotune.workloads import Product, Rows, Sum, WorkloadError, as_line, parse, parse_line
+from tilewire.kernels.matmul.configs import Config
+from tilewire.kernels.runtime.targets import INTERPRETER, KNOWN
 
 TARGETS = ["nvidia_h100", "nvidia_a100", "amd_mi300x"]
 

@@ -6,14 +6,14 @@ import itertools
 import json
 import math
 
-from kernels.matmul.configs import Config as MatmulConfig
-from kernels.tables import install
-from kernels.targets import KNOWN
-from kernels.tuning.compiling import Facts
-from kernels.tuning.crew import Failure
-from kernels.tuning.provenance import Device
-from kernels.tuning.run import Options, tune_with
-from kernels.workloads import Product, Rows, Sum, Workload
+from tilewire.kernels.autotune.compiling import Facts
+from tilewire.kernels.autotune.crew import Failure
+from tilewire.kernels.autotune.provenance import Device
+from tilewire.kernels.autotune.run import Options, tune_with
+from tilewire.kernels.autotune.workloads import Product, Rows, Sum, Workload
+from tilewire.kernels.matmul.configs import Config as MatmulConfig
+from tilewire.kernels.runtime.targets import KNOWN
+from tilewire.kernels.selection.tables import install
 
 FEW: tuple[Workload, ...] = (
     *(Product(m, n, k) for m, n, k in ((4096, 4096, 4096), (512, 512, 512), (1024, 1024, 4096), (128, 128, 16384))),

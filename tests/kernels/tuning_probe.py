@@ -6,11 +6,11 @@ A process of its own: it must not see the interpreter.
 import json
 from dataclasses import asdict, replace
 
-from kernels.matmul.configs import Config
-from kernels.matmul.members import family_of
-from kernels.targets import KNOWN
-from kernels.tuning.compiling import Compiler, Recipe
-from kernels.workloads import Product
+from tilewire.kernels.autotune.compiling import Compiler, Recipe
+from tilewire.kernels.autotune.workloads import Product
+from tilewire.kernels.matmul.configs import Config
+from tilewire.kernels.matmul.members import family_of
+from tilewire.kernels.runtime.targets import KNOWN
 
 H100 = KNOWN["nvidia_h100"]
 FITS = Config("tma", 64, 64, 64, num_warps=4, num_stages=3)

@@ -11,9 +11,9 @@ from typing import Protocol
 
 import torch
 
-from service.arena import Segment
-from service.messages import Timings
-from service.ops import Options, TensorType
+from tilewire.service.ipc.arena import Segment
+from tilewire.service.ipc.messages import Timings
+from tilewire.service.ops.registry import Options, TensorType
 
 # What is made for each request is not frozen: that would cost three times as much to make. Nobody changes it.
 

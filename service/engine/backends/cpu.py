@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from service.arena import Segment
-from service.engine.backends.contract import HostBytes, Identity, Joined, Preparation, Report, device_of
-from service.engine.backends.host import TORCH_DTYPES, tensor_of
-from service.messages import Timings
-from service.ops import AddOptions, MatmulOptions, SoftmaxOptions
+from tilewire.service.engine.backends.contract import HostBytes, Identity, Joined, Preparation, Report, device_of
+from tilewire.service.engine.backends.gpu.host import TORCH_DTYPES, tensor_of
+from tilewire.service.ipc.arena import Segment
+from tilewire.service.ipc.messages import Timings
+from tilewire.service.ops.registry import AddOptions, MatmulOptions, SoftmaxOptions
 
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x,

@@ -15,12 +15,12 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from service.dtypes import DTYPES, dtype_named
-from service.errors import BeyondLimit, BodyTooLarge, InvalidRequest
-from service.gateway.codecs.payload import Placed, Room
-from service.gateway.codecs.shapes import MAX_RANK, check_shape
-from service.gateway.codecs.strict_json import parse_object
-from service.ops import TensorType
+from tilewire.service.dtypes import DTYPES, dtype_named
+from tilewire.service.errors import BeyondLimit, BodyTooLarge, InvalidRequest
+from tilewire.service.gateway.codecs.protocol import Placed, Room
+from tilewire.service.gateway.codecs.shapes import MAX_RANK, check_shape
+from tilewire.service.gateway.codecs.strict_json import parse_object
+from tilewire.service.ops.registry import TensorType
 
 # A Python list takes up to 20 times its text: past this, binary formats are what the user wants.
 MAX_BODY_BYTES = 64 * 2**20

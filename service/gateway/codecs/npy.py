@@ -13,11 +13,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from service.dtypes import BY_NPY, DTYPES, DType
-from service.errors import InvalidRequest
-from service.gateway.codecs.payload import Placed, Room
-from service.gateway.codecs.shapes import check_shape
-from service.ops import TensorType
+from tilewire.service.dtypes import BY_NPY, DTYPES, DType
+from tilewire.service.errors import InvalidRequest
+from tilewire.service.gateway.codecs.protocol import Placed, Room
+from tilewire.service.gateway.codecs.shapes import check_shape
+from tilewire.service.ops.registry import TensorType
 
 MAGIC = b"\x93NUMPY"
 # NumPy's own bound on what it reads without being told to trust the file.

@@ -10,12 +10,12 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 
-from service.dtypes import DTYPES
-from service.errors import InvalidRequest
-from service.gateway.codecs.npy import npy_header, read_npy
-from service.gateway.codecs.payload import Placed, Room
-from service.gateway.codecs.zip_members import STORED, Member, read_members
-from service.ops import TensorType
+from tilewire.service.dtypes import DTYPES
+from tilewire.service.errors import InvalidRequest
+from tilewire.service.gateway.codecs.npy import npy_header, read_npy
+from tilewire.service.gateway.codecs.protocol import Placed, Room
+from tilewire.service.gateway.codecs.zip_directory import STORED, Member, read_members
+from tilewire.service.ops.registry import TensorType
 
 MAGIC = b"PK\x03\x04"
 _SUFFIX = ".npy"

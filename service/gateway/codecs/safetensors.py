@@ -11,12 +11,12 @@ from functools import lru_cache
 
 import msgspec
 
-from service.dtypes import BY_SAFETENSORS, DTYPES
-from service.errors import InvalidRequest
-from service.gateway.codecs.payload import Placed, Room
-from service.gateway.codecs.shapes import check_shape
-from service.gateway.codecs.strict_json import parse_object
-from service.ops import TensorType
+from tilewire.service.dtypes import BY_SAFETENSORS, DTYPES
+from tilewire.service.errors import InvalidRequest
+from tilewire.service.gateway.codecs.protocol import Placed, Room
+from tilewire.service.gateway.codecs.shapes import check_shape
+from tilewire.service.gateway.codecs.strict_json import parse_object
+from tilewire.service.ops.registry import TensorType
 
 PREFIX_BYTES = 8
 MAX_HEADER_BYTES = 2**20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.errors import InvalidRequest
+from tilewire.service.errors import InvalidRequest
 
 # NumPy's own bound on rank; `ops.Limits.max_rank` is the configured, lower one.
 MAX_RANK = 64

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 
-from service.errors import InvalidRequest
+from tilewire.service.errors import InvalidRequest
 
 
 def parse_object(data: bytes | memoryview, what: str) -> dict[str, object]:

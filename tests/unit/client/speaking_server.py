@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import safetensors.numpy
 
-from service.gateway.codecs.safetensors import Safetensors
 from tests.unit.gateway.codecs.arena_room import decode
+from tilewire.service.gateway.codecs.safetensors import Safetensors
 
 Array = np.ndarray[Any, Any]
 

@@ -6,6 +6,8 @@ import inspect
 import subprocess
 import sys
 
+import pytest
+
 import tilewire
 
 
@@ -14,13 +16,22 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_all_is_complete_and_sorted() -> None:
-    public = [
+    loaded = {name: getattr(tilewire, name) for name in tilewire.__all__}
+    homes = {value.__module__ for value in loaded.values() if hasattr(value, "__module__")}
+    public = {
         name
-        for name, value in vars(tilewire).items()
-        if not name.startswith("_") and not inspect.ismodule(value)
-    ]  # fmt: skip
-    assert tilewire.__all__ == sorted(tilewire.__all__)
-    assert set(tilewire.__all__) == set(public)
+        for home in homes & set(sys.modules)
+        if home.startswith("tilewire.")
+        for name, value in vars(sys.modules[home]).items()
+        if inspect.isclass(value) and value.__module__ == home and not name.startswith("_")
+    }
+    assert tilewire.__all__ == sorted(tilewire.__all__) == sorted(dir(tilewire))
+    assert public - {"CallOptions"} <= set(loaded)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Cleint'"):
+        tilewire.Cleint  # noqa: B018
 
 
 def test_both_clients_have_the_same_surface() -> None:
@@ -54,7 +65,7 @@ def test_the_command_without_the_server_extra() -> None:
     done = python(
         "import sys; sys.modules['msgspec'] = sys.modules['typer'] = None; from tilewire._command import main; main()"
     )
-    if "service.cli" in done.stderr:  # the server's command line is not in this tree
+    if "tilewire.service.cli.app" in done.stderr:  # the server's command line is not in this tree
         return
     assert done.returncode == 2
     assert "pip install 'tilewire[server]'" in done.stderr

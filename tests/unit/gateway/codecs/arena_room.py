@@ -9,9 +9,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from service.dtypes import DTYPES
-from service.errors import BodyTooLarge
-from service.gateway.codecs.payload import Codec, Placed
+from tilewire.service.dtypes import DTYPES
+from tilewire.service.errors import BodyTooLarge
+from tilewire.service.gateway.codecs.protocol import Codec, Placed
 
 NUMPY = {name: np.dtype(getattr(ml_dtypes, name, None) or name) for name in DTYPES}
 

@@ -12,12 +12,12 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.dtypes import DTYPES
-from service.errors import BodyTooLarge, InvalidRequest, TilewireError, TooBusy, UnknownFormat
-from service.gateway.codecs.formats import CODECS, SNIFF_BYTES, codec_for_body
-from service.gateway.codecs.payload import Codec
-from service.ops import TensorType
 from tests.unit.gateway.codecs.arena_room import NUMPY, decode
+from tilewire.service.dtypes import DTYPES
+from tilewire.service.errors import BodyTooLarge, InvalidRequest, TilewireError, TooBusy, UnknownFormat
+from tilewire.service.gateway.codecs.negotiation import CODECS, SNIFF_BYTES, codec_for_body
+from tilewire.service.gateway.codecs.protocol import Codec
+from tilewire.service.ops.registry import TensorType
 
 SHAPES = st.lists(st.integers(0, 3), max_size=8).filter(lambda shape: math.prod(shape) <= 500).map(tuple)
 REFUSALS = (InvalidRequest, BodyTooLarge, UnknownFormat, TooBusy)

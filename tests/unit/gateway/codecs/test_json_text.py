@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.dtypes import DTYPES
-from service.errors import BeyondLimit, BodyTooLarge, InvalidRequest
-from service.gateway.codecs.json_text import MAX_BODY_BYTES, Json
-from service.ops import TensorType
 from tests.unit.gateway.codecs.arena_room import NUMPY, ArenaRoom, decode
+from tilewire.service.dtypes import DTYPES
+from tilewire.service.errors import BeyondLimit, BodyTooLarge, InvalidRequest
+from tilewire.service.gateway.codecs.json_text import MAX_BODY_BYTES, Json
+from tilewire.service.ops.registry import TensorType
 
 CODEC = Json()
 

@@ -10,10 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from service.errors import InvalidRequest
-from service.gateway.codecs.npy import MAGIC, Npy
-from service.ops import TensorType
 from tests.unit.gateway.codecs.arena_room import ArenaRoom, decode
+from tilewire.service.errors import InvalidRequest
+from tilewire.service.gateway.codecs.npy import MAGIC, Npy
+from tilewire.service.ops.registry import TensorType
 
 CODEC = Npy()
 HEADER = "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }"

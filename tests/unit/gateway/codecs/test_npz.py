@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.errors import BodyTooLarge, InvalidRequest, TilewireError
-from service.gateway.codecs import npz
-from service.gateway.codecs.npz import Npz
-from service.gateway.codecs.zip_members import MAX_MEMBERS
-from service.ops import TensorType
 from tests.unit.gateway.codecs.arena_room import ArenaRoom, decode
+from tilewire.service.errors import BodyTooLarge, InvalidRequest, TilewireError
+from tilewire.service.gateway.codecs import npz
+from tilewire.service.gateway.codecs.npz import Npz
+from tilewire.service.gateway.codecs.zip_directory import MAX_MEMBERS
+from tilewire.service.ops.registry import TensorType
 
 CODEC = Npz()
 TENSORS: dict[str, Any] = {

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from service.errors import InvalidRequest
-from service.gateway.codecs.safetensors import MAX_HEADER_BYTES, Safetensors
-from service.ops import TensorType
 from tests.unit.gateway.codecs.arena_room import NUMPY, decode
+from tilewire.service.errors import InvalidRequest
+from tilewire.service.gateway.codecs.safetensors import MAX_HEADER_BYTES, Safetensors
+from tilewire.service.ops.registry import TensorType
 
 CODEC = Safetensors()
 

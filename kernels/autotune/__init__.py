@@ -1,0 +1,1 @@
+"""Measures and fits; nothing that serves imports it."""

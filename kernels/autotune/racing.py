@@ -1,0 +1,86 @@
+"""Finding the fastest of many configurations for one workload without timing all of them well. Pure but for `GpuBench`.
+
+Everything is launched twice by itself; what is near the fastest is timed in turns, briefly; what is nearest then, at
+length. So a hundred configurations take a fraction of a second, and figures that are compared closely come from the same
+rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tilewire.kernels.autotune.workloads import Config, Workload
+
+Times = dict[Config, float]
+
+
+class Bench(Protocol):
+    """What times configurations on a device, or pretends to. A configuration that fails takes `inf`."""
+
+    def once_us(self, workload: Workload, configs: Sequence[Config]) -> list[float]:
+        """Microseconds of a single call of each, host time included."""
+
+    def in_turns_us(self, workload: Workload, configs: Sequence[Config], rounds: int) -> list[float]:
+        """Median microseconds of each, interleaved over `rounds`."""
+
+    def hot_us(self, workload: Workload, config: Config) -> float:
+        """Median microseconds of one alone, on operands that stay in the cache."""
+
+
+@dataclass(frozen=True)
+class Heats:
+    """How many get how far.
+
+    Attributes:
+        near: how much slower than the fastest single call still gets timed. Single calls include the host's time, so
+            `slack_us` comes on top.
+        slack_us: see `near`.
+        rounds: of the first heat.
+        finalists: how many reach the second heat, beside those that must.
+        final_rounds: of the second heat; 0 for no second heat.
+    """
+
+    near: float = 1.4
+    slack_us: float = 8.0
+    rounds: int = 3
+    finalists: int = 6
+    final_rounds: int = 15
+
+
+def race(
+    bench: Bench,
+    workload: Workload,
+    configs: Iterable[Config],
+    *,
+    must: Iterable[Config] = (),
+    heats: Heats | None = None,
+) -> Times:
+    """Time `configs` on `workload`; the closer to the fastest, the better.
+
+    Args:
+        bench: what times.
+        workload: what is computed.
+        configs: without repeats or with.
+        must: those that run in every heat, however slow: the ones that results are compared with.
+        heats: how many get how far.
+
+    Returns:
+        Microseconds of each configuration that did not fail.
+    """
+    heats = heats or Heats()
+    must = tuple(dict.fromkeys(must))
+    field = list(dict.fromkeys((*must, *configs)))
+    # Twice, since a call that something interrupted would look slow and not run again.
+    calls = [bench.once_us(workload, field) for _ in range(2)]
+    times = dict(zip(field, map(min, *calls), strict=True))
+    limit = min(times.values(), default=math.inf) * heats.near + heats.slack_us
+    near = [config for config in field if times[config] <= limit or (config in must and math.isfinite(times[config]))]
+    times |= zip(near, bench.in_turns_us(workload, near, heats.rounds), strict=True)
+    if heats.final_rounds:
+        best = sorted(near, key=times.__getitem__)[: heats.finalists]
+        final = list(dict.fromkeys((*(config for config in must if config in near), *best)))
+        times |= zip(final, bench.in_turns_us(workload, final, heats.final_rounds), strict=True)
+    return {config: time_us for config, time_us in times.items() if math.isfinite(time_us)}

@@ -1,0 +1,224 @@
+"""Compiling every binary of a target into Triton's disk cache, in parallel and without the device. Launches nothing.
+
+Workers are processes forked from one that has imported what they need and nothing else: LLVM keeps one AMD architecture a
+process, a crash of the compiler takes a worker and not its caller, and a process that holds a GPU is never forked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import multiprocessing
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton import knobs
+
+from tilewire.kernels.build.workers import end_with_parent, fork_server
+from tilewire.kernels.runtime.launch import Variant, on_compile
+from tilewire.kernels.runtime.targets import KNOWN, Target
+from tilewire.kernels.selection.catalogue import op_named, variants
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+
+# Progress is told this often, whether or not there is any.
+PATIENCE_S = 0.5
+PARTS_OF_WORKER = 32
+
+
+class CompileError(Exception):
+    """Binaries that would not compile, by name."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a run of `precompile` did.
+
+    Attributes:
+        num_variants: Binaries of the target.
+        compiled: Of them, those that were not in the cache, by op.
+        cache: The folder that holds them.
+    """
+
+    num_variants: int
+    compiled: Counter[str]
+    cache: Path
+
+    @property
+    def num_compiled(self) -> int:
+        """Binaries that were not in the cache."""
+        return self.compiled.total()
+
+
+@dataclass(frozen=True)
+class Image:
+    """One binary in the cache.
+
+    Attributes:
+        file: its path in the folder of the cache.
+        metadata: what of Triton's metadata loading and launching need.
+    """
+
+    file: str
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a worker did: binaries compiled anew, by op; what failed, in words; images by number of their variant."""
+
+    fresh: Counter[str]
+    failures: list[str]
+    images: dict[int, Image]
+
+
+_IMAGES = {".cubin", ".hsaco"}
+_METADATA = (
+    *("name", "shared", "num_warps", "num_ctas", "global_scratch_size", "profile_scratch_size"),
+    *("tensordesc_meta", "launch_cooperative_grid", "launch_pdl"),
+)
+
+
+def parse_target(text: str) -> Target:
+    """Reads `cuda:90` or `hip:gfx942`, or the name of a known device.
+
+    Raises:
+        ValueError: It names no device that there are configurations for.
+    """
+    for target in KNOWN.values():
+        if text in (target.name, f"{target.backend}:{target.arch}"):
+            return target
+    known = ", ".join(f"{target.backend}:{target.arch}" for target in KNOWN.values())
+    raise ValueError(f"target: {text!r} is not one of {known}")
+
+
+def precompile(target: Target, *, num_workers: int = 0, on_progress: Progress | None = None) -> Compiled:
+    """Compile every variant of `target` that the cache (`TRITON_CACHE_DIR`) lacks, and mark the set as complete.
+
+    Args:
+        target: need not be present.
+        num_workers: processes; 0 for one on each core that this process may use.
+        on_progress: called with (done, total), now and then.
+
+    Raises:
+        CompileError: some would not compile; the others are in the cache.
+    """
+    total = len(variants(target))
+    workers = min(num_workers or len(os.sched_getaffinity(0)), total)
+    failures: list[str] = []
+    compiled: Counter[str] = Counter()
+    images: dict[int, Image] = {}
+    # Spread out, so that the slow ones, which are neighbours, do not meet in one worker, and few at a time, so that none is
+    # left with many when the others are done.
+    parts = workers * PARTS_OF_WORKER
+    waiting = [list(range(total))[first::parts] for first in range(parts)]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with fork_server(), ProcessPoolExecutor(workers, mp_context=context, initializer=end_with_parent) as pool:
+        pending: set[Future[Part]] = {pool.submit(_compile_some, target, part) for part in waiting if part}
+        sizes = len(pending)
+        try:
+            while pending:
+                finished, pending = wait(pending, PATIENCE_S, FIRST_COMPLETED)
+                for future in finished:
+                    part = future.result()
+                    compiled += part.fresh
+                    failures += part.failures
+                    images |= part.images
+                done = total - total * len(pending) // sizes
+                if on_progress is not None:
+                    on_progress(done, total)
+        except BrokenProcessPool as error:
+            raise CompileError("the compiler ended a process; the kernel is in the last lines of its output") from error
+        except BaseException:
+            # Whoever asked wants no more of it; Python 3.14 has a public call for this.
+            for process in list(pool._processes.values()):
+                process.kill()
+            raise
+    if failures:
+        raise CompileError("\n".join(failures))
+    _mark(target, [images[number] for number in range(total)])
+    return Compiled(total, compiled, Path(knobs.cache.dir))
+
+
+def images_of(target: Target) -> dict[Variant, Image] | None:
+    """The binary of every variant of `target`, where the cache has them all, made by this Triton from these sources.
+
+    None where it does not say so, or says what cannot be right.
+    """
+    marker = _marker(target)
+    try:
+        entries = json.loads(marker.read_text())["images"]
+        images = [Image(entry["file"], entry["metadata"]) for entry in entries]
+        return dict(zip(variants(target), images, strict=True))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        logger.warning("%s is ignored: %s", marker, error)
+        return None
+
+
+def is_complete(target: Target) -> bool:
+    """Whether the cache has every variant of `target`."""
+    return images_of(target) is not None
+
+
+def _mark(target: Target, images: Sequence[Image]) -> None:
+    marker = _marker(target)
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    part = marker.with_suffix(f".{os.getpid()}")
+    part.write_text(json.dumps({"target": asdict(target), "images": [asdict(image) for image in images]}))
+    part.replace(marker)
+
+
+def _marker(target: Target) -> Path:
+    return Path(knobs.cache.dir) / f"tilewire-{target.name}-{fingerprint(target)[:16]}.json"
+
+
+def fingerprint(target: Target) -> str:
+    """A hash of all that decides what the binaries are: Triton, kernels, configurations, device."""
+    digest = hashlib.sha256(f"{triton.__version__} {target}\n".encode())
+    digest.update(_triton_files())
+    for variant in variants(target):
+        digest.update(f"{variant.kernel.cache_key} {variant.described()}\n".encode())
+    return digest.hexdigest()
+
+
+def _triton_files() -> bytes:
+    """Which build of Triton this is, by the sizes of its files: hashing them, as its own cache does, takes half a second."""
+    root = Path(triton.__file__).parent
+    files = sorted(path for pattern in ("*.py", "*.so") for path in root.rglob(pattern))
+    return "\n".join(f"{path.relative_to(root)} {path.stat().st_size}" for path in files).encode()
+
+
+def _compile_some(target: Target, numbers: Sequence[int]) -> Part:
+    """In a worker."""
+    part = Part(Counter(), [], {})
+    on_compile(lambda kernel: part.fresh.update([op_named(kernel)]))
+    for number in numbers:
+        variant = variants(target)[number]
+        try:
+            compiled = variant.compile(target)
+        except Exception as error:  # noqa: BLE001 - whatever the compiler raises is reported with the variant's name
+            part.failures.append(f"{variant.described()}: {type(error).__name__}: {str(error)[:500]}")
+            continue
+        if compiled.metadata.shared > target.shared_bytes:
+            part.failures.append(f"{variant.described()}: {compiled.metadata.shared} bytes of shared memory")
+        part.images[number] = _image_of(compiled)
+    return part
+
+
+def _image_of(compiled: Any) -> Image:
+    path = next(path for path in map(Path, compiled.metadata_group.values()) if path.suffix in _IMAGES)
+    metadata = {name: getattr(compiled.metadata, name, None) for name in _METADATA}
+    return Image(str(path.relative_to(knobs.cache.dir)), metadata)

@@ -1,0 +1,1 @@
+"""Many copies in one launch."""

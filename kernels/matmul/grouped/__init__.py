@@ -1,0 +1,1 @@
+"""Unequal products in one launch."""

@@ -1,0 +1,1 @@
+"""Launches, driver, targets, layouts."""

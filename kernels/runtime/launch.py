@@ -1,0 +1,303 @@
+"""Compiled kernels and how they are launched. Knows Triton's compiler, not what any kernel computes.
+
+Triton's own `kernel[grid](...)` decides at every call, from the values of the arguments, which binary to use. Here the
+caller decides: a `Variant` names the binary completely (types, constants, which arguments divide by 16), so the set of
+binaries can be enumerated, compiled ahead, and counted, and a held binary launches without looking anything up.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from tilewire.kernels.runtime.driver import BoundLaunch, Function, LayoutError, load_function
+from tilewire.kernels.runtime.targets import Target, is_interpreting
+
+Grid = tuple[int, int, int]
+T = TypeVar("T")
+
+# Nothing but the binary is kept, without tables of source lines: a tenth of the bytes to read at every start.
+for _name in ("store_binary_only", "disable_line_info"):
+    if f"TRITON_{_name.upper()}" not in os.environ:
+        setattr(knobs.compilation, _name, True)
+
+TYPE_NAMES = {
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.int8: "i8",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.float8_e5m2: "fp8e5",
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One binary: a kernel with everything that its compilation depends on.
+
+    Attributes:
+        kernel: the `@triton.jit` function.
+        signature: (argument, type) in order, constants left out; types are Triton's (`*bf16`, `i64`,
+            `tensordesc<bf16[128, 64]>`).
+        constants: (argument, value) of the `tl.constexpr` arguments.
+        divisible: arguments whose value is promised to be a multiple of 16 (bytes, for pointers).
+        options: (name, value) for the compiler: `num_warps`, `num_stages`, on HIP `waves_per_eu` and others.
+    """
+
+    kernel: Any
+    signature: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, Any], ...]
+    divisible: tuple[str, ...]
+    options: tuple[tuple[str, Any], ...]
+
+    def described(self) -> str:
+        """The variant in words: kernel, types, constants, options."""
+        signature = ", ".join(f"{name}: {kind}" for name, kind in self.signature)
+        rest = ", ".join(f"{name}={value}" for name, value in (*self.constants, *self.options))
+        return f"{self.kernel.__name__}({signature}; {', '.join(self.divisible)}; {rest})"
+
+    def source(self) -> ASTSource:
+        """What Triton compiles for this variant."""
+        names = self.kernel.arg_names
+        constants = dict(self.constants)
+        types = dict(self.signature) | dict.fromkeys(constants, "constexpr")
+        attrs = {(names.index(name),): [["tt.divisibility", 16]] for name in self.divisible}
+        return ASTSource(self.kernel, {name: types[name] for name in names}, constants, attrs)
+
+    def compile(self, target: Target) -> Any:
+        """The compiled kernel for `target`, which need not be present."""
+        gpu = GPUTarget(target.backend, target.arch, target.warp_size)
+        return triton.compile(self.source(), target=gpu, options=dict(self.options))
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A binary on a device.
+
+    Attributes:
+        metadata: Triton's, of the compiled kernel.
+        function: on CUDA, the driver's; else Triton holds it.
+        compiled: Triton's compiled kernel; None where it was loaded without Triton.
+    """
+
+    metadata: Any
+    function: Function | None
+    compiled: Any = None
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a program."""
+        return int(self.metadata.shared)
+
+    @property
+    def registers(self) -> int:
+        """Of each thread."""
+        return self.function.registers if self.function else int(self.compiled.n_regs)
+
+    @property
+    def spills(self) -> int:
+        """Registers of each thread that lie in memory."""
+        return self.function.spills if self.function else int(self.compiled.n_spills)
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """Geometry of a tensor-descriptor argument; the address comes with each launch.
+
+    Attributes:
+        shape: extents in elements, outermost first.
+        strides: in elements; the last is 1.
+        block: the box that one load or store moves.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    block: tuple[int, ...]
+
+
+class Launch:
+    """A kernel with its grid and every argument but the addresses bound.
+
+    Not for several threads at once.
+
+    Args:
+        variant: the binary.
+        target: what it was compiled for.
+        grid: programs along the three axes.
+        values: by argument name: the scalars, and a `Descriptor` for each descriptor argument.
+        device_index: the GPU to launch on, which must be the current one.
+
+    Raises:
+        ValueError: `device_index` is not the current device.
+    """
+
+    def __init__(
+        self, variant: Variant, target: Target, grid: Grid, values: dict[str, Any], device_index: int = 0
+    ) -> None:
+        self.variant = variant
+        self.grid = grid
+        self._values = values
+        self._device_index = device_index
+        self._target = target
+        self._addressed = tuple(name for name, kind in variant.signature if kind[0] in "*t")
+        self._loaded: Loaded | None = None
+        if not is_interpreting():
+            if device_index != torch.cuda.current_device():
+                raise ValueError(
+                    f"tensors on device {device_index}, but device {torch.cuda.current_device()} is current"
+                )
+            self._loaded = load(variant, target, device_index)
+        self._bound = self._bind_driver(self._loaded)
+
+    def __call__(self, *tensors: torch.Tensor | None) -> None:
+        """Launch on the current stream with `tensors` as the pointer and descriptor arguments, in order."""
+        if self._bound is not None:
+            self.at(*[0 if tensor is None else tensor.data_ptr() for tensor in tensors])
+        elif self._loaded is None:
+            self._interpret(tensors)
+        else:
+            given = self._arguments(tensors)
+            self._compiled[self.grid](*(given[name] for name in self.variant.kernel.arg_names))
+
+    def at(self, *addresses: int) -> None:
+        """Launch with bare addresses, which the caller vouches for: alive, on the device, aligned as promised."""
+        assert self._bound is not None, "This is a bug."
+        self._bound(current_stream(self._device_index), addresses)
+
+    def resize(self, grid: Grid, **values: int) -> None:
+        """Launch over another grid from now on, with other values of some of the scalars."""
+        self.grid = grid
+        self._values = {**self._values, **values}
+        if self._bound is not None:
+            self._bound.resize(grid, values)
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether `at` can be used: the driver is called directly."""
+        return self._bound is not None
+
+    def _bind_driver(self, loaded: Loaded | None) -> BoundLaunch | None:
+        if loaded is None or loaded.function is None:
+            return None
+        try:
+            return BoundLaunch(loaded.metadata, loaded.function, self.variant.signature, self._values, self.grid)
+        except LayoutError:
+            return None
+
+    @functools.cached_property
+    def _compiled(self) -> Any:
+        """For Triton's own launcher."""
+        assert self._loaded is not None, "This is a bug."
+        return self._loaded.compiled or self.variant.compile(self._target)
+
+    def _interpret(self, tensors: tuple[torch.Tensor | None, ...]) -> None:
+        # The interpreter takes no null pointers; any tensor serves for one that is never read.
+        spare = next(tensor for tensor in tensors if tensor is not None)
+        given = self._arguments(tuple(spare if tensor is None else tensor for tensor in tensors))
+        self.variant.kernel[self.grid](**given)
+
+    def _arguments(self, tensors: tuple[torch.Tensor | None, ...]) -> dict[str, Any]:
+        bound = {name: self._describe(name, tensor) for name, tensor in zip(self._addressed, tensors, strict=True)}
+        return self._values | bound | dict(self.variant.constants)
+
+    def _describe(self, name: str, tensor: torch.Tensor | None) -> Any:
+        geometry = self._values.get(name)
+        if not isinstance(geometry, Descriptor):
+            return tensor
+        return TensorDescriptor(tensor, list(geometry.shape), list(geometry.strides), list(geometry.block))
+
+
+def current_stream(device_index: int) -> int:
+    """The handle of the stream that PyTorch launches on."""
+    return int(torch._C._cuda_getCurrentRawStream(device_index))
+
+
+class Kept(Generic[T]):
+    """What was prepared, by everything it depends on; each thread has its own, since a launch is one thread's.
+
+    Bounded by forgetting everything when full: preparing again costs microseconds, and variants stay loaded.
+    """
+
+    def __init__(self, max_kept: int = 4096) -> None:
+        self._max_kept = max_kept
+        self._local = threading.local()
+
+    def get(self, key: Any, make: Callable[[], T | None]) -> T | None:
+        """What is kept under `key`, else what `make` gives."""
+        kept = self._local.__dict__
+        found = kept.get(key)
+        if found is None:
+            if len(kept) >= self._max_kept:
+                kept.clear()
+            found = kept[key] = make()
+        return found
+
+
+_loaded: dict[tuple[Variant, int], Loaded] = {}
+
+
+def load(variant: Variant, target: Target, device_index: int) -> Loaded:
+    """Compile (or fetch from Triton's disk cache) and load `variant` onto the current device, once a process.
+
+    Raises:
+        RuntimeError: the driver refuses it.
+    """
+    assert device_index >= 0, "This is a bug."
+    found = _loaded.get((variant, device_index))
+    if found is not None:
+        return found
+    compiled = variant.compile(target)
+    if target.backend == "cuda":
+        return load_image(variant, target, device_index, compiled.kernel, compiled.metadata)
+    compiled._init_handles()
+    loaded = _loaded[variant, device_index] = Loaded(compiled.metadata, None, compiled)
+    return loaded
+
+
+def load_image(variant: Variant, target: Target, device_index: int, image: bytes, metadata: Any) -> Loaded:
+    """Load `variant` onto the current device, a CUDA one, from its cubin and Triton's metadata.
+
+    Raises:
+        RuntimeError: the driver refuses it.
+    """
+    threads = metadata.num_warps * target.warp_size
+    function = load_function(image, metadata.name, num_threads=threads, shared_bytes=metadata.shared)
+    loaded = _loaded[variant, device_index] = Loaded(metadata, function)
+    return loaded
+
+
+def on_compile(hook: Callable[[str], None]) -> None:
+    """Have `hook` called with the name of each kernel that Triton compiles in this process from now on.
+
+    Those that its disk cache has are not compiled. What `hook` raises reaches whoever asked for the binary.
+    """
+
+    def listen(*, src: Any, cache_hit: bool, **_rest: object) -> None:
+        if not cache_hit:
+            hook(src.name)
+
+    knobs.compilation.listener = listen
+
+
+def pointer(dtype: torch.dtype) -> str:
+    """Triton's type of a pointer to `dtype`."""
+    return f"*{TYPE_NAMES[dtype]}"
+
+
+def are_aligned(tensors: Iterable[torch.Tensor | None], num_bytes: int = 16) -> bool:
+    """Whether each tensor present starts at a multiple of `num_bytes`."""
+    return all(tensor is None or tensor.data_ptr() % num_bytes == 0 for tensor in tensors)

@@ -1,0 +1,1 @@
+"""The catalogue of binaries, and the choice among them."""

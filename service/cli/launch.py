@@ -1,0 +1,49 @@
+"""Starts a server for as long as a block runs, the way a person would. Owns one child process; knows no request."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+# What `tilewire serve` prints when it answers requests.
+_ANNOUNCED = re.compile(r"at (https?://\S+)")
+EXIT_TIMEOUT_S = 60.0
+
+
+class LaunchError(Exception):
+    """The server ended before it was ready; its log is on standard error."""
+
+
+@contextmanager
+def running_server(*flags: str, env: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Starts `tilewire serve` on a free port, waits until it is ready, and drains it at the end.
+
+    Args:
+        flags: Further flags of `tilewire serve`.
+        env: Further variables of its environment.
+
+    Yields:
+        Its address.
+
+    Raises:
+        LaunchError: It did not become ready.
+    """
+    command = [sys.executable, "-P", "-m", "tilewire.service.cli.app", "serve", "--port", "0", *flags]
+    variables = {**os.environ, **(env or {})}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables) as process:  # noqa: S603  (our own command)
+        assert process.stdout is not None, "This is a bug."
+        try:
+            for line in process.stdout:
+                if (announced := _ANNOUNCED.search(line)) is not None:
+                    break
+            else:
+                raise LaunchError(f"the server ended with status {process.wait(EXIT_TIMEOUT_S)}")
+            yield announced[1]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(EXIT_TIMEOUT_S)

@@ -1,0 +1,56 @@
+"""`tilewire precompile`: what a person sees while the kernels of devices that are not here are compiled into a cache.
+
+Owns the printing. What is compiled, and how, is `kernels.build.precompile`'s; it is imported when asked for, since a
+machine that only serves on the CPU need not have Triton.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+class Failed(Exception):
+    """Some kernels would not compile; the others are in the cache."""
+
+
+def run(targets: list[str], cache: Path | None, num_workers: int, console: Console) -> None:
+    """Compiles every kernel of each target.
+
+    Args:
+        targets: `cuda:90`, `hip:gfx942`, …
+        cache: The folder; None for the one that a server of this user reads.
+        num_workers: Processes; 0 for one on each core.
+        console: Where progress is shown.
+
+    Raises:
+        ValueError: A target that there are no kernels for, or no Triton.
+        Failed: See there.
+    """
+    if cache is not None:
+        # Triton reads it when it is imported.
+        os.environ["TRITON_CACHE_DIR"] = str(cache.resolve())
+    try:
+        from tilewire.kernels.build.precompile import CompileError, parse_target, precompile  # noqa: PLC0415
+    except ImportError as error:
+        raise ValueError(f"precompile needs Triton: {error}") from error
+    wanted = [parse_target(text) for text in targets]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        for target in wanted:
+            name = f"{target.backend}:{target.arch}"
+            task = progress.add_task(name, total=None)
+
+            def show(done: int, total: int, task: int = task) -> None:
+                progress.update(task, completed=done, total=total)  # type: ignore[arg-type]
+
+            try:
+                done = precompile(target, num_workers=num_workers, on_progress=show)
+            except CompileError as error:
+                raise Failed(str(error)) from error
+            progress.console.print(
+                f"{name}: {done.num_variants} kernels, {done.num_compiled} compiled now, in {done.cache}"
+            )

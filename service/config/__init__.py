@@ -1,0 +1,1 @@
+"""Settings, parsers, slices for each process, and checks before the start."""

@@ -1,0 +1,59 @@
+"""What can be found wrong with the settings' files before a process is started. Knows no process and no request."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import structlog
+
+from tilewire.service.config.settings import Settings
+from tilewire.service.keys import KeysError, is_readable_by_everyone, read_keys
+from tilewire.service.tls import TlsError, make_context
+
+TRACING_MISSING = "tracing needs packages that are missing: pip install 'tilewire[otel]'"
+
+
+class PreflightError(Exception):
+    """A setting that cannot work here; the message begins with its flag."""
+
+
+def check(settings: Settings, logger: structlog.stdlib.BoundLogger) -> None:
+    """Reads the files that gateways will read, and says what is wrong with them.
+
+    Raises:
+        PreflightError: Serving with these settings would fail, or would not do what they say.
+    """
+    _check_keys(settings, logger)
+    if settings.tls is not None:
+        try:
+            make_context(settings.tls)
+        except TlsError as error:
+            raise PreflightError(f"--tls-certificate: {error}") from error
+    if settings.tracing is not None and not has_tracing():
+        if settings.otlp_endpoint is not None:
+            raise PreflightError(f"--otlp-endpoint: {TRACING_MISSING}")
+        logger.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set, but nothing is traced", reason=TRACING_MISSING)
+
+
+def has_tracing() -> bool:
+    """Whether the packages of `tilewire[otel]` are there."""
+    try:
+        return find_spec("opentelemetry.sdk") is not None and find_spec("opentelemetry.exporter.otlp") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _check_keys(settings: Settings, logger: structlog.stdlib.BoundLogger) -> None:
+    path = settings.api_keys_file
+    if path is None:
+        return
+    try:
+        keys = read_keys(path)
+    except KeysError as error:
+        raise PreflightError(f"--api-keys-file: {error}") from error
+    if is_readable_by_everyone(path):
+        logger.warning("everyone may read the API keys' file", file=str(path), remedy="chmod o-r")
+    if not keys:
+        logger.warning("the API keys' file has no key: nobody gets in", file=str(path))
+    if settings.tls is None and settings.host not in ("127.0.0.1", "::1", "localhost"):
+        logger.warning("API keys cross the network in the clear", remedy="--tls-certificate, or TLS in front")

@@ -1,0 +1,290 @@
+"""Every setting, its default and its limits; the only reader of the environment.
+
+Owns `Settings`, what a person sets; each process gets a slice of it (`process_settings.py`). Knows no process and no socket.
+`docs/configuration.md` and `tilewire serve --help` are written from `Settings`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from tilewire.service.config.cores import num_cores
+from tilewire.service.config.parsers import devices_of, keyless_of
+from tilewire.service.config.process import (
+    EngineSettings,
+    GatewaySettings,
+    Inherited,
+    LogFormat,
+    LogLevel,
+    LogSettings,
+    TlsSettings,
+    TracingSettings,
+)
+from tilewire.service.ops.registry import Limits
+from tilewire.service.supervisor.handover import Keepsakes
+
+# Plain bytes, or with a unit: 512MiB, 2GB.
+Bytes = Annotated[int, BeforeValidator(lambda value: int(TypeAdapter(ByteSize).validate_python(value)))]
+
+# A lone client that asks again as soon as it is answered is back within this.
+BUSY_POLL_S = 2e-3
+
+Warmup = Literal["none", "load", "run"]
+
+
+class Settings(BaseSettings):
+    """Settings of `tilewire serve`: each is a flag and a `TILEWIRE_…` variable; a flag wins over its variable."""
+
+    model_config = SettingsConfigDict(env_prefix="TILEWIRE_", frozen=True, extra="forbid")
+
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all interfaces.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one and prints it.")
+    device: str = Field(
+        "auto",
+        description="auto, cpu, cuda:0, or several engines: cuda:0,1 (or cpu:0,1). ROCm is called cuda too, as in PyTorch.",
+    )
+    gateways: int = Field(0, ge=0, le=256, description="Gateway processes; 0 means half of the cores, at most 4.")
+    reuse_port: bool = Field(
+        default=False,
+        description="A listening socket for each gateway (SO_REUSEPORT), not one for all: connections spread more evenly.",
+    )
+    arena_bytes: Bytes = Field(
+        2 * 2**30,
+        ge=2**20,
+        description="Shared memory for bodies and results, over all gateways. Pinned when there is a GPU.",
+    )
+    huge_pages: bool = Field(
+        default=False,
+        description="Ask for huge pages for the arena and take them at the start; the system must allow them to shared memory.",
+    )
+    max_body_bytes: Bytes = Field(256 * 2**20, ge=1, description="Largest request body; more is 413.")
+    max_json_bytes: Bytes = Field(
+        8 * 2**20,
+        ge=1,
+        description="Largest JSON body or answer: text is parsed in the gateway. More is 413.",
+    )
+    max_result_bytes: Bytes = Field(256 * 2**20, ge=1, description="Largest result; more is 422.")
+    max_elements: int = Field(2**33, ge=1, description="Most elements of an operand or a result; more is 422.")
+    max_rank: int = Field(8, ge=2, le=64, description="Most dimensions of an operand; more is 422.")
+    max_in_flight: int = Field(1024, ge=1, description="Most requests that one gateway works on at once; more are 429.")
+    resident_bytes: Bytes = Field(
+        4 * 2**30, ge=0, description="Quota of resident tensors on each device; past it a PUT is 507."
+    )
+    max_batch_requests: int = Field(64, ge=1, le=4096, description="Most requests in one launch; 1 turns batching off.")
+    max_batch_rows: int = Field(8192, ge=1, description="Most rows of results in one launch.")
+    max_batch_bytes: Bytes = Field(64 * 2**20, ge=1, description="Most bytes that the requests of one launch move.")
+    max_batch_ms: float = Field(5.0, gt=0, description="Longest predicted time of one launch: what the next job waits.")
+    max_queue_delay_us: float = Field(
+        0.0, ge=0, le=1e6, description="How long a batch waits for more requests while the device is idle."
+    )
+    busy_poll_us: float = Field(
+        -1.0,
+        ge=-1,
+        le=1e6,
+        description="How long a process that expects work asks for it without sleeping: a lone request saves its wakes. "
+        "-1 means 2000 where every process has a core of its own and the engine a GPU, else 0.",
+    )
+    batch_invariant: bool = Field(
+        default=False,
+        description="Give each request the same bits alone and in any batch; slower where rows are few.",
+    )
+    warmup: Warmup = Field(
+        "run",
+        description="Before ready: none (compile a kernel when a request needs it), load every kernel, or run each one too.",
+    )
+    tune_budget_s: float = Field(
+        20.0,
+        ge=0,
+        le=3600,
+        description="On a GPU without a tuned table: how long to measure before ready; kept in the kernel cache. 0 for never.",
+    )
+    forbid_serving_compiles: bool = Field(
+        default=False, description="Fail a request whose kernel must be compiled: to test that there is none."
+    )
+    tensors_dir: Path | None = Field(
+        None, description="Folder of safetensors files that become resident before ready, as file-stem/tensor-name."
+    )
+    allow_shared_memory: bool = Field(
+        default=False,
+        description="Let clients of this host register shared memory (/dev/shm) and name it in /v2 requests.",
+    )
+    shared_memory_prefix: str | None = Field(
+        None, description="Only shared-memory keys that begin with this may be registered; a leading / does not count."
+    )
+    shared_memory_bytes: Bytes = Field(
+        16 * 2**30, ge=1, description="Most bytes of shared memory that may be registered; more is 422."
+    )
+    body_timeout_s: float = Field(
+        30.0,
+        gt=0,
+        description="A client that sends or reads no byte for this long is given up; a head must end by then.",
+    )
+    min_body_bytes_per_s: Bytes = Field(
+        1024, ge=0, description="A body that takes longer than --body-timeout-s must have come at this rate; 0 for any."
+    )
+    max_connections: int = Field(
+        8192, ge=1, description="Most connections of one gateway; those above it are answered 503 and closed."
+    )
+    keep_alive_s: float = Field(75.0, gt=0, description="An idle connection is closed after this long.")
+    drain_timeout_s: float = Field(
+        30.0, gt=0, description="After SIGTERM, requests under way have this long to finish."
+    )
+    log_level: LogLevel = Field("info", description="Least severe event that is logged.")
+    log_format: LogFormat = Field("console", description="console for people, json for machines.")
+    access_log: bool = Field(default=False, description="Log one line for each request.")
+    api_keys_file: Path | None = Field(
+        None, description="File of API keys; with it, requests need one. Read again when it changes. See operations.md."
+    )
+    keyless: str = Field(
+        "docs,console",
+        description="What needs no key when there are keys, besides health: some of docs, console, metrics; or none.",
+    )
+    read_only_tensors: bool = Field(
+        default=False, description="Nobody stores, replaces or deletes resident tensors, or uses shared memory."
+    )
+    tls_certificate: Path | None = Field(
+        None, description="Certificate chain (PEM): serve HTTPS. Read again when it changes."
+    )
+    tls_key: Path | None = Field(None, description="Private key of the certificate (PEM, not encrypted).")
+    tls_client_ca: Path | None = Field(
+        None, description="Authorities (PEM): clients must show a certificate that one of them signed."
+    )
+    metrics_host: str = Field("127.0.0.1", description="Address of --metrics-port.")
+    metrics_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Serve /metrics on this port only, with neither keys nor TLS; health too. 0 takes a free one and logs it.",
+    )
+    otlp_endpoint: str | None = Field(
+        None,
+        description="OpenTelemetry collector (OTLP over HTTP) that gets spans; OTEL_EXPORTER_OTLP_ENDPOINT without it.",
+    )
+    trace_ratio: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Share of requests that are traced, of those whose caller does not say by traceparent.",
+    )
+
+    @field_validator("keyless")
+    @classmethod
+    def _is_keyless(cls, value: str) -> str:
+        keyless_of(value)
+        return value
+
+    @model_validator(mode="after")
+    def _are_together(self) -> Settings:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("--tls-certificate and --tls-key go together")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError("--tls-client-ca needs --tls-certificate")
+        return self
+
+    @field_validator("device")
+    @classmethod
+    def _is_device(cls, value: str) -> str:
+        devices_of(value)
+        return value
+
+    @property
+    def num_gateways(self) -> int:
+        """Gateways to run: as set, or half of the cores that this process may use, 1 to 4."""
+        return self.gateways or max(1, min(4, num_cores() // 2))
+
+    @property
+    def busy_poll_s(self) -> float:
+        """Seconds for `busy_poll_us`: as set, or what suits the cores."""
+        if self.busy_poll_us >= 0:
+            return self.busy_poll_us / 1e6
+        # One more for whatever else the machine does. Without a GPU the engine computes on the cores that would be asked.
+        wanted = self.num_gateways + len(devices_of(self.device)) + 1
+        return BUSY_POLL_S if num_cores() >= wanted and not self.device.startswith("cpu") else 0.0
+
+    @property
+    def limits(self) -> Limits:
+        """What one request may ask for."""
+        return Limits(max_rank=self.max_rank, max_elements=self.max_elements, max_result_bytes=self.max_result_bytes)
+
+    @property
+    def tls(self) -> TlsSettings | None:
+        """The files of TLS, or None."""
+        if self.tls_certificate is None:
+            return None
+        client_ca = None if self.tls_client_ca is None else str(self.tls_client_ca)
+        return TlsSettings(str(self.tls_certificate), str(self.tls_key), client_ca)
+
+    @property
+    def tracing(self) -> TracingSettings | None:
+        """Where spans go, or None."""
+        base = self.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+        return TracingSettings(base.rstrip("/") + "/v1/traces", self.trace_ratio) if base else None
+
+    def gateway(
+        self, index: int, inherited: Inherited, engine_paths: list[str], metrics_folder: str
+    ) -> GatewaySettings:
+        """The slice that gateway `index` gets."""
+        return GatewaySettings(
+            index=index,
+            inherited=inherited,
+            engine_paths=engine_paths,
+            metrics_folder=metrics_folder,
+            segment_bytes=self.arena_bytes // self.num_gateways,
+            huge_pages=self.huge_pages,
+            max_body_bytes=self.max_body_bytes,
+            max_json_bytes=self.max_json_bytes,
+            max_in_flight=self.max_in_flight,
+            limits=self.limits,
+            allow_shared_memory=self.allow_shared_memory,
+            body_timeout_s=self.body_timeout_s,
+            min_body_bytes_per_s=self.min_body_bytes_per_s,
+            max_connections=self.max_connections,
+            busy_poll_s=self.busy_poll_s,
+            keep_alive_s=self.keep_alive_s,
+            drain_timeout_s=self.drain_timeout_s,
+            log=self.log,
+            access_log=self.access_log,
+            api_keys_file=None if self.api_keys_file is None else str(self.api_keys_file),
+            keyless=keyless_of(self.keyless),
+            is_read_only=self.read_only_tensors,
+            tls=self.tls,
+            tracing=self.tracing,
+        )
+
+    def engine(self, index: int, listen_fd: int, vault_fd: int, restarts: int, kept: Keepsakes) -> EngineSettings:
+        """The slice that engine `index` gets."""
+        return EngineSettings(
+            index=index,
+            device=devices_of(self.device)[index],
+            listen_fd=listen_fd,
+            vault_fd=vault_fd,
+            restarts=restarts,
+            resident_bytes=self.resident_bytes,
+            max_batch_requests=self.max_batch_requests,
+            max_batch_rows=self.max_batch_rows,
+            max_batch_bytes=self.max_batch_bytes,
+            max_batch_ms=self.max_batch_ms,
+            max_queue_delay_us=self.max_queue_delay_us,
+            busy_poll_s=self.busy_poll_s,
+            tensors_dir=str(self.tensors_dir) if self.tensors_dir else None,
+            warmup=self.warmup,
+            tune_budget_s=self.tune_budget_s,
+            forbid_serving_compiles=self.forbid_serving_compiles,
+            batch_invariant=self.batch_invariant,
+            kept=kept.tensors,
+            kept_regions=kept.regions,
+            allow_shared_memory=self.allow_shared_memory,
+            shared_memory_prefix=self.shared_memory_prefix or "",
+            shared_memory_bytes=self.shared_memory_bytes,
+            log=self.log,
+        )
+
+    @property
+    def log(self) -> LogSettings:
+        """How to log."""
+        return LogSettings(level=self.log_level, format=self.log_format)

@@ -1,0 +1,163 @@
+"""Small products of unequal shapes, one launch: where each operand lies in one stretch of memory, and the tables of it.
+
+A product of such a batch costs some arithmetic here, and no tensor, view or call of its own. Knows no stream and no event.
+Runs in the engine's loop thread.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from tilewire.kernels.copy.op import Stretch, copy_stretches
+from tilewire.kernels.matmul.grouped.op import MAX_GROUPS, TABLE_FIELDS, GroupKind, launch_table, tiles_of
+from tilewire.kernels.runtime.layouts import ROW_BYTES, row_step
+from tilewire.service.dtypes import DTYPES
+from tilewire.service.engine.backends.contract import HostBytes, Joined
+from tilewire.service.engine.backends.gpu.staging import Staging
+from tilewire.service.ops.registry import MatmulOptions
+
+ITEM_BYTES = 8
+
+
+class Sizes(NamedTuple):
+    """One product's: of `a`, `b` and the result, rows and from row to row in bytes and all in bytes; its tiles.
+
+    Rows are 0 where they follow one another.
+    """
+
+    rows: tuple[int, ...]
+    pitches: tuple[int, ...]
+    nbytes: tuple[int, ...]
+    steps: tuple[int, ...]
+    tiles: int
+    is_aligned: bool
+
+
+class Group:
+    """The products of one launch.
+
+    Args:
+        launches: One for each, as `can_group` likes them.
+        staging: Where memory comes from.
+    """
+
+    def __init__(self, launches: Sequence[Joined], staging: Staging) -> None:
+        options = launches[0].options
+        assert isinstance(options, MatmulOptions), "This is a bug."
+        self._device = staging.device
+        self._pairs = [(one.gathered["a"][0][0], one.gathered["b"][0][0], one.outs[0]) for one in launches]
+        a, _, out = self._pairs[0]
+        self._sizes = [_sizes(a.type.shape, b.type.shape[1], a.type.dtype, out.type.dtype) for a, b, out in self._pairs]
+        self._kind = GroupKind(
+            a.type.dtype,
+            options.precision if a.type.dtype == "float32" else "ieee",
+            "n",
+            all(one.is_aligned for one in self._sizes),
+            out.type.dtype,
+            activation=options.activation,
+        )
+        self._num_tiles = sum(one.tiles for one in self._sizes)
+        self._table_bytes = len(launches) * TABLE_FIELDS * ITEM_BYTES
+        self._results: list[Stretch] = []
+
+    def gather(self, held: list[torch.Tensor]) -> torch.Tensor:
+        """Brings operands and table onto the device, on the current stream; the memory of the results is taken there too.
+
+        Args:
+            held: Gets every tensor that must live until the results are in their slots.
+
+        Returns:
+            The table, on the device.
+        """
+        # Behind the table, operands begin at multiples of 16 bytes.
+        begin = -(-self._table_bytes // ROW_BYTES) * ROW_BYTES
+        nbytes = begin + sum(sum(one.nbytes) for one in self._sizes)
+        memory = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        at = memory.data_ptr() + begin
+        stretches: list[Stretch] = []
+        rows: list[int] = []
+        first = 0
+        self._results = []
+        for (a, b, out), one in zip(self._pairs, self._sizes, strict=True):
+            places = (at, at + one.nbytes[0], at + one.nbytes[0] + one.nbytes[1])
+            at = places[2] + one.nbytes[2]
+            stretches += (
+                Stretch(_address(a), places[0], a.type.nbytes, one.rows[0], one.rows[0], one.pitches[0]),
+                Stretch(_address(b), places[1], b.type.nbytes, one.rows[1], one.rows[1], one.pitches[1]),
+            )
+            self._results.append(
+                Stretch(places[2], _address(out), out.type.nbytes, one.rows[2], one.pitches[2], one.rows[2])
+            )
+            m, n = out.type.shape
+            rows += (*places, 0, m, n, a.type.shape[1], *one.steps, first)
+            first += one.tiles
+        table = torch.from_numpy(np.array(rows, dtype=np.int64).reshape(-1, TABLE_FIELDS))
+        if self._device.type != "cpu":
+            table = torch.empty(table.shape, dtype=torch.int64, pin_memory=True).copy_(table)
+        stretches.append(Stretch(table.data_ptr(), memory.data_ptr(), self._table_bytes))
+        held += [memory, table]
+        self._copy(stretches, held)
+        return memory[: self._table_bytes].view(torch.int64).view(-1, TABLE_FIELDS)
+
+    def compute(self, table: torch.Tensor) -> None:
+        """Launches the products on the current stream."""
+        launch_table(table, self._num_tiles, self._kind)
+
+    def scatter(self, held: list[torch.Tensor]) -> None:
+        """Brings the results into their slots, on the current stream."""
+        self._copy(self._results, held)
+
+    def _copy(self, stretches: Sequence[Stretch], held: list[torch.Tensor]) -> None:
+        table = copy_stretches(stretches, self._device)
+        assert table is not None, "This is a bug: nothing to copy."
+        held.append(table)
+
+
+def can_group(launches: Sequence[Joined], staging: Staging) -> bool:
+    """Whether the launches are products of two whole matrices each, with nothing shared and nothing turned around."""
+    options = launches[0].options
+    if not 1 < len(launches) <= MAX_GROUPS or not isinstance(options, MatmulOptions):
+        return False
+    if options.transpose_a or options.transpose_b:
+        return False
+    return all(_is_plain(one) and staging.can_address(_places(one)) for one in launches)
+
+
+def _is_plain(one: Joined) -> bool:
+    if one.shared or one.gathered.keys() != {"a", "b"} or len(one.outs) != 1:
+        return False
+    return all(
+        len(sources) == 1 and not sources[0].fortran and len(shape) == 2 and 0 not in shape
+        for sources, shape in one.gathered.values()
+    )
+
+
+def _places(one: Joined) -> list[HostBytes]:
+    return [one.gathered["a"][0][0], one.gathered["b"][0][0], one.outs[0]]
+
+
+def _address(place: HostBytes) -> int:
+    return place.mapped.data_ptr() + place.offset
+
+
+@functools.lru_cache(maxsize=4096)
+def _sizes(a_shape: tuple[int, int], n: int, dtype: str, out_dtype: str) -> Sizes:
+    (m, k), items = a_shape, (DTYPES[dtype].itemsize, DTYPES[dtype].itemsize, DTYPES[out_dtype].itemsize)
+    lengths, counts = (k, n, n), (m, k, m)
+    steps = tuple(row_step(length, item) for length, item in zip(lengths, items, strict=True))
+    pitches = tuple(step * item for step, item in zip(steps, items, strict=True))
+    rows = tuple(length * item for length, item in zip(lengths, items, strict=True))
+    unit = ROW_BYTES // items[0]
+    return Sizes(
+        rows=tuple(0 if row == pitch else row for row, pitch in zip(rows, pitches, strict=True)),
+        pitches=tuple(0 if row == pitch else pitch for row, pitch in zip(rows, pitches, strict=True)),
+        nbytes=tuple(count * pitch for count, pitch in zip(counts, pitches, strict=True)),
+        steps=steps,
+        tiles=tiles_of(m, n),
+        is_aligned=k % unit == 0 and n % unit == 0,
+    )

@@ -1,0 +1,126 @@
+"""Which kernels the GPU backend has: bringing them onto the device before it serves, and describing them.
+
+Owns the stages compile, load and run. Knows no batch. Runs in the engine's loop thread, with helpers while it loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import torch
+from triton import knobs
+
+from tilewire.kernels.autotune.starting import pick_at_start
+from tilewire.kernels.build.loading import load_all
+from tilewire.kernels.build.precompile import CompileError, images_of, precompile
+from tilewire.kernels.build.report import described, roofline, tuned
+from tilewire.kernels.build.selftest import Trial, trials, wrong
+from tilewire.kernels.matmul.configs import OUT_DTYPES
+from tilewire.kernels.matmul.members import is_supported
+from tilewire.kernels.runtime.launch import Loaded, Variant, on_compile
+from tilewire.kernels.runtime.targets import Target, current
+from tilewire.kernels.selection.catalogue import op_named, variants
+from tilewire.kernels.selection.tables import is_tuned
+from tilewire.service.engine.backends.contract import Identity, Joined, NotUsable, Preparation, Report, device_of
+from tilewire.service.errors import InvalidRequest
+from tilewire.service.ops.registry import MatmulOptions
+
+# Trials between two reports.
+FEW = 64
+
+
+class DeviceKernels:
+    """The catalogue of one device.
+
+    Args:
+        device: Which.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        assert device.index is not None, "This is a bug."
+        self._device = device
+        self._index = device.index
+        self._loaded: Mapping[Variant, Loaded] = {}
+        self._refused = frozenset(dtype for dtype in OUT_DTYPES if not is_supported(dtype, self.target))
+
+    def check(self, launch: Joined) -> None:
+        """Refuses what the device has no kernel for.
+
+        Raises:
+            InvalidRequest: A product of a dtype that it cannot multiply.
+        """
+        if not self._refused or not isinstance(launch.options, MatmulOptions):
+            return
+        sources = launch.gathered.get("a")
+        dtype = sources[0][0].type.dtype if sources else str(launch.shared["a"].dtype).removeprefix("torch.")
+        if dtype in self._refused:
+            raise InvalidRequest(f"a: {dtype} is not multiplied by {torch.cuda.get_device_name(self._device)}")
+
+    @property
+    def target(self) -> Target:
+        """What the kernels are compiled for."""
+        return current(self._index)
+
+    def warm_up(
+        self, how: Preparation, stream: torch.cuda.Stream, report: Report, on_each: Callable[[str], None]
+    ) -> None:
+        """See `contract.Backend.warm_up`.
+
+        Args:
+            how: As there.
+            stream: Where kernels are tried.
+            report: As there.
+            on_each: As there.
+
+        Raises:
+            NotUsable: Why not.
+        """
+        torch.cuda.set_device(self._device)
+        on_compile(lambda kernel: on_each(op_named(kernel)))
+        if how.warmup == "none":
+            return
+        try:
+            self._compile(report, on_each)
+            self._loaded = load_all(self.target, self._index, partial(report, "load"))
+            pick_at_start(self.target, Path(knobs.cache.dir), how.tune_budget_s, partial(report, "tune"))
+            if how.warmup == "run":
+                self._try(stream, report)
+        except (CompileError, RuntimeError) as error:
+            raise NotUsable(str(error)) from error
+
+    def _compile(self, report: Report, on_each: Callable[[str], None]) -> None:
+        """In processes of their own, on all cores, unless the cache says that it has everything."""
+        if images_of(self.target) is not None:
+            return
+        done = precompile(self.target, on_progress=partial(report, "compile"))
+        for op in done.compiled.elements():
+            on_each(op)
+
+    def _try(self, stream: torch.cuda.Stream, report: Report) -> None:
+        total = len(variants(self.target))
+        tried: list[Trial] = []
+        with torch.cuda.stream(stream):
+            for number, trial in enumerate(trials(self.target, self._device)):
+                tried.append(trial)
+                if number % FEW == 0:
+                    report("run", number, total)
+            failed = wrong(tried)
+        report("run", total, total)
+        if failed:
+            names = "; ".join(variant.described() for variant in failed[:3])
+            raise NotUsable(f"{len(failed)} kernels gave a wrong result, among them {names}")
+
+    def described(self, identity: Identity) -> dict[str, object]:
+        """The device's part of `/v1/kernels`."""
+        target = self.target
+        return {
+            **device_of(identity),
+            "target": f"{target.backend}:{target.arch}",
+            "table": target.name if is_tuned(target) else None,
+            "roofline": roofline(target),
+            "variants": [msgspec.to_builtins(each) for each in described(target, self._loaded)],
+            "tuned": [msgspec.to_builtins(each) for each in tuned(target)],
+        }

@@ -1,0 +1,232 @@
+"""Operands of a batch from their slots to the device, and results back: one launch each way, or DMA copies for large operands.
+
+Owns the choice between the copy engine and the copying kernel, and the padding of rows to 16 bytes, which lets unaligned
+products take the fast kernels. Knows no stream's meaning: the caller says which stream is current. Runs in the engine's loop
+thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tilewire.kernels.copy.op import Stretch, copy_stretches
+from tilewire.kernels.runtime.layouts import ROW_BYTES, row_step
+from tilewire.service.engine.backends.contract import HostBytes, Joined
+from tilewire.service.engine.backends.gpu.chunks import Parts
+from tilewire.service.engine.backends.gpu.host import TORCH_DTYPES, bytes_of, shaped
+from tilewire.service.ops.registry import AddOptions
+
+# From here an operand goes by the copy engine even beside others: the copying kernel saves calls, of which there are few, and
+# takes multiprocessors from the batch that computes. The driver moves copies of this size from pinned memory by DMA.
+LARGE_BYTES = 4 * 2**20
+
+
+class Staging:
+    """Moves tensors between registered segments and one device.
+
+    Args:
+        device: The GPU.
+
+    Attributes:
+        device: See above.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._mapped: set[int] = set()
+
+    def add_mapped(self, mapped: torch.Tensor) -> None:
+        """A segment that the device can address: kernels may read and write it."""
+        self._mapped.add(mapped.data_ptr())
+
+    def remove_mapped(self, mapped: torch.Tensor) -> None:
+        """Undoes `add_mapped`."""
+        self._mapped.discard(mapped.data_ptr())
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, *, can_pad: bool) -> torch.Tensor:
+        """A tensor on the device: contiguous, or with padded rows where it may and they would not begin on 16 bytes."""
+        if not (can_pad and _must_pad(shape, dtype)):
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        step = row_step(shape[1], dtype.itemsize)
+        return torch.empty((shape[0], step), dtype=dtype, device=self.device)[:, : shape[1]]
+
+    def gather(
+        self,
+        operands: Sequence[tuple[Sequence[HostBytes], tuple[int, ...]]],
+        held: list[torch.Tensor],
+        *,
+        can_pad: bool,
+    ) -> list[torch.Tensor]:
+        """Places the operands of a batch on the device, on the current stream.
+
+        Args:
+            operands: Each a whole: its pieces, to be placed one after another, and its shape.
+            held: Gets every tensor that must live until the copies have run.
+            can_pad: The op gains from rows that begin on 16 bytes.
+
+        Returns:
+            The wholes; their rows are padded to 16 bytes where that changes anything.
+        """
+        pieces = [piece for sources, _ in operands for piece in sources]
+        must_pad = can_pad and any(_must_pad(shape, TORCH_DTYPES[one[0].type.dtype]) for one, shape in operands)
+        if (_is_few(pieces) and not must_pad) or not self.can_address(pieces):
+            return [self._by_copies(sources, shape, held) for sources, shape in operands]
+        wholes, stretches = [], []
+        for sources, shape in operands:
+            whole = self._whole(sources, shape, can_pad)
+            flat = sources[0].fortran or whole.is_contiguous()
+            stretches += stretches_of(whole, sources, is_padded=not flat, is_gather=True)
+            wholes.append(whole)
+        self._copy(stretches, held)
+        held += wholes
+        return wholes
+
+    def scatter(self, results: Sequence[tuple[torch.Tensor, Sequence[HostBytes]]], held: list[torch.Tensor]) -> None:
+        """Sends results to their slots, piece after piece, on the current stream.
+
+        Args:
+            results: Each contiguous, or two-dimensional with padded rows; and its slots, whose elements add up to its own.
+            held: Gets every tensor that must live until the copies have run.
+        """
+        held += [result for result, _ in results]
+        slots = [slot for _, outs in results for slot in outs]
+        is_plain = _is_few(slots) and all(result.is_contiguous() for result, _ in results)
+        if not is_plain and self.can_address(slots):
+            stretches = []
+            for result, outs in results:
+                stretches += stretches_of(result, outs, is_padded=not result.is_contiguous(), is_gather=False)
+            self._copy(stretches, held)
+            return
+        stretches = []
+        for result, outs in results:
+            flat = result.reshape(-1).view(torch.uint8)
+            held.append(flat)
+            for piece, out in zip(flat.split([out.type.nbytes for out in outs]), outs, strict=True):
+                if _only_by_kernel(out):
+                    stretches.append(Stretch(piece.data_ptr(), out.mapped.data_ptr() + out.offset, out.type.nbytes))
+                else:
+                    bytes_of(out).copy_(piece, non_blocking=True)
+        self._copy(stretches, held)
+
+    def can_address(self, places: Sequence[HostBytes]) -> bool:
+        """Whether kernels may read and write all of these places."""
+        return all(place.mapped.data_ptr() in self._mapped for place in places)
+
+    def can_part(self, launch: Joined, parts: Parts) -> bool:
+        """Whether the copy engine moves every part: the driver might do a small copy from a client's region with the CPU."""
+        rows = (parts.rows - 1) % parts.step + 1
+        pieces = [launch.gathered[name][0][0] for name in parts.names] + [launch.outs[0]]
+        return all(not one.is_foreign or one.type.nbytes // parts.rows * rows >= LARGE_BYTES for one in pieces)
+
+    def begin_whole(self, source: HostBytes, held: list[torch.Tensor], *, is_parted: bool) -> torch.Tensor:
+        """An operand of a request in parts: room for one that is parted, else all of it, on the current stream."""
+        if is_parted:
+            return shaped(torch.empty(source.type.nbytes, dtype=torch.uint8, device=self.device), source)
+        return self._by_copies((source,), source.type.shape, held)
+
+    def _whole(self, sources: Sequence[HostBytes], shape: tuple[int, ...], can_pad: bool) -> torch.Tensor:
+        first = sources[0]
+        dtype = TORCH_DTYPES[first.type.dtype]
+        if first.fortran:
+            return shaped(torch.empty(first.type.nbytes, dtype=torch.uint8, device=self.device), first)
+        return self.empty(shape, dtype, can_pad=can_pad)
+
+    def _by_copies(
+        self, sources: Sequence[HostBytes], shape: tuple[int, ...], held: list[torch.Tensor]
+    ) -> torch.Tensor:
+        sizes = [source.type.nbytes for source in sources]
+        flat = torch.empty(sum(sizes), dtype=torch.uint8, device=self.device)
+        stretches = []
+        for piece, source in zip(flat.split(sizes), sources, strict=True):
+            if _only_by_kernel(source):
+                stretches.append(
+                    Stretch(source.mapped.data_ptr() + source.offset, piece.data_ptr(), source.type.nbytes)
+                )
+            else:
+                piece.copy_(bytes_of(source), non_blocking=True)
+        self._copy(stretches, held)
+        held.append(flat)
+        if len(sources) == 1:
+            return shaped(flat, sources[0])
+        return flat.view(TORCH_DTYPES[sources[0].type.dtype]).view(shape)
+
+    def _copy(self, stretches: Sequence[Stretch], held: list[torch.Tensor]) -> None:
+        table = copy_stretches(stretches, self.device)
+        if table is not None:
+            held.append(table)
+
+
+def can_pad(launch: Joined) -> bool:
+    """Whether the op reads rows: a sum reads elements, and is fastest over one contiguous stretch."""
+    return not isinstance(launch.options, AddOptions)
+
+
+def rows_of(whole: torch.Tensor, parts: Parts, span: tuple[int, int]) -> torch.Tensor:
+    """The rows of one part, as a view."""
+    return (whole.view(-1) if parts.is_flat else whole)[slice(*span)]
+
+
+def copy_rows(rows: torch.Tensor, place: HostBytes, parts: Parts, span: tuple[int, int], *, is_gather: bool) -> None:
+    """Copies one part on the current stream.
+
+    Args:
+        rows: On the device, as `rows_of` gives them.
+        place: All of it, on the host.
+        parts: How it is parted.
+        span: The part's first row and its end.
+        is_gather: To the device; else from it.
+    """
+    row_bytes = place.type.nbytes // parts.rows
+    there = bytes_of(place)[span[0] * row_bytes : span[1] * row_bytes]
+    here = rows.reshape(-1).view(torch.uint8)
+    if is_gather:
+        here.copy_(there, non_blocking=True)
+    else:
+        there.copy_(here, non_blocking=True)
+
+
+def _is_few(places: Sequence[HostBytes]) -> bool:
+    """Whether a copy call for each costs less than the kernel that would copy them all."""
+    return len(places) == 1 or all(place.type.nbytes >= LARGE_BYTES for place in places)
+
+
+def _only_by_kernel(place: HostBytes) -> bool:
+    """A small copy from or to a client's region: the driver might do it with the CPU, which must not touch a region."""
+    return place.is_foreign and place.type.nbytes < LARGE_BYTES
+
+
+def _must_pad(shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    return len(shape) == 2 and shape[0] > 1 and shape[1] * dtype.itemsize % ROW_BYTES != 0
+
+
+def stretches_of(
+    whole: torch.Tensor, places: Sequence[HostBytes], *, is_padded: bool, is_gather: bool
+) -> list[Stretch]:
+    """The copies between a tensor on the device and its pieces on the host, in order.
+
+    Args:
+        whole: On the device.
+        places: Its pieces.
+        is_padded: Rows of `whole` do not follow one another.
+        is_gather: To the device; else from it.
+    """
+    row = whole.shape[-1] * whole.itemsize if is_padded else 0
+    pitch = whole.stride(0) * whole.itemsize if is_padded else 0
+    stretches = []
+    address = whole.data_ptr()
+    segment, base, kind, nbytes = None, 0, None, 0
+    for place in places:
+        # Most pieces are of one segment and of one kind, and there may be hundreds.
+        if place.mapped is not segment:
+            segment, base = place.mapped, place.mapped.data_ptr()
+        if place.type is not kind:
+            kind, nbytes = place.type, place.type.nbytes
+        host = base + place.offset
+        if is_gather:
+            stretches.append(Stretch(host, address, nbytes, row, row, pitch))
+        else:
+            stretches.append(Stretch(address, host, nbytes, row, pitch, row))
+        address += nbytes // row * pitch if row else nbytes
+    return stretches

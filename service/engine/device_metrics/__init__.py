@@ -1,0 +1,1 @@
+"""Readings of the device: memory, power, temperature, use."""

@@ -1,0 +1,60 @@
+"""Reads an AMD device through AMD SMI, which comes with ROCm. Knows no metric."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import amdsmi
+
+from tilewire.service.engine.device_metrics.contract import Address, NoMeter, Reading
+
+MEGABYTE = 2**20
+
+
+class AmdSmiMeter:
+    """One device; see `contract.Meter`.
+
+    Args:
+        address: Which one.
+
+    Raises:
+        NoMeter: No driver, or no such device.
+    """
+
+    def __init__(self, address: Address) -> None:
+        try:
+            amdsmi.amdsmi_init()
+            self._handle = amdsmi.amdsmi_get_processor_handle_from_bdf(address.bus_id)
+            self.uuid = str(amdsmi.amdsmi_get_gpu_device_uuid(self._handle))
+        except amdsmi.AmdSmiException as error:
+            raise NoMeter(f"AMD SMI: {error}") from None
+
+    def read(self) -> Reading:
+        """See `contract.Meter.read`."""
+        used = _told(lambda: amdsmi.amdsmi_get_gpu_vram_usage(self._handle)["vram_used"])
+        total = _told(lambda: amdsmi.amdsmi_get_gpu_vram_usage(self._handle)["vram_total"])
+        watts = _told(lambda: amdsmi.amdsmi_get_power_info(self._handle)["average_socket_power"])
+        if watts is None:
+            watts = _told(lambda: amdsmi.amdsmi_get_power_info(self._handle)["current_socket_power"])
+        percent = _told(lambda: amdsmi.amdsmi_get_gpu_activity(self._handle)["gfx_activity"])
+        return Reading(
+            memory_used_bytes=int(used * MEGABYTE) if used is not None else None,
+            memory_total_bytes=int(total * MEGABYTE) if total is not None else None,
+            power_watts=watts,
+            temperature_celsius=_told(self._celsius),
+            utilization_ratio=percent / 100 if percent is not None else None,
+        )
+
+    def _celsius(self) -> object:
+        return amdsmi.amdsmi_get_temp_metric(
+            self._handle, amdsmi.AmdSmiTemperatureType.JUNCTION, amdsmi.AmdSmiTemperatureMetric.CURRENT
+        )
+
+
+def _told(ask: Callable[[], object]) -> float | None:
+    """The answer, or None where this device does not tell: it says "N/A" then, or fails."""
+    try:
+        value = ask()
+    except (amdsmi.AmdSmiException, KeyError):
+        return None
+    return float(value) if isinstance(value, int | float) else None

@@ -1,0 +1,1 @@
+"""The loop of one engine: receive, resolve, schedule, compute, reply."""

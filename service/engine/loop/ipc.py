@@ -1,0 +1,184 @@
+"""Where the loop thread's events come from: the gateways' sockets, and what other threads post.
+
+Owns the sockets of gateways that have said hello: receives and sends for all of them in the one thread that has the device, so
+that no job waits for a thread to wake. Messages that are sent between two `flush` calls leave in one write for each gateway.
+Knows no device and no scheduling.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import socket
+from collections import deque
+
+import msgspec
+
+from tilewire.service.engine.loop.jobs import Attached, Client, Event, Lost, Received, Stop
+from tilewire.service.ipc.arena import Segment
+from tilewire.service.ipc.messages import FrameDecoder, Hello, ToEngine, encode_frame
+
+logger = logging.getLogger(__name__)
+
+RECEIVE_BYTES = 2**18
+# For what is unsent when the engine ends.
+CLOSE_TIMEOUT_S = 5.0
+# `select` takes no larger descriptor.
+FD_SETSIZE = 1024
+
+
+class Peer:
+    """One gateway's socket.
+
+    Args:
+        sock: Connected, non-blocking.
+        hello: What it said.
+        segment: Its arena.
+        changed: Gets this peer when it has something to send and had not.
+    """
+
+    def __init__(self, sock: socket.socket, hello: Hello, segment: Segment, changed: list[Peer]) -> None:
+        self.sock = sock
+        self.decoder: FrameDecoder[ToEngine] = FrameDecoder(ToEngine)
+        self.client = Client(f"gateway-{hello.gateway}", segment, self.send)
+        self.is_open = True
+        # What the socket's buffer had no room for; the gateway reads slowly.
+        self.unsent = b""
+        self.is_full = False
+        self._outgoing: list[msgspec.Struct] = []
+        self._changed = changed
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Sends at the next flush; dropped when the gateway is gone."""
+        if not self._outgoing:
+            self._changed.append(self)
+        self._outgoing.append(message)
+
+    def write(self) -> bool:
+        """Writes what there is. Returns whether it all left.
+
+        Raises:
+            OSError: The gateway is gone.
+        """
+        if self._outgoing:
+            self.unsent += encode_frame(self._outgoing)
+            self._outgoing.clear()
+        with contextlib.suppress(BlockingIOError):
+            while self.unsent:
+                self.unsent = self.unsent[self.sock.send(self.unsent) :]
+        return not self.unsent
+
+
+class Mailbox:
+    """The loop thread's inbox and outbox. `post` and `connect` may be called by any thread, all else by the loop thread."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._bell, select.EPOLLIN)
+        self._posted: deque[Peer | Stop] = deque()
+        self._peers: dict[int, Peer] = {}
+        self._changed: list[Peer] = []
+
+    def post(self, event: Stop) -> None:
+        """Hands the loop an event."""
+        self._posted.append(event)
+        os.eventfd_write(self._bell, 1)
+
+    def connect(self, sock: socket.socket, hello: Hello, segment: Segment) -> None:
+        """Takes over the socket of a gateway that has said hello."""
+        self._posted.append(Peer(sock, hello, segment, self._changed))
+        os.eventfd_write(self._bell, 1)
+
+    def take(self, patience_s: float | None) -> list[Event]:
+        """Everything that has come.
+
+        Args:
+            patience_s: How long to wait for something; None for ever.
+        """
+        events: list[Event] = []
+        for fd, happened in self._wait(patience_s):
+            if fd == self._bell:
+                os.eventfd_read(self._bell)
+                self._take_posted(events)
+                continue
+            peer = self._peers.get(fd)
+            if peer is None:
+                continue
+            if happened & select.EPOLLOUT:
+                self._changed.append(peer)
+            if happened & ~select.EPOLLOUT:
+                self._receive(peer, events)
+        return events
+
+    def flush(self) -> None:
+        """Sends what was said since the last flush."""
+        if not self._changed:
+            return
+        changed = self._changed[:]
+        # The list itself stays: every peer has it.
+        self._changed.clear()
+        for peer in changed:
+            if not peer.is_open:
+                continue
+            try:
+                is_all = peer.write()
+            except OSError:
+                # Reading says so too, with the events that are still to come before the end.
+                peer.unsent = b""
+                continue
+            if peer.is_full is is_all:
+                peer.is_full = not is_all
+                self._epoll.modify(peer.sock, select.EPOLLIN if is_all else select.EPOLLIN | select.EPOLLOUT)
+
+    def close(self) -> None:
+        """Sends what is still to be sent and closes every socket."""
+        for peer in self._peers.values():
+            peer.sock.settimeout(CLOSE_TIMEOUT_S)
+            with contextlib.suppress(OSError):
+                peer.write()
+            peer.sock.close()
+        self._epoll.close()
+        os.close(self._bell)
+
+    def _wait(self, patience_s: float | None) -> list[tuple[int, int]]:
+        if patience_s is None:
+            return self._epoll.poll()
+        if patience_s > 0 and self._epoll.fileno() < FD_SETSIZE:
+            # To the microsecond; epoll's own time-out counts milliseconds.
+            select.select([self._epoll], [], [], patience_s)
+            patience_s = 0
+        return self._epoll.poll(patience_s)
+
+    def _take_posted(self, events: list[Event]) -> None:
+        while self._posted:
+            posted = self._posted.popleft()
+            if isinstance(posted, Stop):
+                events.append(posted)
+                continue
+            self._peers[posted.sock.fileno()] = posted
+            self._epoll.register(posted.sock, select.EPOLLIN)
+            events.append(Attached(posted.client))
+
+    def _receive(self, peer: Peer, events: list[Event]) -> None:
+        try:
+            data = peer.sock.recv(RECEIVE_BYTES)
+            messages = peer.decoder.feed(data)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError) as error:
+            logger.warning("%s is cut off: %s", peer.client.name, error)
+            data, messages = b"", []
+        client = peer.client
+        events += [Received(client, message) for message in messages]
+        if not data:
+            self._forget(peer)
+            events.append(Lost(client))
+
+    def _forget(self, peer: Peer) -> None:
+        peer.is_open = False
+        del self._peers[peer.sock.fileno()]
+        self._epoll.unregister(peer.sock)
+        peer.sock.close()

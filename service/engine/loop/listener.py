@@ -1,0 +1,64 @@
+"""The engine's door: accepts gateways on the Unix socket and shakes hands; then the mailbox has their sockets.
+
+Runs in the engine's main thread, an asyncio loop. Knows no device, no scheduling and no message but the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+
+from tilewire.service.engine.loop.ipc import Mailbox
+from tilewire.service.ipc.arena import Segment
+from tilewire.service.ipc.link import receive_hello
+from tilewire.service.ipc.messages import Hello
+
+logger = logging.getLogger(__name__)
+
+HELLO_TIMEOUT_S = 5.0
+
+
+class EngineServer:
+    """Listens for gateways.
+
+    Args:
+        listener: A listening Unix socket, inherited from the supervisor: gateways that came early wait in its backlog.
+        mailbox: Gets their sockets.
+    """
+
+    def __init__(self, listener: socket.socket, mailbox: Mailbox) -> None:
+        self._listener = listener
+        self._mailbox = mailbox
+        self._handshakes: set[asyncio.Task[None]] = set()
+
+    async def accept_forever(self) -> None:
+        """Accepts gateways until cancelled."""
+        loop = asyncio.get_running_loop()
+        self._listener.setblocking(False)
+        while True:
+            sock, _address = await loop.sock_accept(self._listener)
+            sock.setblocking(False)
+            task = loop.create_task(self._shake_hands(sock))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+
+    async def _shake_hands(self, sock: socket.socket) -> None:
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                hello, fd = await receive_hello(sock, Hello)
+            segment = _attach(fd, hello.segment_bytes)
+        except (OSError, ValueError, TimeoutError) as error:
+            logger.warning("a gateway's hello failed: %s", error)
+            sock.close()
+            return
+        self._mailbox.connect(sock, hello, segment)
+
+
+def _attach(fd: int, nbytes: int) -> Segment:
+    try:
+        return Segment.attach(fd, nbytes)
+    except (OSError, ValueError):
+        os.close(fd)
+        raise

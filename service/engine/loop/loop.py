@@ -1,0 +1,400 @@
+"""The one owner of the device: takes messages, schedules, launches, completes.
+
+One thread does all of it, in turns:
+
+    mailbox.take → residents, scheduler → answer what the device has finished → backend.begin → mailbox.flush
+
+so nothing takes a lock, and no request waits for another thread to wake: with a thread of its own for the sockets and one that
+waited for the device, a lone request paid five wakes. While the device works, the thread asks it and the sockets in turn. Knows
+no socket: a `Client` has a `send`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+
+import msgspec
+
+from tilewire.service.engine.backends.contract import Backend, DeviceLost
+from tilewire.service.engine.loop.batching import join
+from tilewire.service.engine.loop.ipc import Mailbox
+from tilewire.service.engine.loop.jobs import Attached, Client, Event, Launched, Lost, Received, Stop, Work, ids_of
+from tilewire.service.engine.loop.kinds import Kind, keep
+from tilewire.service.engine.loop.resolve import resolve
+from tilewire.service.engine.loop.scheduler import Caps, Scheduler, Waiting
+from tilewire.service.engine.loop.warmup import CannotStart, Interrupted, Lobby, Prepare
+from tilewire.service.engine.metrics import EngineMetrics
+from tilewire.service.engine.tensors.commands import Holdings
+from tilewire.service.errors import TilewireError
+from tilewire.service.ipc.messages import Cancel, Done, Failed, Hello, Job, Stale, Timings, ToEngine, Welcome
+from tilewire.service.supervisor import child
+
+logger = logging.getLogger(__name__)
+
+# While one batch computes, the next is staged in. A third would leave fewer requests for each, as would one beside a short one.
+MAX_LAUNCHED = 2
+WORTH_OVERLAP_S = 200e-6
+
+# How long figures may wait in this process before `/metrics` can show them.
+FLUSH_S = 0.05
+
+# A small batch is over within this, its launch included, and the thread asks the device without a pause; a longer one is asked
+# now and then, and each time the timer adds its own slack.
+EAGER_NS = 1_000_000
+ASK_AGAIN_S = 20e-6
+
+# `sysexits.h` calls it EX_SOFTWARE; the supervisor starts a new engine whatever the status.
+EXIT_DEVICE_LOST = 70
+
+
+class EngineLoop:
+    """Runs jobs of all gateways on one device.
+
+    Args:
+        index: Of this engine.
+        mailbox: Where messages come from.
+        backend: What computes.
+        holdings: The residents and the regions.
+        metrics: Told of what ran.
+        caps: Of a batch.
+        poll_ns: How long the thread, with nothing to do, looks for work before it sleeps.
+        clock_ns: The machine's monotonic clock; deadlines are on it.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        mailbox: Mailbox,
+        backend: Backend,
+        holdings: Holdings,
+        metrics: EngineMetrics,
+        caps: Caps | None = None,
+        *,
+        poll_ns: int = 0,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._index = index
+        self._mailbox = mailbox
+        self._backend = backend
+        self._holdings = holdings
+        self._regions = holdings.regions
+        self._metrics = metrics
+        self._clock_ns = clock_ns
+        self._poll_ns = poll_ns
+        self._eager_ns = max(EAGER_NS, poll_ns)
+        self._poll_until_ns = 0
+        self._scheduler: Scheduler[Work] = Scheduler(caps)
+        self._wake_ns = 0
+        self._flush_s = 0.0
+        self._is_unflushed = True
+        self._queue_bytes = 0
+        self._launched: deque[Launched] = deque()
+        self._is_stopping = False
+        self._prepare: Prepare | None = None
+        self._on_ready: Callable[[], object] | None = None
+        self._thread = threading.Thread(target=self._guard, args=(self._run,), name="loop")
+
+    # ── any thread ────────────────────────────────────────────────────────────────────────────────
+
+    def start(self, prepare: Prepare | None = None, on_ready: Callable[[], object] | None = None) -> None:
+        """Starts the thread.
+
+        Args:
+            prepare: What it does before it attaches gateways; they wait, and are told what it reports.
+            on_ready: Called by the thread when that is done.
+        """
+        self._prepare, self._on_ready = prepare, on_ready
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the loop after everything that came before is answered; blocks until it has."""
+        self._mailbox.post(Stop())
+        self._thread.join()
+
+    # ── loop thread ───────────────────────────────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        try:
+            self._warm_up()
+        except Interrupted:
+            self._mailbox.close()
+            return
+        while True:
+            for event in self._mailbox.take(self._patience_s()):
+                self._handle(event)
+            self._complete()
+            if self._has_room and len(self._scheduler):
+                self._launch_next()
+            self._mailbox.flush()
+            self._metrics.observe_queue(len(self._scheduler), self._queue_bytes)
+            self._hand_over_metrics()
+            if self._is_stopping and not len(self._scheduler) and not self._launched:
+                self._mailbox.close()
+                self._metrics.flush()
+                return
+
+    def _warm_up(self) -> None:
+        if self._prepare is not None:
+            lobby = Lobby(self._mailbox, self._backend.identity.device, self._map)
+            self._prepare(lobby.report)
+            lobby.close()
+            for event in lobby.events:
+                self._handle(event)
+            self._mailbox.flush()
+        self._metrics.start_serving()
+        if self._on_ready is not None:
+            self._on_ready()
+
+    @property
+    def _has_room(self) -> bool:
+        launched = self._launched
+        return not launched or (len(launched) < MAX_LAUNCHED and launched[-1].seconds >= WORTH_OVERLAP_S)
+
+    def _patience_s(self) -> float | None:
+        """How long to wait for an event: for ever when only an event can give work, not at all when work is at hand."""
+        if self._launched:
+            return 0 if self._clock_ns() - self._launched[0].began_ns < self._eager_ns else ASK_AGAIN_S
+        if len(self._scheduler):
+            return max(0, self._wake_ns - self._clock_ns()) / 1e9
+        if self._poll_until_ns and self._clock_ns() < self._poll_until_ns:
+            return 0
+        return FLUSH_S if self._is_unflushed else None
+
+    def _hand_over_metrics(self) -> None:
+        """Lets `/metrics` show what was recorded, now and then; at the latest when there has been nothing to do for a while."""
+        now_s = time.monotonic()
+        if self._is_unflushed and now_s > self._flush_s:
+            self._metrics.flush()
+            self._flush_s = now_s + FLUSH_S
+            self._is_unflushed = False
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Received(client, message):
+                self._answer_errors(client, message)
+            case Attached(client):
+                self._attach(client)
+            case Lost(client):
+                client.is_gone = True
+                for waiting in list(client.waiting.values()):
+                    self._forget(waiting)
+                self._detach_if_done(client)
+            case Stop():
+                self._is_stopping = True
+
+    def _map(self, client: Client) -> None:
+        client.mapped = self._backend.attach(client.segment)
+
+    def _attach(self, client: Client) -> None:
+        if client.mapped is None:
+            self._map(client)
+        identity = self._backend.identity
+        client.send(
+            Welcome(
+                engine=self._index,
+                backend=identity.backend,
+                device=identity.device,
+                device_name=identity.device_name,
+                torch=identity.torch,
+                triton=identity.triton,
+            )
+        )
+        logger.info("%s attached with %d bytes", client.name, client.segment.nbytes)
+
+    def _detach_if_done(self, client: Client) -> None:
+        if client.is_gone and client.mapped is not None and not client.num_launched:
+            self._backend.detach(client.mapped)
+            client.mapped = None
+            client.segment.close()
+            logger.info("%s detached", client.name)
+
+    def _answer_errors(self, client: Client, message: ToEngine) -> None:
+        if client.is_gone:
+            return
+        try:
+            self._handle_message(client, message)
+        except DeviceLost:
+            raise
+        except TilewireError as error:
+            client.send(failed(message, error.code, error.detail, error.retry_after_s))
+        except Exception:
+            logger.exception("a message of %s failed", client.name, extra=ids_of(message))
+            client.send(failed(message, "internal", "internal error", 1))
+
+    def _handle_message(self, client: Client, message: ToEngine) -> None:
+        match message:
+            case Job():
+                self._queue(client, message)
+            case Cancel(id=id_):
+                if (waiting := client.waiting.get(id_)) is not None:
+                    self._forget(waiting)
+                    client.send(Failed(id_, "client_gone", "cancelled before it started"))
+            case Hello():
+                raise AssertionError("This is a bug: a second hello.")
+            case _:
+                client.send(self._holdings.answer(client, message))
+
+    def _queue(self, client: Client, job: Job) -> None:
+        residents, now_ns = self._holdings.residents, self._clock_ns()
+        kind = client.kinds.get(job.kind)
+        work = None if kind is None else kind.resolve(job, client, residents, now_ns)
+        if kind is None or work is None:
+            found = resolve(job, client, residents, self._regions, now_ns)
+            if isinstance(found, Stale):
+                client.send(found)
+                return
+            work, kind = found, Kind.of(found, residents, self._backend.identity.backend)
+            keep(client, job, kind)
+        waiting = kind.waiting(work)
+        client.waiting[job.id] = waiting
+        self._queue_bytes += job.moved_bytes
+        self._scheduler.add(waiting)
+
+    def _forget(self, waiting: Waiting[Work]) -> None:
+        self._scheduler.discard(waiting)
+        self._unqueue(waiting.work)
+        self._regions.release(waiting.work.uses)
+
+    def _unqueue(self, work: Work) -> None:
+        del work.client.waiting[work.job.id]
+        self._queue_bytes -= work.job.moved_bytes
+        # A job that never runs moves the queue's gauges, too.
+        self._is_unflushed = True
+
+    def _launch_next(self) -> None:
+        now_ns = self._clock_ns()
+        decision = self._scheduler.decide(now_ns, is_idle=not self._launched)
+        for waiting in decision.expired:
+            self._unqueue(waiting.work)
+            late_ms = (now_ns - waiting.deadline_ns) / 1e6
+            detail = f"deadline: it passed {late_ms:.1f} ms before the request could start"
+            self._fail(waiting.work, "deadline_passed", detail)
+        batch = [waiting.work for waiting in decision.batch]
+        for work in batch:
+            self._unqueue(work)
+        if batch:
+            seconds = sum(waiting.seconds for waiting in decision.batch)
+            self._launch(batch, decision.batch[0].key, now_ns, seconds)
+        self._wake_ns = decision.wake_ns
+
+    def _launch(self, batch: list[Work], key: Hashable | None, now_ns: int, seconds: float = 0.0) -> None:
+        batch = [work for work in batch if self._stage_in(work)]
+        if not batch:
+            return
+        try:
+            running = self._backend.begin(join([work.step for work in batch], key))
+        except DeviceLost:
+            logger.critical("the device was lost under these requests", extra=ids_of(*(work.job for work in batch)))
+            raise
+        except Exception as error:  # noqa: BLE001  (logged and answered there)
+            self._on_failure(batch, now_ns, error)
+            return
+        for work in batch:
+            work.client.num_launched += 1
+        self._launched.append(Launched(batch, running, now_ns, seconds))
+
+    def _stage_in(self, work: Work) -> bool:
+        """Copies what the device does not reach by itself; whether the work can run."""
+        if not work.uses:
+            return True
+        try:
+            work.step = self._regions.stage_in(work.step, work.uses)
+        except TilewireError as error:
+            self._fail(work, error.code, error.detail, error.retry_after_s)
+            return False
+        return True
+
+    def _on_failure(self, batch: list[Work], now_ns: int, error: Exception) -> None:
+        """One job must not fail another: what failed together is tried alone."""
+        if len(batch) > 1:
+            ids = ids_of(*(work.job for work in batch))
+            logger.warning(
+                "a batch of %d %s failed, each runs alone: %s", len(batch), batch[0].job.op, error, extra=ids
+            )
+            for work in batch:
+                self._launch([work], None, now_ns)
+            return
+        (work,) = batch
+        if isinstance(error, TilewireError):
+            self._fail(work, error.code, error.detail, error.retry_after_s)
+            return
+        logger.error("%s failed", work.job.op, exc_info=error, extra=ids_of(work.job))
+        self._fail(work, "internal", "internal error")
+
+    def _fail(self, work: Work, code: str, detail: str, retry_after_s: int = 1) -> None:
+        """Ends a work that never ran."""
+        work.client.send(Failed(work.job.id, code, detail, retry_after_s))
+        self._regions.release(work.uses)
+
+    def _complete(self) -> None:
+        """Answers the batches that the device has finished."""
+        while self._launched and (timings := self._finished(self._launched[0])) is not None:
+            launched = self._launched.popleft()
+            batch = launched.batch
+            for work in batch:
+                queue_ns = max(0, launched.began_ns - work.arrived_ns)
+                own = msgspec.structs.replace(timings, queue_ns=queue_ns, arrived_ns=work.arrived_ns)
+                work.client.send(self._answer(work, own, len(batch)))
+                self._metrics.record_queue(work.job.op, queue_ns)
+            # Before the next launch, which takes longer than to say what is done.
+            self._mailbox.flush()
+            self._let_go(batch)
+            jobs = [work.job for work in batch]
+            self._metrics.record_stages(jobs[0].op, timings, len(jobs))
+            self._metrics.record_launch(jobs, batch[0].dtype, timings)
+            self._is_unflushed = True
+            if self._poll_ns:
+                # Whoever was just answered may ask again at once.
+                self._poll_until_ns = self._clock_ns() + self._poll_ns
+
+    @staticmethod
+    def _finished(launched: Launched) -> Timings | None:
+        """Where the time of a batch went, once it is done; None while it is not."""
+        try:
+            return launched.running.wait() if launched.running.is_done() else None
+        except BaseException:
+            ids = ids_of(*(work.job for work in launched.batch))
+            logger.critical("a launch failed under these requests", extra=ids)
+            raise
+
+    def _answer(self, work: Work, timings: Timings, batch_size: int) -> Done | Failed:
+        if work.uses:
+            try:
+                self._regions.stage_out(work.step, work.uses)
+            except TilewireError as error:
+                return Failed(work.job.id, error.code, error.detail, error.retry_after_s)
+        return Done(work.job.id, timings, batch_size)
+
+    def _let_go(self, batch: list[Work]) -> None:
+        """The regions and the gateways of a batch that is answered."""
+        for work in batch:
+            work.client.num_launched -= 1
+            self._regions.release(work.uses)
+        for client in {id(work.client): work.client for work in batch}.values():
+            self._detach_if_done(client)
+
+    # ── the thread ────────────────────────────────────────────────────────────────────────────────
+
+    def _guard(self, run: Callable[[], None]) -> None:
+        """When the thread fails, the process ends with it: the supervisor starts a new one."""
+        try:
+            run()
+        except CannotStart as error:
+            logger.error("the engine cannot start: %s", error)  # noqa: TRY400  (the reason is the whole story)
+            logging.shutdown()
+            os._exit(child.EXIT_CANNOT_START)
+        except BaseException:
+            logger.exception("the engine cannot go on")
+            logging.shutdown()
+            os._exit(EXIT_DEVICE_LOST)
+
+
+def failed(message: ToEngine, code: str, detail: str, retry_after_s: int) -> Failed:
+    """The answer to a message that failed."""
+    assert not isinstance(message, Hello), "This is a bug."
+    return Failed(message.id, code, detail, retry_after_s)

@@ -1,0 +1,159 @@
+"""What an engine does before it says that it is ready, and how it tells how far it is.
+
+residents → kernels compiled, loaded, picked among, run → every op once from slot to slot, against a known answer
+
+Owns the order and the checks; knows neither clients nor the scheduler. Runs in the loop thread, which has the device, before
+the loop: gateways that come meanwhile are told how far it is, their arenas are mapped, and they are attached when it is over.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from tilewire.service.engine.backends.contract import Backend, HostBytes, Report, Step
+from tilewire.service.engine.backends.gpu.host import tensor_of
+from tilewire.service.engine.loop.batching import join
+from tilewire.service.engine.loop.ipc import Mailbox
+from tilewire.service.engine.loop.jobs import Attached, Client, Event, Lost, Stop
+from tilewire.service.ipc.arena import Segment
+from tilewire.service.ipc.messages import Warming
+from tilewire.service.ops.registry import (
+    OPS,
+    AddOptions,
+    Limits,
+    MatmulOptions,
+    Options,
+    SoftmaxOptions,
+    TensorType,
+    plan,
+)
+
+logger = logging.getLogger(__name__)
+
+LOG_EVERY_S = 1.0
+TELL_EVERY_S = 0.1
+
+
+class CannotStart(Exception):
+    """This engine must not serve: a wrong answer, kernels that would not compile, a bad file of tensors."""
+
+
+class Interrupted(Exception):
+    """The service is being stopped before the engine was ready."""
+
+
+class Lobby:
+    """Where gateways wait while the engine warms up.
+
+    Args:
+        mailbox: Where they come from.
+        device: Of the engine.
+        on_arrival: Called with each gateway, by a thread of the lobby: to map its arena. Pinning gigabytes takes as long as
+            the kernels do, and goes on beside them.
+
+    Attributes:
+        events: What came meanwhile, in order, to be handled when it is over.
+    """
+
+    def __init__(self, mailbox: Mailbox, device: str, on_arrival: Callable[[Client], None]) -> None:
+        self._mailbox = mailbox
+        self._on_arrival = on_arrival
+        self._device = device
+        self._clients: list[Client] = []
+        self._mapping = ThreadPoolExecutor(1, thread_name_prefix="lobby")
+        self._arrivals: list[Future[None]] = []
+        self._stage = ""
+        self._began_s = self._told_s = self._logged_s = 0.0
+        self.events: list[Event] = []
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        """Tells the gateways and the log how far a stage is; to be called several times a second.
+
+        Raises:
+            Interrupted: The service is being stopped.
+        """
+        now_s = time.monotonic()
+        if stage != self._stage:
+            self._end_stage(now_s)
+            self._stage, self._began_s, self._logged_s, self._told_s = stage, now_s, now_s, 0.0
+        arrived = self._take()
+        if arrived or now_s - self._told_s >= TELL_EVERY_S or done == total:
+            self._told_s = now_s
+            for client in self._clients:
+                client.send(Warming(self._device, stage, done, total))
+        self._mailbox.flush()
+        self._arrivals += [self._mapping.submit(self._on_arrival, client) for client in arrived]
+        if now_s - self._logged_s >= LOG_EVERY_S:
+            self._logged_s = now_s
+            logger.info("warming up: %s %d of %d", stage, done, total)
+
+    def close(self) -> None:
+        """Ends the last stage, and returns when every arena is mapped; what failed with one is raised."""
+        self._end_stage(time.monotonic())
+        self._stage = ""
+        with self._mapping:
+            for arrival in self._arrivals:
+                arrival.result()
+
+    def _end_stage(self, now_s: float) -> None:
+        if self._stage:
+            logger.info("warmed up: %s in %.2f s", self._stage, now_s - self._began_s)
+
+    def _take(self) -> list[Client]:
+        """Takes what has come; the gateways among it that are still there."""
+        events = self._mailbox.take(0)
+        self.events += events
+        if any(isinstance(event, Stop) for event in events):
+            raise Interrupted
+        arrived = [event.client for event in events if isinstance(event, Attached)]
+        gone = {id(event.client) for event in events if isinstance(event, Lost)}
+        self._clients = [client for client in (*self._clients, *arrived) if id(client) not in gone]
+        return [client for client in arrived if id(client) not in gone]
+
+
+def check_ops(backend: Backend, report: Report) -> None:
+    """Runs each op once, from slot to slot, and compares with an answer worked out by hand.
+
+    Raises:
+        CannotStart: An answer is wrong.
+    """
+    segment = Segment.create("tilewire-warmup", 2**16)
+    mapped = backend.attach(segment)
+    cases: list[tuple[str, Options, dict[str, list[list[float]]], list[list[float]]]] = [
+        ("matmul", MatmulOptions(), {"a": [[1, 2], [3, 4]], "b": [[5, 6], [7, 8]]}, [[19, 22], [43, 50]]),
+        ("softmax", SoftmaxOptions(), {"x": [[0, 0], [5, 5]]}, [[0.5, 0.5], [0.5, 0.5]]),
+        ("add", AddOptions(alpha=2), {"a": [[1, 2]], "b": [[10, 20]]}, [[21, 42]]),
+    ]
+    for number, (op, options, inputs, expected) in enumerate(cases):
+        report("check", number, len(cases))
+        result = _run(backend, mapped, (op, options), {name: torch.tensor(rows) for name, rows in inputs.items()})
+        if not torch.equal(result, torch.tensor(expected, dtype=torch.float32)):
+            raise CannotStart(f"{op} gave {result.tolist()} for {inputs}, not {expected}")
+    report("check", len(cases), len(cases))
+    backend.detach(mapped)
+    del mapped, result
+    segment.close()
+
+
+def _run(
+    backend: Backend, mapped: torch.Tensor, call: tuple[str, Options], inputs: dict[str, torch.Tensor]
+) -> torch.Tensor:
+    op, options = call
+    placed: dict[str, HostBytes | torch.Tensor] = {}
+    types = {name: TensorType("float32", tuple(values.shape)) for name, values in inputs.items()}
+    for number, (name, values) in enumerate(inputs.items()):
+        source = HostBytes(mapped, types[name], 4096 * (number + 1))
+        tensor_of(source).copy_(values)
+        placed[name] = source
+    out = HostBytes(mapped, plan(OPS[op], types, options, Limits()).out, 0)
+    tensor_of(out).fill_(float("nan"))
+    backend.begin(join([Step(op, options, placed, out)], None)).wait()
+    return tensor_of(out).clone()
+
+
+Prepare = Callable[[Report], None]

@@ -1,1 +1,0 @@
-"""What a device says of itself: memory, power, temperature, utilization."""

@@ -1,0 +1,1 @@
+"""Resident tensors and shared regions."""

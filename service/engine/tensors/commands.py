@@ -1,0 +1,111 @@
+"""What stays between requests, residents and regions, and the answers to messages about them.
+
+Runs in the engine's loop thread. Knows no queue and no launch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from tilewire.service.engine.backends.contract import Backend
+from tilewire.service.engine.loop.jobs import Client
+from tilewire.service.engine.loop.resolve import in_segment
+from tilewire.service.engine.metrics import EngineMetrics
+from tilewire.service.engine.tensors.residents import Residents
+from tilewire.service.engine.tensors.shared_regions import Regions
+from tilewire.service.ipc.messages import (
+    DeleteTensor,
+    DescribeKernels,
+    DescribeTensor,
+    Done,
+    GetTensor,
+    Kernels,
+    ListRegions,
+    ListTensors,
+    PutTensor,
+    RegionList,
+    RegisterRegion,
+    Stale,
+    Tensors,
+    Timings,
+    ToGateway,
+    UnregisterRegion,
+)
+
+Question = (
+    PutTensor
+    | GetTensor
+    | DescribeTensor
+    | DeleteTensor
+    | ListTensors
+    | RegisterRegion
+    | UnregisterRegion
+    | ListRegions
+    | DescribeKernels
+)
+
+
+@dataclass
+class Holdings:
+    """The residents and the regions of one engine, and what is known of its kernels."""
+
+    backend: Backend
+    residents: Residents
+    regions: Regions
+    metrics: EngineMetrics
+    _kernels: bytes = field(default=b"", init=False)
+
+    def describe_kernels(self) -> None:
+        """Works out the answer to `DescribeKernels`: when nobody waits, since it takes tens of milliseconds."""
+        self._kernels = msgspec.json.encode(self.backend.kernels())
+
+    def answer(self, client: Client, message: Question) -> ToGateway:
+        """Does what the message asks for.
+
+        Raises:
+            TilewireError: Why not.
+        """
+        match message:
+            case RegisterRegion():
+                info = self.regions.register(message.region)
+                return RegionList(message.id, (info,), info.stamp)
+            case UnregisterRegion():
+                return RegionList(message.id, (), self.regions.unregister(message.name, message.stamp))
+            case ListRegions():
+                return RegionList(message.id, self.regions.infos(message.name))
+            case GetTensor():
+                return self._download(client, message)
+            case DescribeKernels():
+                return Kernels(message.id, self._kernels)
+            case _:
+                return self._answer_of_residents(client, message)
+
+    def _answer_of_residents(
+        self, client: Client, message: PutTensor | DescribeTensor | DeleteTensor | ListTensors
+    ) -> Tensors:
+        match message:
+            case PutTensor(source=source):
+                uploaded = in_segment(client, source.type, source.offset, fortran=source.fortran)
+                tensor, was_there = self.residents.put(message.name, uploaded)
+                self._observe()
+                return Tensors(message.id, (tensor,), replaced=was_there)
+            case DescribeTensor():
+                return Tensors(message.id, (self.residents.get(message.name).info(message.name),))
+            case DeleteTensor():
+                tensor = self.residents.delete(message.name)
+                self._observe()
+                return Tensors(message.id, (tensor,))
+            case ListTensors():
+                return Tensors(message.id, self.residents.infos())
+
+    def _download(self, client: Client, message: GetTensor) -> Done | Stale:
+        resident = self.residents.get(message.name)
+        if resident.type != message.expected:
+            return Stale(message.id, (resident.info(message.name),))
+        self.backend.download(resident.tensor, in_segment(client, message.expected, message.out_offset))
+        return Done(message.id, Timings())
+
+    def _observe(self) -> None:
+        self.metrics.observe_residents(len(self.residents), self.residents.nbytes)

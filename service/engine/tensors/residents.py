@@ -1,0 +1,186 @@
+"""The tensors that stay on the device: names, quota, replacement, host copies and hits.
+
+Owned by the engine's loop thread; takes no lock. A tensor that is replaced or deleted lives on in the jobs that resolved it
+before. Knows no client and no request body.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from tilewire.service.dtypes import BY_SAFETENSORS
+from tilewire.service.engine.backends.contract import Backend, HostBytes
+from tilewire.service.engine.backends.gpu.host import TORCH_DTYPES, tensor_of
+from tilewire.service.errors import ResidentQuota, UnknownName
+from tilewire.service.ipc.arena import Segment
+from tilewire.service.ipc.messages import TensorInfo
+from tilewire.service.ops.registry import TensorType
+from tilewire.service.supervisor.handover import Kept
+from tilewire.service.supervisor.vault import VaultWriter
+
+NAMES_BY_TORCH = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+
+class TensorsDirError(Exception):
+    """A file of `tensors_dir` cannot be read, or does not fit the quota."""
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class Resident:
+    """One tensor on the device."""
+
+    type: TensorType
+    tensor: torch.Tensor
+    created: float
+    last_used: float | None = None
+    hits: int = 0
+
+    def info(self, name: str) -> TensorInfo:
+        """What clients may know of it."""
+        return TensorInfo(name, self.type, self.created, self.last_used, self.hits)
+
+
+class Residents:
+    """The resident tensors of one device.
+
+    Args:
+        backend: Where they live.
+        quota_bytes: Their sum, at most.
+        vault: Told of every change.
+        clock: Unix time in seconds.
+    """
+
+    def __init__(
+        self, backend: Backend, quota_bytes: int, vault: VaultWriter, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._backend = backend
+        self._quota_bytes = quota_bytes
+        self._vault = vault
+        self._clock = clock
+        self._by_name: dict[str, Resident] = {}
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._by_name)
+
+    def put(self, name: str, source: HostBytes) -> tuple[TensorInfo, bool]:
+        """Makes a tensor resident; atomic: on an error the old one stays.
+
+        Returns:
+            What it is, and whether it replaced another.
+
+        Raises:
+            ResidentQuota: The quota would be exceeded.
+            TooBusy: No memory on the device.
+        """
+        older = self._by_name.get(name)
+        self._check_quota(name, source.type.nbytes - (older.type.nbytes if older else 0))
+        copy = Segment.create("tilewire-resident", max(1, source.type.nbytes))
+        mapped = torch.frombuffer(copy.view, dtype=torch.uint8)
+        kept = HostBytes(mapped, source.type, 0)
+        tensor_of(kept).copy_(tensor_of(source))
+        resident = Resident(source.type, self._backend.upload(kept), self._clock())
+        self._vault.keep(resident.info(name), copy.fd)
+        os.close(copy.fd)
+        self._set(name, resident)
+        return resident.info(name), older is not None
+
+    def delete(self, name: str) -> TensorInfo:
+        """Forgets a tensor.
+
+        Raises:
+            UnknownName: There is none of that name.
+        """
+        resident = self.get(name)
+        self._vault.forget(name)
+        del self._by_name[name]
+        self.nbytes -= resident.type.nbytes
+        return resident.info(name)
+
+    def get(self, name: str, *, field: str = "name") -> Resident:
+        """Looks a tensor up without counting a use.
+
+        Raises:
+            UnknownName: There is none of that name; the detail names `field`.
+        """
+        resident = self._by_name.get(name)
+        if resident is None:
+            raise UnknownName(f"{field}: no resident tensor {name!r}")
+        return resident
+
+    def find(self, name: str) -> Resident | None:
+        """As `get`, but None where there is none."""
+        return self._by_name.get(name)
+
+    def use(self, resident: Resident) -> torch.Tensor:
+        """Counts a use; returns the tensor."""
+        resident.hits += 1
+        resident.last_used = self._clock()
+        return resident.tensor
+
+    def infos(self) -> tuple[TensorInfo, ...]:
+        """All of them, by name."""
+        return tuple(self._by_name[name].info(name) for name in sorted(self._by_name))
+
+    def restore(self, kept: Kept) -> None:
+        """Takes over the vault's last word on a name from an engine that is gone."""
+        if kept.info is None:
+            older = self._by_name.pop(kept.name, None)
+            self.nbytes -= older.type.nbytes if older else 0
+            return
+        copy = Segment(kept.fd, max(1, kept.info.type.nbytes))
+        mapped = torch.frombuffer(copy.view, dtype=torch.uint8)
+        os.close(copy.fd)
+        tensor = self._backend.upload(HostBytes(mapped, kept.info.type, 0))
+        self._set(kept.name, Resident(kept.info.type, tensor, kept.info.created, kept.info.last_used, kept.info.hits))
+
+    def load_folder(self, folder: Path, on_file: Callable[[str], None]) -> None:
+        """Loads every safetensors file of a folder as `file-stem/tensor-name`.
+
+        Args:
+            folder: `tensors_dir`.
+            on_file: Told each file before it is read.
+
+        Raises:
+            TensorsDirError: The folder or a file cannot be read, has a dtype we do not serve, or does not fit the quota.
+        """
+        if not folder.is_dir():
+            raise TensorsDirError(f"tensors_dir: {folder} is not a folder")
+        for path in sorted(folder.glob("*.safetensors")):
+            on_file(path.name)
+            try:
+                self._load_file(path)
+            except (OSError, SafetensorError, ResidentQuota) as error:
+                raise TensorsDirError(f"tensors_dir: {path.name}: {error}") from error
+
+    def _load_file(self, path: Path) -> None:
+        with safe_open(path, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118  (it is no mapping: it cannot be iterated)
+                name = f"{path.stem}/{key}"
+                if file.get_slice(key).get_dtype() not in BY_SAFETENSORS:
+                    raise TensorsDirError(f"tensors_dir: {path.name}: {key} has a dtype that is not served")
+                tensor = file.get_tensor(key).contiguous()
+                kind = TensorType(NAMES_BY_TORCH[tensor.dtype], tuple(tensor.shape))
+                self._check_quota(name, kind.nbytes)
+                flat = tensor.reshape(-1).view(torch.uint8)
+                self._set(name, Resident(kind, self._backend.upload(HostBytes(flat, kind, 0)), self._clock()))
+
+    def _check_quota(self, name: str, more_bytes: int) -> None:
+        if self.nbytes + more_bytes > self._quota_bytes:
+            raise ResidentQuota(
+                f"{name}: {more_bytes} bytes more than the {self.nbytes} that are resident exceed the quota "
+                f"of {self._quota_bytes}"
+            )
+
+    def _set(self, name: str, resident: Resident) -> None:
+        older = self._by_name.get(name)
+        self.nbytes += resident.type.nbytes - (older.type.nbytes if older else 0)
+        self._by_name[name] = resident

@@ -1,0 +1,322 @@
+"""Clients' shared memory under a name: registration, quota, uses, and their bytes on the way to and from a batch.
+
+A region that the device reaches by itself (`Backend.adopt`) is staged from and to where it lies. Any other is copied through
+its descriptor, in when its batch begins and out when it is done: our CPU never touches a mapping that a client can cut. Owned
+by the engine's loop thread; takes no lock. Knows no socket and no scheduling.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+
+from tilewire.service.engine.backends.contract import Backend, HostBytes, Step
+from tilewire.service.engine.tensors.shm_files import FOLDER, SharedFile
+from tilewire.service.errors import BeyondLimit, InvalidRequest, UnknownName
+from tilewire.service.ipc.messages import RegionInfo
+from tilewire.service.ops.registry import TensorType
+from tilewire.service.supervisor.handover import KeptRegion
+from tilewire.service.supervisor.vault import VaultWriter
+
+logger = logging.getLogger(__name__)
+
+# Each holds a descriptor here and one in the supervisor.
+MAX_REGIONS = 1024
+
+# The name of a result among a job's uses; no input is called so.
+OUT = ""
+
+# Stands for bytes that are copied in when the batch begins.
+_NOWHERE = torch.empty(0, dtype=torch.uint8)
+
+
+@dataclass(slots=True, eq=False)
+class Region:
+    """A registered region.
+
+    Attributes:
+        info: What was registered.
+        file: The object.
+        mapped: The object from `mapped_from` on, for the device alone; None when bytes are copied through the descriptor.
+        mapped_from: Where `mapped` begins in the object.
+        uses: Jobs that read or write it.
+        is_dropped: Unregistered; closed when its last use ends.
+    """
+
+    info: RegionInfo
+    file: SharedFile
+    mapped: torch.Tensor | None = None
+    mapped_from: int = 0
+    uses: int = 0
+    is_dropped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A tensor in a region: where it begins in the object."""
+
+    region: Region
+    offset: int
+
+
+Uses = Mapping[str, Use]
+
+
+class Regions:
+    """The regions that one engine knows.
+
+    Args:
+        backend: What may reach them by itself.
+        vault: Told of every change.
+        max_bytes: Their sum, at most.
+        prefix: What allowed keys begin with.
+        folder: Where shared-memory objects are.
+        clock_ns: The machine's monotonic clock.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        vault: VaultWriter,
+        *,
+        max_bytes: int,
+        prefix: str = "",
+        folder: Path = FOLDER,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._backend = backend
+        self._vault = vault
+        self._max_bytes = max_bytes
+        self._prefix = prefix
+        self._folder = folder
+        self._clock_ns = clock_ns
+        self._by_name: dict[str, Region] = {}
+        self._last_stamp = 0
+        # Dropped ones that are still in use count: their memory is still pinned.
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        """How many are registered."""
+        return len(self._by_name)
+
+    # ── names ─────────────────────────────────────────────────────────────────────────────────────
+
+    def register(self, asked: RegionInfo) -> RegionInfo:
+        """Opens a region and gives it its name.
+
+        Args:
+            asked: With stamp 0, the name must be free, and the region gets a stamp. With the stamp and the inode that another
+                engine gave, an older registration gives way, and the object must be the same.
+
+        Raises:
+            InvalidRequest: The name is taken, or the key or the range cannot be right.
+            BeyondLimit: Too many regions or bytes.
+        """
+        older = self._by_name.get(asked.name)
+        if older is not None and not asked.stamp:
+            raise InvalidRequest(f"name: shared memory region {asked.name!r} is registered already")
+        if older is not None and older.info.stamp >= asked.stamp:
+            return older.info
+        file = SharedFile.open(asked.key, self._prefix, self._folder)
+        try:
+            _check_object(asked, file)
+            self._check_quota(asked, older)
+            info = msgspec.structs.replace(asked, inode=file.inode, stamp=asked.stamp or self._next_stamp())
+            self._vault.keep_region(info, file.fd)
+        except BaseException:
+            file.close()
+            raise
+        if older is not None:
+            self._drop(older)
+        self._add(info, file)
+        return info
+
+    def unregister(self, name: str | None, stamp: int = 0) -> int:
+        """Forgets a region, or all; jobs that use it finish with it.
+
+        Args:
+            name: None for all.
+            stamp: Only registrations up to this one; 0 for whatever there is now.
+
+        Returns:
+            The stamp of the change, for other engines.
+        """
+        stamp = stamp or self._next_stamp()
+        found = list(self._by_name.values()) if name is None else [self._by_name[name]] if name in self._by_name else []
+        for region in found:
+            if region.info.stamp <= stamp:
+                self._vault.forget_region(region.info.name)
+                self._drop(region)
+        return stamp
+
+    def infos(self, name: str | None = None) -> tuple[RegionInfo, ...]:
+        """The region of this name, or all by name.
+
+        Raises:
+            UnknownName: There is none of that name.
+        """
+        if name is not None:
+            return (self._named(name).info,)
+        return tuple(self._by_name[one].info for one in sorted(self._by_name))
+
+    def restore(self, kept: KeptRegion) -> None:
+        """Takes a region over from an engine that is gone."""
+        self._last_stamp = max(self._last_stamp, kept.region.stamp)
+        self._add(kept.region, SharedFile(kept.fd))
+
+    def _named(self, name: str) -> Region:
+        region = self._by_name.get(name)
+        if region is None:
+            raise UnknownName(f"no shared memory region {name[:64]!r} is registered")
+        return region
+
+    def _check_quota(self, asked: RegionInfo, older: Region | None) -> None:
+        if len(self) - (older is not None) >= MAX_REGIONS:
+            raise BeyondLimit(f"name: {MAX_REGIONS} regions are registered; unregister some")
+        held = self.nbytes - (older.info.byte_size if older is not None else 0)
+        if held + asked.byte_size > self._max_bytes:
+            raise BeyondLimit(
+                f"byte_size: {asked.byte_size} bytes and the {held} that are registered exceed the limit of {self._max_bytes}"
+            )
+
+    def _next_stamp(self) -> int:
+        self._last_stamp = max(self._last_stamp + 1, self._clock_ns())
+        return self._last_stamp
+
+    def _add(self, info: RegionInfo, file: SharedFile) -> None:
+        region = Region(info, file)
+        if file.is_writable:
+            region.mapped_from = info.offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+            end = info.offset + info.byte_size
+            region.mapped = self._backend.adopt(file.fd, region.mapped_from, end - region.mapped_from)
+        self._by_name[info.name] = region
+        self.nbytes += info.byte_size
+        logger.info(
+            "region %r: %d bytes, %s", info.name, info.byte_size, "copied" if region.mapped is None else "pinned"
+        )
+
+    def _drop(self, region: Region) -> None:
+        del self._by_name[region.info.name]
+        region.is_dropped = True
+        self._close_if_unused(region)
+
+    def _close_if_unused(self, region: Region) -> None:
+        if region.is_dropped and not region.uses:
+            if region.mapped is not None:
+                self._backend.detach(region.mapped)
+                region.mapped = None
+            region.file.close()
+            self.nbytes -= region.info.byte_size
+
+    # ── jobs ──────────────────────────────────────────────────────────────────────────────────────
+
+    def find(self, name: str, offset: int, kind: TensorType, *, field: str, is_out: bool = False) -> Use:
+        """Finds a tensor in a region; not yet a use, see `hold`.
+
+        Args:
+            name: Of the region.
+            offset: Of the tensor, from the region's beginning.
+            kind: Its dtype and shape.
+            field: How error texts call it.
+            is_out: It is to be written.
+
+        Raises:
+            UnknownName: No such region.
+            InvalidRequest: It does not lie inside, the object is shorter by now, or it cannot be written.
+        """
+        region = self._named(name)
+        info = region.info
+        if not 0 <= offset <= offset + kind.nbytes <= info.byte_size:
+            raise InvalidRequest(
+                f"{field}: {kind.nbytes} bytes at {offset} do not lie inside the {info.byte_size} of region {name[:64]!r}"
+            )
+        if is_out and not region.file.is_writable:
+            raise InvalidRequest(f"{field}: region {name[:64]!r} is read-only")
+        begin = info.offset + offset
+        if region.file.nbytes < begin + kind.nbytes:
+            raise InvalidRequest(f"{field}: the shared memory of region {name[:64]!r} was cut after it was registered")
+        return Use(region, begin)
+
+    @staticmethod
+    def bytes_of(use: Use, kind: TensorType) -> HostBytes:
+        """The tensor for a step; a stand-in where its bytes are copied when the batch begins."""
+        region = use.region
+        if region.mapped is None:
+            return HostBytes(_NOWHERE, kind, 0)
+        return HostBytes(region.mapped, kind, use.offset - region.mapped_from, is_foreign=True)
+
+    @staticmethod
+    def hold(uses: Uses) -> None:
+        """Counts the uses of a job; `release` undoes it."""
+        for use in uses.values():
+            use.region.uses += 1
+
+    def release(self, uses: Uses) -> None:
+        """Ends the uses of a job, once."""
+        for use in uses.values():
+            use.region.uses -= 1
+            self._close_if_unused(use.region)
+
+    def stage_in(self, step: Step, uses: Uses) -> Step:
+        """Copies what the device does not reach by itself; the step with the bytes in place.
+
+        Raises:
+            InvalidRequest: An object was cut.
+        """
+        inputs = dict(step.inputs)
+        out = step.out
+        for name, use in uses.items():
+            if use.region.mapped is not None:
+                continue
+            kind = step.out.type if name == OUT else _type_of(step, name)
+            buffer = self._backend.host_buffer(kind.nbytes)
+            if name == OUT:
+                out = HostBytes(buffer, kind, 0)
+                continue
+            _read(use, buffer, name)
+            inputs[name] = HostBytes(buffer, kind, 0)
+        return Step(step.op, step.options, inputs, out)
+
+    @staticmethod
+    def stage_out(step: Step, uses: Uses) -> None:
+        """Copies a result that was not written where it belongs.
+
+        Raises:
+            InvalidRequest: The object was cut.
+        """
+        use = uses.get(OUT)
+        if use is None or step.out.is_foreign:
+            return
+        try:
+            use.region.file.write(step.out.mapped.numpy().data, use.offset)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"out: {error.detail}") from None
+
+
+def _type_of(step: Step, name: str) -> TensorType:
+    source = step.inputs[name]
+    assert isinstance(source, HostBytes), "This is a bug: a resident in a region."
+    return source.type
+
+
+def _read(use: Use, buffer: torch.Tensor, field: str) -> None:
+    try:
+        use.region.file.read(buffer.numpy().data, use.offset)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{field}: {error.detail}") from None
+
+
+def _check_object(asked: RegionInfo, file: SharedFile) -> None:
+    if asked.offset < 0 or asked.byte_size < 1 or asked.offset + asked.byte_size > file.nbytes:
+        raise InvalidRequest(
+            f"byte_size: {asked.byte_size} bytes at {asked.offset} do not lie inside the object, which has {file.nbytes}"
+        )
+    if asked.inode not in (0, file.inode):
+        raise InvalidRequest(f"key: {asked.key[:64]!r} was replaced while it was registered")

@@ -1,0 +1,1 @@
+"""Routes: native, Open Inference Protocol, health and console."""

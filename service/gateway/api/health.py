@@ -1,0 +1,56 @@
+"""Live, ready and metrics: what probes and scrapers ask. Verbs only."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from tilewire.service.errors import Unavailable
+from tilewire.service.gateway.request.context import Gateway
+from tilewire.service.gateway.request.response import json_response
+from tilewire.service.gateway.telemetry.metrics import expose
+
+
+def router(gateway: Gateway) -> APIRouter:
+    """The routes of probes and scrapers."""
+    routes = APIRouter(tags=["health"])
+
+    @routes.head("/healthz", include_in_schema=False, response_class=Response)
+    @routes.get("/v2/health/live", summary="Whether the process answers.", response_class=Response)
+    @routes.get("/healthz", summary="Alias of live.", response_class=Response)
+    async def live() -> Response:
+        return json_response({"live": True})
+
+    @routes.head("/readyz", include_in_schema=False, response_class=Response)
+    @routes.get("/v2/health/ready", summary="Whether requests are computed.", response_class=Response)
+    @routes.get("/readyz", summary="Alias of ready.", response_class=Response)
+    async def ready() -> Response:
+        reason = why_not_ready(gateway)
+        if reason is None:
+            return json_response({"ready": True})
+        retry_after = {"retry-after": "1"}
+        body = {"ready": False, "error": reason, "engines": gateway.engines.states}
+        return json_response(body, Unavailable.status, retry_after)
+
+    return routes
+
+
+def metrics_router(gateway: Gateway) -> APIRouter:
+    """The route of scrapers."""
+    routes = APIRouter(tags=["health"])
+
+    @routes.get("/metrics", summary="Prometheus exposition.", response_class=Response)
+    async def metrics(request: Request) -> Response:
+        body, content_type = await expose(gateway.metrics_folder, request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
+
+    return routes
+
+
+def why_not_ready(gateway: Gateway) -> str | None:
+    """The reason for a 503, or None while requests are computed."""
+    if gateway.admission.is_draining:
+        return "draining"
+    if not gateway.engines.is_ready:
+        is_warming = any(state["state"] == "warming" for state in gateway.engines.states)
+        return f"no engine is ready: {'warming up' if is_warming else 'starting or restarting'}"
+    return None

@@ -1,0 +1,139 @@
+"""What `/openapi.json` and `/docs` say of the binary routes, written from the op table. Knows no request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tilewire.service.gateway.codecs.negotiation import CODECS
+from tilewire.service.ops.registry import OPS, Op
+
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "matmul": {"a": [[1, 2], [3, 4]], "b": [[5, 6], [7, 8]], "dtype": "float32"},
+    "softmax": {"x": [[1, 2, 3]], "dtype": "float32"},
+    "add": {"a": [[1, 2]], "b": [[10, 20]], "dtype": "float32"},
+}
+
+_PROBLEM = {
+    "description": "What is wrong, as RFC 9457 problem details; `detail` names the field.",
+    "content": {"application/problem+json": {"schema": {"type": "object"}}},
+}
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+
+
+def describe_op(op: Op) -> dict[str, Any]:
+    """The OpenAPI operation of `POST /v1/{op}`."""
+    body = {codec.content_type: dict(_BINARY) for codec in CODECS if codec.name != "json"}
+    body["application/json"] = {"schema": {"type": "object"}, "example": EXAMPLES[op.name]}
+    return {
+        "parameters": [*_options(op), *_residents(op), *_COMMON],
+        "requestBody": {"content": body, "description": f"Inputs: {', '.join(op.inputs)}."},
+        "responses": {
+            "200": {
+                "description": "The tensor `out`, in the format of the body or of `Accept`.",
+                "content": _answers(),
+            },
+            "201": {"description": "`store=`: what is resident now.", "content": {"application/json": {}}},
+            "4XX": _PROBLEM,
+            "5XX": _PROBLEM,
+        },
+    }
+
+
+def describe_model_call(*, is_versioned: bool, is_infer: bool) -> dict[str, Any]:
+    """The OpenAPI operation of a call under `/v2/models/{model}`."""
+    parameters = [_MODEL, _VERSION] if is_versioned else [_MODEL]
+    error = {"description": "What is wrong.", "content": {"application/json": {"schema": _ERROR}}}
+    if not is_infer:
+        return {"parameters": parameters, "responses": {"4XX": error, "5XX": error}}
+    answer = {"application/json": {"schema": {"type": "object"}}, "application/octet-stream": dict(_BINARY)}
+    body = {**answer, "application/json": {"schema": {"type": "object"}, "example": _INFER}}
+    return {
+        "parameters": [*parameters, _HEADER_LENGTH],
+        "requestBody": {"content": body, "required": True},
+        "responses": {
+            "200": {"description": "The output `out`, in JSON or behind it.", "content": answer},
+            "4XX": error,
+            "5XX": error,
+        },
+    }
+
+
+def describe_put() -> dict[str, Any]:
+    """The OpenAPI operation of `PUT /v1/tensors/{name}`."""
+    content = {codec.content_type: dict(_BINARY) for codec in CODECS if codec.name != "json"}
+    return {"requestBody": {"content": content, "description": "One tensor.", "required": True}, "responses": _errors()}
+
+
+def describe_get() -> dict[str, Any]:
+    """The OpenAPI operation of `GET /v1/tensors/{name}`."""
+    return {"responses": {"200": {"description": "The tensor.", "content": _answers()}, **_errors()}}
+
+
+def _answers() -> dict[str, Any]:
+    return {codec.content_type: dict(_BINARY) if codec.name != "json" else {} for codec in CODECS}
+
+
+def _errors() -> dict[str, Any]:
+    return {"4XX": _PROBLEM, "5XX": _PROBLEM}
+
+
+def _options(op: Op) -> list[dict[str, Any]]:
+    schemas = msgspec.json.schema(op.options)["$defs"][op.options.__name__]["properties"]
+    return [
+        {"name": name, "in": "query", "required": False, "description": schema.pop("description", ""), "schema": schema}
+        for name, schema in schemas.items()
+        if name != "type"
+    ]
+
+
+def _residents(op: Op) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "in": "query",
+            "required": False,
+            "description": f"`@` and the name of a resident tensor that stands for `{name}`.",
+            "schema": {"type": "string", "pattern": "^@"},
+        }
+        for name in op.inputs
+    ]
+
+
+_INFER = {
+    "inputs": [
+        {"name": "a", "datatype": "FP32", "shape": [2, 2], "data": [1, 2, 3, 4]},
+        {"name": "b", "datatype": "FP32", "shape": [2, 2], "data": [5, 6, 7, 8]},
+    ],
+    "parameters": {"activation": "relu"},
+}
+
+_MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "enum": list(OPS)}}
+_VERSION = {"name": "version", "in": "path", "required": True, "schema": {"type": "string", "enum": ["1"]}}
+_ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
+
+_HEADER_LENGTH: dict[str, Any] = {
+    "name": "Inference-Header-Content-Length",
+    "in": "header",
+    "required": False,
+    "description": "Length of the JSON when binary data follows it; 0 for a body that is one raw tensor.",
+    "schema": {"type": "integer", "minimum": 0},
+}
+
+_COMMON: list[dict[str, Any]] = [
+    {
+        "name": "store",
+        "in": "query",
+        "required": False,
+        "description": "`@` and a name: keep the result as a resident tensor; answers 201 with its metadata.",
+        "schema": {"type": "string", "pattern": "^@"},
+    },
+    {
+        "name": "timeout_ms",
+        "in": "query",
+        "required": False,
+        "description": "A request that cannot start by then is answered 504; also the header `X-Timeout-Ms`.",
+        "schema": {"type": "number", "exclusiveMinimum": 0},
+    },
+]

@@ -1,0 +1,123 @@
+"""Reads the query of a native call: options, resident operands, `store=` and the deadline. Knows no body and no engine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from tilewire.service.errors import InvalidRequest
+from tilewire.service.ops.registry import Op, Options, op_named, parse_options
+
+MAX_PARAMETERS = 64
+CACHED_BYTES = 512
+MAX_TIMEOUT_MS = 86_400_000
+
+_NAME = re.compile(r"[A-Za-z0-9._/-]{1,255}", re.ASCII)
+
+
+class Call(msgspec.Struct, frozen=True):
+    """What a native request asks for, before its body is looked at.
+
+    Attributes:
+        op: The operation.
+        options: Its options.
+        residents: Names of resident tensors by the input that they stand for.
+        store: Name under which the result becomes resident, or None.
+        timeout_ms: It must have started by then, or None.
+    """
+
+    op: Op
+    options: Options
+    residents: Mapping[str, str]
+    store: str | None = None
+    timeout_ms: float | None = None
+
+
+def parse_call(op: Op, query: bytes, timeout_header: str | None) -> Call:
+    """Reads a query string; a client's requests mostly have the same one, so short ones are remembered.
+
+    Args:
+        op: The operation.
+        query: As in the request line.
+        timeout_header: Value of `X-Timeout-Ms`; the query's `timeout_ms` wins over it.
+
+    Raises:
+        InvalidRequest: An unknown or repeated parameter, or a value that cannot be right; the detail names it.
+    """
+    parse = _parse if len(query) <= CACHED_BYTES else _parse.__wrapped__
+    return parse(op.name, query, timeout_header)
+
+
+@lru_cache(maxsize=1024)
+def _parse(op_name: str, query: bytes, timeout_header: str | None) -> Call:
+    op = op_named(op_name)
+    values = _parameters(query)
+    store = values.pop("store", None)
+    timeout = values.pop("timeout_ms", None)
+    residents = {name: resident_name(values.pop(name), field=name) for name in op.inputs if name in values}
+    for name in values:
+        if name not in op.options.__struct_fields__:
+            spoken = ", ".join(
+                (*op.options.__struct_fields__, *(f"{name}=@…" for name in op.inputs), "store", "timeout_ms")
+            )
+            raise InvalidRequest(f"{name[:64]}: {op.name} has no such option; it takes {spoken}")
+    return Call(
+        op=op,
+        options=parse_options(op, values),
+        residents=residents,
+        store=resident_name(store, field="store") if store is not None else None,
+        timeout_ms=_parse_timeout("timeout_ms", timeout) if timeout else _parse_timeout("X-Timeout-Ms", timeout_header),
+    )
+
+
+def resident_name(value: str, *, field: str) -> str:
+    """Reads `@name`.
+
+    Raises:
+        InvalidRequest: No `@`, or not a name.
+    """
+    if not value.startswith("@"):
+        raise InvalidRequest(f"{field}: expected @ and the name of a resident tensor; got {value[:64]!r}")
+    return check_name(value[1:], field=field)
+
+
+def check_name(name: str, *, field: str) -> str:
+    """Checks the name of a resident tensor.
+
+    Raises:
+        InvalidRequest: It has other characters, is too long, or has an empty or `..` segment.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise InvalidRequest(f"{field}: a name is 1 to 255 of A-Z a-z 0-9 . _ - /; got {name[:64]!r}")
+    if any(segment in ("", "..") for segment in name.split("/")):
+        raise InvalidRequest(f"{field}: a name has no empty and no '..' segment; got {name[:64]!r}")
+    return name
+
+
+def _parameters(query: bytes) -> dict[str, str]:
+    try:
+        pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MAX_PARAMETERS)
+    except ValueError:
+        raise InvalidRequest(f"query: not UTF-8, or more than {MAX_PARAMETERS} parameters") from None
+    values: dict[str, str] = {}
+    for name, value in pairs:
+        if name in values:
+            raise InvalidRequest(f"{name[:64]}: given twice")
+        values[name] = value
+    return values
+
+
+def _parse_timeout(field: str, value: str | None) -> float | None:
+    if value is None:
+        return None
+    try:
+        timeout_ms = float(value)
+    except ValueError:
+        timeout_ms = -1.0
+    if not 0 < timeout_ms <= MAX_TIMEOUT_MS:
+        raise InvalidRequest(f"{field}: expected milliseconds, over 0 and at most {MAX_TIMEOUT_MS}; got {value[:64]!r}")
+    return timeout_ms

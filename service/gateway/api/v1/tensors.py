@@ -1,0 +1,104 @@
+"""`/v1/tensors`: resident tensors over HTTP. Verbs only; `engines` does the work."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from tilewire.service.errors import InvalidRequest, Unavailable
+from tilewire.service.gateway.api.openapi import describe_get, describe_put
+from tilewire.service.gateway.api.v1.query import check_name
+from tilewire.service.gateway.auth.authenticator import authorise
+from tilewire.service.gateway.codecs.negotiation import codec_for_accept
+from tilewire.service.gateway.request.admission import Leases
+from tilewire.service.gateway.request.compute import MAX_PLANS, receive_tensors
+from tilewire.service.gateway.request.context import Exchange, Gateway, exchange_of
+from tilewire.service.gateway.request.response import TensorResponse, describe_tensor, json_response
+from tilewire.service.ipc.messages import Done, Operand, TensorInfo
+from tilewire.service.ops.registry import check_limits
+
+
+def router(gateway: Gateway) -> APIRouter:
+    """The routes of resident tensors."""
+    routes = APIRouter(tags=["tensors"])
+
+    @routes.get("/v1/tensors", summary="List the resident tensors.", response_class=Response)
+    async def list_tensors(request: Request) -> Response:
+        access = exchange_of(request.scope).granted
+        infos = await gateway.engines.infos()
+        return json_response([describe_tensor(info) for info in infos if access.may_read(info.name)])
+
+    @routes.put(
+        "/v1/tensors/{name:path}",
+        summary="Make a tensor resident, or replace it.",
+        response_class=Response,
+        openapi_extra=describe_put(),
+    )
+    async def put_tensor(name: str, request: Request) -> Response:
+        authorise(exchange_of(request.scope).granted, write=[check_name(name, field="name")])
+        info, was_there = await _put(gateway, exchange_of(request.scope), name)
+        return json_response(describe_tensor(info), 200 if was_there else 201)
+
+    @routes.get(
+        "/v1/tensors/{name:path}", summary="Fetch a tensor.", response_class=Response, openapi_extra=describe_get()
+    )
+    async def get_tensor(name: str, request: Request) -> Response:
+        authorise(exchange_of(request.scope).granted, read=[check_name(name, field="name")])
+        return await _download(gateway, exchange_of(request.scope), name)
+
+    @routes.head("/v1/tensors/{name:path}", summary="Describe a tensor in headers.", response_class=Response)
+    async def head_tensor(name: str, request: Request) -> Response:
+        authorise(exchange_of(request.scope).granted, read=[check_name(name, field="name")])
+        return Response(headers=_headers(await gateway.engines.describe(name)))
+
+    @routes.delete("/v1/tensors/{name:path}", summary="Forget a tensor.", status_code=204, response_class=Response)
+    async def delete_tensor(name: str, request: Request) -> Response:
+        authorise(exchange_of(request.scope).granted, write=[check_name(name, field="name")])
+        await gateway.engines.delete(name)
+        return Response(status_code=204)
+
+    return routes
+
+
+async def _put(gateway: Gateway, exchange: Exchange, name: str) -> tuple[TensorInfo, bool]:
+    leases = gateway.admission.admit()
+    try:
+        gateway.engines.check_ready()
+        _codec, tensors = await receive_tensors(gateway, exchange, leases)
+        if len(tensors) != 1:
+            raise InvalidRequest(f"body: {len(tensors)} tensors; expected exactly one")
+        (tensor,) = tensors.values()
+        check_limits(name, tensor.type, gateway.settings.limits)
+        return await gateway.engines.put(name, Operand(tensor.type, tensor.offset, fortran=tensor.fortran))
+    finally:
+        leases.release()
+
+
+async def _download(gateway: Gateway, exchange: Exchange, name: str) -> Response:
+    leases = gateway.admission.admit()
+    try:
+        return await _fetch(gateway, exchange, name, leases)
+    except BaseException:
+        leases.release()
+        raise
+
+
+async def _fetch(gateway: Gateway, exchange: Exchange, name: str, leases: Leases) -> Response:
+    for _attempt in range(MAX_PLANS):
+        info = await gateway.engines.describe(name)
+        codec = codec_for_accept(exchange.headers.get("accept"), None, info.type.dtype)
+        lease = leases.lease(info.type.nbytes)
+        if isinstance(await gateway.engines.download(info, lease.offset), Done):
+            chunks = codec.encode(name, info.type, lease.view)
+            return TensorResponse(chunks, codec.content_type, _headers(info), leases)
+        leases.give_back(lease)
+    raise Unavailable("the tensor keeps changing its shape")
+
+
+def _headers(info: TensorInfo) -> dict[str, str]:
+    return {
+        "x-tensor-name": info.name,
+        "x-tensor-dtype": info.type.dtype,
+        "x-tensor-shape": ",".join(map(str, info.type.shape)),
+        "x-tensor-bytes": str(info.type.nbytes),
+        "x-tensor-hits": str(info.hits),
+    }

@@ -1,0 +1,134 @@
+"""Content codings, gzip and deflate, both ways. Owns what an Accept-Encoding asks for and the bound on what a body inflates to.
+
+Knows no format. Runs in a gateway's event loop; what takes long runs in a thread, where zlib holds no lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import zlib
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from tilewire.service.errors import BodyTooLarge, InvalidRequest, UnknownFormat
+from tilewire.service.gateway.request.admission import Leases
+from tilewire.service.gateway.request.body import regrown
+from tilewire.service.ipc.arena import Lease
+
+Coding = Literal["gzip", "deflate"]
+
+_CODINGS: dict[str, Coding] = {"gzip": "gzip", "deflate": "deflate"}
+# zlib's window bits: with a gzip frame, and with a zlib frame, which is what HTTP calls deflate.
+_WBITS: dict[Coding, int] = {"gzip": 31, "deflate": 15}
+# Tensors hardly shrink, and the fastest level gets most of it.
+LEVEL = 1
+# A step that takes longer than handing it to a thread.
+THREAD_BYTES = 2**16
+FED_BYTES, STEP_BYTES = 2**18, 2**20
+# Below this a client that accepts codings by habit gains nothing.
+MIN_HABIT_BYTES = 1024
+
+_NO_QUALITY = re.compile(r"q=0(?:\.0{0,3})?", re.ASCII)
+
+
+def coding_of_body(value: str | None) -> Coding | None:
+    """Reads a request's Content-Encoding.
+
+    Raises:
+        UnknownFormat: Anything but gzip, deflate and identity, or several of them.
+    """
+    encoding = (value or "identity").strip().lower()
+    if encoding not in (*_CODINGS, "identity"):
+        raise UnknownFormat(f"Content-Encoding: {encoding[:64]!r} is not offered; {' and '.join(_CODINGS)} are")
+    return _CODINGS.get(encoding)
+
+
+def coding_of_answer(accept: str | None, *, is_text: bool, nbytes: int) -> Coding | None:
+    """Chooses an answer's coding.
+
+    A client that accepts exactly one coding chose it. A list of them is what HTTP libraries send with every request: honouring
+    it for tensors would compress each of them for nobody's good.
+
+    Args:
+        accept: The request's Accept-Encoding.
+        is_text: The answer is JSON alone.
+        nbytes: Of the answer.
+    """
+    accepted: list[str] = []
+    for part in (accept or "").split(","):
+        coding, *parameters = (piece.strip().lower() for piece in part.split(";"))
+        if coding and coding != "identity" and not any(_NO_QUALITY.fullmatch(one) for one in parameters):
+            accepted.append(coding)
+    is_choice = len(accepted) == 1
+    if not is_choice and not (is_text and nbytes >= MIN_HABIT_BYTES):
+        return None
+    if "gzip" in accepted:
+        return "gzip"
+    return "deflate" if "deflate" in accepted else None
+
+
+async def inflate(source: Lease, leases: Leases, coding: Coding, max_bytes: int, lead_bytes: int) -> Lease:
+    """Inflates a body into a slot of its own; the compressed one goes back.
+
+    Args:
+        source: The body as received.
+        leases: Where slots come from.
+        coding: Of the body.
+        max_bytes: Most that it may inflate to.
+        lead_bytes: Left free at the slot's start.
+
+    Raises:
+        BodyTooLarge: It inflates past `max_bytes`.
+        TooBusy: There is no room right now.
+        InvalidRequest: Not one whole stream of that coding.
+    """
+    target = leases.lease(lead_bytes + min(max(4 * source.nbytes, STEP_BYTES), max_bytes))
+    inflater = zlib.decompressobj(_WBITS[coding])
+    end, fed, tail = lead_bytes, 0, b""
+    while not inflater.eof:
+        if not tail:
+            tail = bytes(source.view[fed : fed + FED_BYTES])
+            fed += len(tail)
+        piece = await _inflate_step(inflater, tail, coding)
+        if not piece and not inflater.unconsumed_tail and fed >= source.nbytes and not inflater.eof:
+            raise InvalidRequest(f"body: the {coding} stream is cut off")
+        tail = inflater.unconsumed_tail
+        begin, end = end, end + len(piece)
+        if end - lead_bytes > max_bytes:
+            raise BodyTooLarge(f"body: it inflates to more than {max_bytes} bytes")
+        if end > target.nbytes:
+            target = regrown(target, leases, min(max(end, 2 * target.nbytes), lead_bytes + max_bytes), begin)
+        target.view[begin:end] = piece
+    if inflater.unused_data or fed < source.nbytes:
+        raise InvalidRequest(f"body: bytes follow the end of the {coding} stream")
+    leases.give_back(source)
+    target.shrink(end)
+    return target
+
+
+class _Inflater(Protocol):
+    """zlib's object, which has no public name."""
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
+
+
+async def _inflate_step(inflater: _Inflater, data: bytes, coding: Coding) -> bytes:
+    try:
+        if len(data) < THREAD_BYTES:
+            return inflater.decompress(data, STEP_BYTES)
+        return await asyncio.to_thread(inflater.decompress, data, STEP_BYTES)
+    except zlib.error:
+        raise InvalidRequest(f"body: not a {coding} stream") from None
+
+
+async def deflate(chunks: Sequence[bytes | memoryview], coding: Coding) -> bytes:
+    """Compresses an answer."""
+    if sum(len(chunk) for chunk in chunks) < THREAD_BYTES:
+        return _deflate(chunks, coding)
+    return await asyncio.to_thread(_deflate, chunks, coding)
+
+
+def _deflate(chunks: Sequence[bytes | memoryview], coding: Coding) -> bytes:
+    deflater = zlib.compressobj(LEVEL, zlib.DEFLATED, _WBITS[coding])
+    return b"".join([*(deflater.compress(chunk) for chunk in chunks), deflater.flush()])

@@ -1,0 +1,83 @@
+"""The body of an infer request of the Open Inference Protocol to one description; the payload stays where it is.
+
+Owns the places of binary inputs behind the JSON, and raw bodies. Knows no HTTP, no engine and no shared memory: an input or an
+output in a region is described, not resolved. Runs in a gateway's event loop.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tilewire.service.errors import InvalidRequest
+from tilewire.service.gateway.api.v2.header import read_header
+from tilewire.service.gateway.api.v2.request import InferRequest, Input, Output, Pending
+from tilewire.service.gateway.codecs.json_text import place
+from tilewire.service.gateway.codecs.protocol import Placed, Room
+from tilewire.service.ops.registry import Op, TensorType
+
+# Longer headers are read each time: the cache stays small whatever clients send.
+CACHED_BYTES = 1024
+
+
+def decode_request(op: Op, body: memoryview, offset: int, header_bytes: int | None, room: Room) -> InferRequest:
+    """Reads a whole request body.
+
+    Args:
+        op: The model that is asked.
+        body: The bytes as received and inflated.
+        offset: Of `body` in the arena's segment.
+        header_bytes: Length of the JSON at its start, at most that of the body; 0 for a body that is one raw tensor, None
+            for one that is all JSON.
+        room: Where numbers of the JSON text go.
+
+    Raises:
+        InvalidRequest: Anything that cannot be right; the detail names the field.
+        BodyTooLarge: The numbers take more than the request may hold.
+        TooBusy: There is no room right now.
+    """
+    if header_bytes is None:
+        header_bytes = body.nbytes
+    elif not header_bytes:
+        return _raw_request(op, body, offset)
+    assert header_bytes <= body.nbytes, "This is a bug: the caller checks it."
+    text = bytes(body[:header_bytes])
+    read = read_header if header_bytes <= CACHED_BYTES else read_header.__wrapped__
+    header = read(op.name, text)
+    binary_bytes = body.nbytes - header_bytes
+    declared = sum(pending.binary_bytes or 0 for pending in header.pending)
+    if declared != binary_bytes:
+        raise InvalidRequest(
+            f"body: {binary_bytes} bytes follow the JSON; the inputs' binary_data_size add up to {declared}"
+        )
+    inputs = _place_inputs(header.pending, offset + header_bytes, room)
+    return msgspec.structs.replace(header.request, inputs=inputs)
+
+
+def _raw_request(op: Op, body: memoryview, offset: int) -> InferRequest:
+    """A body without JSON: a float32 vector for an op of one input."""
+    if len(op.inputs) > 1:
+        raise InvalidRequest(
+            f"Inference-Header-Content-Length: 0 is for models with one input; {op.name} has {', '.join(op.inputs)}"
+        )
+    kind = TensorType("float32", (body.nbytes // 4,))
+    if kind.nbytes != body.nbytes:
+        raise InvalidRequest(f"body: {body.nbytes} bytes are no whole number of FP32 elements")
+    (name,) = op.inputs
+    only = Input(name, kind, placed=Placed(kind, offset))
+    return InferRequest(None, (only,), Output(is_binary=True), op.options())
+
+
+def _place_inputs(pending: tuple[Pending, ...], offset: int, room: Room) -> tuple[Input, ...]:
+    inputs = []
+    for one in pending:
+        kind = one.input.type
+        placed = None
+        if one.binary_bytes is not None:
+            assert kind is not None, "This is a bug."
+            placed = Placed(kind, offset)
+            offset += one.binary_bytes
+        elif one.numbers is not None:
+            assert kind is not None, "This is a bug."
+            placed = place(one.input.name, kind, one.numbers, (offset, room))
+        inputs.append(msgspec.structs.replace(one.input, placed=placed) if placed is not None else one.input)
+    return tuple(inputs)

@@ -1,0 +1,255 @@
+"""The JSON header of an infer request: its grammar, and what is refused.
+
+Stricter than Triton where leniency gives a wrong result in silence: an unknown parameter is refused, because it may be a
+mistyped option. Unknown members of the objects are ignored, as clients add their own. Knows no body and no HTTP.
+
+Source: the protocol's texts and its binary, parameters, scheduling and shared-memory extensions, as NVIDIA Triton Inference
+Server documents them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+
+from tilewire.service.dtypes import BY_OIP
+from tilewire.service.errors import InvalidRequest
+from tilewire.service.gateway.api.v1.query import check_name, resident_name
+from tilewire.service.gateway.api.v2.request import Header, InferRequest, Input, Output, Pending, Region
+from tilewire.service.gateway.codecs.json_text import flatten
+from tilewire.service.gateway.codecs.shapes import check_shape
+from tilewire.service.gateway.codecs.strict_json import parse_object, refuse_overflow
+from tilewire.service.ops.registry import OPS, Op, Options, TensorType, parse_options
+
+WHAT = "inference header"
+OUTPUT = "out"
+MAX_TIMEOUT_US = 86_400_000_000
+# What fits the scheduler's ranks in front of the default.
+MAX_PRIORITY = 2**31 - 1
+MAX_ID_LETTERS = 1024
+_MAX_BYTES = 2**63 - 1
+
+_RESERVED = ("sequence_id", "sequence_start", "sequence_end", "headers")
+_RESERVED_PREFIX = "triton_"
+_REGION_PARAMETERS = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
+_INPUT_PARAMETERS = ("binary_data_size", "resident", *_REGION_PARAMETERS)
+_OUTPUT_PARAMETERS = ("binary_data", *_REGION_PARAMETERS)
+_SCALARS = {bool, int, float, str}
+
+
+@lru_cache(maxsize=512)
+def read_header(op_name: str, text: bytes) -> Header:
+    """Reads the JSON; a client's requests mostly have the same one, so `oip` calls this through its cache for short ones.
+
+    Args:
+        op_name: The model that is asked.
+        text: All of the JSON.
+
+    Raises:
+        InvalidRequest: Anything that cannot be right; the detail names the field.
+    """
+    op = OPS[op_name]
+    document = parse_object(text, WHAT)
+    parameters = _parameters(document, "parameters")
+    pending = _read_inputs(op, document.get("inputs"))
+    residents = {name: parameters.pop(name) for name in op.inputs if name in parameters}
+    pending += tuple(_resident_parameter(name, value, pending) for name, value in residents.items())
+    if any(_holds_infinity(one.numbers) for one in pending) or _holds_infinity(list(parameters.values())):
+        refuse_overflow(text, WHAT)
+    default_binary = _flag(parameters.pop("binary_data_output", False), "binary_data_output")
+    request = InferRequest(
+        id=_read_id(document.get("id")),
+        inputs=(),
+        output=_read_output(document.get("outputs"), default_binary),
+        priority=min(_whole(parameters.pop("priority", 0), "priority"), MAX_PRIORITY),
+        timeout_us=min(_whole(parameters.pop("timeout", 0), "timeout"), MAX_TIMEOUT_US),
+        options=_read_options(op, parameters),
+    )
+    return Header(request, pending)
+
+
+def _read_id(value: object) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise InvalidRequest(f"id: expected a string; got {type(value).__name__}")
+    if value and len(value) > MAX_ID_LETTERS:
+        raise InvalidRequest(f"id: {len(value)} characters; at most {MAX_ID_LETTERS} are echoed")
+    return value or None
+
+
+def _read_options(op: Op, parameters: dict[str, object]) -> Options:
+    for name in parameters:
+        if name in _RESERVED or name.startswith(_RESERVED_PREFIX):
+            raise InvalidRequest(f"parameters: {name[:64]!r} is reserved; {op.name} keeps no sequences")
+        if name not in op.options.__struct_fields__:
+            spoken = ", ".join((*op.options.__struct_fields__, "priority", "timeout", "binary_data_output"))
+            raise InvalidRequest(f"parameters: {name[:64]!r} is unknown; {op.name} takes {spoken}")
+    asked = parameters.get("out_dtype")
+    if isinstance(asked, str) and asked in BY_OIP:
+        parameters["out_dtype"] = BY_OIP[asked].name
+    return parse_options(op, parameters)
+
+
+def _read_inputs(op: Op, value: object) -> tuple[Pending, ...]:
+    if not isinstance(value, list):
+        raise InvalidRequest(f"inputs: expected a list; got {_kind_of(value)}")
+    pending: dict[str, Pending] = {}
+    for entry in value:
+        name = _name_of(entry, "inputs")
+        if name not in op.inputs:
+            raise InvalidRequest(f"inputs: {op.name} has no input {name[:64]!r}; it has {', '.join(op.inputs)}")
+        if name in pending:
+            raise InvalidRequest(f"inputs: {name!r} is given twice")
+        pending[name] = _read_input(name, entry)
+    return tuple(pending.values())
+
+
+def _read_input(name: str, entry: dict[str, object]) -> Pending:
+    parameters = _parameters(entry, f"{name}: parameters", _INPUT_PARAMETERS)
+    sources: list[str] = [key for key in ("binary_data_size", "shared_memory_region", "resident") if key in parameters]
+    sources += ["data"] if "data" in entry else []
+    if len(sources) != 1:
+        raise InvalidRequest(
+            f"{name}: expected one of data, binary_data_size, shared_memory_region and resident; "
+            f"got {' and '.join(sources) or 'none'}"
+        )
+    region = _read_region(parameters, name)
+    if sources == ["resident"]:
+        return Pending(Input(name, _optional_type(name, entry), resident=_resident(parameters["resident"], name)))
+    kind = _read_type(name, entry)
+    if region is not None:
+        if region.byte_size != kind.nbytes:
+            raise InvalidRequest(f"{name}: shared_memory_byte_size {region.byte_size}; {_spoken(kind)}")
+        return Pending(Input(name, kind, region=region))
+    if sources == ["data"]:
+        return Pending(Input(name, kind), numbers=_read_numbers(name, kind, entry["data"]))
+    size = _whole(parameters["binary_data_size"], f"{name}: binary_data_size")
+    if size != kind.nbytes:
+        raise InvalidRequest(f"{name}: binary_data_size {size}; {_spoken(kind)}")
+    return Pending(Input(name, kind), binary_bytes=size)
+
+
+def _spoken(kind: TensorType) -> str:
+    return f"its datatype and shape {list(kind.shape)} make {kind.nbytes} bytes"
+
+
+def _read_numbers(name: str, kind: TensorType, data: object) -> list[int | float]:
+    if kind.dtype.startswith("float8"):
+        raise InvalidRequest(f"{name}: float8 has no numbers in JSON; send it as binary data")
+    shape, numbers = flatten(f"{name}: data", data)
+    if len(numbers) != kind.num_elements:
+        raise InvalidRequest(
+            f"{name}: data holds {len(numbers)} numbers; shape {list(kind.shape)} takes {kind.num_elements}"
+        )
+    if numbers and shape not in (kind.shape, (len(numbers),), ()):
+        raise InvalidRequest(
+            f"{name}: data is nested as {list(shape)}; expected a flat list, or shape {list(kind.shape)}"
+        )
+    return numbers
+
+
+def _read_type(name: str, entry: Mapping[str, object]) -> TensorType:
+    datatype = entry.get("datatype")
+    dtype = BY_OIP.get(datatype) if isinstance(datatype, str) else None
+    if dtype is None:
+        wrong = repr(datatype[:64]) if isinstance(datatype, str) else _kind_of(datatype)
+        raise InvalidRequest(f"{name}: datatype {wrong}; expected one of {', '.join(BY_OIP)}")
+    return TensorType(dtype.name, check_shape(entry.get("shape"), f"{name}: shape"))
+
+
+def _optional_type(name: str, entry: Mapping[str, object]) -> TensorType | None:
+    return _read_type(name, entry) if "datatype" in entry or "shape" in entry else None
+
+
+def _resident_parameter(name: str, value: object, pending: tuple[Pending, ...]) -> Pending:
+    """`parameters: {"b": "@weights/w1"}`: what clients can say that have no parameters of an input."""
+    if any(one.input.name == name for one in pending):
+        raise InvalidRequest(f"parameters: {name!r} is given as an input, too")
+    if not isinstance(value, str):
+        raise InvalidRequest(f"parameters: {name!r}: expected @ and the name of a resident tensor")
+    return Pending(Input(name, None, resident=resident_name(value, field=name)))
+
+
+def _resident(value: object, name: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{name}: resident: expected a name; got {_kind_of(value)}")
+    return check_name(value.removeprefix("@"), field=name)
+
+
+def _read_output(value: object, default_binary: bool) -> Output:
+    """Reads `outputs`; absent or empty asks for all there are, which is one."""
+    if value is None:
+        return Output(default_binary)
+    if not isinstance(value, list):
+        raise InvalidRequest(f"outputs: expected a list; got {_kind_of(value)}")
+    for entry in value:
+        name = _name_of(entry, "outputs")
+        if name != OUTPUT:
+            raise InvalidRequest(f"outputs: there is no output {name[:64]!r}; there is {OUTPUT}")
+    if len(value) > 1:
+        raise InvalidRequest(f"outputs: {OUTPUT!r} is given twice")
+    if not value:
+        return Output(default_binary)
+    parameters = _parameters(value[0], f"{OUTPUT}: parameters", _OUTPUT_PARAMETERS)
+    region = _read_region(parameters, OUTPUT)
+    return Output(_flag(parameters.get("binary_data", default_binary), f"{OUTPUT}: binary_data"), region)
+
+
+def _read_region(parameters: Mapping[str, object], name: str) -> Region | None:
+    region = parameters.get("shared_memory_region")
+    if "shared_memory_region" not in parameters:
+        if any(key in parameters for key in _REGION_PARAMETERS):
+            raise InvalidRequest(f"{name}: shared_memory_region is missing")
+        return None
+    if not isinstance(region, str) or not region:
+        raise InvalidRequest(f"{name}: shared_memory_region: expected a name")
+    if "shared_memory_byte_size" not in parameters:
+        raise InvalidRequest(f"{name}: shared_memory_byte_size is missing")
+    size = _whole(parameters["shared_memory_byte_size"], f"{name}: shared_memory_byte_size")
+    offset = _whole(parameters.get("shared_memory_offset", 0), f"{name}: shared_memory_offset")
+    return Region(region, size, offset)
+
+
+def _name_of(entry: object, what: str) -> str:
+    if not isinstance(entry, dict):
+        raise InvalidRequest(f"{what}: expected objects; got {_kind_of(entry)}")
+    name = entry.get("name")
+    if not isinstance(name, str):
+        raise InvalidRequest(f"{what}: name: expected a string; got {_kind_of(name)}")
+    return name
+
+
+def _parameters(entry: Mapping[str, object], field: str, known: tuple[str, ...] | None = None) -> dict[str, object]:
+    """The `parameters` of an object: names and scalars. Without `known`, the caller checks the names."""
+    value = entry.get("parameters", {})
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{field}: expected an object; got {_kind_of(value)}")
+    for name, one in value.items():
+        if type(one) not in _SCALARS:
+            raise InvalidRequest(
+                f"{field}: {name[:64]!r}: expected a string, a number or a boolean; got {_kind_of(one)}"
+            )
+        if known is not None and name not in known:
+            raise InvalidRequest(f"{field}: {name[:64]!r} is not offered; expected one of {', '.join(known)}")
+    return dict(value)
+
+
+def _whole(value: object, field: str) -> int:
+    # Not isinstance: True is an int there.
+    if type(value) is not int or not 0 <= value <= _MAX_BYTES:
+        raise InvalidRequest(f"{field}: expected a whole number in [0, 2^63 - 1]")
+    return value
+
+
+def _flag(value: object, field: str) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{field}: expected true or false; got {_kind_of(value)}")
+    return value
+
+
+def _holds_infinity(values: list[int | float] | list[object] | None) -> bool:
+    return values is not None and (math.inf in values or -math.inf in values)
+
+
+def _kind_of(value: object) -> str:
+    return "nothing" if value is None else type(value).__name__

@@ -1,0 +1,87 @@
+"""What a request of the Open Inference Protocol says, once its header is read: value objects. Knows no grammar and no HTTP."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tilewire.service.gateway.codecs.protocol import Placed
+from tilewire.service.ops.registry import Options, TensorType
+
+
+class Region(msgspec.Struct, frozen=True):
+    """A stretch of a registered shared-memory region, as the client names it; not checked against any region.
+
+    Attributes:
+        name: Under which it was registered.
+        byte_size: Bytes of the stretch.
+        offset: Of its first byte in the region.
+    """
+
+    name: str
+    byte_size: int
+    offset: int = 0
+
+
+class Input(msgspec.Struct, frozen=True):
+    """One input. Its values are in exactly one of `placed`, `region` and `resident`.
+
+    Attributes:
+        name: Of the op's input.
+        type: Dtype and shape; None for a resident input whose request leaves them out.
+        placed: Where it lies in the arena: binary data in the body, or numbers of the JSON text.
+        region: Where it lies in shared memory.
+        resident: Name of the resident tensor that stands for it.
+    """
+
+    name: str
+    type: TensorType | None
+    placed: Placed | None = None
+    region: Region | None = None
+    resident: str | None = None
+
+
+class Output(msgspec.Struct, frozen=True):
+    """How the result is wanted; every op has one, `out`.
+
+    Attributes:
+        is_binary: Behind the answer's JSON rather than in it.
+        region: Where in shared memory it goes, and then nothing of it is in the answer.
+    """
+
+    is_binary: bool = False
+    region: Region | None = None
+
+
+class InferRequest(msgspec.Struct, frozen=True):
+    """One decoded request.
+
+    Attributes:
+        id: To be echoed; None when the client gave none, or an empty one.
+        inputs: In the client's order.
+        output: How the result is wanted.
+        options: Of the op.
+        priority: 0 is the default, 1 the most urgent.
+        timeout_us: It must have started by then; 0 for never.
+    """
+
+    id: str | None
+    inputs: tuple[Input, ...]
+    output: Output
+    options: Options
+    priority: int = 0
+    timeout_us: int = 0
+
+
+class Pending(msgspec.Struct, frozen=True):
+    """An input whose values are not placed yet: `binary_bytes` behind the header, or `numbers` in it."""
+
+    input: Input
+    binary_bytes: int | None = None
+    numbers: list[int | float] | None = None
+
+
+class Header(msgspec.Struct, frozen=True):
+    """A header as read, before anything is placed: `request` without its inputs, and they."""
+
+    request: InferRequest
+    pending: tuple[Pending, ...]

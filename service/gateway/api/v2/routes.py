@@ -1,0 +1,134 @@
+"""`/v2`: the Open Inference Protocol. HTTP verbs only; `infer`, `models` and `service.telemetry.statistics` do the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tilewire.service.errors import Unavailable
+from tilewire.service.gateway.api.health import why_not_ready
+from tilewire.service.gateway.api.openapi import describe_model_call
+from tilewire.service.gateway.api.v2.answer import VERSION
+from tilewire.service.gateway.api.v2.infer import answer, header_length, infer, remember
+from tilewire.service.gateway.api.v2.models import (
+    configure_model,
+    describe_model,
+    describe_server,
+    index_models,
+    model_named,
+)
+from tilewire.service.gateway.request.context import Gateway, exchange_of
+from tilewire.service.gateway.request.middleware import ExchangeMiddleware
+from tilewire.service.gateway.request.response import json_response
+from tilewire.service.gateway.telemetry.metrics import collect_statistics
+from tilewire.service.ops.registry import OPS, Op
+
+Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
+
+MODEL = "/v2/models/{model}"
+VERSIONED = "/v2/models/{model}/versions/{version}"
+
+
+def hot_routes(gateway: Gateway) -> dict[str, ASGIApp]:
+    """The infer calls as plain ASGI, by path."""
+    return {
+        f"/v2/models/{op.name}{version}/infer": ExchangeMiddleware(_plain(gateway, op), gateway)
+        for op in OPS.values()
+        for version in ("", f"/versions/{VERSION}")
+    }
+
+
+def _plain(gateway: Gateway, op: Op) -> ASGIApp:
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        response = await _infer(gateway, op, scope)
+        await response(scope, receive, send)
+
+    return call
+
+
+async def _infer(gateway: Gateway, op: Op, scope: Scope) -> Response:
+    exchange = exchange_of(scope)
+    exchange.op = op.name
+    leases = gateway.admission.admit()
+    try:
+        inferred = await infer(gateway, exchange, op, header_length(scope), leases)
+        response = await answer(gateway, exchange, op, inferred, leases)
+        remember(gateway, scope, inferred, response)
+    except BaseException:
+        leases.release()
+        raise
+    else:
+        return response
+
+
+def router(gateway: Gateway) -> APIRouter:
+    """Every route of the protocol, for the OpenAPI document and for paths that name no model of ours."""
+    routes = APIRouter(tags=["open inference protocol"])
+    _add_server(routes, gateway)
+    _add_statistics(routes, gateway)
+    _add_models(routes, gateway)
+    return routes
+
+
+def _add_server(routes: APIRouter, gateway: Gateway) -> None:
+    @routes.get("/v2", summary="What serves, and with what.", response_class=Response)
+    async def server() -> Response:
+        return json_response(describe_server(gateway))
+
+    @routes.post("/v2/repository/index", summary="The models.", response_class=Response)
+    async def index() -> Response:
+        return json_response(index_models(is_ready=why_not_ready(gateway) is None))
+
+
+def _add_statistics(routes: APIRouter, gateway: Gateway) -> None:
+    # Before the routes of models: `stats` is no model.
+    @routes.get("/v2/models/stats", summary="Statistics of every model.", response_class=Response)
+    async def every_model() -> Response:
+        return json_response({"model_stats": await collect_statistics(gateway.metrics, gateway.metrics_folder)})
+
+    async def statistics(request: Request) -> Response:
+        op = model_named(**request.path_params)
+        every = await collect_statistics(gateway.metrics, gateway.metrics_folder)
+        return json_response({"model_stats": [one for one in every if one.name == op.name]})
+
+    _add(routes, "GET", "/stats", "Statistics of a model.", statistics)
+
+
+def _add_models(routes: APIRouter, gateway: Gateway) -> None:
+    async def metadata(request: Request) -> Response:
+        return json_response(describe_model(model_named(**request.path_params)))
+
+    async def configuration(request: Request) -> Response:
+        return json_response(configure_model(model_named(**request.path_params)))
+
+    async def ready(request: Request) -> Response:
+        op = model_named(**request.path_params)
+        reason = why_not_ready(gateway)
+        if reason is None:
+            return json_response({"name": op.name, "ready": True})
+        body = {"name": op.name, "ready": False, "error": reason}
+        return json_response(body, Unavailable.status, {"retry-after": "1"})
+
+    async def compute(request: Request) -> Response:
+        return await _infer(gateway, model_named(**request.path_params), request.scope)
+
+    _add(routes, "GET", "", "Inputs and outputs of a model.", metadata)
+    _add(routes, "GET", "/config", "Configuration of a model.", configuration)
+    _add(routes, "GET", "/ready", "Whether a model computes.", ready)
+    _add(routes, "POST", "/infer", "Compute.", compute)
+
+
+def _add(routes: APIRouter, method: str, suffix: str, summary: str, endpoint: Endpoint) -> None:
+    """Adds a call of a model, with and without its version."""
+    for path in (MODEL, VERSIONED):
+        routes.add_api_route(
+            path + suffix,
+            endpoint,
+            methods=[method],
+            summary=summary,
+            response_class=Response,
+            openapi_extra=describe_model_call(is_versioned=path is VERSIONED, is_infer=method == "POST"),
+        )

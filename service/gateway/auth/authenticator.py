@@ -1,0 +1,235 @@
+"""Who asks, and what may they do: API keys, what is open without one, and rights over ops and resident tensors.
+
+Owns the check of keys, the reload of their file and `authorise`, which every route's work calls. Knows no route's
+work. Runs in the gateway's event loop.
+
+Only SHA-256 digests are kept. A key is looked up by its digest, and the digest is then compared in constant time: how
+long that takes can tell something about the digest of what was sent, and from a digest nobody comes back to a key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from tilewire.service.errors import Forbidden, Unauthorized
+from tilewire.service.gateway.auth.quotas import Quotas
+from tilewire.service.gateway.console import PATHS
+from tilewire.service.keys import EVERYTHING, Key, KeysError, digest_of, read_keys
+
+logger = logging.getLogger(__name__)
+
+# Probes carry no keys.
+HEALTH_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
+
+# What each word of `--keyless` opens. Exact paths, as the router will see them: another spelling needs a key.
+KEYLESS_PATHS: Mapping[str, frozenset[str]] = {
+    "docs": frozenset({"/docs", "/docs/oauth2-redirect", "/openapi.json"}),
+    "console": frozenset(PATHS),
+    "metrics": frozenset({"/metrics"}),
+}
+
+LOOK_S = 0.25
+RELOAD_S = 2.0
+
+
+class Access(msgspec.Struct, frozen=True):
+    """Who asks, and what they may do.
+
+    Attributes:
+        key: The entry of the key; None when none was needed.
+        ops: As in `Key`.
+        read: As in `Key`.
+        write: As in `Key`.
+        shared_memory: As in `Key`.
+    """
+
+    key: Key | None = None
+    ops: tuple[str, ...] = (EVERYTHING,)
+    read: tuple[str, ...] = (EVERYTHING,)
+    write: tuple[str, ...] = (EVERYTHING,)
+    shared_memory: bool = True
+
+    @property
+    def name(self) -> str | None:
+        """The key's name, for logs and metrics."""
+        return None if self.key is None else self.key.name
+
+    def may_read(self, tensor: str) -> bool:
+        """Whether a resident tensor may be used and fetched."""
+        return EVERYTHING in self.read or any(_matches(pattern, tensor) for pattern in self.read)
+
+
+def authorise(
+    access: Access,
+    *,
+    op: str | None = None,
+    read: Iterable[str] = (),
+    write: Iterable[str] = (),
+    shared_memory: bool = False,
+) -> None:
+    """Checks what a request wants to do; called before its body is read, or as soon as its names are known.
+
+    Args:
+        access: Of the exchange.
+        op: That it runs.
+        read: Names of resident tensors that it uses or fetches. Existing or not: the answer is the same.
+        write: Names that it stores, replaces or deletes.
+        shared_memory: It registers, names or asks about shared memory. Regions are nobody's own: whoever may name one reads and
+            writes them all.
+
+    Raises:
+        Forbidden: Not all of that is allowed.
+    """
+    if op is not None and op not in access.ops and EVERYTHING not in access.ops:
+        raise Forbidden(f"op: this key may not run {op}")
+    for name in read:
+        if not access.may_read(name):
+            raise Forbidden(f"tensor: this key may not read {name[:255]!r}")
+    for name in write:
+        if not any(_matches(pattern, name) for pattern in access.write):
+            whose = (
+                "this server's resident tensors are read-only" if access.key is None else "this key may not write it"
+            )
+            raise Forbidden(f"tensor: {name[:255]!r}: {whose}")
+    if shared_memory and not access.shared_memory:
+        whose = "this server is read-only" if access.key is None else "this key may not use it"
+        raise Forbidden(f"shared memory: {whose}")
+
+
+def _matches(pattern: str, name: str) -> bool:
+    return name.startswith(pattern[:-1]) if pattern.endswith(EVERYTHING) else name == pattern
+
+
+class Doorman:
+    """Tells who asks.
+
+    Args:
+        path: The file of keys; None when no key is needed.
+        keyless: Words of `KEYLESS_PATHS` that need no key.
+        is_read_only: Nobody may write residents or use shared memory.
+        quotas: Counts what keys use.
+
+    Raises:
+        KeysError: The file cannot be used.
+    """
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        *,
+        keyless: Iterable[str] = (),
+        is_read_only: bool = False,
+        quotas: Quotas | None = None,
+    ) -> None:
+        self._path = path
+        self._quotas = quotas
+        self._is_read_only = is_read_only
+        self._open_paths = HEALTH_PATHS.union(*(KEYLESS_PATHS[word] for word in keyless))
+        self._anyone = Access(write=(), shared_memory=False) if is_read_only else Access()
+        self._nobody = Access(ops=(), read=(), write=(), shared_memory=False)
+        self._version: object = None
+        self._by_digest: dict[str, Access] = {}
+        if path is not None:
+            self._load(path)
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether keys are configured."""
+        return self._path is not None
+
+    def identify(self, path: str, headers: Mapping[str, str]) -> Access:
+        """Tells who asks, before anything of the body is read.
+
+        Args:
+            path: As the router will see it.
+            headers: Of the request.
+
+        Raises:
+            Unauthorized: It needs a key and has none that is known.
+        """
+        if self._path is None:
+            return self._anyone
+        return self._nobody if path in self._open_paths else self._holder(headers)
+
+    def admit(self, access: Access, nbytes: int) -> None:
+        """Counts a request in, with the declared length of its body.
+
+        Raises:
+            OverQuota: Its key has used up what it may.
+        """
+        if self._quotas is not None and access.key is not None:
+            self._quotas.admit(access.key, nbytes)
+
+    def take_back(self, access: Access, nbytes: int) -> None:
+        """Undoes `admit`, for a request that comes in again."""
+        if self._quotas is not None and access.key is not None:
+            self._quotas.take_back(access.key, nbytes)
+
+    def settle(self, access: Access, nbytes: int) -> None:
+        """Counts bytes that were not known when the request came in; below 0, those that were declared and never came."""
+        if self._quotas is not None and access.key is not None:
+            self._quotas.charge(access.key, nbytes)
+
+    def _holder(self, headers: Mapping[str, str]) -> Access:
+        given = _key_of(headers)
+        if given is None:
+            raise Unauthorized("key: send one, as `Authorization: Bearer …` or `X-API-Key: …`")
+        digest = digest_of(given)
+        access = self._by_digest.get(digest)
+        if access is None or access.key is None or not hmac.compare_digest(access.key.sha256, digest):
+            raise Unauthorized("key: it is not known here")
+        return access
+
+    async def keep_current(self) -> None:
+        """Reloads the file when it changes and keeps the quotas' view fresh; until cancelled."""
+        looks = 0
+        while self._path is not None:
+            await asyncio.sleep(LOOK_S)
+            looks += 1
+            if self._quotas is not None:
+                self._quotas.refresh()
+            if looks % round(RELOAD_S / LOOK_S) == 0:
+                self._reload(self._path)
+
+    def _reload(self, path: Path) -> None:
+        """Takes a changed file over; one that cannot be used changes nothing."""
+        try:
+            if _version_of(path) != self._version:
+                self._load(path)
+                logger.info("API keys were read again: %d", len(self._by_digest))
+        except (OSError, KeysError) as error:
+            logger.error("the API keys stay as they were: %s", error)  # noqa: TRY400  (the reason is the whole story)
+
+    def _load(self, path: Path) -> None:
+        # Noted first, also of a file that cannot be used: it is tried, and complained about, once.
+        self._version = _version_of(path)
+        keys = read_keys(path)
+        self._by_digest = {key.sha256: self._access_of(key) for key in keys}
+        if self._quotas is not None:
+            self._quotas.follow(keys)
+
+    def _access_of(self, key: Key) -> Access:
+        if self._is_read_only:
+            return Access(key, key.ops, key.read, write=(), shared_memory=False)
+        return Access(key, key.ops, key.read, key.write, key.shared_memory)
+
+
+def _version_of(path: Path) -> object:
+    try:
+        found = path.stat()
+    except OSError as error:
+        return error.errno
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _key_of(headers: Mapping[str, str]) -> str | None:
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and bearer.strip():
+        return bearer.strip()
+    return headers.get("x-api-key") or None

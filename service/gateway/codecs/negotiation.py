@@ -1,0 +1,119 @@
+"""Which codec reads a body and which writes the answer. Owns content types, first bytes and Accept; no codec."""
+
+from __future__ import annotations
+
+import re
+
+from tilewire.service.errors import UnknownFormat
+from tilewire.service.gateway.codecs import npy, npz
+from tilewire.service.gateway.codecs.json_text import Json
+from tilewire.service.gateway.codecs.npy import Npy
+from tilewire.service.gateway.codecs.npz import Npz
+from tilewire.service.gateway.codecs.protocol import Codec
+from tilewire.service.gateway.codecs.safetensors import MAX_HEADER_BYTES, PREFIX_BYTES, Safetensors
+
+# How many bytes of a body tell its format. JSON may be preceded by blanks: those within this many are skipped.
+SNIFF_BYTES = 64
+
+_SAFETENSORS, _NPZ, _NPY, _JSON = Safetensors(), Npz(), Npy(), Json()
+# In the order in which an answer's format is chosen when Accept likes several the same.
+CODECS: tuple[Codec, ...] = (_SAFETENSORS, _NPZ, _NPY, _JSON)
+
+_BY_TYPE: dict[str, Codec] = {
+    "application/vnd.safetensors": _SAFETENSORS,
+    **{codec.content_type: codec for codec in CODECS},
+}
+# Types that a client may accept an answer under, besides the codec's own.
+_ALIASES: dict[str, tuple[str, ...]] = {
+    "safetensors": ("application/vnd.safetensors", "application/octet-stream"),
+    "npz": ("application/octet-stream",),
+    "npy": ("application/octet-stream",),
+    "json": (),
+}
+_QUALITY = re.compile(r"(?:0(?:\.\d{0,3})?|1(?:\.0{0,3})?)", re.ASCII)
+
+
+def codec_for_body(content_type: str | None, first_bytes: bytes) -> Codec:
+    """Picks the codec that reads a body.
+
+    Args:
+        content_type: The header's value, or None. A type that names no format leaves the choice to the bytes.
+        first_bytes: The first `SNIFF_BYTES` of the body, or all of a shorter one.
+
+    Raises:
+        UnknownFormat: Neither the type nor the bytes are of a format that is spoken.
+    """
+    named = _BY_TYPE.get(_essence(content_type or ""))
+    codec = named or _codec_by_bytes(first_bytes)
+    if codec is None:
+        seen = f"Content-Type {content_type[:64]!r}" if content_type else "no Content-Type"
+        raise UnknownFormat(f"body: {seen}, first bytes {first_bytes[:8]!r}; spoken: {_spoken(CODECS)}")
+    return codec
+
+
+def codec_for_accept(accept: str | None, body: Codec | None, dtype: str | None = None) -> Codec:
+    """Picks the codec that writes the answer.
+
+    Args:
+        accept: The header's value, or None, which means anything.
+        body: The codec of the request's body, preferred among equals; None prefers safetensors.
+        dtype: The answer's, when known: only formats that can hold it come into question.
+
+    Raises:
+        UnknownFormat: No format that Accept names can be written.
+    """
+    preferred = body or _SAFETENSORS
+    # A client that names nothing gets what it sent, never a surprise.
+    is_open = accept is None or accept.strip() in ("", "*/*")
+    if is_open and (dtype is None or preferred.writes(dtype)):
+        return preferred
+    order = (preferred,) if is_open else (preferred, *(codec for codec in CODECS if codec is not preferred))
+    ranges = {"*/*": 1.0} if is_open else _parse_accept(accept or "")
+    holding = [codec for codec in order if dtype is None or codec.writes(dtype)]
+    best = max(holding, key=lambda codec: _quality(codec, ranges), default=None)
+    if best is None or _quality(best, ranges) == 0:
+        able = [codec for codec in CODECS if dtype is None or codec.writes(dtype)]
+        wanted = f"Accept {accept[:64]!r}" if accept else f"the format of the body, {preferred.name},"
+        raise UnknownFormat(
+            f"Accept: {wanted} names no format that can carry {dtype or 'this'}; it takes {_spoken(able)}"
+        )
+    return best
+
+
+def _essence(value: str) -> str:
+    return value.partition(";")[0].strip().lower()
+
+
+def _spoken(codecs: tuple[Codec, ...] | list[Codec]) -> str:
+    return ", ".join(f"{codec.name} ({codec.content_type})" for codec in codecs)
+
+
+def _codec_by_bytes(first: bytes) -> Codec | None:
+    if first.startswith(npz.MAGIC):
+        return _NPZ
+    if first.startswith(npy.MAGIC):
+        return _NPY
+    # Before JSON: a header of 123 bytes begins with '{' too, while JSON text is never so small a length.
+    length = int.from_bytes(first[:PREFIX_BYTES], "little")
+    if first[PREFIX_BYTES : PREFIX_BYTES + 1] == b"{" and length <= MAX_HEADER_BYTES:
+        return _SAFETENSORS
+    return _JSON if first.lstrip(b" \t\r\n").startswith(b"{") else None
+
+
+def _parse_accept(accept: str) -> dict[str, float]:
+    """Media ranges and their q; a q that is no number counts as 1."""
+    ranges: dict[str, float] = {}
+    for part in accept.split(","):
+        media, *parameters = (piece.strip().lower() for piece in part.split(";"))
+        quality = next((value.removeprefix("q=") for value in parameters if value.startswith("q=")), "1")
+        if media:
+            ranges[media] = float(quality) if _QUALITY.fullmatch(quality) else 1.0
+    return ranges
+
+
+def _quality(codec: Codec, ranges: dict[str, float]) -> float:
+    """What Accept thinks of a codec: the q of the most specific range that matches it."""
+    for media in (codec.content_type, *_ALIASES[codec.name], "application/*", "*/*"):
+        if media in ranges:
+            return ranges[media]
+    return 0.0

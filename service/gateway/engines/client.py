@@ -1,0 +1,205 @@
+"""The gateway's end of the Unix socket to one engine: connects, says hello, matches answers to requests, reconnects.
+
+Owns request ids and pending answers. Knows no HTTP and no op. Runs in the gateway's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import socket
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from tilewire.service.errors import Unavailable
+from tilewire.service.gateway.engines.busy_poll import Poller
+from tilewire.service.ipc.arena import Segment
+from tilewire.service.ipc.link import Link, send_hello
+from tilewire.service.ipc.messages import (
+    Cancel,
+    DeleteTensor,
+    DescribeKernels,
+    DescribeTensor,
+    Done,
+    Failed,
+    GetTensor,
+    Hello,
+    Job,
+    Kernels,
+    ListRegions,
+    ListTensors,
+    PutTensor,
+    RegionList,
+    RegisterRegion,
+    Stale,
+    Tensors,
+    ToGateway,
+    UnregisterRegion,
+    Warming,
+    Welcome,
+)
+from tilewire.service.telemetry import log
+
+logger = logging.getLogger(__name__)
+
+RECONNECT_S = 0.1
+
+Request = (
+    Job
+    | PutTensor
+    | GetTensor
+    | DescribeTensor
+    | DeleteTensor
+    | ListTensors
+    | RegisterRegion
+    | UnregisterRegion
+    | ListRegions
+    | DescribeKernels
+)
+Reply = Done | Stale | Tensors | RegionList | Kernels
+
+
+class Engine(Protocol):
+    """What a gateway asks of an engine; a test may put its own here."""
+
+    @property
+    def welcome(self) -> Welcome | None:
+        """Who it is, while it is ready; else None."""
+        ...
+
+    @property
+    def warming(self) -> Warming | None:
+        """How far it is, while it warms up; else None."""
+        ...
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that it has not answered."""
+        ...
+
+    def send(self, request: Request) -> tuple[int, asyncio.Future[Reply]]:
+        """Sends a request under a fresh id; the future holds the reply, or raises an error of the tree.
+
+        Raises:
+            Unavailable: The engine is not ready.
+        """
+        ...
+
+    def cancel(self, request_id: int) -> None:
+        """Says that nobody waits for the request any more. Its future still ends."""
+        ...
+
+
+class EngineClient:
+    """A connection to one engine that lasts as long as the gateway; see `Engine` for the calls.
+
+    Args:
+        index: Of this gateway.
+        path: Of the engine's socket.
+        segment: This gateway's arena.
+        on_change: Called when the engine becomes ready, with its welcome, or is lost, with None.
+        poller: Told of what is under way.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        path: str,
+        segment: Segment,
+        on_change: Callable[[Welcome, bool], None] | None = None,
+        poller: Poller | None = None,
+    ) -> None:
+        self._index = index
+        self._path = path
+        self._segment = segment
+        self._on_change = on_change
+        self._poller = poller or Poller(0)
+        self._link: Link[ToGateway] | None = None
+        self._lost = asyncio.Event()
+        self._ids = itertools.count(1)
+        self._pending: dict[int, asyncio.Future[Reply]] = {}
+        self.welcome: Welcome | None = None
+        self.warming: Warming | None = None
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that are not answered."""
+        return len(self._pending)
+
+    def send(self, request: Request) -> tuple[int, asyncio.Future[Reply]]:
+        """See `Engine.send`."""
+        if self.welcome is None or self._link is None:
+            raise Unavailable("the engine is starting or restarting")
+        request_id = next(self._ids)
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._pending[request_id] = future
+        self._poller.sent()
+        self._link.send(msgspec.structs.replace(request, id=request_id, request_id=log.request_id.get()))
+        return request_id, future
+
+    def cancel(self, request_id: int) -> None:
+        """See `Engine.cancel`."""
+        if self._link is not None and request_id in self._pending:
+            self._link.send(Cancel(request_id))
+
+    async def run(self) -> None:
+        """Keeps the connection up until cancelled."""
+        try:
+            while True:
+                try:
+                    await self._connect()
+                    await self._lost.wait()
+                except OSError as error:
+                    logger.debug("engine at %s: %s", self._path, error)
+                await asyncio.sleep(RECONNECT_S)
+        finally:
+            if self._link is not None:
+                self._link.close()
+
+    async def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        try:
+            await loop.sock_connect(sock, self._path)
+            send_hello(sock, Hello(self._index, self._segment.nbytes), self._segment.fd)
+        except BaseException:
+            sock.close()
+            raise
+        self._lost.clear()
+        link: Link[ToGateway] = Link(ToGateway, self._on_message, self._on_lost)
+        await loop.connect_accepted_socket(lambda: link, sock)
+        self._link = link
+
+    def _on_message(self, message: ToGateway) -> None:
+        if isinstance(message, Warming):
+            self.warming = message
+            return
+        if isinstance(message, Welcome):
+            self.welcome, self.warming = message, None
+            if self._on_change is not None:
+                self._on_change(message, True)
+            return
+        future = self._pending.pop(message.id)
+        self._poller.answered()
+        if future.cancelled():
+            return
+        if isinstance(message, Failed):
+            future.set_exception(message.error())
+        else:
+            future.set_result(message)
+
+    def _on_lost(self) -> None:
+        welcome, self.welcome, self.warming, self._link = self.welcome, None, None, None
+        pending, self._pending = self._pending, {}
+        self._poller.answered(len(pending))
+        for future in pending.values():
+            if future.cancelled():
+                continue
+            future.set_exception(Unavailable("the engine restarted while it had this request"))
+        if welcome is not None and self._on_change is not None:
+            self._on_change(welcome, False)
+        self._lost.set()

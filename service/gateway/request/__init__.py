@@ -1,0 +1,1 @@
+"""The path of one request, from its context to its report."""

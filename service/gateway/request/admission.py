@@ -1,0 +1,116 @@
+"""Who may come in: the drain, the number of requests under way, and the memory that one request may hold.
+
+Owns the counts and what each request holds. Knows no HTTP message and no format. Runs in the gateway's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from tilewire.service.errors import BodyTooLarge, TooBusy, Unavailable
+from tilewire.service.ipc.arena import Arena, Lease
+
+
+class Admission:
+    """The door of one gateway.
+
+    Args:
+        arena: Memory for bodies and results.
+        max_in_flight: Most requests under way at once.
+        budget_bytes: Most that one request may hold for tensors that its body inflates to.
+    """
+
+    def __init__(self, arena: Arena, max_in_flight: int, budget_bytes: int) -> None:
+        self._arena = arena
+        self._max_in_flight = max_in_flight
+        self._budget_bytes = budget_bytes
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.in_flight = 0
+        self.is_draining = False
+
+    def admit(self) -> Leases:
+        """Counts a request in, until its leases are released.
+
+        Raises:
+            Unavailable: The gateway drains.
+            TooBusy: Too many are under way.
+        """
+        if self.is_draining:
+            raise Unavailable("the server is draining; another replica can serve this")
+        if self.in_flight >= self._max_in_flight:
+            raise TooBusy(f"the queue is full: {self.in_flight} requests are under way")
+        self.in_flight += 1
+        self._idle.clear()
+        return Leases(self._arena, self._budget_bytes, self)
+
+    def leave(self) -> None:
+        """Counts a request out; `Leases.release` calls it."""
+        self.in_flight -= 1
+        if not self.in_flight:
+            self._idle.set()
+
+    async def drain(self) -> None:
+        """Admits nobody any more; returns when the last one has left."""
+        self.is_draining = True
+        await self._idle.wait()
+
+
+class Leases:
+    """Every slot that one request holds, and its place among those under way; all end together, when its answer has left.
+
+    Made by `Admission.admit`.
+    """
+
+    def __init__(self, arena: Arena, budget_bytes: int, admission: Admission) -> None:
+        self._arena = arena
+        self._budget_bytes = budget_bytes
+        self._admission: Admission | None = admission
+        self._leases: list[Lease] = []
+
+    def lease(self, nbytes: int) -> Lease:
+        """Takes a slot, for a body or a result.
+
+        Raises:
+            BodyTooLarge: The arena could never hold it beside what the request holds already.
+            TooBusy: There is no room right now.
+        """
+        held_bytes = sum(lease.nbytes for lease in self._leases) if self._leases else 0
+        if held_bytes + nbytes > self._arena.capacity:
+            raise BodyTooLarge(
+                f"{nbytes} bytes beside the {held_bytes} that the request holds; a gateway's arena has {self._arena.capacity}"
+            )
+        lease = self._arena.lease(nbytes)
+        self._leases.append(lease)
+        return lease
+
+    @property
+    def first(self) -> Lease:
+        """The slot that was taken first."""
+        return self._leases[0]
+
+    def take(self, nbytes: int) -> tuple[int, memoryview]:
+        """Room for a tensor that a codec inflates or parses; counts against the budget.
+
+        Raises:
+            BodyTooLarge: More than the request may hold.
+            TooBusy: There is no room right now.
+        """
+        if nbytes > self._budget_bytes:
+            raise BodyTooLarge(f"the body's tensors exceed the limit by {nbytes - self._budget_bytes} bytes")
+        self._budget_bytes -= nbytes
+        lease = self.lease(nbytes)
+        return lease.offset, lease.view
+
+    def give_back(self, lease: Lease) -> None:
+        """Gives one slot back early."""
+        self._leases.remove(lease)
+        lease.release()
+
+    def release(self) -> None:
+        """Gives every slot back and leaves; a second call does nothing."""
+        while self._leases:
+            self._leases.pop().release()
+        if self._admission is not None:
+            self._admission.leave()
+            self._admission = None

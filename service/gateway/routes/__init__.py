@@ -1,1 +1,0 @@
-"""HTTP verbs only: each module is one group of routes."""

@@ -1,0 +1,1 @@
+"""Metrics, exemplars and spans of a gateway."""

@@ -1,0 +1,93 @@
+"""Sends spans to an OpenTelemetry collector over OTLP/HTTP. Imported only when an endpoint is set: the packages are an extra.
+
+Owns the exporter. It works in a thread of its own behind a bounded queue: a collector that is slow or gone costs
+spans, never requests.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+
+from tilewire.service.config.process import TracingSettings
+from tilewire.service.gateway.telemetry.tracing import Finished, TraceParent, is_sampled
+
+# How long one POST to the collector may take, and all that is left at the end.
+EXPORT_TIMEOUT_S = 5.0
+LAST_EXPORT_S = 2.0
+
+
+class OtlpRecorder:
+    """Makes OpenTelemetry spans of finished requests; see `tracing.Recorder` for the calls.
+
+    Args:
+        settings: Where to, and how many.
+        version: Of Tilewire.
+        index: Of this gateway.
+    """
+
+    def __init__(self, settings: TracingSettings, version: str, index: int) -> None:
+        self._ratio = settings.ratio
+        # It warns of each member of a `tracestate` that is none: clients would write our log.
+        logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)
+        exporter = OTLPSpanExporter(endpoint=settings.endpoint, timeout=EXPORT_TIMEOUT_S)
+        # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win over what stands here.
+        attributes = {"service.name": "tilewire", "service.version": version, "service.instance.id": f"gateway-{index}"}
+        resource = Resource.create(attributes).merge(OTELResourceDetector().detect())
+        # What is to be recorded is decided before a span is made.
+        provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False)
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._provider = provider
+        self._tracer = provider.get_tracer("tilewire", version)
+
+    def wants(self, parent: TraceParent | None) -> bool:
+        """See `tracing.Recorder`."""
+        return is_sampled(parent, self._ratio)
+
+    def record(self, finished: Finished) -> str:
+        """See `tracing.Recorder`."""
+        root = self._tracer.start_span(
+            finished.span.name,
+            context=_context_of(finished.parent),
+            kind=SpanKind.SERVER,
+            attributes=finished.attributes,
+            start_time=finished.span.began_ns,
+        )
+        inside = trace.set_span_in_context(root)
+        for stage in finished.stages:
+            span = self._tracer.start_span(stage.name, context=inside, start_time=stage.began_ns)
+            span.end(stage.ended_ns)
+        if finished.is_error:
+            root.set_status(Status(StatusCode.ERROR))
+        root.end(finished.span.ended_ns)
+        return trace.format_trace_id(root.get_span_context().trace_id)
+
+    def close(self) -> None:
+        """See `tracing.Recorder`."""
+        # A collector that is gone would hold this for half a minute; the thread dies with the process.
+        last = threading.Thread(target=self._provider.shutdown, daemon=True)
+        last.start()
+        last.join(LAST_EXPORT_S)
+
+
+def _context_of(parent: TraceParent | None) -> Context:
+    """A context with the caller's span, or with none: never what this thread happens to have."""
+    if parent is None:
+        return trace.set_span_in_context(trace.INVALID_SPAN, Context())
+    caller = SpanContext(
+        trace_id=int(parent.trace_id, 16),
+        span_id=int(parent.span_id, 16),
+        is_remote=True,
+        trace_flags=TraceFlags(TraceFlags.SAMPLED if parent.is_sampled else TraceFlags.DEFAULT),
+        trace_state=TraceState.from_header([parent.state]) if parent.state else TraceState(),
+    )
+    return trace.set_span_in_context(NonRecordingSpan(caller), Context())

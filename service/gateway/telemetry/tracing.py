@@ -1,0 +1,127 @@
+"""Traces: the caller's `traceparent`, and the spans that a request was made of, as plain values.
+
+Owns when each stage began and ended. Knows no OpenTelemetry: `gateway.telemetry.otlp` sends spans. Nothing here runs unless
+somebody traces.
+
+The gateway and the engine read one clock (Linux's monotonic clock is the machine's), so the engine's `arrived_ns`
+stands on the same axis as the gateway's times. Within the engine, stages are laid end to end as they ran: queue, h2d,
+kernel, d2h; what lies between them, such as waiting for the batch before, is not a stage and shows as the gap before
+`send`.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Protocol
+
+import msgspec
+
+from tilewire.service.ipc.messages import Timings
+
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
+_SAMPLED = 1
+
+
+class TraceParent(msgspec.Struct, frozen=True):
+    """The caller's span.
+
+    Attributes:
+        trace_id: 32 hexadecimal digits.
+        span_id: 16 hexadecimal digits.
+        is_sampled: The caller records its span, and wants ours.
+        state: Of `tracestate`.
+    """
+
+    trace_id: str
+    span_id: str
+    is_sampled: bool
+    state: str = ""
+
+
+class Span(msgspec.Struct, frozen=True):
+    """A stretch of time, in nanoseconds of Unix time."""
+
+    name: str
+    began_ns: int
+    ended_ns: int
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """A request that has ended, as spans tell it.
+
+    Attributes:
+        span: The request itself; its name is method and route.
+        stages: Its children.
+        parent: The caller's span, or None.
+        attributes: Of the request's span.
+        is_error: The server failed.
+    """
+
+    span: Span
+    stages: tuple[Span, ...]
+    parent: TraceParent | None
+    attributes: dict[str, str | int]
+    is_error: bool
+
+
+class Recorder(Protocol):
+    """Takes finished requests; a test may put its own here."""
+
+    def wants(self, parent: TraceParent | None) -> bool:
+        """Whether a request is recorded: as its caller decided, else by chance."""
+        ...
+
+    def record(self, finished: Finished) -> str:
+        """Takes a request and returns its trace id. Never raises, never waits."""
+        ...
+
+    def close(self) -> None:
+        """Sends what is left, for a moment."""
+        ...
+
+
+def parse_traceparent(value: str | None, state: str = "") -> TraceParent | None:
+    """Reads a `traceparent` header (W3C Trace Context, level 1); what is not one counts as absent, as the standard asks."""
+    found = _TRACEPARENT.fullmatch(value.strip()) if value else None
+    if found is None:
+        return None
+    version, trace_id, span_id, flags, more = found.groups()
+    if version == "ff" or (version == "00" and more) or not int(trace_id, 16) or not int(span_id, 16):
+        return None
+    return TraceParent(trace_id, span_id, bool(int(flags, 16) & _SAMPLED), state)
+
+
+def is_sampled(parent: TraceParent | None, ratio: float) -> bool:
+    """Parent-based sampling: the caller's decision, or one by `ratio` where there is none."""
+    return parent.is_sampled if parent is not None else random.random() < ratio  # noqa: S311  (no secret)
+
+
+def stages_of(receive: tuple[int, int], timings: Timings | None, send: tuple[int, int]) -> tuple[Span, ...]:
+    """The stages of a request.
+
+    Args:
+        receive: When its body was received, began and ended; (0, 0) when none was. On the monotonic clock.
+        timings: The engine's; None when it was not computed.
+        send: When its tensor was sent, likewise.
+    """
+    spans = [Span("receive", *receive)] if receive[1] else []
+    if timings is not None:
+        at = timings.arrived_ns
+        for name, spent_ns in (
+            ("queue", timings.queue_ns),
+            ("h2d", timings.h2d_ns),
+            ("kernel", timings.kernel_ns),
+            ("d2h", timings.d2h_ns),
+        ):
+            if spent_ns:
+                spans.append(Span(name, at, at + spent_ns))
+            at += spent_ns
+    if send[1]:
+        spans.append(Span("send", *send))
+    return tuple(spans)
+
+
+def shifted(spans: tuple[Span, ...], by_ns: int) -> tuple[Span, ...]:
+    """The same spans on another clock."""
+    return tuple(Span(one.name, one.began_ns + by_ns, one.ended_ns + by_ns) for one in spans)

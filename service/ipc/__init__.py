@@ -1,0 +1,1 @@
+"""What crosses process borders: messages, their link, shared memory."""

@@ -1,0 +1,201 @@
+"""Shared memory between a gateway and its engines: segments, slots and leases.
+
+A `Segment` is a sealed memfd that two processes map. An `Arena` hands out slots of one segment; only the gateway that made
+the segment allocates from it, so nothing here takes a lock. Knows no tensors and no sockets.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import fcntl
+import mmap
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tilewire.service.errors import TooBusy
+
+# Slots begin on cache-line pairs: two requests never share a line, and every dtype is aligned in its slot.
+SLOT_ALIGN = 256
+
+# Of Linux 5.14; Python's `mmap` has no name for it.
+MADV_POPULATE_WRITE = 23
+
+
+class Segment:
+    """A stretch of shared memory without a name; gone when the last process that maps it is.
+
+    Attributes:
+        fd: The descriptor to hand to another process.
+        nbytes: Its size.
+        view: All of it, writable.
+    """
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self.fd = fd
+        self.nbytes = nbytes
+        self._map = mmap.mmap(fd, nbytes)
+        self.view = memoryview(self._map)
+
+    @classmethod
+    def create(cls, name: str, nbytes: int) -> Segment:
+        """Makes a segment that can neither shrink nor grow, so that no reader can be cut off by its peer.
+
+        Args:
+            name: For `/proc/<pid>/maps` only.
+            nbytes: Its size; pages are taken when first touched.
+        """
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        return cls(fd, nbytes)
+
+    @classmethod
+    def attach(cls, fd: int, nbytes: int) -> Segment:
+        """Maps a segment that another process made.
+
+        Raises:
+            ValueError: The descriptor is smaller than it was said to be, or could still shrink.
+        """
+        is_sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+        if not is_sealed or os.fstat(fd).st_size < nbytes:
+            raise ValueError(f"not a sealed segment of {nbytes} bytes")
+        return cls(fd, nbytes)
+
+    def take_huge_pages(self) -> int:
+        """Takes all pages now, huge ones where the system allows them to shared memory.
+
+        Whoever touches a page first decides its size, so this comes before any peer maps the segment.
+
+        Returns:
+            How many bytes of shared memory this process has in huge pages; 0 also where the system does not say.
+        """
+        with contextlib.suppress(OSError):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+            self._map.madvise(MADV_POPULATE_WRITE)
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+                if line.startswith("ShmemPmdMapped:"):
+                    return int(line.split()[1]) * 1024
+        return 0
+
+    def close(self) -> None:
+        """Unmaps and closes. Views that are still held keep the mapping until they go."""
+        os.close(self.fd)
+        try:
+            self.view.release()
+            self._map.close()
+        except BufferError:
+            # Someone still holds a slice; the mapping goes with the last of them.
+            return
+
+
+class Lease:
+    """A slot in use. Release it exactly once, or use it as a context manager.
+
+    Attributes:
+        offset: From the start of the segment.
+        nbytes: As asked for; the slot may be a little larger.
+    """
+
+    __slots__ = ("_arena", "nbytes", "offset")
+
+    def __init__(self, arena: Arena, offset: int, nbytes: int) -> None:
+        self._arena: Arena | None = arena
+        self.offset = offset
+        self.nbytes = nbytes
+
+    @property
+    def view(self) -> memoryview:
+        """The slot's bytes, exactly `nbytes` of them, writable."""
+        assert self._arena is not None, "This is a bug: a released slot is used."
+        return self._arena.segment.view[self.offset : self.offset + self.nbytes]
+
+    def shrink(self, nbytes: int) -> None:
+        """Keeps the first `nbytes` and gives the rest back."""
+        assert self._arena is not None, "This is a bug: a released slot is used."
+        assert nbytes <= self.nbytes, "This is a bug: a slot cannot grow."
+        kept, whole = _slot_bytes(nbytes), _slot_bytes(self.nbytes)
+        if kept < whole:
+            self._arena.give_back(self.offset + kept, whole - kept)
+        self.nbytes = nbytes
+
+    def release(self) -> None:
+        """Gives the slot back."""
+        assert self._arena is not None, "This is a bug: a slot is released twice."
+        arena, self._arena = self._arena, None
+        arena.give_back(self.offset, self.nbytes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class Arena:
+    """Hands out slots of one segment: first fit by address, neighbours merged when they come back.
+
+    First fit keeps traffic in the low addresses, whose pages and cache lines are warm.
+
+    Args:
+        segment: The memory. One owner, one thread.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self._starts: list[int] = [0]
+        self._sizes: list[int] = [segment.nbytes // SLOT_ALIGN * SLOT_ALIGN]
+        self.capacity = self._sizes[0]
+        self.free_bytes = self.capacity
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes in slots that are leased."""
+        return self.capacity - self.free_bytes
+
+    def lease(self, nbytes: int) -> Lease:
+        """Takes a slot of at least `nbytes`; its contents are undefined.
+
+        Raises:
+            TooBusy: No free stretch is long enough right now.
+        """
+        size = _slot_bytes(nbytes)
+        # Mostly the first stretch will do, and a generator costs more than the look.
+        if self._sizes and self._sizes[0] >= size:
+            index = 0
+        else:
+            index = next((index for index, free in enumerate(self._sizes) if free >= size), -1)
+        if index < 0:
+            raise TooBusy(f"no room for {nbytes} bytes: {self.free_bytes} of {self.capacity} are free")
+        offset = self._starts[index]
+        if self._sizes[index] == size:
+            del self._starts[index], self._sizes[index]
+        else:
+            self._starts[index] += size
+            self._sizes[index] -= size
+        self.free_bytes -= size
+        return Lease(self, offset, nbytes)
+
+    def give_back(self, offset: int, nbytes: int) -> None:
+        """Takes a slot back; `Lease.release` calls it."""
+        size = _slot_bytes(nbytes)
+        self.free_bytes += size
+        index = bisect.bisect_left(self._starts, offset)
+        assert index == len(self._starts) or offset + size <= self._starts[index], "This is a bug: slots overlap."
+        if index < len(self._starts) and offset + size == self._starts[index]:
+            size += self._sizes[index]
+            del self._starts[index], self._sizes[index]
+        if index > 0 and self._starts[index - 1] + self._sizes[index - 1] == offset:
+            self._sizes[index - 1] += size
+        else:
+            self._starts.insert(index, offset)
+            self._sizes.insert(index, size)
+
+
+def _slot_bytes(nbytes: int) -> int:
+    return max(SLOT_ALIGN, -(-nbytes // SLOT_ALIGN) * SLOT_ALIGN)

@@ -1,0 +1,115 @@
+"""One end of the Unix socket between a gateway and an engine. Owns framing and coalescing; knows no message's meaning.
+
+Runs in an asyncio event loop. All messages that are sent in one turn of the loop leave in one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
+
+from tilewire.service.ipc.messages import LENGTH_BYTES, FrameDecoder, encode_frame
+
+ReceivedT = TypeVar("ReceivedT")
+
+# A first frame is one small message: more than this in one read is not a peer of ours.
+HELLO_BYTES = 4096
+
+
+class Link(asyncio.Protocol, Generic[ReceivedT]):
+    """A connection that carries messages both ways.
+
+    Args:
+        kind: The union of messages that the peer sends.
+        on_message: Called for each, in order.
+        on_lost: Called once when the connection is gone, whatever the cause.
+    """
+
+    def __init__(self, kind: Any, on_message: Callable[[ReceivedT], None], on_lost: Callable[[], None]) -> None:
+        self._decoder: FrameDecoder[ReceivedT] = FrameDecoder(kind)
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._outgoing: list[msgspec.Struct] = []
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether messages can be sent."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Asyncio's call: the socket is ours."""
+        # uvloop's transports are no subclass of asyncio's.
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Asyncio's call: bytes came."""
+        try:
+            messages = self._decoder.feed(data)
+        except ValueError:
+            self.close()
+            return
+        for message in messages:
+            self._on_message(message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Asyncio's call: the peer is gone."""
+        self._transport = None
+        self._outgoing.clear()
+        self._on_lost()
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Sends with everything else that this turn of the loop sends. Dropped when the link is closed."""
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        self._outgoing.append(message)
+
+    def close(self) -> None:
+        """Closes the connection after what was sent has left."""
+        if self._transport is not None:
+            self._flush()
+            self._transport.close()
+
+    def _flush(self) -> None:
+        # Taken first: a message that cannot be encoded must not block those that come after it.
+        outgoing, self._outgoing = self._outgoing, []
+        if outgoing and self.is_open:
+            assert self._transport is not None, "This is a bug."
+            self._transport.write(encode_frame(outgoing))
+
+
+def send_hello(sock: socket.socket, hello: msgspec.Struct, fd: int) -> None:
+    """Sends a first message with a file descriptor beside it, before asyncio takes the socket.
+
+    Raises:
+        OSError: The peer is gone.
+    """
+    frame = encode_frame([hello])
+    sent = socket.send_fds(sock, [frame], [fd])
+    assert sent == len(frame), "This is a bug: a first message larger than an empty socket buffer."
+
+
+async def receive_hello(sock: socket.socket, kind: Any) -> tuple[Any, int]:
+    """Receives a first message and the file descriptor beside it from a non-blocking socket.
+
+    Raises:
+        ValueError: It is not one message with one descriptor.
+        OSError: The peer is gone.
+    """
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(sock, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(sock)
+    data, fds, _flags, _address = socket.recv_fds(sock, HELLO_BYTES, 1)
+    messages = FrameDecoder[Any](kind).feed(data) if len(data) > LENGTH_BYTES else []
+    if len(messages) != 1 or len(fds) != 1:
+        raise ValueError("expected one message with one descriptor")
+    return messages[0], fds[0]

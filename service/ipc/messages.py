@@ -1,0 +1,362 @@
+"""What crosses the Unix socket between a gateway and an engine: the dictionary of messages, and their frames.
+
+A frame is a 4-byte little-endian length and a MessagePack list of messages, so that many small messages share one write.
+Tensors never cross: only where they lie. Knows no sockets and no device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from tilewire.service.errors import BY_CODE, InternalError, TilewireError
+from tilewire.service.ops.registry import AddOptions, MatmulOptions, SoftmaxOptions, TensorType
+
+MAX_FRAME_BYTES = 64 * 2**20
+LENGTH_BYTES = 4
+
+MessageT = TypeVar("MessageT")
+
+
+class Operand(msgspec.Struct, frozen=True, array_like=True):
+    """One input: bytes in the sender's segment, bytes in a client's region, or a resident tensor.
+
+    Attributes:
+        type: Dtype and shape that the request was planned with.
+        offset: Of the first byte in the gateway's segment, or in the region; -1 for a resident.
+        resident: Name of a resident tensor, or None.
+        fortran: The bytes are in Fortran order.
+        region: Name of a registered region, or None.
+    """
+
+    type: TensorType
+    offset: int = -1
+    resident: str | None = None
+    fortran: bool = False
+    region: str | None = None
+
+
+class TensorInfo(msgspec.Struct, frozen=True):
+    """What is known of a resident tensor.
+
+    Attributes:
+        name: Its name, without the `@`.
+        type: Dtype and shape.
+        created: Unix time in seconds of its upload.
+        last_used: Unix time in seconds of the last request that read it, or None.
+        hits: Requests that read it.
+    """
+
+    name: str
+    type: TensorType
+    created: float
+    last_used: float | None = None
+    hits: int = 0
+
+
+class RegionInfo(msgspec.Struct, frozen=True):
+    """A client's shared memory that is registered.
+
+    Attributes:
+        name: As requests call it.
+        key: Of the shared-memory object, as the client gave it.
+        offset: Where the region begins in the object.
+        byte_size: Its length.
+        stamp: Given by the first engine, larger for each later registration or unregistration.
+        inode: Of the object: every engine must have opened the same one.
+    """
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+    stamp: int = 0
+    inode: int = 0
+
+
+class Timings(msgspec.Struct, frozen=True, array_like=True):
+    """Where a job's time went in the engine, in nanoseconds, and when it came there, on the machine's monotonic clock."""
+
+    queue_ns: int = 0
+    h2d_ns: int = 0
+    kernel_ns: int = 0
+    d2h_ns: int = 0
+    arrived_ns: int = 0
+
+
+# ── gateway → engine ──────────────────────────────────────────────────────────────────────────────
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """First message of a gateway; its segment's descriptor travels beside it."""
+
+    gateway: int
+    segment_bytes: int
+
+
+class Job(msgspec.Struct, frozen=True, tag="job"):
+    """One request to compute.
+
+    Attributes:
+        id: Unique among the gateway's requests.
+        op: Name of the op.
+        operands: Inputs by name.
+        options: The op's options.
+        out: Type of the result.
+        out_offset: Where its bytes go in the gateway's segment, or in the region.
+        flops: From the plan.
+        moved_bytes: From the plan.
+        deadline_ns: On the machine's monotonic clock; 0 for none.
+        priority: 0 is the default, 1 the most urgent, larger ones less so.
+        out_region: Name of the registered region that takes the result, or None.
+        request_id: For the engine's log.
+        kind: Jobs of one gateway with the same number differ in nothing but id, offsets, deadline, priority and request id;
+            0 says nothing.
+    """
+
+    id: int
+    op: str
+    operands: dict[str, Operand]
+    options: MatmulOptions | SoftmaxOptions | AddOptions
+    out: TensorType
+    out_offset: int
+    flops: int
+    moved_bytes: int
+    deadline_ns: int = 0
+    priority: int = 0
+    out_region: str | None = None
+    request_id: str = ""
+    kind: int = 0
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """The client of job `id` left. A result still follows: it says that the slots are free."""
+
+    id: int
+
+
+class PutTensor(msgspec.Struct, frozen=True, tag="put"):
+    """Make the bytes of `source` resident under `name`."""
+
+    id: int
+    name: str
+    source: Operand
+    request_id: str = ""
+
+
+class GetTensor(msgspec.Struct, frozen=True, tag="get"):
+    """Write the resident `name` of type `expected` to `out_offset`."""
+
+    id: int
+    name: str
+    expected: TensorType
+    out_offset: int
+    request_id: str = ""
+
+
+class DescribeTensor(msgspec.Struct, frozen=True, tag="describe"):
+    """What is `name`?"""
+
+    id: int
+    name: str
+    request_id: str = ""
+
+
+class DeleteTensor(msgspec.Struct, frozen=True, tag="delete"):
+    """Forget `name`; requests under way finish with it."""
+
+    id: int
+    name: str
+    request_id: str = ""
+
+
+class ListTensors(msgspec.Struct, frozen=True, tag="list"):
+    """All residents."""
+
+    id: int
+    request_id: str = ""
+
+
+class RegisterRegion(msgspec.Struct, frozen=True, tag="register"):
+    """Make a client's shared memory usable under a name.
+
+    Attributes:
+        id: Of this request.
+        region: What to register; its stamp is 0 when the engine shall give one.
+    """
+
+    id: int
+    region: RegionInfo
+    request_id: str = ""
+
+
+class UnregisterRegion(msgspec.Struct, frozen=True, tag="unregister"):
+    """Forget a region, or all; jobs under way finish with it. Unknown names are no error.
+
+    Attributes:
+        id: Of this request.
+        name: Of the region; None for all.
+        stamp: Only registrations up to this one; 0 for whatever there is now.
+    """
+
+    id: int
+    name: str | None
+    stamp: int = 0
+    request_id: str = ""
+
+
+class DescribeKernels(msgspec.Struct, frozen=True, tag="kernels"):
+    """What computes on the engine's device?"""
+
+    id: int
+    request_id: str = ""
+
+
+class ListRegions(msgspec.Struct, frozen=True, tag="regions"):
+    """The region `name`, or all."""
+
+    id: int
+    name: str | None = None
+    request_id: str = ""
+
+
+ToEngine = (
+    Hello
+    | Job
+    | Cancel
+    | PutTensor
+    | GetTensor
+    | DescribeTensor
+    | DeleteTensor
+    | ListTensors
+    | RegisterRegion
+    | UnregisterRegion
+    | ListRegions
+    | DescribeKernels
+)
+
+# ── engine → gateway ──────────────────────────────────────────────────────────────────────────────
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """The engine is ready and has mapped the segment."""
+
+    engine: int
+    backend: str
+    device: str
+    device_name: str
+    torch: str
+    triton: str
+
+
+class Warming(msgspec.Struct, frozen=True, tag="warming"):
+    """The engine is not ready yet; this is how far it is.
+
+    Attributes:
+        device: Of the engine.
+        stage: `residents`, `compile`, `load`, `tune`, `run` or `check`.
+        done: Of `total` steps of the stage.
+        total: Steps; 0 when nobody knows.
+    """
+
+    device: str
+    stage: str
+    done: int
+    total: int
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """Job `id`: its result is in its slot."""
+
+    id: int
+    timings: Timings
+    batch_size: int = 1
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """Request `id` failed with a class of the error tree."""
+
+    id: int
+    code: str
+    detail: str
+    retry_after_s: int = 1
+
+    def error(self) -> TilewireError:
+        """The error to raise in the gateway."""
+        return BY_CODE.get(self.code, InternalError)(self.detail, retry_after_s=self.retry_after_s)
+
+
+class Stale(msgspec.Struct, frozen=True, tag="stale"):
+    """Job `id` was planned with a resident whose type has changed; nothing was computed. Plan again with these."""
+
+    id: int
+    tensors: tuple[TensorInfo, ...]
+
+
+class Tensors(msgspec.Struct, frozen=True, tag="tensors"):
+    """Answer to put, describe and list. `replaced` tells whether a put found an older tensor."""
+
+    id: int
+    tensors: tuple[TensorInfo, ...]
+    replaced: bool = False
+
+
+class RegionList(msgspec.Struct, frozen=True, tag="registered"):
+    """Answer to the messages about regions. `stamp` is that of the change, 0 for none."""
+
+    id: int
+    regions: tuple[RegionInfo, ...]
+    stamp: int = 0
+
+
+class Kernels(msgspec.Struct, frozen=True, tag="kernels"):
+    """Answer to `DescribeKernels`: the engine's part of `/v1/kernels`, as JSON."""
+
+    id: int
+    report: bytes
+
+
+ToGateway = Welcome | Warming | Done | Failed | Stale | Tensors | RegionList | Kernels
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_frame(messages: Iterable[msgspec.Struct]) -> bytes:
+    """Packs messages into one frame."""
+    body = _encoder.encode(list(messages))
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+class FrameDecoder(Generic[MessageT]):
+    """Cuts a byte stream into frames and frames into messages.
+
+    Args:
+        kind: The union that the peer may send.
+
+    Raises:
+        ValueError: From `feed`, on a frame that is too long or not of `kind`. The peer is broken: close the connection.
+    """
+
+    def __init__(self, kind: Any) -> None:
+        self._decoder: msgspec.msgpack.Decoder[list[MessageT]] = msgspec.msgpack.Decoder(list[kind])
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[MessageT]:
+        """Adds received bytes; returns the messages that are complete now."""
+        self._buffer += data
+        messages: list[MessageT] = []
+        start = 0
+        while len(self._buffer) - start >= LENGTH_BYTES:
+            length = int.from_bytes(self._buffer[start : start + LENGTH_BYTES], "little")
+            if length > MAX_FRAME_BYTES:
+                raise ValueError(f"a frame of {length} bytes; the limit is {MAX_FRAME_BYTES}")
+            end = start + LENGTH_BYTES + length
+            if len(self._buffer) < end:
+                break
+            with memoryview(self._buffer)[start + LENGTH_BYTES : end] as body:
+                messages += self._decoder.decode(body)
+            start = end
+        del self._buffer[:start]
+        return messages

@@ -1,0 +1,1 @@
+"""Processes: start, restart, drain; what outlives an engine."""

@@ -1,0 +1,48 @@
+"""What outlives an engine, as its successor gets it: resident tensors and clients' regions, each with a descriptor.
+
+Part of `EngineSettings`. Knows no process and no socket; the vault fills it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tilewire.service.ipc.messages import RegionInfo, TensorInfo
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A resident tensor that outlived its engine, or the memory that it was deleted.
+
+    Attributes:
+        name: Of the tensor.
+        info: What it is; None when it was deleted.
+        fd: Descriptor of its host copy, inherited by the engine; -1 when deleted.
+    """
+
+    name: str
+    info: TensorInfo | None = None
+    fd: int = -1
+
+
+class KeptRegion(msgspec.Struct, frozen=True):
+    """A registered region that outlived its engine.
+
+    Attributes:
+        region: What was registered.
+        fd: Descriptor of the shared-memory object, inherited by the engine: the name may be gone by now.
+    """
+
+    region: RegionInfo
+    fd: int
+
+
+class Keepsakes(msgspec.Struct, frozen=True):
+    """All that a new engine takes over from the one before it."""
+
+    tensors: list[Kept] = []
+    regions: list[KeptRegion] = []
+
+    @property
+    def fds(self) -> list[int]:
+        """The descriptors to inherit."""
+        return [one.fd for one in self.tensors if one.fd >= 0] + [one.fd for one in self.regions]

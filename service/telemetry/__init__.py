@@ -1,0 +1,1 @@
+"""Counters, statistics and the log, for every process."""

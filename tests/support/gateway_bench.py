@@ -1,0 +1,195 @@
+"""A gateway's own server on a free port in this process, with an engine of ours at the Protocol: it answers when it is told to.
+
+Owns the engine and the life of the server; knows no test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import numpy as np
+
+from tests.support.tensor_bodies import NUMPY, Array
+from tilewire.service.config.process import GatewaySettings, Inherited
+from tilewire.service.errors import UnknownName
+from tilewire.service.gateway.__main__ import GatewayServer, make_server
+from tilewire.service.gateway.app import create_app
+from tilewire.service.gateway.auth.authenticator import Doorman
+from tilewire.service.gateway.engines.client import Reply, Request
+from tilewire.service.gateway.engines.router import Engines
+from tilewire.service.gateway.request.admission import Admission
+from tilewire.service.gateway.request.context import Gateway
+from tilewire.service.gateway.request.lane import Passage
+from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
+from tilewire.service.ipc.arena import Arena, Segment
+from tilewire.service.ipc.messages import (
+    DescribeTensor,
+    Done,
+    Job,
+    Stale,
+    TensorInfo,
+    Tensors,
+    Timings,
+    Warming,
+    Welcome,
+)
+from tilewire.service.ops.registry import TensorType
+
+SEGMENT_BYTES = 2**23
+
+
+class SummingEngine:
+    """Knows one op, `add`, and the residents that a test puts here.
+
+    Attributes:
+        residents: By name.
+        jobs: All that came.
+        cancelled: Ids of those that were cancelled.
+        is_held: Jobs wait until `answer_all`.
+        error: What jobs are answered, instead of their sums.
+        bug: What `send` raises.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self.welcome: Welcome | None = Welcome(0, "cpu", "cpu", "", "", "")
+        self.warming: Warming | None = None
+        self.outstanding = 0
+        self.residents: dict[str, Array] = {}
+        self.jobs: list[Job] = []
+        self.cancelled: list[int] = []
+        self.is_held = False
+        self.error: Exception | None = None
+        self.bug: Exception | None = None
+        self._arena = arena
+        self._ids = itertools.count(1)
+        self._held: list[tuple[Job, asyncio.Future[Reply]]] = []
+
+    def send(self, request: Request) -> tuple[int, asyncio.Future[Reply]]:
+        """See `Engine.send`."""
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        number = next(self._ids)
+        if self.bug is not None:
+            raise self.bug
+        if isinstance(request, Job):
+            self.jobs.append(request)
+            self._held.append((request, future))
+            if not self.is_held:
+                self.answer_all()
+        else:
+            assert isinstance(request, DescribeTensor)
+            if request.name in self.residents:
+                future.set_result(Tensors(number, (self._info(request.name),)))
+            else:
+                future.set_exception(UnknownName(f"name: no resident tensor {request.name!r}"))
+        return number, future
+
+    def cancel(self, request_id: int) -> None:
+        """See `Engine.cancel`."""
+        self.cancelled.append(request_id)
+
+    def answer_all(self) -> None:
+        """Answers every job that waits."""
+        held, self._held = self._held, []
+        for job, future in held:
+            if self.error is not None:
+                future.set_exception(self.error)
+            else:
+                future.set_result(self._compute(job))
+
+    def _compute(self, job: Job) -> Reply:
+        names = [one.resident for one in job.operands.values() if one.resident is not None]
+        types = {name: self._info(name).type for name in names}
+        if any(types[one.resident] != one.type for one in job.operands.values() if one.resident is not None):
+            return Stale(1, tuple(self._info(name) for name in names))
+        arrays = {name: self._array(job, name) for name in job.operands}
+        out = np.ascontiguousarray(arrays["a"] + arrays["b"])
+        view = self._arena.segment.view
+        view[job.out_offset : job.out_offset + out.nbytes] = out.tobytes()
+        return Done(1, Timings(1000, 0, 2000, 0), 3)
+
+    def _array(self, job: Job, field: str) -> Array:
+        one = job.operands[field]
+        if one.resident is not None:
+            return self.residents[one.resident]
+        data = bytes(self._arena.segment.view[one.offset : one.offset + one.type.nbytes])
+        array: Array = np.frombuffer(data, NUMPY[one.type.dtype])
+        return array.reshape(one.type.shape, order="F" if one.fortran else "C")
+
+    def _info(self, name: str) -> TensorInfo:
+        array = self.residents[name]
+        return TensorInfo(name, TensorType(array.dtype.name, array.shape), 0.0)
+
+
+class GatewayBench:
+    """A gateway and its parts.
+
+    Args:
+        doorman: Who checks keys.
+        settings: Further settings.
+    """
+
+    def __init__(self, doorman: Doorman | None = None, **settings: Any) -> None:
+        self.arena = Arena(Segment.create("tests", SEGMENT_BYTES))
+        self.engine = SummingEngine(self.arena)
+        whole = GatewaySettings(0, Inherited(-1), [], "", SEGMENT_BYTES, max_body_bytes=2**21, **settings)
+        self.admission = Admission(self.arena, whole.max_in_flight, whole.max_body_bytes)
+        self.metrics = GatewayMetrics()
+        self.gateway = Gateway(
+            whole, "0", Engines([self.engine]), self.arena, self.admission, self.metrics, "", doorman or Doorman()
+        )
+        self.server: GatewayServer = make_server(self.gateway, create_app(self.gateway))
+        self.port = 0
+        self._writers: list[asyncio.StreamWriter] = []
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[GatewayBench]:
+        """Serves, and ends in order: nothing is under way then, and no slot is held."""
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            self.port = listener.getsockname()[1]
+            task = asyncio.create_task(self.server.serve(sockets=[listener]))
+            await self.server.is_listening.wait()
+            try:
+                yield self
+            finally:
+                for writer in self._writers:
+                    writer.close()
+                    with contextlib.suppress(ConnectionError):
+                        await writer.wait_closed()
+                self.server.should_exit = True
+                await task
+        assert self.arena.used_bytes == 0
+        assert self.admission.in_flight == 0
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to it."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self._writers.append(writer)
+        return reader, writer
+
+    def on_lane(self) -> int:
+        """How many connections' last request took the lane."""
+        return sum(isinstance(one.cycle, Passage) for one in self.server.server_state.connections)  # type: ignore[union-attr]
+
+
+async def until(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Returns when it holds."""
+    async with asyncio.timeout(timeout_s):
+        while not holds():  # noqa: ASYNC110  (what is waited for has no event)
+            await asyncio.sleep(0.001)
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[int, list[tuple[str, str]], bytes]:
+    """Status, headers in their order, and body; interim answers are left out."""
+    while True:
+        head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)).decode("latin-1")
+        first, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
+        headers = [(name, value) for name, _, value in (line.partition(": ") for line in lines)]
+        status = int(first.split(" ")[1])
+        if status != 100:
+            return status, headers, await reader.readexactly(int(dict(headers)["content-length"]))

@@ -1,0 +1,212 @@
+"""A server as a user starts it: a process tree on a free port of the loopback, and what the system knows of it.
+
+Owns starting, finding its processes and stopping; knows no request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-c", "from tilewire.service.cli.app import app; app()", "serve"]
+START_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 45
+POLL_S = 0.02
+ANSWER_TIMEOUT_S = 30.0
+TRY_S = 1.0
+
+
+class LiveServer:
+    """One running server.
+
+    Args:
+        log: Where its standard error goes.
+        flags: As on the command line, besides the port.
+        tls: Of a client that trusts its certificate; None for plain HTTP.
+    """
+
+    def __init__(self, log: Path, *flags: str, tls: ssl.SSLContext | None = None) -> None:
+        self.log = log
+        self.tls = tls
+        self._is_told = False
+        env = {name: value for name, value in os.environ.items() if not name.startswith("TILEWIRE_")}
+        env["PYTHONPATH"] = path_with(ROOT)
+        with log.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [*COMMAND, "--port", "0", "--device", "cpu", *flags],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                stdin=subprocess.DEVNULL,
+                env=env,
+                cwd=ROOT,
+            )
+        self.url = self._announced()
+        self.host, port = self.url.partition("://")[2].rsplit(":", 1)
+        self.port = int(port)
+        for pid in self.gateways():
+            self.wait_ready(pid)
+
+    def _announced(self) -> str:
+        stdout = self.process.stdout
+        assert stdout is not None
+        text = b""
+        end_s = time.monotonic() + START_TIMEOUT_S
+        while (found := re.search(rb"(https?://127\.0\.0\.1:\d+)/v1/matmul", text)) is None:
+            readable, _, _ = select.select([stdout], [], [], max(0.0, end_s - time.monotonic()))
+            piece = os.read(stdout.fileno(), 65536) if readable else b""
+            if not piece:
+                self.process.kill()
+                self.process.wait()
+                raise AssertionError(f"no address printed; it said {text!r} and\n{self.log.read_text()}")
+            text += piece
+        return found[1].decode()
+
+    def num_listeners(self) -> int:
+        """Sockets that listen on the server's port."""
+        lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+        fields = [line.split() for line in lines]
+        return sum(local.endswith(f":{self.port:04X}") and state == "0A" for _, local, _, state, *_ in fields)
+
+    def gateways(self) -> list[int]:
+        """Process ids of the gateways."""
+        return self._children("tilewire.service.gateway")
+
+    def engines(self) -> list[int]:
+        """Process ids of the engines."""
+        return self._children("tilewire.service.engine")
+
+    def _children(self, module: str) -> list[int]:
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(child) for child in children if module.encode() in _command_of(child)]
+
+    def connect(self, timeout_s: float = ANSWER_TIMEOUT_S) -> socket.socket:
+        """A connection to whichever gateway takes it."""
+        plain = socket.create_connection((self.host, self.port), timeout=timeout_s)
+        return plain if self.tls is None else self.tls.wrap_socket(plain, server_hostname=self.host)
+
+    def connect_to(self, gateway: int) -> socket.socket:
+        """A connection to this gateway, whose id is given: the others are held up until it is made.
+
+        Where each gateway has a socket of its own, the system decides which gets a connection: then it takes several.
+        """
+        others = [pid for pid in self.gateways() if pid != gateway]
+        with held(others):
+            end_s = time.monotonic() + START_TIMEOUT_S
+            while time.monotonic() < end_s:
+                connection = self.connect(TRY_S if others else START_TIMEOUT_S)
+                try:
+                    _check_alive(connection)
+                except TimeoutError:
+                    connection.close()
+                else:
+                    connection.settimeout(ANSWER_TIMEOUT_S)
+                    return connection
+        raise AssertionError(f"no connection to gateway {gateway}:\n{self.log.read_text()}")
+
+    def wait_ready(self, gateway: int, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Returns when this gateway says that it is ready."""
+        end_s = time.monotonic() + timeout_s
+        while time.monotonic() < end_s:
+            with self.connect_to(gateway) as connection:
+                connection.sendall(b"GET /readyz HTTP/1.1\r\nhost: tests\r\n\r\n")
+                if b" 200 " in connection.recv(65536).partition(b"\r\n")[0]:
+                    return
+            time.sleep(POLL_S)
+        raise AssertionError(f"not ready:\n{self.log.read_text()}")
+
+    def client(self) -> httpx.Client:
+        """An HTTP client with this server's address; no proxies."""
+        return httpx.Client(base_url=self.url, timeout=60, trust_env=False, verify=self.tls or True)
+
+    def terminate(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Tells it to end, once: twice would mean at once."""
+        if not self._is_told and self.process.poll() is None:
+            self.process.send_signal(number)
+        self._is_told = True
+
+    def stop(self) -> int:
+        """SIGTERM, as an orchestrator does; returns the exit status."""
+        self.terminate()
+        try:
+            status = self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"it did not stop:\n{self.log.read_text()}") from None
+        finally:
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+        return status
+
+
+@contextlib.contextmanager
+def held(pids: list[int]) -> Iterator[None]:
+    """Stops processes and lets them go on at the end; what they are sent meanwhile, they see no sooner."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        # The signal waits for a core like anything else; until one thread has taken it, the others work on.
+        end_s = time.monotonic() + STOP_TIMEOUT_S
+        while not all(_is_stopped(pid) for pid in pids):
+            assert time.monotonic() < end_s, f"{pids} do not stop"
+            time.sleep(POLL_S / 10)
+        yield
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether no thread of it runs any more; true for one that is gone."""
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            if stat.read_text().rpartition(")")[2].split()[0] not in "TtZX":
+                return False
+    return True
+
+
+@contextlib.contextmanager
+def serving(log: Path, *flags: str, tls: ssl.SSLContext | None = None) -> Iterator[LiveServer]:
+    """A server that must end in order: exit status 0 after SIGTERM."""
+    server = LiveServer(log, *flags, tls=tls)
+    try:
+        yield server
+    finally:
+        status = server.stop()
+    assert status == 0, server.log.read_text()
+
+
+def path_with(root: Path) -> str:
+    """A `PYTHONPATH` for children: this folder first, and then what we have."""
+    return os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
+
+
+def _check_alive(connection: socket.socket) -> None:
+    connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: tests\r\n\r\n")
+    answer = connection.recv(65536)
+    while b'{"live":true}' not in answer:
+        more = connection.recv(65536)
+        assert more, answer
+        answer += more
+
+
+def _command_of(pid: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""

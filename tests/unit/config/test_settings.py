@@ -1,0 +1,123 @@
+"""Settings: what is read from flags and the environment, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tilewire.service.config.cores import num_cores
+from tilewire.service.config.parsers import devices_of, keyless_of
+from tilewire.service.config.process import Inherited, TracingSettings
+from tilewire.service.config.settings import BUSY_POLL_S, Settings
+
+
+@pytest.mark.parametrize(
+    ("device", "names"),
+    [
+        ("auto", ["auto"]),
+        ("cpu", ["cpu"]),
+        ("cuda", ["cuda:0"]),
+        ("cuda:3", ["cuda:3"]),
+        ("cuda:0,1", ["cuda:0", "cuda:1"]),
+        ("cuda:2,0", ["cuda:2", "cuda:0"]),
+    ],
+)
+def test_devices(device: str, names: list[str]) -> None:
+    assert devices_of(device) == names
+
+
+@pytest.mark.parametrize("device", ["", "gpu", "cuda:x", "cuda:0,0", "cuda:-1", "cuda:0,", "cpu:x", "cuda:1,,2"])
+def test_other_devices_are_refused(device: str) -> None:
+    with pytest.raises(ValueError, match="device"):
+        devices_of(device)
+    with pytest.raises(ValidationError):
+        Settings(device=device)
+
+
+@pytest.mark.parametrize(("text", "nbytes"), [("1048576", 2**20), ("64MiB", 2**26), ("2GB", 2 * 10**9), (2**21, 2**21)])
+def test_bytes_with_units(text: str | int, nbytes: int) -> None:
+    assert Settings(arena_bytes=text).arena_bytes == nbytes
+
+
+@given(st.integers(1, 256))
+def test_gateways_share_the_arena(gateways: int) -> None:
+    settings = Settings(gateways=gateways)
+    assert settings.num_gateways == gateways
+    assert settings.gateway(0, Inherited(3), [], "").segment_bytes * gateways <= settings.arena_bytes
+
+
+def test_gateways_follow_the_cores_by_default() -> None:
+    assert 1 <= Settings().num_gateways <= 4
+
+
+def test_polling_needs_a_core_for_each_process_and_a_gpu() -> None:
+    many = 10 * num_cores()
+    assert Settings(gateways=many).busy_poll_s == 0
+    assert Settings(device="cpu").busy_poll_s == 0
+    assert Settings(busy_poll_us=0).busy_poll_s == 0
+    asked = Settings(gateways=many, busy_poll_us=200)
+    assert asked.busy_poll_s == 200e-6
+    assert asked.gateway(0, Inherited(3), [], "").busy_poll_s == 200e-6
+    has_enough = num_cores() >= 1 + 1 + 1
+    assert Settings(gateways=1, device="cuda:0").busy_poll_s == (BUSY_POLL_S if has_enough else 0)
+
+
+@pytest.mark.parametrize(
+    ("files", "most"),
+    [
+        ({"cpu.max": "150000 100000"}, 1),
+        ({"cpu.max": "10000 100000"}, 1),
+        ({"cpu.max": "max 100000"}, None),
+        ({"cpu.max": "nonsense"}, None),
+        ({"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ({}, None),
+    ],
+)
+def test_a_containers_quota_counts(tmp_path: Path, files: dict[str, str], most: int | None) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert num_cores(tmp_path) == (most or len(os.sched_getaffinity(0)))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"port": 70000},
+        {"max_rank": 1},
+        {"busy_poll_us": -2},
+        {"log_level": "loud"},
+        {"nonsense": 1},
+        {"arena_bytes": "lots"},
+        {"keyless": "health"},
+        {"keyless": "docs,none"},
+        {"trace_ratio": 1.5},
+        {"tls_key": "key.pem"},
+        {"tls_client_ca": "ca.pem"},
+    ],
+)
+def test_what_cannot_be_is_refused(wrong: dict) -> None:
+    with pytest.raises(ValidationError):
+        Settings(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("none", ()), ("", ()), ("docs", ("docs",)), ("docs, metrics", ("docs", "metrics"))]
+)
+def test_what_needs_no_key(text: str, words: tuple[str, ...]) -> None:
+    assert keyless_of(Settings(keyless=text).keyless) == words
+
+
+def test_spans_go_where_the_flag_says_or_else_the_standard_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    assert Settings().tracing is None
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://standard:4318")
+    assert Settings().tracing == TracingSettings("http://standard:4318/v1/traces", 1.0)
+    flag = Settings(otlp_endpoint="http://flag:4318/", trace_ratio=0.25)
+    assert flag.tracing == TracingSettings("http://flag:4318/v1/traces", 0.25)

@@ -1,0 +1,104 @@
+"""The CPU backend from slot to slot against NumPy: unaligned offsets, Fortran order, every dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support import float64_oracle as oracle
+from tests.support.float64_oracle import assert_close, random_array
+from tests.support.tensor_bodies import NUMPY, Array
+from tilewire.service.engine.backends.contract import HostBytes, Step
+from tilewire.service.engine.backends.cpu import CpuBackend
+from tilewire.service.engine.loop.batching import join
+from tilewire.service.ipc.arena import Segment
+from tilewire.service.ops.registry import OPS, Limits, TensorType, parse_options, plan
+
+NBYTES = 2**16
+
+
+class Room:
+    """A segment as the backend sees it, filled from the front."""
+
+    def __init__(self, backend: CpuBackend) -> None:
+        self.backend = backend
+        self.segment = Segment.create("test", NBYTES)
+        self.mapped = backend.attach(self.segment)
+        self.end = 0
+
+    def place(self, array: Array, skew: int = 0, *, fortran: bool = False) -> HostBytes:
+        offset = -(-self.end // 256) * 256 + skew
+        data = array.tobytes(order="F" if fortran else "C")
+        self.segment.view[offset : offset + len(data)] = data
+        self.end = offset + len(data)
+        return HostBytes(self.mapped, TensorType(array.dtype.name, array.shape), offset, fortran)
+
+    def read(self, source: HostBytes) -> Array:
+        data = bytes(self.segment.view[source.offset : source.offset + source.type.nbytes])
+        return np.frombuffer(data, NUMPY[source.type.dtype]).reshape(source.type.shape)
+
+    def run(
+        self, op: str, inputs: dict[str, HostBytes | torch.Tensor], types: dict[str, TensorType], **options: object
+    ) -> Array:
+        parsed = parse_options(OPS[op], options)
+        out = plan(OPS[op], types, parsed, Limits()).out
+        slot = self.place(np.zeros(out.shape, NUMPY[out.dtype]))
+        self.backend.begin(join([Step(op, parsed, inputs, slot)], None)).wait()
+        return self.read(slot)
+
+
+@pytest.fixture
+def room() -> Iterator[Room]:
+    room = Room(CpuBackend())
+    yield room
+    room.backend.detach(room.mapped)
+
+
+@pytest.mark.parametrize("fortran", [False, True])
+@pytest.mark.parametrize("skew", [0, 1, 3, 4])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int8", "float8_e4m3fn", "float8_e5m2"])
+def test_matmul_from_any_offset_and_order(room: Room, dtype: str, skew: int, fortran: bool) -> None:
+    arrays = {"a": random_array(dtype, (7, 9), 1), "b": random_array(dtype, (9, 5), 2)}
+    inputs = {name: room.place(array, skew, fortran=fortran) for name, array in arrays.items()}
+    out = room.run("matmul", dict(inputs), {name: source.type for name, source in inputs.items()})
+    assert_close(out, *oracle.matmul(arrays, {}))
+
+
+@pytest.mark.parametrize("fortran", [False, True])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_softmax_along_any_axis_of_any_order(room: Room, axis: int, fortran: bool) -> None:
+    x = random_array("float32", (4, 6, 3))
+    source = room.place(x, 2, fortran=fortran)
+    assert_close(room.run("softmax", {"x": source}, {"x": source.type}, axis=axis), *oracle.softmax(x, axis))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int32", "int64"])
+def test_add_of_wide_numbers_from_any_offset(room: Room, dtype: str) -> None:
+    a, b = random_array(dtype, (5, 1), 1), random_array(dtype, (4,), 2)
+    inputs = {"a": room.place(a, 1), "b": room.place(b, 5)}
+    out = room.run("add", dict(inputs), {name: source.type for name, source in inputs.items()}, alpha=2)
+    np.testing.assert_array_equal(out, a + 2 * b)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3, 4)])
+@pytest.mark.parametrize("fortran", [False, True])
+def test_residents_go_up_and_down(room: Room, shape: tuple[int, ...], fortran: bool) -> None:
+    array = random_array("float32", shape)
+    resident = room.backend.upload(room.place(array, fortran=fortran))
+    slot = room.place(np.zeros(shape, np.float32))
+    room.backend.download(resident, slot)
+    np.testing.assert_array_equal(room.read(slot), array)
+
+
+def test_an_answer_writes_nothing_around_its_slot(room: Room) -> None:
+    before, after = room.place(np.full(256, 7, np.int8)), None
+    x = room.place(random_array("float32", (3, 5)))
+    out = room.run("softmax", {"x": x}, {"x": x.type})
+    after = room.place(np.zeros(256, np.int8))
+    assert out.shape == (3, 5)
+    assert np.all(room.read(before) == 7)
+    end = after.offset - 256 + 60
+    assert not any(room.segment.view[end : after.offset])

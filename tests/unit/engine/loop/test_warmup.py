@@ -1,0 +1,192 @@
+"""What an engine does before it is ready: gateways are told how far it is, and wait; a wrong answer ends it."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from tilewire.service.engine.backends.contract import Joined
+from tilewire.service.engine.backends.cpu import CpuBackend, Finished
+from tilewire.service.engine.backends.gpu.host import tensor_of
+from tilewire.service.engine.loop.ipc import Mailbox
+from tilewire.service.engine.loop.jobs import Attached, Client, Lost, Stop
+from tilewire.service.engine.loop.loop import EngineLoop
+from tilewire.service.engine.loop.warmup import CannotStart, Interrupted, Lobby, check_ops
+from tilewire.service.engine.metrics import EngineMetrics
+from tilewire.service.engine.tensors.commands import Holdings
+from tilewire.service.engine.tensors.residents import Residents
+from tilewire.service.engine.tensors.shared_regions import Regions
+from tilewire.service.ipc.arena import Segment
+from tilewire.service.ipc.messages import (
+    DescribeKernels,
+    FrameDecoder,
+    Hello,
+    Kernels,
+    ToGateway,
+    Warming,
+    Welcome,
+    encode_frame,
+)
+from tilewire.service.supervisor.vault import VaultWriter
+
+SEGMENT_BYTES = 2**16
+
+
+class Gateway:
+    """The other end of a gateway's socket.
+
+    Args:
+        mailbox: Of the engine that it connects to.
+    """
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self.sock, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        self._decoder: FrameDecoder[ToGateway] = FrameDecoder(ToGateway)
+        self._read: list[ToGateway] = []
+        mailbox.connect(theirs, Hello(0, SEGMENT_BYTES), Segment.create("tests", SEGMENT_BYTES))
+
+    def receive(self) -> ToGateway:
+        while not self._read:
+            self._read += self._decoder.feed(self.sock.recv(2**16))
+        return self._read.pop(0)
+
+
+class ForgetfulBackend(CpuBackend):
+    """Leaves results as they were."""
+
+    def begin(self, launches: Sequence[Joined]) -> Finished:
+        running = super().begin(launches)
+        for launch in launches:
+            for out in launch.outs:
+                tensor_of(out).zero_()
+        return running
+
+
+@pytest.fixture
+def mailbox() -> Iterator[Mailbox]:
+    made = Mailbox()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def metrics() -> EngineMetrics:
+    return EngineMetrics(CpuBackend("cpu").identity, version="0", restarts=0)
+
+
+def lobby_of(mailbox: Mailbox, on_arrival: Callable[[Client], None] = lambda _client: None) -> Lobby:
+    return Lobby(mailbox, "cuda:0", on_arrival)
+
+
+def test_a_gateway_is_told_how_far_it_is(mailbox: Mailbox) -> None:
+    arrived: list[Client] = []
+    lobby = lobby_of(mailbox, arrived.append)
+    gateway = Gateway(mailbox)
+    lobby.report("load", 3, 10)
+    assert gateway.receive() == Warming("cuda:0", "load", 3, 10)
+    lobby.report("load", 10, 10)
+    assert gateway.receive() == Warming("cuda:0", "load", 10, 10)
+    assert [event.client for event in lobby.events if isinstance(event, Attached)] == arrived
+    gateway.sock.close()
+
+
+def test_reports_that_follow_closely_are_not_all_sent(mailbox: Mailbox) -> None:
+    lobby = lobby_of(mailbox)
+    gateway = Gateway(mailbox)
+    for done in range(1000):
+        lobby.report("load", done, 1000)
+    lobby.report("load", 1000, 1000)
+    messages = [gateway.receive()]
+    while messages[-1] != Warming("cuda:0", "load", 1000, 1000):
+        messages.append(gateway.receive())
+    assert len(messages) < 100
+    gateway.sock.close()
+
+
+def test_a_gateway_that_left_is_told_nothing_and_its_end_is_kept(mailbox: Mailbox) -> None:
+    lobby = lobby_of(mailbox)
+    gateway = Gateway(mailbox)
+    lobby.report("load", 1, 10)
+    gateway.sock.close()
+    lobby.report("load", 2, 10)
+    lobby.report("load", 10, 10)
+    assert [type(event) for event in lobby.events] == [Attached, Lost]
+
+
+def test_each_stage_is_logged_with_its_time(mailbox: Mailbox, caplog: pytest.LogCaptureFixture) -> None:
+    lobby = lobby_of(mailbox)
+    with caplog.at_level(logging.INFO):
+        lobby.report("load", 0, 1)
+        lobby.report("run", 0, 1)
+        lobby.close()
+    assert [record.getMessage().split(" in ")[0] for record in caplog.records] == ["warmed up: load", "warmed up: run"]
+
+
+def test_a_stop_ends_the_warm_up(mailbox: Mailbox) -> None:
+    mailbox.post(Stop())
+    with pytest.raises(Interrupted):
+        lobby_of(mailbox).report("compile", 1, 10)
+
+
+def test_a_wrong_answer_ends_the_engine() -> None:
+    with pytest.raises(CannotStart, match=r"matmul gave \[\[0.0, 0.0\], \[0.0, 0.0\]\]"):
+        check_ops(ForgetfulBackend("cpu"), lambda *_progress: None)
+
+
+def test_the_checks_are_reported() -> None:
+    reports: list[tuple[str, int, int]] = []
+    check_ops(CpuBackend("cpu"), lambda *progress: reports.append(progress))
+    assert reports == [("check", 0, 3), ("check", 1, 3), ("check", 2, 3), ("check", 3, 3)]
+
+
+def engine_of(mailbox: Mailbox, metrics: EngineMetrics) -> tuple[EngineLoop, Holdings]:
+    backend = CpuBackend("cpu")
+    vault = VaultWriter(-1)
+    holdings = Holdings(backend, Residents(backend, 2**20, vault), Regions(backend, vault, max_bytes=2**20), metrics)
+    return EngineLoop(0, mailbox, backend, holdings, metrics), holdings
+
+
+def test_gateways_are_welcomed_when_the_warm_up_is_over(metrics: EngineMetrics) -> None:
+    mailbox = Mailbox()
+    engine, holdings = engine_of(mailbox, metrics)
+    may_end, ready = threading.Event(), threading.Event()
+    gateway = Gateway(mailbox)
+
+    def prepare(report: Callable[[str, int, int], None]) -> None:
+        report("load", 1, 2)
+        may_end.wait()
+        holdings.describe_kernels()
+
+    engine.start(prepare, ready.set)
+    assert isinstance(gateway.receive(), Warming)
+    assert not ready.is_set()
+    may_end.set()
+    assert isinstance(gateway.receive(), Welcome)
+    assert ready.wait(10)
+    gateway.sock.sendall(encode_frame([DescribeKernels(7)]))
+    answer = gateway.receive()
+    assert isinstance(answer, Kernels)
+    assert answer.id == 7
+    assert b'"backend":"cpu"' in answer.report
+    engine.stop()
+    gateway.sock.close()
+
+
+def test_an_engine_that_is_stopped_while_it_warms_up_ends(metrics: EngineMetrics) -> None:
+    mailbox = Mailbox()
+    engine, _ = engine_of(mailbox, metrics)
+    began = threading.Event()
+
+    def prepare(report: Callable[[str, int, int], None]) -> None:
+        while True:
+            report("compile", 0, 100)
+            began.set()
+
+    engine.start(prepare)
+    assert began.wait(10)
+    engine.stop()

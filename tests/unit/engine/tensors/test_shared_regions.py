@@ -1,0 +1,345 @@
+"""Registered regions: names, quota, uses, and the bytes of tensors in them. Any order of events leaks nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+
+from tilewire.service.engine.backends.contract import Step
+from tilewire.service.engine.backends.cpu import CpuBackend
+from tilewire.service.engine.tensors.shared_regions import MAX_REGIONS, OUT, Regions, Use
+from tilewire.service.engine.tensors.shm_files import SharedFile
+from tilewire.service.errors import BeyondLimit, InvalidRequest, UnknownName
+from tilewire.service.ipc.messages import RegionInfo
+from tilewire.service.ops.registry import AddOptions, TensorType
+from tilewire.service.supervisor.handover import KeptRegion
+from tilewire.service.supervisor.vault import VaultReader, VaultWriter
+
+PAGE = 4096
+KIND = TensorType("float32", (4,))
+
+
+class AdoptingBackend(CpuBackend):
+    """As a GPU's: regions are mapped, and what is adopted must be detached."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adopted: dict[int, int] = {}
+
+    def adopt(self, fd: int, offset: int, nbytes: int) -> torch.Tensor:  # type: ignore[override]
+        mapped = torch.zeros(nbytes, dtype=torch.uint8)
+        self.adopted[mapped.data_ptr()] = nbytes
+        return mapped
+
+    def detach(self, mapped: torch.Tensor) -> None:
+        del self.adopted[mapped.data_ptr()]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, pages in (("one", 1), ("four", 4)):
+        (tmp_path / name).write_bytes(bytes(pages * PAGE))
+    return tmp_path
+
+
+@pytest.fixture
+def regions(folder: Path) -> Iterator[Regions]:
+    # Else descriptors that earlier tests let go of could be closed meanwhile.
+    gc.collect()
+    before = num_fds()
+    regions = Regions(CpuBackend(), VaultWriter(-1), max_bytes=8 * PAGE, folder=folder)
+    yield regions
+    regions.unregister(None)
+    assert (regions.nbytes, num_fds()) == (0, before)
+
+
+def num_fds() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def asked(name: str, key: str = "four", offset: int = 0, byte_size: int = PAGE) -> RegionInfo:
+    return RegionInfo(name, key, offset, byte_size)
+
+
+def step_of(uses: dict[str, Use]) -> Step:
+    inputs = {name: Regions.bytes_of(use, KIND) for name, use in uses.items() if name != OUT}
+    return Step("add", AddOptions(), inputs, Regions.bytes_of(uses[OUT], KIND))
+
+
+def test_a_name_is_taken_until_it_is_given_back(regions: Regions) -> None:
+    info = regions.register(asked("r"))
+    assert regions.infos() == regions.infos("r") == (info,)
+    assert info.stamp > 0
+    with pytest.raises(InvalidRequest, match="registered already"):
+        regions.register(asked("r"))
+    regions.unregister("r")
+    with pytest.raises(UnknownName, match="no shared memory region 'r'"):
+        regions.infos("r")
+    regions.unregister("r")
+    assert regions.register(asked("r")).stamp > info.stamp
+
+
+@pytest.mark.parametrize(
+    ("offset", "byte_size"),
+    [(0, 4 * PAGE + 1), (4 * PAGE, 1), (-1, 1), (0, 0), (0, -1), (1, 4 * PAGE), (2**63 - 1, 1), (2**64, PAGE)],
+)
+def test_a_range_lies_inside_the_object(regions: Regions, offset: int, byte_size: int) -> None:
+    with pytest.raises(InvalidRequest, match="byte_size"):
+        regions.register(asked("r", offset=offset, byte_size=byte_size))
+    assert len(regions) == 0
+
+
+def test_more_than_may_be_registered_is_refused_until_room_is_made(regions: Regions) -> None:
+    regions.register(asked("a", byte_size=4 * PAGE))
+    regions.register(asked("b", byte_size=3 * PAGE))
+    with pytest.raises(BeyondLimit, match="byte_size"):
+        regions.register(asked("c", byte_size=PAGE + 1))
+    regions.unregister("b")
+    regions.register(asked("c", byte_size=2 * PAGE))
+    assert regions.nbytes == 6 * PAGE
+
+
+def test_there_is_an_end_to_the_number_of_regions(regions: Regions) -> None:
+    for number in range(MAX_REGIONS):
+        regions.register(asked(str(number), byte_size=1))
+    with pytest.raises(BeyondLimit, match="regions are registered"):
+        regions.register(asked("more", byte_size=1))
+    regions.unregister(None)
+
+
+@pytest.mark.parametrize("offset", [-1, -(2**63), PAGE - 15, PAGE, 2**63 - 8, 2**64])
+def test_a_tensor_lies_inside_its_region(regions: Regions, offset: int) -> None:
+    regions.register(asked("r"))
+    with pytest.raises(InvalidRequest, match="a: 16 bytes at"):
+        regions.find("r", offset, KIND, field="a")
+    assert regions.find("r", PAGE - 16, KIND, field="a").offset == PAGE - 16
+
+
+def test_an_unregistered_region_lives_until_its_last_use(regions: Regions, folder: Path) -> None:
+    before = num_fds()
+    regions.register(asked("r"))
+    uses = {OUT: regions.find("r", 0, KIND, field="out", is_out=True)}
+    regions.hold(uses)
+    regions.hold(uses)
+    regions.unregister("r")
+    with pytest.raises(UnknownName):
+        regions.find("r", 0, KIND, field="a")
+    regions.register(asked("r", key="one"))
+    assert regions.nbytes == 2 * PAGE
+    step = regions.stage_in(step_of(uses), uses)
+    step.out.mapped.fill_(7)
+    regions.stage_out(step, uses)
+    assert (folder / "four").read_bytes()[:17] == b"\7" * 16 + b"\0"
+    regions.release(uses)
+    assert num_fds() == before + 2
+    regions.release(uses)
+    assert num_fds() == before + 1
+
+
+def test_bytes_go_in_and_out_through_the_descriptor(regions: Regions, folder: Path) -> None:
+    values = np.arange(4, dtype=np.float32)
+    (folder / "one").write_bytes(bytes(40) + values.tobytes() + bytes(PAGE - 56))
+    regions.register(asked("in", key="one", offset=33, byte_size=100))
+    regions.register(asked("out", offset=5, byte_size=100))
+    uses = {
+        "a": regions.find("in", 7, KIND, field="a"),
+        OUT: regions.find("out", 11, KIND, field="out", is_out=True),
+    }
+    step = regions.stage_in(step_of(uses), uses)
+    source = step.inputs["a"]
+    assert not isinstance(source, torch.Tensor)
+    np.testing.assert_array_equal(source.mapped.numpy().view(np.float32), values)
+    step.out.mapped.copy_(source.mapped)
+    regions.stage_out(step, uses)
+    assert (folder / "four").read_bytes()[16:32] == values.tobytes()
+
+
+def test_a_cut_object_is_noticed_before_and_after_it_is_found(regions: Regions, folder: Path) -> None:
+    regions.register(asked("r", key="one"))
+    uses = {"a": regions.find("r", 8, KIND, field="a"), OUT: regions.find("r", 8, KIND, field="out", is_out=True)}
+    os.truncate(folder / "one", 20)
+    with pytest.raises(InvalidRequest, match=r"a: .* was cut"):
+        regions.find("r", 8, KIND, field="a")
+    with pytest.raises(InvalidRequest, match=r"a: .* was cut"):
+        regions.stage_in(step_of(uses), uses)
+    with pytest.raises(InvalidRequest, match=r"out: .* was cut"):
+        regions.stage_out(regions.stage_in(step_of({OUT: uses[OUT]}), {OUT: uses[OUT]}), uses)
+    assert (folder / "one").stat().st_size == 20
+
+
+def test_a_read_only_object_takes_no_result(regions: Regions, folder: Path) -> None:
+    (folder / "one").chmod(0o444)
+    regions.register(asked("r", key="one"))
+    regions.find("r", 0, KIND, field="a")
+    with pytest.raises(InvalidRequest, match="out: region 'r' is read-only"):
+        regions.find("r", 0, KIND, field="out", is_out=True)
+
+
+def test_a_second_engine_follows_the_first(folder: Path) -> None:
+    first, second = (Regions(CpuBackend(), VaultWriter(-1), max_bytes=8 * PAGE, folder=folder) for _ in range(2))
+    old = first.register(asked("r"))
+    second.register(old)
+    assert second.register(old) == old
+    dropped = first.unregister("r")
+    new = first.register(asked("r", key="one"))
+    # What the gateways sent may come in another order.
+    second.register(new)
+    second.unregister("r", dropped)
+    assert second.infos("r") == first.infos("r") == (new,)
+    (folder / "one").unlink()
+    (folder / "one").write_bytes(bytes(PAGE))
+    newer = RegionInfo("s", "one", 0, PAGE, new.stamp + 1, new.inode)
+    with pytest.raises(InvalidRequest, match="was replaced"):
+        second.register(newer)
+    for regions in (first, second):
+        regions.unregister(None)
+
+
+def test_the_next_engine_has_what_was_registered_even_without_its_name(folder: Path) -> None:
+    before = num_fds()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    reader = VaultReader()
+    writer = VaultWriter(theirs.detach())
+    regions = Regions(CpuBackend(), writer, max_bytes=8 * PAGE, folder=folder)
+    kept = regions.register(asked("kept", key="one"))
+    regions.register(asked("gone"))
+    regions.unregister("gone")
+    (folder / "one").unlink()
+    reader.drain(ours)
+    (keepsake,) = reader.keepsakes.regions
+    assert keepsake.region == kept
+    regions.unregister(None)
+    after = Regions(CpuBackend(), VaultWriter(-1), max_bytes=8 * PAGE, folder=folder)
+    after.restore(KeptRegion(keepsake.region, os.dup(keepsake.fd)))
+    assert after.infos() == (kept,)
+    uses = {OUT: after.find("kept", 0, KIND, field="out", is_out=True)}
+    after.stage_out(after.stage_in(step_of(uses), uses), uses)
+    assert after.unregister(None) > kept.stamp
+    # The first engine's farewell reaches the vault as well.
+    reader.drain(ours)
+    assert reader.keepsakes.regions == []
+    writer.close()
+    ours.close()
+    assert num_fds() == before
+
+
+def test_what_a_device_reaches_is_not_copied(folder: Path) -> None:
+    backend = AdoptingBackend()
+    regions = Regions(backend, VaultWriter(-1), max_bytes=8 * PAGE, folder=folder)
+    regions.register(asked("r", offset=PAGE + 10, byte_size=100))
+    assert list(backend.adopted.values()) == [110]
+    uses = {OUT: regions.find("r", 4, KIND, field="out", is_out=True)}
+    step = step_of(uses)
+    assert step.out.is_foreign
+    assert step.out.offset == 14
+    assert regions.stage_in(step, uses).out is step.out
+    regions.hold(uses)
+    regions.unregister("r")
+    assert backend.adopted
+    regions.release(uses)
+    assert not backend.adopted
+
+
+def test_a_read_only_object_is_copied_even_where_a_device_could_reach_it(folder: Path) -> None:
+    (folder / "one").chmod(0o444)
+    backend = AdoptingBackend()
+    regions = Regions(backend, VaultWriter(-1), max_bytes=8 * PAGE, folder=folder)
+    regions.register(asked("r", key="one"))
+    assert not backend.adopted
+    regions.unregister(None)
+
+
+@dataclass(eq=False)
+class Held:
+    """A job's uses."""
+
+    uses: dict[str, Use]
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Registrations, uses and unregistrations in any order; a model says what must be there."""
+
+    held: Bundle[Held] = Bundle("held")
+    folder: Path
+
+    @initialize()
+    def begin(self) -> None:
+        self.fds = num_fds()
+        self.backend = AdoptingBackend()
+        self.regions = Regions(self.backend, VaultWriter(-1), max_bytes=6 * PAGE, folder=self.folder)
+        self.model: dict[str, int] = {}
+
+    @rule(name=st.sampled_from("abc"), pages=st.integers(-1, 5), offset=st.integers(-1, 2 * PAGE))
+    def register(self, name: str, pages: int, offset: int) -> None:
+        may = name not in self.model and pages > 0 and offset >= 0 and offset + pages * PAGE <= 4 * PAGE
+        has_room = self.regions.nbytes + pages * PAGE <= 6 * PAGE
+        wrong = None if may and has_room else BeyondLimit if may else InvalidRequest
+        with pytest.raises(wrong) if wrong is not None else contextlib.nullcontext():
+            self.regions.register(asked(name, offset=offset, byte_size=pages * PAGE))
+        if wrong is None:
+            self.model[name] = pages
+
+    @rule(name=st.sampled_from("abc"))
+    def unregister(self, name: str) -> None:
+        self.regions.unregister(name)
+        self.model.pop(name, None)
+
+    @rule()
+    def unregister_all(self) -> None:
+        self.regions.unregister(None)
+        self.model.clear()
+
+    @rule(target=held, names=st.lists(st.sampled_from("abc"), min_size=1, max_size=3))
+    def use(self, names: list[str]) -> Held:
+        uses: dict[str, Use] = {}
+        for number, name in enumerate(names):
+            try:
+                uses[str(number)] = self.regions.find(name, 0, KIND, field="a")
+            except UnknownName:
+                assert name not in self.model
+        self.regions.hold(uses)
+        return Held(uses)
+
+    @rule(one=consumes(held))
+    def release(self, one: Held) -> None:
+        for use in one.uses.values():
+            assert use.region.file.nbytes == 4 * PAGE
+        self.regions.release(one.uses)
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        if not hasattr(self, "regions"):
+            return
+        assert {info.name: info.byte_size // PAGE for info in self.regions.infos()} == self.model
+        assert num_fds() - self.fds == len(self.backend.adopted)
+        assert len(self.backend.adopted) >= len(self.model)
+
+    def teardown(self) -> None:
+        if hasattr(self, "regions"):
+            self.regions.unregister(None)
+
+
+def test_any_order_leaks_nothing(folder: Path) -> None:
+    AnyOrder.folder = folder
+    AnyOrder.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+    AnyOrder.TestCase().runTest()
+
+
+def test_an_inherited_descriptor_knows_whether_it_is_writable(folder: Path) -> None:
+    fd = os.open(folder / "one", os.O_RDONLY)
+    file = SharedFile(fd)
+    assert not file.is_writable
+    file.close()

@@ -1,0 +1,61 @@
+"""The query of a native call."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilewire.service.errors import InvalidRequest
+from tilewire.service.gateway.api.v1.query import Call, check_name, parse_call
+from tilewire.service.ops.registry import OPS, MatmulOptions
+
+
+def parse(query: str, header: str | None = None) -> Call:
+    return parse_call(OPS["matmul"], query.encode(), header)
+
+
+def test_everything_at_once() -> None:
+    call = parse("activation=gelu&transpose_b=true&b=@w/1&bias=%40c&store=@out&timeout_ms=1.5")
+    assert call.options == MatmulOptions(activation="gelu", transpose_b=True)
+    assert call.residents == {"b": "w/1", "bias": "c"}
+    assert call.store == "out"
+    assert call.timeout_ms == 1.5
+
+
+def test_nothing_at_all() -> None:
+    assert parse("") == Call(OPS["matmul"], MatmulOptions(), {}, None, None)
+
+
+def test_the_query_wins_over_the_header() -> None:
+    assert parse("timeout_ms=5", "9").timeout_ms == 5
+    assert parse("", "9").timeout_ms == 9
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_are_read_or_refused(query: bytes) -> None:
+    call = None
+    with contextlib.suppress(InvalidRequest):
+        call = parse_call(OPS["matmul"], query, None)
+    assert call is None or call.op is OPS["matmul"]
+
+
+@given(st.text(max_size=300))
+def test_any_name_is_taken_or_refused(name: str) -> None:
+    try:
+        assert check_name(name, field="name") == name
+    except InvalidRequest:
+        return
+    assert 1 <= len(name) <= 255
+    assert name.isascii()
+    assert not {"", ".."} & set(name.split("/"))
+
+
+@pytest.mark.parametrize(
+    "query", ["b=w", "b=@", "b=@/w", "b=@w/", "b=@a/../b", "store=@", "x=@w", "relu=1", "b=@w&b=@w"]
+)
+def test_what_cannot_be_right_is_refused(query: str) -> None:
+    with pytest.raises(InvalidRequest):
+        parse(query)

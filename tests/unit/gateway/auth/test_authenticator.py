@@ -1,0 +1,155 @@
+"""Who may do what: keys, paths that need none, rights over ops and tensors, and the reload of the file."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.api_keys import entry, keys_file
+from tilewire.service.config.parsers import KEYLESS
+from tilewire.service.errors import Forbidden, Unauthorized
+from tilewire.service.gateway.auth import authenticator as auth
+from tilewire.service.gateway.auth.authenticator import KEYLESS_PATHS, Access, Doorman, authorise
+from tilewire.service.keys import digest_of
+
+KEY, OTHER = "tw_one", "tw_other"
+
+
+@pytest.fixture
+def doorman(tmp_path: Path) -> Doorman:
+    return Doorman(keys_file(tmp_path, entry("one", KEY)), keyless=["docs"])
+
+
+def test_without_a_file_everyone_may_do_everything() -> None:
+    access = Doorman().identify("/v1/matmul", {})
+    authorise(access, op="matmul", read=["a"], write=["b"], shared_memory=True)
+    assert access.name is None
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": f"Bearer {KEY}"},
+        {"authorization": f"bearer  {KEY} "},
+        {"x-api-key": KEY},
+        {"authorization": "Basic b25lOnR3bw==", "x-api-key": KEY},
+    ],
+)
+def test_a_key_is_taken_from_either_header(doorman: Doorman, headers: dict[str, str]) -> None:
+    assert doorman.identify("/v1/matmul", headers).name == "one"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": "Bearer "},
+        {"authorization": KEY},
+        {"authorization": f"Bearer {OTHER}"},
+        {"authorization": f"Bearer {OTHER}", "x-api-key": KEY},
+        {"x-api-key": ""},
+        {"x-api-key": KEY + "x"},
+        {"x-api-key": digest_of(KEY)},
+        {"x-api-key": "é"},
+    ],
+)
+def test_anything_else_is_refused(doorman: Doorman, headers: dict[str, str]) -> None:
+    with pytest.raises(Unauthorized):
+        doorman.identify("/v1/matmul", headers)
+
+
+def test_probes_need_no_key_and_may_do_nothing(doorman: Doorman) -> None:
+    for path in ("/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", "/docs", "/openapi.json"):
+        access = doorman.identify(path, {})
+        with pytest.raises(Forbidden):
+            authorise(access, op="matmul")
+        with pytest.raises(Forbidden):
+            authorise(access, read=["a"])
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/metrics", "/", "//healthz", "/healthz/", "/HEALTHZ", "/v2/health/", "/docs/", "/docs/../v1/matmul", "", "/v2"],
+)
+def test_other_spellings_and_other_paths_need_one(doorman: Doorman, path: str) -> None:
+    with pytest.raises(Unauthorized):
+        doorman.identify(path, {})
+
+
+def test_every_word_of_the_setting_opens_something() -> None:
+    assert set(KEYLESS) == set(KEYLESS_PATHS)
+
+
+def test_rights_are_names_and_prefixes() -> None:
+    access = Access(ops=("matmul",), read=("weights/*", "bias"), write=("scratch/me/*",), shared_memory=False)
+    authorise(access, op="matmul", read=["weights/w1", "weights/", "bias"], write=["scratch/me/x"])
+    for wrong in (
+        {"op": "softmax"},
+        {"read": ["weights"]},
+        {"read": ["bias2"]},
+        {"read": ["weights/w1", "secret"]},
+        {"write": ["weights/w1"]},
+        {"write": ["scratch/mean"]},
+        {"shared_memory": True},
+    ):
+        with pytest.raises(Forbidden):
+            authorise(access, **wrong)
+
+
+@given(st.text("ab/*", max_size=6), st.text("ab/", min_size=1, max_size=6))
+def test_a_pattern_matches_itself_or_what_begins_with_it(pattern: str, name: str) -> None:
+    expected = name == pattern or (pattern.endswith("*") and name.startswith(pattern[:-1]))
+    assert Access(read=(pattern,)).may_read(name) == expected
+
+
+def test_read_only_beats_what_a_key_grants(tmp_path: Path) -> None:
+    granted = entry("one", KEY, 'write = ["*"]\nread = ["*"]\nshared_memory = true')
+    for doorman in (Doorman(is_read_only=True), Doorman(keys_file(tmp_path, granted), is_read_only=True)):
+        access = doorman.identify("/v1/tensors/a", {"x-api-key": KEY})
+        authorise(access, read=["a"])
+        with pytest.raises(Forbidden):
+            authorise(access, write=["a"])
+        with pytest.raises(Forbidden):
+            authorise(access, shared_memory=True)
+
+
+def test_the_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
+    path = keys_file(tmp_path, entry("one", KEY))
+    doorman = Doorman(path)
+
+    def knows(key: str) -> bool:
+        try:
+            doorman.identify("/", {"x-api-key": key})
+        except Unauthorized:
+            return False
+        return True
+
+    async def until(*, one: bool, other: bool) -> None:
+        end_s = time.monotonic() + 5 * auth.RELOAD_S
+        while (knows(KEY), knows(OTHER)) != (one, other):
+            assert time.monotonic() < end_s
+            await asyncio.sleep(0.02)
+
+    async def run() -> None:
+        watching = asyncio.create_task(doorman.keep_current())
+        keys_file(tmp_path, entry("one", KEY), entry("other", OTHER))
+        await until(one=True, other=True)
+        keys_file(tmp_path, entry("other", OTHER))
+        await until(one=False, other=True)
+        keys_file(tmp_path, "nonsense")
+        await asyncio.sleep(2 * auth.RELOAD_S)
+        assert (knows(KEY), knows(OTHER)) == (False, True)
+        path.unlink()
+        await asyncio.sleep(2 * auth.RELOAD_S)
+        assert knows(OTHER)
+        keys_file(tmp_path)
+        await until(one=False, other=False)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    asyncio.run(run())

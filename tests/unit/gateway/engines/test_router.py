@@ -1,0 +1,203 @@
+"""Routing over several engines, with engines of our own at the Protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from tilewire.service.errors import ClientGone, InvalidRequest, ResidentQuota, TilewireError, Unavailable
+from tilewire.service.gateway.engines.client import Reply, Request
+from tilewire.service.gateway.engines.router import Engines
+from tilewire.service.ipc.messages import (
+    Done,
+    Job,
+    Operand,
+    PutTensor,
+    RegionInfo,
+    RegionList,
+    RegisterRegion,
+    TensorInfo,
+    Tensors,
+    Timings,
+    UnregisterRegion,
+    Warming,
+    Welcome,
+)
+from tilewire.service.ops.registry import AddOptions, TensorType
+
+KIND = TensorType("float32", (2,))
+JOB = Job(0, "add", {}, AddOptions(), KIND, 0, 1, 1)
+
+
+class ScriptedEngine:
+    def __init__(self, index: int, *, is_ready: bool = True) -> None:
+        self.welcome = Welcome(index, "cpu", "cpu", "", "", "") if is_ready else None
+        self.warming: Warming | None = None
+        self.sent: list[Request] = []
+        self.futures: list[asyncio.Future[Reply]] = []
+        self.cancelled: list[int] = []
+
+    @property
+    def outstanding(self) -> int:
+        return sum(not future.done() for future in self.futures)
+
+    def send(self, request: Request) -> tuple[int, asyncio.Future[Reply]]:
+        self.sent.append(request)
+        self.futures.append(asyncio.get_running_loop().create_future())
+        return len(self.futures) - 1, self.futures[-1]
+
+    def cancel(self, request_id: int) -> None:
+        self.cancelled.append(request_id)
+        self.futures[request_id].set_exception(ClientGone("cancelled"))
+
+
+class Stays:
+    """A client that waits for its answer."""
+
+    is_disconnected = False
+
+    def watch(self, on_gone: Callable[[], None]) -> None:
+        self.on_gone = on_gone
+
+    def unwatch(self) -> None:
+        del self.on_gone
+
+
+class Leaves(Stays):
+    """A client that is gone before its answer."""
+
+    def watch(self, on_gone: Callable[[], None]) -> None:
+        super().watch(on_gone)
+        self.is_disconnected = True
+        on_gone()
+
+
+def test_jobs_go_to_the_least_busy_engine_that_is_ready() -> None:
+    async def run() -> None:
+        one, two, down = ScriptedEngine(0), ScriptedEngine(1), ScriptedEngine(2, is_ready=False)
+        engines = Engines([one, two, down])
+        tasks = [asyncio.ensure_future(engines.compute(JOB, Stays())) for _ in range(4)]
+        await asyncio.sleep(0)
+        assert (len(one.sent), len(two.sent), len(down.sent)) == (2, 2, 0)
+        for future in (*one.futures, *two.futures):
+            future.set_result(Done(0, Timings()))
+        assert len(await asyncio.gather(*tasks)) == 4
+
+    asyncio.run(run())
+
+
+def test_no_engine_is_503() -> None:
+    engines = Engines([ScriptedEngine(0, is_ready=False)])
+    assert not engines.is_ready
+    with pytest.raises(Unavailable):
+        engines.check_ready()
+
+
+def test_a_client_that_leaves_cancels_its_job_and_waits_for_its_slots() -> None:
+    async def run() -> None:
+        engine = ScriptedEngine(0)
+        with pytest.raises(ClientGone):
+            await Engines([engine]).compute(JOB, Leaves())
+        assert engine.cancelled == [0]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("failure", [None, ResidentQuota("full")])
+def test_uploads_go_to_every_engine(failure: TilewireError | None) -> None:
+    async def run() -> None:
+        one, two = ScriptedEngine(0), ScriptedEngine(1)
+        task = asyncio.ensure_future(Engines([one, two]).put("w", Operand(KIND, 0)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert [type(engine.sent[0]) for engine in (one, two)] == [PutTensor, PutTensor]
+        one.futures[0].set_result(Tensors(0, (TensorInfo("w", KIND, 1.0),)))
+        if failure is None:
+            two.futures[0].set_result(Tensors(0, (TensorInfo("w", KIND, 1.0),), replaced=True))
+            assert (await task)[1] is True
+            return
+        two.futures[0].set_exception(failure)
+        with pytest.raises(ResidentQuota):
+            await task
+
+    asyncio.run(run())
+
+
+def test_an_upload_waits_for_no_engine_that_would_miss_it() -> None:
+    async def run() -> None:
+        with pytest.raises(Unavailable):
+            await Engines([ScriptedEngine(0), ScriptedEngine(1, is_ready=False)]).put("w", Operand(KIND, 0))
+
+    asyncio.run(run())
+
+
+REGION = RegionInfo("r", "/key", 0, 10)
+STAMPED = RegionInfo("r", "/key", 0, 10, stamp=7, inode=3)
+
+
+async def settle() -> None:
+    for _ in range(4):
+        await asyncio.sleep(0)
+
+
+def test_the_first_engine_decides_on_a_region_and_the_others_follow() -> None:
+    async def run() -> None:
+        first, second, third = (ScriptedEngine(index) for index in range(3))
+        task = asyncio.ensure_future(Engines([first, second, third]).register_region(REGION))
+        await settle()
+        assert (first.sent, second.sent, third.sent) == ([RegisterRegion(0, REGION)], [], [])
+        first.futures[0].set_result(RegionList(0, (STAMPED,), 7))
+        await settle()
+        assert second.sent == third.sent == [RegisterRegion(0, STAMPED)]
+        for engine in (second, third):
+            engine.futures[0].set_result(RegionList(0, (STAMPED,), 7))
+        await task
+
+    asyncio.run(run())
+
+
+def test_what_the_first_engine_refuses_the_others_never_hear_of() -> None:
+    async def run() -> None:
+        first, second = ScriptedEngine(0), ScriptedEngine(1)
+        task = asyncio.ensure_future(Engines([first, second]).register_region(REGION))
+        await settle()
+        first.futures[0].set_exception(InvalidRequest("name: taken"))
+        with pytest.raises(InvalidRequest):
+            await task
+        assert second.sent == []
+
+    asyncio.run(run())
+
+
+def test_what_a_later_engine_refuses_is_taken_back_everywhere() -> None:
+    async def run() -> None:
+        first, second = ScriptedEngine(0), ScriptedEngine(1)
+        task = asyncio.ensure_future(Engines([first, second]).register_region(REGION))
+        await settle()
+        first.futures[0].set_result(RegionList(0, (STAMPED,), 7))
+        await settle()
+        second.futures[0].set_exception(InvalidRequest("key: replaced"))
+        await settle()
+        # Only what this registration made: a later one of the same name stays.
+        assert first.sent[1] == UnregisterRegion(0, "r", 7)
+        first.futures[1].set_result(RegionList(0, (), 7))
+        await settle()
+        assert second.sent[1] == UnregisterRegion(0, "r", 7)
+        second.futures[1].set_result(RegionList(0, (), 7))
+        with pytest.raises(InvalidRequest, match="replaced"):
+            await task
+
+    asyncio.run(run())
+
+
+def test_regions_change_only_while_every_engine_is_there() -> None:
+    async def run() -> None:
+        engines = Engines([ScriptedEngine(0), ScriptedEngine(1, is_ready=False)])
+        with pytest.raises(Unavailable):
+            await engines.register_region(REGION)
+        with pytest.raises(Unavailable):
+            await engines.unregister_region(None)
+
+    asyncio.run(run())

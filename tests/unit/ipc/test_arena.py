@@ -1,0 +1,136 @@
+"""The arena: slots never overlap, nothing leaks, neighbours merge, whatever the order."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import mmap
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tilewire.service.errors import TooBusy
+from tilewire.service.ipc.arena import SLOT_ALIGN, Arena, Lease, Segment
+
+NBYTES = 64 * 1024
+
+
+def test_huge_pages_are_asked_for_and_every_page_is_there() -> None:
+    segment = Segment.create("test", 2**22)
+    assert os.fstat(segment.fd).st_blocks == 0
+    huge_bytes = segment.take_huge_pages()
+    assert os.fstat(segment.fd).st_blocks * 512 == 2**22
+    allowed = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled").read_text()
+    assert (huge_bytes > 0) == any(word in allowed for word in ("[always]", "[advise]", "[within_size]", "[force]"))
+    assert bytes(segment.view) == bytes(2**22)
+    segment.close()
+
+
+class Leasing(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.segment = Segment.create("test", NBYTES)
+        self.arena = Arena(self.segment)
+        self.leases: list[tuple[Lease, int]] = []
+        self.number = 0
+
+    def fill(self, lease: Lease) -> None:
+        self.number = self.number % 255 + 1
+        lease.view[:] = bytes([self.number]) * lease.nbytes
+        self.leases.append((lease, self.number))
+
+    @rule(nbytes=st.integers(0, NBYTES // 3))
+    def lease(self, nbytes: int) -> None:
+        try:
+            self.fill(self.arena.lease(nbytes))
+        except TooBusy:
+            assert self.leases, "an empty arena refused"
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        lease, number = self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))
+        assert bytes(lease.view) == bytes([number]) * lease.nbytes
+        lease.release()
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def shrink(self, data: st.DataObject) -> None:
+        lease, _ = self.leases[data.draw(st.integers(0, len(self.leases) - 1))]
+        lease.shrink(data.draw(st.integers(0, lease.nbytes)))
+
+    @invariant()
+    def contents_are_untouched(self) -> None:
+        for lease, number in self.leases:
+            assert bytes(lease.view) == bytes([number]) * lease.nbytes
+
+    @invariant()
+    def slots_are_apart_and_aligned(self) -> None:
+        spans = sorted((lease.offset, lease.offset + lease.nbytes) for lease, _ in self.leases)
+        assert all(offset % SLOT_ALIGN == 0 for offset, _ in spans)
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
+
+    @invariant()
+    def nothing_leaks(self) -> None:
+        slots = sum(max(SLOT_ALIGN, -(-lease.nbytes // SLOT_ALIGN) * SLOT_ALIGN) for lease, _ in self.leases)
+        assert self.arena.used_bytes == slots
+
+    def teardown(self) -> None:
+        for lease, _ in self.leases:
+            lease.release()
+        assert self.arena.used_bytes == 0
+        # Everything merged: the whole is one stretch again.
+        self.arena.lease(self.arena.capacity).release()
+        self.segment.close()
+
+
+TestLeasing = Leasing.TestCase
+TestLeasing.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+def test_a_full_arena_says_what_is_free() -> None:
+    arena = Arena(Segment.create("test", NBYTES))
+    with arena.lease(NBYTES), pytest.raises(TooBusy, match="0 of 65536"):
+        arena.lease(1)
+    assert arena.free_bytes == arena.capacity
+
+
+def test_first_fit_reuses_the_lowest_addresses() -> None:
+    arena = Arena(Segment.create("test", NBYTES))
+    first, second = arena.lease(1000), arena.lease(1000)
+    first.release()
+    assert arena.lease(500).offset == 0
+    assert second.offset == 1024
+
+
+def test_a_segment_is_shared_and_cannot_shrink() -> None:
+    ours = Segment.create("test", NBYTES)
+    theirs = Segment.attach(os.dup(ours.fd), NBYTES)
+    ours.view[:5] = b"hello"
+    assert bytes(theirs.view[:5]) == b"hello"
+    with pytest.raises(PermissionError):
+        os.ftruncate(ours.fd, 10)
+    theirs.close()
+    ours.close()
+
+
+def test_only_sealed_segments_of_their_size_are_attached() -> None:
+    fd = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, mmap.PAGESIZE)
+    with pytest.raises(ValueError, match="not a sealed segment"):
+        Segment.attach(fd, mmap.PAGESIZE)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    with pytest.raises(ValueError, match="not a sealed segment"):
+        Segment.attach(fd, 2 * mmap.PAGESIZE)
+    Segment.attach(fd, mmap.PAGESIZE).close()
+
+
+def test_closing_a_segment_waits_for_its_views() -> None:
+    segment = Segment.create("test", NBYTES)
+    view = segment.view[:4]
+    segment.close()
+    assert bytes(view) == bytes(4)

@@ -1,0 +1,133 @@
+"""Messages and their frames: what is sent arrives, however the stream is cut."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilewire.service.errors import BY_CODE, InternalError
+from tilewire.service.ipc.messages import (
+    LENGTH_BYTES,
+    MAX_FRAME_BYTES,
+    Cancel,
+    DeleteTensor,
+    DescribeTensor,
+    Done,
+    Failed,
+    FrameDecoder,
+    GetTensor,
+    Hello,
+    Job,
+    ListRegions,
+    ListTensors,
+    Operand,
+    PutTensor,
+    RegionInfo,
+    RegionList,
+    RegisterRegion,
+    Stale,
+    TensorInfo,
+    Tensors,
+    Timings,
+    ToEngine,
+    ToGateway,
+    UnregisterRegion,
+    Welcome,
+    encode_frame,
+)
+from tilewire.service.ops.registry import AddOptions, MatmulOptions, SoftmaxOptions, TensorType
+
+KIND = TensorType("float32", (2, 3))
+REGION = RegionInfo("r", "/key", 2**62, 2**62, 2**62, 2**63)
+TO_ENGINE = [
+    Hello(0, 2**40),
+    Job(
+        1,
+        "matmul",
+        {"a": Operand(KIND, 0), "b": Operand(KIND, resident="w")},
+        MatmulOptions(transpose_a=True),
+        KIND,
+        256,
+        1,
+        2,
+    ),
+    Job(
+        2,
+        "softmax",
+        {"x": Operand(KIND, 2**50, fortran=True)},
+        SoftmaxOptions(axis=-3, log=True),
+        KIND,
+        0,
+        2**62,
+        2**62,
+        5,
+        3,
+    ),
+    Job(3, "add", {}, AddOptions(alpha=0.5, out_dtype="float64"), TensorType("int8", ()), 0, 0, 0),
+    Cancel(4),
+    PutTensor(5, "a/b", Operand(KIND, 7)),
+    GetTensor(6, "a", KIND, 8),
+    DescribeTensor(7, "a"),
+    DeleteTensor(8, "a"),
+    ListTensors(9),
+    Job(10, "add", {"a": Operand(KIND, 2**62, region="r")}, AddOptions(), KIND, 2**62, 1, 1, out_region="s"),
+    RegisterRegion(11, REGION),
+    UnregisterRegion(12, None),
+    UnregisterRegion(13, "r", 2**62),
+    ListRegions(14, "r"),
+]
+INFO = TensorInfo("a", KIND, 1.5, None, 3)
+TO_GATEWAY = [
+    Welcome(0, "cpu", "cpu", "name", "2", "none"),
+    Done(1, Timings(1, 2, 3, 4), 5),
+    Failed(2, "too_busy", "full", 7),
+    Stale(3, (INFO,)),
+    Tensors(4, (INFO, INFO), replaced=True),
+    RegionList(5, (REGION, REGION), 9),
+]
+
+
+@pytest.mark.parametrize(("kind", "messages"), [(ToEngine, TO_ENGINE), (ToGateway, TO_GATEWAY)])
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_frames_cut_anywhere_give_the_same_messages(kind: object, messages: list, data: st.DataObject) -> None:
+    stream = encode_frame(messages[:3]) + encode_frame([]) + b"".join(encode_frame([one]) for one in messages[3:])
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    decoder: FrameDecoder = FrameDecoder(kind)
+    seen = []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        seen += decoder.feed(stream[start:end])
+    assert seen == messages
+
+
+def test_one_byte_at_a_time() -> None:
+    decoder: FrameDecoder = FrameDecoder(ToGateway)
+    assert [one for byte in encode_frame(TO_GATEWAY) for one in decoder.feed(bytes([byte]))] == TO_GATEWAY
+
+
+def test_a_frame_that_is_too_long_is_refused_by_its_length_alone() -> None:
+    with pytest.raises(ValueError, match="a frame of"):
+        FrameDecoder(ToEngine).feed((MAX_FRAME_BYTES + 1).to_bytes(LENGTH_BYTES, "little"))
+
+
+@pytest.mark.parametrize("messages", [TO_GATEWAY[:1], [Cancel(1), TO_GATEWAY[1]]])
+def test_messages_of_the_other_direction_are_refused(messages: list) -> None:
+    with pytest.raises(ValueError, match="Invalid value"):
+        FrameDecoder(ToEngine).feed(encode_frame(messages))
+
+
+def test_bytes_that_are_no_messages_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"malformed|truncated|Expected|trailing"):
+        FrameDecoder(ToEngine).feed((4).to_bytes(4, "little") + b"\xc1\xc1\xc1\xc1")
+
+
+@pytest.mark.parametrize("code", BY_CODE)
+def test_failures_become_the_errors_that_they_were(code: str) -> None:
+    error = Failed(1, code, "why", 9).error()
+    assert type(error) is BY_CODE[code]
+    assert (error.detail, error.retry_after_s) == ("why", 9)
+
+
+def test_a_failure_of_no_known_class_is_a_bug() -> None:
+    assert type(Failed(1, "nonsense", "why").error()) is InternalError

@@ -1,0 +1,114 @@
+"""The op table: what each op takes and gives, worked out from shapes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilewire.service.dtypes import DTYPES
+from tilewire.service.errors import BeyondLimit, InvalidRequest, UnknownName
+from tilewire.service.ops.registry import OPS, Limits, Plan, TensorType, op_named, parse_options, plan
+
+LIMITS = Limits()
+
+
+def planned(
+    op: str, operands: Mapping[str, TensorType], options: Mapping[str, object] | None = None, limits: Limits = LIMITS
+) -> Plan:
+    return plan(OPS[op], operands, parse_options(OPS[op], options or {}), limits)
+
+
+def f32(*shape: int) -> TensorType:
+    return TensorType("float32", shape)
+
+
+@given(st.lists(st.integers(0, 3), max_size=4), st.lists(st.integers(0, 3), max_size=4))
+def test_add_broadcasts_as_numpy_does(a: list[int], b: list[int]) -> None:
+    try:
+        expected = np.broadcast_shapes(tuple(a), tuple(b))
+    except ValueError:
+        with pytest.raises(InvalidRequest, match="b: dimensions"):
+            planned("add", {"a": f32(*a), "b": f32(*b)})
+    else:
+        assert planned("add", {"a": f32(*a), "b": f32(*b)}).out == f32(*expected)
+
+
+@given(
+    st.lists(st.integers(1, 3), max_size=3),
+    st.lists(st.integers(1, 3), max_size=3),
+    st.tuples(*[st.integers(0, 5)] * 3),
+    st.booleans(),
+    st.booleans(),
+)
+def test_matmul_shapes_are_numpys(
+    batch_a: list[int], batch_b: list[int], mkn: tuple[int, int, int], transpose_a: bool, transpose_b: bool
+) -> None:
+    m, k, n = mkn
+    a = f32(*batch_a, *((k, m) if transpose_a else (m, k)))
+    b = f32(*batch_b, *((n, k) if transpose_b else (k, n)))
+    options = {"transpose_a": transpose_a, "transpose_b": transpose_b}
+    try:
+        expected = np.matmul(np.zeros((*batch_a, m, k)), np.zeros((*batch_b, k, n))).shape
+    except ValueError:
+        with pytest.raises(InvalidRequest, match="b: batch dimensions"):
+            planned("matmul", {"a": a, "b": b}, options)
+        return
+    result = planned("matmul", {"a": a, "b": b}, options)
+    assert result.out == f32(*expected)
+    assert result.flops == 2 * int(np.prod(expected)) * k
+    assert result.moved_bytes == a.nbytes + b.nbytes + result.out.nbytes
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes_taken_and_given(op: str, dtype: str) -> None:
+    kind = TensorType(dtype, (4, 4))
+    operands = dict.fromkeys(OPS[op].required, kind)
+    if dtype not in OPS[op].dtypes:
+        with pytest.raises(InvalidRequest, match=f"does not take {dtype}"):
+            planned(op, operands)
+        return
+    default = {"int8": "int32", "float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16"}.get(dtype, dtype)
+    assert planned(op, operands).out == TensorType(default, (4, 4))
+
+
+def test_limits() -> None:
+    limits = Limits(max_rank=2, max_elements=100, max_result_bytes=200)
+    assert planned("add", {"a": f32(50), "b": f32(50)}, limits=limits).out == f32(50)
+    for operands in ({"a": f32(51), "b": f32(51)}, {"a": f32(1, 1, 1), "b": f32(1)}, {"a": f32(101), "b": f32(1)}):
+        with pytest.raises(BeyondLimit):
+            planned("add", operands, limits=limits)
+    with pytest.raises(BeyondLimit, match="out:"):
+        planned("matmul", {"a": f32(2**30, 1), "b": f32(1, 2**30)})
+    with pytest.raises(BeyondLimit, match="a:"):
+        planned("add", {"a": f32(2**62, 2**62, 0), "b": f32(1)})
+
+
+@pytest.mark.parametrize(
+    ("op", "raw", "name"),
+    [
+        ("matmul", {"transpose_a": "2"}, "transpose_a"),
+        ("matmul", {"activation": "swish"}, "activation"),
+        ("softmax", {"axis": "1.5"}, "axis"),
+        ("softmax", {"log": "perhaps"}, "log"),
+        ("add", {"alpha": "much"}, "alpha"),
+        ("add", {"beta": "1"}, "beta"),
+    ],
+)
+def test_options_that_cannot_be_right_are_named(op: str, raw: dict[str, object], name: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{name}:"):
+        parse_options(OPS[op], raw)
+
+
+@pytest.mark.parametrize("value", [True, "true", "True", "1"])
+def test_truths_as_text_and_as_json(value: object) -> None:
+    assert parse_options(OPS["softmax"], {"log": value}).log  # type: ignore[union-attr]
+
+
+def test_no_such_op_says_which_there_are() -> None:
+    with pytest.raises(UnknownName, match="matmul, softmax, add"):
+        op_named("conv")

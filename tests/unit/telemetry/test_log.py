@@ -1,0 +1,91 @@
+"""What the engine logs of a failure names the requests that it struck, as their clients know them."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Sequence
+
+import pytest
+
+from tilewire.service.engine.backends.contract import Joined
+from tilewire.service.engine.backends.cpu import CpuBackend, Finished
+from tilewire.service.engine.loop.ipc import Mailbox
+from tilewire.service.engine.loop.jobs import ids_of
+from tilewire.service.engine.loop.loop import EngineLoop
+from tilewire.service.engine.metrics import EngineMetrics
+from tilewire.service.engine.tensors.commands import Holdings
+from tilewire.service.engine.tensors.residents import Residents
+from tilewire.service.engine.tensors.shared_regions import Regions
+from tilewire.service.ipc.arena import Segment
+from tilewire.service.ipc.messages import (
+    Cancel,
+    Failed,
+    FrameDecoder,
+    Hello,
+    Job,
+    ListTensors,
+    Operand,
+    ToGateway,
+    Welcome,
+    encode_frame,
+)
+from tilewire.service.ops.registry import SoftmaxOptions, TensorType
+from tilewire.service.supervisor.vault import VaultWriter
+
+SEGMENT_BYTES = 2**16
+KIND = TensorType("float32", (2, 4))
+
+
+class BrokenBackend(CpuBackend):
+    """Fails every launch."""
+
+    def begin(self, launches: Sequence[Joined]) -> Finished:
+        raise RuntimeError("the device has had enough")
+
+
+def job(number: int, request_id: str) -> Job:
+    return Job(number, "softmax", {"x": Operand(KIND, 0)}, SoftmaxOptions(), KIND, 64, 0, 64, request_id=request_id)
+
+
+def receive(sock: socket.socket, count: int) -> list[ToGateway]:
+    decoder: FrameDecoder[ToGateway] = FrameDecoder(ToGateway)
+    messages: list[ToGateway] = []
+    while len(messages) < count:
+        messages += decoder.feed(sock.recv(2**16))
+    return messages
+
+
+@pytest.fixture(scope="module")
+def metrics() -> EngineMetrics:
+    return EngineMetrics(CpuBackend("cpu").identity, version="0", restarts=0)
+
+
+def test_a_batch_that_fails_names_its_requests(metrics: EngineMetrics, caplog: pytest.LogCaptureFixture) -> None:
+    backend = BrokenBackend("cpu")
+    vault = VaultWriter(-1)
+    regions = Regions(backend, vault, max_bytes=2**20)
+    mailbox = Mailbox()
+    holdings = Holdings(backend, Residents(backend, 2**20, vault), regions, metrics)
+    engine = EngineLoop(0, mailbox, backend, holdings, metrics)
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    mailbox.connect(theirs, Hello(0, SEGMENT_BYTES), Segment.create("tests", SEGMENT_BYTES))
+    ours.sendall(encode_frame([job(number, name) for number, name in enumerate(("first", "second"))]))
+    with caplog.at_level(logging.WARNING):
+        # Both wait when the loop begins, so they share a launch.
+        engine.start()
+        welcome, *failures = receive(ours, 3)
+        engine.stop()
+    ours.close()
+    assert isinstance(welcome, Welcome)
+    assert all(isinstance(one, Failed) and one.code == "internal" for one in failures)
+    shared, *alone = caplog.records
+    assert shared.__dict__["request_ids"] == ["first", "second"]
+    assert [record.__dict__["request_id"] for record in alone] == ["first", "second"]
+    assert all(record.exc_info is not None for record in alone)
+
+
+def test_messages_without_a_request_name_none() -> None:
+    assert ids_of(ListTensors(1, request_id="asked")) == {"request_id": "asked"}
+    assert ids_of(Hello(0, 0), Cancel(1)) == {"request_ids": []}

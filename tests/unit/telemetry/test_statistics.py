@@ -1,0 +1,64 @@
+"""The protocol's statistics: sums over processes, with real files of prometheus_client written by real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tilewire.service.telemetry.statistics import BatchStats, Duration, InferenceStats, read_statistics
+
+ROOT = Path(__file__).resolve().parents[3]
+
+WRITER = """
+from prometheus_client import CollectorRegistry
+from tilewire.service.ipc.messages import Timings
+from tilewire.service.telemetry.statistics import LaunchStatistics, RequestStatistics
+
+registry = CollectorRegistry()
+requests, launches = RequestStatistics(registry), LaunchStatistics(registry)
+for _ in range(3):
+    requests.count("add", 2e-6, Timings(10, 20, 30, 40))
+requests.count("add", 1e-6, None)
+requests.count("softmax", 5e-6, None)
+launches.count("add", 2, Timings(0, 20, 30, 40))
+launches.count("add", 1, Timings(0, 2, 3, 4))
+launches.count("add", 16, Timings(0, 200, 2**52, 400))
+requests.flush()
+launches.flush()
+"""
+
+
+def write(folder: Path, times: int) -> None:
+    env = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder), "PYTHONPATH": str(ROOT)}
+    for _ in range(times):
+        subprocess.run([sys.executable, "-c", WRITER], env=env, check=True)
+
+
+def test_sums_over_processes_that_are_gone(tmp_path: Path) -> None:
+    write(tmp_path, 2)
+    add, softmax, matmul = read_statistics(str(tmp_path), ("add", "softmax", "matmul"), "1")
+    assert add.inference_stats == InferenceStats(
+        success=Duration(6, 12_000),
+        fail=Duration(2, 2_000),
+        queue=Duration(6, 60),
+        compute_input=Duration(6, 120),
+        compute_infer=Duration(6, 180),
+        compute_output=Duration(6, 240),
+    )
+    assert add.batch_stats == [
+        BatchStats(1, Duration(2, 4), Duration(2, 6), Duration(2, 8)),
+        BatchStats(2, Duration(2, 40), Duration(2, 60), Duration(2, 80)),
+        BatchStats(16, Duration(2, 400), Duration(2, 2**53), Duration(2, 800)),
+    ]
+    assert (add.inference_count, add.execution_count) == (2 * (2 + 1 + 16), 6)
+    assert add.last_inference > 1_700_000_000_000
+    assert softmax.inference_stats.fail == Duration(1 * 2, 10_000)
+    assert (softmax.last_inference, softmax.execution_count, softmax.batch_stats) == (0, 0, [])
+    assert matmul.inference_stats == InferenceStats()
+
+
+def test_nothing_was_counted_yet(tmp_path: Path) -> None:
+    (only,) = read_statistics(str(tmp_path), ("add",), "1")
+    assert (only.name, only.version, only.inference_count) == ("add", "1", 0)
