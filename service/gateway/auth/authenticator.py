@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from tilewire.service.errors import Forbidden, Unauthorized
+from tilewire.service.gateway.api.docs import PATHS as DOCS_PATHS
 from tilewire.service.gateway.auth.quotas import Quotas
 from tilewire.service.gateway.console import PATHS
 from tilewire.service.keys import EVERYTHING, Key, KeysError, digest_of, read_keys
@@ -29,7 +30,7 @@ HEALTH_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/
 
 # What each word of `--keyless` opens. Exact paths, as the router will see them: another spelling needs a key.
 KEYLESS_PATHS: Mapping[str, frozenset[str]] = {
-    "docs": frozenset({"/docs", "/docs/oauth2-redirect", "/openapi.json"}),
+    "docs": frozenset({*DOCS_PATHS, "/openapi.json"}),
     "console": frozenset(PATHS),
     "metrics": frozenset({"/metrics"}),
 }
