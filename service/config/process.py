@@ -108,7 +108,6 @@ class EngineSettings(msgspec.Struct, frozen=True):
     busy_poll_s: float = 0.0
     tensors_dir: str | None = None
     warmup: str = "run"
-    tune_budget_s: float = 0.0
     forbid_serving_compiles: bool = False
     batch_invariant: bool = False
     kept: list[Kept] = []

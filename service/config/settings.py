@@ -97,12 +97,6 @@ class Settings(BaseSettings):
         "run",
         description="Before ready: none (compile a kernel when a request needs it), load every kernel, or run each one too.",
     )
-    tune_budget_s: float = Field(
-        20.0,
-        ge=0,
-        le=3600,
-        description="On a GPU without a tuned table: how long to measure before ready; kept in the kernel cache. 0 for never.",
-    )
     forbid_serving_compiles: bool = Field(
         default=False, description="Fail a request whose kernel must be compiled: to test that there is none."
     )
@@ -273,7 +267,6 @@ class Settings(BaseSettings):
             busy_poll_s=self.busy_poll_s,
             tensors_dir=str(self.tensors_dir) if self.tensors_dir else None,
             warmup=self.warmup,
-            tune_budget_s=self.tune_budget_s,
             forbid_serving_compiles=self.forbid_serving_compiles,
             batch_invariant=self.batch_invariant,
             kept=kept.tensors,

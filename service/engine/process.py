@@ -89,7 +89,7 @@ def prepare(holdings: Holdings, settings: EngineSettings, logger: structlog.stdl
 
     try:
         fill(holdings, settings, report)
-        holdings.backend.warm_up(Preparation(settings.warmup, settings.tune_budget_s), report, on_compile)
+        holdings.backend.warm_up(Preparation(settings.warmup), report, on_compile)
     except (NotUsable, TensorsDirError) as error:
         raise CannotStart(str(error)) from error
     check_ops(holdings.backend, report)
