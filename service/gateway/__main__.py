@@ -40,6 +40,7 @@ from tilewire.service.ipc.link import Link
 from tilewire.service.ipc.messages import Welcome
 from tilewire.service.keys import KeysError
 from tilewire.service.supervisor import child
+from tilewire.service.supervisor.listeners import BACKLOG
 from tilewire.service.telemetry import log
 from tilewire.service.telemetry.counters import SECONDS_BUCKETS
 from tilewire.service.tls import TlsError, keep_certificate_current, make_context
@@ -126,6 +127,7 @@ def make_server(gateway: Gateway, app: ASGIApp, tls: ssl.SSLContext | None = Non
         access_log=False,
         proxy_headers=False,
         server_header=False,
+        backlog=BACKLOG,
         timeout_keep_alive=gateway.settings.keep_alive_s,  # type: ignore[arg-type]
         timeout_graceful_shutdown=gateway.settings.drain_timeout_s,  # type: ignore[arg-type]
     )
