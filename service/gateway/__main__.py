@@ -32,6 +32,7 @@ from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.gateway.request.lane import Lane
+from tilewire.service.gateway.request.room import Room
 from tilewire.service.gateway.telemetry.exemplars import Exemplars, path_in
 from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
 from tilewire.service.gateway.telemetry.tracing import Recorder
@@ -81,7 +82,7 @@ def make_gateway(
         version=__version__,
         engines=Engines(clients),
         arena=arena,
-        admission=Admission(arena, settings.max_in_flight, settings.max_body_bytes),
+        admission=Admission(Room(arena, settings.room_timeout_s), settings.max_in_flight, settings.max_body_bytes),
         metrics=metrics,
         metrics_folder=settings.metrics_folder,
         doorman=make_doorman(settings),
@@ -142,6 +143,7 @@ def protocol_for(gateway: Gateway) -> type[TilewireProtocol]:
     limits = {
         "patience_s": settings.body_timeout_s,
         "min_body_bytes_per_s": settings.min_body_bytes_per_s,
+        "max_body_s": settings.max_body_s,
         "max_connections": settings.max_connections,
         "lane": Lane(gateway),
     }

@@ -27,7 +27,7 @@ from tilewire.service.config.settings import Settings
 from tilewire.service.gateway.auth.quotas import page_bytes
 from tilewire.service.supervisor.child_process import Child
 from tilewire.service.supervisor.listeners import StartError, address_of, bind, bind_all, listen_unix
-from tilewire.service.supervisor.vault import VaultReader
+from tilewire.service.supervisor.vault import VaultFeed, VaultReader
 
 # On top of the drain time-out, for the children's own last steps.
 EXIT_GRACE_S = 5.0
@@ -98,16 +98,8 @@ class Supervisor:
             path = str(folder / f"engine-{index}.sock")
             paths.append(path)
             door = stack.enter_context(listen_unix(path))
-            vault_fd = self._open_vault(stack) if index == 0 else -1
-            self._engines.append(
-                Child(
-                    f"engine-{index}",
-                    "tilewire.service.engine",
-                    self._engine_settings(index, door, vault_fd),
-                    env,
-                    self._logger,
-                )
-            )
+            make = self._engine_settings(index, door, *self._open_vault(index, stack))
+            self._engines.append(Child(f"engine-{index}", "tilewire.service.engine", make, env, self._logger))
         inherited = self._open_for_gateways(listeners, stack)
         for index in range(self._settings.num_gateways):
             settings = self._settings.gateway(index, inherited[index], paths, str(metrics_folder))
@@ -138,20 +130,27 @@ class Supervisor:
             for index in range(settings.num_gateways)
         ]
 
-    def _open_vault(self, stack: contextlib.ExitStack) -> int:
+    def _open_vault(self, index: int, stack: contextlib.ExitStack) -> tuple[int, Callable[[], None]]:
+        """The engine's end of its socket to the vault, and what to call before the vault's state is handed to it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stack.enter_context(ours)
         stack.enter_context(theirs)
         ours.setblocking(False)
+        if index:
+            feed = VaultFeed(ours)
+            self._vault.feeds.append(feed)
+            stack.callback(feed.clear)
+            return theirs.fileno(), feed.clear
         loop = asyncio.get_running_loop()
         loop.add_reader(ours, self._vault.drain, ours)
         stack.callback(loop.remove_reader, ours)
-        return theirs.fileno()
+        return theirs.fileno(), lambda: self._vault.drain(ours)
 
     def _engine_settings(
-        self, index: int, door: socket.socket, vault_fd: int
+        self, index: int, door: socket.socket, vault_fd: int, before: Callable[[], None]
     ) -> Callable[[int], tuple[msgspec.Struct, Sequence[int]]]:
         def make(restarts: int) -> tuple[msgspec.Struct, Sequence[int]]:
+            before()
             kept = self._vault.keepsakes
             settings = self._settings.engine(index, door.fileno(), vault_fd, restarts, kept)
             fds = [door.fileno(), vault_fd, *kept.fds]

@@ -41,7 +41,8 @@ class SlotReceiver(asyncio.BufferedProtocol):
         protocol: Whose connection it is.
         rest: The part of the slot that is still to be filled; not empty.
         begun: Bytes of the body that came before.
-        timeout_s: Longest time without a byte; from then on the body must have come at the protocol's least rate.
+        timeout_s: Longest time without a byte; from then on the body must have come at the least rate, which grows with its
+            length (`max_body_s`).
     """
 
     def __init__(self, protocol: TilewireProtocol, rest: memoryview, begun: int, timeout_s: float) -> None:
@@ -49,6 +50,7 @@ class SlotReceiver(asyncio.BufferedProtocol):
         self._rest = rest
         self._received = begun
         self._timeout_s = timeout_s
+        self._least_bytes_per_s = max(protocol.min_body_bytes_per_s, int((begun + rest.nbytes) / protocol.max_body_s))
         self._loop = asyncio.get_running_loop()
         self._received_before = begun
         self._began_s = time.monotonic()
@@ -111,7 +113,7 @@ class SlotReceiver(asyncio.BufferedProtocol):
         if self._received == self._received_before:
             self._end(InvalidRequest(stalled(self._timeout_s, self._received)))
             return
-        least = self._protocol.min_body_bytes_per_s
+        least = self._least_bytes_per_s
         if self._received < least * (time.monotonic() - self._began_s):
             self._end(InvalidRequest(f"body: {too_slow(least, self._received)}"))
             return

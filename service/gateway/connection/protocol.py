@@ -11,6 +11,7 @@ whole request and sends no more is still answered; and a drain gives idle connec
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import time
 from collections.abc import Callable
@@ -50,6 +51,7 @@ class TilewireProtocol(HttpToolsProtocol):
     Attributes:
         patience_s: Longest time for a head to come, and longest time in which a client reads nothing of its answer.
         min_body_bytes_per_s: Least rate of a body that takes longer than `patience_s`.
+        max_body_s: Longest time for a body at that rate: a longer body has a larger least rate.
         max_connections: Of this gateway; those above it are answered 503.
         lane: Answers requests that repeat earlier ones; None for none.
         is_refused: What still comes is not read.
@@ -57,6 +59,7 @@ class TilewireProtocol(HttpToolsProtocol):
 
     patience_s = 30.0
     min_body_bytes_per_s = 0
+    max_body_s = math.inf
     max_connections = 2**31
     lane: Lane | None = None
     parser: RequestParser  # type: ignore[assignment]
@@ -357,12 +360,13 @@ class TilewireProtocol(HttpToolsProtocol):
         self.send_400_response(f"the request line and headers did not end within {self.patience_s:g} s")
 
     def _check_rate(self, began_s: float) -> None:
-        """A body that goes through the parser must have come at the least rate."""
+        """A body that goes through the parser must have come at the least rate, and all of it within the longest time."""
         self._body_timer = None
+        elapsed_s = time.monotonic() - began_s
         if self.flow.read_paused:
             # It is we who do not read.
             self._body_bytes, began_s = 0, time.monotonic()
-        elif self._body_bytes < self.min_body_bytes_per_s * (time.monotonic() - began_s):
+        elif elapsed_s > self.max_body_s or self._body_bytes < self.min_body_bytes_per_s * elapsed_s:
             if self.cycle.response_complete:
                 self.transport.close()
             else:

@@ -135,7 +135,7 @@ async def run(
                 raise
             resident_types = current
             continue
-        lease = leases.lease(0 if task.out_region is not None else planned.out.nbytes)
+        lease = await leases.wait(0 if task.out_region is not None else planned.out.nbytes)
         job = _job(task, operands, planned, lease)
         reply = await gateway.engines.compute(job, exchange.incoming)
         if isinstance(reply, Done):

@@ -86,7 +86,7 @@ async def _fetch(gateway: Gateway, exchange: Exchange, name: str, leases: Leases
     for _attempt in range(MAX_PLANS):
         info = await gateway.engines.describe(name)
         codec = codec_for_accept(exchange.headers.get("accept"), None, info.type.dtype)
-        lease = leases.lease(info.type.nbytes)
+        lease = await leases.wait(info.type.nbytes)
         if isinstance(await gateway.engines.download(info, lease.offset), Done):
             chunks = codec.encode(name, info.type, lease.view)
             return TensorResponse(chunks, codec.content_type, _headers(info), leases)
