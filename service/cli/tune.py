@@ -9,7 +9,7 @@ import logging
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
