@@ -167,6 +167,20 @@ class Doorman:
         if self._quotas is not None and access.key is not None:
             self._quotas.admit(access.key, nbytes)
 
+    def reserve(self, access: Access, nbytes: int, own_bytes: int) -> None:
+        """Counts the bytes of an answer before it is made.
+
+        Args:
+            access: Who asks.
+            nbytes: Of the answer, as far as they are not counted yet.
+            own_bytes: Of the same request, those that are counted.
+
+        Raises:
+            OverQuota: Other requests of its key have used up what it may.
+        """
+        if self._quotas is not None and access.key is not None:
+            self._quotas.reserve(access.key, nbytes, own_bytes)
+
     def take_back(self, access: Access, nbytes: int) -> None:
         """Undoes `admit`, for a request that comes in again."""
         if self._quotas is not None and access.key is not None:

@@ -11,6 +11,7 @@ import contextlib
 import os
 import socket
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,11 @@ class SlotReceiver(asyncio.BufferedProtocol):
         self._direct = _own_socket(protocol) if rest.nbytes >= DIRECT_BYTES else None
         self.done: asyncio.Future[None] = self._loop.create_future()
         self.is_complete = False
+
+    @property
+    def received(self) -> int:
+        """Bytes of the body that have come."""
+        return self._received
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Asyncio's call: where the next bytes go. Never past the body, so the next request stays in the socket."""
@@ -152,6 +158,7 @@ class RequestConnection:
         self._protocol = protocol
         self._cycle = cycle
         self.repeated_head = repeated_head
+        self.received_bytes = 0
 
     def remember(self, habit: Habit) -> None:
         """See `context.Connection`."""
@@ -180,7 +187,7 @@ class RequestConnection:
             self._protocol.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             cycle.waiting_for_100_continue = False
         # What came with the head went through the parser.
-        begun = len(cycle.body)
+        begun = self.received_bytes = len(cycle.body)
         slot[:begun] = cycle.body
         cycle.body = bytearray()
         if begun == slot.nbytes:
@@ -201,7 +208,10 @@ class RequestConnection:
             await receiver.done
         finally:
             receiver.stop()
+            self.received_bytes = receiver.received
             self._protocol.take_back(is_complete=receiver.is_complete)
+            # An error that it holds leads back to this frame: left here, both would wait for the garbage collector.
+            del receiver
 
     def pieces(self, chunk: bytes | memoryview) -> Iterable[bytes | memoryview]:
         """See `context.Connection`: what is written at once is encrypted at once, and nobody else is served meanwhile."""
@@ -234,15 +244,20 @@ class JoinedWrites:
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._head = b""
-        self.cycle: RequestResponseCycle | None = None
+        # The cycle has this for its transport: weak, or both would wait for the garbage collector if nothing is ever answered.
+        self._cycle: weakref.ref[RequestResponseCycle] | None = None
+
+    def follow(self, cycle: RequestResponseCycle) -> None:
+        """Whose answer it is."""
+        self._cycle = weakref.ref(cycle)
 
     def write(self, data: bytes | memoryview) -> None:
         """Uvicorn's call: the head, or a piece of the body."""
-        cycle = self.cycle
+        cycle = self._cycle() if self._cycle is not None else None
         if cycle is not None:
             # The first write after the answer began is its head; one before that is a `100 Continue`.
             if cycle.response_started:
-                self.cycle = None
+                self._cycle = None
                 if cycle.expected_content_length > 0 and cycle.scope["method"] != "HEAD":
                     self._head = bytes(data)
                     return

@@ -150,6 +150,8 @@ class Engines:
             reply = await future
         finally:
             client.unwatch()
+            # An error that it holds leads back to this frame: left here, both would wait for the garbage collector.
+            del future
         if client.is_disconnected:
             raise ClientGone("the client left before its answer")
         assert isinstance(reply, Done | Stale), "This is a bug."

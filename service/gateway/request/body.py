@@ -78,8 +78,9 @@ async def _receive_straight(
     except ClientGone:
         exchange.incoming.is_disconnected = True
         raise
+    finally:
+        exchange.received_bytes = connection.received_bytes
     exchange.incoming.is_complete = True
-    exchange.received_bytes = lease.nbytes - lead_bytes
     return lease
 
 
