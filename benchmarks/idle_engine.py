@@ -15,6 +15,7 @@ from tilewire.service.gateway.engines.client import Reply, Request
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.context import Gateway
+from tilewire.service.gateway.request.room import Room
 from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
 from tilewire.service.ipc.arena import Arena, Segment
 from tilewire.service.ipc.messages import (
@@ -81,6 +82,6 @@ def make_idle_server(segment_bytes: int) -> GatewayServer:
     """A server with an arena of that size."""
     arena = Arena(Segment.create("idle", segment_bytes))
     settings = GatewaySettings(0, Inherited(-1), [], segment_bytes)
-    admission = Admission(arena, settings.max_in_flight, settings.max_body_bytes)
+    admission = Admission(Room(arena, settings.room_timeout_s), settings.max_in_flight, settings.max_body_bytes)
     gateway = Gateway(settings, "0", Engines([IdleEngine()]), arena, admission, GatewayMetrics(NoTotals()))
     return make_server(gateway, create_app(gateway))

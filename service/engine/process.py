@@ -36,7 +36,7 @@ from tilewire.service.engine.tensors.commands import Holdings
 from tilewire.service.engine.tensors.residents import Residents, TensorsDirError
 from tilewire.service.engine.tensors.shared_regions import Regions
 from tilewire.service.supervisor import child
-from tilewire.service.supervisor.vault import VaultWriter
+from tilewire.service.supervisor.vault import VaultFollower, VaultWriter
 from tilewire.service.telemetry import log
 from tilewire.service.telemetry.counters import Figures, Sink
 
@@ -111,7 +111,7 @@ def prepare(holdings: Holdings, settings: EngineSettings, logger: structlog.stdl
 
     try:
         fill(holdings, settings, report)
-        holdings.backend.warm_up(Preparation(settings.warmup, settings.tune_budget_s), report, on_compile)
+        holdings.backend.warm_up(Preparation(settings.warmup), report, on_compile)
     except (NotUsable, TensorsDirError) as error:
         raise CannotStart(str(error)) from error
     check_ops(holdings.backend, report)
@@ -131,6 +131,7 @@ def fill(holdings: Holdings, settings: EngineSettings, report: Report) -> None:
     for kept in settings.kept:
         report("residents", len(residents), 0)
         residents.restore(kept)
+    residents.version = settings.kept_version
     for region in settings.kept_regions:
         holdings.regions.restore(region)
     holdings.metrics.observe_residents(len(residents), residents.nbytes)
@@ -169,11 +170,14 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
     gc.freeze()
     gc.enable()
     metrics = EngineMetrics(sink, backend.identity, version=__version__, restarts=settings.restarts)
-    vault = VaultWriter(settings.vault_fd)
+    # The first engine is the home of every name: it alone orders changes, and the others follow.
+    is_home = settings.index == 0
+    vault = VaultWriter(settings.vault_fd if is_home else -1)
+    follower = VaultFollower(-1 if is_home else settings.vault_fd)
     residents = Residents(backend, settings.resident_bytes, vault)
     regions = Regions(backend, vault, max_bytes=settings.shared_memory_bytes, prefix=settings.shared_memory_prefix)
     mailbox = Mailbox()
-    holdings = Holdings(backend, residents, regions, metrics)
+    holdings = Holdings(backend, residents, regions, metrics, follower)
     engine = EngineLoop(
         settings.index,
         mailbox,

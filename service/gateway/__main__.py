@@ -32,6 +32,7 @@ from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.gateway.request.lane import Lane
+from tilewire.service.gateway.request.room import Room
 from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
 from tilewire.service.gateway.telemetry.tracing import Recorder
 from tilewire.service.ipc.arena import Arena, Segment
@@ -78,7 +79,7 @@ def make_gateway(
         version=__version__,
         engines=Engines(clients),
         arena=arena,
-        admission=Admission(arena, settings.max_in_flight, settings.max_body_bytes),
+        admission=Admission(Room(arena, settings.room_timeout_s), settings.max_in_flight, settings.max_body_bytes),
         metrics=metrics,
         doorman=make_doorman(settings),
         recorder=None if settings.tracing is None else open_recorder(settings.tracing, settings.index),
@@ -138,6 +139,7 @@ def protocol_for(gateway: Gateway) -> type[TilewireProtocol]:
     limits = {
         "patience_s": settings.body_timeout_s,
         "min_body_bytes_per_s": settings.min_body_bytes_per_s,
+        "max_body_s": settings.max_body_s,
         "max_connections": settings.max_connections,
         "lane": Lane(gateway),
     }

@@ -25,7 +25,7 @@ from tilewire.service.config.settings import Settings
 from tilewire.service.gateway.auth.quotas import page_bytes
 from tilewire.service.supervisor.child_process import Child
 from tilewire.service.supervisor.listeners import StartError, address_of, bind, bind_all, listen_locally
-from tilewire.service.supervisor.vault import VaultReader
+from tilewire.service.supervisor.vault import VaultFeed, VaultReader
 from tilewire.service.telemetry.exposition import Exposition, Totals
 
 # On top of the drain time-out, for the children's own last steps.
@@ -94,16 +94,9 @@ class Supervisor:
         for index, _device in enumerate(devices_of(self._settings.device)):
             door = stack.enter_context(listen_locally())
             addresses.append(door.getsockname().decode())
-            vault_fd = self._open_vault(stack) if index == 0 else -1
+            make = self._engine_settings(index, door, *self._open_vault(index, stack))
             self._engines.append(
-                Child(
-                    f"engine-{index}",
-                    "tilewire.service.engine",
-                    self._engine_settings(index, door, vault_fd),
-                    totals,
-                    exposition,
-                    self._logger,
-                )
+                Child(f"engine-{index}", "tilewire.service.engine", make, totals, exposition, self._logger)
             )
         inherited = self._open_for_gateways(listeners, stack)
         for index in range(self._settings.num_gateways):
@@ -136,20 +129,27 @@ class Supervisor:
             for index in range(settings.num_gateways)
         ]
 
-    def _open_vault(self, stack: contextlib.ExitStack) -> int:
+    def _open_vault(self, index: int, stack: contextlib.ExitStack) -> tuple[int, Callable[[], None]]:
+        """The engine's end of its socket to the vault, and what to call before the vault's state is handed to it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stack.enter_context(ours)
         stack.enter_context(theirs)
         ours.setblocking(False)
+        if index:
+            feed = VaultFeed(ours)
+            self._vault.feeds.append(feed)
+            stack.callback(feed.clear)
+            return theirs.fileno(), feed.clear
         loop = asyncio.get_running_loop()
         loop.add_reader(ours, self._vault.drain, ours)
         stack.callback(loop.remove_reader, ours)
-        return theirs.fileno()
+        return theirs.fileno(), lambda: self._vault.drain(ours)
 
     def _engine_settings(
-        self, index: int, door: socket.socket, vault_fd: int
+        self, index: int, door: socket.socket, vault_fd: int, before: Callable[[], None]
     ) -> Callable[[int], tuple[msgspec.Struct, Sequence[int]]]:
         def make(restarts: int) -> tuple[msgspec.Struct, Sequence[int]]:
+            before()
             kept = self._vault.keepsakes
             settings = self._settings.engine(index, door.fileno(), vault_fd, restarts, kept)
             fds = [door.fileno(), vault_fd, *kept.fds]

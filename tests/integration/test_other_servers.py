@@ -30,6 +30,7 @@ from tilewire.service.gateway.engines.client import Reply, Request
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.context import Gateway
+from tilewire.service.gateway.request.room import Room
 from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
 from tilewire.service.ipc.arena import Arena, Segment
 from tilewire.service.ipc.messages import Done, Job, Timings, Warming, Welcome
@@ -83,7 +84,7 @@ def gateway() -> Iterator[Gateway]:
         version="test",
         engines=Engines([AddingEngine(segment)]),
         arena=arena,
-        admission=Admission(arena, settings.max_in_flight, settings.max_body_bytes),
+        admission=Admission(Room(arena, settings.room_timeout_s), settings.max_in_flight, settings.max_body_bytes),
         metrics=GatewayMetrics(LocalTotals()),
     )
     assert arena.used_bytes == 0

@@ -26,6 +26,7 @@ from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.gateway.request.lane import Passage
+from tilewire.service.gateway.request.room import Room
 from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
 from tilewire.service.ipc.arena import Arena, Segment
 from tilewire.service.ipc.messages import (
@@ -138,7 +139,7 @@ class GatewayBench:
         self.arena = Arena(Segment.create("tests", SEGMENT_BYTES))
         self.engine = SummingEngine(self.arena)
         whole = GatewaySettings(0, Inherited(-1), [], SEGMENT_BYTES, max_body_bytes=2**21, **settings)
-        self.admission = Admission(self.arena, whole.max_in_flight, whole.max_body_bytes)
+        self.admission = Admission(Room(self.arena, 0.0), whole.max_in_flight, whole.max_body_bytes)
         self.metrics = GatewayMetrics(LocalTotals())
         self.gateway = Gateway(
             whole, "0", Engines([self.engine]), self.arena, self.admission, self.metrics, doorman or Doorman()

@@ -19,6 +19,7 @@ from tilewire.service.gateway.engines.busy_poll import Poller
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.link import Link, send_hello
 from tilewire.service.ipc.messages import (
+    AwaitTensor,
     Cancel,
     DeleteTensor,
     DescribeKernels,
@@ -53,6 +54,7 @@ Request = (
     | GetTensor
     | DescribeTensor
     | DeleteTensor
+    | AwaitTensor
     | ListTensors
     | RegisterRegion
     | UnregisterRegion
