@@ -12,6 +12,7 @@ import gc
 import logging
 import signal
 import socket
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -39,6 +40,9 @@ from tilewire.service.supervisor import child
 from tilewire.service.supervisor.vault import VaultFollower, VaultWriter
 from tilewire.service.telemetry import log
 from tilewire.service.telemetry.counters import Figures, Sink
+
+# A launch is predicted to take milliseconds, and the largest that fits takes seconds: one that takes this long hangs.
+MAX_LAUNCH_S = 60.0
 
 
 class DeviceError(Exception):
@@ -161,6 +165,15 @@ def open_sampler(sink: Sink, device: str, logger: structlog.stdlib.BoundLogger) 
     return sampler
 
 
+async def beat_forever(control: child.Control, engine: EngineLoop) -> None:
+    """Beats for as long as the device finishes what it is given."""
+    while True:
+        launched_ns = engine.launched_ns
+        if not launched_ns or time.monotonic_ns() - launched_ns < MAX_LAUNCH_S * 1e9:
+            control.send(child.Beat())
+        await asyncio.sleep(child.BEAT_S)
+
+
 async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) -> None:
     """Runs the engine until it is drained."""
     draining, ready = asyncio.Event(), asyncio.Event()
@@ -198,8 +211,10 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if ready.is_set():
         control.send(child.Ready(f"{backend.identity.backend}: {backend.identity.device_name}"))
+    beating = asyncio.create_task(beat_forever(control, engine))
     await draining.wait()
     accepting.cancel()
+    beating.cancel()
     if sampler is not None:
         sampler.stop()
     await asyncio.to_thread(engine.stop)

@@ -96,7 +96,15 @@ class Supervisor:
             addresses.append(door.getsockname().decode())
             make = self._engine_settings(index, door, *self._open_vault(index, stack))
             self._engines.append(
-                Child(f"engine-{index}", "tilewire.service.engine", make, totals, exposition, self._logger)
+                Child(
+                    f"engine-{index}",
+                    "tilewire.service.engine",
+                    make,
+                    totals,
+                    exposition,
+                    self._logger,
+                    self._settings.engine_timeout_s,
+                )
             )
         inherited = self._open_for_gateways(listeners, stack)
         for index in range(self._settings.num_gateways):
