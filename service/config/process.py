@@ -67,8 +67,7 @@ class GatewaySettings(msgspec.Struct, frozen=True):
 
     index: int
     inherited: Inherited
-    engine_paths: list[str]
-    metrics_folder: str
+    engine_addresses: list[str]
     segment_bytes: int
     huge_pages: bool = False
     max_body_bytes: int = 256 * 2**20

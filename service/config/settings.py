@@ -251,15 +251,12 @@ class Settings(BaseSettings):
         base = self.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
         return TracingSettings(base.rstrip("/") + "/v1/traces", self.trace_ratio) if base else None
 
-    def gateway(
-        self, index: int, inherited: Inherited, engine_paths: list[str], metrics_folder: str
-    ) -> GatewaySettings:
+    def gateway(self, index: int, inherited: Inherited, engine_addresses: list[str]) -> GatewaySettings:
         """The slice that gateway `index` gets."""
         return GatewaySettings(
             index=index,
             inherited=inherited,
-            engine_paths=engine_paths,
-            metrics_folder=metrics_folder,
+            engine_addresses=engine_addresses,
             segment_bytes=self.num_arena_bytes // self.num_gateways,
             huge_pages=self.huge_pages,
             max_body_bytes=self.max_body_bytes,

@@ -11,14 +11,17 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import structlog
-from prometheus_client import multiprocess
 
 from tilewire.service.ipc.link import Link
 from tilewire.service.supervisor import child
+from tilewire.service.telemetry.counters import Figures
+from tilewire.service.telemetry.exposition import Exposition, Totals
 
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.1, 5.0
 # A child that lived this long had a good start: the next restart is quick again.
 GOOD_LIFE_S = 10.0
+# What a child that is gone had sent last lies in its socket.
+LAST_WORDS_S = 1.0
 # A child that dies this often without ever having been ready will not get ready by itself.
 MAX_UNREADY_DEATHS = 3
 
@@ -32,7 +35,8 @@ class Child:
         name: For the log: `engine-0`, `gateway-1`.
         module: What it runs.
         make: Its settings and the descriptors that it inherits, given how often it was restarted.
-        env: Its environment.
+        totals: Gets its figures.
+        exposition: What it serves as `/metrics`.
         logger: Gets its fate.
 
     Attributes:
@@ -46,16 +50,19 @@ class Child:
         name: str,
         module: str,
         make: Callable[[int], tuple[msgspec.Struct, Sequence[int]]],
-        env: dict[str, str],
+        totals: Totals,
+        exposition: Exposition,
         logger: Logger,
     ) -> None:
         self.name = name
         self._module = module
         self._make = make
-        self._env = env
+        self._totals = totals
+        self._exposition = exposition
+        self._replies: set[asyncio.Task[None]] = set()
         self._logger = logger
         self._process: asyncio.subprocess.Process | None = None
-        self._control: Link[child.Ready] | None = None
+        self._control: Link[child.ToSupervisor] | None = None
         self._draining = asyncio.Event()
         self._was_ready = False
         self.ready = asyncio.Event()
@@ -106,11 +113,11 @@ class Child:
                 self._module,
                 stdin=theirs.fileno(),
                 pass_fds=fds,
-                env=self._env,
                 start_new_session=True,
             )
         ours.setblocking(False)
-        control: Link[child.Ready] = Link(child.Ready, self._on_ready, lambda: None)
+        lost = asyncio.Event()
+        control: Link[child.ToSupervisor] = Link(child.ToSupervisor, self._on_message, lost.set)
         await asyncio.get_running_loop().connect_accepted_socket(lambda: control, ours)
         control.send(settings)
         self._control = control
@@ -118,8 +125,10 @@ class Child:
             control.send(child.Drain())
         status = await self._process.wait()
         self.ready.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(lost.wait(), LAST_WORDS_S)
         control.close()
-        multiprocess.mark_process_dead(self._process.pid, path=self._env["PROMETHEUS_MULTIPROC_DIR"])  # type: ignore[no-untyped-call]
+        self._totals.end(self.name)
         return status
 
     def _reason_to_give_up(self, status: int, deaths: int) -> str:
@@ -132,8 +141,26 @@ class Child:
             )
         return ""
 
-    def _on_ready(self, message: child.Ready) -> None:
-        self.detail = message.detail
-        self._was_ready = True
-        self.ready.set()
-        self._logger.info("ready", name=self.name, detail=message.detail)
+    def _on_message(self, message: child.ToSupervisor) -> None:
+        match message:
+            case Figures():
+                self._totals.add(self.name, message)
+            case child.ReadHidden(id=id_):
+                self._reply(child.HiddenSums(id_, self._totals.hidden()))
+            case child.ReadExposition():
+                task = asyncio.create_task(self._expose(message))
+                self._replies.add(task)
+                task.add_done_callback(self._replies.discard)
+            case child.Ready(detail=detail):
+                self.detail = detail
+                self._was_ready = True
+                self.ready.set()
+                self._logger.info("ready", name=self.name, detail=detail)
+
+    async def _expose(self, request: child.ReadExposition) -> None:
+        body, content_type = await self._exposition.read(openmetrics=request.openmetrics)
+        self._reply(child.ExpositionText(request.id, body, content_type))
+
+    def _reply(self, message: child.ExpositionText | child.HiddenSums) -> None:
+        if self._control is not None:
+            self._control.send(message)

@@ -51,9 +51,12 @@ def address_of(door: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def listen_unix(path: str) -> socket.socket:
-    """Binds a Unix socket and listens; gateways that come before the engine wait in its backlog."""
+def listen_locally() -> socket.socket:
+    """Listens on a Unix socket whose name the kernel chooses; no file, so nothing to write and nothing to sweep.
+
+    Gateways that come before the engine wait in its backlog. The engine takes connections of its own user only.
+    """
     door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    door.bind(path)
+    door.bind("")
     door.listen(BACKLOG)
     return door

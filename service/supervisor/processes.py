@@ -1,6 +1,6 @@
 """The parent of all processes: binds the port, starts engines and gateways, restarts what dies, drains in order.
 
-Owns the listening sockets, the vault of resident tensors and the runtime folder. Knows neither HTTP messages nor a device;
+Owns the listening sockets, the vault of resident tensors and the sums of all metrics. Knows neither HTTP messages nor a device;
 imports no torch. One asyncio loop. Its life as named phases:
 
     bind → start engines → start gateways → announce → watch → drain gateways → drain engines → exit
@@ -14,9 +14,7 @@ import os
 import resource
 import signal
 import socket
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import msgspec
 import structlog
@@ -26,8 +24,9 @@ from tilewire.service.config.process import Inherited
 from tilewire.service.config.settings import Settings
 from tilewire.service.gateway.auth.quotas import page_bytes
 from tilewire.service.supervisor.child_process import Child
-from tilewire.service.supervisor.listeners import StartError, address_of, bind, bind_all, listen_unix
+from tilewire.service.supervisor.listeners import StartError, address_of, bind, bind_all, listen_locally
 from tilewire.service.supervisor.vault import VaultFeed, VaultReader
+from tilewire.service.telemetry.exposition import Exposition, Totals
 
 # On top of the drain time-out, for the children's own last steps.
 EXIT_GRACE_S = 5.0
@@ -71,8 +70,7 @@ class Supervisor:
             listeners = bind_all(self._settings.host, self._settings.port, count)
             for listener in listeners:
                 stack.enter_context(listener)
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tilewire-", ignore_cleanup_errors=True))
-            self._start_children(listeners, Path(folder), stack)
+            self._start_children(listeners, stack)
             engines = [asyncio.create_task(engine.run()) for engine in self._engines]
             gateways = [asyncio.create_task(gateway.run()) for gateway in self._gateways]
             announcing = asyncio.create_task(self._announce_when_ready(listeners[0]))
@@ -89,26 +87,26 @@ class Supervisor:
                 process.kill()
         stopping.set()
 
-    def _start_children(self, listeners: list[socket.socket], folder: Path, stack: contextlib.ExitStack) -> None:
-        metrics_folder = folder / "metrics"
-        metrics_folder.mkdir()
-        env = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(metrics_folder)}
-        paths = []
+    def _start_children(self, listeners: list[socket.socket], stack: contextlib.ExitStack) -> None:
+        totals = Totals()
+        exposition = Exposition(totals)
+        addresses = []
         for index, _device in enumerate(devices_of(self._settings.device)):
-            path = str(folder / f"engine-{index}.sock")
-            paths.append(path)
-            door = stack.enter_context(listen_unix(path))
+            door = stack.enter_context(listen_locally())
+            addresses.append(door.getsockname().decode())
             make = self._engine_settings(index, door, *self._open_vault(index, stack))
-            self._engines.append(Child(f"engine-{index}", "tilewire.service.engine", make, env, self._logger))
+            child = Child(f"engine-{index}", "tilewire.service.engine", make, totals, exposition, self._logger)
+            self._engines.append(child)
         inherited = self._open_for_gateways(listeners, stack)
         for index in range(self._settings.num_gateways):
-            settings = self._settings.gateway(index, inherited[index], paths, str(metrics_folder))
+            settings = self._settings.gateway(index, inherited[index], addresses)
             self._gateways.append(
                 Child(
                     f"gateway-{index}",
                     "tilewire.service.gateway",
                     lambda _restarts, settings=settings: (settings, settings.inherited.fds),  # type: ignore[misc]
-                    env,
+                    totals,
+                    exposition,
                     self._logger,
                 )
             )

@@ -20,6 +20,7 @@ import pytest
 import uvicorn
 
 from tests.support.float64_oracle import random_array
+from tests.support.local_totals import LocalTotals
 from tests.support.tensor_bodies import Array, decode, to_safetensors
 from tilewire.service.config.process import GatewaySettings, Inherited
 from tilewire.service.config.settings import Settings
@@ -84,8 +85,7 @@ def gateway() -> Iterator[Gateway]:
         engines=Engines([AddingEngine(segment)]),
         arena=arena,
         admission=Admission(Room(arena, settings.room_timeout_s), settings.max_in_flight, settings.max_body_bytes),
-        metrics=GatewayMetrics(),
-        metrics_folder="",
+        metrics=GatewayMetrics(LocalTotals()),
     )
     assert arena.used_bytes == 0
     segment.close()
@@ -93,7 +93,7 @@ def gateway() -> Iterator[Gateway]:
 
 def gateway_settings() -> GatewaySettings:
     """The defaults, and no descriptor: nobody listens for us."""
-    return Settings(arena_bytes=ARENA_BYTES, gateways=1).gateway(0, Inherited(-1), [], "")
+    return Settings(arena_bytes=ARENA_BYTES, gateways=1).gateway(0, Inherited(-1), [])
 
 
 @pytest.fixture(scope="module")

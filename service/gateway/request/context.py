@@ -34,7 +34,6 @@ class Gateway:
         arena: Memory for bodies and results.
         admission: The door.
         metrics: What is counted.
-        metrics_folder: Where all processes keep their figures.
         doorman: Tells who asks.
         recorder: Takes spans, or None.
     """
@@ -45,7 +44,6 @@ class Gateway:
     arena: Arena
     admission: Admission
     metrics: GatewayMetrics
-    metrics_folder: str
     doorman: Doorman = field(default_factory=Doorman)
     recorder: Recorder | None = None
 

@@ -49,7 +49,7 @@ def test_bytes_with_units(text: str | int, nbytes: int) -> None:
 def test_gateways_share_the_arena(gateways: int) -> None:
     settings = Settings(gateways=gateways)
     assert settings.num_gateways == gateways
-    assert settings.gateway(0, Inherited(3), [], "").segment_bytes * gateways <= settings.num_arena_bytes
+    assert settings.gateway(0, Inherited(3), []).segment_bytes * gateways <= settings.num_arena_bytes
 
 
 def test_gateways_follow_the_cores_by_default() -> None:
@@ -63,7 +63,7 @@ def test_polling_needs_a_core_for_each_process_and_a_gpu() -> None:
     assert Settings(busy_poll_us=0).busy_poll_s == 0
     asked = Settings(gateways=many, busy_poll_us=200)
     assert asked.busy_poll_s == 200e-6
-    assert asked.gateway(0, Inherited(3), [], "").busy_poll_s == 200e-6
+    assert asked.gateway(0, Inherited(3), []).busy_poll_s == 200e-6
     has_enough = num_cores() >= 1 + 1 + 1
     assert Settings(gateways=1, device="cuda:0").busy_poll_s == (BUSY_POLL_S if has_enough else 0)
 
