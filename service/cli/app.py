@@ -30,7 +30,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="GPU linear algebra over HTTP: matmul, softmax and add."
 )
 
-BENCHMARKS = ("kernels", "batching", "dispatch", "shared_memory", "http", "gateway", "settings", "start")
+BENCHMARKS = ("kernels", "batching", "dispatch", "shared_memory", "http", "gateway", "settings", "start", "client")
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
