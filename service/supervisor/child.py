@@ -137,6 +137,11 @@ class Control:
         return control
 
     @property
+    def is_lost(self) -> bool:
+        """Whether the supervisor is gone."""
+        return self._lost.is_set()
+
+    @property
     def is_congested(self) -> bool:
         """Whether figures should wait: those that were sent before have not left."""
         return self._link.unsent_bytes > MAX_UNSENT_BYTES

@@ -21,7 +21,7 @@ import pytest
 from tests.conftest import StartServer
 from tests.support.exposition import Scrape, is_idle, scrape, settles, total
 from tests.support.float64_oracle import random_array
-from tests.support.live_server import COMMAND, POLL_S, ROOT, START_TIMEOUT_S, LiveServer, held, path_with
+from tests.support.live_server import COMMAND, POLL_S, ROOT, START_TIMEOUT_S, LiveServer, held, path_with, serving
 from tests.support.raw_http import ConnectionEnded, RawConnection, head, post
 from tests.support.tensor_bodies import from_safetensors, to_npy, to_safetensors
 
@@ -145,6 +145,23 @@ def test_nothing_is_left_of_a_server_that_was_killed(start_server: StartServer, 
     while time.monotonic() < end_s and any(is_running(pid) for pid in children):
         time.sleep(POLL_S)
     assert not any(is_running(pid) for pid in children)
+
+
+def test_a_killed_server_can_be_started_again_at_once(tmp_path: Path) -> None:
+    """Even while a client of the old one has sent half a body, which would have a drain's time-out to come."""
+    flags = ("--gateways", "2", "--arena-bytes", "16MiB")
+    killed = LiveServer(tmp_path / "killed", *flags)
+    with RawConnection(killed.connect()) as slow:
+        slow.send(head("POST", "/v1/matmul", content_length=str(len(ONES))) + ONES[:50])
+        with killed.client() as client:
+            assert settles(client, lambda now: total(now, "tilewire_in_flight_requests") == 1)
+        killed.process.kill()
+        killed.process.wait()
+        assert killed.process.stdout is not None
+        killed.process.stdout.close()
+        with serving(tmp_path / "next", *flags, "--port", str(killed.port)) as server, server.client() as client:
+            assert server.port == killed.port
+            assert client.post("/v1/matmul", content=ONES).status_code == 200
 
 
 def is_running(pid: int) -> bool:
