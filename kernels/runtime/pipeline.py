@@ -9,6 +9,7 @@ from math import prod
 import torch
 
 from tilewire.kernels.runtime.launch import Launch, Variant, current_stream
+from tilewire.kernels.runtime.targets import is_interpreting
 from tilewire.kernels.runtime.workspace import workspace
 
 # Parts of scratch memory begin at multiples of this, so that all can be read in 16-byte pieces.
@@ -88,6 +89,9 @@ class Pipeline:
             for launch, operands in self._steps:
                 launch.at(*[addresses[number] for number in operands])
             return
+        if is_interpreting():
+            # The interpreter takes no null pointers; operands that may be absent are float32.
+            tensors = tuple(torch.zeros(1) if tensor is None else tensor for tensor in tensors)
         operands_of = [*tensors, *([] if scratch is None else self._views(scratch))]
         for launch, operands in self._steps:
             launch(*[operands_of[number] for number in operands])

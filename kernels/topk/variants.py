@@ -76,7 +76,8 @@ def build(
     types |= {"orders_ptr": "*i32", "keys_ptr": "*i64", "out_ptr": "*i64", "indices_ptr": "*i64"} | pointers
     constants = {**constants, "OVERLAP": target.has_overlap}
     divisible = [name for name in _SCRATCH if name in names]
-    divisible += ["x_ptr"] if constants.get("UNIT", 1) > 1 else []
+    if constants.get("UNIT", 1) > 1:
+        divisible += [name for name in ("x_ptr", "a_ptr", "b_ptr") if name in names]
     compiler = {"num_warps": num_warps, **options} | ({"launch_pdl": True} if target.has_overlap else {})
     return Variant(
         kernel,
