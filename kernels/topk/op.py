@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 
@@ -198,7 +199,7 @@ def select_steps(
     return steps, parts, chunks * width
 
 
-def bound(variant: Variant, target: Target, programs: int, sizes: dict[str, int], index: int) -> Launch:
+def bound(variant: Variant, target: Target, programs: int, sizes: Mapping[str, float], index: int) -> Launch:
     """The launch of `variant` over `programs`, with those of `sizes` that it takes."""
     taken = {name for name, _ in variant.signature}
     values = {name: value for name, value in sizes.items() if name in taken}
