@@ -34,7 +34,8 @@ def main_variant(problem: Problem, config: Config, target: Target) -> Variant:
         "BLOCK_N": config.block_n,
     }
     if problem.is_row:
-        lane = min(16 // ITEM_BYTES[problem.dtype], config.block_n)
+        # Element by element, the neighbours of a lane would lie in other threads.
+        lane = unit_of(problem)
         return build(reduce_row_kernel, types, constants | {"LANE": lane}, config.num_warps, target)
     inner = {"UNIT_INNER": problem.is_unit_inner}
     return build(reduce_column_kernel, types, constants | inner, config.num_warps, target)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -95,6 +96,16 @@ class Pipeline:
         operands_of = [*tensors, *([] if scratch is None else self._views(scratch))]
         for launch, operands in self._steps:
             launch(*[operands_of[number] for number in operands])
+
+    def single_steps(self, *tensors: torch.Tensor | None) -> list[Callable[[], None]]:
+        """Calls that launch one step each, for measuring them apart; the driver must be called directly."""
+        scratch = self._scratch()
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+        addresses += [(0 if scratch is None else scratch.data_ptr()) + offset for offset in self._offsets]
+        return [
+            functools.partial(launch.at, *[addresses[number] for number in operands])
+            for launch, operands in self._steps
+        ]
 
     def _scratch(self) -> torch.Tensor | None:
         if not self._parts:

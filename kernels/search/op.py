@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -228,6 +229,10 @@ class PreparedSearch:
         for first, count, pipeline in self._pipelines:
             rows = slice(first, first + count)
             pipeline(a[rows], b, norms, bias, values[rows], indices[rows])
+
+    def single_steps(self, *tensors: torch.Tensor | None) -> list[Callable[[], None]]:
+        """Calls that launch one step each on the first queries, for measuring them apart."""
+        return self._pipelines[0][2].single_steps(*tensors)
 
 
 _norms: Kept[Pipeline] = Kept()

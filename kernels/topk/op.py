@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -115,6 +115,10 @@ class PreparedTopK:
         self._pipeline(as_rows(x, self._axis), *written)
         for out, found in zip(outputs, written, strict=True):
             out.copy_(found)
+
+    def single_steps(self, *tensors: torch.Tensor | None) -> list[Callable[[], None]]:
+        """Calls that launch one step each, for measuring them apart."""
+        return self._pipeline.single_steps(*tensors)
 
 
 _kept: Kept[PreparedTopK] = Kept()
