@@ -26,7 +26,7 @@ from tilewire.service.ipc.messages import (
     Welcome,
     encode_frame,
 )
-from tilewire.service.ops.registry import TensorType
+from tilewire.service.ops.op import TensorType
 
 WEIGHT = TensorType("float16", (4096, 4096))
 

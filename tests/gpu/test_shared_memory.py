@@ -23,7 +23,8 @@ from tilewire.service.cli.launch import running_server
 from tilewire.service.engine.backends.contract import HostBytes, Step
 from tilewire.service.engine.loop.batching import join, key_of
 from tilewire.service.ipc.messages import Job, Operand
-from tilewire.service.ops.registry import AddOptions, TensorType
+from tilewire.service.ops.add import AddOptions
+from tilewire.service.ops.op import TensorType
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 

@@ -8,10 +8,12 @@ import torch
 
 from tilewire.service.engine.backends.contract import HostBytes, Joined, Step
 from tilewire.service.engine.backends.gpu.grouped import Group, can_group
-from tilewire.service.engine.backends.gpu.host import tensor_of
 from tilewire.service.engine.backends.gpu.staging import Staging
+from tilewire.service.engine.backends.host import tensor_of
 from tilewire.service.engine.loop.batching import join
-from tilewire.service.ops.registry import MatmulOptions, SoftmaxOptions, TensorType
+from tilewire.service.ops.matmul import MatmulOptions
+from tilewire.service.ops.op import TensorType
+from tilewire.service.ops.softmax import SoftmaxOptions
 
 CPU = torch.device("cpu")
 SHAPES = [(1, 8, 8), (70, 16, 24), (3, 5, 7), (65, 33, 66), (2, 64, 130)]

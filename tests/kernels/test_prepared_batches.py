@@ -7,9 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-
-from tilewire.service.engine.backends.contract import HostBytes, Joined, Step
-from tilewire.service.engine.backends.gpu.host import tensor_of
 from tilewire.service.engine.backends.gpu.prepared import (
     MOST_BYTES,
     MOST_OF_A_KIND,
@@ -17,9 +14,16 @@ from tilewire.service.engine.backends.gpu.prepared import (
     PreparedBatch,
     PreparedBatches,
 )
+
+from tilewire.service.engine.backends.contract import HostBytes, Joined, Step
 from tilewire.service.engine.backends.gpu.staging import Staging
+from tilewire.service.engine.backends.host import tensor_of
 from tilewire.service.engine.loop.batching import Form, join
-from tilewire.service.ops.registry import AddOptions, MatmulOptions, Options, SoftmaxOptions, TensorType
+from tilewire.service.ops.add import AddOptions
+from tilewire.service.ops.matmul import MatmulOptions
+from tilewire.service.ops.op import TensorType
+from tilewire.service.ops.registry import Options
+from tilewire.service.ops.softmax import SoftmaxOptions
 
 CPU = torch.device("cpu")
 Given = np.ndarray | torch.Tensor

@@ -13,17 +13,16 @@ import msgspec
 
 from tilewire.service.errors import ClientGone, Unavailable, UnknownName
 from tilewire.service.gateway.engines.client import Engine, Reply, Request
+from tilewire.service.gateway.engines.templates import BoundTemplate, Templates
 from tilewire.service.ipc.messages import (
     DeleteTensor,
     DescribeKernels,
     DescribeTensor,
     Done,
     GetTensor,
-    Job,
     Kernels,
     ListRegions,
     ListTensors,
-    Operand,
     PutTensor,
     RegionInfo,
     RegionList,
@@ -32,9 +31,10 @@ from tilewire.service.ipc.messages import (
     TensorInfo,
     Tensors,
     UnregisterRegion,
+    Upload,
     Welcome,
 )
-from tilewire.service.ops.registry import TensorType
+from tilewire.service.ops.op import TensorType
 
 ReplyT = TypeVar("ReplyT", Done, Stale, Tensors, RegionList, Kernels)
 
@@ -62,10 +62,14 @@ class Engines:
 
     Args:
         engines: One for each device.
+
+    Attributes:
+        templates: Templates of the jobs that are submitted.
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self._engines = engines
+        self.templates = Templates(self._forget_template)
         self._types: dict[str, TensorType] = {}
 
     @property
@@ -112,8 +116,15 @@ class Engines:
                 return False
         return self.is_ready
 
-    def submit(self, job: Job) -> tuple[Engine, int, asyncio.Future[Reply]]:
+    def submit(
+        self, bound: BoundTemplate, *, deadline_ns: int = 0, priority: int = 0
+    ) -> tuple[Engine, int, asyncio.Future[Reply]]:
         """Sends a job to the least busy engine.
+
+        Args:
+            bound: The template of the job, and its offsets.
+            deadline_ns: Latest start on the machine's monotonic clock; 0 for none.
+            priority: 0 is the default, 1 the most urgent.
 
         Returns:
             The engine, the job's id there, and what holds the reply: until it comes, the slots are the engine's.
@@ -122,18 +133,22 @@ class Engines:
             Unavailable: No engine is ready.
         """
         engine = self._least_busy()
-        return engine, *engine.send(job)
+        return engine, *engine.submit(bound.template, bound.offsets, deadline_ns=deadline_ns, priority=priority)
 
     def learn(self, stale: Stale) -> None:
         """Takes over the types that an engine told."""
         self._remember(stale.tensors)
 
-    async def compute(self, job: Job, client: Departure) -> Done | Stale:
+    async def compute(
+        self, bound: BoundTemplate, client: Departure, *, deadline_ns: int = 0, priority: int = 0
+    ) -> Done | Stale:
         """Runs a job on the least busy engine.
 
         Args:
-            job: Its id is given here.
+            bound: The template of the job, and its offsets.
             client: When it leaves, the job is cancelled.
+            deadline_ns: Latest start on the machine's monotonic clock; 0 for none.
+            priority: 0 is the default, 1 the most urgent.
 
         Returns:
             When the slots are the caller's again, whatever happened: `Done`, or `Stale` with the types to plan with.
@@ -141,7 +156,7 @@ class Engines:
         Raises:
             TilewireError: Whatever the engine answered; `ClientGone` when the client left.
         """
-        engine, request_id, future = self.submit(job)
+        engine, request_id, future = self.submit(bound, deadline_ns=deadline_ns, priority=priority)
         # Cancelled or not, the reply is awaited: until it comes, the slots are the engine's.
         client.watch(lambda: engine.cancel(request_id))
         try:
@@ -180,7 +195,7 @@ class Engines:
         self._remember(reply.tensors)
         return reply.tensors[0]
 
-    async def put(self, name: str, source: Operand) -> tuple[TensorInfo, bool]:
+    async def put(self, name: str, source: Upload) -> tuple[TensorInfo, bool]:
         """Makes a tensor resident on every engine.
 
         Returns:
@@ -278,9 +293,9 @@ class Engines:
             *(self._ask(engine, UnregisterRegion(0, name, stamp), RegionList) for engine in others),
         )
 
-    def forget(self, name: str) -> None:
-        """Drops a cached type that proved wrong."""
-        self._types.pop(name, None)
+    def _forget_template(self, template_id: int) -> None:
+        for engine in self._engines:
+            engine.forget(template_id)
 
     def _check_all_ready(self) -> None:
         if any(engine.welcome is None for engine in self._engines):

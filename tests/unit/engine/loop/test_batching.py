@@ -9,20 +9,15 @@ import torch
 
 from tilewire.service.engine.backends.contract import HostBytes, Step
 from tilewire.service.engine.backends.cpu import CpuBackend
-from tilewire.service.engine.backends.gpu.host import tensor_of
+from tilewire.service.engine.backends.host import tensor_of
 from tilewire.service.engine.loop.batching import join, key_of
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import Job, Operand
-from tilewire.service.ops.registry import (
-    OPS,
-    AddOptions,
-    Limits,
-    MatmulOptions,
-    Options,
-    SoftmaxOptions,
-    TensorType,
-    plan,
-)
+from tilewire.service.ops.add import AddOptions
+from tilewire.service.ops.matmul import MatmulOptions
+from tilewire.service.ops.op import Limits, TensorType
+from tilewire.service.ops.registry import OPS, Options, plan
+from tilewire.service.ops.softmax import SoftmaxOptions
 
 SEGMENT_BYTES = 2**20
 

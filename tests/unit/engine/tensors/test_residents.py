@@ -15,7 +15,7 @@ from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.errors import ResidentQuota, UnknownName
 from tilewire.service.ipc.arena import Segment
-from tilewire.service.ops.registry import TensorType
+from tilewire.service.ops.op import TensorType
 from tilewire.service.supervisor.vault import VaultReader, VaultWriter
 
 

@@ -23,7 +23,8 @@ from tilewire.service.engine.tensors.shared_regions import MAX_REGIONS, OUT, Reg
 from tilewire.service.engine.tensors.shm_files import SharedFile
 from tilewire.service.errors import BeyondLimit, InvalidRequest, UnknownName
 from tilewire.service.ipc.messages import RegionInfo
-from tilewire.service.ops.registry import AddOptions, TensorType
+from tilewire.service.ops.add import AddOptions
+from tilewire.service.ops.op import TensorType
 from tilewire.service.supervisor.handover import KeptRegion
 from tilewire.service.supervisor.vault import VaultReader, VaultWriter
 

@@ -7,28 +7,32 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support.jobs import SentJob
 from tilewire.service.errors import ClientGone, InvalidRequest, ResidentQuota, TilewireError, Unavailable
 from tilewire.service.gateway.engines.client import Reply, Request
 from tilewire.service.gateway.engines.router import Engines
+from tilewire.service.gateway.engines.templates import BoundTemplate
 from tilewire.service.ipc.messages import (
     Done,
-    Job,
-    Operand,
+    OutputSpec,
     PutTensor,
     RegionInfo,
     RegionList,
     RegisterRegion,
+    Template,
     TensorInfo,
     Tensors,
     Timings,
     UnregisterRegion,
+    Upload,
     Warming,
     Welcome,
 )
-from tilewire.service.ops.registry import AddOptions, TensorType
+from tilewire.service.ops.add import AddOptions
+from tilewire.service.ops.op import TensorType
 
 KIND = TensorType("float32", (2,))
-JOB = Job(0, "add", {}, AddOptions(), KIND, 0, 1, 1)
+JOB = BoundTemplate(Template(1, "add", (), AddOptions(), (OutputSpec(KIND),), 1, 1), (0,))
 
 
 class ScriptedEngine:
@@ -36,6 +40,8 @@ class ScriptedEngine:
         self.welcome = Welcome(index, "cpu", "cpu", "", "", "") if is_ready else None
         self.warming: Warming | None = None
         self.sent: list[Request] = []
+        self.jobs: list[SentJob] = []
+        self.forgotten: list[int] = []
         self.futures: list[asyncio.Future[Reply]] = []
         self.cancelled: list[int] = []
 
@@ -47,6 +53,16 @@ class ScriptedEngine:
         self.sent.append(request)
         self.futures.append(asyncio.get_running_loop().create_future())
         return len(self.futures) - 1, self.futures[-1]
+
+    def submit(
+        self, template: Template, offsets: tuple[int, ...], *, deadline_ns: int = 0, priority: int = 0
+    ) -> tuple[int, asyncio.Future[Reply]]:
+        self.jobs.append(SentJob(template, offsets, deadline_ns, priority))
+        self.futures.append(asyncio.get_running_loop().create_future())
+        return len(self.futures) - 1, self.futures[-1]
+
+    def forget(self, template_id: int) -> None:
+        self.forgotten.append(template_id)
 
     def cancel(self, request_id: int) -> None:
         self.cancelled.append(request_id)
@@ -80,7 +96,7 @@ def test_jobs_go_to_the_least_busy_engine_that_is_ready() -> None:
         engines = Engines([one, two, down])
         tasks = [asyncio.ensure_future(engines.compute(JOB, Stays())) for _ in range(4)]
         await asyncio.sleep(0)
-        assert (len(one.sent), len(two.sent), len(down.sent)) == (2, 2, 0)
+        assert (len(one.jobs), len(two.jobs), len(down.jobs)) == (2, 2, 0)
         for future in (*one.futures, *two.futures):
             future.set_result(Done(0, Timings()))
         assert len(await asyncio.gather(*tasks)) == 4
@@ -109,7 +125,7 @@ def test_a_client_that_leaves_cancels_its_job_and_waits_for_its_slots() -> None:
 def test_uploads_go_to_every_engine(failure: TilewireError | None) -> None:
     async def run() -> None:
         one, two = ScriptedEngine(0), ScriptedEngine(1)
-        task = asyncio.ensure_future(Engines([one, two]).put("w", Operand(KIND, 0)))
+        task = asyncio.ensure_future(Engines([one, two]).put("w", Upload(KIND, 0)))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert [type(engine.sent[0]) for engine in (one, two)] == [PutTensor, PutTensor]
@@ -128,7 +144,7 @@ def test_uploads_go_to_every_engine(failure: TilewireError | None) -> None:
 def test_an_upload_waits_for_no_engine_that_would_miss_it() -> None:
     async def run() -> None:
         with pytest.raises(Unavailable):
-            await Engines([ScriptedEngine(0), ScriptedEngine(1, is_ready=False)]).put("w", Operand(KIND, 0))
+            await Engines([ScriptedEngine(0), ScriptedEngine(1, is_ready=False)]).put("w", Upload(KIND, 0))
 
     asyncio.run(run())
 

@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 from tilewire.service.engine.backends.contract import HostBytes, Joined, Step
 from tilewire.service.engine.backends.gpu.chunks import MOST_PARTS, PART_BYTES, ROWS_STEP, Parts, parts_of
 from tilewire.service.engine.loop.batching import join
-from tilewire.service.ops.registry import AddOptions, MatmulOptions, Options, SoftmaxOptions, TensorType
+from tilewire.service.ops.add import AddOptions
+from tilewire.service.ops.matmul import MatmulOptions
+from tilewire.service.ops.op import TensorType
+from tilewire.service.ops.registry import Options
+from tilewire.service.ops.softmax import SoftmaxOptions
 
 NOWHERE = torch.empty(0, dtype=torch.uint8)
 
