@@ -107,7 +107,7 @@ def test_options_that_cannot_be_right_are_named(op: str, raw: dict[str, object],
 
 @pytest.mark.parametrize("value", [True, "true", "True", "1"])
 def test_truths_as_text_and_as_json(value: object) -> None:
-    assert parse_options(OPS["softmax"], {"log": value}).log  # type: ignore[union-attr]
+    assert parse_options(OPS["softmax"], {"log": value}).log  # type: ignore[attr-defined]
 
 
 def test_no_such_op_says_which_there_are() -> None:
@@ -128,9 +128,9 @@ def test_equal_alphas_are_the_same_option_whichever_came_first(first: str) -> No
 def test_an_alpha_that_is_no_integer_or_too_long_is_refused() -> None:
     integers = dict.fromkeys("ab", TensorType("int64", (3,)))
     for alpha in (0.5, 1e19, -1e300):
-        with pytest.raises(InvalidRequest, match="^alpha: .* must be an integer"):
+        with pytest.raises(InvalidRequest, match=r"^alpha: .* must be an integer"):
             planned("add", integers, {"alpha": alpha})
-    with pytest.raises(InvalidRequest, match="^alpha: .* 64 bits"):
+    with pytest.raises(InvalidRequest, match=r"^alpha: .* 64 bits"):
         planned("add", integers, {"alpha": 2**63})
     assert planned("add", integers, {"alpha": 2.0**62}).flops == planned("add", integers, {"alpha": 2**62}).flops
 
