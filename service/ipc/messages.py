@@ -74,6 +74,7 @@ class TensorInfo(msgspec.Struct, frozen=True):
         created: Unix time in seconds of its upload.
         last_used: Unix time in seconds of the last request that read it, or None.
         hits: Requests that read it.
+        version: Position of its last change in the home engine's order; 0 for a tensor that was loaded from a file.
     """
 
     name: str
@@ -81,6 +82,7 @@ class TensorInfo(msgspec.Struct, frozen=True):
     created: float
     last_used: float | None = None
     hits: int = 0
+    version: int = 0
 
 
 class RegionInfo(msgspec.Struct, frozen=True):
@@ -179,7 +181,7 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
 
 
 class PutTensor(msgspec.Struct, frozen=True, array_like=True, tag="put"):
-    """Make the bytes of `source` resident under `name`."""
+    """Make the bytes of `source` resident under `name`. For the home engine; the others follow it through the vault."""
 
     id: int
     name: str
@@ -206,10 +208,32 @@ class DescribeTensor(msgspec.Struct, frozen=True, array_like=True, tag="describe
 
 
 class DeleteTensor(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
-    """Forget `name`; requests under way finish with it."""
+    """Forget `name`; requests under way finish with it. For the home engine; the others follow it through the vault.
+
+    Attributes:
+        id: Of this request.
+        name: Of the tensor.
+        version: Delete it only while it has this version; 0 for any.
+    """
 
     id: int
     name: str
+    version: int = 0
+    request_id: str = ""
+
+
+class AwaitTensor(msgspec.Struct, frozen=True, array_like=True, tag="await"):
+    """Answer when the home engine's changes up to `version` are in force here.
+
+    Attributes:
+        id: Of this request.
+        name: Of the tensor that the change is about; the answer is its failure when it could not be taken over.
+        version: Of the change.
+    """
+
+    id: int
+    name: str
+    version: int
     request_id: str = ""
 
 
@@ -273,6 +297,7 @@ ToEngine = (
     | GetTensor
     | DescribeTensor
     | DeleteTensor
+    | AwaitTensor
     | ListTensors
     | RegisterRegion
     | UnregisterRegion
@@ -339,7 +364,7 @@ class Stale(msgspec.Struct, frozen=True, array_like=True, tag="stale"):
 
 
 class Tensors(msgspec.Struct, frozen=True, array_like=True, tag="tensors"):
-    """Answer to put, describe and list. `replaced` tells whether a put found an older tensor."""
+    """Answer to put, delete, await, describe and list. `replaced` tells whether a put found an older tensor."""
 
     id: int
     tensors: tuple[TensorInfo, ...]

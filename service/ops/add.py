@@ -25,15 +25,21 @@ from tilewire.service.ops.op import (
     check_same_dtype,
 )
 
-# One past the largest integer of 64 bits.
-_INT64_END = 2**63
-
 
 class AddOptions(OpOptions, frozen=True, tag="add"):
     """Options of `add`."""
 
     alpha: Annotated[int | float, msgspec.Meta(description="out = a + alpha·b.")] = 1
     out_dtype: Annotated[OutDType | None, msgspec.Meta(description="Dtype of the result.")] = None
+
+    def __post_init__(self) -> None:
+        """Refuses an integer that does not fit 64 bits.
+
+        Raises:
+            ValueError: An integer that does not fit 64 bits.
+        """
+        if isinstance(self.alpha, int) and not -(2**63) <= self.alpha < 2**63:
+            raise ValueError("expected 64 bits, or an exponent")
 
 
 class Add(Op[AddOptions]):
@@ -47,21 +53,6 @@ class Add(Op[AddOptions]):
     ranks = {"a": 1, "b": 1, "out": 1}
     example = {"a": [[1, 2]], "b": [[10, 20]], "dtype": "float32"}
     warmup = WarmupCase({"alpha": 2}, {"a": [[1, 2]], "b": [[10, 20]]}, [[[21, 42]]])
-
-    def normalize(self, options: AddOptions) -> AddOptions:
-        """Makes a whole `alpha` of up to 64 bits an integer: 1 and 1.0 are the same request.
-
-        Raises:
-            InvalidRequest: An integer that does not fit 64 bits.
-        """
-        alpha = options.alpha
-        fits = -_INT64_END <= alpha < _INT64_END
-        if isinstance(alpha, int) and not fits:
-            raise InvalidRequest(f"alpha: {alpha} does not fit 64 bits; write it with an exponent")
-        # Minus zero stays: as an integer it would lose its sign.
-        if isinstance(alpha, float) and fits and alpha.is_integer() and str(alpha) != "-0.0":
-            return msgspec.structs.replace(options, alpha=int(alpha))
-        return options
 
     def infer(self, types: Types, options: AddOptions) -> tuple[tuple[TensorType, ...], int]:
         """See `Op.infer`."""
@@ -81,6 +72,7 @@ class Add(Op[AddOptions]):
         a, (out,) = types["a"], outputs
         if residents or a.shape != types["b"].shape or not a.num_elements:
             return None
+        # 1 and 1.0 are equal, but only one of them is an option of integers.
         return Batching(JoinStrategy.FLAT, (repr(options.alpha), a.dtype, out.dtype), options)
 
     def chunking(self, types: Types, options: AddOptions, outputs: Sequence[TensorType]) -> Chunking | None:

@@ -172,10 +172,6 @@ class Op(abc.ABC, Generic[OptionsT]):
         """Names of all inputs, required ones first."""
         return self.required + self.optional
 
-    def normalize(self, options: OptionsT) -> OptionsT:
-        """Returns the options with each value in one form, so that equal requests have equal options."""
-        return options
-
     @abc.abstractmethod
     def infer(self, types: Types, options: OptionsT) -> tuple[tuple[TensorType, ...], int]:
         """Infers the types of the results and the number of operations.

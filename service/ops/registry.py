@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import TYPE_CHECKING, Union
 
 import msgspec
@@ -37,7 +36,7 @@ def op_named(name: str) -> AnyOp:
 
 
 def parse_options(op: AnyOp, raw: Mapping[str, object]) -> Options:
-    """Converts option values, as text or as JSON values, into the op's value object, in their normal form.
+    """Converts option values, as text or as JSON values, into the op's value object.
 
     Raises:
         InvalidRequest: An unknown option, or a value that is not of its type; the detail names it.
@@ -54,7 +53,7 @@ def parse_options(op: AnyOp, raw: Mapping[str, object]) -> Options:
             choices = _choices(op, name)
             expected = f"expected one of {', '.join(choices)}" if choices else reason
             raise InvalidRequest(f"{name}: {expected}; got {str(value)[:64]!r}") from None
-    options: Options = op.normalize(msgspec.convert(dict(raw), op.options, strict=False))
+    options: Options = msgspec.convert(dict(raw), op.options, strict=False)
     return options
 
 
@@ -79,13 +78,6 @@ def plan(op: AnyOp, operands: Mapping[str, TensorType], options: Options, limits
         InvalidRequest: A missing or unknown input, a dtype or a shape that cannot be right.
         BeyondLimit: Rank, elements or result size over the limits.
     """
-    return _plan(op.name, tuple(operands.items()), options, limits)
-
-
-@lru_cache(maxsize=4096)
-def _plan(op_name: str, types: tuple[tuple[str, TensorType], ...], options: Options, limits: Limits) -> Plan:
-    """Pure, and mostly called again with the same shapes."""
-    op, operands = OPS[op_name], dict(types)
     for name in op.required:
         if name not in operands:
             raise InvalidRequest(f"{name}: {op.name} needs this input; got {', '.join(operands) or 'none'}")

@@ -24,6 +24,7 @@ from tilewire.service.engine.loop.ipc import Mailbox
 from tilewire.service.engine.loop.jobs import (
     Attached,
     BoundJob,
+    Changed,
     Client,
     Event,
     Launched,
@@ -158,13 +159,18 @@ class EngineLoop:
                 return
 
     def _warm_up(self) -> None:
+        events: list[Event] = []
         if self._prepare is not None:
             lobby = Lobby(self._mailbox, self._backend.identity.device, self._map)
             self._prepare(lobby.report)
             lobby.close()
-            for event in lobby.events:
-                self._handle(event)
-            self._mailbox.flush()
+            events = lobby.events
+        # Before the first gateway hears that this engine is ready.
+        self._holdings.follow()
+        self._mailbox.follow(self._holdings.follower)
+        for event in events:
+            self._handle(event)
+        self._mailbox.flush()
         self._metrics.start_serving()
         if self._on_ready is not None:
             self._on_ready()
@@ -203,6 +209,8 @@ class EngineLoop:
                 for waiting in list(client.waiting.values()):
                     self._forget(waiting)
                 self._detach_if_done(client)
+            case Changed():
+                self._holdings.follow()
             case Stop():
                 self._is_stopping = True
 
@@ -260,7 +268,8 @@ class EngineLoop:
             case Hello():
                 raise AssertionError("This is a bug: a second hello.")
             case _:
-                client.send(self._holdings.answer(client, message))
+                if (reply := self._holdings.answer(client, message)) is not None:
+                    client.send(reply)
 
     def _queue(self, client: Client, message: Job) -> None:
         plan = client.plans.get(message.template)

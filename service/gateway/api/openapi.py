@@ -19,8 +19,9 @@ _BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 def describe_op(op: AnyOp) -> dict[str, Any]:
     """The OpenAPI operation of `POST /v1/{op}`."""
-    body: dict[str, Any] = {codec.content_type: dict(_BINARY) for codec in CODECS if codec.name != "json"}
-    body["application/json"] = {"schema": {"type": "object"}, "example": dict(op.example)}
+    # The first one is what `/docs` offers to try.
+    body: dict[str, Any] = {"application/json": {"schema": {"type": "object"}, "example": dict(op.example)}}
+    body |= {codec.content_type: dict(_BINARY) for codec in CODECS if codec.name != "json"}
     return {
         "parameters": [*_options(op), *_residents(op), *_COMMON],
         "requestBody": {"content": body, "description": f"Inputs: {', '.join(op.inputs)}."},

@@ -10,6 +10,7 @@ from tilewire.service.errors import BY_CODE, InternalError
 from tilewire.service.ipc.messages import (
     LENGTH_BYTES,
     MAX_FRAME_BYTES,
+    AwaitTensor,
     Cancel,
     DeleteTensor,
     DescribeTensor,
@@ -76,6 +77,7 @@ TO_ENGINE = [
     GetTensor(6, "a", KIND, 8),
     DescribeTensor(7, "a"),
     DeleteTensor(8, "a"),
+    AwaitTensor(8, "a", 2**62),
     ListTensors(9),
     Template(10, "add", (InputSpec("a", KIND, region="r"),), AddOptions(), (OutputSpec(KIND),), 1, 1),
     RegisterRegion(11, REGION),
