@@ -145,7 +145,7 @@ async def run(
         lease = await leases.wait(0 if task.out_region is not None else out.nbytes)
         bound = _bound(gateway, task, operands, planned, lease)
         reply = await gateway.engines.compute(
-            bound, exchange.incoming, deadline_ns=task.deadline_ns, priority=task.priority
+            bound, exchange.incoming, leases, deadline_ns=task.deadline_ns, priority=task.priority
         )
         if isinstance(reply, Done):
             exchange.timings, exchange.batch_size = reply.timings, reply.batch_size

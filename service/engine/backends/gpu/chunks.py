@@ -110,7 +110,7 @@ class Chunked:
         chunks, op = self._chunks, ENGINE_OPS[launch.op.name]
         marks, held = pipeline.marks(), [*launch.resident.values()]
         pipeline.use(pipeline.compute)
-        outs = empty_outputs(launch, self._staging)
+        outs = empty_outputs(launch, self._staging, can_pad=False)
         pipeline.use(pipeline.stage_in)
         marks.begin.record(pipeline.stage_in)
         wholes = {

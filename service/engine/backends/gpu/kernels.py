@@ -18,13 +18,14 @@ from tilewire.kernels.build.selftest import trials, wrong
 from tilewire.kernels.matmul.configs import OUT_DTYPES
 from tilewire.kernels.matmul.members import is_supported
 from tilewire.kernels.op import Trial
+from tilewire.kernels.registry import KERNEL_OPS
 from tilewire.kernels.runtime.launch import Loaded, Variant, on_compile
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.selection.catalogue import op_named, variants
 from tilewire.kernels.selection.tables import is_tuned
 from tilewire.service.engine.backends.contract import Identity, LaunchSpec, NotUsable, Preparation, Report, device_of
 from tilewire.service.engine.backends.host import dtype_name
-from tilewire.service.engine.ops.registry import ENGINE_OPS
+from tilewire.service.engine.ops.registry import ENGINE_OPS, RegistryMismatch, check_registries
 from tilewire.service.errors import InvalidRequest
 
 # Trials between two reports.
@@ -83,11 +84,12 @@ class DeviceKernels:
         if how.warmup == "none":
             return
         try:
+            check_registries({op.name for op in KERNEL_OPS})
             self._compile(report, on_each)
             self._loaded = load_all(self.target, self._index, partial(report, "load"))
             if how.warmup == "run":
                 self._try(stream, report)
-        except (CompileError, RuntimeError) as error:
+        except (CompileError, RegistryMismatch, RuntimeError) as error:
             raise NotUsable(str(error)) from error
 
     def _compile(self, report: Report, on_each: Callable[[str], None]) -> None:

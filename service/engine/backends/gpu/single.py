@@ -37,7 +37,8 @@ class Single:
         marks.staged.record(pipeline.stage_in)
         pipeline.compute.wait_event(marks.staged)
         pipeline.use(pipeline.compute)
-        outs = [empty_outputs(launch, self._staging) for launch in launches]
+        can_pad = ENGINE_OPS[launches[0].op.name].pads_rows
+        outs = [empty_outputs(launch, self._staging, can_pad=can_pad) for launch in launches]
         self._compute(launches, staged, outs)
         marks.computed.record(pipeline.compute)
         pipeline.stage_out.wait_event(marks.computed)
@@ -76,9 +77,8 @@ class Single:
             op.gpu(self._kernels, operands, options, results, batch_invariant=self._is_invariant)
 
 
-def empty_outputs(launch: LaunchSpec, staging: Staging) -> list[torch.Tensor]:
-    """Takes memory for the results of a launch, on the current stream."""
-    can_pad = ENGINE_OPS[launch.op.name].pads_rows
+def empty_outputs(launch: LaunchSpec, staging: Staging, *, can_pad: bool) -> list[torch.Tensor]:
+    """Takes memory for the results of a launch, on the current stream; rows are padded only if `can_pad`."""
     return [
         staging.empty(shape, TORCH_DTYPES[places[0].type.dtype], can_pad=can_pad) for places, shape in launch.outputs
     ]
