@@ -21,7 +21,7 @@ from pathlib import Path
 import httpx
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-c", "from tilewire.service.cli.app import app; app()", "serve"]
+COMMAND = [sys.executable, "-P", "-m", "tilewire", "serve"]
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 45
 POLL_S = 0.02
