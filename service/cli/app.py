@@ -23,7 +23,18 @@ from tilewire.service.keys import KeysError, entry_for, make_key
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="The server's side of the tilewire command.")
 app.command()(serve)
 
-BENCHMARKS = ("kernels", "batching", "dispatch", "shared_memory", "http", "gateway", "settings", "start", "client")
+BENCHMARKS = (
+    "kernels",
+    "batching",
+    "dispatch",
+    "shared_memory",
+    "http",
+    "gateway",
+    "settings",
+    "start",
+    "client",
+    "ring",
+)
 
 
 @app.command()
@@ -52,9 +63,7 @@ def bench(
     context: typer.Context,
     name: Annotated[
         str,
-        typer.Argument(
-            help="Which one: kernels, batching, dispatch, shared_memory, http, gateway, settings or start; the rest is its own."
-        ),
+        typer.Argument(help=f"Which one: {', '.join(BENCHMARKS)}; the rest is its own."),
     ],
 ) -> None:
     """Run a benchmark of a checkout and print what it measured."""
