@@ -26,7 +26,7 @@ from tilewire.service.config.process import (
     TlsSettings,
     TracingSettings,
 )
-from tilewire.service.ops.registry import Limits
+from tilewire.service.ops.op import Limits
 from tilewire.service.supervisor.handover import Keepsakes
 
 # Plain bytes, or with a unit: 512MiB, 2GB.

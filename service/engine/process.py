@@ -35,6 +35,7 @@ from tilewire.service.engine.loop.loop import EngineLoop
 from tilewire.service.engine.loop.scheduler import Caps
 from tilewire.service.engine.loop.warmup import CannotStart, check_ops
 from tilewire.service.engine.metrics import EngineMetrics
+from tilewire.service.engine.ops.registry import RegistryMismatch, check_registries
 from tilewire.service.engine.tensors.commands import Holdings
 from tilewire.service.engine.tensors.residents import Residents, TensorsDirError, files_of, max_kept
 from tilewire.service.engine.tensors.shared_regions import Regions
@@ -116,9 +117,10 @@ def prepare(holdings: Holdings, settings: EngineSettings, logger: structlog.stdl
                 raise ServingCompile(f"a kernel of {op} was compiled while serving")
 
     try:
+        check_registries()
         fill(holdings, settings, logger, report)
         holdings.backend.warm_up(Preparation(settings.warmup), report, on_compile)
-    except (NotUsable, TensorsDirError) as error:
+    except (NotUsable, RegistryMismatch, TensorsDirError) as error:
         raise CannotStart(str(error)) from error
     check_ops(holdings.backend, report)
     holdings.describe_kernels()

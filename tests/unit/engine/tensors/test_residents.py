@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import socket
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.errors import ResidentQuota, TooBusy, UnknownName
 from tilewire.service.ipc.arena import Segment
-from tilewire.service.ops.registry import TensorType
+from tilewire.service.ops.op import TensorType
 from tilewire.service.supervisor.vault import VaultFeed, VaultFollower, VaultReader, VaultWriter
 
 
@@ -163,6 +164,8 @@ def chain() -> Iterator[Chain]:
 
 
 def num_descriptors() -> int:
+    # Else descriptors that earlier tests let go of could be closed meanwhile.
+    gc.collect()
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
