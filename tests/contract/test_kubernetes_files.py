@@ -17,7 +17,7 @@ import yaml
 from compose_spec import PyCompose
 
 from tests.support.programs import find_program
-from tilewire.service.cli.app import variable_name
+from tilewire.service.cli.serve import variable_name
 from tilewire.service.config.settings import Settings
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
