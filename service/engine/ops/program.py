@@ -64,9 +64,7 @@ class EngineProgram(EngineOp[ProgramOptions]):
         for one in planned.steps:
             given = {field: values[source] for field, source in one.step.inputs.items()}
             results = [values[name] for name in one.step.outputs]
-            self._ops[one.step.op.name].gpu(
-                kernels, given, one.step.options, results, batch_invariant=batch_invariant
-            )
+            self._ops[one.step.op.name].gpu(kernels, given, one.step.options, results, batch_invariant=batch_invariant)
 
     def prepare(
         self,
@@ -88,9 +86,7 @@ class EngineProgram(EngineOp[ProgramOptions]):
 
         return run
 
-    def _prepare_step(
-        self, kernels: Any, one: PlannedStep, values: Tensors, *, batch_invariant: bool
-    ) -> _PreparedStep:
+    def _prepare_step(self, kernels: Any, one: PlannedStep, values: Tensors, *, batch_invariant: bool) -> _PreparedStep:
         given = {field: values[source] for field, source in one.step.inputs.items()}
         results = [values[name] for name in one.step.outputs]
         op = self._ops[one.step.op.name]

@@ -13,8 +13,9 @@ import msgspec
 
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import InvalidRequest, TilewireError
-from tilewire.service.ops.op import AnyOp, OpOptions, parse_options
-from tilewire.service.tensor_names import check_name
+from tilewire.service.ops.op import AnyOp, OpOptions
+from tilewire.service.ops.planning import parse_options
+from tilewire.service.tensor_names import problem_of
 
 MAX_STEPS = 32
 MAX_VALUES = 128
@@ -211,7 +212,8 @@ def _check_step(written: StepDefinition, values: set[str], ops: Mapping[str, Any
         if field not in op.inputs:
             raise InvalidRequest(f"{field[:64]}: {op.name} has no such input; it has {', '.join(op.inputs)}")
         if source.startswith(RESIDENT):
-            check_name(source[1:], field=field)
+            if (problem := problem_of(source[1:])) is not None:
+                raise InvalidRequest(f"{field}: {problem}")
         elif source not in values:
             raise InvalidRequest(f"{field}: {source[:64]!r} is no input of the program and no value of an earlier step")
     for field in op.required:
@@ -219,7 +221,9 @@ def _check_step(written: StepDefinition, values: set[str], ops: Mapping[str, Any
             raise InvalidRequest(f"{field}: {op.name} needs this input; got {', '.join(written.inputs) or 'none'}")
     names = (written.names,) if isinstance(written.names, str) else written.names
     if len(names) != len(op.outputs):
-        raise InvalidRequest(f"as: {op.name} has {len(op.outputs)} outputs, {', '.join(op.outputs)}; got {len(names)} names")
+        raise InvalidRequest(
+            f"as: {op.name} has {len(op.outputs)} outputs, {', '.join(op.outputs)}; got {len(names)} names"
+        )
     options = parse_options(op, written.options)
     for name in names:
         _add_value(values, name, "as")

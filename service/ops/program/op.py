@@ -1,11 +1,13 @@
 """The op `program`: a request of it carries a program's text as its options, and runs every step.
 
-Everything that handles ops handles programs alike: operands are the program's inputs and its residents, results are its outputs.
+Everything that handles ops handles programs alike. Operands are the program's inputs and its residents.
+Results are its outputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.ops.op import (
@@ -22,6 +24,8 @@ from tilewire.service.ops.program.definition import RESIDENT, Program, parse_pro
 from tilewire.service.ops.program.planning import PlannedProgram, PlannedStep, plan_program
 
 PROGRAM = "program"
+# Largest number of programs that stay parsed.
+MAX_PARSED = 256
 # The gateway has checked the sizes; the engine plans again with none.
 NO_LIMITS = Limits(max_rank=2**31, max_elements=2**63, max_result_bytes=2**63)
 
@@ -51,6 +55,9 @@ class ProgramOp(Op[ProgramOptions]):
     summary = "Several ops in one request."
     dtypes = tuple(DTYPES)
     options = ProgramOptions
+
+    # The program as it is kept: a job names it, so that it runs only while it is the newest.
+    optional = (PROGRAM,)
 
     def __init__(self, program: Program, limits: Limits) -> None:
         self.program = program
@@ -118,7 +125,8 @@ class ProgramFamily(Op[ProgramOptions]):
     options = ProgramOptions
 
     def __init__(self, ops: Mapping[str, AnyOp]) -> None:
-        self._ops = ops
+        # Parsed once for all jobs of a program; programs are few, and at most 64 KiB each.
+        self._parse = lru_cache(maxsize=MAX_PARSED)(lambda text: parse_program(text, ops))
 
     def bound(self, options: ProgramOptions, limits: Limits = NO_LIMITS) -> ProgramOp:
         """Returns the op that runs the program of these options.
@@ -126,7 +134,7 @@ class ProgramFamily(Op[ProgramOptions]):
         Raises:
             InvalidRequest: The text is no program.
         """
-        return ProgramOp(parse_program(options.text, self._ops), limits)
+        return ProgramOp(self._parse(options.text), limits)
 
     def infer(self, types: Types, options: ProgramOptions) -> tuple[tuple[TensorType, ...], int]:
         """Infers through the bound op; see `Op.infer`."""

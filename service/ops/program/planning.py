@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from tilewire.service.errors import BeyondLimit, InvalidRequest, TilewireError
-from tilewire.service.ops.op import Limits, Plan, TensorType, plan
+from tilewire.service.ops.op import Limits, Plan, TensorType
+from tilewire.service.ops.planning import plan
 from tilewire.service.ops.program.definition import ANY, RESIDENT, Program, Step
 
 # Intermediate values begin at multiples of this many bytes, as allocations of a device do.
@@ -112,9 +113,7 @@ def place_values(program: Program, values: Mapping[str, TensorType]) -> tuple[di
     Returns:
         The byte offset of each intermediate value, and the size of the workspace.
     """
-    last = {
-        source: number for number, step in enumerate(program.steps) for source in step.inputs.values()
-    }
+    last = {source: number for number, step in enumerate(program.steps) for source in step.inputs.values()}
     answered, live, offsets, size = set(program.outputs), dict[str, tuple[int, int]](), dict[str, int](), 0
     for number, step in enumerate(program.steps):
         for name in step.outputs:
@@ -142,8 +141,8 @@ def _first_gap(taken: Iterable[tuple[int, int]], nbytes: int) -> int:
 def check_possible(program: Program, residents: Mapping[str, TensorType], limits: Limits) -> None:
     """Refuses a program that no operands could make work, as far as sizes are known.
 
-    Every -1 is tried with each size that the program and its residents name. Steps behind a resident that is not there yet are left for
-    the run.
+    Every -1 is tried with each size that the program and its residents name. Steps behind a resident that is not there yet
+    are left for the run.
 
     Args:
         program: The program.
