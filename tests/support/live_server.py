@@ -21,7 +21,7 @@ from pathlib import Path
 import httpx
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-c", "from tilewire.service.cli.app import app; app()", "serve"]
+COMMAND = [sys.executable, "-P", "-m", "tilewire", "serve"]
 # Tests stop engines for a moment, which may be long on a busy machine.
 # A spare engine would import torch beside each test.
 FOR_TESTS = ("--engine-timeout-s", "60", "--no-spare-engine")
