@@ -212,10 +212,7 @@ def reduce_column_kernel(
     in_rows = inner < rows_inner
     row = outer * rows_inner + inner
     x_ptr += tl.cast(outer, tl.int64) * (stride_outer * UNIT)
-    if UNIT_INNER:
-        x_ptrs = x_ptr + inner[None, :]
-    else:
-        x_ptrs = x_ptr + (inner.to(tl.int64) * stride_inner)[None, :]
+    x_ptrs = x_ptr + (inner if UNIT_INNER else inner.to(tl.int64) * stride_inner)[None, :]
     begin = part * steps * BLOCK_N
     end = tl.minimum(n, begin + steps * BLOCK_N)
     offs = tl.arange(0, BLOCK_N)[:, None]

@@ -69,9 +69,7 @@ def best_of_groups(x_ptr, from_row, groups, n, flip, GROUP: tl.constexpr, WIDTH:
 
 
 @triton.jit
-def best_of_row(
-    x_ptr, from_row, in_rows, n, flip, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr
-):
+def best_of_row(x_ptr, from_row, in_rows, n, flip, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr):
     """The WIDTH best keys of each row of `n` ≤ BLOCK_N elements, sorted; indices count from the row's start.
 
     With a GROUP above 1 the best groups are found first and read again, which sorts WIDTH · GROUP elements instead of
@@ -190,7 +188,7 @@ def topk_select_kernel(
 
 @triton.jit
 def topk_merge_kernel(
-    keys_ptr, out_ptr, n, chunks, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr
+    keys_ptr, merged_ptr, n, chunks, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr
 ):
     """The WIDTH best of each chunk of BLOCK_N of the keys (rows, n) into (rows, chunks, WIDTH). Grid: (rows × chunks,)."""
     await_previous(OVERLAP)
@@ -198,7 +196,7 @@ def topk_merge_kernel(
     offs = tl.program_id(0) % chunks * BLOCK_N + tl.arange(0, BLOCK_N)
     keys = tl.load(keys_ptr + row * n + offs, mask=offs < n, other=NONE)
     best = tl.topk(keys, WIDTH)
-    tl.store(out_ptr + tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH), best)
+    tl.store(merged_ptr + tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH), best)
 
 
 @triton.jit

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 
-from tilewire.kernels.runtime.launch import Kept, Launch, Variant, are_aligned
-from tilewire.kernels.runtime.pipeline import Part, Pipeline, Step
+from tilewire.kernels.runtime.launch import Kept, Variant, are_aligned
+from tilewire.kernels.runtime.pipeline import Part, Pipeline, Step, bound
 from tilewire.kernels.runtime.rows import as_rows, row_stride
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.topk.configs import DTYPES, MAX_K, Config, Problem, choose
@@ -67,7 +67,9 @@ def prepare_topk(
     axis = _check(x, values.shape[axis], axis)
     shape = (*x.shape[:axis], values.shape[axis], *x.shape[axis + 1 :])
     if tuple(values.shape) != shape or values.dtype != x.dtype or values.numel() == 0:
-        raise ValueError(f"values: expected {shape} of {x.dtype}, not empty, got {tuple(values.shape)} of {values.dtype}")
+        raise ValueError(
+            f"values: expected {shape} of {x.dtype}, not empty, got {tuple(values.shape)} of {values.dtype}"
+        )
     if tuple(indices.shape) != shape or indices.dtype != torch.int64:
         raise ValueError(f"indices: expected {shape} of int64, got {tuple(indices.shape)} of {indices.dtype}")
     return prepare(x, values, indices, axis=axis, largest=largest)
@@ -201,11 +203,3 @@ def select_steps(
         merge = bound(binaries["merge"], target, rows * chunks, {"n": num_keys, "chunks": chunks}, index)
         steps.append(Step(merge, (steps[-1].operands[-1], name)))
     return steps, parts, chunks * width
-
-
-def bound(variant: Variant, target: Target, programs: int, sizes: Mapping[str, float], index: int) -> Launch:
-    """The launch of `variant` over `programs`, with those of `sizes` that it takes."""
-    taken = {name for name, _ in variant.signature}
-    values = {name: value for name, value in sizes.items() if name in taken}
-    return Launch(variant, target, (programs, 1, 1), values, index)
-
