@@ -68,18 +68,16 @@ SEARCH = {
     (128, 1): (
         Tma(16, 128, 128, 4, 5, is_swapped=True, is_whole=True),
         Tma(16, 256, 128, 8, 3, is_swapped=True, is_whole=True),
-        Tma(16, 64, 128, 4, 4, is_swapped=True, is_whole=True, programs_per_sm=3),
+        Tma(16, 256, 128, 8, 3, is_swapped=True, is_whole=True),
     ),
     (128, 64): (
         Tma(64, 256, 128, 8, 3, is_whole=True),
         Tma(64, 128, 128, 4, 4, is_whole=True),
-        Tma(64, 64, 128, 4, 3, is_whole=True, programs_per_sm=3),
         Tma(64, 128, 128, 8, 3, is_whole=True, programs_per_sm=2),
     ),
     (128, 256): (
         Tma(128, 256, 128, 8, 2, is_whole=True),
         Tma(128, 128, 128, 8, 3, is_whole=True),
-        Tma(128, 64, 128, 4, 3, is_whole=True, programs_per_sm=2),
         Tma(256, 128, 128, 8, 3, is_whole=True),
         Tma(128, 128, 128, 4, 2, is_whole=True, programs_per_sm=2),
         Tma(64, 128, 128, 4, 3, is_whole=True, programs_per_sm=2),
@@ -97,7 +95,12 @@ _TOPK_BLOCKS = tuple(
         (16384, 256, 8),
     )
 )
-_TOPK_SELECT = (topk_configs.Block(8192, 16, 4), topk_configs.Block(8192, 32, 4), topk_configs.Block(4096, 16, 4))
+_TOPK_SELECT = (
+    topk_configs.Block(1024, 8, 4),
+    topk_configs.Block(2048, 16, 4),
+    topk_configs.Block(4096, 16, 4),
+    topk_configs.Block(8192, 32, 8),
+)
 _REDUCE = tuple(
     reduce_configs.Config(1, block_n, warps, steps=steps)
     for block_n, warps, steps in (
@@ -112,7 +115,7 @@ _REDUCE = tuple(
     )
 )
 _COLUMNS = tuple(
-    reduce_configs.Config(rows, n, warps) for rows, n, warps in ((64, 64, 8), (128, 16, 4), (256, 16, 8), (32, 64, 4))
+    reduce_configs.Config(rows, n, warps) for rows, n, warps in ((64, 64, 8), (256, 16, 8), (64, 32, 4))
 )
 _NORMALIZE = tuple(
     normalize_configs.Config(rows, 4096, warps) for rows, warps in ((1, 4), (1, 8), (1, 16), (2, 8), (2, 16))

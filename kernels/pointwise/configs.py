@@ -108,7 +108,7 @@ def configs_for(family: Family, target: Target) -> tuple[Config, ...]:
     """Blocks by rising length of a row."""
     if target.backend == "interpreter":
         return (Config(1, 64, 4),) if family.outer_rank == 0 else (Config(4, 16, 4), Config(1, 64, 4))
-    elements = 8192 // ITEM_BYTES[family.dtype]
+    elements = 4096 // ITEM_BYTES[family.dtype]
     if family.outer_rank == 0:
         return (Config(1, elements, 4),)
     if family.inner == _ANY:

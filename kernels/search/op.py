@@ -313,7 +313,7 @@ def _pipeline(
         "select": select_variant(width, select.select, target),
         "merge": merge_variant(width, select.merge, target),
     }
-    selecting, select_parts, _ = select_steps(m, groups, width, select, binaries, target, index)
+    selecting, select_parts, _ = select_steps(m, groups, best, width, select, binaries, target, index)
     steps += selecting
     programs = -(-best // part_of(config.group))
     num_keys = programs * part_of(config.group) * config.group
