@@ -69,6 +69,10 @@ class Shape(Protocol):
 
     op: ClassVar[str]
     choices: ClassVar[Mapping[str, Sequence[str]]]
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __hash__(self) -> int:
+        """Equal shapes have equal hashes."""
 
     @property
     def num_bytes(self) -> int:
@@ -168,7 +172,7 @@ class KernelOp:
     operands: Callable[[Any, int, torch.Generator], Operands] | None = None
     space: Callable[[Any, Target], Iterable[Config]] | None = None
     binaries: Callable[[Any, Config, Target], tuple[Variant, ...]] | None = None
-    table_entries: Callable[[Mapping[str, Any]], Iterator[TableEntry]] = lambda _section: iter(())
+    table_entries: Callable[[Any], Iterator[TableEntry]] = lambda _section: iter(())
 
 
 def log_uniform(generator: random.Random, least: int, most: int) -> int:

@@ -22,7 +22,8 @@ from tilewire.service.config import preflight
 from tilewire.service.config.preflight import PreflightError
 from tilewire.service.config.settings import Settings
 from tilewire.service.keys import KeysError, entry_for, make_key
-from tilewire.service.supervisor.processes import StartError, Supervisor
+from tilewire.service.supervisor.listeners import StartError
+from tilewire.service.supervisor.processes import Supervisor
 from tilewire.service.telemetry import log
 
 app = typer.Typer(

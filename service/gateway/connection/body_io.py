@@ -11,6 +11,7 @@ import contextlib
 import os
 import socket
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,8 @@ class SlotReceiver(asyncio.BufferedProtocol):
         protocol: Whose connection it is.
         rest: The part of the slot that is still to be filled; not empty.
         begun: Bytes of the body that came before.
-        timeout_s: Longest time without a byte; from then on the body must have come at the protocol's least rate.
+        timeout_s: Longest time without a byte; from then on the body must have come at the least rate, which grows with its
+            length (`max_body_s`).
     """
 
     def __init__(self, protocol: TilewireProtocol, rest: memoryview, begun: int, timeout_s: float) -> None:
@@ -49,6 +51,7 @@ class SlotReceiver(asyncio.BufferedProtocol):
         self._rest = rest
         self._received = begun
         self._timeout_s = timeout_s
+        self._least_bytes_per_s = max(protocol.min_body_bytes_per_s, int((begun + rest.nbytes) / protocol.max_body_s))
         self._loop = asyncio.get_running_loop()
         self._received_before = begun
         self._began_s = time.monotonic()
@@ -56,6 +59,11 @@ class SlotReceiver(asyncio.BufferedProtocol):
         self._direct = _own_socket(protocol) if rest.nbytes >= DIRECT_BYTES else None
         self.done: asyncio.Future[None] = self._loop.create_future()
         self.is_complete = False
+
+    @property
+    def received(self) -> int:
+        """Bytes of the body that have come."""
+        return self._received
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Asyncio's call: where the next bytes go. Never past the body, so the next request stays in the socket."""
@@ -111,7 +119,7 @@ class SlotReceiver(asyncio.BufferedProtocol):
         if self._received == self._received_before:
             self._end(InvalidRequest(stalled(self._timeout_s, self._received)))
             return
-        least = self._protocol.min_body_bytes_per_s
+        least = self._least_bytes_per_s
         if self._received < least * (time.monotonic() - self._began_s):
             self._end(InvalidRequest(f"body: {too_slow(least, self._received)}"))
             return
@@ -150,6 +158,7 @@ class RequestConnection:
         self._protocol = protocol
         self._cycle = cycle
         self.repeated_head = repeated_head
+        self.received_bytes = 0
 
     def remember(self, habit: Habit) -> None:
         """See `context.Connection`."""
@@ -178,7 +187,7 @@ class RequestConnection:
             self._protocol.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             cycle.waiting_for_100_continue = False
         # What came with the head went through the parser.
-        begun = len(cycle.body)
+        begun = self.received_bytes = len(cycle.body)
         slot[:begun] = cycle.body
         cycle.body = bytearray()
         if begun == slot.nbytes:
@@ -199,7 +208,10 @@ class RequestConnection:
             await receiver.done
         finally:
             receiver.stop()
+            self.received_bytes = receiver.received
             self._protocol.take_back(is_complete=receiver.is_complete)
+            # An error that it holds leads back to this frame: left here, both would wait for the garbage collector.
+            del receiver
 
     def pieces(self, chunk: bytes | memoryview) -> Iterable[bytes | memoryview]:
         """See `context.Connection`: what is written at once is encrypted at once, and nobody else is served meanwhile."""
@@ -232,15 +244,20 @@ class JoinedWrites:
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._head = b""
-        self.cycle: RequestResponseCycle | None = None
+        # The cycle has this for its transport: weak, or both would wait for the garbage collector if nothing is ever answered.
+        self._cycle: weakref.ref[RequestResponseCycle] | None = None
+
+    def follow(self, cycle: RequestResponseCycle) -> None:
+        """Whose answer it is."""
+        self._cycle = weakref.ref(cycle)
 
     def write(self, data: bytes | memoryview) -> None:
         """Uvicorn's call: the head, or a piece of the body."""
-        cycle = self.cycle
+        cycle = self._cycle() if self._cycle is not None else None
         if cycle is not None:
             # The first write after the answer began is its head; one before that is a `100 Continue`.
             if cycle.response_started:
-                self.cycle = None
+                self._cycle = None
                 if cycle.expected_content_length > 0 and cycle.scope["method"] != "HEAD":
                     self._head = bytes(data)
                     return

@@ -11,6 +11,7 @@ whole request and sends no more is still answered; and a drain gives idle connec
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import time
 from collections.abc import Callable
@@ -28,8 +29,10 @@ from tilewire.service.gateway.request.lane import Lane, Passage
 from tilewire.service.gateway.request.response import LINGER_S, whole_error
 
 DRAIN_GRACE_S = 0.5
-# Request line and headers together; httptools has no bound of its own.
+# Request line and headers together, and trailers together; httptools has no bound of its own.
 MAX_HEAD_BYTES = 2**16
+# Beside its name and its value, a line of either has a colon, a space and its end.
+LINE_BYTES = 4
 
 # Method, target, version.
 REQUEST_LINE_WORDS = 3
@@ -50,6 +53,7 @@ class TilewireProtocol(HttpToolsProtocol):
     Attributes:
         patience_s: Longest time for a head to come, and longest time in which a client reads nothing of its answer.
         min_body_bytes_per_s: Least rate of a body that takes longer than `patience_s`.
+        max_body_s: Longest time for a body at that rate: a longer body has a larger least rate.
         max_connections: Of this gateway; those above it are answered 503.
         lane: Answers requests that repeat earlier ones; None for none.
         is_refused: What still comes is not read.
@@ -57,6 +61,7 @@ class TilewireProtocol(HttpToolsProtocol):
 
     patience_s = 30.0
     min_body_bytes_per_s = 0
+    max_body_s = math.inf
     max_connections = 2**31
     lane: Lane | None = None
     parser: RequestParser  # type: ignore[assignment]
@@ -71,10 +76,14 @@ class TilewireProtocol(HttpToolsProtocol):
         self._body_bytes = 0
         self._unsent_bytes = 0
         self._write_timer: asyncio.TimerHandle | None = None
+        self._linger_timer: asyncio.TimerHandle | None = None
+        self._probe_timer: asyncio.TimerHandle | None = None
         self.is_refused = False
         # Between two requests, nothing of the next one has come.
         self._is_between, self._num_requests = True, 0
-        self._is_in_head, self._head_bytes = True, 0
+        self._is_in_head = True
+        # Of a head that is not in, or since the last byte of a body; and of the trailers behind it.
+        self._field_bytes = self._trailer_bytes = 0
         self._is_half_closed = False
         self._idle_since_s = 0.0
         # The bytes that a request began with, the heads of the last ones, and what is remembered of those that came again.
@@ -99,23 +108,23 @@ class TilewireProtocol(HttpToolsProtocol):
                 self._refuse(Unavailable(f"this gateway has {self.max_connections} connections, which is its limit"))
         if self.is_refused:
             return
-        num_requests = self._num_requests
+        before = self._num_requests, self._is_in_head, self._body_bytes
         self._chunk = data if self._is_between else b""
         super().data_received(data)
         self._chunk = b""
         if self.is_refused or self._is_between:
             return
-        if not self._is_in_head:
-            if self._body_timer is None:
-                self._body_timer = self.loop.call_later(self.patience_s, self._check_rate, time.monotonic())
-            return
-        if num_requests == self._num_requests:
-            # Else most of these bytes may be a request before this one; the whole head is measured when it is in.
-            self._head_bytes += len(data)
-        if self._head_bytes > MAX_HEAD_BYTES:
-            self.send_400_response(f"the request line and headers exceed {MAX_HEAD_BYTES} bytes")
-        elif self._head_timer is None:
-            self._head_timer = self.loop.call_later(self.patience_s, self._give_up_head)
+        if before == (self._num_requests, self._is_in_head, self._body_bytes):
+            # Else most of these bytes may be a body, or a request before this one; what is whole is measured when it is in.
+            self._field_bytes += len(data)
+        if self._field_bytes > MAX_HEAD_BYTES:
+            what = "request line and headers" if self._is_in_head else "trailers"
+            self.send_400_response(f"the {what} exceed {MAX_HEAD_BYTES} bytes")
+        elif self._is_in_head:
+            if self._head_timer is None:
+                self._head_timer = self.loop.call_later(self.patience_s, self._give_up_head)
+        elif self._body_timer is None:
+            self._body_timer = self.loop.call_later(self.patience_s, self._check_rate, time.monotonic())
 
     def _takes_lane(self, data: bytes) -> bool:
         lane = self.lane
@@ -135,18 +144,32 @@ class TilewireProtocol(HttpToolsProtocol):
         self._is_between = False
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header is in, or a trailer: those are ignored (RFC 9110, section 6.5.1), and bounded as heads are."""
+        if self._is_in_head:
+            super().on_header(name, value)
+            return
+        self._trailer_bytes += len(name) + len(value) + LINE_BYTES
+        if self._trailer_bytes > MAX_HEAD_BYTES:
+            problem = f"the trailers exceed {MAX_HEAD_BYTES} bytes"
+            self.send_400_response(problem)
+            # Ends the parsing of what else has come.
+            raise ValueError(problem)
+
     def on_headers_complete(self) -> None:
         """The head of a request is in."""
         nbytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if nbytes > MAX_HEAD_BYTES:
             raise ValueError(f"the request line and headers exceed {MAX_HEAD_BYTES} bytes")
-        self._is_in_head, self._head_bytes = False, 0
+        self._is_in_head = False
+        self._field_bytes = self._trailer_bytes = 0
         self._stop_head_timer()
         # uvicorn gives the transport to the cycle that it makes.
         transport, joined = self.transport, JoinedWrites(self.transport)
         self.transport = joined  # type: ignore[assignment]
         super().on_headers_complete()
-        self.transport, joined.cycle = transport, self.cycle
+        self.transport = transport
+        joined.follow(self.cycle)
         # Behind pipelined requests, the parser is ahead of the one that is being answered: each needs its own cycle.
         connection = RequestConnection(self, self.cycle, self._repeated_head())
         self.scope["extensions"] = {CONNECTION: connection}  # type: ignore[dict-item]
@@ -164,6 +187,7 @@ class TilewireProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """A piece of a body that goes through the parser."""
         self._body_bytes += len(body)
+        self._field_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -174,6 +198,11 @@ class TilewireProtocol(HttpToolsProtocol):
         self._num_requests += 1
         self.stop_body_timer()
         super().on_message_complete()
+        if self.cycle.keep_alive and not self.parser.should_keep_alive():
+            # `Connection: close` stood in a trailer: the parser reads nothing behind it.
+            self.cycle.keep_alive = False
+            if self.cycle.response_complete:
+                self.transport.close()
 
     @property
     def is_idle(self) -> bool:
@@ -226,7 +255,7 @@ class TilewireProtocol(HttpToolsProtocol):
             keep_alive=passage.keep_alive,
             on_response=self.on_response_complete,
         )
-        joined.cycle = cycle
+        joined.follow(cycle)
         cycle.body += body
         cycle.more_body = False
         cycle.message_event.set()
@@ -240,8 +269,13 @@ class TilewireProtocol(HttpToolsProtocol):
         self._start_asgi_task(cycle, self.app)
 
     def send_400_response(self, msg: str) -> None:
-        """Answers bytes that are no HTTP request, unless they stand behind one whose answer is still due."""
+        """Answers bytes that are no HTTP request, unless their request has its answer, or the one before is still due."""
+        if self.is_refused:
+            return
         self.is_refused = True
+        if self.cycle is not None and self.cycle.response_complete and not self._is_in_head:
+            self.linger()
+            return
         if self.cycle is not None and not self.cycle.response_complete:
             if self.cycle.response_started or not self.cycle.more_body:
                 # Nothing may come between the bytes of an answer that is under way; it is the last one.
@@ -263,7 +297,8 @@ class TilewireProtocol(HttpToolsProtocol):
         # Closing with bytes unread would reset the connection, and the client would lose the answer. TLS has no half-close.
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self.loop.call_later(LINGER_S, self.transport.close)
+        if self._linger_timer is None:
+            self._linger_timer = self.loop.call_later(LINGER_S, self.transport.close)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more: a whole request is still answered, unless the client turns out to be gone.
@@ -293,7 +328,7 @@ class TilewireProtocol(HttpToolsProtocol):
             is_answering = cycle.response_started or bool(self.pipeline)
             if not is_answering and self.scope["http_version"] == "1.1":
                 transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self.loop.call_later(pause_s, self._probe, min(2 * pause_s, LAST_PROBE_S))
+        self._probe_timer = self.loop.call_later(pause_s, self._probe, min(2 * pause_s, LAST_PROBE_S))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client left."""
@@ -305,6 +340,20 @@ class TilewireProtocol(HttpToolsProtocol):
         on_gone, self.on_gone = self.on_gone, None
         if on_gone is not None:
             on_gone()
+        for timer in (self._linger_timer, self._probe_timer):
+            if timer is not None:
+                timer.cancel()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drops requests that lead back to this connection: together they would wait for the garbage collector."""
+        while self.pipeline:
+            cycle, _app = self.pipeline.pop()
+            cycle.scope["extensions"] = {}
+            if cycle is self.cycle:
+                self.cycle = None  # type: ignore[assignment]
+        if self.cycle is not None and self.cycle.response_complete:
+            self.cycle = None  # type: ignore[assignment]
 
     def take_back(self, *, is_complete: bool) -> None:
         """The connection is the parser's again, a fresh one: the old one still waits for the body."""
@@ -357,12 +406,13 @@ class TilewireProtocol(HttpToolsProtocol):
         self.send_400_response(f"the request line and headers did not end within {self.patience_s:g} s")
 
     def _check_rate(self, began_s: float) -> None:
-        """A body that goes through the parser must have come at the least rate."""
+        """A body that goes through the parser must have come at the least rate, and all of it within the longest time."""
         self._body_timer = None
+        elapsed_s = time.monotonic() - began_s
         if self.flow.read_paused:
             # It is we who do not read.
             self._body_bytes, began_s = 0, time.monotonic()
-        elif self._body_bytes < self.min_body_bytes_per_s * (time.monotonic() - began_s):
+        elif elapsed_s > self.max_body_s or self._body_bytes < self.min_body_bytes_per_s * elapsed_s:
             if self.cycle.response_complete:
                 self.transport.close()
             else:

@@ -58,7 +58,9 @@ def _count(gateway: Gateway, exchange: Exchange, code: int, seconds: float, trac
         metrics.observe_bytes(exchange.op, exchange.received_bytes, exchange.sent_bytes)
     if exchange.access is not None and exchange.access.key is not None:
         nbytes = exchange.received_bytes + exchange.sent_bytes
-        gateway.doorman.settle(exchange.access, nbytes - exchange.charged_bytes)
+        # A refusal for want of quota costs nothing: a key that asks on would be locked out for good.
+        if exchange.charged_bytes is not None:
+            gateway.doorman.settle(exchange.access, nbytes - exchange.charged_bytes)
         metrics.observe_key(exchange.access.key.name, code, nbytes)
     # Uploads and downloads take slots too, so whatever ended moves the gauges.
     metrics.observe_load(gateway.admission.in_flight, gateway.arena)

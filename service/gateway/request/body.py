@@ -46,7 +46,7 @@ async def receive_body(
     Raises:
         LengthRequired: Neither a length nor chunks.
         BodyTooLarge: Declared or grown over `max_bytes`; nothing was read when it was declared.
-        TooBusy: No room; nothing was read.
+        TooBusy: No room within the time-out; nothing was read.
         InvalidRequest: The body stalled.
         ClientGone: The client left half way.
     """
@@ -57,7 +57,7 @@ async def receive_body(
         raise LengthRequired("Content-Length: send it, or use chunked encoding")
     if declared > max_bytes:
         raise BodyTooLarge(f"Content-Length: {declared} is over the limit of {max_bytes} bytes")
-    lease = leases.lease(lead_bytes + declared)
+    lease = await leases.wait(lead_bytes + declared)
     connection = exchange.incoming.connection
     if connection is not None and connection.can_receive_into:
         return await _receive_straight(exchange, connection, lease, timeout_s, lead_bytes)
@@ -78,15 +78,16 @@ async def _receive_straight(
     except ClientGone:
         exchange.incoming.is_disconnected = True
         raise
+    finally:
+        exchange.received_bytes = connection.received_bytes
     exchange.incoming.is_complete = True
-    exchange.received_bytes = lease.nbytes - lead_bytes
     return lease
 
 
 async def _receive_chunked(
     exchange: Exchange, leases: Leases, max_bytes: int, timeout_s: float, lead_bytes: int
 ) -> Lease:
-    lease = leases.lease(lead_bytes + min(FIRST_CHUNKED_BYTES, max_bytes))
+    lease = await leases.wait(lead_bytes + min(FIRST_CHUNKED_BYTES, max_bytes))
     while not exchange.incoming.is_complete:
         piece = await _next_piece(exchange, timeout_s)
         begin = lead_bytes + exchange.received_bytes
@@ -94,21 +95,21 @@ async def _receive_chunked(
         if end - lead_bytes > max_bytes:
             raise BodyTooLarge(f"body: over the limit of {max_bytes} bytes")
         if end > lease.nbytes:
-            lease = regrown(lease, leases, min(max(end, 2 * lease.nbytes), lead_bytes + max_bytes), begin)
+            lease = await regrown(lease, leases, min(max(end, 2 * lease.nbytes), lead_bytes + max_bytes), begin)
         lease.view[begin:end] = piece
         exchange.received_bytes += len(piece)
     lease.shrink(lead_bytes + exchange.received_bytes)
     return lease
 
 
-def regrown(lease: Lease, leases: Leases, nbytes: int, kept_bytes: int) -> Lease:
+async def regrown(lease: Lease, leases: Leases, nbytes: int, kept_bytes: int) -> Lease:
     """Trades a slot for a larger one that begins with the same bytes.
 
     Raises:
         BodyTooLarge: The arena could never hold both.
-        TooBusy: There is no room right now.
+        TooBusy: There was no room within the time-out.
     """
-    larger = leases.lease(nbytes)
+    larger = await leases.wait(nbytes)
     larger.view[:kept_bytes] = lease.view[:kept_bytes]
     leases.give_back(lease)
     return larger

@@ -39,6 +39,7 @@ class Task(msgspec.Struct, frozen=True):
         declared: What the client says that residents are, by input; checked, where it says anything.
         regions: Tensors in registered regions by input.
         out_region: Where the result goes instead of the arena.
+        is_sent: The result is sent to the client.
         deadline_ns: It must have started by then, on the monotonic clock; 0 for never.
         priority: 0 is the default, 1 the most urgent.
     """
@@ -50,6 +51,7 @@ class Task(msgspec.Struct, frozen=True):
     declared: Mapping[str, TensorType] = {}
     regions: Mapping[str, tuple[TensorType, Region]] = {}
     out_region: Region | None = None
+    is_sent: bool = True
     deadline_ns: int = 0
     priority: int = 0
 
@@ -95,7 +97,7 @@ async def compute(gateway: Gateway, exchange: Exchange, call: Call, leases: Leas
     def choose(out: TensorType) -> Codec | None:
         return _answer_codec(gateway, exchange, body_codec, out) if call.store is None else None
 
-    task = Task(call.op, call.options, placed, call.residents, deadline_ns=deadline_ns)
+    task = Task(call.op, call.options, placed, call.residents, is_sent=call.store is None, deadline_ns=deadline_ns)
     return await run(gateway, exchange, task, leases, choose)
 
 
@@ -135,7 +137,9 @@ async def run(
                 raise
             resident_types = current
             continue
-        lease = leases.lease(0 if task.out_region is not None else planned.out.nbytes)
+        if task.is_sent:
+            reserve_answer(gateway, exchange, planned.out.nbytes)
+        lease = await leases.wait(0 if task.out_region is not None else planned.out.nbytes)
         job = _job(task, operands, planned, lease)
         reply = await gateway.engines.compute(job, exchange.incoming)
         if isinstance(reply, Done):
@@ -144,6 +148,23 @@ async def run(
         leases.give_back(lease)
         resident_types = await _resident_types(gateway, task.residents)
     raise Unavailable("its resident tensors keep changing their shapes while it waits")
+
+
+def reserve_answer(gateway: Gateway, exchange: Exchange, nbytes: int) -> None:
+    """Counts an answer against its key's quota before it is made; what was sent is settled at the end.
+
+    Args:
+        gateway: The parts.
+        exchange: The request; its body is in.
+        nbytes: Of the tensor that it is answered with; instead of what was reserved before.
+
+    Raises:
+        OverQuota: Other requests of the key have used up what it may.
+    """
+    charged_bytes = exchange.charged_bytes or 0
+    whole_bytes = max(exchange.content_length or 0, exchange.received_bytes) + nbytes
+    gateway.doorman.reserve(exchange.granted, whole_bytes - charged_bytes, charged_bytes)
+    exchange.charged_bytes = whole_bytes
 
 
 async def receive_tensors(gateway: Gateway, exchange: Exchange, leases: Leases) -> tuple[Codec, Mapping[str, Placed]]:

@@ -34,7 +34,6 @@ class Gateway:
         arena: Memory for bodies and results.
         admission: The door.
         metrics: What is counted.
-        metrics_folder: Where all processes keep their figures.
         doorman: Tells who asks.
         recorder: Takes spans, or None.
     """
@@ -45,7 +44,6 @@ class Gateway:
     arena: Arena
     admission: Admission
     metrics: GatewayMetrics
-    metrics_folder: str
     doorman: Doorman = field(default_factory=Doorman)
     recorder: Recorder | None = None
 
@@ -77,6 +75,11 @@ class Connection(Protocol):
     @property
     def can_receive_into(self) -> bool:
         """Whether this connection's bytes can go straight into a slot."""
+        ...
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of the body that `receive_into` received, also when it failed."""
         ...
 
     async def receive_into(self, slot: memoryview, timeout_s: float) -> None:
@@ -173,7 +176,7 @@ class Exchange:
         sent_bytes: Of the answer's body.
         allow: Methods that the path offers, when this one is not among them.
         access: Who asks, and what they may do; None until it is known.
-        charged_bytes: Of the body, those that were counted against the key's quota when it came in.
+        charged_bytes: Of body and answer, those that the key's quota counts so far; None when it was refused at the door.
         trace: What the caller's `traceparent` said, or None.
         receive_began_s: When its body was asked for, on the performance counter; 0 when it was not.
         batch_size: How many requests shared its launch; 0 when it was not computed.
@@ -193,7 +196,7 @@ class Exchange:
     sent_bytes: int = 0
     allow: str = ""
     access: Access | None = None
-    charged_bytes: int = 0
+    charged_bytes: int | None = None
     trace: TraceParent | None = None
     receive_began_s: float = 0.0
     batch_size: int = 0

@@ -95,6 +95,11 @@ class Habit:
     answer_head: bytes
     more_headers: str
 
+    @property
+    def charged_bytes(self) -> int:
+        """Bytes of body and answer, which count against the key's quota."""
+        return self.body_bytes + len(self.answer_lead) + self.out_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Served:

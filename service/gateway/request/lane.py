@@ -79,7 +79,7 @@ class Lane:
                 return None
             leases = self.gateway.admission.admit()
             leases.lease(habit.slot_bytes)
-            doorman.admit(habit.access, habit.body_bytes)
+            doorman.admit(habit.access, habit.charged_bytes)
         except TilewireError:
             if leases is not None:
                 leases.release()
@@ -147,7 +147,7 @@ class Passage:
         self._own = own
         self._exchange = exchange = exchange_for({**habit.headers, **own} if own else habit.headers, _NOTHING_MORE)
         exchange.op, exchange.access = habit.op, habit.access
-        exchange.charged_bytes = habit.body_bytes
+        exchange.charged_bytes = habit.charged_bytes
         exchange.receive_began_s = exchange.began_s
         self._deadline_ns = time.monotonic_ns() + habit.timeout_ns if habit.timeout_ns else 0
         self.more_body = self.keep_alive = True
@@ -178,6 +178,7 @@ class Passage:
     def _on_body(self, done: asyncio.Future[None]) -> None:
         """The rest of the body is in, or will never be."""
         self._receiver.stop()
+        self._exchange.received_bytes = self._receiver.received
         error = done.exception()
         if self._protocol.transport.is_closing() or isinstance(error, ClientGone):
             self._leave(None)
@@ -322,6 +323,9 @@ class Passage:
         """The request is over; without a status the client left before its answer."""
         self._leases.release()
         self.response_complete = True
+        if self._protocol.transport.is_closing():
+            # It leads back here: together they would wait for the garbage collector.
+            self._protocol.cycle = None  # type: ignore[assignment]
         report(self._lane.gateway, self._exchange, self._habit.scope, status)
 
     def _replay(self) -> None:
@@ -329,7 +333,7 @@ class Passage:
         gateway, habit = self._lane.gateway, self._habit
         body = bytes(self._body())
         self._leases.release()
-        gateway.doorman.take_back(habit.access, habit.body_bytes)
+        gateway.doorman.take_back(habit.access, habit.charged_bytes)
         scope = dict(habit.scope)
         scope["headers"] = [
             (name, own.encode("ascii") if (own := self._own.get(name.decode("latin-1"))) is not None else value)

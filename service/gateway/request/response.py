@@ -186,8 +186,8 @@ async def send_unread(response: Response, scope: Scope, receive: Receive, send: 
     comes is discarded for a moment.
     """
     exchange = exchange_of(scope)
-    rest = (exchange.content_length or 0) - exchange.received_bytes
-    if exchange.incoming.is_complete or (0 <= rest <= MAX_DISCARDED_BYTES and not exchange.is_chunked):
+    is_small = (exchange.content_length or 0) <= MAX_DISCARDED_BYTES and not exchange.is_chunked
+    if exchange.incoming.is_complete or (is_small and not exchange.received_bytes):
         await response(scope, receive, send)
         return
     headers = [*response.raw_headers, (b"connection", b"close")]
@@ -204,4 +204,5 @@ async def _discard(exchange: Exchange) -> None:
     with contextlib.suppress(TimeoutError):
         while not (exchange.incoming.is_complete or exchange.incoming.is_disconnected):
             async with asyncio.timeout(max(0.0, end_s - time.perf_counter())):
-                await exchange.incoming()
+                message = await exchange.incoming()
+                exchange.received_bytes += len(message.get("body", b""))

@@ -10,7 +10,7 @@ from tilewire.service.gateway.api.v1.query import check_name
 from tilewire.service.gateway.auth.authenticator import authorise
 from tilewire.service.gateway.codecs.negotiation import codec_for_accept
 from tilewire.service.gateway.request.admission import Leases
-from tilewire.service.gateway.request.compute import MAX_PLANS, receive_tensors
+from tilewire.service.gateway.request.compute import MAX_PLANS, receive_tensors, reserve_answer
 from tilewire.service.gateway.request.context import Exchange, Gateway, exchange_of
 from tilewire.service.gateway.request.response import TensorResponse, describe_tensor, json_response
 from tilewire.service.ipc.messages import Done, Operand, TensorInfo
@@ -86,7 +86,8 @@ async def _fetch(gateway: Gateway, exchange: Exchange, name: str, leases: Leases
     for _attempt in range(MAX_PLANS):
         info = await gateway.engines.describe(name)
         codec = codec_for_accept(exchange.headers.get("accept"), None, info.type.dtype)
-        lease = leases.lease(info.type.nbytes)
+        reserve_answer(gateway, exchange, info.type.nbytes)
+        lease = await leases.wait(info.type.nbytes)
         if isinstance(await gateway.engines.download(info, lease.offset), Done):
             chunks = codec.encode(name, info.type, lease.view)
             return TensorResponse(chunks, codec.content_type, _headers(info), leases)

@@ -80,10 +80,10 @@ async def inflate(source: Lease, leases: Leases, coding: Coding, max_bytes: int,
 
     Raises:
         BodyTooLarge: It inflates past `max_bytes`.
-        TooBusy: There is no room right now.
+        TooBusy: There was no room within the time-out.
         InvalidRequest: Not one whole stream of that coding.
     """
-    target = leases.lease(lead_bytes + min(max(4 * source.nbytes, STEP_BYTES), max_bytes))
+    target = await leases.wait(lead_bytes + min(max(4 * source.nbytes, STEP_BYTES), max_bytes))
     inflater = zlib.decompressobj(_WBITS[coding])
     end, fed, tail = lead_bytes, 0, b""
     while not inflater.eof:
@@ -98,7 +98,7 @@ async def inflate(source: Lease, leases: Leases, coding: Coding, max_bytes: int,
         if end - lead_bytes > max_bytes:
             raise BodyTooLarge(f"body: it inflates to more than {max_bytes} bytes")
         if end > target.nbytes:
-            target = regrown(target, leases, min(max(end, 2 * target.nbytes), lead_bytes + max_bytes), begin)
+            target = await regrown(target, leases, min(max(end, 2 * target.nbytes), lead_bytes + max_bytes), begin)
         target.view[begin:end] = piece
     if inflater.unused_data or fed < source.nbytes:
         raise InvalidRequest(f"body: bytes follow the end of the {coding} stream")

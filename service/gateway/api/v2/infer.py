@@ -139,6 +139,7 @@ def _task(op: Op, request: InferRequest, began_ns: int) -> Task:
             if one.region is not None and one.type is not None
         },
         out_region=request.output.region,
+        is_sent=request.output.region is None,
         deadline_ns=began_ns + 1000 * request.timeout_us if request.timeout_us else 0,
         priority=request.priority,
     )
