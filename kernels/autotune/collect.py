@@ -30,7 +30,7 @@ from tilewire.kernels.autotune.compiling import Facts, facts_of_variants
 from tilewire.kernels.autotune.crew import Crew, Failure
 from tilewire.kernels.autotune.racing import Heats, race
 from tilewire.kernels.autotune.workloads import as_line, parse_line
-from tilewire.kernels.op import Config, Shape
+from tilewire.kernels.op import Config, Shape, Tuning, config_text
 from tilewire.kernels.registry import kernel_op, measured_ops
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target, current
@@ -59,9 +59,14 @@ def compile_one(recipe: Recipe) -> Facts:
 
 
 def _binaries(shape: Shape, config: Config, target: Target) -> tuple[Variant, ...]:
-    found = kernel_op(shape.op).binaries
+    return tuning_of(shape).binaries(shape, config, target)
+
+
+def tuning_of(shape: Shape) -> Tuning:
+    """How the op of `shape` is tuned."""
+    found = kernel_op(shape.op).tuning
     assert found is not None, "This is a bug."
-    return found(shape, config, target)
+    return found
 
 
 def draw(seed: int, scale: float, ops: Sequence[str]) -> list[Shape]:
@@ -69,7 +74,7 @@ def draw(seed: int, scale: float, ops: Sequence[str]) -> list[Shape]:
     generator = random.Random(seed)  # noqa: S311 - shapes, no secrets
     found: dict[Shape, float] = {}
     for op in measured_ops():
-        if op.name in ops:
+        if op.name in ops and op.tuning is not None:
             for group in op.groups:
                 count = math.ceil(group.count * scale)
                 for number in range(count):
@@ -77,11 +82,10 @@ def draw(seed: int, scale: float, ops: Sequence[str]) -> list[Shape]:
     return sorted(found, key=found.__getitem__)
 
 
-def candidates(shape: Shape, target: Target) -> list[Config]:
-    """Every configuration worth measuring for `shape`; dispatch's own choice among them."""
-    space = kernel_op(shape.op).space
-    assert space is not None, "This is a bug."
-    return list(dict.fromkeys((shape.chosen(target), *space(shape, target))))
+def candidates(shape: Shape, target: Target, *, has_space: bool = True) -> list[Config]:
+    """Every configuration worth measuring for `shape`, dispatch's own choice first; else the catalogue's alone."""
+    found = tuning_of(shape).space(shape, target) if has_space else shape.candidates(target)
+    return list(dict.fromkeys((shape.chosen(target), *found)))
 
 
 class Candidates:
@@ -91,13 +95,15 @@ class Candidates:
         shapes: What is measured.
         target: The device.
         say: Prints a line of progress.
+        has_space: Whether configurations that the catalogue lacks are measured too.
     """
 
-    def __init__(self, shapes: Sequence[Shape], target: Target, say: Callable[[str], None]) -> None:
+    def __init__(self, shapes: Sequence[Shape], target: Target, say: Callable[[str], None], *, has_space: bool) -> None:
         self._target = target
         self._say = say
         self._wanted = {
-            shape: {each: _binaries(shape, each, target) for each in candidates(shape, target)} for shape in shapes
+            shape: {each: _binaries(shape, each, target) for each in candidates(shape, target, has_space=has_space)}
+            for shape in shapes
         }
         self._facts: dict[tuple[Variant, ...], Facts] = {}
 
@@ -132,11 +138,6 @@ class Candidates:
         ]
 
 
-def key_of(config: Config) -> str:
-    """A configuration as one short string; `config_of` of the fitting reads it."""
-    return ",".join(str(int(value) if isinstance(value, bool) else value) for value in dataclasses.astuple(config))
-
-
 def measure_shape(bench: Any, shape: Shape, able: dict[Config, Facts], target: Target) -> dict[str, Any]:
     """Races the candidates of one shape and what others have for it; one line of the file."""
     own = shape.chosen(target)
@@ -144,13 +145,13 @@ def measure_shape(bench: Any, shape: Shape, able: dict[Config, Facts], target: T
     times = race(bench, shape, able, must=[*vendors, *([own] if own in able else [])], heats=_HEATS)
     errors = bench.errors(shape, list(able))
     dtype = getattr(shape, "dtype", "float32")
-    bad = {key_of(config): error for config, error in errors.items() if not error <= _TOLERANCE.get(dtype, 0.05)}
+    bad = {config_text(config): error for config, error in errors.items() if not error <= _TOLERANCE.get(dtype, 0.05)}
     return {
         "shape": json.loads(as_line(shape)),
-        "own": key_of(own),
-        "us": {key_of(config): round(us, 3) for config, us in times.items() if not isinstance(config, str)},
+        "own": config_text(own),
+        "us": {config_text(config): round(us, 3) for config, us in times.items() if not isinstance(config, str)},
         "vendors": {name: round(us, 3) for name, us in times.items() if isinstance(name, str)},
-        "programs_per_sm": {key_of(config): facts.programs_per_sm(target) for config, facts in able.items()},
+        "programs_per_sm": {config_text(config): facts.programs_per_sm(target) for config, facts in able.items()},
         "bad": bad,
     }
 
@@ -252,6 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of shapes")
     parser.add_argument("--ops", default=",".join(op.name for op in measured_ops()))
+    parser.add_argument("--catalogue", action="store_true", help="only what the catalogue has")
     parser.add_argument("--workers", type=int, default=0, help="compiling processes; 0 for one on each core")
     arguments = parser.parse_args(argv)
     begin_s = time.monotonic()
@@ -268,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with out.open("w") as file:
             _put(file, device_of(target))
     shapes = draw(arguments.seed, arguments.scale, arguments.ops.split(","))
-    wanted = Candidates(shapes, target, say)
+    wanted = Candidates(shapes, target, say, has_space=not arguments.catalogue)
     wanted.compile(begin_s + _COMPILE_SHARE * arguments.seconds, arguments.workers)
     lines = wanted.able()
     while time.monotonic() < end_s and watch(lines, out, end_s, say) != 0:

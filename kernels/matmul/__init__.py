@@ -10,7 +10,7 @@ from tilewire.kernels.matmul.kernel import matmul_kernel, matmul_tma_kernel
 from tilewire.kernels.matmul.op import matmul, prepare_matmul
 from tilewire.kernels.matmul.selftest import trials
 from tilewire.kernels.matmul.shape import GROUPS, MatmulShape, draw
-from tilewire.kernels.matmul.space import binaries, space
+from tilewire.kernels.matmul.space import TUNING
 from tilewire.kernels.matmul.variants import variants
 from tilewire.kernels.op import KernelOp, TableEntry
 
@@ -41,7 +41,6 @@ MATMUL = KernelOp(
     draw=draw,
     groups=GROUPS,
     operands=MatmulOperands,
-    space=space,
-    binaries=binaries,
+    tuning=TUNING,
     table_entries=_table_entries,
 )

@@ -51,11 +51,8 @@ class MatmulOperands:
             def scaled(index: int, *, is_fast: bool) -> None:
                 torch._scaled_mm(*sets[index][:2], one, one, out_dtype=stored, use_fast_accum=is_fast)
 
-            calls: dict[str, Call] = {
-                "torch": functools.partial(scaled, is_fast=False),
-                "torch fast": functools.partial(scaled, is_fast=True),
-            }
-            return calls if shape.batch == 1 else {}
+            is_fast = shape.precision == "fast"
+            return {"torch": functools.partial(scaled, is_fast=is_fast)} if shape.batch == 1 else {}
         if shape.dtype == "int8":
             return {"torch": lambda index: torch._int_mm(*sets[index][:2])} if shape.batch == 1 else {}
         if shape.dtype != shape.stored_dtype or shape.precision == "tf32x3":

@@ -9,9 +9,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from tilewire.kernels.matmul.choice import choose
-from tilewire.kernels.matmul.configs import ACTIVATIONS, ITEM_BYTES, OUT_DTYPES, PRECISIONS, Config, Problem
+from tilewire.kernels.matmul.configs import (
+    ACTIVATIONS,
+    ITEM_BYTES,
+    OUT_DTYPES,
+    PRECISIONS,
+    Config,
+    Problem,
+    precisions_of,
+)
 from tilewire.kernels.matmul.members import SPLITS, is_possible, members
+from tilewire.kernels.matmul.select import select
 from tilewire.kernels.matmul.view import Dtypes, problem_of, view_of
 from tilewire.kernels.op import ShapeError, ShapeGroup, log_uniform
 from tilewire.kernels.runtime.layouts import row_step
@@ -100,14 +108,16 @@ class MatmulShape:
         allowed = OUT_DTYPES[self.dtype]
         if self.stored_dtype not in allowed:
             raise ShapeError(f"out_dtype: expected one of {', '.join(allowed)}, got {self.out_dtype!r}")
-        if self.precision != "ieee" and self.dtype != "float32":
-            raise ShapeError("precision: only float32 has a choice")
+        if self.precision not in precisions_of(self.dtype):
+            raise ShapeError(
+                f"precision: {self.dtype} has {', '.join(precisions_of(self.dtype))}, not {self.precision}"
+            )
         if self.stored_dtype == "int32" and self.activation not in ("none", "relu"):
             raise ShapeError(f"activation: {self.activation} needs a floating-point output, not int32")
 
     def chosen(self, target: Target) -> Config:
         """See `Shape`."""
-        return choose(self.problem, target, is_plain=self.is_plain)
+        return select(self.problem, target, is_plain=self.is_plain)
 
     def candidates(self, target: Target) -> Iterator[Config]:
         """See `Shape`."""
@@ -219,7 +229,8 @@ GROUPS = (
     ShapeGroup("unaligned", _unaligned, 10),
     # As fast as bfloat16 on every device, so that tuning measures only one of them.
     ShapeGroup("float16", _any_of("float16"), 0),
-    ShapeGroup("float8", _any_of("float8_e4m3fn"), 44),
+    ShapeGroup("float8", _any_of("float8_e4m3fn"), 36),
+    ShapeGroup("float8 fast", _any_of("float8_e4m3fn fast"), 36),
     ShapeGroup("int8", _any_of("int8"), 34),
     ShapeGroup("tf32", _any_of("float32 tf32", 4096), 26),
     ShapeGroup("tf32x3", _any_of("float32 tf32x3", 2048), 10),

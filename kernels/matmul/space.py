@@ -13,16 +13,21 @@ from dataclasses import replace
 
 from tilewire.kernels.matmul.configs import ITEM_BYTES, OUT_DTYPES, Config, Problem, is_read_in_pieces
 from tilewire.kernels.matmul.members import (
+    MODEL,
+    SCALAR,
     SPLITS,
     arithmetic_of,
     family_of,
     has_descriptors,
+    is_main,
     is_scalar,
     is_sensible,
     stores_boxes,
 )
+from tilewire.kernels.matmul.select import amounts_of
 from tilewire.kernels.matmul.shape import MatmulShape
 from tilewire.kernels.matmul.variants import build
+from tilewire.kernels.op import Tuning
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target
 
@@ -38,7 +43,7 @@ _RESERVED = 1024
 
 
 def space(shape: MatmulShape, target: Target) -> Iterator[Config]:
-    """See `KernelOp.space`."""
+    """See `Tuning.space`."""
     problem = shape.problem
     arithmetic = arithmetic_of(problem)
     found: list[Config] = []
@@ -50,8 +55,6 @@ def space(shape: MatmulShape, target: Target) -> Iterator[Config]:
             for config in _few(problem.dtype, target)
             if config.block_m // 2 < max(problem.m, 16) <= config.block_m
         ]
-        if problem.dtype.startswith("float8"):
-            found = [replace(config, promotes=promotes) for config in found for promotes in (True, False)]
     else:
         found += _pointer(problem, target)
     if problem.m <= 4 and is_read_in_pieces(problem) and problem.a_major == "k":
@@ -65,7 +68,7 @@ def space(shape: MatmulShape, target: Target) -> Iterator[Config]:
 
 
 def binaries(shape: MatmulShape, config: Config, target: Target) -> tuple[Variant, ...]:
-    """See `KernelOp.binaries`."""
+    """See `Tuning.binaries`."""
     family = family_of(shape.problem, config, is_plain=shape.is_plain)
     return (build(family, replace(config, split_k=1), target),)
 
@@ -164,3 +167,36 @@ def _vector(problem: Problem) -> Iterator[Config]:
         for block_n, block_k in shapes:
             if block_m * elements <= 16384:
                 yield Config("vector", block_m, block_n, block_k, 1, num_warps=num_warps, num_stages=num_stages)
+
+
+def key_of(shape: MatmulShape) -> str:
+    """See `Tuning.key`: the arithmetic, and whether operands are read element by element."""
+    problem = shape.problem
+    is_wide = is_read_in_pieces(problem) or (problem.is_padded_in and problem.is_aligned_out)
+    return arithmetic_of(problem) if is_wide else arithmetic_of(problem).removesuffix(" fast") + SCALAR
+
+
+def _amounts(shape: MatmulShape, config: Config, occupancy: int, target: Target) -> tuple[float, ...]:
+    return amounts_of(shape.problem, config, occupancy, target, is_plain=shape.is_plain)
+
+
+def _is_common(shape: MatmulShape, target: Target) -> bool:
+    is_boxed = stores_boxes(shape.problem, Config("tma", 16, 16, 16))
+    return (is_main(shape.problem) and (shape.is_plain or not is_boxed)) or not has_descriptors(shape.problem, target)
+
+
+# Most entries of a section, those of them for all layouts, and the least gain (of the mean logarithm of the time) of one more.
+_SIZES = {"half": (18, 6, 0.001), "ieee": (0, 7, 0.002), "tf32x3": (4, 4, 0.002)}
+
+
+TUNING = Tuning(
+    space=space,
+    binaries=binaries,
+    model=MODEL,
+    amounts=_amounts,
+    key=key_of,
+    entry_of=lambda config: replace(config, split_k=1),
+    is_common=_is_common,
+    sizes=lambda key: _SIZES.get(key, (0, 3, 0.003) if key.endswith(SCALAR) else (11, 5, 0.0015)),
+    config=Config,
+)

@@ -8,7 +8,7 @@ from tilewire.kernels.softmax.bench import SoftmaxOperands
 from tilewire.kernels.softmax.op import prepare_softmax, softmax
 from tilewire.kernels.softmax.selftest import trials
 from tilewire.kernels.softmax.shape import GROUPS, SoftmaxShape, draw
-from tilewire.kernels.softmax.space import binaries, space
+from tilewire.kernels.softmax.space import TUNING
 from tilewire.kernels.softmax.variants import KERNELS, variants
 
 
@@ -40,7 +40,6 @@ SOFTMAX = KernelOp(
     draw=draw,
     groups=GROUPS,
     operands=SoftmaxOperands,
-    space=space,
-    binaries=binaries,
+    tuning=TUNING,
     table_entries=_table_entries,
 )

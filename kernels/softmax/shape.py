@@ -10,8 +10,8 @@ from typing import ClassVar
 from tilewire.kernels.op import ShapeGroup, log_uniform
 from tilewire.kernels.runtime.strides import Extent
 from tilewire.kernels.runtime.targets import Target
-from tilewire.kernels.softmax.choice import choose, possible
 from tilewire.kernels.softmax.configs import DTYPES, ITEM_BYTES, Config, Problem
+from tilewire.kernels.softmax.select import possible, select
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class SoftmaxShape:
 
     def chosen(self, target: Target) -> Config:
         """See `Shape`."""
-        return choose(self.problem, target)
+        return select(self.problem, target)
 
     def candidates(self, target: Target) -> Iterator[Config]:
         """See `Shape`."""

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
+from tilewire.kernels.op import Tuning
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.softmax.configs import (
@@ -13,11 +14,14 @@ from tilewire.kernels.softmax.configs import (
     LONGEST_ROW,
     LOOP,
     MAX_SPLITS,
+    MODEL,
     SPLIT,
     Config,
     is_long,
+    key_of,
     power_of_two,
 )
+from tilewire.kernels.softmax.select import amounts_of
 from tilewire.kernels.softmax.shape import SoftmaxShape
 from tilewire.kernels.softmax.variants import KERNELS, build
 
@@ -26,7 +30,7 @@ _THREADS_OF_SM = 2048
 
 
 def space(shape: SoftmaxShape, target: Target) -> Iterator[Config]:
-    """See `KernelOp.space`."""
+    """See `Tuning.space`."""
     problem = shape.problem
     if not problem.is_contiguous:
         return
@@ -41,7 +45,7 @@ def space(shape: SoftmaxShape, target: Target) -> Iterator[Config]:
 
 
 def binaries(shape: SoftmaxShape, config: Config, target: Target) -> tuple[Variant, ...]:
-    """See `KernelOp.binaries`."""
+    """See `Tuning.binaries`."""
     problem = replace(shape.problem, rows=1, n=1)
     return tuple(build(kernel, problem, config, target) for kernel in KERNELS[config.kernel])
 
@@ -67,3 +71,25 @@ def _teams(shape: SoftmaxShape, target: Target) -> Iterator[Config]:
         team = -(-shape.n // block_n)
         if fits and 8 <= held <= 64 and 1 < team <= min(MAX_SPLITS, target.num_sms * programs):
             yield Config("team", 1, block_n, num_warps, team, programs)
+
+
+def _key(shape: SoftmaxShape) -> str:
+    return key_of(shape.problem) if shape.problem.is_contiguous else ""
+
+
+def _amounts(shape: SoftmaxShape, config: Config, _occupancy: int, target: Target) -> tuple[float, ...]:
+    return amounts_of(shape.problem, config, target)
+
+
+TUNING = Tuning(
+    space=space,
+    binaries=binaries,
+    model=MODEL,
+    amounts=_amounts,
+    key=_key,
+    entry_of=lambda config: replace(config, splits=1),
+    is_common=lambda shape, _target: shape.dtype == shape.stored_dtype,
+    sizes=lambda _key: (0, 30, 0.001),
+    config=Config,
+    keeps=True,
+)
