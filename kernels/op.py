@@ -135,6 +135,7 @@ class Tuning:
         is_common: Whether every entry is built for a shape, and not only those for all layouts.
         sizes: Of a key: most entries, those of them for all layouts, and the least gain of a further one.
         config: Type of the configurations.
+        is_supported: Whether a target has kernels for a shape.
         keeps: Whether entries of the table stay, so that sizes which were not measured have one.
     """
 
@@ -147,6 +148,7 @@ class Tuning:
     is_common: Callable[[Any, Target], bool]
     sizes: Callable[[str], tuple[int, int, float]]
     config: type[Any]
+    is_supported: Callable[[Any, Target], bool] = lambda _shape, _target: True
     keeps: bool = False
 
 
@@ -187,6 +189,7 @@ class KernelOp:
         groups: Kinds of random shapes that benchmarks report on their own.
         operands: Operand sets: (shape, number of sets, generator on the device).
         tuning: How configurations are measured and fitted; None for an op whose choice is fixed.
+        explain: One line on why a shape gets its configuration; None where there is nothing to say.
         table_entries: Lines of the op's section of a tuned table.
     """
 
@@ -201,6 +204,7 @@ class KernelOp:
     groups: tuple[ShapeGroup, ...] = ()
     operands: Callable[[Any, int, torch.Generator], Operands] | None = None
     tuning: Tuning | None = None
+    explain: Callable[[Any, Target], str] | None = None
     table_entries: Callable[[Any], Iterator[TableEntry]] = lambda _section: iter(())
 
 

@@ -35,6 +35,8 @@ from tilewire.kernels.registry import kernel_op, measured_ops
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target, current
 
+# What is written into the folder.
+FILE = "measured.jsonl"
 # Of the time, for compiling.
 _COMPILE_SHARE = 0.4
 # A shape takes about a second.
@@ -259,7 +261,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     begin_s = time.monotonic()
     end_s = begin_s + arguments.seconds
     arguments.out.mkdir(parents=True, exist_ok=True)
-    out = arguments.out / "measured.jsonl"
+    out = arguments.out / FILE
     target = current(0)
 
     def say(text: str) -> None:
@@ -269,7 +271,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not out.is_file():
         with out.open("w") as file:
             _put(file, device_of(target))
-    shapes = draw(arguments.seed, arguments.scale, arguments.ops.split(","))
+    drawn = draw(arguments.seed, arguments.scale, arguments.ops.split(","))
+    shapes = [shape for shape in drawn if tuning_of(shape).is_supported(shape, target)]
     wanted = Candidates(shapes, target, say, has_space=not arguments.catalogue)
     wanted.compile(begin_s + _COMPILE_SHARE * arguments.seconds, arguments.workers)
     lines = wanted.able()

@@ -341,7 +341,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     device, measured = read(arguments.measured, arguments.held_out)
     target = Target(**device["target"])
-    table = fit(measured, target, lambda text: print(text))  # noqa: T201
+    table = fit(measured, target, print)
     if arguments.out:
         whole = json.loads(arguments.out.read_text()) if arguments.out.is_file() else dict(table_for(target))
         write_atomically(

@@ -229,7 +229,7 @@ def members(target: Target) -> Iterator[tuple[Family, Config]]:
         for precision in precisions_of(dtype):
             shown = Problem(1, 1, 1, 1, dtype, OUT_DTYPES[dtype][0], precision=precision)
             yield from _pointer_members(shown, target)
-            yield from (_interpreted_members if target.backend == "interpreter" else _tma_members)(shown, target)
+            yield from _interpreted_members(shown) if target.backend == "interpreter" else _tma_members(shown, target)
         yield from _vector_members(Problem(1, 1, 1, 1, dtype, OUT_DTYPES[dtype][0]), target)
 
 
@@ -290,7 +290,7 @@ def _tma_members(shown: Problem, target: Target) -> Iterator[tuple[Family, Confi
                     yield family, tile.config
 
 
-def _interpreted_members(shown: Problem, target: Target) -> Iterator[tuple[Family, Config]]:
+def _interpreted_members(shown: Problem) -> Iterator[tuple[Family, Config]]:
     flags = (True, False)
     for out_dtype, batch, is_boxed, is_plain in itertools.product(OUT_DTYPES[shown.dtype], (1, 2), flags, flags):
         for a_major, b_major in itertools.product("km", "nk"):

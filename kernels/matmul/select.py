@@ -53,13 +53,19 @@ def select(problem: Problem, target: Target, *, is_plain: bool = True) -> Config
         problem: The product.
         target: The device.
         is_plain: Whether nothing follows the product.
+
+    Raises:
+        ValueError: The device does not multiply the dtype.
     """
     if target.backend == "interpreter":
         return _select_interpreted(problem)
     override = _override(problem, target, is_plain=is_plain)
     if override is not None:
         return override
-    return min(_predictions(problem, target, is_plain=is_plain), key=lambda found: found[0])[1]
+    found = min(_predictions(problem, target, is_plain=is_plain), key=lambda each: each[0], default=None)
+    if found is None:
+        raise ValueError(f"a: {problem.dtype} is not multiplied by {target.name}")
+    return found[1]
 
 
 def select_invariant(problem: Problem, target: Target) -> Config:

@@ -22,6 +22,7 @@ from tilewire.kernels.matmul.members import (
     is_main,
     is_scalar,
     is_sensible,
+    is_supported,
     stores_boxes,
 )
 from tilewire.kernels.matmul.select import amounts_of
@@ -199,4 +200,5 @@ TUNING = Tuning(
     is_common=_is_common,
     sizes=lambda key: _SIZES.get(key, (0, 3, 0.003) if key.endswith(SCALAR) else (11, 5, 0.0015)),
     config=Config,
+    is_supported=lambda shape, target: is_supported(shape.dtype, target),
 )

@@ -170,7 +170,7 @@ def search_tma_kernel(
     else:
         for tile in tl.range(tl.program_id(0), tl.cdiv(n, BLOCK_N), tl.num_programs(0), flatten=FLATTEN):
             acc = tl.zeros(SHAPE, ACC_TYPE)
-            for step in range(0, tl.cdiv(k, BLOCK_K)):
+            for step in range(tl.cdiv(k, BLOCK_K)):
                 a = a_desc.load([first_m, step * BLOCK_K])
                 b = b_desc.load([tile * BLOCK_N, step * BLOCK_K])
                 acc = multiply(a, b, acc, SWAPPED, PRECISION, UPCAST)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.selection.cost_model import Amounts
+from tilewire.kernels.selection.tables import table_name
 from tilewire.kernels.softmax.configs import (
     COLUMN,
     ITEM_BYTES,
@@ -43,6 +44,18 @@ def select(problem: Problem, target: Target) -> Config:
         return MODEL.us(found[1].costs, amounts_of(problem, found[0], target))
 
     return min(_possible(problem, target), key=predicted_us)[0]
+
+
+def explain(problem: Problem, target: Target) -> str:
+    """One line: what `select` gives `problem`, and the terms of its predicted time."""
+    chosen = select(problem, target)
+    words = f"{chosen.kernel} {chosen.block_rows}x{chosen.block_n}, {chosen.num_warps} warps, {chosen.splits} programs a row"
+    tile = dict(_possible(problem, target)).get(chosen) if problem.is_contiguous else None
+    head = f"{problem.dtype} {problem.rows}x{problem.n} by table {table_name(target)}: {words}"
+    if tile is None:
+        return f"{head}, the only one for rows that lie across memory"
+    amounts = amounts_of(problem, chosen, target)
+    return f"{head}, {MODEL.us(tile.costs, amounts):.1f} µs = {MODEL.explained(tile.costs, amounts)}"
 
 
 def select_invariant(problem: Problem, target: Target) -> Config:

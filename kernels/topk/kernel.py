@@ -69,9 +69,7 @@ def best_of_groups(x_ptr, from_row, groups, n, flip, GROUP: tl.constexpr, WIDTH:
 
 
 @triton.jit
-def best_of_row(
-    x_ptr, from_row, in_rows, n, flip, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr
-):
+def best_of_row(x_ptr, from_row, in_rows, n, flip, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr):
     """The WIDTH best keys of each row of `n` ≤ BLOCK_N elements, sorted; indices count from the row's start.
 
     With a GROUP above 1 the best groups are found first and read again, which sorts WIDTH · GROUP elements instead of
@@ -189,9 +187,7 @@ def topk_select_kernel(
 
 
 @triton.jit
-def topk_merge_kernel(
-    keys_ptr, out_ptr, n, chunks, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr
-):
+def topk_merge_kernel(keys_ptr, out_ptr, n, chunks, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr):
     """The WIDTH best of each chunk of BLOCK_N of the keys (rows, n) into (rows, chunks, WIDTH). Grid: (rows × chunks,)."""
     await_previous(OVERLAP)
     row = (tl.program_id(0) // chunks).to(tl.int64)

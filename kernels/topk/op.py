@@ -67,7 +67,9 @@ def prepare_topk(
     axis = _check(x, values.shape[axis], axis)
     shape = (*x.shape[:axis], values.shape[axis], *x.shape[axis + 1 :])
     if tuple(values.shape) != shape or values.dtype != x.dtype or values.numel() == 0:
-        raise ValueError(f"values: expected {shape} of {x.dtype}, not empty, got {tuple(values.shape)} of {values.dtype}")
+        raise ValueError(
+            f"values: expected {shape} of {x.dtype}, not empty, got {tuple(values.shape)} of {values.dtype}"
+        )
     if tuple(indices.shape) != shape or indices.dtype != torch.int64:
         raise ValueError(f"indices: expected {shape} of int64, got {tuple(indices.shape)} of {indices.dtype}")
     return prepare(x, values, indices, axis=axis, largest=largest)
@@ -208,4 +210,3 @@ def bound(variant: Variant, target: Target, programs: int, sizes: Mapping[str, f
     taken = {name for name, _ in variant.signature}
     values = {name: value for name, value in sizes.items() if name in taken}
     return Launch(variant, target, (programs, 1, 1), values, index)
-
