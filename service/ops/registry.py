@@ -11,10 +11,17 @@ import msgspec
 from tilewire.service.errors import BeyondLimit, InvalidRequest, UnknownName
 from tilewire.service.ops.add import Add
 from tilewire.service.ops.matmul import Matmul
+from tilewire.service.ops.normalize import Normalize
 from tilewire.service.ops.op import AnyOp, Limits, OpOptions, Plan, TensorType, check_limits
+from tilewire.service.ops.pointwise import Pointwise
+from tilewire.service.ops.reduce import Reduce
+from tilewire.service.ops.search import Search
 from tilewire.service.ops.softmax import Softmax
+from tilewire.service.ops.topk import Topk
 
-OPS: Mapping[str, AnyOp] = {op.name: op for op in (Matmul(), Softmax(), Add())}
+OPS: Mapping[str, AnyOp] = {
+    op.name: op for op in (Matmul(), Softmax(), Add(), Normalize(), Reduce(), Pointwise(), Topk(), Search())
+}
 
 if TYPE_CHECKING:
     Options = OpOptions
@@ -50,19 +57,11 @@ def parse_options(op: AnyOp, raw: Mapping[str, object]) -> Options:
             msgspec.convert({name: value}, op.options, strict=False)
         except (msgspec.ValidationError, OverflowError, UnicodeEncodeError) as error:
             reason = str(error).split(" - at ")[0]
-            choices = _choices(op, name)
+            choices = op.choices(name)
             expected = f"expected one of {', '.join(choices)}" if choices else reason
             raise InvalidRequest(f"{name}: {expected}; got {str(value)[:64]!r}") from None
     options: Options = msgspec.convert(dict(raw), op.options, strict=False)
     return options
-
-
-def _choices(op: AnyOp, name: str) -> list[str]:
-    """The values that an option may have, when they can be counted up."""
-    schema = msgspec.json.schema(op.options)["$defs"][op.options.__name__]["properties"][name]
-    return [
-        str(value) for part in (schema, *schema.get("anyOf", ())) for value in part.get("enum", ()) if value is not None
-    ]
 
 
 def plan(op: AnyOp, operands: Mapping[str, TensorType], options: Options, limits: Limits) -> Plan:

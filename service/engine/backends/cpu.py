@@ -15,6 +15,7 @@ import torch
 
 from tilewire.service.engine.backends.contract import HostBytes, Identity, LaunchSpec, Preparation, Report, device_of
 from tilewire.service.engine.backends.host import TORCH_DTYPES, tensor_of
+from tilewire.service.engine.ops.op import Operands
 from tilewire.service.engine.ops.registry import ENGINE_OPS
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import Timings
@@ -84,9 +85,8 @@ class CpuBackend:
         began_ns = time.perf_counter_ns()
         for launch in launches:
             self._use_threads(1 if launch.flops < SMALL_FLOPS else self._max_threads)
-            inputs = dict(launch.resident)
-            for name, (sources, shape) in launch.concatenated.items():
-                inputs[name] = _concatenate(sources, shape)
+            own = {name: _concatenate(sources, shape) for name, (sources, shape) in launch.concatenated.items()}
+            inputs = Operands(own, launch.resident)
             dtypes = [TORCH_DTYPES[places[0].type.dtype] for places, _ in launch.outputs]
             results = ENGINE_OPS[launch.op.name].cpu(inputs, launch.options, dtypes)
             for result, (places, _) in zip(results, launch.outputs, strict=True):

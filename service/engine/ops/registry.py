@@ -7,11 +7,27 @@ from typing import Any
 
 from tilewire.service.engine.ops.add import EngineAdd
 from tilewire.service.engine.ops.matmul import EngineMatmul
+from tilewire.service.engine.ops.normalize import EngineNormalize
 from tilewire.service.engine.ops.op import EngineOp
+from tilewire.service.engine.ops.pointwise import EnginePointwise
+from tilewire.service.engine.ops.reduce import EngineReduce
+from tilewire.service.engine.ops.search import EngineSearch
 from tilewire.service.engine.ops.softmax import EngineSoftmax
+from tilewire.service.engine.ops.topk import EngineTopk
 from tilewire.service.ops.registry import OPS
 
-ENGINE_OPS: Mapping[str, EngineOp[Any]] = {op.name: op for op in (EngineMatmul(), EngineSoftmax(), EngineAdd())}
+_ALL: tuple[EngineOp[Any], ...] = (
+    EngineMatmul(),
+    EngineSoftmax(),
+    EngineAdd(),
+    EngineNormalize(),
+    EngineReduce(),
+    EnginePointwise(),
+    EngineTopk(),
+    EngineSearch(),
+)
+
+ENGINE_OPS: Mapping[str, EngineOp[Any]] = {op.name: op for op in _ALL}
 
 
 class RegistryMismatch(Exception):
