@@ -39,7 +39,8 @@ from tilewire.service.ipc.messages import (
 )
 from tilewire.service.ops.matmul import MatmulOptions
 from tilewire.service.ops.op import Limits, TensorType
-from tilewire.service.ops.registry import OPS, plan
+from tilewire.service.ops.planning import plan
+from tilewire.service.ops.registry import OPS
 from tilewire.service.supervisor.vault import VaultWriter
 
 A, B = TensorType("float16", (1, 256)), TensorType("float16", (256, 256))

@@ -84,7 +84,7 @@ class AsyncClient:
         self._max_retries = max_retries
         self._rules = _requests.Rules.of(cast)
         shared = _wire.client_headers(api_key, headers)
-        self._transport = _transport(self._base_url, timeout, shared, transport)
+        self._transport = make_transport(self._base_url, timeout, shared, transport)
         self.tensors = AsyncTensors(self)
         self.programs = AsyncPrograms(self)
 
@@ -496,6 +496,14 @@ class AsyncClient:
                 raise Unavailable(f"{self._base_url}: not ready within {timeout_s:g} s")
             await asyncio.sleep(POLL_S)
 
+    async def exchange(self, method: str, path: str) -> _wire.Reply:
+        """Sends a request without a body to any path, and returns the answer whatever its status.
+
+        Raises:
+            ConnectionFailed: No answer.
+        """
+        return await self._send(_wire.Call(method, path))
+
     async def aclose(self) -> None:
         """Closes the connections."""
         await self._transport.aclose()
@@ -522,7 +530,10 @@ class AsyncClient:
             return False
 
     async def _do(self, request: _requests.Request[T]) -> T:
-        retries = Retries(request.call, self._max_retries)
+        return request.parse(await self._send(request.call), self._handle)
+
+    async def _send(self, call: _wire.Call) -> _wire.Reply:
+        retries = Retries(call, self._max_retries)
         while True:
             outcome: _wire.Reply | ConnectionFailed
             try:
@@ -535,7 +546,7 @@ class AsyncClient:
             await asyncio.sleep(wait_s)
         if isinstance(outcome, ConnectionFailed):
             raise outcome
-        return request.parse(outcome, self._handle)
+        return outcome
 
 
 class AsyncTensor(Resident):
@@ -695,12 +706,13 @@ class AsyncPrograms:
         return f"<programs of {self._client!r}>"
 
 
-def _transport(
+def make_transport(
     base_url: str,
     timeout: float | httpx.Timeout | None,
     headers: Mapping[str, str],
     own: httpx.AsyncBaseTransport | None,
 ) -> _wire.AsyncTransport:
+    """Returns the transport for an address: of one's own for plain HTTP, on httpx for the rest."""
     # By name: loading httpx takes longer than all the rest of the client.
     made: _wire.AsyncTransport = importlib.import_module("tilewire._httpx").AsyncHttpxTransport(
         base_url, timeout, headers, own

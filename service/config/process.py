@@ -5,6 +5,7 @@ Owns their fields only. Knows neither flags nor the environment, nor the library
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -61,6 +62,10 @@ class Inherited(msgspec.Struct, frozen=True):
         """Those that are there."""
         return tuple(fd for fd in (self.listener, self.metrics_listener, self.usage) if fd >= 0)
 
+    def moved(self, to: Mapping[int, int]) -> Inherited:
+        """Returns the same descriptors by their numbers in another process."""
+        return Inherited(to[self.listener], to[self.metrics_listener], to[self.usage])
+
 
 class GatewaySettings(msgspec.Struct, frozen=True):
     """What one gateway process needs to know; see `Settings` for the meaning of each."""
@@ -91,6 +96,15 @@ class GatewaySettings(msgspec.Struct, frozen=True):
     tls: TlsSettings | None = None
     tracing: TracingSettings | None = None
 
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The descriptors in it."""
+        return self.inherited.fds
+
+    def moved(self, to: Mapping[int, int]) -> GatewaySettings:
+        """See `child.Settings`."""
+        return msgspec.structs.replace(self, inherited=self.inherited.moved(to))
+
 
 class EngineSettings(msgspec.Struct, frozen=True):
     """What one engine process needs to know; see `Settings` for the meaning of each."""
@@ -118,3 +132,19 @@ class EngineSettings(msgspec.Struct, frozen=True):
     shared_memory_prefix: str = ""
     shared_memory_bytes: int = 16 * 2**30
     log: LogSettings = LogSettings()
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The descriptors in it."""
+        kept = (*(one.fd for one in self.kept), *(one.fd for one in self.kept_regions))
+        return tuple(fd for fd in (self.listen_fd, self.vault_fd, *kept) if fd >= 0)
+
+    def moved(self, to: Mapping[int, int]) -> EngineSettings:
+        """See `child.Settings`."""
+        return msgspec.structs.replace(
+            self,
+            listen_fd=to[self.listen_fd],
+            vault_fd=to[self.vault_fd],
+            kept=[msgspec.structs.replace(one, fd=to[one.fd]) for one in self.kept],
+            kept_regions=[msgspec.structs.replace(one, fd=to[one.fd]) for one in self.kept_regions],
+        )

@@ -148,6 +148,9 @@ class Settings(BaseSettings):
     drain_timeout_s: float = Field(
         30.0, gt=0, description="After SIGTERM, requests under way have this long to finish."
     )
+    spare_engine: bool = Field(
+        default=True, description="Keep a process that has imported torch and waits: a dead engine is replaced sooner."
+    )
     engine_timeout_s: float = Field(
         5.0, ge=0, description="A ready engine that gives no sign of life for this long is replaced; 0 for never."
     )

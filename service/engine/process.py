@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import importlib
 import logging
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -99,6 +101,12 @@ def open_backend(device: str, *, batch_invariant: bool) -> Backend:
     from tilewire.service.engine.backends.gpu.backend import GpuBackend  # noqa: PLC0415
 
     return GpuBackend(name, batch_invariant=batch_invariant)
+
+
+def import_kernels(device: str) -> None:
+    """Imports what the backend of a GPU needs, before it is known whether this process will serve."""
+    if not device.startswith("cpu") and find_spec("triton") is not None:
+        importlib.import_module("tilewire.service.engine.backends.gpu.backend")
 
 
 def prepare(holdings: Holdings, settings: EngineSettings, logger: structlog.stdlib.BoundLogger, report: Report) -> None:
@@ -246,7 +254,13 @@ def main() -> int:
     # A terminal's Ctrl-C and a container's SIGTERM are the supervisor's to handle: it drains us last.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    settings = child.read_settings(EngineSettings)
+    if len(sys.argv) > 1:
+        import_kernels(sys.argv[1])
+    try:
+        settings = child.read_settings(EngineSettings)
+    except EOFError:
+        # A spare one that was not needed.
+        return 0
     logger = log.configure(settings.log, process=f"engine-{settings.index}")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -50,8 +50,3 @@ class Keepsakes(msgspec.Struct, frozen=True):
     tensors: list[Kept] = []
     regions: list[KeptRegion] = []
     version: int = 0
-
-    @property
-    def fds(self) -> list[int]:
-        """The descriptors to inherit."""
-        return [one.fd for one in self.tensors if one.fd >= 0] + [one.fd for one in self.regions]

@@ -18,7 +18,6 @@ from tests.support.live_server import LiveServer
 from tests.support.tensor_bodies import Array, to_npy
 from tilewire.service.ops.registry import OPS
 
-# Those that the client has a name for: it knows no float8.
 DTYPES = [(op, dtype) for op in OPS.values() for dtype in op.dtypes if not dtype.startswith("float8")]
 CODINGS = (None, "gzip", "deflate")
 SHAPES: dict[str, dict[str, tuple[int, ...]]] = {

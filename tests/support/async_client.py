@@ -40,14 +40,14 @@ _WORDS = (
 _AWAITED = (
     "matmul", "softmax", "add", "search", "topk", "reduce", "normalize", "pointwise",
     "run", "program", "run_program", "trace", "put", "put_file", "get", "get_file",
-    "head", "delete", "live", "ready", "wait_ready", "describe", "fetch", "__call__",
-    "_is_ok", "_do", "__matmul__", "__rmatmul__", "__add__", "__radd__", "__sub__", "__rsub__",
+    "head", "delete", "live", "ready", "wait_ready", "describe", "fetch", "exchange", "__call__",
+    "_is_ok", "_do", "_send", "__matmul__", "__rmatmul__", "__add__", "__radd__", "__sub__", "__rsub__",
     "__mul__", "__rmul__", "__truediv__", "__rtruediv__",
 )
 # fmt: on
 _CALLS = re.compile(
     r"(?<!await )((?:self|self\._client|self\._transport)\.(?:"
-    r"matmul|softmax|add|run|pointwise|put|get|head|delete|program|ready|describe|fetch|exchange|aclose|_is_ok|_do)\()"
+    r"matmul|softmax|add|run|pointwise|put|get|head|delete|program|ready|describe|fetch|exchange|aclose|_is_ok|_do|_send)\()"
 )
 
 

@@ -10,7 +10,8 @@ from tests.support.jobs import JobBench
 from tilewire.service.engine.backends.host import tensor_of
 from tilewire.service.engine.loop.batching import join
 from tilewire.service.engine.loop.jobs import BoundJob
-from tilewire.service.ops.registry import OPS, parse_options
+from tilewire.service.ops.planning import parse_options
+from tilewire.service.ops.registry import OPS
 
 Values = Mapping[str, torch.Tensor]
 

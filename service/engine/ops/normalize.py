@@ -49,7 +49,7 @@ class EngineNormalize(EngineOp[NormalizeOptions]):
         """See `EngineOp.prepare`. A row does not depend on what it is batched with."""
         del batch_invariant
         (out,) = outs
-        normalize = kernels.registry.kernel_op(self.name).prepare(
+        normalize = kernels.prepare_normalize(
             inputs["x"],
             out,
             kind=options.kind,

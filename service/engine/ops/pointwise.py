@@ -61,7 +61,7 @@ class EnginePointwise(EngineOp[PointwiseOptions]):
         """See `EngineOp.prepare`. An element does not depend on what it is batched with."""
         del batch_invariant
         (out,) = outs
-        pointwise = kernels.registry.kernel_op(self.name).prepare(
+        pointwise = kernels.prepare_pointwise(
             inputs["x"], out, fn=options.fn, y=inputs.get("y"), scale=options.scale, shift=options.shift
         )
         return lambda given: pointwise(given["x"], given.get("y"), out)

@@ -55,5 +55,5 @@ class EngineReduce(EngineOp[ReduceOptions]):
         del batch_invariant
         (out,) = outs
         axis = None if isinstance(options.axis, str) else options.axis
-        reduce = kernels.registry.kernel_op(self.name).prepare(inputs["x"], out, kind=options.kind, axis=axis)
+        reduce = kernels.prepare_reduce(inputs["x"], out, kind=options.kind, axis=axis)
         return lambda given: reduce(given["x"], out)

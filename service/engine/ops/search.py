@@ -54,7 +54,7 @@ class EngineSearch(EngineOp[SearchOptions]):
     ) -> Compute:
         """See `EngineOp.prepare`."""
         values, indices = outs
-        search = kernels.registry.kernel_op(self.name).prepare(
+        search = kernels.prepare_search(
             inputs["a"],
             inputs["b"],
             values,
@@ -86,7 +86,7 @@ class EngineSearch(EngineOp[SearchOptions]):
 
 
 def _item_norms(kernels: Any, b: torch.Tensor, metric: str) -> torch.Tensor:
-    norms: torch.Tensor = kernels.search.op.item_norms(b, metric)
+    norms: torch.Tensor = kernels.item_norms(b, metric)
     if b.is_cuda:
         # Other streams read them, too.
         torch.cuda.current_stream(b.device).synchronize()

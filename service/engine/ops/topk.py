@@ -38,7 +38,5 @@ class EngineTopk(EngineOp[TopkOptions]):
         """See `EngineOp.prepare`. A row does not depend on what it is batched with."""
         del batch_invariant
         values, indices = outs
-        topk = kernels.registry.kernel_op(self.name).prepare(
-            inputs["x"], values, indices, axis=options.axis, largest=options.largest
-        )
+        topk = kernels.prepare_topk(inputs["x"], values, indices, axis=options.axis, largest=options.largest)
         return lambda given: topk(given["x"], values, indices)

@@ -221,7 +221,8 @@ def test_the_next_engine_has_what_was_registered_even_without_its_name(folder: P
     regions.unregister("gone")
     (folder / "one").unlink()
     reader.drain(ours)
-    (keepsake,) = reader.keepsakes.regions
+    with reader.handover() as handed:
+        (keepsake,) = handed.regions
     assert keepsake.region == kept
     regions.unregister(None)
     after = Regions(CpuBackend(), VaultWriter(-1), max_bytes=8 * PAGE, folder=folder)
@@ -232,7 +233,8 @@ def test_the_next_engine_has_what_was_registered_even_without_its_name(folder: P
     assert after.unregister(None) > kept.stamp
     # The first engine's farewell reaches the vault as well.
     reader.drain(ours)
-    assert reader.keepsakes.regions == []
+    with reader.handover() as handed:
+        assert handed.regions == []
     writer.close()
     ours.close()
     assert num_fds() == before
