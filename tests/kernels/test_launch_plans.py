@@ -201,18 +201,11 @@ def test_further_ops_give_what_the_cpu_gives_first_and_again_alone_and_together(
     kept = {name: torch.from_numpy(integers(rng, *shapes[name])) for name in residents}
     own = [name for name in shapes if name not in residents]
     for count in (1, 1, 1, 2, 2):
-        jobs = [
-            slots.given(
-                op,
-                parse_options(OPS[op], options),
-                **{
-                    name: rng.permutation(np.arange(np.prod(shapes[name]))).reshape(shapes[name]).astype(np.float32)
-                    for name in own
-                },
-                **kept,
-            )
-            for _ in range(count)
-        ]
+        jobs = []
+        for _ in range(count):
+            arrays = {name: rng.permuted(np.arange(np.prod(shapes[name]), dtype=np.float32)) for name in own}
+            placed = {name: array.reshape(shapes[name]) for name, array in arrays.items()}
+            jobs.append(slots.given(op, parse_options(OPS[op], options), **placed, **kept))
         launches = join(jobs)
         slots.backend.begin(launches).wait()
         wanted = [[tensor_of(out).clone() for out in job.outs] for job in jobs]
