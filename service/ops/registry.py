@@ -100,6 +100,11 @@ class Plan(msgspec.Struct, frozen=True):
     flops: int
     moved_bytes: int
 
+    @property
+    def outputs(self) -> tuple[TensorType, ...]:
+        """Types of all results."""
+        return (self.out,)
+
 
 @dataclass(frozen=True)
 class Op:
@@ -122,6 +127,7 @@ class Op:
     dtypes: tuple[str, ...]
     options: type[Options]
     infer: Callable[[Mapping[str, TensorType], Options], tuple[TensorType, int]]
+    outputs: tuple[str, ...] = ("out",)
 
     @property
     def inputs(self) -> tuple[str, ...]:

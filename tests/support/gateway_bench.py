@@ -19,7 +19,7 @@ from tilewire.service.config.process import GatewaySettings, Inherited
 from tilewire.service.errors import UnknownName
 from tilewire.service.gateway.__main__ import GatewayServer, make_server
 from tilewire.service.gateway.app import create_app
-from tilewire.service.gateway.auth.authenticator import Doorman
+from tilewire.service.gateway.auth.authenticator import Authenticator
 from tilewire.service.gateway.engines.client import Reply, Request
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
@@ -129,18 +129,18 @@ class GatewayBench:
     """A gateway and its parts.
 
     Args:
-        doorman: Who checks keys.
+        authenticator: Who checks keys.
         settings: Further settings.
     """
 
-    def __init__(self, doorman: Doorman | None = None, **settings: Any) -> None:
+    def __init__(self, authenticator: Authenticator | None = None, **settings: Any) -> None:
         self.arena = Arena(Segment.create("tests", SEGMENT_BYTES))
         self.engine = SummingEngine(self.arena)
         whole = GatewaySettings(0, Inherited(-1), [], "", SEGMENT_BYTES, max_body_bytes=2**21, **settings)
         self.admission = Admission(self.arena, whole.max_in_flight, whole.max_body_bytes)
         self.metrics = GatewayMetrics()
         self.gateway = Gateway(
-            whole, "0", Engines([self.engine]), self.arena, self.admission, self.metrics, "", doorman or Doorman()
+            whole, "0", Engines([self.engine]), self.arena, self.admission, self.metrics, "", authenticator or Authenticator()
         )
         self.server: GatewayServer = make_server(self.gateway, create_app(self.gateway))
         self.port = 0

@@ -24,7 +24,7 @@ _BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 def describe_op(op: Op) -> dict[str, Any]:
     """The OpenAPI operation of `POST /v1/{op}`."""
-    body = {codec.content_type: dict(_BINARY) for codec in CODECS if codec.name != "json"}
+    body = {codec.content_type: dict(_BINARY) for codec in CODECS if not codec.is_text}
     body["application/json"] = {"schema": {"type": "object"}, "example": EXAMPLES[op.name]}
     return {
         "parameters": [*_options(op), *_residents(op), *_COMMON],
@@ -62,7 +62,7 @@ def describe_model_call(*, is_versioned: bool, is_infer: bool) -> dict[str, Any]
 
 def describe_put() -> dict[str, Any]:
     """The OpenAPI operation of `PUT /v1/tensors/{name}`."""
-    content = {codec.content_type: dict(_BINARY) for codec in CODECS if codec.name != "json"}
+    content = {codec.content_type: dict(_BINARY) for codec in CODECS if not codec.is_text}
     return {"requestBody": {"content": content, "description": "One tensor.", "required": True}, "responses": _errors()}
 
 
@@ -72,7 +72,7 @@ def describe_get() -> dict[str, Any]:
 
 
 def _answers() -> dict[str, Any]:
-    return {codec.content_type: dict(_BINARY) if codec.name != "json" else {} for codec in CODECS}
+    return {codec.content_type: dict(_BINARY) if not codec.is_text else {} for codec in CODECS}
 
 
 def _errors() -> dict[str, Any]:

@@ -77,9 +77,6 @@ class GatewayMetrics:
         self._stages.prepare(itertools.product(OPS, ("receive", "send")))
         self._received = BufferedCounter("tilewire_request_bytes_total", "Bytes of bodies.", ("op",), registry)
         self._sent = BufferedCounter("tilewire_response_bytes_total", "Bytes of answers.", ("op",), registry)
-        self._lane = BufferedCounter(
-            "tilewire_lane_requests_total", "Requests that took the lane of repeated requests.", ("op",), registry
-        )
         self._statistics = RequestStatistics(registry)
         self._rejected = Counter(
             "tilewire_rejected_total", "Requests that were refused, by reason.", ("reason",), registry=registry
@@ -142,10 +139,6 @@ class GatewayMetrics:
         self._received.inc((op,), received)
         self._sent.inc((op,), sent)
 
-    def observe_lane(self, op: str) -> None:
-        """Counts a request that was taken by the lane, whatever became of it."""
-        self._lane.inc((op,))
-
     def observe_rejection(self, reason: str) -> None:
         """Counts a refusal."""
         self._rejected.labels(reason).inc()
@@ -164,7 +157,6 @@ class GatewayMetrics:
             self._stages,
             self._received,
             self._sent,
-            self._lane,
             self._key_requests,
             self._key_bytes,
         ):

@@ -12,7 +12,6 @@ from __future__ import annotations
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import UnknownName
 from tilewire.service.gateway.api.v2.answer import VERSION
-from tilewire.service.gateway.api.v2.header import OUTPUT
 from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.ops.registry import OPS, Op
 
@@ -30,9 +29,9 @@ EXTENSIONS = (
 )
 
 _RANKS: dict[str, dict[str, int]] = {
-    "matmul": {"a": 2, "b": 2, OUTPUT: 2},
-    "softmax": {"x": 1, OUTPUT: 1},
-    "add": {"a": 1, "b": 1, OUTPUT: 1},
+    "matmul": {"a": 2, "b": 2, "out": 2},
+    "softmax": {"x": 1, "out": 1},
+    "add": {"a": 1, "b": 1, "out": 1},
 }
 
 
@@ -76,7 +75,7 @@ def describe_model(op: Op) -> dict[str, object]:
         "versions": [VERSION],
         "platform": PLATFORM,
         "inputs": [_tensor(op, name) for name in op.required],
-        "outputs": [_tensor(op, OUTPUT)],
+        "outputs": [_tensor(op, name) for name in op.outputs],
         "parameters": {
             "datatypes": " ".join(DTYPES[name].oip for name in op.dtypes),
             "optional_inputs": " ".join(op.optional),
@@ -101,7 +100,7 @@ def configure_model(op: Op) -> dict[str, object]:
         "version_policy": {"latest": {"num_versions": 1}},
         "max_batch_size": 0,
         "input": [_configured(op, name) for name in op.required],
-        "output": [_configured(op, OUTPUT)],
+        "output": [_configured(op, name) for name in op.outputs],
     }
 
 

@@ -133,7 +133,7 @@ def test_there_is_room_for_keys_that_come_and_go() -> None:
     assert not admitted(quotas, Key("k7", DIGEST, requests_per_s=1))
 
 
-# Steps of at most the time between two looks of `Doorman.keep_current`: gateway, and seconds that pass before.
+# Steps of at most the time between two looks of `Authenticator.keep_current`: gateway, and seconds that pass before.
 STEPS = st.lists(st.tuples(st.integers(0, 2), st.floats(0, 0.25)), min_size=1, max_size=300)
 
 

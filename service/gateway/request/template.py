@@ -1,0 +1,204 @@
+"""Caches what requests are made of: a request whose head and tensor header came before is neither parsed nor planned again.
+
+One cache serves all connections of a gateway. An entry is found by the bytes of a head, without the values that are each
+request's own; below it stand templates, found by the bytes in front of the tensors. What may change between two requests is
+not cached: keys, quotas, the drain and the types of residents are looked at each time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+
+import msgspec
+
+from tilewire.service.gateway.request.adapter import Call, Encoder
+from tilewire.service.gateway.request.head import Head, HeadKey, has_plain_lines, key_of
+from tilewire.service.ipc.messages import Operand
+from tilewire.service.ops.registry import Op, Options, Plan, TensorType
+
+# Bounds of the cache. Entries: more than a busy gateway's connections have layers. Bytes: of heads and tensor headers.
+MAX_HEADS, MAX_BYTES = 4096, 2**24
+# Shapes that share one head, such as those of one body length.
+MAX_TEMPLATES = 8
+# Longest tensor header that is compared.
+MAX_LEAD_BYTES = 2**13
+# Templates of jobs that keep their id; the engine plans each once.
+MAX_JOBS = 4096
+# Rough size of an entry beside its bytes.
+ENTRY_BYTES = 2**10
+
+
+class JobTemplate(msgspec.Struct, frozen=True):
+    """All of a job but where its bytes lie.
+
+    Attributes:
+        id: Unique in this process, never used again.
+        op: Name of the operation.
+        inputs: Operands by name; offsets are not meant.
+        options: Options of the op.
+        outputs: Types of the results, in the op's order.
+        out_regions: Names of the regions that take results, in the same order; None for the arena.
+        flops: As planned.
+        moved_bytes: As planned.
+    """
+
+    id: int
+    op: str
+    inputs: Mapping[str, Operand]
+    options: Options
+    outputs: tuple[TensorType, ...]
+    out_regions: tuple[str | None, ...]
+    flops: int
+    moved_bytes: int
+
+
+class RequestTemplate(msgspec.Struct, frozen=True):
+    """A planned request, without its payload.
+
+    Attributes:
+        lead: Bytes in front of the tensors that determine it; None when it cannot serve another request.
+        job: Message that the engine gets once.
+        reads: Names of the resident tensors that it reads.
+        resident_types: Types that those had when it was planned, by name.
+        uses_regions: It reads or writes clients' shared memory.
+        offsets: First bytes of the inputs that are no residents, then of the outputs in regions, in order.
+        from_body: Whether each of `offsets` counts from the begin of the body; the others are absolute.
+        timeout_ns: Longest time from the request's begin until it starts; 0 for none.
+        priority: 0 for the default, 1 for the most urgent.
+        encoder: Writer of the answer; None when the result is stored.
+    """
+
+    lead: bytes | None
+    job: JobTemplate
+    reads: tuple[str, ...]
+    resident_types: tuple[tuple[str, TensorType], ...]
+    uses_regions: bool
+    offsets: tuple[int, ...]
+    from_body: tuple[bool, ...]
+    timeout_ns: int
+    priority: int
+    encoder: Encoder | None
+
+
+class CachedHead:
+    """A head that was read.
+
+    Attributes:
+        key: Bytes that identify it.
+        head: As parsed.
+        call: What it asks for.
+    """
+
+    __slots__ = ("_templates", "call", "head", "key", "nbytes")
+
+    def __init__(self, key: bytes, head: Head, call: Call) -> None:
+        self.key = key
+        self.head = head
+        self.call = call
+        self.nbytes = ENTRY_BYTES + len(key)
+        self._templates: list[RequestTemplate] = []
+
+    def find(self, body: memoryview) -> RequestTemplate | None:
+        """The template whose lead `body` begins with."""
+        for template in self._templates:
+            lead = template.lead
+            if lead is not None and body[: len(lead)] == lead:
+                return template
+        return None
+
+    def keep(self, template: RequestTemplate) -> int:
+        """Keeps a template instead of the one with the same lead, or of the oldest.
+
+        Returns:
+            Bytes by which the entry has grown.
+        """
+        before = self.nbytes
+        others = [one for one in self._templates if one.lead != template.lead]
+        self._templates = [template, *others][:MAX_TEMPLATES]
+        self.nbytes = ENTRY_BYTES + len(self.key) + sum(len(one.lead or b"") + 256 for one in self._templates)
+        return self.nbytes - before
+
+
+class TemplateCache:
+    """Heads and templates of one gateway, the least recently used ones dropped first.
+
+    Args:
+        max_heads: Bound on entries.
+        max_bytes: Bound on their bytes.
+    """
+
+    def __init__(self, max_heads: int = MAX_HEADS, max_bytes: int = MAX_BYTES) -> None:
+        self._max_heads = max_heads
+        self._max_bytes = max_bytes
+        self._heads: OrderedDict[bytes, CachedHead] = OrderedDict()
+        self._nbytes = 0
+        self._jobs: OrderedDict[Hashable, JobTemplate] = OrderedDict()
+        self._ids = itertools.count(1)
+
+    def __len__(self) -> int:
+        return len(self._heads)
+
+    def find(self, data: bytes) -> tuple[CachedHead, HeadKey] | None:
+        """Looks up the head that `data` begins with."""
+        key = key_of(data)
+        if key is None:
+            return None
+        cached = self._heads.get(key.text)
+        if cached is None:
+            return None
+        self._heads.move_to_end(key.text)
+        return cached, key
+
+    def add(self, key: HeadKey, head: Head, call: Call) -> CachedHead | None:
+        """Caches a head, unless equal bytes could mean another request."""
+        if not head.is_repeatable or not has_plain_lines(key.text):
+            return None
+        cached = CachedHead(key.text, head, call)
+        self._drop(key.text)
+        self._heads[key.text] = cached
+        self._nbytes += cached.nbytes
+        self._shrink()
+        return cached
+
+    def keep(self, cached: CachedHead, template: RequestTemplate) -> None:
+        """Caches a template under its head."""
+        if template.lead is not None and self._heads.get(cached.key) is cached:
+            self._nbytes += cached.keep(template)
+            self._shrink()
+
+    def job_for(
+        self, op: Op, inputs: Mapping[str, Operand], options: Options, planned: Plan, regions: Sequence[str | None]
+    ) -> JobTemplate:
+        """The template of all jobs that differ only in where their bytes lie."""
+        kinds = tuple((name, one.type, one.resident, one.region, one.fortran) for name, one in inputs.items())
+        key = (op.name, options, kinds, planned.outputs, tuple(regions))
+        job = self._jobs.get(key)
+        if job is None:
+            job = JobTemplate(
+                next(self._ids),
+                op.name,
+                inputs,
+                options,
+                planned.outputs,
+                tuple(regions),
+                planned.flops,
+                planned.moved_bytes,
+            )
+            self._jobs[key] = job
+            if len(self._jobs) > MAX_JOBS:
+                self._jobs.popitem(last=False)
+        else:
+            self._jobs.move_to_end(key)
+        return job
+
+    def _drop(self, key: bytes) -> None:
+        old = self._heads.pop(key, None)
+        if old is not None:
+            self._nbytes -= old.nbytes
+
+    def _shrink(self) -> None:
+        while len(self._heads) > self._max_heads or self._nbytes > self._max_bytes:
+            _, oldest = self._heads.popitem(last=False)
+            self._nbytes -= oldest.nbytes
