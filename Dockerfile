@@ -4,7 +4,7 @@
 #                where it has none, the CPU build is installed. Everything else is pinned by constraints/cpu.txt.
 #   PRECOMPILE   for which devices kernels are compiled into the image, such as "cuda:80 cuda:90" or "hip:gfx942"; empty for none.
 #
-# It runs as user 10001 without capabilities, on a read-only root. Writable: /tmp (sockets, metric files; a few MiB) and
+# It runs as user 10001 without capabilities, on a read-only root. Writable: /tmp (compilers and drivers; a few MiB) and
 # /var/cache/tilewire (kernels that are compiled later; one per replica). It needs nothing of /dev/shm: arenas are memfds and
 # count towards the memory limit.
 ARG BASE_IMAGE=pytorch/pytorch:2.12.0-cuda12.6-cudnn9-runtime

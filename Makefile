@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 SET_UP := constraints/cpu.txt deploy/set_up.py pyproject.toml
-PYTEST_ARGS ?=
+# Files, not tests, are dealt out: many share a server.
+PYTEST_ARGS ?= -n auto --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo test check lint format type arch docs many bench gpu-test screenshot image-test clean
+.PHONY: help serve demo test test-all check lint format type arch docs many bench gpu-test screenshot image-test clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,10 +26,13 @@ serve: $(VENV)/.server ## install what is missing and serve; settings through TI
 demo: $(VENV)/.server ## a whole round against a running server, or a fresh one: upload, multiply, check, report
 	@$(BIN)/tilewire demo
 
-test: $(VENV)/.dev ## the whole test suite
+test: $(VENV)/.dev ## the tests, without the slow ones
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+test-all: $(VENV)/.dev ## every test: benchmarks at a small scale, pictures, replicas and cross-compilation too
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-check: lint type arch test ## all that CI checks
+check: lint type arch test-all ## all that CI checks
 
 lint: $(VENV)/.dev ## style and formatting
 	$(BIN)/ruff check .
@@ -48,13 +52,13 @@ docs: $(VENV)/.dev ## write what is generated: docs/configuration.md
 	$(BIN)/python -m tilewire.service.cli.configuration_doc > docs/configuration.md
 
 many: $(VENV)/.dev ## a hundred thousand different requests, every answer compared
-	MANY_REQUESTS=100000 $(BIN)/python -m pytest tests/integration/test_many_requests.py $(PYTEST_ARGS)
+	MANY_REQUESTS=100000 $(BIN)/python -m pytest tests/integration/test_many_requests.py
 
 bench: $(VENV)/.server ## the kernel benchmark, on a GPU
 	$(BIN)/tilewire bench kernels
 
 gpu-test: $(VENV)/.dev ## the tests that need a GPU
-	$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/gpu
 
 screenshot: $(VENV)/.dev ## the console's pictures in the documents, of a real run on this machine's CPU; needs Chromium
 	$(BIN)/python -m tests.support.console_picture docs/console.png

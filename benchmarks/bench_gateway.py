@@ -19,7 +19,6 @@ import os
 import select
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -27,6 +26,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
+
+from benchmarks.idle_engine import make_idle_server
+from benchmarks.machine import describe
+from tilewire.service.supervisor import child
 
 SIZE = 4096
 HEADS = {"another": "X-Number", "an own id": "X-Request-Id", "the same": ""}
@@ -125,10 +128,6 @@ def keep_busy(port: int, case: tuple[int, int, str], seconds: float, told: Conne
 
 async def measure(listener: socket.socket, case: tuple[int, int, str], seconds: float, told: Connection) -> Cost:
     """Serves one load on this thread."""
-    # Imported here: by now prometheus_client finds its folder.
-    from benchmarks.idle_engine import make_idle_server  # noqa: PLC0415
-    from tilewire.service.supervisor import child  # noqa: PLC0415
-
     server = make_idle_server(SEGMENT_BYTES)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     loop = asyncio.get_running_loop()
@@ -184,22 +183,17 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--out", type=Path, help="folder for gateway.json")
     arguments = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        # Read by prometheus_client when it is imported.
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
-        from benchmarks.machine import describe  # noqa: PLC0415
-
-        cases = list(itertools.product(arguments.rows, arguments.connections, HEADS))
-        print(f"{'rows':>5} {'connections':>11} {'head':>10} {'CPU µs':>7} {'req/s':>7} {'p50 µs':>7} {'p99 µs':>7}")
-        costs = []
-        for case in cases:
-            cost = cost_of(case, arguments.seconds)
-            print(
-                f"{cost.rows:>5} {cost.connections:>11} {cost.head:>10} "
-                f"{cost.cpu_us:>7} {cost.per_s:>7} {cost.p50_us:>7} {cost.p99_us:>7}",
-                flush=True,
-            )
-            costs.append(asdict(cost))
+    cases = list(itertools.product(arguments.rows, arguments.connections, HEADS))
+    print(f"{'rows':>5} {'connections':>11} {'head':>10} {'CPU µs':>7} {'req/s':>7} {'p50 µs':>7} {'p99 µs':>7}")
+    costs = []
+    for case in cases:
+        cost = cost_of(case, arguments.seconds)
+        print(
+            f"{cost.rows:>5} {cost.connections:>11} {cost.head:>10} "
+            f"{cost.cpu_us:>7} {cost.per_s:>7} {cost.p50_us:>7} {cost.p99_us:>7}",
+            flush=True,
+        )
+        costs.append(asdict(cost))
     if arguments.out is not None:
         found = {**describe({}, "benchmarks.bench_gateway", argv), "costs": costs}
         (arguments.out / "gateway.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

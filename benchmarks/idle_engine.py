@@ -8,12 +8,14 @@ import itertools
 import msgspec
 
 from tilewire.service.config.process import GatewaySettings, Inherited
+from tilewire.service.errors import Unavailable
 from tilewire.service.gateway.__main__ import GatewayServer, make_server
 from tilewire.service.gateway.app import create_app
 from tilewire.service.gateway.engines.client import Reply, Request
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.context import Gateway
+from tilewire.service.gateway.request.room import Room
 from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
 from tilewire.service.ipc.arena import Arena, Segment
 from tilewire.service.ipc.messages import (
@@ -27,6 +29,7 @@ from tilewire.service.ipc.messages import (
     encode_frame,
 )
 from tilewire.service.ops.registry import TensorType
+from tilewire.service.telemetry.counters import Figures, Sample
 
 WEIGHT = TensorType("float16", (4096, 4096))
 
@@ -57,10 +60,28 @@ class IdleEngine:
         """See `Engine.cancel`."""
 
 
+class NoTotals:
+    """Takes figures, and adds nothing up. What is sent to it is put into frames, as for a real supervisor."""
+
+    is_congested = False
+
+    def send(self, figures: Figures) -> None:
+        """See `Sink.send`."""
+        encode_frame([figures])
+
+    async def exposition(self, *, openmetrics: bool) -> tuple[bytes, str]:
+        """See `Totals.exposition`."""
+        raise Unavailable("nothing is added up here")
+
+    async def hidden(self) -> list[Sample]:
+        """See `Totals.hidden`."""
+        raise Unavailable("nothing is added up here")
+
+
 def make_idle_server(segment_bytes: int) -> GatewayServer:
     """A server with an arena of that size."""
     arena = Arena(Segment.create("idle", segment_bytes))
-    settings = GatewaySettings(0, Inherited(-1), [], "", segment_bytes)
-    admission = Admission(arena, settings.max_in_flight, settings.max_body_bytes)
-    gateway = Gateway(settings, "0", Engines([IdleEngine()]), arena, admission, GatewayMetrics(), "")
+    settings = GatewaySettings(0, Inherited(-1), [], segment_bytes)
+    admission = Admission(Room(arena, settings.room_timeout_s), settings.max_in_flight, settings.max_body_bytes)
+    gateway = Gateway(settings, "0", Engines([IdleEngine()]), arena, admission, GatewayMetrics(NoTotals()))
     return make_server(gateway, create_app(gateway))

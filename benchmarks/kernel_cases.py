@@ -12,7 +12,7 @@ import torch
 from benchmarks.plain_read import read
 from tilewire.kernels import prepare_add, prepare_matmul, prepare_softmax
 from tilewire.kernels.autotune.measuring import Call, sets_beyond_l2
-from tilewire.kernels.autotune.testing import random_operand
+from tilewire.kernels.build.operands import random_operand
 from tilewire.kernels.matmul.grouped.op import GroupedLaunch
 from tilewire.kernels.runtime.layouts import lay_out, preferred_layout
 

@@ -1,1 +1,32 @@
-"""The add op: public function, kernels, configuration and reference."""
+"""The add op: a + alpha * b with broadcasting."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tilewire.kernels.add.bench import AddOperands
+from tilewire.kernels.add.kernel import add_kernel
+from tilewire.kernels.add.op import add, prepare_add
+from tilewire.kernels.add.selftest import trials
+from tilewire.kernels.add.shape import AddShape, draw
+from tilewire.kernels.add.variants import variants
+from tilewire.kernels.op import KernelOp, TableEntry
+
+
+def _table_entries(section: Sequence[dict[str, Any]]) -> Iterator[TableEntry]:
+    for entry in section:
+        key = "more" if entry["max_n"] is None else f"up to {entry['max_n']} elements"
+        yield TableEntry("add", key, f"{entry['num_warps']} warps, {entry['vectors']} pieces of 16 bytes a thread")
+
+
+ADD = KernelOp(
+    name="add",
+    run=add,
+    prepare=prepare_add,
+    kernels=(add_kernel,),
+    variants=variants,
+    trials=trials,
+    shape=AddShape,
+    draw=draw,
+    operands=AddOperands,
+    table_entries=_table_entries,
+)

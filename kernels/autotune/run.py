@@ -36,8 +36,7 @@ from tilewire.kernels.matmul.configs import resolve_precision
 from tilewire.kernels.matmul.members import is_supported
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.selection.catalogue import variants
-from tilewire.kernels.selection.picks import write_atomically
-from tilewire.kernels.selection.tables import table_for
+from tilewire.kernels.selection.tables import table_for, write_atomically
 
 OPS = ("matmul", "softmax", "add")
 # Shares of the budget; 16-bit products are what most requests ask for.

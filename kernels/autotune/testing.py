@@ -118,9 +118,3 @@ def poisoned(shape: tuple[int, ...], dtype: torch.dtype, device: str | torch.dev
     """A tensor that no kernel can have meant: NaN, or the smallest integer."""
     value = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).min
     return torch.full(shape, value, dtype=torch.float32 if dtype.itemsize == 1 else dtype, device=device).to(dtype)
-
-
-def random_operand(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Normal values of `dtype`; for integers spread over most of their range."""
-    values = torch.randn(shape, generator=generator, device=generator.device)
-    return values.to(dtype) if dtype.is_floating_point else (values * 40).clamp(-128, 127).to(dtype)

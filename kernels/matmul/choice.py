@@ -2,7 +2,7 @@
 
 For tall products every configuration of the table is a candidate, at every split of K; the model predicts the time of
 each from what its tiles and steps were measured to cost, and the fastest wins. Products of few rows are limited by
-reading `b` and take the table's rule for them. Where picks are installed they come first. All only give members of a
+reading `b` and take the table's rule for them. All only give members of a
 finite set, `members.members`.
 """
 
@@ -32,14 +32,13 @@ from tilewire.kernels.matmul.members import (
     has_descriptors,
     is_main,
     is_offered,
-    is_possible,
     is_scalar,
     stores_boxes,
 )
-from tilewire.kernels.matmul.table import Candidate, Rule, are_for_all, candidates_of, config_of, rules_of
+from tilewire.kernels.matmul.table import Candidate, Rule, are_for_all, candidates_of, rules_of
 from tilewire.kernels.matmul.timing import by_time
 from tilewire.kernels.runtime.targets import Target
-from tilewire.kernels.selection.tables import pick_for, table_for
+from tilewire.kernels.selection.tables import table_for
 
 
 def choose(problem: Problem, target: Target, *, is_plain: bool = True) -> Config:
@@ -55,14 +54,14 @@ def choose(problem: Problem, target: Target, *, is_plain: bool = True) -> Config
         split_k = 2 if problem.k > 64 and not is_boxed else 1
         has_boxes = problem.is_padded_in and problem.is_aligned_out
         return replace(INTERPRETED_TMA if has_boxes else INTERPRETED, split_k=split_k)
-    chosen = _picked(problem, target, is_plain=is_plain) or by_time(problem, target, is_plain=is_plain)
+    chosen = by_time(problem, target, is_plain=is_plain)
     return chosen or choose_by_table(problem, target, is_plain=is_plain)
 
 
 def choose_by_table(problem: Problem, target: Target, *, is_plain: bool) -> Config:
     """The configuration that the table's tiles and rules give, and built-in buckets where it has none.
 
-    What is chosen without picks and fitted costs, and what those are tuned against.
+    What is chosen without fitted costs, and what those are tuned against.
     """
     measured = choose_measured(problem, target, is_plain=is_plain)
     if measured is not None:
@@ -129,22 +128,6 @@ def by_model(
     if not choices:
         return None
     return min(choices, key=lambda choice: predicted_us(problem, choice[0], choice[1], target))
-
-
-def _picked(problem: Problem, target: Target, *, is_plain: bool) -> Config | None:
-    """What was found best for products of this size when this device started; None where that cannot run."""
-    entry = pick_for(target, bucket_of(problem))
-    if entry is None:
-        return None
-    config = config_of(entry)
-    return config if is_possible(problem, config, target, is_plain=is_plain) else None
-
-
-def bucket_of(problem: Problem) -> str:
-    """What picks are kept by: op, arithmetic, layouts and, for each size, the power of two that is no less."""
-    sizes = (max(4, (size - 1).bit_length()) for size in (problem.m, problem.n, problem.k))
-    layout = f"{problem.a_major}{problem.b_major}{'' if problem.batch == 1 else ' batched'}"
-    return f"matmul {arithmetic_of(problem)} {layout} {' '.join(map(str, sizes))}"
 
 
 def _store(problem: Problem, candidate: Candidate, split_k: int) -> str:

@@ -21,8 +21,9 @@ from tilewire.kernels.matmul.configs import (
 )
 from tilewire.kernels.matmul.members import family_of
 from tilewire.kernels.matmul.variants import box_shapes, build, units_of
-from tilewire.kernels.matmul.view import Dtypes, Extent, Strides, View, problem_of, view_of
+from tilewire.kernels.matmul.view import Dtypes, Strides, View, problem_of, view_of
 from tilewire.kernels.runtime.launch import Descriptor, Kept, Launch, current_stream
+from tilewire.kernels.runtime.strides import Extent
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.runtime.workspace import workspace
 

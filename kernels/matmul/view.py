@@ -7,22 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewire.kernels.matmul.configs import ITEM_BYTES, Problem
-from tilewire.kernels.runtime.strides import broadcast_strides, collapse
+from tilewire.kernels.runtime.strides import Extent, broadcast_strides, collapse
 
 Strides = tuple[int, int, int, int]
 _VECTOR_BYTES = 16
-
-
-@dataclass(frozen=True)
-class Extent:
-    """Shape and strides of one tensor."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    def step(self, dim: int) -> int:
-        """The stride of `dim`; 0 where it is never walked, so that a stray value does not look unaligned."""
-        return 0 if self.shape[dim] == 1 else self.strides[dim]
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 Dims = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Shape and strides of one tensor."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def step(self, dim: int) -> int:
+        """The stride of `dim`; 0 where it is never walked, so that a stray value does not look unaligned."""
+        return 0 if self.shape[dim] == 1 else self.strides[dim]
 
 
 def broadcast_shapes(first: Sequence[int], second: Sequence[int]) -> Dims:

@@ -1,34 +1,23 @@
 """Every binary that any op can launch on a target: what is compiled ahead, loaded before serving, and counted.
 
-Dispatch only returns members of this list; `tests/kernels/test_catalogue.py` holds it to that.
+Dispatch only returns members of this list; `tests/kernels/test_catalogue.py` holds it to that. Imports no op by name.
 """
 
 from __future__ import annotations
 
 import functools
 
-from tilewire.kernels.add.variants import variants as add_variants
-from tilewire.kernels.copy.op import variants as staging_variants
-from tilewire.kernels.matmul.grouped.op import variants as grouped_variants
-from tilewire.kernels.matmul.variants import variants as matmul_variants
+from tilewire.kernels.registry import KERNEL_OPS, op_of_kernel
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target
-from tilewire.kernels.softmax.variants import variants as softmax_variants
 
-OPS = ("matmul", "softmax", "add", "staging")
+OPS = tuple(op.name for op in KERNEL_OPS)
 
 
 @functools.cache
 def variants(target: Target) -> tuple[Variant, ...]:
     """Every (kernel, signature, constants, options) that dispatch can choose on `target`, without repeats."""
-    listed = (
-        *matmul_variants(target),
-        *grouped_variants(target),
-        *softmax_variants(target),
-        *add_variants(target),
-        *staging_variants(),
-    )
-    return tuple(dict.fromkeys(listed))
+    return tuple(dict.fromkeys(variant for op in KERNEL_OPS for variant in op.variants(target)))
 
 
 def op_of(variant: Variant) -> str:
@@ -37,5 +26,5 @@ def op_of(variant: Variant) -> str:
 
 
 def op_named(kernel: str) -> str:
-    """One of `OPS`: the op that launches the kernel of this name; what is not ours counts as staging."""
-    return next((op for op in OPS if kernel.startswith(op)), "staging")
+    """One of `OPS`: the op that launches the kernel of this name."""
+    return op_of_kernel(kernel)

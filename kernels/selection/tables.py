@@ -1,25 +1,22 @@
-"""The tuned tables: what was measured on a device, as JSON beside this file, and picks among what a table offers.
+"""The tuned tables: what was measured on a device, as JSON beside this file. Imports no op.
 
-Knows no kernel. A device without a table of its own uses that of its nearest relative, or none; for such a device picks
-can be installed: for a bucket of sizes, the member of the catalogue that was measured best when the process started.
+A device without a table of its own uses that of its nearest relative, or none.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+import os
 from importlib import resources
-from types import MappingProxyType
+from pathlib import Path
 from typing import Any
 
 from tilewire.kernels.runtime.targets import Target
 
 Entry = dict[str, Any]
 _RELATIVES = {"cuda": "nvidia_h100"}
-_NO_PICKS: Mapping[str, Entry] = MappingProxyType({})
 _tables: dict[str, Entry] = {}
-_picks: dict[Target, Mapping[str, Entry]] = {}
 
 
 def table_for(target: Target) -> dict[str, Any]:
@@ -55,20 +52,6 @@ def install(name: str, table: Entry) -> None:
     _tables[name] = table
 
 
-def install_picks(target: Target, picks: Mapping[str, Entry | None]) -> None:
-    """Have choices for `target` consult `picks` first.
-
-    To be called once, at start: launches that were prepared before keep what they were prepared with. The catalogue
-    does not change, since picks only name members of it, and each is checked again for each problem.
-    """
-    _picks[target] = MappingProxyType({bucket: entry for bucket, entry in picks.items() if entry is not None})
-
-
-def pick_for(target: Target, bucket: str) -> Entry | None:
-    """What was picked for `bucket`, a name that the op gives to a range of sizes."""
-    return _picks.get(target, _NO_PICKS).get(bucket)
-
-
 _names_read: set[str] = set()
 
 
@@ -79,3 +62,10 @@ def _read(name: str) -> dict[str, Any]:
         return _tables[name]
     file = resources.files("tilewire.kernels.selection") / "tuned" / f"{name}.json"
     return dict(json.loads(file.read_text())) if name and file.is_file() else {}
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes `text`; a reader of `path` finds the old or the new content, whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    temporary.replace(path)

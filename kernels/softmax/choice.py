@@ -1,4 +1,4 @@
-"""Choosing softmax's configuration: a pick, else the least predicted time, else the table. Pure: no torch, no Triton.
+"""Choosing softmax's configuration: the least predicted time, else the table. Pure: no torch, no Triton.
 
 Only members of the catalogue are given, whatever a table says. Knows how a softmax is `Work`;
 `kernels.selection.cost_model` knows what work costs.
@@ -15,17 +15,15 @@ from typing import Any
 
 from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.selection.cost_model import Costs, Forecast, Work
-from tilewire.kernels.selection.tables import costs_for, pick_for
+from tilewire.kernels.selection.tables import costs_for
 from tilewire.kernels.softmax.configs import (
     ITEM_BYTES,
     MAX_SPLITS,
     Config,
     Problem,
     choose_by_table,
-    is_long,
     members,
     power_of_two,
-    read_twice,
     without_team,
 )
 
@@ -41,9 +39,6 @@ def choose(problem: Problem, target: Target) -> Config:
     """
     if not problem.is_contiguous or target.backend == "interpreter":
         return choose_by_table(problem, target)
-    pick = pick_for(target, bucket_of(problem)) if is_long(problem, target) else None
-    if pick is not None:
-        return read_twice(problem, int(pick["splits"]))
     by_table = choose_by_table(problem, target)
     return by_time(problem, by_table, target) or by_table
 
@@ -51,12 +46,6 @@ def choose(problem: Problem, target: Target) -> Config:
 def choose_invariant(problem: Problem, target: Target) -> Config:
     """A configuration that does not depend on the number of rows: a row's bits are the same among any others."""
     return choose(replace(problem, rows=target.num_sms), target)
-
-
-def bucket_of(problem: Problem) -> str:
-    """What picks are kept by: op, bytes of an element and, for each size, the power of two that is no less."""
-    rows, n = (max(0, (size - 1).bit_length()) for size in (problem.rows, problem.n))
-    return f"softmax {ITEM_BYTES[problem.dtype]} {rows} {n}"
 
 
 def by_time(problem: Problem, by_table: Config, target: Target) -> Config | None:

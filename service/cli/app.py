@@ -22,14 +22,15 @@ from tilewire.service.config import preflight
 from tilewire.service.config.preflight import PreflightError
 from tilewire.service.config.settings import Settings
 from tilewire.service.keys import KeysError, entry_for, make_key
-from tilewire.service.supervisor.processes import StartError, Supervisor
+from tilewire.service.supervisor.listeners import StartError
+from tilewire.service.supervisor.processes import Supervisor
 from tilewire.service.telemetry import log
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="GPU linear algebra over HTTP: matmul, softmax and add."
 )
 
-BENCHMARKS = ("kernels", "batching", "dispatch", "shared_memory", "http", "gateway", "settings", "start")
+BENCHMARKS = ("kernels", "batching", "dispatch", "shared_memory", "http", "gateway", "settings", "start", "client")
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

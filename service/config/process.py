@@ -67,8 +67,7 @@ class GatewaySettings(msgspec.Struct, frozen=True):
 
     index: int
     inherited: Inherited
-    engine_paths: list[str]
-    metrics_folder: str
+    engine_addresses: list[str]
     segment_bytes: int
     huge_pages: bool = False
     max_body_bytes: int = 256 * 2**20
@@ -78,6 +77,8 @@ class GatewaySettings(msgspec.Struct, frozen=True):
     allow_shared_memory: bool = False
     body_timeout_s: float = 30.0
     min_body_bytes_per_s: int = 1024
+    max_body_s: float = 300.0
+    room_timeout_s: float = 5.0
     max_connections: int = 8192
     busy_poll_s: float = 0.0
     keep_alive_s: float = 75.0
@@ -108,10 +109,10 @@ class EngineSettings(msgspec.Struct, frozen=True):
     busy_poll_s: float = 0.0
     tensors_dir: str | None = None
     warmup: str = "run"
-    tune_budget_s: float = 0.0
     forbid_serving_compiles: bool = False
     batch_invariant: bool = False
     kept: list[Kept] = []
+    kept_version: int = 0
     kept_regions: list[KeptRegion] = []
     allow_shared_memory: bool = False
     shared_memory_prefix: str = ""

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, field_valida
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tilewire.service.config.cores import num_cores
+from tilewire.service.config.memory import memory_bytes
 from tilewire.service.config.parsers import devices_of, keyless_of
 from tilewire.service.config.process import (
     EngineSettings,
@@ -33,6 +34,12 @@ Bytes = Annotated[int, BeforeValidator(lambda value: int(TypeAdapter(ByteSize).v
 
 # A lone client that asks again as soon as it is answered is back within this.
 BUSY_POLL_S = 2e-3
+
+MIN_ARENA_BYTES = 2**20
+# The largest body and the largest result at once in each of four gateways, with the default limits.
+MIN_DEFAULT_ARENA_BYTES = 2 * 2**30
+# Pinning takes the system a while for each gigabyte, before ready.
+MAX_DEFAULT_ARENA_BYTES = 16 * 2**30
 
 Warmup = Literal["none", "load", "run"]
 
@@ -54,9 +61,16 @@ class Settings(BaseSettings):
         description="A listening socket for each gateway (SO_REUSEPORT), not one for all: connections spread more evenly.",
     )
     arena_bytes: Bytes = Field(
-        2 * 2**30,
-        ge=2**20,
-        description="Shared memory for bodies and results, over all gateways. Pinned when there is a GPU.",
+        0,
+        ge=0,
+        description="Shared memory for bodies and results, over all gateways; at least 1 MiB. Pinned when there is a GPU. "
+        "0 means a sixteenth of the memory, at least 2 GiB (but no more than a quarter of the memory), at most 16 GiB.",
+    )
+    room_timeout_s: float = Field(
+        5.0,
+        ge=0,
+        le=600,
+        description="Longest wait, the body unread, for room in a gateway's arena; then the request is 429. 0 for no wait.",
     )
     huge_pages: bool = Field(
         default=False,
@@ -97,12 +111,6 @@ class Settings(BaseSettings):
         "run",
         description="Before ready: none (compile a kernel when a request needs it), load every kernel, or run each one too.",
     )
-    tune_budget_s: float = Field(
-        20.0,
-        ge=0,
-        le=3600,
-        description="On a GPU without a tuned table: how long to measure before ready; kept in the kernel cache. 0 for never.",
-    )
     forbid_serving_compiles: bool = Field(
         default=False, description="Fail a request whose kernel must be compiled: to test that there is none."
     )
@@ -126,6 +134,12 @@ class Settings(BaseSettings):
     )
     min_body_bytes_per_s: Bytes = Field(
         1024, ge=0, description="A body that takes longer than --body-timeout-s must have come at this rate; 0 for any."
+    )
+    max_body_s: float = Field(
+        300.0,
+        gt=0,
+        description="A body that takes longer than --body-timeout-s must have come at a rate that brings all of it within "
+        "this; inf for no such rate.",
     )
     max_connections: int = Field(
         8192, ge=1, description="Most connections of one gateway; those above it are answered 503 and closed."
@@ -186,6 +200,13 @@ class Settings(BaseSettings):
             raise ValueError("--tls-client-ca needs --tls-certificate")
         return self
 
+    @field_validator("arena_bytes")
+    @classmethod
+    def _is_arena(cls, value: int) -> int:
+        if 0 < value < MIN_ARENA_BYTES:
+            raise ValueError(f"at least {MIN_ARENA_BYTES} bytes, or 0")
+        return value
+
     @field_validator("device")
     @classmethod
     def _is_device(cls, value: str) -> str:
@@ -196,6 +217,11 @@ class Settings(BaseSettings):
     def num_gateways(self) -> int:
         """Gateways to run: as set, or half of the cores that this process may use, 1 to 4."""
         return self.gateways or max(1, min(4, num_cores() // 2))
+
+    @property
+    def num_arena_bytes(self) -> int:
+        """Bytes of all arenas: as set, or by the memory that this process may use."""
+        return self.arena_bytes or default_arena_bytes(memory_bytes())
 
     @property
     def busy_poll_s(self) -> float:
@@ -225,16 +251,13 @@ class Settings(BaseSettings):
         base = self.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
         return TracingSettings(base.rstrip("/") + "/v1/traces", self.trace_ratio) if base else None
 
-    def gateway(
-        self, index: int, inherited: Inherited, engine_paths: list[str], metrics_folder: str
-    ) -> GatewaySettings:
+    def gateway(self, index: int, inherited: Inherited, engine_addresses: list[str]) -> GatewaySettings:
         """The slice that gateway `index` gets."""
         return GatewaySettings(
             index=index,
             inherited=inherited,
-            engine_paths=engine_paths,
-            metrics_folder=metrics_folder,
-            segment_bytes=self.arena_bytes // self.num_gateways,
+            engine_addresses=engine_addresses,
+            segment_bytes=self.num_arena_bytes // self.num_gateways,
             huge_pages=self.huge_pages,
             max_body_bytes=self.max_body_bytes,
             max_json_bytes=self.max_json_bytes,
@@ -243,6 +266,8 @@ class Settings(BaseSettings):
             allow_shared_memory=self.allow_shared_memory,
             body_timeout_s=self.body_timeout_s,
             min_body_bytes_per_s=self.min_body_bytes_per_s,
+            max_body_s=self.max_body_s,
+            room_timeout_s=self.room_timeout_s,
             max_connections=self.max_connections,
             busy_poll_s=self.busy_poll_s,
             keep_alive_s=self.keep_alive_s,
@@ -273,10 +298,10 @@ class Settings(BaseSettings):
             busy_poll_s=self.busy_poll_s,
             tensors_dir=str(self.tensors_dir) if self.tensors_dir else None,
             warmup=self.warmup,
-            tune_budget_s=self.tune_budget_s,
             forbid_serving_compiles=self.forbid_serving_compiles,
             batch_invariant=self.batch_invariant,
             kept=kept.tensors,
+            kept_version=kept.version,
             kept_regions=kept.regions,
             allow_shared_memory=self.allow_shared_memory,
             shared_memory_prefix=self.shared_memory_prefix or "",
@@ -288,3 +313,8 @@ class Settings(BaseSettings):
     def log(self) -> LogSettings:
         """How to log."""
         return LogSettings(level=self.log_level, format=self.log_format)
+
+
+def default_arena_bytes(memory: int) -> int:
+    """Bytes of all arenas on a machine with so many bytes of memory."""
+    return max(min(memory // 16, MAX_DEFAULT_ARENA_BYTES), min(MIN_DEFAULT_ARENA_BYTES, memory // 4))

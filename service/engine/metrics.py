@@ -1,7 +1,4 @@
-"""What the engine counts. Owns the metrics of launches and stages; knows no HTTP.
-
-prometheus_client's multiprocess mode writes them to files that any gateway adds up; see `gateway.telemetry.metrics`.
-"""
+"""Defines and counts the engine's metrics of launches and stages. Knows no HTTP."""
 
 from __future__ import annotations
 
@@ -9,12 +6,10 @@ import itertools
 import threading
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
-
 from tilewire.service.engine.backends.contract import Identity
 from tilewire.service.ipc.messages import Job, Timings
 from tilewire.service.ops.registry import OPS
-from tilewire.service.telemetry.counters import SECONDS_BUCKETS, BufferedCounter, BufferedHistogram
+from tilewire.service.telemetry.counters import SECONDS_BUCKETS, MetricSet, Sink
 from tilewire.service.telemetry.statistics import LaunchStatistics
 
 REQUESTS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -23,74 +18,80 @@ BANDWIDTH_BUCKETS = tuple(1e8 * 2**step for step in range(17))
 
 
 class EngineMetrics:
-    """The engine's share of `/metrics`."""
+    """The engine's share of `/metrics`.
 
-    def __init__(self, identity: Identity, *, version: str, restarts: int) -> None:
-        registry = CollectorRegistry()
+    Args:
+        sink: Where figures go; may be called by any thread.
+        identity: Of the backend.
+        version: Of Tilewire.
+        restarts: Number of engines that died before this one.
+    """
+
+    def __init__(self, sink: Sink, identity: Identity, *, version: str, restarts: int) -> None:
+        self._metrics = metrics = MetricSet(sink)
         self._queue = (0, 0)
-        self._stage_seconds = BufferedHistogram(
+        self._stage_seconds = metrics.histogram(
             "tilewire_stage_duration_seconds",
             "Time that requests spent in one stage.",
             ("op", "stage"),
             SECONDS_BUCKETS,
-            registry,
         )
-        self._batch_requests = BufferedHistogram(
-            "tilewire_batch_requests", "Requests per launch.", ("op",), REQUESTS_BUCKETS, registry
+        self._batch_requests = metrics.histogram(
+            "tilewire_batch_requests", "Requests per launch.", ("op",), REQUESTS_BUCKETS
         )
-        self._tflops = BufferedHistogram(
-            "tilewire_kernel_tflops", "Achieved TFLOP/s of each matmul launch.", ("dtype",), TFLOPS_BUCKETS, registry
+        self._tflops = metrics.histogram(
+            "tilewire_kernel_tflops", "Achieved TFLOP/s of each matmul launch.", ("dtype",), TFLOPS_BUCKETS
         )
-        self._bandwidth = BufferedHistogram(
+        self._bandwidth = metrics.histogram(
             "tilewire_kernel_bandwidth_bytes_per_second",
             "Achieved bytes per second of each softmax and add launch.",
             ("op",),
             BANDWIDTH_BUCKETS,
-            registry,
         )
-        # What every engine has sooner or later begins now: the first request of its kind would wait for it.
+        self._flops = metrics.counter("tilewire_flops_total", "Operations done.", ("op", "dtype"))
+        self._kernel_seconds = metrics.counter(
+            "tilewire_kernel_seconds_total", "Time that kernels ran.", ("op", "dtype")
+        )
+        self._kernel_bytes = metrics.counter(
+            "tilewire_kernel_bytes_total",
+            "Bytes that launches read and wrote, each operand counted once.",
+            ("op", "dtype"),
+        )
+        self._compiles = metrics.counter(
+            "tilewire_kernel_compiles_total", "Kernels compiled before ready and after.", ("op", "phase")
+        )
+        self._phase = "startup"
+        self._compiling = threading.Lock()
+        self._statistics = LaunchStatistics(metrics)
+        self._queue_depth = metrics.gauge("tilewire_queue_depth", "Jobs that wait in the engine.")
+        self._queue_bytes = metrics.gauge("tilewire_queue_bytes", "Bytes of the jobs that wait in the engine.")
+        self._resident_bytes = metrics.gauge("tilewire_resident_bytes", "Bytes of resident tensors.")
+        self._resident_tensors = metrics.gauge("tilewire_resident_tensors", "Resident tensors.")
+        self._begin_series(identity, version, restarts)
+        metrics.flush()
+
+    def _begin_series(self, identity: Identity, version: str, restarts: int) -> None:
+        """Begins the series that every engine has, at 0: a rate sees the first increment."""
         stages = ("queue", "kernel") if identity.backend == "cpu" else ("queue", "h2d", "kernel", "d2h")
         self._stage_seconds.prepare(itertools.product(OPS, stages))
         self._batch_requests.prepare((op,) for op in OPS)
         self._tflops.prepare((dtype,) for dtype in OPS["matmul"].dtypes)
         self._bandwidth.prepare((op,) for op in OPS if op != "matmul")
-        self._flops = BufferedCounter("tilewire_flops_total", "Operations done.", ("op", "dtype"), registry)
-        self._kernel_seconds = BufferedCounter(
-            "tilewire_kernel_seconds_total", "Time that kernels ran.", ("op", "dtype"), registry
+        self._compiles.prepare(itertools.product(OPS, ("startup", "serving")))
+        for gauge in (self._queue_depth, self._queue_bytes, self._resident_bytes, self._resident_tensors):
+            gauge.set((), 0)
+        restarts_total = self._metrics.counter(
+            "tilewire_engine_restarts_total", "Engines that replaced a dead one.", ("device",)
         )
-        self._compiles = BufferedCounter(
-            "tilewire_kernel_compiles_total", "Kernels compiled before ready and after.", ("op", "phase"), registry
-        )
-        self._phase = "startup"
-        self._compiling = threading.Lock()
-        self._statistics = LaunchStatistics(registry)
-        self._kernel_bytes = BufferedCounter(
-            "tilewire_kernel_bytes_total",
-            "Bytes that launches read and wrote, each operand counted once.",
-            ("op", "dtype"),
-            registry,
-        )
-        self._queue_depth = self._gauge("tilewire_queue_depth", "Jobs that wait in the engine.", registry)
-        self._queue_bytes = self._gauge("tilewire_queue_bytes", "Bytes of the jobs that wait in the engine.", registry)
-        self._resident_bytes = self._gauge("tilewire_resident_bytes", "Bytes of resident tensors.", registry)
-        self._resident_tensors = self._gauge("tilewire_resident_tensors", "Resident tensors.", registry)
-        restarts_total = Counter(
-            "tilewire_engine_restarts_total", "Engines that replaced a dead one.", ("device",), registry=registry
-        )
-        # The files of the engines before this one are still added up, so each one counts itself.
-        restarts_total.labels(identity.device).inc(1 if restarts else 0)
-        build_info = Gauge(
+        # What the engines before this one counted is still in the sum, so each one counts itself.
+        restarts_total.inc((identity.device,), 1 if restarts else 0)
+        build_info = self._metrics.gauge(
             "tilewire_build_info",
             "What runs; always 1.",
             ("version", "torch", "triton", "device_name", "backend"),
-            multiprocess_mode="livemax",
-            registry=registry,
+            merge="max",
         )
-        build_info.labels(version, identity.torch, identity.triton, identity.device_name, identity.backend).set(1)
-
-    @staticmethod
-    def _gauge(name: str, text: str, registry: CollectorRegistry) -> Gauge:
-        return Gauge(name, text, multiprocess_mode="livesum", registry=registry)
+        build_info.set((version, identity.torch, identity.triton, identity.device_name, identity.backend), 1)
 
     def start_serving(self) -> None:
         """From now on a kernel that is compiled is one that a request waits for."""
@@ -146,31 +147,22 @@ class EngineMetrics:
             self._bandwidth.observe((op,), nbytes / kernel_s)
 
     def flush(self) -> None:
-        """Hands over what was recorded; called by the thread that records."""
-        for buffered in (
-            self._stage_seconds,
-            self._batch_requests,
-            self._tflops,
-            self._bandwidth,
-            self._flops,
-            self._kernel_seconds,
-            self._kernel_bytes,
-            self._compiles,
-        ):
-            buffered.flush()
-        self._statistics.flush()
+        """Sends what was recorded; called by the thread that records."""
         depth, nbytes = self._queue
-        self._queue_depth.set(depth)
-        self._queue_bytes.set(nbytes)
+        self._queue_depth.set((), depth)
+        self._queue_bytes.set((), nbytes)
+        with self._compiling:
+            self._metrics.flush()
 
     def observe_queue(self, depth: int, nbytes: int) -> None:
         """Notes the queue's gauges; any thread may."""
         self._queue = (depth, nbytes)
 
     def observe_residents(self, count: int, nbytes: int) -> None:
-        """Sets the residents' gauges."""
-        self._resident_tensors.set(count)
-        self._resident_bytes.set(nbytes)
+        """Sets the residents' gauges, and sends them at once: uploads are rare."""
+        self._resident_tensors.set((), count)
+        self._resident_bytes.set((), nbytes)
+        self.flush()
 
 
 def launch_bytes(batch: Sequence[Job]) -> int:

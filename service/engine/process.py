@@ -36,12 +36,34 @@ from tilewire.service.engine.tensors.commands import Holdings
 from tilewire.service.engine.tensors.residents import Residents, TensorsDirError
 from tilewire.service.engine.tensors.shared_regions import Regions
 from tilewire.service.supervisor import child
-from tilewire.service.supervisor.vault import VaultWriter
+from tilewire.service.supervisor.vault import VaultFollower, VaultWriter
 from tilewire.service.telemetry import log
+from tilewire.service.telemetry.counters import Figures, Sink
 
 
 class DeviceError(Exception):
     """The device that was asked for is not there."""
+
+
+class ThreadSafeSink:
+    """The control link, for threads that are not its event loop's.
+
+    Args:
+        control: The link.
+    """
+
+    def __init__(self, control: child.Control) -> None:
+        self._control = control
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def is_congested(self) -> bool:
+        """See `Sink`."""
+        return self._control.is_congested
+
+    def send(self, figures: Figures) -> None:
+        """See `Sink`."""
+        self._loop.call_soon_threadsafe(self._control.send, figures)
 
 
 class ServingCompile(Exception):
@@ -89,7 +111,7 @@ def prepare(holdings: Holdings, settings: EngineSettings, logger: structlog.stdl
 
     try:
         fill(holdings, settings, report)
-        holdings.backend.warm_up(Preparation(settings.warmup, settings.tune_budget_s), report, on_compile)
+        holdings.backend.warm_up(Preparation(settings.warmup), report, on_compile)
     except (NotUsable, TensorsDirError) as error:
         raise CannotStart(str(error)) from error
     check_ops(holdings.backend, report)
@@ -109,6 +131,7 @@ def fill(holdings: Holdings, settings: EngineSettings, report: Report) -> None:
     for kept in settings.kept:
         report("residents", len(residents), 0)
         residents.restore(kept)
+    residents.version = settings.kept_version
     for region in settings.kept_regions:
         holdings.regions.restore(region)
     holdings.metrics.observe_residents(len(residents), residents.nbytes)
@@ -127,10 +150,10 @@ def caps_of(settings: EngineSettings, identity: Identity) -> Caps:
     )
 
 
-def open_sampler(device: str, logger: structlog.stdlib.BoundLogger) -> Sampler | None:
+def open_sampler(sink: Sink, device: str, logger: structlog.stdlib.BoundLogger) -> Sampler | None:
     """Starts showing what the device says of itself; where it cannot be asked, the metrics are absent."""
     try:
-        sampler = Sampler(device, open_meter(device))
+        sampler = Sampler(sink, device, open_meter(device))
     except NoMeter as error:
         logger.info("no metrics of the device", reason=str(error))
         return None
@@ -140,16 +163,21 @@ def open_sampler(device: str, logger: structlog.stdlib.BoundLogger) -> Sampler |
 
 async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) -> None:
     """Runs the engine until it is drained."""
+    draining, ready = asyncio.Event(), asyncio.Event()
+    control = await child.Control.open(draining.set)
+    sink = ThreadSafeSink(control)
     backend = open_backend(settings.device, batch_invariant=settings.batch_invariant)
     gc.freeze()
     gc.enable()
-    metrics = EngineMetrics(backend.identity, version=__version__, restarts=settings.restarts)
-    vault = VaultWriter(settings.vault_fd)
+    metrics = EngineMetrics(sink, backend.identity, version=__version__, restarts=settings.restarts)
+    # The first engine is the home of every name: it alone orders changes, and the others follow.
+    is_home = settings.index == 0
+    vault = VaultWriter(settings.vault_fd if is_home else -1)
+    follower = VaultFollower(-1 if is_home else settings.vault_fd)
     residents = Residents(backend, settings.resident_bytes, vault)
     regions = Regions(backend, vault, max_bytes=settings.shared_memory_bytes, prefix=settings.shared_memory_prefix)
-    draining, ready = asyncio.Event(), asyncio.Event()
     mailbox = Mailbox()
-    holdings = Holdings(backend, residents, regions, metrics)
+    holdings = Holdings(backend, residents, regions, metrics, follower)
     engine = EngineLoop(
         settings.index,
         mailbox,
@@ -159,14 +187,13 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
         caps_of(settings, backend.identity),
         poll_ns=int(settings.busy_poll_s * 1e9),
     )
-    sampler = open_sampler(backend.identity.device, logger)
+    sampler = open_sampler(sink, backend.identity.device, logger)
     server = EngineServer(socket.socket(fileno=settings.listen_fd), mailbox)
     accepting = asyncio.create_task(server.accept_forever())
     loop = asyncio.get_running_loop()
     engine.start(
         lambda report: prepare(holdings, settings, logger, report), lambda: loop.call_soon_threadsafe(ready.set)
     )
-    control = await child.connect_control(draining.set)
     waits = [asyncio.create_task(event.wait()) for event in (ready, draining)]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if ready.is_set():
@@ -176,6 +203,7 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
     if sampler is not None:
         sampler.stop()
     await asyncio.to_thread(engine.stop)
+    await control.close()
 
 
 def main() -> int:

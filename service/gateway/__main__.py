@@ -32,16 +32,15 @@ from tilewire.service.gateway.engines.client import EngineClient
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.context import Gateway
-from tilewire.service.gateway.telemetry.exemplars import Exemplars, path_in
+from tilewire.service.gateway.request.room import Room
 from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
 from tilewire.service.gateway.telemetry.tracing import Recorder
 from tilewire.service.ipc.arena import Arena, Segment
-from tilewire.service.ipc.link import Link
 from tilewire.service.ipc.messages import Welcome
 from tilewire.service.keys import KeysError
 from tilewire.service.supervisor import child
+from tilewire.service.supervisor.listeners import BACKLOG
 from tilewire.service.telemetry import log
-from tilewire.service.telemetry.counters import SECONDS_BUCKETS
 from tilewire.service.tls import TlsError, keep_certificate_current, make_context
 
 logger = logging.getLogger(__name__)
@@ -80,9 +79,8 @@ def make_gateway(
         version=__version__,
         engines=Engines(clients),
         arena=arena,
-        admission=Admission(arena, settings.max_in_flight, settings.max_body_bytes),
+        admission=Admission(Room(arena, settings.room_timeout_s), settings.max_in_flight, settings.max_body_bytes),
         metrics=metrics,
-        metrics_folder=settings.metrics_folder,
         authenticator=make_authenticator(settings),
         recorder=None if settings.tracing is None else open_recorder(settings.tracing, settings.index),
     )
@@ -126,6 +124,7 @@ def make_server(gateway: Gateway, app: ASGIApp, tls: ssl.SSLContext | None = Non
         access_log=False,
         proxy_headers=False,
         server_header=False,
+        backlog=BACKLOG,
         timeout_keep_alive=gateway.settings.keep_alive_s,  # type: ignore[arg-type]
         timeout_graceful_shutdown=gateway.settings.drain_timeout_s,  # type: ignore[arg-type]
     )
@@ -140,6 +139,7 @@ def protocol_for(gateway: Gateway, app: ASGIApp) -> type[TilewireProtocol]:
     limits = {
         "patience_s": settings.body_timeout_s,
         "min_body_bytes_per_s": settings.min_body_bytes_per_s,
+        "max_body_s": settings.max_body_s,
         "max_connections": settings.max_connections,
         "gateway": gateway,
         "ops": app.ops if isinstance(app, TilewireApp) else {},
@@ -169,7 +169,7 @@ async def drain_when_told(draining: asyncio.Event, gateway: Gateway, servers: It
         server.should_exit = True
 
 
-async def say_ready(attached: asyncio.Event, servers: Iterable[GatewayServer], control: Link[child.Drain]) -> None:
+async def say_ready(attached: asyncio.Event, servers: Iterable[GatewayServer], control: child.Control) -> None:
     """Tells the supervisor that this gateway computes, once it listens and every engine has its arena."""
     await attached.wait()
     for server in servers:
@@ -180,7 +180,10 @@ async def say_ready(attached: asyncio.Event, servers: Iterable[GatewayServer], c
 
 async def serve(settings: GatewaySettings) -> None:
     """Runs the gateway until it is drained."""
-    metrics = GatewayMetrics(Exemplars(path_in(Path(settings.metrics_folder), settings.index), SECONDS_BUCKETS))
+    draining = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, draining.set)
+    control = await child.Control.open(draining.set)
+    metrics = GatewayMetrics(control)
     segment = Segment.create(f"tilewire-gateway-{settings.index}", settings.segment_bytes)
     if settings.huge_pages:
         nbytes = segment.take_huge_pages()
@@ -193,15 +196,14 @@ async def serve(settings: GatewaySettings) -> None:
             attached.set()
 
     poller = Poller(settings.busy_poll_s)
-    clients = [EngineClient(settings.index, path, segment, on_change, poller) for path in settings.engine_paths]
+    clients = [
+        EngineClient(settings.index, address, segment, on_change, poller) for address in settings.engine_addresses
+    ]
     gateway = make_gateway(settings, clients, Arena(segment), metrics)
     gateway.metrics.observe_load(0, gateway.arena)
     context = None if settings.tls is None else make_context(settings.tls)
     servers = open_servers(gateway, context)
 
-    draining = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, draining.set)
-    control = await child.connect_control(draining.set)
     background = [asyncio.create_task(client.run()) for client in clients]
     background.append(asyncio.create_task(drain_when_told(draining, gateway, servers)))
     background.append(asyncio.create_task(say_ready(attached, servers, control)))
@@ -215,6 +217,7 @@ async def serve(settings: GatewaySettings) -> None:
     for task in background:
         task.cancel()
     await asyncio.gather(*background, return_exceptions=True)
+    await control.close()
 
 
 def main() -> int:

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tilewire.service.errors import InvalidRequest, MethodNotAllowed, UnknownName
-from tilewire.service.gateway.api import console, health
+from tilewire.service.gateway.api import console, docs, health
 from tilewire.service.gateway.api.v1 import kernels, tensors
 from tilewire.service.gateway.api.v1 import routes as native
 from tilewire.service.gateway.api.v2 import routes as oip
@@ -61,6 +61,8 @@ class TilewireApp(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI document."""
         document = super().openapi()
+        # Relative to the document: a proxy may have put a prefix before every path.
+        document["servers"] = [{"url": "."}]
         if self.needs_keys:
             document.setdefault("components", {})["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
             document["security"] = [{"key": []}]
@@ -69,7 +71,7 @@ class TilewireApp(FastAPI):
 
 def create_app(gateway: Gateway) -> TilewireApp:
     """Makes the ASGI application of one gateway."""
-    app = TilewireApp(title="Tilewire", version=gateway.version, description=DESCRIPTION, redoc_url=None)
+    app = TilewireApp(title="Tilewire", version=gateway.version, description=DESCRIPTION, docs_url=None, redoc_url=None)
     app.needs_keys = gateway.authenticator.needs_keys
     routers = [
         tensors.router(gateway),
@@ -79,6 +81,7 @@ def create_app(gateway: Gateway) -> TilewireApp:
         shared_memory.router(gateway),
         health.router(gateway),
         console.router(),
+        docs.router(),
     ]
     if gateway.settings.inherited.metrics_listener < 0:
         routers.append(health.metrics_router(gateway))

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -144,6 +145,11 @@ class Arena:
 
     Args:
         segment: The memory. One owner, one thread.
+
+    Attributes:
+        capacity: Bytes in all.
+        free_bytes: Bytes that are not leased, in one piece or more.
+        on_freed: Called when bytes came back; None while nobody waits for them.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -152,6 +158,14 @@ class Arena:
         self._sizes: list[int] = [segment.nbytes // SLOT_ALIGN * SLOT_ALIGN]
         self.capacity = self._sizes[0]
         self.free_bytes = self.capacity
+        self.on_freed: Callable[[], None] | None = None
+
+    def __str__(self) -> str:
+        """What is free, for error texts."""
+        longest = max(self._sizes, default=0)
+        return (
+            f"{self.free_bytes} of the {self.capacity} bytes of this gateway's arena are free, {longest} in one piece"
+        )
 
     @property
     def used_bytes(self) -> int:
@@ -171,7 +185,7 @@ class Arena:
         else:
             index = next((index for index, free in enumerate(self._sizes) if free >= size), -1)
         if index < 0:
-            raise TooBusy(f"no room for {nbytes} bytes: {self.free_bytes} of {self.capacity} are free")
+            raise TooBusy(f"no room for {nbytes} bytes: {self}")
         offset = self._starts[index]
         if self._sizes[index] == size:
             del self._starts[index], self._sizes[index]
@@ -195,6 +209,8 @@ class Arena:
         else:
             self._starts.insert(index, offset)
             self._sizes.insert(index, size)
+        if self.on_freed is not None:
+            self.on_freed()
 
 
 def _slot_bytes(nbytes: int) -> int:

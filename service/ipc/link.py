@@ -42,6 +42,11 @@ class Link(asyncio.Protocol, Generic[ReceivedT]):
         """Whether messages can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that were written and that the peer's socket has no room for yet."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Asyncio's call: the socket is ours."""
         # uvloop's transports are no subclass of asyncio's.

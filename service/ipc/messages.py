@@ -47,6 +47,7 @@ class TensorInfo(msgspec.Struct, frozen=True):
         created: Unix time in seconds of its upload.
         last_used: Unix time in seconds of the last request that read it, or None.
         hits: Requests that read it.
+        version: Position of its last change in the home engine's order; 0 for a tensor that was loaded from a file.
     """
 
     name: str
@@ -54,6 +55,7 @@ class TensorInfo(msgspec.Struct, frozen=True):
     created: float
     last_used: float | None = None
     hits: int = 0
+    version: int = 0
 
 
 class RegionInfo(msgspec.Struct, frozen=True):
@@ -138,7 +140,7 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class PutTensor(msgspec.Struct, frozen=True, tag="put"):
-    """Make the bytes of `source` resident under `name`."""
+    """Make the bytes of `source` resident under `name`. For the home engine; the others follow it through the vault."""
 
     id: int
     name: str
@@ -165,10 +167,32 @@ class DescribeTensor(msgspec.Struct, frozen=True, tag="describe"):
 
 
 class DeleteTensor(msgspec.Struct, frozen=True, tag="delete"):
-    """Forget `name`; requests under way finish with it."""
+    """Forget `name`; requests under way finish with it. For the home engine; the others follow it through the vault.
+
+    Attributes:
+        id: Of this request.
+        name: Of the tensor.
+        version: Delete it only while it has this version; 0 for any.
+    """
 
     id: int
     name: str
+    version: int = 0
+    request_id: str = ""
+
+
+class AwaitTensor(msgspec.Struct, frozen=True, tag="await"):
+    """Answer when the home engine's changes up to `version` are in force here.
+
+    Attributes:
+        id: Of this request.
+        name: Of the tensor that the change is about; the answer is its failure when it could not be taken over.
+        version: Of the change.
+    """
+
+    id: int
+    name: str
+    version: int
     request_id: str = ""
 
 
@@ -230,6 +254,7 @@ ToEngine = (
     | GetTensor
     | DescribeTensor
     | DeleteTensor
+    | AwaitTensor
     | ListTensors
     | RegisterRegion
     | UnregisterRegion
@@ -296,7 +321,7 @@ class Stale(msgspec.Struct, frozen=True, tag="stale"):
 
 
 class Tensors(msgspec.Struct, frozen=True, tag="tensors"):
-    """Answer to put, describe and list. `replaced` tells whether a put found an older tensor."""
+    """Answer to put, delete, await, describe and list. `replaced` tells whether a put found an older tensor."""
 
     id: int
     tensors: tuple[TensorInfo, ...]

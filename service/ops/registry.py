@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Annotated, Literal
 
 import msgspec
@@ -68,6 +67,15 @@ class AddOptions(msgspec.Struct, frozen=True, tag="add", forbid_unknown_fields=T
 
     alpha: Annotated[int | float, msgspec.Meta(description="out = a + alpha·b.")] = 1
     out_dtype: Annotated[OutDType | None, msgspec.Meta(description="Dtype of the result.")] = None
+
+    def __post_init__(self) -> None:
+        """Refuses an integer that does not fit 64 bits.
+
+        Raises:
+            ValueError: An integer that does not fit 64 bits.
+        """
+        if isinstance(self.alpha, int) and not -(2**63) <= self.alpha < 2**63:
+            raise ValueError("expected 64 bits, or an exponent")
 
 
 Options = MatmulOptions | SoftmaxOptions | AddOptions
@@ -189,13 +197,6 @@ def plan(op: Op, operands: Mapping[str, TensorType], options: Options, limits: L
         InvalidRequest: A missing or unknown input, a dtype or a shape that cannot be right.
         BeyondLimit: Rank, elements or result size over the limits.
     """
-    return _plan(op.name, tuple(operands.items()), options, limits)
-
-
-@lru_cache(maxsize=4096)
-def _plan(op_name: str, types: tuple[tuple[str, TensorType], ...], options: Options, limits: Limits) -> Plan:
-    """Pure, and mostly asked again with the same shapes."""
-    op, operands = OPS[op_name], dict(types)
     for name in op.required:
         if name not in operands:
             raise InvalidRequest(f"{name}: {op.name} needs this input; got {', '.join(operands) or 'none'}")
@@ -325,8 +326,6 @@ def _infer_add(operands: Mapping[str, TensorType], options: Options) -> tuple[Te
     is_float = DTYPES[dtype].is_float
     if not is_float and not isinstance(options.alpha, int):
         raise InvalidRequest(f"alpha: {options.alpha} must be an integer for {dtype}")
-    if isinstance(options.alpha, int) and not -(2**63) <= options.alpha < 2**63:
-        raise InvalidRequest(f"alpha: {options.alpha} does not fit 64 bits; write it with an exponent for {dtype}")
     allowed = (*_FLOATS16_32, "float64") if is_float else ("int32", "int64", "float32", "float64")
     shape = _broadcast(operands["a"].shape, operands["b"].shape, "dimensions")
     out = TensorType(_out_dtype(options.out_dtype, dtype, allowed), shape)

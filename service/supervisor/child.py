@@ -1,22 +1,25 @@
-"""How a gateway or an engine process lives under the supervisor: its first words, its control link, its end.
+"""A child's end of its control link: settings, `Ready`, figures for `/metrics`, `Drain`.
 
-A child's standard input is a socket to the supervisor. The first frame on it is the child's settings; after that the
-supervisor may say `Drain`, and the child says `Ready`. End of file means that the supervisor is gone, and is a `Drain` too:
-no child outlives it. Knows neither HTTP nor a device.
+A child's standard input is a socket to the supervisor. The first frame on it is the child's settings. After that the child
+sends `Ready` and its figures, and reads the sums of all; the supervisor sends `Drain`. End of file means that the supervisor
+is gone, and is a `Drain` too: no child outlives it. Knows neither HTTP nor a device.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import socket
 from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
 
+from tilewire.service.errors import Unavailable
 from tilewire.service.ipc.link import Link
 from tilewire.service.ipc.messages import LENGTH_BYTES
+from tilewire.service.telemetry.counters import Figures, Sample
 
 SettingsT = TypeVar("SettingsT", bound=msgspec.Struct)
 
@@ -27,6 +30,9 @@ GC_THRESHOLDS = (2_000, 5, 1_000)
 
 # `sysexits.h` calls it EX_CONFIG: starting again would fail again, so the supervisor gives up.
 EXIT_CANNOT_START = 78
+
+# Figures wait in the child while so many bytes have not left.
+MAX_UNSENT_BYTES = 2**20
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
@@ -41,6 +47,38 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """
 
     detail: str = ""
+
+
+class ReadExposition(msgspec.Struct, frozen=True, tag="read_exposition"):
+    """Requests the text of `/metrics` over all processes."""
+
+    id: int
+    openmetrics: bool
+
+
+class ReadHidden(msgspec.Struct, frozen=True, tag="read_hidden"):
+    """Requests the sums that `/metrics` does not show."""
+
+    id: int
+
+
+class ExpositionText(msgspec.Struct, frozen=True, tag="exposition"):
+    """Reply to `ReadExposition`."""
+
+    id: int
+    body: bytes
+    content_type: str
+
+
+class HiddenSums(msgspec.Struct, frozen=True, tag="hidden"):
+    """Reply to `ReadHidden`."""
+
+    id: int
+    samples: list[Sample]
+
+
+ToSupervisor = Ready | Figures | ReadExposition | ReadHidden
+ToChild = Drain | ExpositionText | HiddenSums
 
 
 def read_settings(kind: type[SettingsT]) -> SettingsT:
@@ -67,17 +105,86 @@ def settle() -> None:
     gc.set_threshold(*GC_THRESHOLDS)
 
 
-async def connect_control(on_drain: Callable[[], None]) -> Link[Drain]:
-    """Opens the control link.
+class Control:
+    """The control link of this process.
 
     Args:
         on_drain: Called on `Drain` and when the supervisor is gone; may be called twice.
     """
-    control = socket.socket(fileno=socket.dup(CONTROL_FD))
-    control.setblocking(False)
-    link: Link[Drain] = Link(Drain, lambda _drain: on_drain(), on_drain)
-    await asyncio.get_running_loop().connect_accepted_socket(lambda: link, control)
-    return link
+
+    def __init__(self, on_drain: Callable[[], None]) -> None:
+        self._on_drain = on_drain
+        self._link: Link[ToChild] = Link(ToChild, self._on_message, self._on_lost)
+        self._lost = asyncio.Event()
+        self._ids = itertools.count(1)
+        self._pending: dict[int, asyncio.Future[ExpositionText | HiddenSums]] = {}
+
+    @classmethod
+    async def open(cls, on_drain: Callable[[], None]) -> Control:
+        """Opens the control link; see the constructor."""
+        control = cls(on_drain)
+        sock = socket.socket(fileno=socket.dup(CONTROL_FD))
+        sock.setblocking(False)
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: control._link, sock)
+        return control
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether figures should wait: those that were sent before have not left."""
+        return self._link.unsent_bytes > MAX_UNSENT_BYTES
+
+    def send(self, message: Ready | Figures) -> None:
+        """Sends with everything else that this turn of the loop sends."""
+        self._link.send(message)
+
+    async def exposition(self, *, openmetrics: bool) -> tuple[bytes, str]:
+        """Returns the text of `/metrics` over all processes, and its content type.
+
+        Raises:
+            Unavailable: The supervisor is gone.
+        """
+        reply = await self._request(ReadExposition(next(self._ids), openmetrics))
+        assert isinstance(reply, ExpositionText), "This is a bug."
+        return reply.body, reply.content_type
+
+    async def hidden(self) -> list[Sample]:
+        """Returns the sums that `/metrics` does not show.
+
+        Raises:
+            Unavailable: The supervisor is gone.
+        """
+        reply = await self._request(ReadHidden(next(self._ids)))
+        assert isinstance(reply, HiddenSums), "This is a bug."
+        return reply.samples
+
+    async def close(self) -> None:
+        """Closes the link after everything that was sent has left."""
+        self._link.close()
+        await self._lost.wait()
+
+    async def _request(self, request: ReadExposition | ReadHidden) -> ExpositionText | HiddenSums:
+        if not self._link.is_open:
+            raise Unavailable("the supervisor is gone")
+        future: asyncio.Future[ExpositionText | HiddenSums] = asyncio.get_running_loop().create_future()
+        self._pending[request.id] = future
+        self._link.send(request)
+        try:
+            return await future
+        finally:
+            del self._pending[request.id]
+
+    def _on_message(self, message: ToChild) -> None:
+        if isinstance(message, Drain):
+            self._on_drain()
+        elif (future := self._pending.get(message.id)) is not None and not future.done():
+            future.set_result(message)
+
+    def _on_lost(self) -> None:
+        self._lost.set()
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(Unavailable("the supervisor is gone"))
+        self._on_drain()
 
 
 def _read_exactly(control: socket.socket, nbytes: int) -> bytes:

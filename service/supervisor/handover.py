@@ -17,11 +17,13 @@ class Kept(msgspec.Struct, frozen=True):
         name: Of the tensor.
         info: What it is; None when it was deleted.
         fd: Descriptor of its host copy, inherited by the engine; -1 when deleted.
+        version: Of the change.
     """
 
     name: str
     info: TensorInfo | None = None
     fd: int = -1
+    version: int = 0
 
 
 class KeptRegion(msgspec.Struct, frozen=True):
@@ -37,10 +39,17 @@ class KeptRegion(msgspec.Struct, frozen=True):
 
 
 class Keepsakes(msgspec.Struct, frozen=True):
-    """All that a new engine takes over from the one before it."""
+    """All that a new engine takes over from the one before it.
+
+    Attributes:
+        tensors: Last change of each tensor.
+        regions: Regions that are registered.
+        version: Of the last change that `tensors` contains.
+    """
 
     tensors: list[Kept] = []
     regions: list[KeptRegion] = []
+    version: int = 0
 
     @property
     def fds(self) -> list[int]:

@@ -1,6 +1,6 @@
 """The parent of all processes: binds the port, starts engines and gateways, restarts what dies, drains in order.
 
-Owns the listening sockets, the vault of resident tensors and the runtime folder. Knows neither HTTP messages nor a device;
+Owns the listening sockets, the vault of resident tensors and the sums of all metrics. Knows neither HTTP messages nor a device;
 imports no torch. One asyncio loop. Its life as named phases:
 
     bind → start engines → start gateways → announce → watch → drain gateways → drain engines → exit
@@ -14,129 +14,24 @@ import os
 import resource
 import signal
 import socket
-import sys
-import tempfile
-import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import msgspec
 import structlog
-from prometheus_client import multiprocess
 
 from tilewire.service.config.parsers import devices_of
 from tilewire.service.config.process import Inherited
 from tilewire.service.config.settings import Settings
 from tilewire.service.gateway.auth.quotas import page_bytes
-from tilewire.service.ipc.link import Link
-from tilewire.service.supervisor import child
-from tilewire.service.supervisor.vault import VaultReader
+from tilewire.service.supervisor.child_process import Child
+from tilewire.service.supervisor.listeners import StartError, address_of, bind, bind_all, listen_locally
+from tilewire.service.supervisor.vault import VaultFeed, VaultReader
+from tilewire.service.telemetry.exposition import Exposition, Totals
 
-BACKLOG = 4096
-FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.1, 5.0
-# A child that lived this long had a good start: the next restart is quick again.
-GOOD_LIFE_S = 10.0
 # On top of the drain time-out, for the children's own last steps.
 EXIT_GRACE_S = 5.0
 
 Logger = structlog.stdlib.BoundLogger
-
-
-class StartError(Exception):
-    """The service cannot start; the message says why."""
-
-
-class Child:
-    """One process of the service, over all its restarts.
-
-    Args:
-        name: For the log: `engine-0`, `gateway-1`.
-        module: What it runs.
-        make: Its settings and the descriptors that it inherits, given how often it was restarted.
-        env: Its environment.
-        logger: Told of its fate.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        module: str,
-        make: Callable[[int], tuple[msgspec.Struct, Sequence[int]]],
-        env: dict[str, str],
-        logger: Logger,
-    ) -> None:
-        self.name = name
-        self._module = module
-        self._make = make
-        self._env = env
-        self._logger = logger
-        self._process: asyncio.subprocess.Process | None = None
-        self._control: Link[child.Ready] | None = None
-        self._draining = asyncio.Event()
-        self.ready = asyncio.Event()
-        self.detail = ""
-
-    async def run(self) -> int:
-        """Runs it, again and again, until it is drained or cannot start. Returns its last exit status."""
-        backoff_s, restarts = FIRST_BACKOFF_S, 0
-        status = 0
-        while not self._draining.is_set():
-            began_s = time.monotonic()
-            status = await self._live(restarts)
-            if self._draining.is_set() or status == child.EXIT_CANNOT_START:
-                break
-            lived_s = time.monotonic() - began_s
-            backoff_s = FIRST_BACKOFF_S if lived_s > GOOD_LIFE_S else min(2 * backoff_s, LAST_BACKOFF_S)
-            self._logger.error("a process died", name=self.name, status=status, restart_in_s=backoff_s)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._draining.wait(), backoff_s)
-            restarts += 1
-        return status
-
-    def drain(self) -> None:
-        """Tells it to finish and exit."""
-        self._draining.set()
-        if self._control is not None:
-            self._control.send(child.Drain())
-
-    def kill(self) -> None:
-        """Ends it at once."""
-        self._draining.set()
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-
-    async def _live(self, restarts: int) -> int:
-        settings, fds = self._make(restarts)
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                # Never the folder that the command was typed in.
-                "-P",
-                "-m",
-                self._module,
-                stdin=theirs.fileno(),
-                pass_fds=fds,
-                env=self._env,
-                start_new_session=True,
-            )
-        ours.setblocking(False)
-        control: Link[child.Ready] = Link(child.Ready, self._on_ready, lambda: None)
-        await asyncio.get_running_loop().connect_accepted_socket(lambda: control, ours)
-        control.send(settings)
-        self._control = control
-        if self._draining.is_set():
-            control.send(child.Drain())
-        status = await self._process.wait()
-        self.ready.clear()
-        control.close()
-        multiprocess.mark_process_dead(self._process.pid, path=self._env["PROMETHEUS_MULTIPROC_DIR"])  # type: ignore[no-untyped-call]
-        return status
-
-    def _on_ready(self, message: child.Ready) -> None:
-        self.detail = message.detail
-        self.ready.set()
-        self._logger.info("ready", name=self.name, detail=message.detail)
 
 
 class Supervisor:
@@ -175,8 +70,7 @@ class Supervisor:
             listeners = bind_all(self._settings.host, self._settings.port, count)
             for listener in listeners:
                 stack.enter_context(listener)
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tilewire-", ignore_cleanup_errors=True))
-            self._start_children(listeners, Path(folder), stack)
+            self._start_children(listeners, stack)
             engines = [asyncio.create_task(engine.run()) for engine in self._engines]
             gateways = [asyncio.create_task(gateway.run()) for gateway in self._gateways]
             announcing = asyncio.create_task(self._announce_when_ready(listeners[0]))
@@ -193,34 +87,26 @@ class Supervisor:
                 process.kill()
         stopping.set()
 
-    def _start_children(self, listeners: list[socket.socket], folder: Path, stack: contextlib.ExitStack) -> None:
-        metrics_folder = folder / "metrics"
-        metrics_folder.mkdir()
-        env = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(metrics_folder)}
-        paths = []
+    def _start_children(self, listeners: list[socket.socket], stack: contextlib.ExitStack) -> None:
+        totals = Totals()
+        exposition = Exposition(totals)
+        addresses = []
         for index, _device in enumerate(devices_of(self._settings.device)):
-            path = str(folder / f"engine-{index}.sock")
-            paths.append(path)
-            door = stack.enter_context(_listen_unix(path))
-            vault_fd = self._open_vault(stack) if index == 0 else -1
-            self._engines.append(
-                Child(
-                    f"engine-{index}",
-                    "tilewire.service.engine",
-                    self._engine_settings(index, door, vault_fd),
-                    env,
-                    self._logger,
-                )
-            )
+            door = stack.enter_context(listen_locally())
+            addresses.append(door.getsockname().decode())
+            make = self._engine_settings(index, door, *self._open_vault(index, stack))
+            child = Child(f"engine-{index}", "tilewire.service.engine", make, totals, exposition, self._logger)
+            self._engines.append(child)
         inherited = self._open_for_gateways(listeners, stack)
         for index in range(self._settings.num_gateways):
-            settings = self._settings.gateway(index, inherited[index], paths, str(metrics_folder))
+            settings = self._settings.gateway(index, inherited[index], addresses)
             self._gateways.append(
                 Child(
                     f"gateway-{index}",
                     "tilewire.service.gateway",
                     lambda _restarts, settings=settings: (settings, settings.inherited.fds),  # type: ignore[misc]
-                    env,
+                    totals,
+                    exposition,
                     self._logger,
                 )
             )
@@ -232,7 +118,7 @@ class Supervisor:
         if settings.metrics_port is not None:
             door = stack.enter_context(bind(settings.metrics_host, settings.metrics_port))
             metrics_fd = door.fileno()
-            self._logger.info("metrics are served apart", url=f"http://{_address_of(door)}/metrics")
+            self._logger.info("metrics are served apart", url=f"http://{address_of(door)}/metrics")
         if settings.api_keys_file is not None:
             usage_fd = os.memfd_create("tilewire-usage", os.MFD_CLOEXEC)
             stack.callback(os.close, usage_fd)
@@ -242,20 +128,27 @@ class Supervisor:
             for index in range(settings.num_gateways)
         ]
 
-    def _open_vault(self, stack: contextlib.ExitStack) -> int:
+    def _open_vault(self, index: int, stack: contextlib.ExitStack) -> tuple[int, Callable[[], None]]:
+        """The engine's end of its socket to the vault, and what to call before the vault's state is handed to it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stack.enter_context(ours)
         stack.enter_context(theirs)
         ours.setblocking(False)
+        if index:
+            feed = VaultFeed(ours)
+            self._vault.feeds.append(feed)
+            stack.callback(feed.clear)
+            return theirs.fileno(), feed.clear
         loop = asyncio.get_running_loop()
         loop.add_reader(ours, self._vault.drain, ours)
         stack.callback(loop.remove_reader, ours)
-        return theirs.fileno()
+        return theirs.fileno(), lambda: self._vault.drain(ours)
 
     def _engine_settings(
-        self, index: int, door: socket.socket, vault_fd: int
+        self, index: int, door: socket.socket, vault_fd: int, before: Callable[[], None]
     ) -> Callable[[int], tuple[msgspec.Struct, Sequence[int]]]:
         def make(restarts: int) -> tuple[msgspec.Struct, Sequence[int]]:
+            before()
             kept = self._vault.keepsakes
             settings = self._settings.engine(index, door.fileno(), vault_fd, restarts, kept)
             fds = [door.fileno(), vault_fd, *kept.fds]
@@ -270,13 +163,13 @@ class Supervisor:
         if self._settings.tls is None:
             await _until_ready(*listener.getsockname()[:2])
         scheme = "http" if self._settings.tls is None else "https"
-        self._announce(f"{scheme}://{_address_of(listener)}", [engine.detail for engine in self._engines])
+        self._announce(f"{scheme}://{address_of(listener)}", [engine.detail for engine in self._engines])
 
     async def _watch(self, stopping: asyncio.Event, children: list[asyncio.Task[int]]) -> None:
-        """Returns when told to stop.
+        """Returns on a signal.
 
         Raises:
-            StartError: A child cannot start, and starting it again would fail again.
+            StartError: A child cannot start, or died too often before it was ever ready.
         """
         told = asyncio.create_task(stopping.wait())
         await asyncio.wait([told, *children], return_when=asyncio.FIRST_COMPLETED)
@@ -285,7 +178,8 @@ class Supervisor:
             for process in (*self._gateways, *self._engines):
                 process.kill()
             await asyncio.gather(*children)
-            raise StartError("a process cannot start; its reason is logged above")
+            reasons = [process.failure for process in (*self._engines, *self._gateways) if process.failure]
+            raise StartError("; ".join(reasons))
 
     async def _drain(self, engines: list[asyncio.Task[int]], gateways: list[asyncio.Task[int]]) -> int:
         """Gateways first: they stop admitting and finish what is under way, for which they need the engines."""
@@ -295,45 +189,6 @@ class Supervisor:
         is_clean = not any(statuses)
         self._logger.info("stopped", clean=is_clean)
         return 0 if is_clean else 1
-
-
-def bind_all(host: str, port: int, count: int) -> list[socket.socket]:
-    """Binds one socket, or several that share the port and among which the kernel divides connections.
-
-    Raises:
-        StartError: The address cannot be had.
-    """
-    listeners = [bind(host, port, reuse_port=count > 1)]
-    for _ in range(count - 1):
-        listeners.append(bind(host, listeners[0].getsockname()[1], reuse_port=True))
-    return listeners
-
-
-def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
-    """Binds and listens; connections wait in the backlog until a gateway takes them.
-
-    Raises:
-        StartError: The address cannot be had.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=reuse_port)
-    except OSError as error:
-        raise StartError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
-    listener.setblocking(False)
-    return listener
-
-
-def _address_of(door: socket.socket) -> str:
-    host, port = door.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _listen_unix(path: str) -> socket.socket:
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    door.bind(path)
-    door.listen(BACKLOG)
-    return door
 
 
 async def _until_ready(host: str, port: int) -> None:

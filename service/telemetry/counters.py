@@ -1,17 +1,18 @@
-"""Counters and histograms that are cheap on a hot path: plain dictionaries, handed to prometheus_client now and then.
+"""Counters, histograms and gauges of one process: plain dictionaries, sent as differences to the supervisor.
 
-In multiprocess mode prometheus_client takes a lock, asks for the process id and writes a mapped file for every
-increment, several for each request. Here an increment is a dictionary update, and `flush` writes the sums. Owns no
-metric; one thread each.
+An increment is a dictionary update. `MetricSet.flush` sends what changed since the last flush; `exposition.Totals` adds it up
+over all processes. Owns no metric and no socket. One thread each.
 """
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+import msgspec
 
 Labels = tuple[str, ...]
 
@@ -20,72 +21,222 @@ Labels = tuple[str, ...]
 SECONDS_BUCKETS = tuple(float(f"{20e-6 * 1.6**step:.4g}") for step in range(33))
 
 
-class BufferedCounter:
-    """A counter whose increments are kept until `flush`.
+class MetricSpec(msgspec.Struct, frozen=True, array_like=True):
+    """Definition of a metric.
 
-    Args:
-        name: Of the metric.
-        text: Its help.
-        labels: Names of its labels.
-        registry: Where it is registered.
+    Attributes:
+        name: Name in the exposition; that of a counter ends with `_total`.
+        text: Help.
+        labels: Names of the labels.
+        kind: Counters and histograms are added up over all processes, also dead ones; gauges over live ones.
+        bounds: Upper bounds of a histogram's buckets, without infinity.
+        merge: How gauges of several processes become one; `max_ever` includes dead processes.
+        is_shown: Whether `/metrics` has it.
     """
 
-    def __init__(self, name: str, text: str, labels: Labels, registry: CollectorRegistry) -> None:
-        self._counter = Counter(name, text, labels, registry=registry)
+    name: str
+    text: str
+    labels: Labels
+    kind: Literal["counter", "histogram", "gauge"]
+    bounds: tuple[float, ...] = ()
+    merge: Literal["sum", "max", "max_ever"] = "sum"
+    is_shown: bool = True
+
+
+class Sample(msgspec.Struct, frozen=True, array_like=True):
+    """Change of one series since the last flush.
+
+    Attributes:
+        name: Name of the metric.
+        labels: Label values.
+        values: Increment of a counter; value of a gauge; increments of a histogram's buckets, then of its sum.
+    """
+
+    name: str
+    labels: Labels
+    values: tuple[int | float, ...]
+
+
+class Exemplar(msgspec.Struct, frozen=True, array_like=True):
+    """Last observation that fell into a bucket and has labels of its own.
+
+    Attributes:
+        name: Name of the histogram.
+        labels: Label values of its series.
+        bucket: Index of the bucket.
+        value: What was observed.
+        unix_s: Time of the observation.
+        shown: Labels that lead to its cause.
+    """
+
+    name: str
+    labels: Labels
+    bucket: int
+    value: float
+    unix_s: float
+    shown: Mapping[str, str]
+
+
+class Figures(msgspec.Struct, frozen=True, tag="figures"):
+    """Changes since the last flush, with the definitions of metrics that are new."""
+
+    specs: list[MetricSpec]
+    samples: list[Sample]
+    exemplars: list[Exemplar] = []
+
+
+class Sink(Protocol):
+    """Where figures go."""
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether figures should wait: those that were sent before have not left."""
+        ...
+
+    def send(self, figures: Figures) -> None:
+        """Sends figures; they are added up exactly once."""
+        ...
+
+
+class Counter:
+    """A counter; made by `MetricSet.counter`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._pending: defaultdict[Labels, float] = defaultdict(int)
 
+    def prepare(self, every: Iterable[Labels]) -> None:
+        """Begins the series of these label values at 0, so that a rate sees the first increment."""
+        for labels in every:
+            self._pending[labels] += 0
+
     def inc(self, labels: Labels, amount: float = 1) -> None:
-        """Adds to the counter of these label values."""
+        """Adds to the series of these label values."""
         self._pending[labels] += amount
 
-    def flush(self) -> None:
-        """Hands the increments over."""
-        for labels, amount in self._pending.items():
-            self._counter.labels(*labels).inc(amount)
-        self._pending.clear()
+    def take(self) -> list[Sample]:
+        """Returns what changed since the last call."""
+        if not self._pending:
+            return []
+        pending, self._pending = self._pending, defaultdict(int)
+        return [Sample(self._name, labels, (amount,)) for labels, amount in pending.items()]
 
 
-class BufferedHistogram:
-    """A histogram whose observations are kept until `flush`.
+class Histogram:
+    """A histogram; made by `MetricSet.histogram`."""
 
-    Args:
-        name: Of the metric.
-        text: Its help.
-        labels: Names of its labels.
-        bounds: Its buckets, without infinity.
-        registry: Where it is registered.
-    """
-
-    def __init__(
-        self, name: str, text: str, labels: Labels, bounds: Sequence[float], registry: CollectorRegistry
-    ) -> None:
-        self._histogram = Histogram(name, text, labels, buckets=bounds, registry=registry)
+    def __init__(self, name: str, bounds: Sequence[float]) -> None:
+        self._name = name
         self._bounds = list(bounds)
-        self._pending: dict[Labels, tuple[list[int], list[float]]] = {}
+        self._pending: dict[Labels, list[float]] = {}
+        self._exemplars: dict[tuple[Labels, int], tuple[float, float, Mapping[str, str]]] = {}
 
     def prepare(self, every: Iterable[Labels]) -> None:
-        """Begins the series of these label values at 0.
-
-        In multiprocess mode the first of a series takes milliseconds, for an entry in a file for each bucket and now and
-        then a larger file: better before anyone waits.
-        """
+        """Begins the series of these label values with nothing in them."""
         for labels in every:
-            self._histogram.labels(*labels)
+            self._series(labels)
 
-    def observe(self, labels: Labels, value: float, times: int = 1) -> None:
-        """Adds an observation of these label values, or several of the same value."""
-        pending = self._pending.get(labels)
-        if pending is None:
-            pending = self._pending[labels] = ([0] * (len(self._bounds) + 1), [0.0])
-        pending[0][bisect_left(self._bounds, value)] += times
-        pending[1][0] += value * times
+    def observe(self, labels: Labels, value: float, times: int = 1, shown: Mapping[str, str] | None = None) -> None:
+        """Adds an observation, or several of the same value.
+
+        Args:
+            labels: Label values of the series.
+            value: What was observed; a value on a bound belongs to that bound's bucket.
+            times: Number of equal observations.
+            shown: Labels of an exemplar; None for no exemplar.
+        """
+        pending = self._pending.get(labels) or self._series(labels)
+        bucket = bisect_left(self._bounds, value)
+        pending[bucket] += times
+        pending[-1] += value * times
+        if shown is not None:
+            self._exemplars[labels, bucket] = (value, time.time(), shown)
+
+    def take(self) -> list[Sample]:
+        """Returns what changed since the last call."""
+        pending, self._pending = self._pending, {}
+        return [Sample(self._name, labels, tuple(values)) for labels, values in pending.items()]
+
+    def take_exemplars(self) -> list[Exemplar]:
+        """Returns the exemplars since the last call."""
+        exemplars, self._exemplars = self._exemplars, {}
+        return [Exemplar(self._name, labels, bucket, *seen) for (labels, bucket), seen in exemplars.items()]
+
+    def _series(self, labels: Labels) -> list[float]:
+        # A count for each bucket, one for infinity, and the sum.
+        return self._pending.setdefault(labels, [0] * (len(self._bounds) + 2))
+
+
+class Gauge:
+    """A gauge; made by `MetricSet.gauge`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._values: dict[Labels, float] = {}
+        self._pending: dict[Labels, float] = {}
+
+    def set(self, labels: Labels, value: float) -> None:
+        """Sets the series of these label values."""
+        if self._values.get(labels) != value:
+            self._values[labels] = self._pending[labels] = value
+
+    def take(self) -> list[Sample]:
+        """Returns what changed since the last call."""
+        pending, self._pending = self._pending, {}
+        return [Sample(self._name, labels, (value,)) for labels, value in pending.items()]
+
+
+class MetricSet:
+    """Metrics of one thread of a process.
+
+    Args:
+        sink: Where their changes go.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._new: list[MetricSpec] = []
+        self._metrics: list[Counter | Histogram | Gauge] = []
+
+    def counter(self, name: str, text: str, labels: Labels, *, is_shown: bool = True) -> Counter:
+        """Defines a counter; see `MetricSpec`."""
+        self._new.append(MetricSpec(name, text, labels, "counter", is_shown=is_shown))
+        counter = Counter(name)
+        self._metrics.append(counter)
+        return counter
+
+    def histogram(self, name: str, text: str, labels: Labels, bounds: Sequence[float]) -> Histogram:
+        """Defines a histogram; see `MetricSpec`."""
+        self._new.append(MetricSpec(name, text, labels, "histogram", tuple(bounds)))
+        histogram = Histogram(name, bounds)
+        self._metrics.append(histogram)
+        return histogram
+
+    def gauge(
+        self,
+        name: str,
+        text: str,
+        labels: Labels = (),
+        *,
+        merge: Literal["sum", "max", "max_ever"] = "sum",
+        is_shown: bool = True,
+    ) -> Gauge:
+        """Defines a gauge; see `MetricSpec`."""
+        self._new.append(MetricSpec(name, text, labels, "gauge", merge=merge, is_shown=is_shown))
+        gauge = Gauge(name)
+        self._metrics.append(gauge)
+        return gauge
 
     def flush(self) -> None:
-        """Hands the observations over, bucket by bucket: prometheus_client has no call for many at once."""
-        for labels, (counts, total) in self._pending.items():
-            child = self._histogram.labels(*labels)
-            child._sum.inc(total[0])
-            for bucket, count in zip(child._buckets, counts, strict=True):
-                if count:
-                    bucket.inc(count)
-        self._pending.clear()
+        """Sends what changed since the last flush, unless nothing did."""
+        if self._sink.is_congested:
+            return
+        samples: list[Sample] = []
+        exemplars: list[Exemplar] = []
+        for metric in self._metrics:
+            samples += metric.take()
+            if isinstance(metric, Histogram):
+                exemplars += metric.take_exemplars()
+        if samples or self._new:
+            specs, self._new = self._new, []
+            self._sink.send(Figures(specs, samples, exemplars))

@@ -1,27 +1,20 @@
-"""What is counted for the protocol's statistics, summed over every gateway and every engine, live or dead.
+"""Counts what the protocol's statistics report, over every gateway and every engine, live or dead.
 
-Gateways count requests and launches' shares in them; engines count launches. The sums live where those of `/metrics` live, in
-prometheus_client's files, so a process that dies takes nothing with it; but under names of their own, which `/metrics` leaves
-out: by batch size they are too many series for a scrape. Knows no HTTP and no device.
+Gateways count requests and their times in the engine; engines count launches. The sums live where those of `/metrics` live,
+but `/metrics` does not show them: by batch size they are too many series for a scrape. Knows no HTTP and no device.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 
 import msgspec
-from prometheus_client import CollectorRegistry, Gauge
-from prometheus_client.metrics_core import Metric
-from prometheus_client.multiprocess import MultiProcessCollector
 
 from tilewire.service.ipc.messages import Timings
-from tilewire.service.ops.registry import OPS
-from tilewire.service.telemetry.counters import BufferedCounter
+from tilewire.service.telemetry.counters import MetricSet, Sample
 
-PREFIX = "statistics_"
 _REQUESTS, _REQUEST_NS = "statistics_requests", "statistics_request_ns"
 _LAUNCHES, _LAUNCH_NS = "statistics_launches", "statistics_launch_ns"
 _LAST = "statistics_last_ms"
@@ -94,13 +87,13 @@ class RequestStatistics:
     """A gateway's share. One thread.
 
     Args:
-        registry: Where its counters are registered.
+        metrics: Where its counters are defined.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, metrics: MetricSet) -> None:
         labels = ("op", "part")
-        self._requests = BufferedCounter(_REQUESTS, "Requests.", labels, registry)
-        self._request_ns = BufferedCounter(_REQUEST_NS, "Their time.", labels, registry)
+        self._requests = metrics.counter(_REQUESTS, "Requests.", labels, is_shown=False)
+        self._request_ns = metrics.counter(_REQUEST_NS, "Their time.", labels, is_shown=False)
         # How many, their time in all, and that of each part: one list for each op, so that a request is one look-up.
         self._computed: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (2 + len(_PARTS)))
 
@@ -125,31 +118,25 @@ class RequestStatistics:
         sums[5] += timings.d2h_ns
 
     def flush(self) -> None:
-        """Hands over what was counted."""
+        """Moves what was counted to the counters, before these are flushed."""
         for op, (count, *spent_ns) in self._computed.items():
             for part, part_ns in zip(("success", *_PARTS), spent_ns, strict=True):
                 self._requests.inc((op, part), count)
                 self._request_ns.inc((op, part), part_ns)
         self._computed.clear()
-        self._requests.flush()
-        self._request_ns.flush()
 
 
 class LaunchStatistics:
     """An engine's share. One thread.
 
     Args:
-        registry: Where its counters are registered.
+        metrics: Where its counters are defined.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._launches = BufferedCounter(_LAUNCHES, "Launches.", ("op", "batch_size"), registry)
-        self._launch_ns = BufferedCounter(_LAUNCH_NS, "Their time.", ("op", "batch_size", "part"), registry)
-        self._last = Gauge(_LAST, "When the last one ended.", ("op",), multiprocess_mode="max", registry=registry)
-        for op in OPS:
-            # From 0, so that its file is there when the first launch ends.
-            self._last.labels(op)
-        self._last_ms: dict[str, int] = {}
+    def __init__(self, metrics: MetricSet) -> None:
+        self._launches = metrics.counter(_LAUNCHES, "Launches.", ("op", "batch_size"), is_shown=False)
+        self._launch_ns = metrics.counter(_LAUNCH_NS, "Their time.", ("op", "batch_size", "part"), is_shown=False)
+        self._last = metrics.gauge(_LAST, "End of the last launch.", ("op",), merge="max_ever", is_shown=False)
 
     def count(self, op: str, num_requests: int, timings: Timings) -> None:
         """Counts one launch."""
@@ -157,63 +144,41 @@ class LaunchStatistics:
         self._launches.inc((op, size))
         for part, spent_ns in _parts(timings):
             self._launch_ns.inc((op, size, part), spent_ns)
-        self._last_ms[op] = time.time_ns() // 10**6
-
-    def flush(self) -> None:
-        """Hands over what was counted."""
-        self._launches.flush()
-        self._launch_ns.flush()
-        for op, last_ms in self._last_ms.items():
-            self._last.labels(op).set(last_ms)
-        self._last_ms.clear()
+        self._last.set((op,), time.time_ns() // 10**6)
 
 
-def without_statistics(metrics: Iterable[Metric]) -> Iterator[Metric]:
-    """What `/metrics` shows."""
-    return (metric for metric in metrics if not metric.name.startswith(PREFIX))
-
-
-def read_statistics(folder: str, ops: Sequence[str], version: str) -> list[ModelStats]:
-    """Adds up what every process has handed over.
+def statistics_of(samples: Iterable[Sample], ops: Sequence[str], version: str) -> list[ModelStats]:
+    """Arranges the sums over all processes by op and batch size.
 
     Args:
-        folder: Where the processes keep their files.
+        samples: The sums; others than those of this module are left out.
         ops: Whose statistics.
-        version: Of the models.
-
-    Raises:
-        OSError: A file went away, or a process is only just making its own; so do the next three. Read again.
-        ValueError: See there.
-        RuntimeError: See there.
-        struct.error: See there.
+        version: Version of the models.
     """
-    files = [str(path) for kind in ("counter", "gauge_max") for path in Path(folder).glob(f"{kind}_*.db")]
     stats = {op: ModelStats(op, version) for op in ops}
     batches: dict[str, dict[int, BatchStats]] = {op: {} for op in ops}
-    for metric in MultiProcessCollector.merge(files, accumulate=True):  # type: ignore[no-untyped-call]
-        for sample in metric.samples if metric.name.startswith(PREFIX) else ():
-            op = sample.labels["op"]
-            if op in stats:
-                _add_sample(metric.name, sample.labels, round(sample.value), stats[op], batches[op])
+    for sample in samples:
+        op = sample.labels[0]
+        if op in stats:
+            _add_sample(sample, stats[op], batches[op])
     for op, by_size in batches.items():
         stats[op].batch_stats = [by_size[size] for size in sorted(by_size)]
     return list(stats.values())
 
 
-def _add_sample(
-    metric: str, labels: dict[str, str], value: int, stats: ModelStats, batches: dict[int, BatchStats]
-) -> None:
-    if metric == _LAST:
+def _add_sample(sample: Sample, stats: ModelStats, batches: dict[int, BatchStats]) -> None:
+    (value,) = map(int, sample.values)
+    if sample.name == _LAST:
         stats.last_inference = value
-    elif metric == _REQUESTS:
-        getattr(stats.inference_stats, labels["part"]).count = value
-    elif metric == _REQUEST_NS:
-        getattr(stats.inference_stats, labels["part"]).ns = value
+    elif sample.name == _REQUESTS:
+        getattr(stats.inference_stats, sample.labels[1]).count = value
+    elif sample.name == _REQUEST_NS:
+        getattr(stats.inference_stats, sample.labels[1]).ns = value
     else:
-        size = int(labels["batch_size"])
+        size = int(sample.labels[1])
         batch = batches.setdefault(size, BatchStats(size))
-        if metric == _LAUNCH_NS:
-            getattr(batch, labels["part"]).ns = value
+        if sample.name == _LAUNCH_NS:
+            getattr(batch, sample.labels[2]).ns = value
             return
         stats.execution_count += value
         stats.inference_count += value * size

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import httpx
 import pytest
 
 from tests.support.live_server import path_with
+from tests.support.programs import find_program
 from tilewire.service.cli import configuration_doc
 from tilewire.service.cli.app import app, flag_name, variable_name
 from tilewire.service.config.settings import Settings
@@ -195,8 +195,8 @@ def test_the_infer_request_of_the_api_is_one() -> None:
     assert [one.input.name for one in header.pending] == ["a", "b"]
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
 def test_curl_of_the_readme_gives_the_answer_shown(server_url: str) -> None:
+    find_program("curl")
     examples = re.findall(r"^\$ (curl .+)\n(.+)$", README, re.MULTILINE)
     assert examples
     for command, answer in examples:

@@ -7,7 +7,8 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from tilewire.kernels import grouped_matmul, matmul, prepare_add, prepare_matmul, prepare_softmax
-from tilewire.kernels.autotune.testing import matmul_bound, random_operand
+from tilewire.kernels.autotune.testing import matmul_bound
+from tilewire.kernels.build.operands import random_operand
 from tilewire.kernels.matmul.reference import matmul_reference
 
 

@@ -7,7 +7,8 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from tilewire.kernels import matmul
-from tilewire.kernels.autotune.testing import GPU_MATMUL_SHAPES, matmul_bound, poisoned, random_operand
+from tilewire.kernels.autotune.testing import GPU_MATMUL_SHAPES, matmul_bound, poisoned
+from tilewire.kernels.build.operands import random_operand
 from tilewire.kernels.matmul.configs import ACTIVATIONS, OUT_DTYPES
 from tilewire.kernels.matmul.reference import matmul_reference
 

@@ -20,17 +20,22 @@ from benchmarks.contenders import (
     Failure,
     running_command,
 )
-from benchmarks.load import find_wrk
+from tests.support.programs import find_program
 
 SIZE = 128
 SMALL = ["--size", str(SIZE), "--seconds", "1", "--warm-up", "0", "--device", "cpu", "--arena-bytes", str(2**26)]
 OTHERS = ["--litserve", "1", "--ingest-bytes", str(2**22)]
 
-# CI installs it: see `.ci/run`.
-needs_wrk = pytest.mark.skipif(find_wrk() is None, reason="wrk is not installed")
+pytestmark = pytest.mark.slow
 
 
-@needs_wrk
+@pytest.fixture
+def wrk() -> str:
+    """The load generator; a machine without it skips the test, and CI installs it."""
+    return find_program("wrk")
+
+
+@pytest.mark.usefixtures("wrk")
 def test_a_small_round(tmp_path: Path) -> None:
     assert bench_http.run([*SMALL, *OTHERS, "--out", str(tmp_path), "--", "--gateways", "2"]) == 0
     result = json.loads((tmp_path / "bench_http.json").read_text())
@@ -58,7 +63,7 @@ def test_the_loads_are_those_that_were_asked_for() -> None:
     ]
 
 
-@needs_wrk
+@pytest.mark.usefixtures("wrk")
 def test_a_server_that_fails_costs_only_its_own_rows(capsys: pytest.CaptureFixture[str]) -> None:
     weight = bench_http.weight_of(SIZE)
     failures: list[Failure] = []
@@ -77,7 +82,7 @@ def is_never(*_answer: object) -> bool:
     return False
 
 
-@needs_wrk
+@pytest.mark.usefixtures("wrk")
 def test_a_small_round_of_settings(tmp_path: Path) -> None:
     only = ["as it is", "malloc: one arena", "huge pages"]
     assert bench_settings.run([*SMALL, "--gateways", "1", "--only", *only, "--out", str(tmp_path)]) == 0

@@ -6,9 +6,13 @@ import gzip
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.support.browser import chromium
 from tests.support.console_picture import take
 from tests.support.console_recording import PATHS, record
+
+pytestmark = pytest.mark.slow
 
 SECONDS = 8
 

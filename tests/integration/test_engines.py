@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
@@ -83,3 +86,69 @@ def test_one_engine_dies_and_the_other_serves(two_engines: LiveServer, two: http
         multiply(two)
     assert two.put("/v1/tensors/late", content=to_npy(W)).status_code in (200, 201)
     assert total(scrape(two), "tilewire_engine_restarts_total") == 1
+
+
+NUM_WRITERS = 8
+ROUNDS = 60
+
+
+def body_of(value: float) -> bytes:
+    return to_npy(np.full((4, 3), value, np.float32))
+
+
+def change_at_once(writers: list[httpx.Client], number: int) -> None:
+    """Every writer changes the one name at the same moment; some rounds have a deletion among the uploads."""
+    together = threading.Barrier(len(writers))
+
+    def change(index: int) -> int:
+        together.wait()
+        if number % 3 == 2 and index == 0:
+            return writers[index].delete("/v1/tensors/w").status_code
+        return writers[index].put("/v1/tensors/w", content=body_of(number * NUM_WRITERS + index)).status_code
+
+    with ThreadPoolExecutor(len(writers)) as pool:
+        assert set(pool.map(change, range(len(writers)))) <= {200, 201, 204, 404}
+
+
+def read_from_both(readers: list[httpx.Client]) -> set[bytes]:
+    """What requests at the same moment see of the name: two of them are on both engines."""
+    together = threading.Barrier(len(readers))
+
+    def read(reader: httpx.Client) -> list[bytes]:
+        seen = []
+        for _ in range(2):
+            together.wait()
+            response = reader.get("/v1/tensors/w")
+            assert response.status_code in (200, 404), response.text
+            seen.append(response.content if response.status_code == 200 else b"")
+        return seen
+
+    with ThreadPoolExecutor(len(readers)) as pool:
+        return set().union(*pool.map(read, readers))
+
+
+def replace_engine(server: LiveServer, index: int) -> None:
+    """Kills an engine; returns when there is another process in its place."""
+    victim = sorted(server.engines())[index]
+    os.kill(victim, signal.SIGKILL)
+    end_s = time.monotonic() + PATIENCE_S
+    while victim in (alive := server.engines()) or len(alive) < 2:
+        assert time.monotonic() < end_s, alive
+        time.sleep(0.01)
+
+
+def test_concurrent_writers_leave_one_tensor_on_all_engines(start_server: StartServer) -> None:
+    server = start_server("--device", "cpu:0,1", "--gateways", "2", "--reuse-port", "--arena-bytes", "64MiB")
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(server.client()) for _ in range(NUM_WRITERS)]
+        for number in range(ROUNDS):
+            change_at_once(clients, number)
+            assert len(read_from_both(clients)) == 1, f"round {number}"
+        assert clients[0].put("/v1/tensors/w", content=body_of(-1.0)).status_code in (200, 201)
+        last = read_from_both(clients)
+        # An engine that follows and one that decides: either comes back with the same tensor.
+        for device in (1, 0):
+            replace_engine(server, device)
+            for client in clients:
+                wait_for_engines(client, ["cpu:0", "cpu:1"])
+            assert read_from_both(clients) == last

@@ -10,12 +10,12 @@ import random
 
 import numpy as np
 import pytest
+from tilewire.service.gateway.request.habits import MAX_BODY_BYTES, MAX_HABITS
 
 from tests.support.gateway_bench import GatewayBench, read_answer, until
 from tests.support.lane_scenes import ONES, SENT, WEIGHT, ask, begun, check_sum, fixed, play, warmed
 from tests.support.raw_http import head, post
 from tests.support.tensor_bodies import NUMPY, TYPES, encode, to_npy, to_safetensors
-from tilewire.service.gateway.request.habits import MAX_BODY_BYTES, MAX_HABITS
 
 FORMS = [
     (form, dtype, target)

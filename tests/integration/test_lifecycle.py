@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -349,3 +350,32 @@ def test_settings_that_cannot_be_are_said_so(flags: list[str]) -> None:
     assert done.returncode == 2
     assert flags[0] in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("module", ["tilewire.service.gateway", "tilewire.service.engine"])
+def test_a_process_that_never_gets_ready_ends_the_service(module: str, tmp_path: Path) -> None:
+    """Three deaths are the end, with the reason; and where no gateway answers, no connection is taken."""
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os, sys\nif {module!r} in sys.orig_argv:\n    os.write(2, b'not today\\n')\n    os._exit(3)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), path_with(ROOT)])}
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    flags = ["--port", str(port), "--device", "cpu", "--gateways", "1", "--arena-bytes", "16MiB"]
+    with subprocess.Popen([*COMMAND, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as it:
+        was_taken = False
+        end_s = time.monotonic() + START_TIMEOUT_S
+        while it.poll() is None and time.monotonic() < end_s:
+            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                was_taken = True
+            time.sleep(POLL_S)
+        it.kill()
+        stdout, stderr = it.communicate()
+    if module.endswith("gateway"):
+        assert not was_taken
+    assert it.returncode == 1
+    assert stderr.count("not today") == 3
+    assert stderr.splitlines()[-1].startswith(f"tilewire: {module.rpartition('.')[2]}-0 died 3 times before")
+    assert "Traceback" not in stderr
+    assert stdout == ""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
 
 import numpy as np
+import pytest
 
 from tests.conftest import StartServer
 from tests.support.exposition import is_idle, scrape, settles, total
@@ -68,7 +70,8 @@ def test_a_client_that_never_reads_its_answer_loses_its_slots(start_server: Star
 
 
 def test_full_memory_and_full_queue_are_429_before_the_body(start_server: StartServer) -> None:
-    server = start_server("--gateways", "1", "--arena-bytes", "1MiB", "--max-in-flight", "2")
+    flags = ("--gateways", "1", "--arena-bytes", "1MiB", "--max-in-flight", "2", "--room-timeout-s", "0.2")
+    server = start_server(*flags)
     with server.client() as client:
         with RawConnection(server.connect()) as first, RawConnection(server.connect()) as second:
             first.send(head("POST", "/v1/matmul", content_length=str(900_000)) + b"x")
@@ -77,6 +80,7 @@ def test_full_memory_and_full_queue_are_429_before_the_body(start_server: StartS
             answer = second.answer()
             assert answer.status == 429
             assert int(answer.headers["retry-after"]) >= 1
+            assert "no room for 300000 bytes within 0.2 s" in answer.json()["detail"]
             with RawConnection(server.connect()) as third, RawConnection(server.connect()) as fourth:
                 third.send(head("POST", "/v1/matmul", content_length="1000") + b"x")
                 assert settles(client, lambda now: total(now, "tilewire_in_flight_requests") == 2)
@@ -115,6 +119,74 @@ def test_a_body_that_trickles_in_is_given_up(start_server: StartServer) -> None:
             assert answer.status == 400
             assert "slower than 4096 bytes/s" in answer.json()["detail"]
             assert settles(client, is_idle)
+
+
+@pytest.mark.parametrize("count", [2, 20])
+def test_large_bodies_that_trickle_in_leave_room_for_small_requests(start_server: StartServer, count: int) -> None:
+    server = start_server("--gateways", "1", "--arena-bytes", "512MiB", "--room-timeout-s", "60")
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(server.client())
+        slow = [stack.enter_context(RawConnection(server.connect())) for _ in range(count)]
+        for connection in slow:
+            connection.send(head("POST", "/v1/matmul", content_length=str(2**28)) + bytes(1500))
+        assert settles(client, lambda now: total(now, "tilewire_arena_bytes", state="used") >= 2**28)
+        assert settles(client, lambda now: total(now, "tilewire_in_flight_requests") == count)
+        with RawConnection(server.connect()) as honest:
+            for _ in range(20):
+                for connection in slow:
+                    connection.send(bytes(100))
+                honest.send(MATMUL)
+                answer = honest.answer()
+                assert answer.status == 200, answer.body
+                check_product(answer.body)
+    with server.client() as client:
+        assert settles(client, is_idle)
+
+
+def test_the_largest_body_and_its_result_have_room_while_nobody_else_is_there(start_server: StartServer) -> None:
+    flags = ("--gateways", "1", "--arena-bytes", "65MiB", "--max-body-bytes", "33MiB", "--room-timeout-s", "0")
+    server = start_server(*flags)
+    x = np.zeros((8, 2**20), np.float32)
+    with server.client() as client:
+        response = client.post("/v1/add", content=to_safetensors({"a": x, "b": np.ones((1, 1), np.float32)}))
+        assert response.status_code == 200, response.text
+        assert decode(TYPES["safetensors"], response.content).all()
+
+
+def test_requests_wait_for_room_in_turn(start_server: StartServer) -> None:
+    """More large requests at once than there is room for: each waits, its body in the client's socket, and all are computed."""
+    server = start_server("--gateways", "1", "--arena-bytes", "48MiB", "--room-timeout-s", "60")
+    x = np.zeros((2, 2**20), np.float32)
+    body = to_safetensors({"a": x, "b": np.ones((1, 1), np.float32)})
+
+    def ask(_index: int) -> int:
+        with server.client() as client:
+            response = client.post("/v1/add", content=body)
+            assert decode(TYPES["safetensors"], response.content).all()
+            return response.status_code
+
+    with ThreadPoolExecutor(16) as pool:
+        assert set(pool.map(ask, range(32))) == {200}
+    with server.client() as client:
+        assert settles(client, is_idle)
+        assert total(scrape(client), "tilewire_rejected_total") == 0
+
+
+def test_the_least_rate_grows_with_the_declared_length(start_server: StartServer) -> None:
+    flags = ("--gateways", "1", "--arena-bytes", "64MiB", "--body-timeout-s", "0.4", "--max-body-s", "10")
+    server = start_server(*flags, "--min-body-bytes-per-s", "0")
+    with RawConnection(server.connect()) as connection, server.client() as client:
+        connection.send(head("POST", "/v1/matmul", content_length=str(10_000_000)))
+        connection.sock.settimeout(0.05)
+        answer = None
+        while answer is None:
+            # Some 20 kB/s; a body of a tenth of a megabyte would be in time.
+            connection.send(bytes(1000))
+            with contextlib.suppress(TimeoutError):
+                answer = connection.answer()
+        assert answer.status == 400
+        assert "slower than 1000000 bytes/s" in answer.json()["detail"]
+        assert settles(client, is_idle)
 
 
 def test_connections_over_the_limit_are_answered_503(start_server: StartServer) -> None:

@@ -13,6 +13,8 @@ from tests.conftest import StartServer
 from tests.support.exposition import is_idle, scrape, settles, total
 from tests.support.many_requests import ManyRequests
 
+pytestmark = pytest.mark.slow
+
 NUM_REQUESTS = int(os.environ.get("MANY_REQUESTS", "10000"))
 
 

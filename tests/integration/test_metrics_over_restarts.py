@@ -8,11 +8,14 @@ import time
 
 import httpx
 import numpy as np
+import pytest
 
 from tests.conftest import StartServer
 from tests.support.exposition import Scrape, scrape, settles, total
 from tests.support.live_server import LiveServer
 from tests.support.tensor_bodies import to_safetensors
+
+pytestmark = pytest.mark.slow
 
 ONES = to_safetensors({"a": np.ones((4, 4), np.float32), "b": np.ones((4, 4), np.float32)})
 ARENA_BYTES = 16 * 2**20

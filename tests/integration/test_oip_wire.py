@@ -262,6 +262,7 @@ def test_requests_share_launches_and_the_statistics_say_so(start_server: StartSe
 # ── sizes ─────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_a_body_over_two_gibibytes(start_server: StartServer) -> None:
     """Two vectors of 1.1 GiB to one number: lengths of 64 bits all the way."""
     server = start_server("--gateways", "1", "--arena-bytes", "3GiB", "--max-body-bytes", "3GiB")

@@ -20,6 +20,7 @@ import pytest
 import uvicorn
 
 from tests.support.float64_oracle import random_array
+from tests.support.local_totals import LocalTotals
 from tests.support.tensor_bodies import Array, decode, to_safetensors
 from tilewire.service.config.process import GatewaySettings, Inherited
 from tilewire.service.config.settings import Settings
@@ -29,6 +30,7 @@ from tilewire.service.gateway.engines.client import Reply, Request
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.context import Gateway
+from tilewire.service.gateway.request.room import Room
 from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
 from tilewire.service.ipc.arena import Arena, Segment
 from tilewire.service.ipc.messages import Done, Job, Timings, Warming, Welcome
@@ -82,9 +84,8 @@ def gateway() -> Iterator[Gateway]:
         version="test",
         engines=Engines([AddingEngine(segment)]),
         arena=arena,
-        admission=Admission(arena, settings.max_in_flight, settings.max_body_bytes),
-        metrics=GatewayMetrics(),
-        metrics_folder="",
+        admission=Admission(Room(arena, settings.room_timeout_s), settings.max_in_flight, settings.max_body_bytes),
+        metrics=GatewayMetrics(LocalTotals()),
     )
     assert arena.used_bytes == 0
     segment.close()
@@ -92,7 +93,7 @@ def gateway() -> Iterator[Gateway]:
 
 def gateway_settings() -> GatewaySettings:
     """The defaults, and no descriptor: nobody listens for us."""
-    return Settings(arena_bytes=ARENA_BYTES, gateways=1).gateway(0, Inherited(-1), [], "")
+    return Settings(arena_bytes=ARENA_BYTES, gateways=1).gateway(0, Inherited(-1), [])
 
 
 @pytest.fixture(scope="module")

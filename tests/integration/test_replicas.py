@@ -27,6 +27,8 @@ from tests.support.raw_http import RawConnection, head
 from tests.support.tensor_bodies import from_safetensors, to_safetensors
 from tilewire.service.config.settings import Settings
 
+pytestmark = pytest.mark.slow
+
 CONFIG = Path(__file__).resolve().parents[2] / "deploy" / "nginx" / "nginx.conf"
 FLAGS = ("--gateways", "2", "--arena-bytes", "64MiB", "--max-body-bytes", "16MiB")
 NUM_CLIENTS = 8

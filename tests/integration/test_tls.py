@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import fcntl
 import socket
 import ssl
+import struct
 import subprocess
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,8 +100,19 @@ def test_a_client_that_reads_late_gets_all_of_it(secure: LiveServer, client: htt
     client.put("/v1/tensors/tls/late", content=body).raise_for_status()
     with RawConnection(secure.connect()) as raw:
         raw.send(post("/v1/add?b=@tls/late", body))
-        time.sleep(1)
+        wait_until_full(raw.sock)
         assert raw.answer().body == to_npy(doubled)
+
+
+def wait_until_full(sock: socket.socket) -> None:
+    """Returns when the receive buffer holds bytes and takes no more: the server waits for this client."""
+    end_s, unchanged, before = time.monotonic() + 20, 0, 0
+    while unchanged < 10:
+        assert time.monotonic() < end_s
+        (waiting,) = struct.unpack("i", fcntl.ioctl(sock, termios.FIONREAD, bytes(4)))
+        unchanged = unchanged + 1 if waiting == before and waiting else 0
+        before = waiting
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("sent", [0, 1000, 2**20, 9 * 2**20])
@@ -179,10 +193,11 @@ def test_a_new_certificate_is_taken_up(tmp_path: Path) -> None:
                     assert time.monotonic() < end_s
                     time.sleep(0.1)
         after.key.write_text("nonsense")
-        time.sleep(5)
+        while "the certificate stays as it was" not in server.log.read_text():
+            assert time.monotonic() < end_s
+            time.sleep(0.05)
         with server.client() as client:
             assert client.get("/readyz").status_code == 200
-        assert "the certificate stays as it was" in server.log.read_text()
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from tilewire.kernels.add.configs import Problem as AddProblem
 from tilewire.kernels.add.configs import choose as choose_add
 from tilewire.kernels.add.variants import build as build_add
-from tilewire.kernels.build.selftest import Trial, trials, wrong
+from tilewire.kernels.build.selftest import trials, wrong
 from tilewire.kernels.matmul.choice import choose, choose_invariant
 from tilewire.kernels.matmul.configs import OUT_DTYPES, PRECISIONS, Problem
 from tilewire.kernels.matmul.members import family_of, is_supported
 from tilewire.kernels.matmul.variants import build
+from tilewire.kernels.op import Trial
 from tilewire.kernels.runtime.targets import INTERPRETER, KNOWN
 from tilewire.kernels.selection.catalogue import OPS, op_of, variants
 from tilewire.kernels.softmax.choice import choose as choose_softmax

@@ -80,9 +80,8 @@ def test_precision_is_never_coarser_than_asked(name):
         assert order.index(resolve_precision(asked, KNOWN[name])) >= order.index(asked)
 
 
-@pytest.mark.parametrize("op", ["matmul", "softmax", "add"])
-def test_configurations_need_no_torch_and_no_triton(op):
-    code = f"""
+def test_without_triton_the_package_imports_and_has_no_ops():
+    code = """
 import sys, importlib.util as u
 class Refuse:
     def find_spec(self, name, *rest):
@@ -91,7 +90,8 @@ class Refuse:
 sys.meta_path.insert(0, Refuse())
 find = u.find_spec
 u.find_spec = lambda name, *rest: None if name == "triton" else find(name, *rest)
-import tilewire.kernels.{op}.configs
+import tilewire.kernels, tilewire.kernels.runtime.targets, tilewire.kernels.runtime.layouts
+assert not hasattr(tilewire.kernels, "matmul")
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tilewire.kernels import grouped_matmul
-from tilewire.kernels.autotune.testing import matmul_bound, random_operand
+from tilewire.kernels.autotune.testing import matmul_bound
+from tilewire.kernels.build.operands import random_operand
 from tilewire.kernels.matmul.reference import matmul_reference
 
 SHAPES = [(16, 24, 32), (1, 1, 1), (70, 65, 40), (5, 0, 8), (64, 128, 64), (3, 8, 0), (33, 17, 129)]

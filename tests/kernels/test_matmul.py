@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tilewire.kernels import matmul
-from tilewire.kernels.autotune.testing import MATMUL_SHAPES, Shape, matmul_bound, poisoned, random_operand
+from tilewire.kernels.autotune.testing import MATMUL_SHAPES, Shape, matmul_bound, poisoned
+from tilewire.kernels.build.operands import random_operand
 from tilewire.kernels.matmul.configs import ACTIVATIONS, MAX_INT8_K, OUT_DTYPES, Config
 from tilewire.kernels.matmul.plan import Epilogue, launch
 from tilewire.kernels.matmul.reference import matmul_reference

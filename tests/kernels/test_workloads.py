@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.bench_dispatch import shapes
 from tilewire.kernels.autotune.alternatives import alternatives, chosen
-from tilewire.kernels.autotune.benches import prepare
+from tilewire.kernels.autotune.benches import operands_of
 from tilewire.kernels.autotune.defaults import defaults
 from tilewire.kernels.autotune.workloads import Product, Rows, Sum, WorkloadError, as_line, parse, parse_line
 from tilewire.kernels.matmul.configs import Config
@@ -75,7 +75,7 @@ SMALL = [
 @pytest.mark.parametrize("workload", SMALL, ids=as_line)
 def test_operands_are_what_the_workload_says(workload):
     """What the op makes of real tensors is the configuration and the binary of the pure problem."""
-    make = prepare(workload, 2, device="cpu")
+    make = operands_of(workload, 2, device="cpu").launcher
     by_itself, told = make(None), make(chosen(workload, INTERPRETER))
     for call in (by_itself, told):
         call(0)

@@ -13,7 +13,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import numpy as np
+from tilewire.service.gateway.request.lane import Passage
 
+from tests.support.local_totals import LocalTotals
 from tests.support.tensor_bodies import NUMPY, Array
 from tilewire.service.config.process import GatewaySettings, Inherited
 from tilewire.service.errors import UnknownName
@@ -24,7 +26,7 @@ from tilewire.service.gateway.engines.client import Reply, Request
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.context import Gateway
-from tilewire.service.gateway.request.lane import Passage
+from tilewire.service.gateway.request.room import Room
 from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
 from tilewire.service.ipc.arena import Arena, Segment
 from tilewire.service.ipc.messages import (
@@ -136,11 +138,17 @@ class GatewayBench:
     def __init__(self, authenticator: Authenticator | None = None, **settings: Any) -> None:
         self.arena = Arena(Segment.create("tests", SEGMENT_BYTES))
         self.engine = SummingEngine(self.arena)
-        whole = GatewaySettings(0, Inherited(-1), [], "", SEGMENT_BYTES, max_body_bytes=2**21, **settings)
-        self.admission = Admission(self.arena, whole.max_in_flight, whole.max_body_bytes)
-        self.metrics = GatewayMetrics()
+        whole = GatewaySettings(0, Inherited(-1), [], SEGMENT_BYTES, max_body_bytes=2**21, **settings)
+        self.admission = Admission(Room(self.arena, 0.0), whole.max_in_flight, whole.max_body_bytes)
+        self.metrics = GatewayMetrics(LocalTotals())
         self.gateway = Gateway(
-            whole, "0", Engines([self.engine]), self.arena, self.admission, self.metrics, "", authenticator or Authenticator()
+            whole,
+            "0",
+            Engines([self.engine]),
+            self.arena,
+            self.admission,
+            self.metrics,
+            authenticator or Authenticator(),
         )
         self.server: GatewayServer = make_server(self.gateway, create_app(self.gateway))
         self.port = 0

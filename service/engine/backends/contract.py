@@ -121,11 +121,9 @@ class Preparation:
 
     Attributes:
         warmup: `none`, `load` (everything is compiled and loaded) or `run` (and tried once).
-        tune_budget_s: How long to measure on a device that nobody has tuned for.
     """
 
     warmup: str = "run"
-    tune_budget_s: float = 0.0
 
 
 class NotUsable(Exception):

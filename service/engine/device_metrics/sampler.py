@@ -10,9 +10,8 @@ import logging
 import math
 import threading
 
-from prometheus_client import CollectorRegistry, Gauge
-
 from tilewire.service.engine.device_metrics.contract import Meter, NoMeter, Reading
+from tilewire.service.telemetry.counters import Gauge, MetricSet, Sink
 
 logger = logging.getLogger(__name__)
 
@@ -23,23 +22,25 @@ class DeviceGauges:
     """The gauges of one device.
 
     Args:
+        sink: Where figures go.
         device: As torch calls it.
         uuid: As its maker's tools call it; the only label of the aliases, for load generators that parse them by that.
     """
 
-    def __init__(self, device: str, uuid: str) -> None:
+    def __init__(self, sink: Sink, device: str, uuid: str) -> None:
         self._device, self._uuid = device, uuid
-        registry = CollectorRegistry()
-        self._memory = _gauge("tilewire_device_memory_bytes", "Memory of the device.", ("device", "state"), registry)
-        self._power = _gauge("tilewire_device_power_watts", "Power that the device draws.", ("device",), registry)
-        self._temperature = _gauge(
-            "tilewire_device_temperature_celsius", "Temperature of the device.", ("device",), registry
-        )
-        self._utilization = _gauge(
-            "tilewire_device_utilization_ratio", "Part of the time in which a kernel ran.", ("device",), registry
-        )
+        self._metrics = metrics = MetricSet(sink)
+
+        def gauge(name: str, text: str, labels: tuple[str, ...] = ("device",)) -> Gauge:
+            # One engine reports a device: the largest value among live ones is its own.
+            return metrics.gauge(name, text, labels, merge="max")
+
+        self._memory = gauge("tilewire_device_memory_bytes", "Memory of the device.", ("device", "state"))
+        self._power = gauge("tilewire_device_power_watts", "Power that the device draws.")
+        self._temperature = gauge("tilewire_device_temperature_celsius", "Temperature of the device.")
+        self._utilization = gauge("tilewire_device_utilization_ratio", "Part of the time in which a kernel ran.")
         self._aliases = {
-            name: _gauge(name, text, ("gpu_uuid",), registry)
+            name: gauge(name, text, ("gpu_uuid",))
             for name, text in (
                 ("nv_gpu_utilization", "Part of the time in which a kernel ran."),
                 ("nv_gpu_memory_total_bytes", "Memory of the device."),
@@ -66,27 +67,29 @@ class DeviceGauges:
             ("nv_gpu_power_usage", reading.power_watts),
         ):
             self._set(self._aliases[name], (self._uuid,), value)
+        self._metrics.flush()
 
     def _set(self, gauge: Gauge, labels: tuple[str, ...], value: float | None) -> None:
         if value is not None:
             self._shown.add((gauge, labels))
         elif (gauge, labels) not in self._shown:
             return
-        gauge.labels(*labels).set(math.nan if value is None else value)
+        gauge.set(labels, math.nan if value is None else value)
 
 
 class Sampler:
     """Reads a meter until it is stopped.
 
     Args:
+        sink: Where figures go; called by the sampler's own thread.
         device: As torch calls it.
         meter: Of that device.
         period_s: From reading to reading.
     """
 
-    def __init__(self, device: str, meter: Meter, period_s: float = PERIOD_S) -> None:
+    def __init__(self, sink: Sink, device: str, meter: Meter, period_s: float = PERIOD_S) -> None:
         self._meter = meter
-        self._gauges = DeviceGauges(device, meter.uuid)
+        self._gauges = DeviceGauges(sink, device, meter.uuid)
         self._period_s = period_s
         self._stopping = threading.Event()
         # A driver that hangs must not hold up the engine's end.
@@ -114,8 +117,3 @@ class Sampler:
                 is_readable = False
             if self._stopping.wait(self._period_s):
                 return
-
-
-def _gauge(name: str, text: str, labels: tuple[str, ...], registry: CollectorRegistry) -> Gauge:
-    # Of one device one engine tells: the largest among live ones is its word.
-    return Gauge(name, text, labels, multiprocess_mode="livemax", registry=registry)

@@ -16,9 +16,10 @@ from collections import deque
 
 import msgspec
 
-from tilewire.service.engine.loop.jobs import Attached, Client, Event, Lost, Received, Stop
+from tilewire.service.engine.loop.jobs import Attached, Changed, Client, Event, Lost, Received, Stop
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import FrameDecoder, Hello, ToEngine, encode_frame
+from tilewire.service.supervisor.vault import VaultFollower
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,13 @@ class Mailbox:
         self._posted: deque[Peer | Stop] = deque()
         self._peers: dict[int, Peer] = {}
         self._changed: list[Peer] = []
+        self._follower: VaultFollower | None = None
+
+    def follow(self, follower: VaultFollower) -> None:
+        """Says from now on when the vault has changes."""
+        if follower.is_open:
+            self._follower = follower
+            self._epoll.register(follower.fileno(), select.EPOLLIN)
 
     def post(self, event: Stop) -> None:
         """Hands the loop an event."""
@@ -106,6 +114,7 @@ class Mailbox:
                 continue
             peer = self._peers.get(fd)
             if peer is None:
+                self._look_at_vault(events)
                 continue
             if happened & select.EPOLLOUT:
                 self._changed.append(peer)
@@ -140,6 +149,8 @@ class Mailbox:
             with contextlib.suppress(OSError):
                 peer.write()
             peer.sock.close()
+        if self._follower is not None:
+            self._follower.close()
         self._epoll.close()
         os.close(self._bell)
 
@@ -161,6 +172,15 @@ class Mailbox:
             self._peers[posted.sock.fileno()] = posted
             self._epoll.register(posted.sock, select.EPOLLIN)
             events.append(Attached(posted.client))
+
+    def _look_at_vault(self, events: list[Event]) -> None:
+        if self._follower is None:
+            return
+        if not self._follower.is_open:
+            self._epoll.unregister(self._follower.fileno())
+            self._follower = None
+            return
+        events.append(Changed())
 
     def _receive(self, peer: Peer, events: list[Event]) -> None:
         try:

@@ -92,6 +92,10 @@ class Received:
     message: ToEngine
 
 
+class Changed:
+    """Inbox: the vault has changes of the home engine."""
+
+
 class Stop:
     """Inbox: end the loop when nothing is left to do."""
 
@@ -119,4 +123,4 @@ def ids_of(*messages: ToEngine) -> dict[str, str | list[str]]:
     return {"request_id": ids[0]} if len(ids) == 1 else {"request_ids": ids}
 
 
-Event = Attached | Lost | Received | Stop
+Event = Attached | Lost | Received | Changed | Stop

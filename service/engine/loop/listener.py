@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import socket
+import struct
 
 from tilewire.service.engine.loop.ipc import Mailbox
 from tilewire.service.ipc.arena import Segment
@@ -18,6 +19,9 @@ from tilewire.service.ipc.messages import Hello
 logger = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 5.0
+
+# `struct ucred`: process, user and group.
+_CREDENTIALS = struct.Struct("=iII")
 
 
 class EngineServer:
@@ -40,6 +44,10 @@ class EngineServer:
         while True:
             sock, _address = await loop.sock_accept(self._listener)
             sock.setblocking(False)
+            if _user_of(sock) != os.geteuid():
+                logger.warning("another user connected to the engine's socket")
+                sock.close()
+                continue
             task = loop.create_task(self._shake_hands(sock))
             self._handshakes.add(task)
             task.add_done_callback(self._handshakes.discard)
@@ -54,6 +62,12 @@ class EngineServer:
             sock.close()
             return
         self._mailbox.connect(sock, hello, segment)
+
+
+def _user_of(sock: socket.socket) -> int:
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _pid, uid, _gid = _CREDENTIALS.unpack(credentials)
+    return int(uid)
 
 
 def _attach(fd: int, nbytes: int) -> Segment:

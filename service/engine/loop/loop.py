@@ -23,7 +23,18 @@ import msgspec
 from tilewire.service.engine.backends.contract import Backend, DeviceLost
 from tilewire.service.engine.loop.batching import join
 from tilewire.service.engine.loop.ipc import Mailbox
-from tilewire.service.engine.loop.jobs import Attached, Client, Event, Launched, Lost, Received, Stop, Work, ids_of
+from tilewire.service.engine.loop.jobs import (
+    Attached,
+    Changed,
+    Client,
+    Event,
+    Launched,
+    Lost,
+    Received,
+    Stop,
+    Work,
+    ids_of,
+)
 from tilewire.service.engine.loop.kinds import Kind, keep
 from tilewire.service.engine.loop.resolve import resolve
 from tilewire.service.engine.loop.scheduler import Caps, Scheduler, Waiting
@@ -139,13 +150,18 @@ class EngineLoop:
                 return
 
     def _warm_up(self) -> None:
+        events: list[Event] = []
         if self._prepare is not None:
             lobby = Lobby(self._mailbox, self._backend.identity.device, self._map)
             self._prepare(lobby.report)
             lobby.close()
-            for event in lobby.events:
-                self._handle(event)
-            self._mailbox.flush()
+            events = lobby.events
+        # Before the first gateway hears that this engine is ready.
+        self._holdings.follow()
+        self._mailbox.follow(self._holdings.follower)
+        for event in events:
+            self._handle(event)
+        self._mailbox.flush()
         self._metrics.start_serving()
         if self._on_ready is not None:
             self._on_ready()
@@ -184,6 +200,8 @@ class EngineLoop:
                 for waiting in list(client.waiting.values()):
                     self._forget(waiting)
                 self._detach_if_done(client)
+            case Changed():
+                self._holdings.follow()
             case Stop():
                 self._is_stopping = True
 
@@ -237,7 +255,8 @@ class EngineLoop:
             case Hello():
                 raise AssertionError("This is a bug: a second hello.")
             case _:
-                client.send(self._holdings.answer(client, message))
+                if (reply := self._holdings.answer(client, message)) is not None:
+                    client.send(reply)
 
     def _queue(self, client: Client, job: Job) -> None:
         residents, now_ns = self._holdings.residents, self._clock_ns()

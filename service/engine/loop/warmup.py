@@ -1,6 +1,6 @@
 """What an engine does before it says that it is ready, and how it tells how far it is.
 
-residents → kernels compiled, loaded, picked among, run → every op once from slot to slot, against a known answer
+residents → kernels compiled, loaded, run → every op once from slot to slot, against a known answer
 
 Owns the order and the checks; knows neither clients nor the scheduler. Runs in the loop thread, which has the device, before
 the loop: gateways that come meanwhile are told how far it is, their arenas are mapped, and they are attached when it is over.

@@ -1,4 +1,4 @@
-"""The tensors that stay on the device: names, quota, replacement, host copies and hits.
+"""The tensors that stay on the device: names, quota, replacement, order of changes, host copies and hits.
 
 Owned by the engine's loop thread; takes no lock. A tensor that is replaced or deleted lives on in the jobs that resolved it
 before. Knows no client and no request body.
@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from tilewire.service.dtypes import BY_SAFETENSORS
 from tilewire.service.engine.backends.contract import Backend, HostBytes
 from tilewire.service.engine.backends.gpu.host import TORCH_DTYPES, tensor_of
-from tilewire.service.errors import ResidentQuota, UnknownName
+from tilewire.service.errors import ResidentQuota, TilewireError, UnknownName
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.ops.registry import TensorType
@@ -41,31 +41,49 @@ class Resident:
     created: float
     last_used: float | None = None
     hits: int = 0
+    version: int = 0
 
     def info(self, name: str) -> TensorInfo:
         """What clients may know of it."""
-        return TensorInfo(name, self.type, self.created, self.last_used, self.hits)
+        return TensorInfo(name, self.type, self.created, self.last_used, self.hits, self.version)
 
 
 class Residents:
     """The resident tensors of one device.
 
+    The home engine orders the changes: it gives each a version (`put`, `delete`). The other engines take them over in that
+    order (`follow`). An engine's state is the home engine's up to `version`.
+
     Args:
         backend: Where they live.
-        quota_bytes: Their sum, at most.
-        vault: Told of every change.
+        quota_bytes: Their sum, at most; the home engine's to keep.
+        vault: Gets every change of a home engine.
         clock: Unix time in seconds.
+        clock_ns: The machine's monotonic clock.
+
+    Attributes:
+        nbytes: Their sum.
+        version: Of the last change.
     """
 
     def __init__(
-        self, backend: Backend, quota_bytes: int, vault: VaultWriter, clock: Callable[[], float] = time.time
+        self,
+        backend: Backend,
+        quota_bytes: int,
+        vault: VaultWriter,
+        clock: Callable[[], float] = time.time,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._backend = backend
         self._quota_bytes = quota_bytes
         self._vault = vault
         self._clock = clock
+        self._clock_ns = clock_ns
         self._by_name: dict[str, Resident] = {}
+        # Changes of the home engine that failed here, until the next change of the name.
+        self._failures: dict[str, TilewireError] = {}
         self.nbytes = 0
+        self.version = 0
 
     def __len__(self) -> int:
         """How many there are."""
@@ -87,23 +105,58 @@ class Residents:
         mapped = torch.frombuffer(copy.view, dtype=torch.uint8)
         kept = HostBytes(mapped, source.type, 0)
         tensor_of(kept).copy_(tensor_of(source))
-        resident = Resident(source.type, self._backend.upload(kept), self._clock())
+        resident = Resident(source.type, self._backend.upload(kept), self._clock(), version=self._next_version())
         self._vault.keep(resident.info(name), copy.fd)
         os.close(copy.fd)
         self._set(name, resident)
         return resident.info(name), older is not None
 
-    def delete(self, name: str) -> TensorInfo:
+    def delete(self, name: str, version: int = 0) -> TensorInfo:
         """Forgets a tensor.
 
+        Args:
+            name: Of the tensor.
+            version: Only while it has this version; 0 for any.
+
+        Returns:
+            The tensor, with the version of its deletion.
+
         Raises:
-            UnknownName: There is none of that name.
+            UnknownName: There is none of that name and version.
         """
         resident = self.get(name)
-        self._vault.forget(name)
-        del self._by_name[name]
-        self.nbytes -= resident.type.nbytes
+        if version not in (0, resident.version):
+            raise UnknownName(f"name: {name!r} was replaced")
+        resident.version = self._next_version()
+        self._vault.forget(name, resident.version)
+        self._drop(name)
         return resident.info(name)
+
+    def follow(self, change: Kept) -> None:
+        """Takes over a change of the home engine and closes its descriptor; one that is contained already does nothing.
+
+        A tensor that cannot be taken over leaves none of its name; see `check`.
+        """
+        if change.version <= self.version:
+            if change.fd >= 0:
+                os.close(change.fd)
+            return
+        self.version = change.version
+        self._failures.pop(change.name, None)
+        try:
+            self.restore(change)
+        except TilewireError as error:
+            self._failures[change.name] = error
+            self._drop(change.name)
+
+    def check(self, name: str) -> None:
+        """Raises what kept the last change of this name from being taken over.
+
+        Raises:
+            TilewireError: As `Backend.upload` raised it.
+        """
+        if name in self._failures:
+            raise self._failures[name]
 
     def get(self, name: str, *, field: str = "name") -> Resident:
         """Looks a tensor up without counting a use.
@@ -131,16 +184,16 @@ class Residents:
         return tuple(self._by_name[name].info(name) for name in sorted(self._by_name))
 
     def restore(self, kept: Kept) -> None:
-        """Takes over the vault's last word on a name from an engine that is gone."""
+        """Takes over the vault's last change of a name."""
         if kept.info is None:
-            older = self._by_name.pop(kept.name, None)
-            self.nbytes -= older.type.nbytes if older else 0
+            self._drop(kept.name)
             return
         copy = Segment(kept.fd, max(1, kept.info.type.nbytes))
         mapped = torch.frombuffer(copy.view, dtype=torch.uint8)
         os.close(copy.fd)
         tensor = self._backend.upload(HostBytes(mapped, kept.info.type, 0))
-        self._set(kept.name, Resident(kept.info.type, tensor, kept.info.created, kept.info.last_used, kept.info.hits))
+        info = kept.info
+        self._set(kept.name, Resident(info.type, tensor, info.created, info.last_used, info.hits, info.version))
 
     def load_folder(self, folder: Path, on_file: Callable[[str], None]) -> None:
         """Loads every safetensors file of a folder as `file-stem/tensor-name`.
@@ -179,6 +232,15 @@ class Residents:
                 f"{name}: {more_bytes} bytes more than the {self.nbytes} that are resident exceed the quota "
                 f"of {self._quota_bytes}"
             )
+
+    def _next_version(self) -> int:
+        # The clock outlives this process: a version that was given and not deposited is not given again.
+        self.version = max(self.version + 1, self._clock_ns())
+        return self.version
+
+    def _drop(self, name: str) -> None:
+        resident = self._by_name.pop(name, None)
+        self.nbytes -= resident.type.nbytes if resident else 0
 
     def _set(self, name: str, resident: Resident) -> None:
         older = self._by_name.get(name)

@@ -7,7 +7,6 @@ from fastapi import APIRouter, Request, Response
 from tilewire.service.errors import Unavailable
 from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.gateway.request.response import json_response
-from tilewire.service.gateway.telemetry.metrics import expose
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -40,7 +39,7 @@ def metrics_router(gateway: Gateway) -> APIRouter:
 
     @routes.get("/metrics", summary="Prometheus exposition.", response_class=Response)
     async def metrics(request: Request) -> Response:
-        body, content_type = await expose(gateway.metrics_folder, request.headers.get("accept", ""))
+        body, content_type = await gateway.metrics.expose(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 
     return routes

@@ -24,8 +24,9 @@ _BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 def describe_op(op: Op) -> dict[str, Any]:
     """The OpenAPI operation of `POST /v1/{op}`."""
-    body = {codec.content_type: dict(_BINARY) for codec in CODECS if not codec.is_text}
-    body["application/json"] = {"schema": {"type": "object"}, "example": EXAMPLES[op.name]}
+    # The first one is what `/docs` offers to try.
+    body: dict[str, Any] = {"application/json": {"schema": {"type": "object"}, "example": EXAMPLES[op.name]}}
+    body |= {codec.content_type: dict(_BINARY) for codec in CODECS if not codec.is_text}
     return {
         "parameters": [*_options(op), *_residents(op), *_COMMON],
         "requestBody": {"content": body, "description": f"Inputs: {', '.join(op.inputs)}."},

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from tilewire.service.errors import Forbidden, Unauthorized
+from tilewire.service.gateway.api.docs import PATHS as DOCS_PATHS
 from tilewire.service.gateway.auth.quotas import Quotas
 from tilewire.service.gateway.console import PATHS
 from tilewire.service.keys import EVERYTHING, Key, KeysError, digest_of, read_keys
@@ -29,7 +30,7 @@ HEALTH_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/
 
 # What each word of `--keyless` opens. Exact paths, as the router will see them: another spelling needs a key.
 KEYLESS_PATHS: Mapping[str, frozenset[str]] = {
-    "docs": frozenset({"/docs", "/docs/oauth2-redirect", "/openapi.json"}),
+    "docs": frozenset({*DOCS_PATHS, "/openapi.json"}),
     "console": frozenset(PATHS),
     "metrics": frozenset({"/metrics"}),
 }
@@ -165,6 +166,20 @@ class Authenticator:
         """
         if self._quotas is not None and access.key is not None:
             self._quotas.admit(access.key, nbytes)
+
+    def reserve(self, access: Access, nbytes: int, own_bytes: int) -> None:
+        """Counts the bytes of an answer before it is made.
+
+        Args:
+            access: Who asks.
+            nbytes: Of the answer, as far as they are not counted yet.
+            own_bytes: Of the same request, those that are counted.
+
+        Raises:
+            OverQuota: Other requests of its key have used up what it may.
+        """
+        if self._quotas is not None and access.key is not None:
+            self._quotas.reserve(access.key, nbytes, own_bytes)
 
     def settle(self, access: Access, nbytes: int) -> None:
         """Counts bytes that were not known when the request came in; below 0, those that were declared and never came."""

@@ -109,9 +109,18 @@ class Bucket:
         self._level = min(self._most, self._level + gained)
         self._total, self._now_s = total, now_s
 
-    def wait_s(self) -> float:
-        """Seconds until one more may come; what it costs may then exceed the level, and is waited for afterwards."""
-        return max(0.0, (1.0 - self._level) / self._per_s)
+    def wait_s(self, credit: float = 0.0) -> float:
+        """Seconds until one more may come; what it costs may then exceed the level, and is waited for afterwards.
+
+        Args:
+            credit: Tokens that count as if they were there.
+        """
+        return max(0.0, (1.0 - self._level - credit) / self._per_s)
+
+    @property
+    def most(self) -> float:
+        """Tokens of a full bucket."""
+        return self._most
 
 
 class _Meter:
@@ -129,6 +138,14 @@ class _Meter:
                 bucket.look(total, now_s)
                 waits.append((bucket.wait_s(), what))
         return max(waits)
+
+    def answer_wait_s(self, used: tuple[int, int], now_s: float, own_bytes: int) -> float:
+        """Seconds until an answer may be made; 0 while others have left a debt of less than a bucket."""
+        bucket = self._bytes
+        if bucket is None:
+            return 0.0
+        bucket.look(used[1], now_s)
+        return bucket.wait_s(own_bytes) if bucket.wait_s(own_bytes + bucket.most) > 0 else 0.0
 
 
 class Quotas:
@@ -165,6 +182,28 @@ class Quotas:
             raise OverQuota(f"key: {key.name} is over its quota of {what} per second", retry_after_s=math.ceil(wait_s))
         self._page.add(tag, 1, nbytes)
 
+    def reserve(self, key: Key, nbytes: int, own_bytes: int) -> None:
+        """Counts the bytes of an answer before it is made: answers that are made at once do not each find the bucket full.
+
+        Requests that were admitted together may leave a debt of one bucket, and of one answer beyond it.
+
+        Args:
+            key: Who asks.
+            nbytes: Of the answer.
+            own_bytes: Of the same request, those that are counted: they do not stand in its own way.
+
+        Raises:
+            OverQuota: Other requests have left such a debt; nothing was counted.
+        """
+        if key.bytes_per_s is None:
+            return
+        tag = _tag(key.name)
+        meter, used, now_s = self._meter(key, tag)
+        wait_s = meter.answer_wait_s(used, now_s, own_bytes)
+        if wait_s > 0:
+            raise OverQuota(f"key: {key.name} is over its quota of bytes per second", retry_after_s=math.ceil(wait_s))
+        self._page.add(tag, 0, nbytes)
+
     def charge(self, key: Key, nbytes: int) -> None:
         """Counts bytes that were not known when the request was admitted."""
         if nbytes and key.bytes_per_s is not None:
@@ -176,11 +215,15 @@ class Quotas:
             self._look(meter.key, _tag(name))
 
     def _look(self, key: Key, tag: int) -> tuple[float, str]:
+        meter, used, now_s = self._meter(key, tag)
+        return meter.wait_s(used, now_s)
+
+    def _meter(self, key: Key, tag: int) -> tuple[_Meter, tuple[int, int], float]:
         used, now_s = self._page.used(tag), self._clock_s()
         meter = self._meters.get(key.name)
         if meter is None or meter.key != key:
             meter = self._meters[key.name] = _Meter(key, used, now_s)
-        return meter.wait_s(used, now_s)
+        return meter, used, now_s
 
 
 def _tag(name: str) -> int:

@@ -118,14 +118,14 @@ class Limits:
         self._stop("body")
 
     def _check_rate(self, began_s: float) -> None:
-        """A body that goes through the parser must have come at the least rate."""
+        """A body that goes through the parser must have come at the least rate, and all of it within the longest time."""
         self._stop("body")
         connection = self._connection
-        min_bytes_per_s = connection.min_body_bytes_per_s
+        min_bytes_per_s, elapsed_s = connection.min_body_bytes_per_s, time.monotonic() - began_s
         if connection.flow.read_paused:
             # It is we who do not read.
             self.body_bytes, began_s = 0, time.monotonic()
-        elif self.body_bytes < min_bytes_per_s * (time.monotonic() - began_s):
+        elif elapsed_s > connection.max_body_s or self.body_bytes < min_bytes_per_s * elapsed_s:
             connection.send_400_response(too_slow(min_bytes_per_s, self.body_bytes))
             return
         self._set("body", connection.patience_s, lambda: self._check_rate(began_s))

@@ -8,6 +8,7 @@ answered.
 from __future__ import annotations
 
 import asyncio
+import math
 import urllib.parse
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -45,6 +46,7 @@ class TilewireProtocol(HttpToolsProtocol):
         ops: API and op of each POST that `request.handle` answers, by exact path.
         patience_s: Longest time for a head to come, and longest time in which a client reads nothing of its answer.
         min_body_bytes_per_s: Least rate of a body that takes longer than `patience_s`.
+        max_body_s: Longest time for a body at that rate: a longer body has a larger least rate.
         max_connections: Connections of this gateway above which new ones are answered 503.
         is_refused: What still comes is not read.
     """
@@ -53,6 +55,7 @@ class TilewireProtocol(HttpToolsProtocol):
     ops: Mapping[str, tuple[Api, Op]] = {}
     patience_s = 30.0
     min_body_bytes_per_s = 0
+    max_body_s = math.inf
     max_connections = 2**31
     parser: RequestParser  # type: ignore[assignment]
     cycle: RequestStream | None  # type: ignore[assignment]

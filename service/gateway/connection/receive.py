@@ -28,11 +28,13 @@ class Owner(Protocol):
         flow: Whether reading and writing are paused.
         is_encrypted: Bytes come through TLS.
         min_body_bytes_per_s: Least rate of a body that takes long.
+        max_body_s: Longest time for a body at that rate: a longer body has a larger least rate.
     """
 
     transport: asyncio.Transport
     flow: FlowControl
     min_body_bytes_per_s: int
+    max_body_s: float
 
     @property
     def is_encrypted(self) -> bool: ...
@@ -48,7 +50,8 @@ class SlotReceiver(asyncio.BufferedProtocol):
         owner: Connection.
         rest: Memory that is still to be filled; not empty.
         begun: Bytes of the body that came before.
-        timeout_s: Longest time without a byte; from then on the body must have come at the connection's least rate.
+        timeout_s: Longest time without a byte; from then on the body must have come at the connection's least rate, which
+            grows with its length.
 
     Attributes:
         done: Ends with the body, or with the error of the tree that says why it will not come.
@@ -60,6 +63,7 @@ class SlotReceiver(asyncio.BufferedProtocol):
         self._rest = rest
         self._received = begun
         self._timeout_s = timeout_s
+        self._min_bytes_per_s = max(owner.min_body_bytes_per_s, int((begun + rest.nbytes) / owner.max_body_s))
         self._loop = asyncio.get_running_loop()
         self._received_before = begun
         self._began_s = time.monotonic()
@@ -127,7 +131,7 @@ class SlotReceiver(asyncio.BufferedProtocol):
         if self._received == self._received_before:
             self._end(InvalidRequest(stalled(self._timeout_s, self._received)))
             return
-        min_bytes_per_s = self._owner.min_body_bytes_per_s
+        min_bytes_per_s = self._min_bytes_per_s
         if self._received < min_bytes_per_s * (time.monotonic() - self._began_s):
             self._end(InvalidRequest(f"body: {too_slow(min_bytes_per_s, self._received)}"))
             return

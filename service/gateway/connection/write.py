@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -90,11 +91,12 @@ class CoalescingTransport:
     def __init__(self, transport: asyncio.Transport, answering: Answering) -> None:
         self._transport = transport
         self._head = b""
-        self._answering: Answering | None = answering
+        # Weak: the answer has this for its transport, and both would wait for the garbage collector if it never begins.
+        self._answering: weakref.ref[Answering] | None = weakref.ref(answering)
 
     def write(self, data: bytes | memoryview) -> None:
         """Uvicorn's call: the head, or a piece of the body."""
-        answering = self._answering
+        answering = self._answering() if self._answering is not None else None
         if answering is not None:
             # The first write after the answer began is its head; one before that is a `100 Continue`.
             if answering.response_started:

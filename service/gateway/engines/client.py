@@ -19,6 +19,7 @@ from tilewire.service.gateway.engines.busy_poll import Poller
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.link import Link, send_hello
 from tilewire.service.ipc.messages import (
+    AwaitTensor,
     Cancel,
     DeleteTensor,
     DescribeKernels,
@@ -53,6 +54,7 @@ Request = (
     | GetTensor
     | DescribeTensor
     | DeleteTensor
+    | AwaitTensor
     | ListTensors
     | RegisterRegion
     | UnregisterRegion
@@ -98,7 +100,7 @@ class EngineClient:
 
     Args:
         index: Of this gateway.
-        path: Of the engine's socket.
+        address: Of the engine's socket, in the kernel's namespace: begins with NUL.
         segment: This gateway's arena.
         on_change: Called when the engine becomes ready, with its welcome, or is lost, with None.
         poller: Told of what is under way.
@@ -107,13 +109,13 @@ class EngineClient:
     def __init__(
         self,
         index: int,
-        path: str,
+        address: str,
         segment: Segment,
         on_change: Callable[[Welcome, bool], None] | None = None,
         poller: Poller | None = None,
     ) -> None:
         self._index = index
-        self._path = path
+        self._address = address
         self._segment = segment
         self._on_change = on_change
         self._poller = poller or Poller(0)
@@ -153,7 +155,7 @@ class EngineClient:
                     await self._connect()
                     await self._lost.wait()
                 except OSError as error:
-                    logger.debug("engine at %s: %s", self._path, error)
+                    logger.debug("engine at %r: %s", self._address, error)
                 await asyncio.sleep(RECONNECT_S)
         finally:
             if self._link is not None:
@@ -164,7 +166,7 @@ class EngineClient:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)
         try:
-            await loop.sock_connect(sock, self._path)
+            await loop.sock_connect(sock, self._address)
             send_hello(sock, Hello(self._index, self._segment.nbytes), self._segment.fd)
         except BaseException:
             sock.close()

@@ -1,4 +1,4 @@
-"""All engines of the machine, as a gateway uses them: jobs go to the least busy one, residents and regions to every one.
+"""All engines of the machine, as a gateway uses them: jobs go to the least busy one, changes of a resident to its home engine.
 
 Owns the routing and a cache of the residents' types, which engines check at use. Knows no HTTP and no body format.
 """
@@ -6,14 +6,16 @@ Owns the routing and a cache of the residents' types, which engines check at use
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
 
-from tilewire.service.errors import ClientGone, Unavailable, UnknownName
+from tilewire.service.errors import ClientGone, TilewireError, Unavailable, UnknownName
 from tilewire.service.gateway.engines.client import Engine, Reply, Request
 from tilewire.service.ipc.messages import (
+    AwaitTensor,
     DeleteTensor,
     DescribeKernels,
     DescribeTensor,
@@ -148,6 +150,8 @@ class Engines:
             reply = await future
         finally:
             client.unwatch()
+            # An error that it holds leads back to this frame: left here, both would wait for the garbage collector.
+            del future
         if client.is_disconnected:
             raise ClientGone("the client left before its answer")
         assert isinstance(reply, Done | Stale), "This is a bug."
@@ -181,28 +185,44 @@ class Engines:
         return reply.tensors[0]
 
     async def put(self, name: str, source: Operand) -> tuple[TensorInfo, bool]:
-        """Makes a tensor resident on every engine.
+        """Makes a tensor resident on every engine: the home engine gives it a version, and the others follow.
 
         Returns:
             What it is, and whether it replaced another.
 
         Raises:
             ResidentQuota: Past the quota.
-            Unavailable: An engine is not ready: it would miss the tensor.
+            TooBusy: No memory on a device; no engine keeps the tensor.
+            Unavailable: An engine is not ready.
         """
-        replies = await self._ask_all(lambda: PutTensor(0, name, source))
-        self._remember(replies[0].tensors)
-        return replies[0].tensors[0], any(reply.replaced for reply in replies)
+        self._check_all_ready()
+        home = self._home_of(name)
+        reply = await self._ask(home, PutTensor(0, name, source), Tensors)
+        (info,) = reply.tensors
+        try:
+            await self._await_followers(home, info)
+        except Unavailable:
+            # An engine that restarts gets the tensor from the vault.
+            raise
+        except TilewireError:
+            await self._take_back(home, info)
+            raise
+        self._remember(reply.tensors)
+        return info, reply.replaced
 
     async def delete(self, name: str) -> None:
-        """Forgets a tensor on every engine.
+        """Forgets a tensor on every engine: the home engine gives the deletion a version, and the others follow.
 
         Raises:
             UnknownName: There is none.
             Unavailable: An engine is not ready.
         """
         self._types.pop(name, None)
-        await self._ask_all(lambda: DeleteTensor(0, name))
+        self._check_all_ready()
+        home = self._home_of(name)
+        (info,) = (await self._ask(home, DeleteTensor(0, name), Tensors)).tensors
+        self._types.pop(name, None)
+        await self._await_followers(home, info)
 
     async def infos(self) -> list[TensorInfo]:
         """All residents, with the uses on all engines added up.
@@ -281,6 +301,31 @@ class Engines:
     def forget(self, name: str) -> None:
         """Drops a cached type that proved wrong."""
         self._types.pop(name, None)
+
+    def _home_of(self, name: str) -> Engine:
+        """The engine that orders the changes of this name: one for all names, as all names are on all engines."""
+        del name
+        return self._engines[0]
+
+    async def _await_followers(self, home: Engine, info: TensorInfo) -> None:
+        """Returns when every engine has the change.
+
+        Raises:
+            TilewireError: As the first engine that could not take it over says.
+        """
+        asked = [
+            self._ask(engine, AwaitTensor(0, info.name, info.version), Tensors)
+            for engine in self._engines
+            if engine is not home
+        ]
+        for outcome in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _take_back(self, home: Engine, info: TensorInfo) -> None:
+        """Deletes a tensor that not every engine could take over, unless it was replaced meanwhile."""
+        with contextlib.suppress(UnknownName):
+            await self._ask(home, DeleteTensor(0, info.name, info.version), Tensors)
 
     def _check_all_ready(self) -> None:
         if any(engine.welcome is None for engine in self._engines):

@@ -38,7 +38,9 @@ def _count(gateway: Gateway, context: RequestContext, code: int, seconds: float,
         metrics.observe_bytes(context.op, context.received_bytes, context.sent_bytes)
     if context.access is not None and context.access.key is not None:
         nbytes = context.received_bytes + context.sent_bytes
-        gateway.authenticator.settle(context.access, nbytes - context.charged_bytes)
+        # A refusal for want of quota costs nothing: a key that asks on would be locked out for good.
+        if context.charged_bytes is not None:
+            gateway.authenticator.settle(context.access, nbytes - context.charged_bytes)
         metrics.observe_key(context.access.key.name, code, nbytes)
     # Uploads and downloads take slots too, so whatever ended moves the gauges.
     metrics.observe_load(gateway.admission.in_flight, gateway.arena)

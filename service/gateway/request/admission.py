@@ -8,20 +8,21 @@ from __future__ import annotations
 import asyncio
 
 from tilewire.service.errors import BodyTooLarge, TooBusy, Unavailable
-from tilewire.service.ipc.arena import Arena, Lease
+from tilewire.service.gateway.request.room import Room
+from tilewire.service.ipc.arena import Lease
 
 
 class Admission:
     """The door of one gateway.
 
     Args:
-        arena: Memory for bodies and results.
+        room: Memory for bodies and results.
         max_in_flight: Most requests under way at once.
         budget_bytes: Most that one request may hold for tensors that its body inflates to.
     """
 
-    def __init__(self, arena: Arena, max_in_flight: int, budget_bytes: int) -> None:
-        self._arena = arena
+    def __init__(self, room: Room, max_in_flight: int, budget_bytes: int) -> None:
+        self._room = room
         self._max_in_flight = max_in_flight
         self._budget_bytes = budget_bytes
         self._idle = asyncio.Event()
@@ -42,7 +43,7 @@ class Admission:
             raise TooBusy(f"the queue is full: {self.in_flight} requests are under way")
         self.in_flight += 1
         self._idle.clear()
-        return Leases(self._arena, self._budget_bytes, self)
+        return Leases(self._room, self._budget_bytes, self)
 
     def leave(self) -> None:
         """Counts a request out; `Leases.release` calls it."""
@@ -62,27 +63,43 @@ class Leases:
     Made by `Admission.admit`.
     """
 
-    def __init__(self, arena: Arena, budget_bytes: int, admission: Admission) -> None:
-        self._arena = arena
+    def __init__(self, room: Room, budget_bytes: int, admission: Admission) -> None:
+        self._room = room
         self._budget_bytes = budget_bytes
         self._admission: Admission | None = admission
         self._leases: list[Lease] = []
 
     def lease(self, nbytes: int) -> Lease:
-        """Takes a slot, for a body or a result.
+        """Takes a slot at once, for a body or a result.
 
         Raises:
             BodyTooLarge: The arena could never hold it beside what the request holds already.
             TooBusy: There is no room right now.
         """
-        held_bytes = sum(lease.nbytes for lease in self._leases) if self._leases else 0
-        if held_bytes + nbytes > self._arena.capacity:
-            raise BodyTooLarge(
-                f"{nbytes} bytes beside the {held_bytes} that the request holds; a gateway's arena has {self._arena.capacity}"
-            )
-        lease = self._arena.lease(nbytes)
+        self._check(nbytes)
+        lease = self._room.take(nbytes, is_new=not self._leases)
         self._leases.append(lease)
         return lease
+
+    async def wait(self, nbytes: int) -> Lease:
+        """Takes a slot, for a body or a result, when there is room.
+
+        Raises:
+            BodyTooLarge: The arena could never hold it beside what the request holds already.
+            TooBusy: There was no room within the time-out.
+        """
+        self._check(nbytes)
+        lease = await self._room.wait(nbytes, is_new=not self._leases)
+        self._leases.append(lease)
+        return lease
+
+    def _check(self, nbytes: int) -> None:
+        held_bytes = sum(lease.nbytes for lease in self._leases) if self._leases else 0
+        capacity = self._room.arena.capacity
+        if held_bytes + nbytes > capacity:
+            raise BodyTooLarge(
+                f"{nbytes} bytes beside the {held_bytes} that the request holds; a gateway's arena has {capacity}"
+            )
 
     @property
     def first(self) -> Lease:

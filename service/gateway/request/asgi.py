@@ -31,6 +31,7 @@ class AsgiStream:
     Attributes:
         is_complete: The last byte of the body was read.
         is_disconnected: The client left.
+        received_bytes: Bytes of the body that were received.
     """
 
     def __init__(self, receive: Receive, send: Send) -> None:
@@ -40,14 +41,16 @@ class AsgiStream:
         self._on_gone: Callable[[], None] | None = None
         self.is_complete = False
         self.is_disconnected = False
+        self.received_bytes = 0
 
     async def receive(self) -> Message:
         """The next message, as `receive` gives it."""
         message = await self._receive()
         if message["type"] == "http.disconnect":
             self.is_disconnected = True
-        elif not message.get("more_body", False):
-            self.is_complete = True
+        else:
+            self.received_bytes += len(message.get("body", b""))
+            self.is_complete = not message.get("more_body", False)
         return message
 
     async def receive_into(self, slot: memoryview, timeout_s: float) -> None:

@@ -36,7 +36,7 @@ async def receive_body(
     """Receives the whole body.
 
     Args:
-        context: The request; its `received_bytes` is set.
+        context: The request.
         leases: Source of the slot.
         max_bytes: Largest body.
         timeout_s: Longest wait for the next byte.
@@ -48,7 +48,7 @@ async def receive_body(
     Raises:
         LengthRequired: Neither a length nor chunks.
         BodyTooLarge: Declared or grown over `max_bytes`; nothing was read when it was declared.
-        TooBusy: No room; nothing was read.
+        TooBusy: No room within the time-out; nothing was read.
         InvalidRequest: The body stalled.
         ClientGone: The client left half way.
     """
@@ -60,9 +60,8 @@ async def receive_body(
         raise LengthRequired("Content-Length: send it, or use chunked encoding")
     if declared > max_bytes:
         raise BodyTooLarge(f"Content-Length: {declared} is over the limit of {max_bytes} bytes")
-    lease = leases.lease(lead_bytes + declared)
+    lease = await leases.wait(lead_bytes + declared)
     await context.stream.receive_into(lease.view[lead_bytes:], timeout_s)
-    context.received_bytes = declared
     return lease
 
 
@@ -70,19 +69,18 @@ async def _receive_chunked(
     context: RequestContext, leases: Leases, max_bytes: int, timeout_s: float, lead_bytes: int
 ) -> Lease:
     stream = context.stream
-    lease = leases.lease(lead_bytes + min(FIRST_CHUNKED_BYTES, max_bytes))
+    lease = await leases.wait(lead_bytes + min(FIRST_CHUNKED_BYTES, max_bytes))
     is_last = False
     while not is_last:
         piece = await next_piece(context, timeout_s)
         is_last = stream.is_complete
-        begin = lead_bytes + context.received_bytes
-        end = begin + len(piece)
+        end = lead_bytes + context.received_bytes
+        begin = end - len(piece)
         if end - lead_bytes > max_bytes:
             raise BodyTooLarge(f"body: over the limit of {max_bytes} bytes")
         if end > lease.nbytes:
             lease = await regrown(lease, leases, min(max(end, 2 * lease.nbytes), lead_bytes + max_bytes), begin)
         lease.view[begin:end] = piece
-        context.received_bytes += len(piece)
     lease.shrink(lead_bytes + context.received_bytes)
     return lease
 
@@ -92,9 +90,9 @@ async def regrown(lease: Lease, leases: Leases, nbytes: int, kept_bytes: int) ->
 
     Raises:
         BodyTooLarge: The arena could never hold both.
-        TooBusy: There is no room right now.
+        TooBusy: There was no room within the time-out.
     """
-    larger = leases.lease(nbytes)
+    larger = await leases.wait(nbytes)
     for at in range(0, kept_bytes, COPY_BYTES):
         end = min(at + COPY_BYTES, kept_bytes)
         larger.view[at:end] = lease.view[at:end]

@@ -36,7 +36,6 @@ class Gateway:
         arena: Memory for bodies and results.
         admission: Bounds on what is under way.
         metrics: Counters and histograms.
-        metrics_folder: Folder where all processes keep their figures.
         authenticator: Check of API keys and quotas.
         recorder: Sink of spans, or None.
         templates: Cache of requests that were read and planned.
@@ -48,7 +47,6 @@ class Gateway:
     arena: Arena
     admission: Admission
     metrics: GatewayMetrics
-    metrics_folder: str
     authenticator: Authenticator = field(default_factory=Authenticator)
     recorder: Recorder | None = None
     templates: TemplateCache = field(default_factory=TemplateCache)
@@ -62,12 +60,15 @@ class Stream(Protocol):
     Attributes:
         is_complete: The last byte of the body is in.
         is_disconnected: The client left.
+        received_bytes: Bytes of the body that were received, also when it broke off.
     """
 
     @property
     def is_complete(self) -> bool: ...
     @property
     def is_disconnected(self) -> bool: ...
+    @property
+    def received_bytes(self) -> int: ...
 
     async def receive_into(self, slot: memoryview, timeout_s: float) -> None:
         """Receives a body of declared length into a slot of exactly that length.
@@ -118,7 +119,6 @@ class RequestContext:
         route: Pattern of its path, for spans; empty when there is none.
         op: Name of the op, or None.
         status: Status of the answer; None before it begins.
-        received_bytes: Bytes of the body.
         receive_began_s: When its body was asked for, on the performance counter; 0 when it was not.
         receive_s: Seconds in which its body came and was read.
         timings: Stages in the engine, once it is computed.
@@ -127,7 +127,7 @@ class RequestContext:
         sent_bytes: Bytes of the answer's body.
         allow: Methods that the path offers, when this one is not among them.
         access: Holder of the key and its rights; None until it is known.
-        charged_bytes: Bytes that were counted against the key's quota when it came in.
+        charged_bytes: Bytes of body and answer that the key's quota counts so far; None when it was refused at once.
     """
 
     head: Head
@@ -141,7 +141,6 @@ class RequestContext:
     route: str = ""
     op: str | None = None
     status: int | None = None
-    received_bytes: int = 0
     receive_began_s: float = 0.0
     receive_s: float = 0.0
     timings: Timings | None = None
@@ -150,7 +149,12 @@ class RequestContext:
     sent_bytes: int = 0
     allow: str = ""
     access: Access | None = None
-    charged_bytes: int = 0
+    charged_bytes: int | None = None
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of the body that have come."""
+        return self.stream.received_bytes
 
     @property
     def granted(self) -> Access:

@@ -139,8 +139,10 @@ async def compute(
             template = await make_template(gateway, context, call, task, body)
         if not context.receive_s:
             note_received(gateway, context)
+        if template.encoder is not None:
+            reserve_answer(gateway, context, template.answer_bytes)
         slots = [
-            leases.lease(0 if region is not None else output.nbytes)
+            await leases.wait(0 if region is not None else output.nbytes)
             for output, region in zip(template.job.outputs, template.job.out_regions, strict=True)
         ]
         reply = await engines.compute(job_of(template, context, begin_of(call, body), slots), context.stream)
@@ -150,6 +152,23 @@ async def compute(
         for slot in slots:
             leases.give_back(slot)
     raise Unavailable("its resident tensors keep changing their shapes while it waits")
+
+
+def reserve_answer(gateway: Gateway, context: RequestContext, nbytes: int) -> None:
+    """Counts an answer against its key's quota before it is made; what was sent is settled at the end.
+
+    Args:
+        gateway: Parts.
+        context: The request; its body is in.
+        nbytes: Bytes of the tensors that it is answered with, instead of what was reserved before.
+
+    Raises:
+        OverQuota: Other requests of the key have used up what it may.
+    """
+    charged_bytes = context.charged_bytes or 0
+    whole_bytes = max(context.head.content_length or 0, context.received_bytes) + nbytes
+    gateway.authenticator.reserve(context.granted, whole_bytes - charged_bytes, charged_bytes)
+    context.charged_bytes = whole_bytes
 
 
 def find_template(context: RequestContext, call: Call, body: Lease | None) -> RequestTemplate | None:
@@ -228,6 +247,7 @@ def plan_task(
         from_body=tuple(one.region is None for one in located),
         timeout_ns=task.timeout_ns,
         priority=task.priority,
+        answer_bytes=sum(kind.nbytes for kind, name in zip(planned.outputs, names, strict=True) if name is None),
         encoder=encoder,
     )
 

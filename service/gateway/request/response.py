@@ -90,8 +90,8 @@ def is_rest_small(context: RequestContext) -> bool:
     if context.stream.is_complete:
         return True
     head = context.head
-    rest = (head.content_length or 0) - context.received_bytes
-    return 0 <= rest <= MAX_DISCARDED_BYTES and not head.is_chunked
+    is_small = (head.content_length or 0) <= MAX_DISCARDED_BYTES and not head.is_chunked
+    return is_small and not context.received_bytes
 
 
 def common_headers(gateway: Gateway, context: RequestContext) -> list[tuple[bytes, bytes]]:

@@ -1,125 +1,111 @@
-"""What the gateway counts, and `/metrics`: the sum over every process, live or dead.
+"""Defines and counts the gateway's metrics, and fetches what all processes counted from the supervisor.
 
-Owns the request metrics and the exposition. prometheus_client's multiprocess mode keeps each process's figures in a file of a
-folder that the supervisor made. Knows no launches; `engine.metrics` does.
+Owns the request metrics. Knows no launches; `engine.metrics` does.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import re
-import struct
-from collections.abc import Callable, Iterable
-from decimal import Decimal
-from pathlib import Path
-from typing import TypeVar
-
-from prometheus_client import CollectorRegistry, Counter, Gauge, multiprocess
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+from collections.abc import Mapping
+from typing import Protocol
 
 from tilewire.service.errors import BY_CODE
 from tilewire.service.gateway.api.v2.answer import VERSION
-from tilewire.service.gateway.telemetry.exemplars import Exemplars, WithExemplars
 from tilewire.service.ipc.arena import Arena
 from tilewire.service.ipc.messages import Timings, Welcome
 from tilewire.service.ops.registry import OPS
-from tilewire.service.telemetry.counters import SECONDS_BUCKETS, BufferedCounter, BufferedHistogram
-from tilewire.service.telemetry.statistics import ModelStats, RequestStatistics, read_statistics, without_statistics
-
-ReadT = TypeVar("ReadT")
-
-DURATION = "tilewire_request_duration_seconds"
+from tilewire.service.telemetry.counters import SECONDS_BUCKETS, MetricSet, Sample, Sink
+from tilewire.service.telemetry.statistics import ModelStats, RequestStatistics, statistics_of
 
 # How long observations may wait in this process before other processes can show them.
 FLUSH_S = 0.05
 
-# How long the exemplar of a request may wait.
-EXEMPLARS_S = 1.0
+OPENMETRICS = "application/openmetrics-text"
 
-# A scrape that meets a file in the making reads all of them again.
-MAX_READS, READ_AGAIN_S = 20, 0.005
+# OpenMetrics allows this many characters over all names and values of an exemplar's labels.
+MAX_LABEL_CHARACTERS = 128
+
+# Clients choose request ids, and a character that some parser quotes otherwise would cost the whole scrape.
+_PLAIN = re.compile(rf"[A-Za-z0-9._:@/+=-]{{1,{MAX_LABEL_CHARACTERS - len('request_id')}}}", re.ASCII)
+
+
+class Totals(Sink, Protocol):
+    """Where figures go, and where the sums over all processes come from."""
+
+    async def exposition(self, *, openmetrics: bool) -> tuple[bytes, str]:
+        """Returns the text of `/metrics` and its content type.
+
+        Raises:
+            Unavailable: The supervisor is gone.
+        """
+        ...
+
+    async def hidden(self) -> list[Sample]:
+        """Returns the sums that `/metrics` does not show.
+
+        Raises:
+            Unavailable: The supervisor is gone.
+        """
+        ...
 
 
 class GatewayMetrics:
     """The gateway's share of `/metrics`.
 
     Args:
-        exemplars: Keeps the last requests of each bucket; None for none.
+        totals: Adds up the figures of all processes.
     """
 
-    def __init__(self, exemplars: Exemplars | None = None) -> None:
-        registry = CollectorRegistry()
-        self._exemplars = exemplars
-        self._write_at: asyncio.TimerHandle | None = None
+    def __init__(self, totals: Totals) -> None:
+        self._totals = totals
+        self._metrics = metrics = MetricSet(totals)
         self._load: tuple[int, Arena] | None = None
         self._flush_at: asyncio.TimerHandle | None = None
-        self._requests = BufferedCounter("tilewire_requests_total", "Requests answered.", ("op", "code"), registry)
-        self._duration = BufferedHistogram(
+        self._reading: dict[bool, asyncio.Task[tuple[bytes, str]]] = {}
+        self._waiting: dict[bool, asyncio.Task[tuple[bytes, str]]] = {}
+        self._requests = metrics.counter("tilewire_requests_total", "Requests answered.", ("op", "code"))
+        self._duration = metrics.histogram(
             "tilewire_request_duration_seconds",
             "From a request's headers to the last byte of its answer.",
             ("op",),
             SECONDS_BUCKETS,
-            registry,
         )
-        self._stages = BufferedHistogram(
+        self._stages = metrics.histogram(
             "tilewire_stage_duration_seconds",
             "Time that requests spent in one stage.",
             ("op", "stage"),
             SECONDS_BUCKETS,
-            registry,
         )
-        # The first request of an op would wait for it.
+        self._received = metrics.counter("tilewire_request_bytes_total", "Bytes of bodies.", ("op",))
+        self._sent = metrics.counter("tilewire_response_bytes_total", "Bytes of answers.", ("op",))
+        self._statistics = RequestStatistics(metrics)
+        self._rejected = metrics.counter(
+            "tilewire_rejected_total", "Requests that were refused, by reason.", ("reason",)
+        )
+        self._key_requests = metrics.counter(
+            "tilewire_key_requests_total", "Requests answered, by the name of their API key.", ("key", "code")
+        )
+        self._key_bytes = metrics.counter(
+            "tilewire_key_bytes_total", "Bytes of bodies and answers, by the name of their API key.", ("key",)
+        )
+        self._in_flight = metrics.gauge("tilewire_in_flight_requests", "Requests under way.")
+        self._arena = metrics.gauge("tilewire_arena_bytes", "Shared memory for bodies and results.", ("state",))
+        self._engine_up = metrics.gauge("tilewire_engine_up", "Whether the engine is ready.", ("device",), merge="max")
+        # From 0, so that a rate sees the first one.
+        self._rejected.prepare((error.code,) for error in BY_CODE.values() if error.is_refusal)
         self._duration.prepare((op,) for op in OPS)
         self._stages.prepare(itertools.product(OPS, ("receive", "send")))
-        self._received = BufferedCounter("tilewire_request_bytes_total", "Bytes of bodies.", ("op",), registry)
-        self._sent = BufferedCounter("tilewire_response_bytes_total", "Bytes of answers.", ("op",), registry)
-        self._statistics = RequestStatistics(registry)
-        self._rejected = Counter(
-            "tilewire_rejected_total", "Requests that were refused, by reason.", ("reason",), registry=registry
-        )
-        for error in BY_CODE.values():
-            if error.is_refusal:
-                # From 0, so that a rate sees the first one.
-                self._rejected.labels(error.code)
-        self._key_requests = BufferedCounter(
-            "tilewire_key_requests_total", "Requests answered, by the name of their API key.", ("key", "code"), registry
-        )
-        self._key_bytes = BufferedCounter(
-            "tilewire_key_bytes_total", "Bytes of bodies and answers, by the name of their API key.", ("key",), registry
-        )
-        self._in_flight = Gauge(
-            "tilewire_in_flight_requests", "Requests under way.", multiprocess_mode="livesum", registry=registry
-        )
-        self._arena = Gauge(
-            "tilewire_arena_bytes",
-            "Shared memory for bodies and results.",
-            ("state",),
-            multiprocess_mode="livesum",
-            registry=registry,
-        )
-        self._engine_up = Gauge(
-            "tilewire_engine_up",
-            "Whether the engine is ready.",
-            ("device",),
-            multiprocess_mode="livemax",
-            registry=registry,
-        )
+        self._metrics.flush()
 
     def observe_request(
         self, op: str, code: int, seconds: float, request_id: str = "", trace_id: str | None = None
     ) -> None:
         """Counts one answer."""
         self._requests.inc((op, str(code)))
-        self._duration.observe((op,), seconds)
+        self._duration.observe((op,), seconds, shown=exemplar_of(request_id, trace_id))
         self._flush_soon()
-        if self._exemplars is not None:
-            self._exemplars.observe(op, seconds, request_id, trace_id)
-            if self._write_at is None:
-                self._write_at = asyncio.get_running_loop().call_later(EXEMPLARS_S, self._write_exemplars)
 
     def observe_key(self, name: str, code: int, nbytes: int) -> None:
         """Counts one answer to the holder of a key; names are those of the keys' file, so they are few."""
@@ -141,102 +127,75 @@ class GatewayMetrics:
 
     def observe_rejection(self, reason: str) -> None:
         """Counts a refusal."""
-        self._rejected.labels(reason).inc()
+        self._rejected.inc((reason,))
+        self._flush_soon()
 
     def observe_load(self, in_flight: int, arena: Arena) -> None:
         """Notes that the gauges moved; the arena is read when they are handed over."""
         self._load = (in_flight, arena)
         self._flush_soon()
 
+    def observe_engine(self, welcome: Welcome, is_up: bool) -> None:
+        """Sets whether an engine is up."""
+        self._engine_up.set((welcome.device,), 1 if is_up else 0)
+        self.flush()
+
     def flush(self) -> None:
-        """Hands everything over that was noted; also at the end of the process."""
-        self._flush_at = None
-        for buffered in (
-            self._requests,
-            self._duration,
-            self._stages,
-            self._received,
-            self._sent,
-            self._key_requests,
-            self._key_bytes,
-        ):
-            buffered.flush()
+        """Sends everything that was noted; also at the end of the process."""
+        if self._flush_at is not None:
+            self._flush_at.cancel()
+            self._flush_at = None
         self._statistics.flush()
         if self._load is not None:
             in_flight, arena = self._load
-            self._in_flight.set(in_flight)
-            self._arena.labels("used").set(arena.used_bytes)
-            self._arena.labels("free").set(arena.free_bytes)
+            self._in_flight.set((), in_flight)
+            self._arena.set(("used",), arena.used_bytes)
+            self._arena.set(("free",), arena.free_bytes)
+        self._metrics.flush()
 
-    def _write_exemplars(self) -> None:
-        """Counts first: an exemplar belongs to one that can be seen."""
-        self._write_at = None
+    async def expose(self, accept: str) -> tuple[bytes, str]:
+        """Returns the text of `/metrics` over all processes, and its content type.
+
+        All who ask while an answer is on its way share the next one.
+
+        Args:
+            accept: The scraper's Accept header: OpenMetrics when it takes that.
+
+        Raises:
+            Unavailable: The supervisor is gone.
+        """
+        openmetrics = OPENMETRICS in accept
+        if openmetrics not in self._waiting:
+            self._waiting[openmetrics] = asyncio.create_task(self._expose(openmetrics=openmetrics))
+        return await asyncio.shield(self._waiting[openmetrics])
+
+    async def _expose(self, *, openmetrics: bool) -> tuple[bytes, str]:
+        if (reading := self._reading.get(openmetrics)) is not None:
+            await asyncio.wait([reading])
+        # Whoever asks from now on may miss in this answer what was counted just before.
+        self._reading[openmetrics] = self._waiting.pop(openmetrics)
         self.flush()
-        assert self._exemplars is not None, "This is a bug."
-        self._exemplars.write()
+        return await self._totals.exposition(openmetrics=openmetrics)
+
+    async def statistics(self) -> list[ModelStats]:
+        """Returns the protocol's statistics over all processes; what others hold back is at most `FLUSH_S` old.
+
+        Raises:
+            Unavailable: The supervisor is gone.
+        """
+        self.flush()
+        return statistics_of(await self._totals.hidden(), tuple(OPS), VERSION)
 
     def _flush_soon(self) -> None:
         if self._flush_at is None:
             self._flush_at = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
 
-    def observe_engine(self, welcome: Welcome, is_up: bool) -> None:
-        """Sets whether an engine is up."""
-        self._engine_up.labels(welcome.device).set(1 if is_up else 0)
 
-
-async def expose(folder: str, accept: str) -> tuple[bytes, str]:
-    """Writes the exposition over all processes, in a thread: adding their files up would hold up requests for milliseconds.
-
-    Args:
-        folder: Where the processes keep their files.
-        accept: The scraper's Accept header: OpenMetrics when it takes that.
-
-    Returns:
-        The body and its content type.
-    """
-    registry = CollectorRegistry()
-    encoder, content_type = choose_encoder(accept)
-    exposed: Collector = _Exposed(folder)
-    if content_type.startswith("application/openmetrics-text"):
-        exposed = WithExemplars(exposed, Path(folder), DURATION)
-    registry.register(exposed)
-    return plain_aliases(await _read_again(lambda: encoder(registry))), content_type
-
-
-async def collect_statistics(metrics: GatewayMetrics, folder: str) -> list[ModelStats]:
-    """Adds up the protocol's statistics over all processes.
-
-    Args:
-        metrics: This gateway's, which are handed over first; what others hold back is at most `FLUSH_S` old.
-        folder: Where the processes keep their files.
-    """
-    metrics.flush()
-    return await _read_again(lambda: read_statistics(folder, tuple(OPS), VERSION))
-
-
-class _Exposed(Collector):
-    """What every process has handed over, without what `/metrics` leaves out."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-
-    def collect(self) -> Iterable[Metric]:
-        every = multiprocess.MultiProcessCollector(None, path=self._folder)  # type: ignore[no-untyped-call]
-        return without_statistics(every.collect())  # type: ignore[no-untyped-call]
-
-
-async def _read_again(read: Callable[[], ReadT]) -> ReadT:
-    """Reads the files in a thread; a process that has just started may have made its own and not yet written its head."""
-    for _attempt in range(MAX_READS - 1):
-        with contextlib.suppress(struct.error, RuntimeError, ValueError, OSError):
-            return await asyncio.to_thread(read)
-        await asyncio.sleep(READ_AGAIN_S)
-    return await asyncio.to_thread(read)
-
-
-_EXPONENT = re.compile(rb"^(nv_gpu_\w+\{[^}\n]*\} )(\d[\d.]*e[+-]\d+)$", re.MULTILINE)
-
-
-def plain_aliases(exposition: bytes) -> bytes:
-    """Writes the values of the `nv_gpu_` metrics without an exponent: load generators read digits and a point."""
-    return _EXPONENT.sub(lambda found: found[1] + format(Decimal(found[2].decode()), "f").encode(), exposition)
+def exemplar_of(request_id: str, trace_id: str | None) -> Mapping[str, str] | None:
+    """Returns the labels of an exemplar, as many as fit; None for an id that cannot be shown."""
+    if _PLAIN.fullmatch(request_id) is None:
+        return None
+    labels = {"request_id": request_id}
+    if trace_id is not None and sum(map(len, ("request_id", request_id, "trace_id", trace_id))) <= MAX_LABEL_CHARACTERS:
+        labels["trace_id"] = trace_id
+    return labels

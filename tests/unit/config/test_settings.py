@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tilewire.service.config.cores import num_cores
+from tilewire.service.config.memory import memory_bytes
 from tilewire.service.config.parsers import devices_of, keyless_of
 from tilewire.service.config.process import Inherited, TracingSettings
-from tilewire.service.config.settings import BUSY_POLL_S, Settings
+from tilewire.service.config.settings import BUSY_POLL_S, Settings, default_arena_bytes
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_bytes_with_units(text: str | int, nbytes: int) -> None:
 def test_gateways_share_the_arena(gateways: int) -> None:
     settings = Settings(gateways=gateways)
     assert settings.num_gateways == gateways
-    assert settings.gateway(0, Inherited(3), [], "").segment_bytes * gateways <= settings.arena_bytes
+    assert settings.gateway(0, Inherited(3), []).segment_bytes * gateways <= settings.num_arena_bytes
 
 
 def test_gateways_follow_the_cores_by_default() -> None:
@@ -62,7 +63,7 @@ def test_polling_needs_a_core_for_each_process_and_a_gpu() -> None:
     assert Settings(busy_poll_us=0).busy_poll_s == 0
     asked = Settings(gateways=many, busy_poll_us=200)
     assert asked.busy_poll_s == 200e-6
-    assert asked.gateway(0, Inherited(3), [], "").busy_poll_s == 200e-6
+    assert asked.gateway(0, Inherited(3), []).busy_poll_s == 200e-6
     has_enough = num_cores() >= 1 + 1 + 1
     assert Settings(gateways=1, device="cuda:0").busy_poll_s == (BUSY_POLL_S if has_enough else 0)
 
@@ -121,3 +122,33 @@ def test_spans_go_where_the_flag_says_or_else_the_standard_variable(monkeypatch:
     assert Settings().tracing == TracingSettings("http://standard:4318/v1/traces", 1.0)
     flag = Settings(otlp_endpoint="http://flag:4318/", trace_ratio=0.25)
     assert flag.tracing == TracingSettings("http://flag:4318/v1/traces", 0.25)
+
+
+@pytest.mark.parametrize(
+    ("limit", "nbytes"),
+    [("2147483648\n", 2**31), ("max\n", None), (str(2**62), None), ("", None)],
+)
+def test_memory_is_the_containers_limit_or_the_machines(tmp_path: Path, limit: str, nbytes: int | None) -> None:
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert memory_bytes(tmp_path) == machine
+    (tmp_path / "memory.max").write_text(limit)
+    assert memory_bytes(tmp_path) == (nbytes or machine)
+    (tmp_path / "memory.max").unlink()
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory/memory.limit_in_bytes").write_text(limit)
+    assert memory_bytes(tmp_path) == (nbytes or machine)
+
+
+@pytest.mark.parametrize(
+    ("memory", "arena"),
+    [(2**30, 2**28), (2**33, 2**31), (2**35, 2**31), (2**36, 2**32), (2**38, 2**34), (2**40, 2**34)],
+)
+def test_the_arena_follows_the_memory(memory: int, arena: int) -> None:
+    assert default_arena_bytes(memory) == arena
+
+
+def test_the_arena_is_large_enough_or_chosen() -> None:
+    assert Settings().num_arena_bytes == default_arena_bytes(memory_bytes())
+    assert Settings(arena_bytes=2**20).num_arena_bytes == 2**20
+    with pytest.raises(ValidationError, match="1048576"):
+        Settings(arena_bytes=2**20 - 1)

@@ -10,6 +10,7 @@ from tilewire.service.errors import BY_CODE, InternalError
 from tilewire.service.ipc.messages import (
     LENGTH_BYTES,
     MAX_FRAME_BYTES,
+    AwaitTensor,
     Cancel,
     DeleteTensor,
     DescribeTensor,
@@ -70,6 +71,7 @@ TO_ENGINE = [
     GetTensor(6, "a", KIND, 8),
     DescribeTensor(7, "a"),
     DeleteTensor(8, "a"),
+    AwaitTensor(8, "a", 2**62),
     ListTensors(9),
     Job(10, "add", {"a": Operand(KIND, 2**62, region="r")}, AddOptions(), KIND, 2**62, 1, 1, out_region="s"),
     RegisterRegion(11, REGION),

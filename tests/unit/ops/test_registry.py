@@ -112,3 +112,26 @@ def test_truths_as_text_and_as_json(value: object) -> None:
 def test_no_such_op_says_which_there_are() -> None:
     with pytest.raises(UnknownName, match="matmul, softmax, add"):
         op_named("conv")
+
+
+@pytest.mark.parametrize("spellings", [("1", "1.0"), ("1.0", "1"), (2.0, 2), (2, 2.0)])
+def test_an_alpha_with_a_point_is_no_integer_whichever_comes_first(spellings: tuple[object, ...]) -> None:
+    for value in spellings:
+        assert planned("add", {"a": f32(5), "b": f32(5)}, {"alpha": value}).out == f32(5)
+    integers = {"a": TensorType("int32", (5,)), "b": TensorType("int32", (5,))}
+    for value in spellings:
+        if "." in str(value):
+            with pytest.raises(InvalidRequest, match=r"alpha: .* must be an integer for int32"):
+                planned("add", integers, {"alpha": value})
+        else:
+            assert planned("add", integers, {"alpha": value}).out == integers["a"]
+
+
+@pytest.mark.parametrize("spellings", [("1e19", "10000000000000000000"), ("10000000000000000000", "1e19")])
+def test_an_alpha_beyond_64_bits_needs_an_exponent_whichever_comes_first(spellings: tuple[str, str]) -> None:
+    for value in spellings:
+        if "e" in value:
+            assert planned("add", {"a": f32(5), "b": f32(5)}, {"alpha": value}).out == f32(5)
+        else:
+            with pytest.raises(InvalidRequest, match=r"alpha: .*64 bits.*exponent"):
+                planned("add", {"a": f32(5), "b": f32(5)}, {"alpha": value})

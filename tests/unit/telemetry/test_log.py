@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.support.local_totals import LocalTotals
 from tilewire.service.engine.backends.contract import Joined
 from tilewire.service.engine.backends.cpu import CpuBackend, Finished
 from tilewire.service.engine.loop.ipc import Mailbox
@@ -58,7 +59,7 @@ def receive(sock: socket.socket, count: int) -> list[ToGateway]:
 
 @pytest.fixture(scope="module")
 def metrics() -> EngineMetrics:
-    return EngineMetrics(CpuBackend("cpu").identity, version="0", restarts=0)
+    return EngineMetrics(LocalTotals(), CpuBackend("cpu").identity, version="0", restarts=0)
 
 
 def test_a_batch_that_fails_names_its_requests(metrics: EngineMetrics, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,44 +1,42 @@
-"""The protocol's statistics: sums over processes, with real files of prometheus_client written by real processes."""
+"""The protocol's statistics: sums over processes, live and dead."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-from tilewire.service.telemetry.statistics import BatchStats, Duration, InferenceStats, read_statistics
-
-ROOT = Path(__file__).resolve().parents[3]
-
-WRITER = """
-from prometheus_client import CollectorRegistry
+from tests.support.local_totals import LocalTotals
 from tilewire.service.ipc.messages import Timings
-from tilewire.service.telemetry.statistics import LaunchStatistics, RequestStatistics
-
-registry = CollectorRegistry()
-requests, launches = RequestStatistics(registry), LaunchStatistics(registry)
-for _ in range(3):
-    requests.count("add", 2e-6, Timings(10, 20, 30, 40))
-requests.count("add", 1e-6, None)
-requests.count("softmax", 5e-6, None)
-launches.count("add", 2, Timings(0, 20, 30, 40))
-launches.count("add", 1, Timings(0, 2, 3, 4))
-launches.count("add", 16, Timings(0, 200, 2**52, 400))
-requests.flush()
-launches.flush()
-"""
+from tilewire.service.telemetry.counters import MetricSet
+from tilewire.service.telemetry.exposition import Totals
+from tilewire.service.telemetry.statistics import (
+    BatchStats,
+    Duration,
+    InferenceStats,
+    LaunchStatistics,
+    RequestStatistics,
+    statistics_of,
+)
 
 
-def write(folder: Path, times: int) -> None:
-    env = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder), "PYTHONPATH": str(ROOT)}
-    for _ in range(times):
-        subprocess.run([sys.executable, "-c", WRITER], env=env, check=True)
+def count(totals: Totals, source: str) -> None:
+    metrics = MetricSet(LocalTotals(totals, source))
+    requests, launches = RequestStatistics(metrics), LaunchStatistics(metrics)
+    for _ in range(3):
+        requests.count("add", 2e-6, Timings(10, 20, 30, 40))
+    requests.count("add", 1e-6, None)
+    requests.count("softmax", 5e-6, None)
+    launches.count("add", 2, Timings(0, 20, 30, 40))
+    launches.count("add", 1, Timings(0, 2, 3, 4))
+    launches.count("add", 16, Timings(0, 200, 2**52, 400))
+    for _ in range(2):
+        requests.flush()
+        metrics.flush()
 
 
-def test_sums_over_processes_that_are_gone(tmp_path: Path) -> None:
-    write(tmp_path, 2)
-    add, softmax, matmul = read_statistics(str(tmp_path), ("add", "softmax", "matmul"), "1")
+def test_sums_over_processes_that_are_gone() -> None:
+    totals = Totals()
+    for source in ("one", "other"):
+        count(totals, source)
+        totals.end(source)
+    add, softmax, matmul = statistics_of(totals.hidden(), ("add", "softmax", "matmul"), "1")
     assert add.inference_stats == InferenceStats(
         success=Duration(6, 12_000),
         fail=Duration(2, 2_000),
@@ -57,8 +55,9 @@ def test_sums_over_processes_that_are_gone(tmp_path: Path) -> None:
     assert softmax.inference_stats.fail == Duration(1 * 2, 10_000)
     assert (softmax.last_inference, softmax.execution_count, softmax.batch_stats) == (0, 0, [])
     assert matmul.inference_stats == InferenceStats()
+    assert list(totals.collect()) == []
 
 
-def test_nothing_was_counted_yet(tmp_path: Path) -> None:
-    (only,) = read_statistics(str(tmp_path), ("add",), "1")
+def test_nothing_was_counted_yet() -> None:
+    (only,) = statistics_of(Totals().hidden(), ("add",), "1")
     assert (only.name, only.version, only.inference_count) == ("add", "1", 0)

@@ -135,7 +135,7 @@ class GpuBackend:
         )
 
     def warm_up(self, how: Preparation, report: Report, on_compile: Callable[[str], None]) -> None:
-        """Compiles, loads, picks among and tries the kernels of the device, and does what else is slow the first time."""
+        """Compiles, loads and tries the kernels of the device, and does what else is slow the first time."""
         self._kernels.warm_up(how, self._compute, report, on_compile)
         with self._guarded():
             load_copies(self._device, TORCH_DTYPES.values())

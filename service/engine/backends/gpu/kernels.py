@@ -7,19 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 
 import msgspec
 import torch
-from triton import knobs
 
-from tilewire.kernels.autotune.starting import pick_at_start
 from tilewire.kernels.build.loading import load_all
 from tilewire.kernels.build.precompile import CompileError, images_of, precompile
 from tilewire.kernels.build.report import described, roofline, tuned
-from tilewire.kernels.build.selftest import Trial, trials, wrong
+from tilewire.kernels.build.selftest import trials, wrong
 from tilewire.kernels.matmul.configs import OUT_DTYPES
 from tilewire.kernels.matmul.members import is_supported
+from tilewire.kernels.op import Trial
 from tilewire.kernels.runtime.launch import Loaded, Variant, on_compile
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.selection.catalogue import op_named, variants
@@ -85,7 +83,6 @@ class DeviceKernels:
         try:
             self._compile(report, on_each)
             self._loaded = load_all(self.target, self._index, partial(report, "load"))
-            pick_at_start(self.target, Path(knobs.cache.dir), how.tune_budget_s, partial(report, "tune"))
             if how.warmup == "run":
                 self._try(stream, report)
         except (CompileError, RuntimeError) as error:

@@ -16,7 +16,7 @@ from tilewire.service.gateway.codecs.protocol import Placed
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.body import receive_body, refuse_encodings
 from tilewire.service.gateway.request.context import Gateway, RequestContext, context_of
-from tilewire.service.gateway.request.handle import MAX_PLANS
+from tilewire.service.gateway.request.handle import MAX_PLANS, reserve_answer
 from tilewire.service.gateway.request.response import TensorResponse, describe_tensor, json_response
 from tilewire.service.ipc.messages import Done, Operand, TensorInfo
 from tilewire.service.ops.registry import check_limits
@@ -100,7 +100,8 @@ async def _fetch(gateway: Gateway, context: RequestContext, name: str, leases: L
     for _attempt in range(MAX_PLANS):
         info = await gateway.engines.describe(name)
         codec = codec_for_accept(context.head.headers.get("accept"), None, [info.type.dtype])
-        lease = leases.lease(info.type.nbytes)
+        reserve_answer(gateway, context, info.type.nbytes)
+        lease = await leases.wait(info.type.nbytes)
         if isinstance(await gateway.engines.download(info, lease.offset), Done):
             encoded = await CodecEncoder(codec, {name: info.type}).encode([lease.view])
             encoded.lines = "".join(f"{field}: {value}\r\n" for field, value in _headers(info).items())

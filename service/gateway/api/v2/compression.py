@@ -78,10 +78,10 @@ async def inflate(source: Lease, leases: Leases, coding: Coding, max_bytes: int,
 
     Raises:
         BodyTooLarge: It inflates past `max_bytes`.
-        TooBusy: There is no room right now.
+        TooBusy: There was no room within the time-out.
         InvalidRequest: Not one whole stream of that coding.
     """
-    target = leases.lease(lead_bytes + min(max(4 * source.nbytes, STEP_BYTES), max_bytes))
+    target = await leases.wait(lead_bytes + min(max(4 * source.nbytes, STEP_BYTES), max_bytes))
     inflater = zlib.decompressobj(_WBITS[coding])
     end, fed, tail = lead_bytes, 0, b""
     while not inflater.eof:

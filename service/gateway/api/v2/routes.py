@@ -22,7 +22,6 @@ from tilewire.service.gateway.api.v2.models import (
 from tilewire.service.gateway.request.adapter import Api
 from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.gateway.request.response import json_response
-from tilewire.service.gateway.telemetry.metrics import collect_statistics
 from tilewire.service.ops.registry import OPS, Op
 
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -66,11 +65,11 @@ def _add_statistics(routes: APIRouter, gateway: Gateway) -> None:
     # Before the routes of models: `stats` is no model.
     @routes.get("/v2/models/stats", summary="Statistics of every model.", response_class=Response)
     async def every_model() -> Response:
-        return json_response({"model_stats": await collect_statistics(gateway.metrics, gateway.metrics_folder)})
+        return json_response({"model_stats": await gateway.metrics.statistics()})
 
     async def statistics(request: Request) -> Response:
         op = model_named(**request.path_params)
-        every = await collect_statistics(gateway.metrics, gateway.metrics_folder)
+        every = await gateway.metrics.statistics()
         return json_response({"model_stats": [one for one in every if one.name == op.name]})
 
     _add(routes, "GET", "/stats", "Statistics of a model.", statistics)

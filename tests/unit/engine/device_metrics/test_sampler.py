@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import math
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+import threading
+from collections.abc import Sequence
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.unit.engine.device_metrics.metered_process import UUID
-from tilewire.service.engine.device_metrics.contract import Address, NoMeter
+from tests.support.local_totals import LocalTotals
+from tilewire.service.engine.device_metrics.contract import Address, NoMeter, Reading
 from tilewire.service.engine.device_metrics.nvml import NvmlMeter
 from tilewire.service.engine.device_metrics.opening import open_meter
-from tilewire.service.gateway.telemetry.metrics import expose, plain_aliases
+from tilewire.service.engine.device_metrics.sampler import Sampler
+from tilewire.service.telemetry.exposition import Exposition, plain_aliases
 
-ROOT = Path(__file__).parents[4]
+UUID = "GPU-8d1c3ad4-0a2e-4f57-9d43-0123456789ab"
+PERIOD_S = 0.01
+PATIENCE_S = 30.0
 GIB = 2**30
 READING = {
     "memory_used_bytes": 8 * GIB,
@@ -35,25 +33,39 @@ READING = {
 AS_PARSED = r"\n{name}\{{gpu_uuid=\"([^\"]+)\"\}} (\d+\.?\d*)(?=\n)"
 
 
-@contextlib.contextmanager
-def shown(folder: Path, *readings: dict[str, float] | None) -> Iterator[str]:
-    """The exposition while another process shows a device with these readings."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.unit.engine.device_metrics.metered_process", json.dumps(readings)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder), "PYTHONPATH": str(ROOT)},
-        cwd=ROOT,
-    )
-    assert process.stdout is not None
-    with process:
-        # Said before the last reading is shown; the second time, it has been.
-        for _ in range(2):
-            assert process.stdout.readline() == b"shown\n"
-        body, _content_type = asyncio.run(expose(str(folder), "text/plain"))
-        process.communicate(timeout=30)
-    assert process.returncode == 0
-    yield body.decode()
+class ScriptedMeter:
+    """Gives its readings one after the other, then the last one for ever. A reading of None is a failure."""
+
+    uuid = UUID
+
+    def __init__(self, readings: Sequence[dict[str, float] | None]) -> None:
+        self._readings = list(readings)
+        self.is_shown = threading.Event()
+        self._num_last = 0
+
+    def read(self) -> Reading:
+        reading = self._readings[0]
+        if len(self._readings) > 1:
+            del self._readings[0]
+        else:
+            # Read again: the first time it has been shown.
+            self._num_last += 1
+            if self._num_last > 1:
+                self.is_shown.set()
+        if reading is None:
+            raise NoMeter("the device fell off the bus")
+        return Reading(**reading)  # type: ignore[arg-type]
+
+
+def shown(*readings: dict[str, float] | None) -> str:
+    """The exposition of a device with these readings."""
+    sink, meter = LocalTotals(), ScriptedMeter(readings)
+    sampler = Sampler(sink, "cuda:3", meter, PERIOD_S)
+    sampler.start()
+    assert meter.is_shown.wait(PATIENCE_S)
+    sampler.stop()
+    body, _content_type = asyncio.run(Exposition(sink.totals).read(openmetrics=False))
+    return body.decode()
 
 
 def samples(exposition: str) -> dict[tuple[str, str], float]:
@@ -64,9 +76,9 @@ def samples(exposition: str) -> dict[tuple[str, str], float]:
     }
 
 
-def test_a_device_in_the_exposition(tmp_path: Path) -> None:
-    with shown(tmp_path, READING) as exposition:
-        found = samples(exposition)
+def test_a_device_in_the_exposition() -> None:
+    exposition = shown(READING)
+    found = samples(exposition)
     uuid = f"gpu_uuid={UUID}"
     assert found == {
         ("tilewire_device_memory_bytes", "device=cuda:3,state=used"): 8 * GIB,
@@ -81,33 +93,33 @@ def test_a_device_in_the_exposition(tmp_path: Path) -> None:
     }
 
 
-def test_a_load_generator_finds_the_aliases(tmp_path: Path) -> None:
-    with shown(tmp_path, READING) as exposition:
-        for name, expected in (
-            ("nv_gpu_utilization", 0.05),
-            ("nv_gpu_memory_total_bytes", 80 * GIB),
-            ("nv_gpu_memory_used_bytes", 8 * GIB),
-            ("nv_gpu_power_usage", 71.25),
-        ):
-            (found,) = re.findall(AS_PARSED.format(name=name), "\n" + exposition)
-            assert (found[0], float(found[1])) == (UUID, expected)
+def test_a_load_generator_finds_the_aliases() -> None:
+    exposition = shown(READING)
+    for name, expected in (
+        ("nv_gpu_utilization", 0.05),
+        ("nv_gpu_memory_total_bytes", 80 * GIB),
+        ("nv_gpu_memory_used_bytes", 8 * GIB),
+        ("nv_gpu_power_usage", 71.25),
+    ):
+        (found,) = re.findall(AS_PARSED.format(name=name), "\n" + exposition)
+        assert (found[0], float(found[1])) == (UUID, expected)
 
 
-def test_what_a_device_does_not_tell_is_absent(tmp_path: Path) -> None:
-    with shown(tmp_path, {"temperature_celsius": 40.0}) as exposition:
-        assert samples(exposition) == {("tilewire_device_temperature_celsius", "device=cuda:3"): 40}
+def test_what_a_device_does_not_tell_is_absent() -> None:
+    exposition = shown({"temperature_celsius": 40.0})
+    assert samples(exposition) == {("tilewire_device_temperature_celsius", "device=cuda:3"): 40}
 
 
-def test_a_device_that_tells_no_more_keeps_no_old_figures(tmp_path: Path) -> None:
-    with shown(tmp_path, READING, None) as exposition:
-        found = samples(exposition)
+def test_a_device_that_tells_no_more_keeps_no_old_figures() -> None:
+    exposition = shown(READING, None)
+    found = samples(exposition)
     assert len(found) == 9
     assert all(math.isnan(value) for value in found.values())
 
 
-def test_a_device_that_comes_back_is_shown_again(tmp_path: Path) -> None:
-    with shown(tmp_path, READING, None, READING) as exposition:
-        assert samples(exposition)[("tilewire_device_power_watts", "device=cuda:3")] == 71.25
+def test_a_device_that_comes_back_is_shown_again() -> None:
+    exposition = shown(READING, None, READING)
+    assert samples(exposition)[("tilewire_device_power_watts", "device=cuda:3")] == 71.25
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from tests.support.local_totals import LocalTotals
 from tilewire.service.engine.backends.contract import Joined
 from tilewire.service.engine.backends.cpu import CpuBackend, Finished
 from tilewire.service.engine.backends.gpu.host import tensor_of
@@ -76,7 +77,7 @@ def mailbox() -> Iterator[Mailbox]:
 
 @pytest.fixture(scope="module")
 def metrics() -> EngineMetrics:
-    return EngineMetrics(CpuBackend("cpu").identity, version="0", restarts=0)
+    return EngineMetrics(LocalTotals(), CpuBackend("cpu").identity, version="0", restarts=0)
 
 
 def lobby_of(mailbox: Mailbox, on_arrival: Callable[[Client], None] = lambda _client: None) -> Lobby:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import socket
+from collections.abc import Iterator
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -13,10 +18,10 @@ from tests.support.tensor_bodies import Array
 from tilewire.service.engine.backends.contract import HostBytes
 from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.tensors.residents import Residents
-from tilewire.service.errors import ResidentQuota, UnknownName
+from tilewire.service.errors import ResidentQuota, TooBusy, UnknownName
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ops.registry import TensorType
-from tilewire.service.supervisor.vault import VaultReader, VaultWriter
+from tilewire.service.supervisor.vault import VaultFeed, VaultFollower, VaultReader, VaultWriter
 
 
 def source(array: Array) -> HostBytes:
@@ -111,3 +116,175 @@ def test_a_replaced_copys_descriptor_is_closed() -> None:
         os.close(kept.fd)
         # The same few numbers were used again: nothing piles up.
         assert len(fds) <= 2
+
+
+class Chain:
+    """A home engine's residents, the vault, and the feed of an engine that follows."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self.deposits, home_end = pair(stack)
+        self.feed_end, self.follower_end = pair(stack)
+        self.vault = VaultReader()
+        self.feed = VaultFeed(self.feed_end)
+        self.vault.feeds.append(self.feed)
+        writer = VaultWriter(home_end.detach())
+        stack.callback(writer.close)
+        self.home = residents(quota=2**30, vault=writer)
+        self._stack = stack
+
+    def follower(self) -> tuple[Residents, VaultFollower]:
+        """A process of the engine that follows, as it begins: with the vault's state."""
+        self.vault.drain(self.deposits)
+        kept = self.vault.keepsakes
+        begun = residents()
+        for one in kept.tensors:
+            begun.restore(msgspec.structs.replace(one, fd=os.dup(one.fd) if one.fd >= 0 else -1))
+        begun.version = kept.version
+        follower = VaultFollower(os.dup(self.follower_end.fileno()))
+        self._stack.callback(follower.close)
+        return begun, follower
+
+
+def pair(stack: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    return stack.enter_context(ours), stack.enter_context(theirs)
+
+
+@pytest.fixture
+def chain() -> Iterator[Chain]:
+    with contextlib.ExitStack() as stack:
+        yield Chain(stack)
+
+
+def num_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def number(value: float) -> HostBytes:
+    return source(np.full(3, value, np.float32))
+
+
+def contents(held: Residents) -> dict[str, list[float]]:
+    return {info.name: held.get(info.name).tensor.tolist() for info in held.infos()}
+
+
+def test_a_follower_goes_through_the_changes_of_its_home(chain: Chain) -> None:
+    held, follower = chain.follower()
+    chain.home.put("w", number(1))
+    chain.home.put("gone", number(2))
+    chain.home.put("w", number(3))
+    chain.home.delete("gone")
+    chain.vault.drain(chain.deposits)
+    seen = []
+    for change in follower.take():
+        held.follow(change)
+        seen.append(contents(held))
+    assert seen == [
+        {"w": [1] * 3},
+        {"gone": [2] * 3, "w": [1] * 3},
+        {"gone": [2] * 3, "w": [3] * 3},
+        {"w": [3] * 3},
+    ]
+    assert held.infos() == chain.home.infos()
+    assert (held.version, held.nbytes) == (chain.home.version, chain.home.nbytes)
+
+
+def test_changes_that_a_restarted_follower_has_from_the_vault_are_not_made_again(chain: Chain) -> None:
+    chain.home.put("w", number(1))
+    chain.home.put("gone", number(2))
+    chain.home.delete("gone")
+    chain.home.put("w", number(3))
+    # They wait in the socket of the process that is gone.
+    held, follower = chain.follower()
+    chain.home.put("x", number(4))
+    chain.vault.drain(chain.deposits)
+    descriptors = num_descriptors()
+    changes = follower.take()
+    for change in changes:
+        held.follow(change)
+        assert "gone" not in contents(held)
+        assert contents(held)["w"] == [3] * 3
+    assert len(changes) == 5
+    assert contents(held) == contents(chain.home) == {"w": [3] * 3, "x": [4] * 3}
+    # Its mapping of the one new copy has a descriptor of its own.
+    assert num_descriptors() == descriptors + 1
+
+
+def test_an_older_change_that_comes_late_is_ignored(chain: Chain) -> None:
+    held, follower = chain.follower()
+    chain.home.put("w", number(1))
+    chain.home.put("w", number(2))
+    chain.home.delete("w")
+    chain.vault.drain(chain.deposits)
+    first, second, deleted = follower.take()
+    held.follow(second)
+    held.follow(first)
+    assert contents(held) == {"w": [2] * 3}
+    held.follow(deleted)
+    held.follow(msgspec.structs.replace(second, fd=-1))
+    assert contents(held) == {}
+
+
+def test_a_feed_keeps_what_its_socket_has_no_room_for(chain: Chain) -> None:
+    count = 1000
+
+    async def run() -> None:
+        held, follower = chain.follower()
+        descriptors = num_descriptors()
+        for value in range(count):
+            chain.home.put("w", number(value))
+            chain.vault.drain(chain.deposits)
+        num_taken = 0
+        while num_taken < count:
+            for change in follower.take():
+                held.follow(change)
+                num_taken += 1
+            await asyncio.sleep(0)
+        assert contents(held) == {"w": [count - 1] * 3}
+        # The copy of the vault, and the mappings of both engines.
+        assert num_descriptors() <= descriptors + 3
+
+    asyncio.run(run())
+
+
+def test_only_the_version_that_was_named_is_deleted() -> None:
+    held = residents()
+    first, _ = held.put("w", number(1))
+    second, _ = held.put("w", number(2))
+    assert first.version < second.version
+    with pytest.raises(UnknownName, match="replaced"):
+        held.delete("w", first.version)
+    assert held.delete("w", second.version).version > second.version
+    assert contents(held) == {}
+
+
+class FullBackend(CpuBackend):
+    """A device without memory for more than a few bytes."""
+
+    def upload(self, source: HostBytes) -> torch.Tensor:
+        """See `Backend`."""
+        if source.type.nbytes > 12:
+            raise TooBusy("no memory on the device")
+        return super().upload(source)
+
+
+def test_a_tensor_that_a_follower_cannot_hold_leaves_none_of_its_name(chain: Chain) -> None:
+    _, follower = chain.follower()
+    held = Residents(FullBackend(), 0, VaultWriter(-1))
+    chain.home.put("w", number(1))
+    chain.home.put("w", source(np.ones(4, np.float32)))
+    chain.home.put("x", number(2))
+    chain.vault.drain(chain.deposits)
+    for change in follower.take():
+        held.follow(change)
+    assert contents(held) == {"x": [2] * 3}
+    held.check("x")
+    with pytest.raises(TooBusy, match="no memory"):
+        held.check("w")
+    chain.home.delete("w")
+    chain.vault.drain(chain.deposits)
+    for change in follower.take():
+        held.follow(change)
+    held.check("w")
+    assert held.nbytes == 12

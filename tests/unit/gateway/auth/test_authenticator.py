@@ -109,7 +109,10 @@ def test_a_pattern_matches_itself_or_what_begins_with_it(pattern: str, name: str
 
 def test_read_only_beats_what_a_key_grants(tmp_path: Path) -> None:
     granted = entry("one", KEY, 'write = ["*"]\nread = ["*"]\nshared_memory = true')
-    for authenticator in (Authenticator(is_read_only=True), Authenticator(keys_file(tmp_path, granted), is_read_only=True)):
+    for authenticator in (
+        Authenticator(is_read_only=True),
+        Authenticator(keys_file(tmp_path, granted), is_read_only=True),
+    ):
         access = authenticator.identify("/v1/tensors/a", {"x-api-key": KEY})
         authorise(access, read=["a"])
         with pytest.raises(Forbidden):

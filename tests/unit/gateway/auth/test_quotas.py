@@ -166,3 +166,49 @@ def test_what_is_taken_back_may_be_used_again_on_every_gateway() -> None:
     assert not admitted(other, key)
     one.take_back(key, 600)
     assert admitted(other, key)
+
+
+def test_answers_that_are_reserved_at_once_overshoot_by_one_of_them() -> None:
+    clock = Clock()
+    one, other = gateways(2, clock)
+    key = Key("k", DIGEST, bytes_per_s=1000)
+    for quotas in (one, other):
+        quotas.follow([key])
+    assert all(admitted(quotas, key, 10) for quotas in (one, other))
+    one.reserve(key, 16_000, 10)
+    with pytest.raises(OverQuota, match="bytes per second") as refused:
+        other.reserve(key, 16_000, 10)
+    # Fifteen seconds' worth, and until then nothing else comes in either.
+    assert refused.value.retry_after_s == 16
+    assert not admitted(one, key)
+    one.charge(key, -16_000)
+    other.reserve(key, 16_000, 10)
+
+
+def test_answers_of_requests_that_were_admitted_together_may_leave_a_debt_of_one_bucket() -> None:
+    clock = Clock()
+    (quotas,) = gateways(1, clock)
+    key = Key("k", DIGEST, bytes_per_s=1000)
+    assert all(admitted(quotas, key, 100) for _ in range(10))
+    assert not admitted(quotas, key, 100)
+    for _ in range(10):
+        quotas.reserve(key, 100, 100)
+    with pytest.raises(OverQuota):
+        quotas.reserve(key, 1, 0)
+
+
+def test_a_large_body_does_not_stand_in_the_way_of_its_own_answer() -> None:
+    clock = Clock()
+    (quotas,) = gateways(1, clock)
+    key = Key("k", DIGEST, bytes_per_s=1000)
+    assert admitted(quotas, key, 50_000)
+    quotas.reserve(key, 50_000, 50_000)
+    assert not admitted(quotas, key)
+
+
+def test_answers_of_a_key_without_a_quota_of_bytes_are_not_counted() -> None:
+    (quotas,) = gateways(1, Clock())
+    key = Key("k", DIGEST, requests_per_s=10)
+    for _ in range(100):
+        quotas.reserve(key, 10**12, 0)
+    assert admitted(quotas, key)

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tilewire.service.gateway.codecs.zip_directory import MAX_MEMBERS
 
 from tests.unit.gateway.codecs.arena_room import ArenaRoom, decode
 from tilewire.service.errors import BodyTooLarge, InvalidRequest, TilewireError
 from tilewire.service.gateway.codecs import npz
 from tilewire.service.gateway.codecs.npz import Npz
-from tilewire.service.gateway.codecs.zip_directory import MAX_MEMBERS
 from tilewire.service.ops.registry import TensorType
 
 CODEC = Npz()

@@ -7,10 +7,20 @@ from collections.abc import Callable
 
 import pytest
 
-from tilewire.service.errors import ClientGone, InvalidRequest, ResidentQuota, TilewireError, Unavailable
+from tilewire.service.errors import (
+    ClientGone,
+    InvalidRequest,
+    ResidentQuota,
+    TilewireError,
+    TooBusy,
+    Unavailable,
+    UnknownName,
+)
 from tilewire.service.gateway.engines.client import Reply, Request
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.ipc.messages import (
+    AwaitTensor,
+    DeleteTensor,
     Done,
     Job,
     Operand,
@@ -105,22 +115,79 @@ def test_a_client_that_leaves_cancels_its_job_and_waits_for_its_slots() -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("failure", [None, ResidentQuota("full")])
-def test_uploads_go_to_every_engine(failure: TilewireError | None) -> None:
+STORED = TensorInfo("w", KIND, 1.0, version=7)
+
+
+def test_the_home_engine_orders_uploads_and_they_are_answered_when_every_engine_has_them() -> None:
     async def run() -> None:
-        one, two = ScriptedEngine(0), ScriptedEngine(1)
-        task = asyncio.ensure_future(Engines([one, two]).put("w", Operand(KIND, 0)))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert [type(engine.sent[0]) for engine in (one, two)] == [PutTensor, PutTensor]
-        one.futures[0].set_result(Tensors(0, (TensorInfo("w", KIND, 1.0),)))
-        if failure is None:
-            two.futures[0].set_result(Tensors(0, (TensorInfo("w", KIND, 1.0),), replaced=True))
-            assert (await task)[1] is True
-            return
-        two.futures[0].set_exception(failure)
-        with pytest.raises(ResidentQuota):
+        home, two, three = (ScriptedEngine(index) for index in range(3))
+        task = asyncio.ensure_future(Engines([home, two, three]).put("w", Operand(KIND, 0)))
+        await settle()
+        assert (home.sent, two.sent, three.sent) == ([PutTensor(0, "w", Operand(KIND, 0))], [], [])
+        home.futures[0].set_result(Tensors(0, (STORED,), replaced=True))
+        await settle()
+        assert (len(home.sent), two.sent, three.sent) == (1, [AwaitTensor(0, "w", 7)], [AwaitTensor(0, "w", 7)])
+        two.futures[0].set_result(Tensors(0, ()))
+        await settle()
+        assert not task.done()
+        three.futures[0].set_result(Tensors(0, ()))
+        assert await task == (STORED, True)
+
+    asyncio.run(run())
+
+
+def test_a_deletion_is_answered_when_every_engine_has_it() -> None:
+    async def run() -> None:
+        home, other = ScriptedEngine(0), ScriptedEngine(1)
+        task = asyncio.ensure_future(Engines([home, other]).delete("w"))
+        await settle()
+        assert (home.sent, other.sent) == ([DeleteTensor(0, "w")], [])
+        home.futures[0].set_result(Tensors(0, (STORED,)))
+        await settle()
+        assert other.sent == [AwaitTensor(0, "w", 7)]
+        other.futures[0].set_result(Tensors(0, ()))
+        await task
+
+    asyncio.run(run())
+
+
+def test_a_tensor_that_one_engine_cannot_hold_is_taken_back_by_its_version() -> None:
+    async def run() -> None:
+        home, other = ScriptedEngine(0), ScriptedEngine(1)
+        task = asyncio.ensure_future(Engines([home, other]).put("w", Operand(KIND, 0)))
+        await settle()
+        home.futures[0].set_result(Tensors(0, (STORED,)))
+        await settle()
+        other.futures[0].set_exception(TooBusy("no memory on the device"))
+        await settle()
+        assert home.sent[1:] == [DeleteTensor(0, "w", 7)]
+        # Somebody else has replaced it meanwhile.
+        home.futures[1].set_exception(UnknownName("replaced"))
+        with pytest.raises(TooBusy, match="no memory"):
             await task
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("where", "failure"), [("home", ResidentQuota("full")), ("other", Unavailable("the engine restarted"))]
+)
+def test_an_upload_that_fails_at_home_or_meets_a_restart_changes_nothing_more(
+    where: str, failure: TilewireError
+) -> None:
+    async def run() -> None:
+        home, other = ScriptedEngine(0), ScriptedEngine(1)
+        task = asyncio.ensure_future(Engines([home, other]).put("w", Operand(KIND, 0)))
+        await settle()
+        if where == "home":
+            home.futures[0].set_exception(failure)
+        else:
+            home.futures[0].set_result(Tensors(0, (STORED,)))
+            await settle()
+            other.futures[0].set_exception(failure)
+        with pytest.raises(type(failure)):
+            await task
+        assert (len(home.sent), len(other.sent)) == (1, int(where == "other"))
 
     asyncio.run(run())
 

@@ -12,17 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 from starlette.types import Message, Scope
+from tilewire.service.gateway.api.v2.infer import answer, header_length, infer
 
+from tests.support.local_totals import LocalTotals
 from tests.support.oip_bodies import LENGTH, binary_input, from_answer, to_binary
 from tests.support.tensor_bodies import Array
 from tilewire.service.config.process import GatewaySettings, Inherited
 from tilewire.service.errors import InvalidRequest, TilewireError
-from tilewire.service.gateway.api.v2.infer import answer, header_length, infer
 from tilewire.service.gateway.auth.authenticator import Access
 from tilewire.service.gateway.engines.client import Reply, Request
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.context import Exchange, Gateway, Incoming
+from tilewire.service.gateway.request.room import Room
 from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
 from tilewire.service.ipc.arena import Arena, Segment
 from tilewire.service.ipc.messages import (
@@ -84,10 +86,10 @@ class Bench:
         self.arena = Arena(self.segment)
         self.engine = AddingEngine(self.arena)
         self.access = Access()
-        settings = GatewaySettings(0, Inherited(-1), [], "", SEGMENT_BYTES, max_body_bytes=2**19, max_json_bytes=2**16)
-        admission = Admission(self.arena, 8, settings.max_body_bytes)
-        metrics = GatewayMetrics()
-        self.gateway = Gateway(settings, "0", Engines([self.engine]), self.arena, admission, metrics, "")
+        settings = GatewaySettings(0, Inherited(-1), [], SEGMENT_BYTES, max_body_bytes=2**19, max_json_bytes=2**16)
+        admission = Admission(Room(self.arena, 0.0), 8, settings.max_body_bytes)
+        metrics = GatewayMetrics(LocalTotals())
+        self.gateway = Gateway(settings, "0", Engines([self.engine]), self.arena, admission, metrics)
 
     async def call(self, op: str, body: bytes, headers: dict[str, str]) -> tuple[dict[str, str], bytes]:
         """One request; returns the answer's headers and body."""

@@ -1,0 +1,35 @@
+"""Operands of additions for timing, and what PyTorch has for them."""
+
+from __future__ import annotations
+
+import torch
+
+from tilewire.kernels.add.configs import Config
+from tilewire.kernels.add.op import prepare
+from tilewire.kernels.add.shape import AddShape
+from tilewire.kernels.op import Call
+
+
+class AddOperands:
+    """See `Operands`."""
+
+    def __init__(self, shape: AddShape, num_sets: int, generator: torch.Generator) -> None:
+        dtype = getattr(torch, shape.dtype)
+        full = (shape.rows, shape.n)
+
+        def values(extents: tuple[int, ...]) -> torch.Tensor:
+            return torch.randn(extents, generator=generator, device=generator.device).mul_(100).to(dtype)
+
+        b_extents = full if shape.b_shape == "full" else (shape.n,)
+        self._sets = [(values(full), values(b_extents), values(full)) for _ in range(num_sets)]
+
+    def launcher(self, config: Config | None) -> Call:
+        """See `Operands`."""
+        prepared, sets = prepare(*self._sets[0], config=config), self._sets
+        assert prepared is not None, "This is a bug."
+        return lambda index: prepared(*sets[index])
+
+    def vendor(self) -> Call | None:
+        """See `Operands`."""
+        sets = self._sets
+        return lambda index: torch.add(sets[index][0], sets[index][1], out=sets[index][2])

@@ -1,0 +1,56 @@
+"""The self-test of add: each binary once, on small whole numbers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+
+import torch
+
+from tilewire.kernels.add.configs import Config, Family, members
+from tilewire.kernels.add.op import prepare
+from tilewire.kernels.build.operands import numbers
+from tilewire.kernels.op import Trial
+from tilewire.kernels.runtime.targets import Target
+
+
+def trials(target: Target, device: torch.device) -> Iterator[Callable[[], Trial]]:
+    """See `KernelOp.trials`."""
+    for family, config in dict.fromkeys(members(target)):
+        yield functools.partial(_trial, family, config, device)
+
+
+def _trial(family: Family, config: Config, device: torch.device) -> Trial:
+    dtype = getattr(torch, family.dtype)
+    other = torch.float16 if family.dtype == "float32" else torch.float32
+    n = 2 * config.block_n if family.is_aligned else 2 * config.block_n - 1
+    shape = {0: (n,), 1: (5, n), 3: (2, 3, n)}[family.outer_rank]
+    values = numbers(shape, device)
+    a, b = (_strided(values, inner, dtype, is_aligned=family.is_aligned) for inner in family.inner[:2])
+    out = _strided(values, family.inner[2], dtype if family.is_typed else other, is_aligned=family.is_aligned)
+    launch = prepare(a, b, out, alpha=2, config=config)
+    assert launch is not None, "This is a bug."
+    launch(a, b, out)
+    return Trial((launch.variant,), (out.float() == a.float() + 2 * b.float()).all())
+
+
+def _strided(values: torch.Tensor, inner: str, dtype: torch.dtype, *, is_aligned: bool) -> torch.Tensor:
+    """`values`, or its first column, with rows that do not follow one another and a last stride as `inner` says."""
+    pad = 16 if is_aligned else 1
+    if inner == "repeat":
+        return _padded(values[..., :1], 16, dtype)
+    if inner == "any":
+        wide = _padded(values.repeat_interleave(2, dim=-1), pad, dtype)
+        return wide[..., ::2]
+    return _padded(values, pad, dtype)
+
+
+def _padded(values: torch.Tensor, pad: int, dtype: torch.dtype) -> torch.Tensor:
+    *outer, n = values.shape
+    # The middle dimension has padding of its own, so that no two of them merge.
+    outer = [*outer[:-1], outer[-1] + 1] if len(outer) > 1 else outer
+    storage = torch.empty((*outer, -(-n // 16) * 16 + pad), dtype=dtype, device=values.device)
+    if len(outer) > 1:
+        storage = storage[..., :-1, :]
+    shift = pad % 16
+    return storage[..., shift : shift + n].copy_(values)

@@ -1,0 +1,49 @@
+"""Tensors for self-tests and benchmarks: whole numbers whose sums are exact, random values, and how they lie. Imports no op."""
+
+from __future__ import annotations
+
+import torch
+
+from tilewire.kernels.runtime.strides import Extent
+
+
+def numbers(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Whole numbers from -6 to 6, no two neighbours alike."""
+    steps = (3, 5, 2, 7)
+    total = torch.zeros(shape, device=device)
+    for dim, step in zip(range(len(shape)), steps, strict=False):
+        index = torch.arange(shape[-1 - dim], device=device) * step
+        total = total + index.reshape(-1, *(1,) * dim)
+    return total % 13 - 6
+
+
+def lay(values: torch.Tensor, contiguous: str, dtype: torch.dtype, *, is_aligned: bool) -> torch.Tensor:
+    """A copy of `values` in the memory layout that `like` gives."""
+    return like(values, contiguous, dtype, is_aligned=is_aligned).copy_(values)
+
+
+def like(values: torch.Tensor, contiguous: str, dtype: torch.dtype, *, is_aligned: bool) -> torch.Tensor:
+    """An empty tensor of the shape of `values`: its `first`, `last` or `neither` of two dimensions contiguous."""
+    *outer, rows, columns = values.shape
+    pad = 16 if is_aligned else 1 + rows % 2
+    if contiguous == "neither":
+        return torch.empty((*outer, rows, 2 * columns), dtype=dtype, device=values.device)[..., ::2]
+    if contiguous == "last":
+        return torch.empty((*outer, rows, columns + pad), dtype=dtype, device=values.device)[..., :columns]
+    return torch.empty((*outer, columns, rows + pad), dtype=dtype, device=values.device)[..., :rows].mT
+
+
+def random_operand(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Normal values of `dtype`; for integers spread over most of their range."""
+    values = torch.randn(shape, generator=generator, device=generator.device)
+    return values.to(dtype) if dtype.is_floating_point else (values * 40).clamp(-128, 127).to(dtype)
+
+
+def random_at(extent: Extent, dtype: str, generator: torch.Generator) -> torch.Tensor:
+    """Random values that lie as `extent` says."""
+    return empty_at(extent, dtype, generator).copy_(random_operand(extent.shape, getattr(torch, dtype), generator))
+
+
+def empty_at(extent: Extent, dtype: str, generator: torch.Generator) -> torch.Tensor:
+    """An empty tensor that lies as `extent` says."""
+    return torch.empty_strided(extent.shape, extent.strides, dtype=getattr(torch, dtype), device=generator.device)

@@ -1,0 +1,148 @@
+"""Products as benchmarks and tuning describe them. Pure: no device."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from tilewire.kernels.matmul.choice import choose
+from tilewire.kernels.matmul.configs import ACTIVATIONS, ITEM_BYTES, OUT_DTYPES, PRECISIONS, Config, Problem
+from tilewire.kernels.matmul.members import SPLITS, is_possible, members
+from tilewire.kernels.matmul.view import Dtypes, problem_of, view_of
+from tilewire.kernels.op import ShapeError, log_uniform
+from tilewire.kernels.runtime.layouts import row_step
+from tilewire.kernels.runtime.strides import Extent
+from tilewire.kernels.runtime.targets import Target
+
+
+@dataclass(frozen=True)
+class MatmulShape:
+    """One matmul: (batch, m, k) times (batch, k, n).
+
+    Attributes:
+        m: rows of `a`.
+        n: columns of `b`.
+        k: the summed dimension.
+        batch: independent products.
+        dtype: of the inputs.
+        out_dtype: of the output; empty for the default.
+        precision: of float32 inputs.
+        a_major: the contiguous dimension of `a`, `k` or `m`.
+        b_major: the contiguous dimension of `b`, `n` or `k`.
+        is_padded: rows start at multiples of 16 bytes, as staging lays them; else they follow one another.
+        activation: with a bias, unless it is `none`: then nothing follows the product.
+    """
+
+    op: ClassVar[str] = "matmul"
+    choices: ClassVar[Mapping[str, Sequence[str]]] = {
+        "dtype": tuple(OUT_DTYPES),
+        "precision": PRECISIONS,
+        "a_major": ("k", "m"),
+        "b_major": ("n", "k"),
+        "activation": ACTIVATIONS,
+    }
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    dtype: str = "bfloat16"
+    out_dtype: str = ""
+    precision: str = "ieee"
+    a_major: str = "k"
+    b_major: str = "n"
+    is_padded: bool = True
+    activation: str = "none"
+
+    @property
+    def stored_dtype(self) -> str:
+        """The dtype of the output."""
+        return self.out_dtype or OUT_DTYPES[self.dtype][0]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing follows the product."""
+        return self.activation == "none"
+
+    @property
+    def extents(self) -> tuple[Extent, Extent, Extent]:
+        """Shapes and strides of `a`, `b` and the output."""
+        a = self._extent(self.m, self.k, self.dtype, is_turned=self.a_major == "m")
+        b = self._extent(self.k, self.n, self.dtype, is_turned=self.b_major == "k")
+        return a, b, self._extent(self.m, self.n, self.stored_dtype, is_turned=False)
+
+    def _extent(self, rows: int, columns: int, dtype: str, *, is_turned: bool) -> Extent:
+        count, length = (columns, rows) if is_turned else (rows, columns)
+        step = row_step(length, ITEM_BYTES[dtype]) if self.is_padded else length
+        strides = (1, step) if is_turned else (step, 1)
+        if self.batch == 1:
+            return Extent((rows, columns), strides)
+        return Extent((self.batch, rows, columns), (count * step, *strides))
+
+    @property
+    def problem(self) -> Problem:
+        """What the choice of a kernel depends on, at addresses that divide by 16."""
+        view = view_of(*self.extents, is_row_scaled=False)
+        assert view is not None, "This is a bug."
+        dtypes = Dtypes(self.dtype, self.stored_dtype, self.precision)
+        return problem_of(view, dtypes, is_in_aligned=True, is_out_aligned=True)
+
+    @property
+    def num_bytes(self) -> int:
+        """Each operand read once and the output written once."""
+        return self.problem.min_bytes
+
+    def check(self) -> None:
+        """See `Shape`."""
+        allowed = OUT_DTYPES[self.dtype]
+        if self.stored_dtype not in allowed:
+            raise ShapeError(f"out_dtype: expected one of {', '.join(allowed)}, got {self.out_dtype!r}")
+        if self.precision != "ieee" and self.dtype != "float32":
+            raise ShapeError("precision: only float32 has a choice")
+        if self.stored_dtype == "int32" and self.activation not in ("none", "relu"):
+            raise ShapeError(f"activation: {self.activation} needs a floating-point output, not int32")
+
+    def chosen(self, target: Target) -> Config:
+        """See `Shape`."""
+        return choose(self.problem, target, is_plain=self.is_plain)
+
+    def candidates(self, target: Target) -> Iterator[Config]:
+        """See `Shape`."""
+        for config, split_k in itertools.product(_configs_of(target), SPLITS):
+            whole = replace(config, split_k=split_k)
+            if is_possible(self.problem, whole, target, is_plain=self.is_plain):
+                yield whole
+
+
+@functools.cache
+def _configs_of(target: Target) -> tuple[Config, ...]:
+    return tuple(dict.fromkeys(config for _, config in members(target)))
+
+
+def draw(generator: random.Random) -> MatmulShape:
+    """A random product, log-uniform in size, of any dtype and layout."""
+    dtype, precision = generator.choice(
+        [
+            *[(name, "ieee") for name in ("bfloat16", "bfloat16", "float16", "int8", "float8_e4m3fn", "float32")],
+            *[("float32", precision) for precision in ("tf32", "tf32x3")],
+        ]
+    )
+    # K-major is what the service lays out for these; the others come both ways.
+    wants_k = dtype in ("int8", "float8_e4m3fn") or precision != "ieee"
+    batch = 1 if generator.random() < 0.8 else log_uniform(generator, 2, 64)
+    largest = 16384 if batch == 1 else 2048
+    return MatmulShape(
+        m=log_uniform(generator, 1, largest // 2),
+        n=log_uniform(generator, 16, largest),
+        k=log_uniform(generator, 16, largest),
+        batch=batch,
+        dtype=dtype,
+        precision=precision,
+        a_major="k" if generator.random() < 0.85 else "m",
+        b_major="k" if generator.random() < (0.9 if wants_k else 0.4) else "n",
+        is_padded=generator.random() < 0.8,
+        activation=generator.choice(["none", "none", "relu", "gelu"]) if dtype != "int8" else "none",
+    )

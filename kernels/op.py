@@ -1,0 +1,157 @@
+"""What an op gives to everything that handles all ops alike: `KernelOp`. How to add one is said there.
+
+Imports no op. `kernels.registry` lists the ops; catalogue, compilation, self-test, report, benchmarks and tuning iterate
+over that list and name none.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+import torch
+
+from tilewire.kernels.runtime.launch import Variant
+from tilewire.kernels.runtime.targets import Target
+
+# A configuration of an op: a frozen dataclass of its own.
+Config: TypeAlias = Any
+# Launches on the operand set of the given number.
+Call: TypeAlias = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One binary of the self-test, and whether it gave what it should.
+
+    Attributes:
+        variants: Binaries that were launched.
+        is_right: Boolean tensor of one element, on the device.
+    """
+
+    variants: tuple[Variant, ...]
+    is_right: torch.Tensor
+
+
+@dataclass(frozen=True)
+class TableEntry:
+    """One line of a tuned table, for people and dashboards.
+
+    Attributes:
+        op: Name of the op.
+        key: Place in the table, in words.
+        config: Configuration, in words.
+        figure: Measured figure; None for an entry that only states a choice.
+        unit: Unit of the figure.
+    """
+
+    op: str
+    key: str
+    config: str
+    figure: float | None = None
+    unit: str = ""
+
+
+class ShapeError(ValueError):
+    """A shape that an op does not compute; the message names the field."""
+
+
+class Shape(Protocol):
+    """One case of an op, as benchmarks and tuning describe it: a frozen dataclass of ints, bools and strings. Pure.
+
+    Attributes:
+        op: Name of the op.
+        choices: Allowed values of the fields that are strings.
+    """
+
+    op: ClassVar[str]
+    choices: ClassVar[Mapping[str, Sequence[str]]]
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __hash__(self) -> int:
+        """Equal shapes have equal hashes."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Each operand read once and each output written once."""
+
+    def check(self) -> None:
+        """Raises `ShapeError` where fields contradict one another."""
+
+    def chosen(self, target: Target) -> Config:
+        """The configuration that dispatch gives this shape."""
+
+    def candidates(self, target: Target) -> Iterable[Config]:
+        """Every configuration of the catalogue that can compute this shape."""
+
+
+class Operands(Protocol):
+    """Operand sets of one shape on a device, for timing."""
+
+    def launcher(self, config: Config | None) -> Call:
+        """Launches one configuration, or the one that dispatch gives."""
+
+    def vendor(self) -> Call | None:
+        """Launches what PyTorch has for the shape; None where it has nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class KernelOp:
+    """One op of the kernels.
+
+    To add an op, write a folder `kernels/<op>/`, then add its object to `kernels.registry.KERNEL_OPS`:
+
+    | file | content |
+    |---|---|
+    | `kernel.py` | the `@triton.jit` bodies; they begin with `await_previous(OVERLAP)` |
+    | `configs.py` | `Problem` (what a choice depends on), `Config`, `choose(problem, target)`; pure |
+    | `variants.py` | `build(…) -> Variant` and `variants(target)`, every binary that `choose` can ask for |
+    | `op.py` | the public function, and `prepare_<op>`, which returns a launcher without checks |
+    | `shape.py` | a `Shape`, and `draw`, a random one; pure |
+    | `bench.py` | `Operands` of a shape |
+    | `selftest.py` | `trials`: each binary once, on numbers whose result is exact |
+    | `reference.py` | the float64 oracle of the tests |
+    | `__init__.py` | the `KernelOp` |
+
+    Rules that hold for all:
+    - Sizes and strides are passed at run time, in units of 16 bytes where operands are aligned. No argument is specialised.
+    - `choose` gives only members of `variants(target)`; a property test checks that for each target.
+    - The public function checks shapes and dtypes and raises `ValueError` that begins with the argument's name.
+    - Equal requests give equal bits. No atomics on floats.
+
+    Attributes:
+        name: Name of the op, as in metrics and tables.
+        run: Public function: checks, allocates, launches.
+        prepare: Public function: checks, and returns a launcher for tensors of the same shapes, strides and alignment.
+        kernels: Triton functions that the op launches.
+        variants: Every binary that the op can launch on a target.
+        trials: Self-test: one call for each binary of a target, which launches it on a device.
+        shape: Shapes of benchmarks and tuning; None for an op that neither measures.
+        draw: A random shape, log-uniform in size.
+        operands: Operand sets: (shape, number of sets, generator on the device).
+        table_entries: Lines of the op's section of a tuned table.
+    """
+
+    name: str
+    run: Callable[..., Any]
+    prepare: Callable[..., Any]
+    kernels: tuple[Any, ...]
+    variants: Callable[[Target], Iterable[Variant]]
+    trials: Callable[[Target, torch.device], Iterator[Callable[[], Trial]]]
+    shape: type[Any] | None = None
+    draw: Callable[[random.Random], Any] | None = None
+    operands: Callable[[Any, int, torch.Generator], Operands] | None = None
+    table_entries: Callable[[Any], Iterator[TableEntry]] = lambda _section: iter(())
+
+
+def log_uniform(generator: random.Random, least: int, most: int) -> int:
+    """A random whole number whose logarithm is uniform."""
+    return round(math.exp(generator.uniform(math.log(least), math.log(most))))
+
+
+def geomean(values: Sequence[float]) -> float:
+    """The geometric mean of positive numbers; 1 of none."""
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else 1.0

@@ -1,0 +1,32 @@
+"""The ops that there are. Everything that handles all ops alike iterates over this list."""
+
+from __future__ import annotations
+
+from tilewire.kernels.add import ADD
+from tilewire.kernels.copy import COPY
+from tilewire.kernels.matmul import MATMUL
+from tilewire.kernels.op import KernelOp
+from tilewire.kernels.softmax import SOFTMAX
+
+KERNEL_OPS: tuple[KernelOp, ...] = (MATMUL, SOFTMAX, ADD, COPY)
+_BY_NAME = {op.name: op for op in KERNEL_OPS}
+_BY_KERNEL = {kernel.__name__: op for op in KERNEL_OPS for kernel in op.kernels}
+
+
+def kernel_op(name: str) -> KernelOp:
+    """The op called `name`.
+
+    Raises:
+        KeyError: There is none.
+    """
+    return _BY_NAME[name]
+
+
+def op_of_kernel(kernel: str) -> str:
+    """Name of the op that launches the Triton function called `kernel`; functions of others count as copies."""
+    return _BY_KERNEL.get(kernel, COPY).name
+
+
+def measured_ops() -> tuple[KernelOp, ...]:
+    """The ops that benchmarks and tuning measure."""
+    return tuple(op for op in KERNEL_OPS if op.shape is not None)

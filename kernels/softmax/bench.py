@@ -1,0 +1,34 @@
+"""Operands of softmaxes for timing, and what PyTorch has for them."""
+
+from __future__ import annotations
+
+import torch
+
+from tilewire.kernels.build.operands import empty_at, random_at
+from tilewire.kernels.op import Call
+from tilewire.kernels.softmax.configs import Config
+from tilewire.kernels.softmax.op import prepare
+from tilewire.kernels.softmax.shape import SoftmaxShape
+
+
+class SoftmaxOperands:
+    """See `Operands`."""
+
+    def __init__(self, shape: SoftmaxShape, num_sets: int, generator: torch.Generator) -> None:
+        self._sets = [
+            (random_at(shape.extent, shape.dtype, generator), empty_at(shape.extent, shape.stored_dtype, generator))
+            for _ in range(num_sets)
+        ]
+
+    def launcher(self, config: Config | None) -> Call:
+        """See `Operands`."""
+        prepared, sets = prepare(*self._sets[0], config=config), self._sets
+        assert prepared is not None, "This is a bug."
+        return lambda index: prepared(*sets[index])
+
+    def vendor(self) -> Call | None:
+        """See `Operands`."""
+        sets = self._sets
+        if sets[0][0].dtype != sets[0][1].dtype:
+            return None
+        return lambda index: torch.softmax(sets[index][0], -1, out=sets[index][1])

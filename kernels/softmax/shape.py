@@ -1,0 +1,70 @@
+"""Softmaxes as benchmarks and tuning describe them. Pure: no device."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tilewire.kernels.op import log_uniform
+from tilewire.kernels.runtime.strides import Extent
+from tilewire.kernels.runtime.targets import Target
+from tilewire.kernels.softmax.choice import choose, possible
+from tilewire.kernels.softmax.configs import DTYPES, ITEM_BYTES, Config, Problem
+
+
+@dataclass(frozen=True)
+class SoftmaxShape:
+    """One softmax over `rows` rows of `n` elements; they lie across memory unless `is_contiguous`."""
+
+    op: ClassVar[str] = "softmax"
+    choices: ClassVar[Mapping[str, Sequence[str]]] = {"dtype": DTYPES, "out_dtype": ("", *DTYPES)}
+    rows: int
+    n: int
+    dtype: str = "float32"
+    out_dtype: str = ""
+    is_contiguous: bool = True
+
+    @property
+    def stored_dtype(self) -> str:
+        """The dtype of the output."""
+        return self.out_dtype or self.dtype
+
+    @property
+    def extent(self) -> Extent:
+        """Shape and strides of input and output."""
+        return Extent((self.rows, self.n), (self.n, 1) if self.is_contiguous else (1, self.rows))
+
+    @property
+    def problem(self) -> Problem:
+        """What the choice of a kernel depends on, at addresses that divide by 16."""
+        is_contiguous = self.is_contiguous or self.rows == 1 or self.n == 1
+        is_aligned = is_contiguous and self.n % (16 // ITEM_BYTES[self.dtype]) == 0
+        return Problem(self.rows, self.n, self.dtype, self.stored_dtype, is_contiguous, is_aligned)
+
+    @property
+    def num_bytes(self) -> int:
+        """Read once and written once."""
+        return self.rows * self.n * (ITEM_BYTES[self.dtype] + ITEM_BYTES[self.stored_dtype])
+
+    def check(self) -> None:
+        """See `Shape`."""
+
+    def chosen(self, target: Target) -> Config:
+        """See `Shape`."""
+        return choose(self.problem, target)
+
+    def candidates(self, target: Target) -> Iterator[Config]:
+        """See `Shape`."""
+        return possible(self.problem, target)
+
+
+def draw(generator: random.Random) -> SoftmaxShape:
+    """A random softmax, log-uniform in size."""
+    return SoftmaxShape(
+        rows=log_uniform(generator, 1, 8192),
+        n=log_uniform(generator, 16, 1 << 17),
+        dtype=generator.choice(["float32", "bfloat16", "float16"]),
+        is_contiguous=generator.random() < 0.9,
+    )

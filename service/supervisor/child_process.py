@@ -1,0 +1,166 @@
+"""Runs one gateway or engine process over all its restarts. Knows neither HTTP messages nor a device."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+import structlog
+
+from tilewire.service.ipc.link import Link
+from tilewire.service.supervisor import child
+from tilewire.service.telemetry.counters import Figures
+from tilewire.service.telemetry.exposition import Exposition, Totals
+
+FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.1, 5.0
+# A child that lived this long had a good start: the next restart is quick again.
+GOOD_LIFE_S = 10.0
+# What a child that is gone had sent last lies in its socket.
+LAST_WORDS_S = 1.0
+# A child that dies this often without ever having been ready will not get ready by itself.
+MAX_UNREADY_DEATHS = 3
+
+Logger = structlog.stdlib.BoundLogger
+
+
+class Child:
+    """One process of the service, over all its restarts.
+
+    Args:
+        name: For the log: `engine-0`, `gateway-1`.
+        module: What it runs.
+        make: Its settings and the descriptors that it inherits, given how often it was restarted.
+        totals: Gets its figures.
+        exposition: What it serves as `/metrics`.
+        logger: Gets its fate.
+
+    Attributes:
+        ready: Set while it does its work.
+        detail: What it said of itself when it became ready.
+        failure: Why it is not started again; empty while it is.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        make: Callable[[int], tuple[msgspec.Struct, Sequence[int]]],
+        totals: Totals,
+        exposition: Exposition,
+        logger: Logger,
+    ) -> None:
+        self.name = name
+        self._module = module
+        self._make = make
+        self._totals = totals
+        self._exposition = exposition
+        self._replies: set[asyncio.Task[None]] = set()
+        self._logger = logger
+        self._process: asyncio.subprocess.Process | None = None
+        self._control: Link[child.ToSupervisor] | None = None
+        self._draining = asyncio.Event()
+        self._was_ready = False
+        self.ready = asyncio.Event()
+        self.detail = ""
+        self.failure = ""
+
+    async def run(self) -> int:
+        """Runs it, again and again, until it is drained or cannot start. Returns its last exit status."""
+        backoff_s, restarts = FIRST_BACKOFF_S, 0
+        status = 0
+        while not self._draining.is_set():
+            began_s = time.monotonic()
+            status = await self._live(restarts)
+            if self._draining.is_set():
+                break
+            self.failure = self._reason_to_give_up(status, restarts + 1)
+            if self.failure:
+                break
+            lived_s = time.monotonic() - began_s
+            backoff_s = FIRST_BACKOFF_S if lived_s > GOOD_LIFE_S else min(2 * backoff_s, LAST_BACKOFF_S)
+            self._logger.error("a process died", name=self.name, status=status, restart_in_s=backoff_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._draining.wait(), backoff_s)
+            restarts += 1
+        return status
+
+    def drain(self) -> None:
+        """Tells it to finish and exit."""
+        self._draining.set()
+        if self._control is not None:
+            self._control.send(child.Drain())
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self._draining.set()
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    async def _live(self, restarts: int) -> int:
+        settings, fds = self._make(restarts)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                # Never the folder that the command was typed in.
+                "-P",
+                "-m",
+                self._module,
+                stdin=theirs.fileno(),
+                pass_fds=fds,
+                start_new_session=True,
+            )
+        ours.setblocking(False)
+        lost = asyncio.Event()
+        control: Link[child.ToSupervisor] = Link(child.ToSupervisor, self._on_message, lost.set)
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: control, ours)
+        control.send(settings)
+        self._control = control
+        if self._draining.is_set():
+            control.send(child.Drain())
+        status = await self._process.wait()
+        self.ready.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(lost.wait(), LAST_WORDS_S)
+        control.close()
+        self._totals.end(self.name)
+        return status
+
+    def _reason_to_give_up(self, status: int, deaths: int) -> str:
+        if status == child.EXIT_CANNOT_START:
+            return f"{self.name} cannot start; its reason is logged above"
+        if not self._was_ready and deaths >= MAX_UNREADY_DEATHS:
+            return (
+                f"{self.name} died {deaths} times before it was ever ready, the last time with status {status}; "
+                "what it said is above"
+            )
+        return ""
+
+    def _on_message(self, message: child.ToSupervisor) -> None:
+        match message:
+            case Figures():
+                self._totals.add(self.name, message)
+            case child.ReadHidden(id=id_):
+                self._reply(child.HiddenSums(id_, self._totals.hidden()))
+            case child.ReadExposition():
+                task = asyncio.create_task(self._expose(message))
+                self._replies.add(task)
+                task.add_done_callback(self._replies.discard)
+            case child.Ready(detail=detail):
+                self.detail = detail
+                self._was_ready = True
+                self.ready.set()
+                self._logger.info("ready", name=self.name, detail=detail)
+
+    async def _expose(self, request: child.ReadExposition) -> None:
+        body, content_type = await self._exposition.read(openmetrics=request.openmetrics)
+        self._reply(child.ExpositionText(request.id, body, content_type))
+
+    def _reply(self, message: child.ExpositionText | child.HiddenSums) -> None:
+        if self._control is not None:
+            self._control.send(message)

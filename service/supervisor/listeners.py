@@ -1,0 +1,62 @@
+"""The sockets that the supervisor opens for its children: of HTTP, bound; of engines, listening."""
+
+from __future__ import annotations
+
+import socket
+
+BACKLOG = 4096
+
+
+class StartError(Exception):
+    """The service cannot start; the message says why."""
+
+
+def bind_all(host: str, port: int, count: int) -> list[socket.socket]:
+    """Binds one socket, or several that share the port and among which the kernel divides connections.
+
+    Raises:
+        StartError: The address cannot be had.
+    """
+    listeners = [bind(host, port, reuse_port=count > 1)]
+    for _ in range(count - 1):
+        listeners.append(bind(host, listeners[0].getsockname()[1], reuse_port=True))
+    return listeners
+
+
+def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+    """Binds, and leaves listening to the gateways: until one can answer, connections are refused.
+
+    Raises:
+        StartError: The address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise StartError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+    listener.setblocking(False)
+    return listener
+
+
+def address_of(door: socket.socket) -> str:
+    """Host and port, as they stand in a URL."""
+    host, port = door.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def listen_locally() -> socket.socket:
+    """Listens on a Unix socket whose name the kernel chooses; no file, so nothing to write and nothing to sweep.
+
+    Gateways that come before the engine wait in its backlog. The engine takes connections of its own user only.
+    """
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    door.bind("")
+    door.listen(BACKLOG)
+    return door

@@ -1,0 +1,161 @@
+"""Adds up the metrics of all processes and writes them as Prometheus or OpenMetrics text. Runs in the supervisor.
+
+Counters and histograms of a process that died stay in the sums; its gauges go. Knows no single metric.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar as ShownExemplar
+from prometheus_client.utils import floatToGoString
+
+from tilewire.service.telemetry.counters import Exemplar, Figures, Labels, MetricSpec, Sample
+
+# Writing the text takes milliseconds: whoever asks sooner than this after the last time waits, and gets the next text.
+PERIOD_S = 0.1
+
+OPENMETRICS = "application/openmetrics-text"
+
+# A process that is gone, for gauges that outlive theirs.
+_NOBODY = ""
+
+
+class Totals(Collector):
+    """Sums over all processes, live or dead."""
+
+    def __init__(self) -> None:
+        self._specs: dict[str, MetricSpec] = {}
+        self._sums: defaultdict[str, dict[Labels, list[int | float]]] = defaultdict(dict)
+        self._gauges: defaultdict[str, dict[tuple[str, Labels], int | float]] = defaultdict(dict)
+        self._exemplars: dict[tuple[str, Labels, int], Exemplar] = {}
+
+    def add(self, source: str, figures: Figures) -> None:
+        """Adds what a process sent.
+
+        Args:
+            source: Name of the process; its successor has the same.
+            figures: Its changes.
+        """
+        for spec in figures.specs:
+            self._specs[spec.name] = spec
+        for name, labels, values in ((one.name, one.labels, one.values) for one in figures.samples):
+            if self._specs[name].kind == "gauge":
+                self._gauges[name][source, labels] = values[0]
+            elif (sums := self._sums[name].get(labels)) is None:
+                self._sums[name][labels] = list(values)
+            else:
+                for index, value in enumerate(values):
+                    sums[index] += value
+        for seen in figures.exemplars:
+            self._exemplars[seen.name, seen.labels, seen.bucket] = seen
+
+    def end(self, source: str) -> None:
+        """Removes the gauges of a process that is gone, except those that outlive it."""
+        for name, gauges in self._gauges.items():
+            for key in [key for key in gauges if key[0] == source]:
+                value = gauges.pop(key)
+                if self._specs[name].merge == "max_ever":
+                    gauges[_NOBODY, key[1]] = max(value, gauges.get((_NOBODY, key[1]), value))
+
+    def hidden(self) -> list[Sample]:
+        """The sums that `/metrics` does not show."""
+        return [
+            Sample(spec.name, labels, tuple(values))
+            for spec in self._specs.values()
+            if not spec.is_shown
+            for labels, values in self._series(spec).items()
+        ]
+
+    def collect(self) -> Iterator[Metric]:
+        """prometheus_client's call: the families that `/metrics` shows."""
+        for spec in self._specs.values():
+            if not spec.is_shown:
+                continue
+            series = self._series(spec).items()
+            if spec.kind == "histogram":
+                histogram = HistogramMetricFamily(spec.name, spec.text, labels=spec.labels)
+                for labels, (*counts, total) in series:
+                    histogram.add_metric(labels, self._buckets(spec, labels, counts), total)
+                yield histogram
+                continue
+            kind = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
+            family = kind(spec.name, spec.text, labels=spec.labels)
+            for labels, (value,) in series:
+                family.add_metric(labels, value)
+            yield family
+
+    def _series(self, spec: MetricSpec) -> dict[Labels, list[int | float]]:
+        if spec.kind != "gauge":
+            return self._sums[spec.name]
+        by_labels: defaultdict[Labels, list[int | float]] = defaultdict(list)
+        for (_source, labels), value in self._gauges[spec.name].items():
+            by_labels[labels].append(value)
+        merge: Callable[[list[int | float]], int | float] = sum if spec.merge == "sum" else max
+        return {labels: [merge(values)] for labels, values in by_labels.items()}
+
+    def _buckets(
+        self, spec: MetricSpec, labels: Labels, counts: list[int | float]
+    ) -> list[tuple[str, float] | tuple[str, float, ShownExemplar]]:
+        bounds = [*map(floatToGoString, spec.bounds), "+Inf"]
+        found: list[tuple[str, float] | tuple[str, float, ShownExemplar]] = []
+        for bucket, (bound, count) in enumerate(zip(bounds, accumulate(counts), strict=True)):
+            seen = self._exemplars.get((spec.name, labels, bucket))
+            if seen is None:
+                found.append((bound, count))
+            else:
+                found.append((bound, count, ShownExemplar(dict(seen.shown), seen.value, seen.unix_s)))
+        return found
+
+
+class Exposition:
+    """Writes the text of `/metrics`, once for all who wait for it.
+
+    Args:
+        totals: What it shows.
+        period_s: Least time between two texts of one format, in seconds.
+    """
+
+    def __init__(self, totals: Totals, period_s: float = PERIOD_S) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(totals)
+        self._period_s = period_s
+        self._written_s: dict[bool, float] = {}
+        self._waiting: dict[bool, asyncio.Task[bytes]] = {}
+
+    async def read(self, *, openmetrics: bool) -> tuple[bytes, str]:
+        """Returns the text and its content type.
+
+        Args:
+            openmetrics: OpenMetrics, with exemplars; else Prometheus text.
+        """
+        encode, content_type = choose_encoder(OPENMETRICS if openmetrics else "")
+        if openmetrics not in self._waiting:
+            self._waiting[openmetrics] = asyncio.create_task(self._write(encode, openmetrics=openmetrics))
+        return await asyncio.shield(self._waiting[openmetrics]), content_type
+
+    async def _write(self, encode: Callable[[CollectorRegistry], bytes], *, openmetrics: bool) -> bytes:
+        due_s = self._written_s.get(openmetrics, 0.0) + self._period_s
+        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+        # Whoever asks from now on gets a text that is written later.
+        del self._waiting[openmetrics]
+        self._written_s[openmetrics] = time.monotonic()
+        return plain_aliases(encode(self._registry))
+
+
+_EXPONENT = re.compile(rb"^(nv_gpu_\w+\{[^}\n]*\} )(\d[\d.]*e[+-]\d+)$", re.MULTILINE)
+
+
+def plain_aliases(exposition: bytes) -> bytes:
+    """Writes the values of the `nv_gpu_` metrics without an exponent: load generators read digits and a point."""
+    return _EXPONENT.sub(lambda found: found[1] + format(Decimal(found[2].decode()), "f").encode(), exposition)

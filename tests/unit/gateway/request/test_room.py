@@ -1,0 +1,149 @@
+"""Who gets a slot of the arena, and when: headroom, turns, time-outs and requests that give up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from tilewire.service.errors import TooBusy
+from tilewire.service.gateway.request.room import HEADROOM, Room
+from tilewire.service.ipc.arena import SLOT_ALIGN, Arena, Lease, Segment
+
+KIB = 2**10
+CAPACITY = 256 * KIB
+FOREVER_S = 600.0
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    segment = Segment.create("test", CAPACITY)
+    yield Arena(segment)
+    segment.close()
+
+
+async def settle() -> None:
+    for _ in range(4):
+        await asyncio.sleep(0)
+
+
+def waiting(room: Room, nbytes: int, *, is_new: bool = True) -> asyncio.Task[Lease]:
+    return asyncio.ensure_future(room.wait(nbytes, is_new=is_new))
+
+
+@pytest.mark.parametrize("nbytes", [1, KIB, CAPACITY // 2, CAPACITY // 2 + 1, CAPACITY])
+def test_a_lone_request_gets_all_that_it_needs(arena: Arena, nbytes: int) -> None:
+    Room(arena, 0).take(nbytes, is_new=True).release()
+    assert arena.used_bytes == 0
+
+
+@pytest.mark.parametrize("nbytes", [4 * KIB, 16 * KIB, 100 * KIB, CAPACITY // 2])
+def test_requests_of_one_size_leave_room_for_much_smaller_ones(arena: Arena, nbytes: int) -> None:
+    room = Room(arena, 0)
+    held = [room.take(nbytes, is_new=True)]
+    while arena.free_bytes >= min(HEADROOM * nbytes, nbytes + CAPACITY // 2):
+        held.append(room.take(nbytes, is_new=True))
+    with pytest.raises(TooBusy, match="must stay free"):
+        room.take(nbytes, is_new=True)
+    room.take(nbytes // HEADROOM, is_new=True).release()
+    # Results come out of what bodies leave free.
+    room.take(nbytes, is_new=False).release()
+    for lease in held:
+        lease.release()
+
+
+def test_turns(arena: Arena) -> None:
+    async def run() -> None:
+        room = Room(arena, FOREVER_S)
+        first = room.take(CAPACITY // 2, is_new=True)
+        second, third, fourth = (waiting(room, size * KIB) for size in (128, 127, 64))
+        await settle()
+        # It would fit, but others of like size came before; one that holds a slot is before them.
+        with pytest.raises(TooBusy, match="3 requests wait"):
+            room.take(20 * KIB, is_new=True)
+        room.take(20 * KIB, is_new=False).release()
+        # Nobody of that size waits.
+        room.take(8 * KIB, is_new=True).release()
+        first.release()
+        await settle()
+        assert [task.done() for task in (second, third, fourth)] == [True, False, False]
+        (await second).release()
+        await settle()
+        assert [task.done() for task in (third, fourth)] == [True, False]
+        (await third).release()
+        (await fourth).release()
+        assert arena.used_bytes == 0
+        assert arena.on_freed is None
+
+    asyncio.run(run())
+
+
+def test_requests_that_hold_a_slot_are_served_first(arena: Arena) -> None:
+    async def run() -> None:
+        room = Room(arena, FOREVER_S)
+        first = room.take(CAPACITY // 2, is_new=True)
+        new = waiting(room, CAPACITY // 2)
+        holder = waiting(room, CAPACITY * 3 // 4, is_new=False)
+        await settle()
+        first.release()
+        await settle()
+        assert (new.done(), holder.done()) == (False, True)
+        (await holder).release()
+        (await new).release()
+
+    asyncio.run(run())
+
+
+def test_a_request_waits_no_longer_than_the_time_out(arena: Arena) -> None:
+    async def run() -> None:
+        room = Room(arena, 0.01)
+        held = room.take(CAPACITY, is_new=True)
+        with pytest.raises(TooBusy) as caught:
+            await room.wait(KIB, is_new=True)
+        assert caught.value.detail == (
+            f"no room for 1024 bytes within 0.01 s: 0 of the {CAPACITY} bytes of this gateway's arena are free, "
+            "0 in one piece; 1 requests wait"
+        )
+        held.release()
+        assert arena.on_freed is None
+        (await room.wait(CAPACITY, is_new=True)).release()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_granted", [False, True])
+def test_a_request_that_is_cancelled_keeps_nothing_and_lets_the_next_one_in(arena: Arena, is_granted: bool) -> None:
+    async def run() -> None:
+        room = Room(arena, FOREVER_S)
+        held = room.take(CAPACITY // 2, is_new=True)
+        first, second = waiting(room, CAPACITY // 2), waiting(room, CAPACITY // 2 - SLOT_ALIGN)
+        await settle()
+        if is_granted:
+            # In the same turn of the loop: the slot is given, and the task has not yet run.
+            held.release()
+            first.cancel()
+        else:
+            first.cancel()
+            held.release()
+        await settle()
+        assert first.cancelled()
+        (await second).release()
+        assert arena.used_bytes == 0
+        assert arena.on_freed is None
+
+    asyncio.run(run())
+
+
+def test_who_gives_up_does_not_hold_up_those_behind(arena: Arena) -> None:
+    async def run() -> None:
+        room = Room(arena, FOREVER_S)
+        held = room.take(60 * KIB, is_new=True)
+        large, small = waiting(room, CAPACITY), waiting(room, 40 * KIB)
+        await settle()
+        assert not small.done()
+        large.cancel()
+        (await small).release()
+        held.release()
+
+    asyncio.run(run())
