@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from tests.support.gateway_bench import GatewayBench, until
-from tests.support.lane_scenes import ONES, SENT, Stream, ask, play
 from tests.support.raw_http import head, post
+from tests.support.repeated_scenes import ONES, SENT, Stream, ask, play
 from tests.support.tensor_bodies import TYPES, to_npy, to_safetensors
 from tilewire.service.errors import DeadlinePassed
 

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import numpy as np
-from tilewire.service.gateway.request.lane import Passage
 
 from tests.support.local_totals import LocalTotals
 from tests.support.tensor_bodies import NUMPY, Array
@@ -179,10 +178,6 @@ class GatewayBench:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         self._writers.append(writer)
         return reader, writer
-
-    def on_lane(self) -> int:
-        """How many connections' last request took the lane."""
-        return sum(isinstance(one.cycle, Passage) for one in self.server.server_state.connections)  # type: ignore[union-attr]
 
 
 async def until(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:

@@ -22,9 +22,11 @@ from tilewire.service.ops.registry import TensorType
 MAGIC = b"PK\x03\x04"
 MAX_MEMBERS = 64
 _SUFFIX = ".npy"
+_IN_BYTES, _OUT_BYTES = 2**14, 2**18
 # Deflate cannot expand further than 1032:1; a declared size beyond that is a lie.
 _MAX_RATIO = 1032
 _ZIP64_FROM_BYTES = 0xFFFFFFFF
+_ZIP64_COUNT = 0xFFFF
 _MAX_TAIL_BYTES = 2**16 + 22
 _LOCAL_HEADER_BYTES = 30
 _LENGTHS_AT = 26
@@ -47,11 +49,11 @@ class Npz:
                 name = member.filename.removesuffix(_SUFFIX)
                 if name in tensors:
                     raise InvalidRequest(f"{name[:64]!r}: twice in the archive")
+                packed = body[data_at : data_at + member.compress_size]
                 if member.compress_type == zipfile.ZIP_STORED:
-                    packed = body[data_at : data_at + member.file_size]
                     tensors[name] = read_npy(packed, offset + data_at, repr(name[:64]))
                 else:
-                    tensors[name] = _read_deflated(archive, member, room, repr(name[:64]))
+                    tensors[name] = _read_deflated(packed, member, room, repr(name[:64]))
         return tensors
 
     def work_bytes(self, body: memoryview) -> int:
@@ -118,14 +120,19 @@ def _opened(body: memoryview) -> zipfile.ZipFile:
         raise InvalidRequest("npz: no end of a zip directory; is the archive cut off?")
     if end + 22 + int.from_bytes(tail[end + 20 : end + 22], "little") != len(tail):
         raise InvalidRequest("npz: bytes after the end of the zip directory")
+    disk, directory_disk, here, count = struct.unpack_from("<HHHH", tail, end + 4)
+    if disk or directory_disk or here != count:
+        raise InvalidRequest("npz: archives of several disks are not read")
     # Before zipfile makes an object of each.
-    count = int.from_bytes(tail[end + 10 : end + 12], "little")
-    if MAX_MEMBERS < count < 0xFFFF:
+    if MAX_MEMBERS < count < _ZIP64_COUNT:
         raise InvalidRequest(f"npz: {count} members; at most {MAX_MEMBERS} are read")
     try:
-        return zipfile.ZipFile(_View(body))
+        archive = zipfile.ZipFile(_View(body))
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OverflowError) as error:
         raise InvalidRequest(f"npz: {str(error)[:128]}") from None
+    if count not in (len(archive.infolist()), _ZIP64_COUNT):
+        raise InvalidRequest(f"npz: the zip directory has {len(archive.infolist())} entries; its end says {count}")
+    return archive
 
 
 def _members(archive: zipfile.ZipFile, body: memoryview) -> list[tuple[zipfile.ZipInfo, int]]:
@@ -133,21 +140,22 @@ def _members(archive: zipfile.ZipFile, body: memoryview) -> list[tuple[zipfile.Z
     members = archive.infolist()
     if len(members) > MAX_MEMBERS:
         raise InvalidRequest(f"npz: {len(members)} members; at most {MAX_MEMBERS} are read")
+    names = set()
     placed = []
-    reached, names = 0, set()
-    for member in sorted(members, key=lambda one: one.header_offset):
+    for member in members:
         name = member.filename
         _check_member(member)
         if name in names:
             raise InvalidRequest(f"{name[:64]!r}: twice in the archive")
         names.add(name)
+        placed.append((member, _data_at(body, member)))
+    reached = 0
+    for member, data_at in sorted(placed, key=lambda one: one[1]):
         if member.header_offset < reached:
-            raise InvalidRequest(f"{name[:64]!r}: overlaps another member")
-        data_at = _data_at(body, member)
+            raise InvalidRequest(f"{member.filename[:64]!r}: overlaps another member")
         reached = data_at + member.compress_size
         if reached > archive.start_dir:
-            raise InvalidRequest(f"{name[:64]!r}: reaches beyond the archive")
-        placed.append((member, data_at))
+            raise InvalidRequest(f"{member.filename[:64]!r}: reaches beyond the archive")
     return placed
 
 
@@ -184,23 +192,38 @@ def _data_at(body: memoryview, member: zipfile.ZipInfo) -> int:
     return begin + sum(lengths)
 
 
-def _read_deflated(archive: zipfile.ZipFile, member: zipfile.ZipInfo, room: Room, field: str) -> Placed:
+def _read_deflated(packed: memoryview, member: zipfile.ZipInfo, room: Room, field: str) -> Placed:
     size = member.file_size
     if size > _MAX_RATIO * (member.compress_size + 1):
         raise InvalidRequest(f"{field}: {member.compress_size} bytes cannot inflate to {size}")
     if not size:
         raise InvalidRequest(f"{field}: not an npy file; it is empty")
     offset, view = room.take(size)
-    done = 0
     try:
-        with archive.open(member) as inflating:
-            while done < size and (count := inflating.readinto(view[done:])):
-                done += count
-    except (zipfile.BadZipFile, zlib.error, EOFError):
-        raise InvalidRequest(f"{field}: its deflated bytes are damaged, or of another CRC than it declares") from None
-    if done != size:
-        raise InvalidRequest(f"{field}: does not inflate to the {size} bytes that it declares")
+        done = _inflate(packed, view)
+    except zlib.error:
+        raise InvalidRequest(f"{field}: its deflated bytes are damaged") from None
+    if done != size or zlib.crc32(view) != member.CRC:
+        raise InvalidRequest(f"{field}: does not inflate to the {size} bytes and the CRC that it declares")
     return read_npy(view, offset, field)
+
+
+def _inflate(packed: memoryview, into: memoryview) -> int:
+    """Inflates until the stream ends or `into` overflows; returns the bytes inflated, more than fit on overflow."""
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    read = done = 0
+    while not inflater.eof:
+        source: bytes | memoryview = inflater.unconsumed_tail
+        if not source:
+            source = packed[read : read + _IN_BYTES]
+            read += source.nbytes
+        piece = inflater.decompress(source, _OUT_BYTES)
+        if done + len(piece) > into.nbytes or not (piece or source):
+            return done + len(piece)
+        into[done : done + len(piece)] = piece
+        done += len(piece)
+    # Bytes after the end of the stream belong to nobody.
+    return done if read >= packed.nbytes and not inflater.unused_data else -1
 
 
 def _zip_member(name: bytes, crc: int, size: int, at: int) -> tuple[bytes, bytes]:
