@@ -46,9 +46,16 @@ class Answer(msgspec.Struct):
 
 
 class Encoder(Protocol):
-    """Writes the answers of one task."""
+    """Writes the answers of one task.
 
-    async def encode(self, payloads: Sequence[memoryview]) -> Answer:
+    Attributes:
+        work_bytes: Bytes that are formatted or compressed; more than a few do not run in the event loop.
+    """
+
+    @property
+    def work_bytes(self) -> int: ...
+
+    def encode(self, payloads: Sequence[memoryview]) -> Answer:
         """Writes an answer.
 
         Args:

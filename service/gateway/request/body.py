@@ -60,7 +60,7 @@ async def receive_body(
         raise LengthRequired("Content-Length: send it, or use chunked encoding")
     if declared > max_bytes:
         raise BodyTooLarge(f"Content-Length: {declared} is over the limit of {max_bytes} bytes")
-    lease = await leases.wait(lead_bytes + declared)
+    lease = leases.take_now(lead_bytes + declared) or await leases.wait(lead_bytes + declared)
     await context.stream.receive_into(lease.view[lead_bytes:], timeout_s)
     return lease
 

@@ -17,6 +17,7 @@ from tilewire.service.gateway.request.adapter import Api, Call, Task
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.body import receive_body
 from tilewire.service.gateway.request.context import Gateway, RequestContext
+from tilewire.service.gateway.request.offload import OFFLOAD_BYTES, offload
 from tilewire.service.gateway.request.response import (
     describe_tensor,
     json_answer,
@@ -126,7 +127,7 @@ async def compute(
     Returns:
         What was computed, the slots of its outputs, and the engine's report.
     """
-    engines, task = gateway.engines, None
+    engines, task, begin = gateway.engines, None, 0 if body is None else body.offset + call.lead_bytes
     template = find_template(context, call, body)
     if template is not None:
         authorise(context.granted, read=template.reads, shared_memory=template.uses_regions)
@@ -141,11 +142,8 @@ async def compute(
             note_received(gateway, context)
         if template.encoder is not None:
             reserve_answer(gateway, context, template.answer_bytes)
-        slots = [
-            await leases.wait(0 if region is not None else output.nbytes)
-            for output, region in zip(template.job.outputs, template.job.out_regions, strict=True)
-        ]
-        reply = await engines.compute(job_of(template, context, begin_of(call, body), slots), context.stream)
+        slots = [leases.take_now(nbytes) or await leases.wait(nbytes) for nbytes in template.slot_bytes]
+        reply = await engines.compute(job_of(template, context, begin, slots), context.stream)
         if isinstance(reply, Done):
             context.timings, context.batch_size = reply.timings, reply.batch_size
             return template, slots, reply
@@ -247,6 +245,7 @@ def plan_task(
         from_body=tuple(one.region is None for one in located),
         timeout_ns=task.timeout_ns,
         priority=task.priority,
+        slot_bytes=tuple(kind.nbytes if name is None else 0 for kind, name in zip(planned.outputs, names, strict=True)),
         answer_bytes=sum(kind.nbytes for kind, name in zip(planned.outputs, names, strict=True) if name is None),
         encoder=encoder,
     )
@@ -313,7 +312,11 @@ async def answer(
         await respond(gateway, context, HTTPStatus.CREATED, json_answer(describe_tensor(info), lines))
         return
     assert template.encoder is not None, "This is a bug."
-    encoded = await template.encoder.encode([slot.view for slot in slots])
+    encoder, payloads = template.encoder, [slot.view for slot in slots]
+    if encoder.work_bytes > OFFLOAD_BYTES:
+        encoded = await offload(encoder.work_bytes, encoder.encode, payloads)
+    else:
+        encoded = encoder.encode(payloads)
     encoded.lines = lines + encoded.lines
     await respond(gateway, context, HTTPStatus.OK, encoded)
     gateway.metrics.observe_stage(template.job.op, "send", context.send_s)

@@ -67,6 +67,7 @@ class RequestTemplate(msgspec.Struct, frozen=True):
         from_body: Whether each of `offsets` counts from the begin of the body; the others are absolute.
         timeout_ns: Longest time from the request's begin until it starts; 0 for none.
         priority: 0 for the default, 1 for the most urgent.
+        slot_bytes: Bytes of a slot for each output; 0 for one in a region.
         answer_bytes: Bytes of the outputs that are sent.
         encoder: Writer of the answer; None when the result is stored.
     """
@@ -80,6 +81,7 @@ class RequestTemplate(msgspec.Struct, frozen=True):
     from_body: tuple[bool, ...]
     timeout_ns: int
     priority: int
+    slot_bytes: tuple[int, ...]
     answer_bytes: int
     encoder: Encoder | None
 

@@ -36,7 +36,14 @@ class NativeApi:
         """See `Api.read_call`."""
         headers = head.headers
         query = parse_query(op, head.query, headers.get("x-timeout-ms"))
-        call = NativeCall(op, query, headers.get("content-type"), headers.get("accept"), self._max_json_bytes)
+        call = NativeCall(
+            op,
+            query,
+            headers.get("content-type"),
+            headers.get("accept"),
+            self._max_json_bytes,
+            needs_body=any(name not in query.residents for name in op.required),
+        )
         if call.needs_body:
             refuse_encodings(head)
         return call
@@ -51,6 +58,8 @@ class NativeCall(msgspec.Struct, frozen=True):
         content_type: Value of the header, or None.
         accept: Value of the header, or None.
         max_json_bytes: As in `NativeApi`.
+        needs_body: As in `Call`.
+        lead_bytes: As in `Call`.
     """
 
     op: Op
@@ -58,6 +67,8 @@ class NativeCall(msgspec.Struct, frozen=True):
     content_type: str | None
     accept: str | None
     max_json_bytes: int
+    needs_body: bool
+    lead_bytes: int = 0
 
     @property
     def residents(self) -> Mapping[str, str]:
@@ -126,7 +137,7 @@ class NativeTask(msgspec.Struct, frozen=True):
             return None
         codec = codec_for_accept(self.call.accept, self.codec, [kind.dtype for kind in outputs.values()])
         check_text(codec, outputs, self.call.max_json_bytes)
-        return CodecEncoder(codec, outputs)
+        return encoder_for(codec, outputs)
 
 
 class CodecEncoder(msgspec.Struct, frozen=True):
@@ -134,12 +145,16 @@ class CodecEncoder(msgspec.Struct, frozen=True):
 
     codec: Codec
     outputs: Mapping[str, TensorType]
+    work_bytes: int
 
-    async def encode(self, payloads: Sequence[memoryview]) -> Answer:
+    def encode(self, payloads: Sequence[memoryview]) -> Answer:
         """See `Encoder`."""
-        codec = self.codec
-        nbytes = sum(payload.nbytes for payload in payloads) if codec.is_text else 0
-        return Answer(codec.content_type, await offload(nbytes, codec.encode, self.outputs, payloads))
+        return Answer(self.codec.content_type, self.codec.encode(self.outputs, payloads))
+
+
+def encoder_for(codec: Codec, outputs: Mapping[str, TensorType]) -> CodecEncoder:
+    """Makes an encoder."""
+    return CodecEncoder(codec, outputs, sum(kind.nbytes for kind in outputs.values()) if codec.is_text else 0)
 
 
 def check_text(codec: Codec, outputs: Mapping[str, TensorType], max_bytes: int) -> None:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from tilewire.service.errors import InvalidRequest, Unavailable
 from tilewire.service.gateway.api.openapi import describe_get, describe_put
-from tilewire.service.gateway.api.v1.calls import CodecEncoder, read_tensors
+from tilewire.service.gateway.api.v1.calls import encoder_for, read_tensors
 from tilewire.service.gateway.api.v1.query import check_name
 from tilewire.service.gateway.auth.authenticator import authorise
 from tilewire.service.gateway.codecs.negotiation import SNIFF_BYTES, codec_for_accept, codec_for_body
@@ -17,6 +17,7 @@ from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.body import receive_body, refuse_encodings
 from tilewire.service.gateway.request.context import Gateway, RequestContext, context_of
 from tilewire.service.gateway.request.handle import MAX_PLANS, reserve_answer
+from tilewire.service.gateway.request.offload import offload
 from tilewire.service.gateway.request.response import TensorResponse, describe_tensor, json_response
 from tilewire.service.ipc.messages import Done, Operand, TensorInfo
 from tilewire.service.ops.registry import check_limits
@@ -103,7 +104,8 @@ async def _fetch(gateway: Gateway, context: RequestContext, name: str, leases: L
         reserve_answer(gateway, context, info.type.nbytes)
         lease = await leases.wait(info.type.nbytes)
         if isinstance(await gateway.engines.download(info, lease.offset), Done):
-            encoded = await CodecEncoder(codec, {name: info.type}).encode([lease.view])
+            encoder = encoder_for(codec, {name: info.type})
+            encoded = await offload(encoder.work_bytes, encoder.encode, [lease.view])
             encoded.lines = "".join(f"{field}: {value}\r\n" for field, value in _headers(info).items())
             return TensorResponse(gateway, encoded, leases)
         leases.give_back(lease)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from tilewire.service.errors import BodyTooLarge, InvalidRequest
-from tilewire.service.gateway.api.v2.answer import InferAnswer, encode_answer
+from tilewire.service.gateway.api.v2.answer import encode_answer
 from tilewire.service.gateway.api.v2.compression import Coding, coding_of_answer, coding_of_body, deflate, inflate
 from tilewire.service.gateway.api.v2.decode import decode_request
 from tilewire.service.gateway.api.v2.request import InferRequest
@@ -226,7 +226,13 @@ class InferTask(msgspec.Struct, frozen=True):
                         f"{name}: {kind} is too large for JSON; the limit is {max_bytes} bytes, ask for binary_data"
                     )
                 check_elements({name: kind})
-        return InferEncoder(self.op, self.request, outputs, self.call.accept_encoding)
+        named = {name: outputs[name] for name, wanted in self.request.outputs.items() if wanted.region is None}
+        text_bytes = sum(kind.nbytes for name, kind in named.items() if not self.request.outputs[name].is_binary)
+        nbytes = sum(kind.nbytes for kind in named.values())
+        is_coded = coding_of_answer(self.call.accept_encoding, is_text=nbytes == text_bytes, nbytes=nbytes) is not None
+        return InferEncoder(
+            self.op, self.request, outputs, self.call.accept_encoding, nbytes if is_coded else text_bytes
+        )
 
 
 class InferEncoder(msgspec.Struct, frozen=True):
@@ -237,25 +243,18 @@ class InferEncoder(msgspec.Struct, frozen=True):
         request: What was asked.
         types: Types of all outputs by name.
         accept_encoding: Codings that the client takes, or None.
+        work_bytes: As in `Encoder`.
     """
 
     op: Op
     request: InferRequest
     types: Mapping[str, TensorType]
     accept_encoding: str | None
+    work_bytes: int
 
-    async def encode(self, payloads: Sequence[memoryview]) -> Answer:
+    def encode(self, payloads: Sequence[memoryview]) -> Answer:
         """See `Encoder`."""
-        text_bytes = sum(
-            self.types[name].nbytes
-            for name, wanted in self.request.outputs.items()
-            if wanted.region is None and not wanted.is_binary
-        )
-        named = dict(zip(self.types, payloads, strict=True))
-        body = await offload(text_bytes, encode_answer, self.op, self.request, self.types, named)
-        return await self._coded(body)
-
-    async def _coded(self, body: InferAnswer) -> Answer:
+        body = encode_answer(self.op, self.request, self.types, dict(zip(self.types, payloads, strict=True)))
         chunks, is_text = body.chunks, body.header_bytes is None
         lines = "" if is_text else f"{HEADER_LENGTH}: {body.header_bytes}\r\n"
         coding = None
@@ -263,6 +262,6 @@ class InferEncoder(msgspec.Struct, frozen=True):
             nbytes = sum(len(chunk) for chunk in chunks)
             coding = coding_of_answer(self.accept_encoding, is_text=is_text, nbytes=nbytes)
         if coding is not None:
-            chunks = [await deflate(chunks, coding)]
+            chunks = [deflate(chunks, coding)]
             lines += f"content-encoding: {coding}\r\nvary: accept-encoding\r\n"
         return Answer(JSON if is_text else BINARY, chunks, lines)

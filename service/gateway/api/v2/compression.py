@@ -119,11 +119,7 @@ async def _inflate_step(inflater: _Inflater, data: bytes, coding: Coding, nbytes
         raise InvalidRequest(f"body: not a {coding} stream") from None
 
 
-async def deflate(chunks: Sequence[bytes | memoryview], coding: Coding) -> bytes:
+def deflate(chunks: Sequence[bytes | memoryview], coding: Coding) -> bytes:
     """Compresses an answer."""
-    return await offload(sum(len(chunk) for chunk in chunks), _deflate, chunks, coding)
-
-
-def _deflate(chunks: Sequence[bytes | memoryview], coding: Coding) -> bytes:
     deflater = zlib.compressobj(LEVEL, zlib.DEFLATED, _WBITS[coding])
     return b"".join([*(deflater.compress(chunk) for chunk in chunks), deflater.flush()])

@@ -219,7 +219,9 @@ def test_an_answer_without_id_has_none() -> None:
 def test_nan_and_infinity_are_written_bare() -> None:
     array = np.array([np.nan, np.inf, -np.inf, -0.0], np.float16)
     request = InferRequest("\ud800\n", (), {"out": Output()}, AddOptions())
-    answer = encode_answer(OPS["add"], request, {"out": TensorType("float16", (4,))}, {"out": memoryview(array.tobytes())})
+    answer = encode_answer(
+        OPS["add"], request, {"out": TensorType("float16", (4,))}, {"out": memoryview(array.tobytes())}
+    )
     body = b"".join(answer.chunks)
     assert b'"data":[NaN,Infinity,-Infinity,-0.0]' in body
     assert json.loads(body)["id"] == "\ud800\n"
