@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from tilewire.service.ops.registry import Limits
+from tilewire.service.ops.op import Limits
 from tilewire.service.supervisor.handover import Kept, KeptRegion
 
 LogFormat = Literal["console", "json"]

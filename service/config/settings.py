@@ -26,7 +26,7 @@ from tilewire.service.config.process import (
     TlsSettings,
     TracingSettings,
 )
-from tilewire.service.ops.registry import Limits
+from tilewire.service.ops.op import Limits
 from tilewire.service.supervisor.handover import Keepsakes
 
 # Plain bytes, or with a unit: 512MiB, 2GB.
@@ -147,6 +147,9 @@ class Settings(BaseSettings):
     keep_alive_s: float = Field(75.0, gt=0, description="An idle connection is closed after this long.")
     drain_timeout_s: float = Field(
         30.0, gt=0, description="After SIGTERM, requests under way have this long to finish."
+    )
+    engine_timeout_s: float = Field(
+        5.0, ge=0, description="A ready engine that gives no sign of life for this long is replaced; 0 for never."
     )
     log_level: LogLevel = Field("info", description="Least severe event that is logged.")
     log_format: LogFormat = Field("console", description="console for people, json for machines.")

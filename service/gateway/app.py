@@ -27,7 +27,8 @@ from tilewire.service.gateway.request.adapter import Api
 from tilewire.service.gateway.request.asgi import op_app
 from tilewire.service.gateway.request.context import Gateway, context_of
 from tilewire.service.gateway.request.middleware import ContextMiddleware
-from tilewire.service.ops.registry import OPS, Op
+from tilewire.service.ops.op import AnyOp
+from tilewire.service.ops.registry import OPS
 
 DESCRIPTION = """GPU linear algebra over HTTP.
 
@@ -44,7 +45,7 @@ class TilewireApp(FastAPI):
         needs_keys: The OpenAPI document says so, and `/docs` asks for one.
     """
 
-    ops: Mapping[str, tuple[Api, Op]] = {}
+    ops: Mapping[str, tuple[Api, AnyOp]] = {}
     op_apps: Mapping[str, ASGIApp] = {}
     needs_keys = False
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.jobs import SentJob
 from tests.support.local_totals import LocalTotals
 from tests.support.tensor_bodies import NUMPY, Array
 from tilewire.service.config.process import GatewaySettings, Inherited
@@ -31,15 +32,15 @@ from tilewire.service.ipc.arena import Arena, Segment
 from tilewire.service.ipc.messages import (
     DescribeTensor,
     Done,
-    Job,
     Stale,
+    Template,
     TensorInfo,
     Tensors,
     Timings,
     Warming,
     Welcome,
 )
-from tilewire.service.ops.registry import TensorType
+from tilewire.service.ops.op import TensorType
 
 SEGMENT_BYTES = 2**23
 
@@ -61,14 +62,14 @@ class SummingEngine:
         self.warming: Warming | None = None
         self.outstanding = 0
         self.residents: dict[str, Array] = {}
-        self.jobs: list[Job] = []
+        self.jobs: list[SentJob] = []
         self.cancelled: list[int] = []
         self.is_held = False
         self.error: Exception | None = None
         self.bug: Exception | None = None
         self._arena = arena
         self._ids = itertools.count(1)
-        self._held: list[tuple[Job, asyncio.Future[Reply]]] = []
+        self._held: list[tuple[SentJob, asyncio.Future[Reply]]] = []
 
     def send(self, request: Request) -> tuple[int, asyncio.Future[Reply]]:
         """See `Engine.send`."""
@@ -76,18 +77,29 @@ class SummingEngine:
         number = next(self._ids)
         if self.bug is not None:
             raise self.bug
-        if isinstance(request, Job):
-            self.jobs.append(request)
-            self._held.append((request, future))
-            if not self.is_held:
-                self.answer_all()
+        assert isinstance(request, DescribeTensor)
+        if request.name in self.residents:
+            future.set_result(Tensors(number, (self._info(request.name),)))
         else:
-            assert isinstance(request, DescribeTensor)
-            if request.name in self.residents:
-                future.set_result(Tensors(number, (self._info(request.name),)))
-            else:
-                future.set_exception(UnknownName(f"name: no resident tensor {request.name!r}"))
+            future.set_exception(UnknownName(f"name: no resident tensor {request.name!r}"))
         return number, future
+
+    def submit(
+        self, template: Template, offsets: tuple[int, ...], *, deadline_ns: int = 0, priority: int = 0
+    ) -> tuple[int, asyncio.Future[Reply]]:
+        """See `Engine.submit`."""
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        if self.bug is not None:
+            raise self.bug
+        job = SentJob(template, offsets, deadline_ns, priority)
+        self.jobs.append(job)
+        self._held.append((job, future))
+        if not self.is_held:
+            self.answer_all()
+        return next(self._ids), future
+
+    def forget(self, template_id: int) -> None:
+        """See `Engine.forget`."""
 
     def cancel(self, request_id: int) -> None:
         """See `Engine.cancel`."""
@@ -102,7 +114,7 @@ class SummingEngine:
             else:
                 future.set_result(self._compute(job))
 
-    def _compute(self, job: Job) -> Reply:
+    def _compute(self, job: SentJob) -> Reply:
         names = [one.resident for one in job.operands.values() if one.resident is not None]
         types = {name: self._info(name).type for name in names}
         if any(types[one.resident] != one.type for one in job.operands.values() if one.resident is not None):
@@ -113,7 +125,7 @@ class SummingEngine:
         view[job.out_offset : job.out_offset + out.nbytes] = out.tobytes()
         return Done(1, Timings(1000, 0, 2000, 0), 3)
 
-    def _array(self, job: Job, field: str) -> Array:
+    def _array(self, job: SentJob, field: str) -> Array:
         one = job.operands[field]
         if one.resident is not None:
             return self.residents[one.resident]

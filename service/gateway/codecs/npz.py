@@ -17,7 +17,7 @@ from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.codecs.npy import npy_header, read_npy
 from tilewire.service.gateway.codecs.protocol import Placed, Room
-from tilewire.service.ops.registry import TensorType
+from tilewire.service.ops.op import TensorType
 
 MAGIC = b"PK\x03\x04"
 MAX_MEMBERS = 64

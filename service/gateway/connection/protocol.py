@@ -32,7 +32,7 @@ from tilewire.service.gateway.request.context import STREAM, Gateway, make_conte
 from tilewire.service.gateway.request.handle import handle
 from tilewire.service.gateway.request.head import key_of, read_head
 from tilewire.service.gateway.request.response import connection_error
-from tilewire.service.ops.registry import Op
+from tilewire.service.ops.op import AnyOp
 
 # Method, target, version.
 REQUEST_LINE_WORDS = 3
@@ -52,7 +52,7 @@ class TilewireProtocol(HttpToolsProtocol):
     """
 
     gateway: Gateway | None = None
-    ops: Mapping[str, tuple[Api, Op]] = {}
+    ops: Mapping[str, tuple[Api, AnyOp]] = {}
     patience_s = 30.0
     min_body_bytes_per_s = 0
     max_body_s = math.inf

@@ -14,7 +14,8 @@ from tilewire.service.gateway.codecs.protocol import Placed
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.head import Head
 from tilewire.service.ipc.arena import Lease
-from tilewire.service.ops.registry import Op, Options, TensorType
+from tilewire.service.ops.op import AnyOp, TensorType
+from tilewire.service.ops.registry import Options
 
 
 class Region(msgspec.Struct, frozen=True):
@@ -81,7 +82,7 @@ class Task(Protocol):
     """
 
     @property
-    def op(self) -> Op: ...
+    def op(self) -> AnyOp: ...
     @property
     def options(self) -> Options: ...
     @property
@@ -125,7 +126,7 @@ class Call(Protocol):
     """
 
     @property
-    def op(self) -> Op: ...
+    def op(self) -> AnyOp: ...
     @property
     def residents(self) -> Mapping[str, str]: ...
     @property
@@ -151,7 +152,7 @@ class Call(Protocol):
 class Api(Protocol):
     """One API over HTTP."""
 
-    def read_call(self, op: Op, head: Head) -> Call:
+    def read_call(self, op: AnyOp, head: Head) -> Call:
         """Reads all that a head says.
 
         Raises:

@@ -15,7 +15,7 @@ from tilewire.service.gateway.request.body import stalled
 from tilewire.service.gateway.request.context import STREAM, Gateway, RequestContext, Stream, make_context
 from tilewire.service.gateway.request.handle import handle
 from tilewire.service.gateway.request.head import read_head
-from tilewire.service.ops.registry import Op
+from tilewire.service.ops.op import AnyOp
 
 # Time in which a rest of a body is discarded behind the answer: closing at once would lose the client its answer.
 LINGER_S = 2.0
@@ -127,7 +127,7 @@ def open_context(scope: Scope, stream: Stream) -> RequestContext:
     return make_context(head, own, stream)
 
 
-def op_app(gateway: Gateway, api: Api, op: Op) -> ASGIApp:
+def op_app(gateway: Gateway, api: Api, op: AnyOp) -> ASGIApp:
     """An ASGI application that runs one op: the entry for servers that are not ours."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -12,6 +12,7 @@ from http import HTTPStatus
 
 from tilewire.service.errors import InvalidRequest, TilewireError, Unavailable
 from tilewire.service.gateway.auth.authenticator import authorise
+from tilewire.service.gateway.engines.templates import BoundTemplate
 from tilewire.service.gateway.request.access_log import report
 from tilewire.service.gateway.request.adapter import Api, Call, Task
 from tilewire.service.gateway.request.admission import Leases
@@ -25,17 +26,18 @@ from tilewire.service.gateway.request.response import (
     respond_error,
     timing_lines,
 )
-from tilewire.service.gateway.request.template import MAX_LEAD_BYTES, JobTemplate, RequestTemplate
+from tilewire.service.gateway.request.template import MAX_LEAD_BYTES, RequestTemplate
 from tilewire.service.ipc.arena import Lease
-from tilewire.service.ipc.messages import Done, Job, Operand
-from tilewire.service.ops.registry import Op, TensorType, plan
+from tilewire.service.ipc.messages import Done, InputSpec, OutputSpec, Upload
+from tilewire.service.ops.op import AnyOp, TensorType
+from tilewire.service.ops.registry import plan
 from tilewire.service.telemetry import log
 
 # Attempts to plan a request whose residents change their types meanwhile.
 MAX_PLANS = 4
 
 
-async def handle(gateway: Gateway, context: RequestContext, api: Api, op: Op) -> None:
+async def handle(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp) -> None:
     """Answers one request, whatever becomes of it.
 
     Args:
@@ -78,7 +80,7 @@ def admit(gateway: Gateway, context: RequestContext) -> None:
     context.charged_bytes = declared
 
 
-def read_call(gateway: Gateway, context: RequestContext, api: Api, op: Op) -> Call:
+def read_call(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp) -> Call:
     """Reads what the head asks for, or finds it in the cache."""
     if context.cached is not None:
         return context.cached.call
@@ -143,7 +145,13 @@ async def compute(
         if template.encoder is not None:
             reserve_answer(gateway, context, template.answer_bytes)
         slots = [leases.take_now(nbytes) or await leases.wait(nbytes) for nbytes in template.slot_bytes]
-        reply = await engines.compute(job_of(template, context, begin, slots), context.stream)
+        reply = await engines.compute(
+            bound_to(template, begin, slots),
+            context.stream,
+            leases,
+            deadline_ns=deadline_of(template, context),
+            priority=template.priority,
+        )
         if isinstance(reply, Done):
             context.timings, context.batch_size = reply.timings, reply.batch_size
             return template, slots, reply
@@ -174,11 +182,6 @@ def find_template(context: RequestContext, call: Call, body: Lease | None) -> Re
     if context.cached is None:
         return None
     return context.cached.find(memoryview(b"") if body is None else body.view[call.lead_bytes :])
-
-
-def begin_of(call: Call, body: Lease | None) -> int:
-    """Offset of the body in the segment."""
-    return 0 if body is None else body.offset + call.lead_bytes
 
 
 def note_received(gateway: Gateway, context: RequestContext) -> None:
@@ -224,76 +227,68 @@ def plan_task(
     Raises:
         TilewireError: Operands, limits or the format of the answer do not allow it.
     """
-    op, begin = task.op, begin_of(call, body)
-    operands = bind(task, types, begin)
-    planned = plan(op, {name: one.type for name, one in operands.items()}, task.options, gateway.settings.limits)
+    op, begin = task.op, 0 if body is None else body.offset + call.lead_bytes
+    inputs = bind(task, types, begin)
+    planned = plan(op, {spec.name: spec.type for spec, _ in inputs}, task.options, gateway.settings.limits)
     outputs = dict(zip(op.outputs, planned.outputs, strict=True))
     encoder = task.encoder(outputs)
     regions = [task.out_regions.get(name) for name in op.outputs]
-    names = tuple(None if one is None else one.name for one in regions)
-    located = [one for one in operands.values() if one.resident is None]
+    specs = tuple(
+        OutputSpec(kind, None if region is None else region.name)
+        for kind, region in zip(planned.outputs, regions, strict=True)
+    )
     lead = None
     if task.lead_bytes is not None and task.lead_bytes <= MAX_LEAD_BYTES and call.store is None:
         lead = b"" if body is None else bytes(body.view[call.lead_bytes :][: task.lead_bytes])
+    located = [(spec, offset) for spec, offset in inputs if offset is not None]
     return RequestTemplate(
         lead=lead,
-        job=gateway.templates.job_for(op, operands, task.options, planned, names),
+        job=gateway.engines.templates.find(
+            op.name, tuple(spec for spec, _ in inputs), task.options, specs, (planned.flops, planned.moved_bytes)
+        ),
         reads=tuple(task.residents.values()),
         resident_types=tuple((name, types[field]) for field, name in task.residents.items()),
         uses_regions=bool(task.regions or task.out_regions),
-        offsets=(*(one.offset for one in located), *(one.offset for one in regions if one is not None)),
-        from_body=tuple(one.region is None for one in located),
+        inputs=tuple((offset, spec.region is None) for spec, offset in located),
+        outputs=tuple(None if region is None else region.offset for region in regions),
         timeout_ns=task.timeout_ns,
         priority=task.priority,
-        slot_bytes=tuple(kind.nbytes if name is None else 0 for kind, name in zip(planned.outputs, names, strict=True)),
-        answer_bytes=sum(kind.nbytes for kind, name in zip(planned.outputs, names, strict=True) if name is None),
+        slot_bytes=tuple(0 if spec.region is not None else spec.type.nbytes for spec in specs),
+        answer_bytes=sum(spec.type.nbytes for spec in specs if spec.region is None),
         encoder=encoder,
     )
 
 
-def bind(task: Task, types: Mapping[str, TensorType], begin: int) -> dict[str, Operand]:
-    """Joins residents, tensors in regions and those of the body, whose offsets then count from `begin`.
+def bind(task: Task, types: Mapping[str, TensorType], begin: int) -> list[tuple[InputSpec, int | None]]:
+    """Joins residents, tensors in regions and those of the body; an unnamed one is the first required input that is left.
 
-    An unnamed tensor is the first required input that is left.
+    Returns:
+        Inputs and where their bytes begin: None for residents, an offset in the region, or one from `begin`.
     """
-    operands = {field: Operand(types[field], resident=name) for field, name in task.residents.items()}
+    inputs: dict[str, tuple[InputSpec, int | None]] = {
+        field: (InputSpec(field, types[field], name), None) for field, name in task.residents.items()
+    }
     for field, declared in task.declared.items():
         if declared != types[field]:
             raise InvalidRequest(f"{field}: {task.residents[field]!r} is {types[field]}; the request says {declared}")
     for field, (kind, region) in task.regions.items():
-        operands[field] = Operand(kind, region.offset, region=region.name)
+        inputs[field] = (InputSpec(field, kind, region=region.name), region.offset)
     for name, tensor in task.placed.items():
-        field = name or next((one for one in task.op.required if one not in operands), task.op.required[0])
-        if field in operands:
+        field = name or next((one for one in task.op.required if one not in inputs), task.op.required[0])
+        if field in inputs:
             raise InvalidRequest(f"{field}: given in the body and as a resident tensor")
-        operands[field] = Operand(tensor.type, tensor.offset - begin, fortran=tensor.fortran)
-    return operands
+        inputs[field] = (InputSpec(field, tensor.type, fortran=tensor.fortran), tensor.offset - begin)
+    return list(inputs.values())
 
 
-def job_of(template: RequestTemplate, context: RequestContext, begin: int, slots: list[Lease]) -> Job:
-    """The message for one request: its template, and where its bytes lie."""
-    job: JobTemplate = template.job
-    offsets = iter(template.offsets)
-    operands = {
-        name: one
-        if one.resident is not None
-        else Operand(one.type, next(offsets) + (begin if one.region is None else 0), None, one.fortran, one.region)
-        for name, one in job.inputs.items()
-    }
-    (region,), (slot,) = job.out_regions, slots
-    return Job(
-        0,
-        job.op,
-        operands,
-        job.options,  # type: ignore[arg-type]
-        job.outputs[0],
-        slot.offset if region is None else next(offsets),
-        job.flops,
-        job.moved_bytes,
-        deadline_of(template, context),
-        template.priority,
-        region,
-        kind=job.id,
+def bound_to(template: RequestTemplate, begin: int, slots: list[Lease]) -> BoundTemplate:
+    """The engine's template, and where the bytes of one request lie."""
+    return BoundTemplate(
+        template.job,
+        (
+            *[begin + offset if is_in_body else offset for offset, is_in_body in template.inputs],
+            *[slot.offset if offset is None else offset for slot, offset in zip(slots, template.outputs, strict=True)],
+        ),
     )
 
 
@@ -308,7 +303,7 @@ async def answer(
     """Encodes and writes the outputs, or stores the only one."""
     lines = timing_lines(context.receive_s, done.timings, done.batch_size)
     if call.store is not None:
-        info, _ = await gateway.engines.put(call.store, Operand(template.job.outputs[0], slots[0].offset))
+        info, _ = await gateway.engines.put(call.store, Upload(template.job.outputs[0].type, slots[0].offset))
         await respond(gateway, context, HTTPStatus.CREATED, json_answer(describe_tensor(info), lines))
         return
     assert template.encoder is not None, "This is a bug."

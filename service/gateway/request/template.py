@@ -7,16 +7,14 @@ not cached: keys, quotas, the drain and the types of residents are looked at eac
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
 
 import msgspec
 
 from tilewire.service.gateway.request.adapter import Call, Encoder
 from tilewire.service.gateway.request.head import Head, HeadKey, has_plain_lines, key_of
-from tilewire.service.ipc.messages import Operand
-from tilewire.service.ops.registry import Op, Options, Plan, TensorType
+from tilewire.service.ipc.messages import Template
+from tilewire.service.ops.op import TensorType
 
 # Bounds of the cache. Entries: more than a busy gateway's connections have layers. Bytes: of heads and tensor headers.
 MAX_HEADS, MAX_BYTES = 4096, 2**24
@@ -24,34 +22,8 @@ MAX_HEADS, MAX_BYTES = 4096, 2**24
 MAX_TEMPLATES = 8
 # Longest tensor header that is compared.
 MAX_LEAD_BYTES = 2**13
-# Templates of jobs that keep their id; the engine plans each once.
-MAX_JOBS = 4096
 # Rough size of an entry beside its bytes.
 ENTRY_BYTES = 2**10
-
-
-class JobTemplate(msgspec.Struct, frozen=True):
-    """All of a job but where its bytes lie.
-
-    Attributes:
-        id: Unique in this process, never used again.
-        op: Name of the operation.
-        inputs: Operands by name; offsets are not meant.
-        options: Options of the op.
-        outputs: Types of the results, in the op's order.
-        out_regions: Names of the regions that take results, in the same order; None for the arena.
-        flops: As planned.
-        moved_bytes: As planned.
-    """
-
-    id: int
-    op: str
-    inputs: Mapping[str, Operand]
-    options: Options
-    outputs: tuple[TensorType, ...]
-    out_regions: tuple[str | None, ...]
-    flops: int
-    moved_bytes: int
 
 
 class RequestTemplate(msgspec.Struct, frozen=True):
@@ -63,8 +35,8 @@ class RequestTemplate(msgspec.Struct, frozen=True):
         reads: Names of the resident tensors that it reads.
         resident_types: Types that those had when it was planned, by name.
         uses_regions: It reads or writes clients' shared memory.
-        offsets: First bytes of the inputs that are no residents, then of the outputs in regions, in order.
-        from_body: Whether each of `offsets` counts from the begin of the body; the others are absolute.
+        inputs: First byte of each input that is no resident, in order, and whether it counts from the body's begin.
+        outputs: First byte of each output in its region, in order; None for one that gets a slot.
         timeout_ns: Longest time from the request's begin until it starts; 0 for none.
         priority: 0 for the default, 1 for the most urgent.
         slot_bytes: Bytes of a slot for each output; 0 for one in a region.
@@ -73,12 +45,12 @@ class RequestTemplate(msgspec.Struct, frozen=True):
     """
 
     lead: bytes | None
-    job: JobTemplate
+    job: Template
     reads: tuple[str, ...]
     resident_types: tuple[tuple[str, TensorType], ...]
     uses_regions: bool
-    offsets: tuple[int, ...]
-    from_body: tuple[bool, ...]
+    inputs: tuple[tuple[int, bool], ...]
+    outputs: tuple[int | None, ...]
     timeout_ns: int
     priority: int
     slot_bytes: tuple[int, ...]
@@ -138,8 +110,6 @@ class TemplateCache:
         self._max_bytes = max_bytes
         self._heads: OrderedDict[bytes, CachedHead] = OrderedDict()
         self._nbytes = 0
-        self._jobs: OrderedDict[Hashable, JobTemplate] = OrderedDict()
-        self._ids = itertools.count(1)
 
     def __len__(self) -> int:
         return len(self._heads)
@@ -171,31 +141,6 @@ class TemplateCache:
         if template.lead is not None and self._heads.get(cached.key) is cached:
             self._nbytes += cached.keep(template)
             self._shrink()
-
-    def job_for(
-        self, op: Op, inputs: Mapping[str, Operand], options: Options, planned: Plan, regions: Sequence[str | None]
-    ) -> JobTemplate:
-        """The template of all jobs that differ only in where their bytes lie."""
-        kinds = tuple((name, one.type, one.resident, one.region, one.fortran) for name, one in inputs.items())
-        key = (op.name, options, kinds, planned.outputs, tuple(regions))
-        job = self._jobs.get(key)
-        if job is None:
-            job = JobTemplate(
-                next(self._ids),
-                op.name,
-                inputs,
-                options,
-                planned.outputs,
-                tuple(regions),
-                planned.flops,
-                planned.moved_bytes,
-            )
-            self._jobs[key] = job
-            if len(self._jobs) > MAX_JOBS:
-                self._jobs.popitem(last=False)
-        else:
-            self._jobs.move_to_end(key)
-        return job
 
     def _drop(self, key: bytes) -> None:
         old = self._heads.pop(key, None)

@@ -19,7 +19,8 @@ from tilewire.service.gateway.request.body import refuse_encodings
 from tilewire.service.gateway.request.head import Head
 from tilewire.service.gateway.request.offload import OFFLOAD_BYTES, LoopRoom, offload
 from tilewire.service.ipc.arena import Lease
-from tilewire.service.ops.registry import Op, Options, TensorType
+from tilewire.service.ops.op import AnyOp, TensorType
+from tilewire.service.ops.registry import Options
 
 
 class NativeApi:
@@ -32,7 +33,7 @@ class NativeApi:
     def __init__(self, max_json_bytes: int) -> None:
         self._max_json_bytes = max_json_bytes
 
-    def read_call(self, op: Op, head: Head) -> NativeCall:
+    def read_call(self, op: AnyOp, head: Head) -> NativeCall:
         """See `Api.read_call`."""
         headers = head.headers
         query = parse_query(op, head.query, headers.get("x-timeout-ms"))
@@ -62,7 +63,7 @@ class NativeCall(msgspec.Struct, frozen=True):
         lead_bytes: As in `Call`.
     """
 
-    op: Op
+    op: AnyOp
     query: Query
     content_type: str | None
     accept: str | None
@@ -77,14 +78,6 @@ class NativeCall(msgspec.Struct, frozen=True):
     @property
     def store(self) -> str | None:
         return self.query.store
-
-    @property
-    def lead_bytes(self) -> int:
-        return 0
-
-    @property
-    def needs_body(self) -> bool:
-        return any(name not in self.query.residents for name in self.op.required)
 
     async def decode(self, body: Lease | None, leases: Leases) -> NativeTask:
         """See `Call`."""
@@ -117,7 +110,7 @@ class NativeTask(msgspec.Struct, frozen=True):
     priority: int = 0
 
     @property
-    def op(self) -> Op:
+    def op(self) -> AnyOp:
         return self.call.op
 
     @property

@@ -8,10 +8,11 @@ from tilewire.service.gateway.api.openapi import describe_op
 from tilewire.service.gateway.api.v1.calls import NativeApi
 from tilewire.service.gateway.request.adapter import Api
 from tilewire.service.gateway.request.context import Gateway
-from tilewire.service.ops.registry import OPS, Op
+from tilewire.service.ops.op import AnyOp
+from tilewire.service.ops.registry import OPS
 
 
-def op_paths(gateway: Gateway) -> dict[str, tuple[Api, Op]]:
+def op_paths(gateway: Gateway) -> dict[str, tuple[Api, AnyOp]]:
     """The native calls by exact path."""
     api = NativeApi(gateway.settings.max_json_bytes)
     return {f"/v1/{op.name}": (api, op) for op in OPS.values()}

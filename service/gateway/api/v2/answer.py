@@ -14,7 +14,7 @@ import msgspec
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.gateway.api.v2.request import InferRequest, Output
 from tilewire.service.gateway.codecs.json_text import text_of
-from tilewire.service.ops.registry import Op, TensorType
+from tilewire.service.ops.op import AnyOp, TensorType
 
 VERSION = "1"
 
@@ -32,7 +32,7 @@ class InferAnswer(msgspec.Struct, frozen=True):
 
 
 def encode_answer(
-    op: Op, request: InferRequest, types: Mapping[str, TensorType], payloads: Mapping[str, memoryview]
+    op: AnyOp, request: InferRequest, types: Mapping[str, TensorType], payloads: Mapping[str, memoryview]
 ) -> InferAnswer:
     """Writes an answer.
 

@@ -23,7 +23,8 @@ from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.head import Head
 from tilewire.service.gateway.request.offload import OFFLOAD_BYTES, LoopRoom, offload
 from tilewire.service.ipc.arena import Lease
-from tilewire.service.ops.registry import Op, Options, TensorType
+from tilewire.service.ops.op import AnyOp, TensorType
+from tilewire.service.ops.registry import Options
 
 HEADER_LENGTH = "inference-header-content-length"
 BINARY, JSON = "application/octet-stream", "application/json"
@@ -56,7 +57,7 @@ class InferApi:
     def __init__(self, limits: InferLimits) -> None:
         self._limits = limits
 
-    def read_call(self, op: Op, head: Head) -> InferCall:
+    def read_call(self, op: AnyOp, head: Head) -> InferCall:
         """See `Api.read_call`."""
         header_bytes = header_length(head)
         coding = coding_of_body(head.headers.get("content-encoding"))
@@ -91,7 +92,7 @@ class InferCall(msgspec.Struct, frozen=True):
         accept_encoding: Value of the header, or None.
     """
 
-    op: Op
+    op: AnyOp
     limits: InferLimits
     header_bytes: int | None
     coding: Coding | None
@@ -162,7 +163,7 @@ class InferTask(msgspec.Struct, frozen=True):
     lead_bytes: int | None
 
     @property
-    def op(self) -> Op:
+    def op(self) -> AnyOp:
         """See `Task`."""
         return self.call.op
 
@@ -246,7 +247,7 @@ class InferEncoder(msgspec.Struct, frozen=True):
         work_bytes: As in `Encoder`.
     """
 
-    op: Op
+    op: AnyOp
     request: InferRequest
     types: Mapping[str, TensorType]
     accept_encoding: str | None

@@ -21,7 +21,8 @@ from tilewire.service.gateway.codecs.json_text import flatten
 from tilewire.service.gateway.codecs.shapes import check_shape
 from tilewire.service.gateway.codecs.strict_json import parse_object, refuse_overflow
 from tilewire.service.gateway.request.adapter import Region
-from tilewire.service.ops.registry import OPS, Op, Options, TensorType, parse_options
+from tilewire.service.ops.op import AnyOp, TensorType
+from tilewire.service.ops.registry import OPS, Options, parse_options
 
 WHAT = "inference header"
 MAX_TIMEOUT_US = 86_400_000_000
@@ -77,7 +78,7 @@ def _read_id(value: object) -> str | None:
     return value or None
 
 
-def _read_options(op: Op, parameters: dict[str, object]) -> Options:
+def _read_options(op: AnyOp, parameters: dict[str, object]) -> Options:
     for name in parameters:
         if name in _RESERVED or name.startswith(_RESERVED_PREFIX):
             raise InvalidRequest(f"parameters: {name[:64]!r} is reserved; {op.name} keeps no sequences")
@@ -90,7 +91,7 @@ def _read_options(op: Op, parameters: dict[str, object]) -> Options:
     return parse_options(op, parameters)
 
 
-def _read_inputs(op: Op, value: object) -> tuple[Pending, ...]:
+def _read_inputs(op: AnyOp, value: object) -> tuple[Pending, ...]:
     if not isinstance(value, list):
         raise InvalidRequest(f"inputs: expected a list; got {_kind_of(value)}")
     pending: dict[str, Pending] = {}
@@ -176,7 +177,7 @@ def _resident(value: object, name: str) -> str:
     return check_name(value.removeprefix("@"), field=name)
 
 
-def _read_outputs(op: Op, value: object, default_binary: bool) -> dict[str, Output]:
+def _read_outputs(op: AnyOp, value: object, default_binary: bool) -> dict[str, Output]:
     """Reads `outputs`; absent or empty asks for all there are."""
     if value is not None and not isinstance(value, list):
         raise InvalidRequest(f"outputs: expected a list; got {_kind_of(value)}")

@@ -13,7 +13,8 @@ from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import UnknownName
 from tilewire.service.gateway.api.v2.answer import VERSION
 from tilewire.service.gateway.request.context import Gateway
-from tilewire.service.ops.registry import OPS, Op
+from tilewire.service.ops.op import AnyOp
+from tilewire.service.ops.registry import OPS
 
 PLATFORM = "tilewire"
 DATATYPE = "FP32"
@@ -28,14 +29,8 @@ EXTENSIONS = (
     "model_repository",
 )
 
-_RANKS: dict[str, dict[str, int]] = {
-    "matmul": {"a": 2, "b": 2, "out": 2},
-    "softmax": {"x": 1, "out": 1},
-    "add": {"a": 1, "b": 1, "out": 1},
-}
 
-
-def model_named(model: str, version: str | None = None) -> Op:
+def model_named(model: str, version: str | None = None) -> AnyOp:
     """Looks a model up.
 
     Raises:
@@ -68,7 +63,7 @@ def describe_server(gateway: Gateway) -> dict[str, object]:
     }
 
 
-def describe_model(op: Op) -> dict[str, object]:
+def describe_model(op: AnyOp) -> dict[str, object]:
     """A model's metadata."""
     return {
         "name": op.name,
@@ -84,11 +79,11 @@ def describe_model(op: Op) -> dict[str, object]:
     }
 
 
-def _tensor(op: Op, name: str) -> dict[str, object]:
-    return {"name": name, "datatype": DATATYPE, "shape": [-1] * _RANKS[op.name][name]}
+def _tensor(op: AnyOp, name: str) -> dict[str, object]:
+    return {"name": name, "datatype": op.output_datatypes.get(name, DATATYPE), "shape": [-1] * op.ranks[name]}
 
 
-def configure_model(op: Op) -> dict[str, object]:
+def configure_model(op: AnyOp) -> dict[str, object]:
     """A model's configuration.
 
     `max_batch_size` is 0 because no dimension of a request is a batch of requests; those form by themselves.
@@ -104,8 +99,9 @@ def configure_model(op: Op) -> dict[str, object]:
     }
 
 
-def _configured(op: Op, name: str) -> dict[str, object]:
-    return {"name": name, "data_type": f"TYPE_{DATATYPE}", "dims": [-1] * _RANKS[op.name][name]}
+def _configured(op: AnyOp, name: str) -> dict[str, object]:
+    datatype = op.output_datatypes.get(name, DATATYPE)
+    return {"name": name, "data_type": f"TYPE_{datatype}", "dims": [-1] * op.ranks[name]}
 
 
 def index_models(*, is_ready: bool) -> list[dict[str, object]]:

@@ -8,7 +8,8 @@ import msgspec
 
 from tilewire.service.gateway.codecs.protocol import Placed
 from tilewire.service.gateway.request.adapter import Region
-from tilewire.service.ops.registry import Options, TensorType
+from tilewire.service.ops.op import TensorType
+from tilewire.service.ops.registry import Options
 
 
 class Input(msgspec.Struct, frozen=True):

@@ -22,7 +22,8 @@ from tilewire.service.gateway.api.v2.models import (
 from tilewire.service.gateway.request.adapter import Api
 from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.gateway.request.response import json_response
-from tilewire.service.ops.registry import OPS, Op
+from tilewire.service.ops.op import AnyOp
+from tilewire.service.ops.registry import OPS
 
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -30,7 +31,7 @@ MODEL = "/v2/models/{model}"
 VERSIONED = "/v2/models/{model}/versions/{version}"
 
 
-def op_paths(gateway: Gateway) -> dict[str, tuple[Api, Op]]:
+def op_paths(gateway: Gateway) -> dict[str, tuple[Api, AnyOp]]:
     """The infer calls by exact path."""
     settings = gateway.settings
     api = InferApi(InferLimits(settings.max_body_bytes, settings.max_json_bytes, settings.allow_shared_memory))

@@ -17,17 +17,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from tilewire.service.engine.backends.contract import Step
+from tilewire.service.engine.backends.contract import HostBytes
 from tilewire.service.engine.backends.cpu import CpuBackend
-from tilewire.service.engine.tensors.shared_regions import MAX_REGIONS, OUT, Regions, Use
+from tilewire.service.engine.tensors.shared_regions import MAX_REGIONS, Regions, Use
 from tilewire.service.engine.tensors.shm_files import SharedFile
 from tilewire.service.errors import BeyondLimit, InvalidRequest, UnknownName
 from tilewire.service.ipc.messages import RegionInfo
-from tilewire.service.ops.registry import AddOptions, TensorType
+from tilewire.service.ops.op import TensorType
 from tilewire.service.supervisor.handover import KeptRegion
 from tilewire.service.supervisor.vault import VaultReader, VaultWriter
 
 PAGE = 4096
+OUT = "out"
 KIND = TensorType("float32", (4,))
 
 
@@ -73,9 +74,11 @@ def asked(name: str, key: str = "four", offset: int = 0, byte_size: int = PAGE) 
     return RegionInfo(name, key, offset, byte_size)
 
 
-def step_of(uses: dict[str, Use]) -> Step:
-    inputs = {name: Regions.bytes_of(use, KIND) for name, use in uses.items() if name != OUT}
-    return Step("add", AddOptions(), inputs, Regions.bytes_of(uses[OUT], KIND))
+def stage_in(regions: Regions, uses: dict[str, Use]) -> dict[str, HostBytes]:
+    """The operands and the result of a job that uses these places."""
+    inputs = {name: KIND for name in uses if name != OUT}
+    places = {name: Regions.bytes_of(use, KIND) for name, use in uses.items()}
+    return {**places, **regions.stage_in(uses, inputs, {OUT: KIND})}
 
 
 def test_a_name_is_taken_until_it_is_given_back(regions: Regions) -> None:
@@ -138,9 +141,9 @@ def test_an_unregistered_region_lives_until_its_last_use(regions: Regions, folde
         regions.find("r", 0, KIND, field="a")
     regions.register(asked("r", key="one"))
     assert regions.nbytes == 2 * PAGE
-    step = regions.stage_in(step_of(uses), uses)
-    step.out.mapped.fill_(7)
-    regions.stage_out(step, uses)
+    places = stage_in(regions, uses)
+    places[OUT].mapped.fill_(7)
+    regions.stage_out(OUT, uses[OUT], places[OUT])
     assert (folder / "four").read_bytes()[:17] == b"\7" * 16 + b"\0"
     regions.release(uses)
     assert num_fds() == before + 2
@@ -157,12 +160,11 @@ def test_bytes_go_in_and_out_through_the_descriptor(regions: Regions, folder: Pa
         "a": regions.find("in", 7, KIND, field="a"),
         OUT: regions.find("out", 11, KIND, field="out", is_out=True),
     }
-    step = regions.stage_in(step_of(uses), uses)
-    source = step.inputs["a"]
-    assert not isinstance(source, torch.Tensor)
+    places = stage_in(regions, uses)
+    source = places["a"]
     np.testing.assert_array_equal(source.mapped.numpy().view(np.float32), values)
-    step.out.mapped.copy_(source.mapped)
-    regions.stage_out(step, uses)
+    places[OUT].mapped.copy_(source.mapped)
+    regions.stage_out(OUT, uses[OUT], places[OUT])
     assert (folder / "four").read_bytes()[16:32] == values.tobytes()
 
 
@@ -173,9 +175,9 @@ def test_a_cut_object_is_noticed_before_and_after_it_is_found(regions: Regions, 
     with pytest.raises(InvalidRequest, match=r"a: .* was cut"):
         regions.find("r", 8, KIND, field="a")
     with pytest.raises(InvalidRequest, match=r"a: .* was cut"):
-        regions.stage_in(step_of(uses), uses)
+        stage_in(regions, uses)
     with pytest.raises(InvalidRequest, match=r"out: .* was cut"):
-        regions.stage_out(regions.stage_in(step_of({OUT: uses[OUT]}), {OUT: uses[OUT]}), uses)
+        regions.stage_out(OUT, uses[OUT], stage_in(regions, {OUT: uses[OUT]})[OUT])
     assert (folder / "one").stat().st_size == 20
 
 
@@ -226,7 +228,7 @@ def test_the_next_engine_has_what_was_registered_even_without_its_name(folder: P
     after.restore(KeptRegion(keepsake.region, os.dup(keepsake.fd)))
     assert after.infos() == (kept,)
     uses = {OUT: after.find("kept", 0, KIND, field="out", is_out=True)}
-    after.stage_out(after.stage_in(step_of(uses), uses), uses)
+    after.stage_out(OUT, uses[OUT], stage_in(after, uses)[OUT])
     assert after.unregister(None) > kept.stamp
     # The first engine's farewell reaches the vault as well.
     reader.drain(ours)
@@ -242,10 +244,10 @@ def test_what_a_device_reaches_is_not_copied(folder: Path) -> None:
     regions.register(asked("r", offset=PAGE + 10, byte_size=100))
     assert list(backend.adopted.values()) == [110]
     uses = {OUT: regions.find("r", 4, KIND, field="out", is_out=True)}
-    step = step_of(uses)
-    assert step.out.is_foreign
-    assert step.out.offset == 14
-    assert regions.stage_in(step, uses).out is step.out
+    out = stage_in(regions, uses)[OUT]
+    assert out.is_foreign
+    assert out.offset == 14
+    assert not regions.stage_in(uses, {}, {OUT: KIND})
     regions.hold(uses)
     regions.unregister("r")
     assert backend.adopted

@@ -17,7 +17,7 @@ from tests.unit.gateway.codecs.arena_room import ArenaRoom, decode
 from tilewire.service.errors import BodyTooLarge, InvalidRequest, TilewireError
 from tilewire.service.gateway.codecs import npz
 from tilewire.service.gateway.codecs.npz import MAX_MEMBERS, Npz
-from tilewire.service.ops.registry import TensorType
+from tilewire.service.ops.op import TensorType
 
 CODEC = Npz()
 TENSORS: dict[str, Any] = {

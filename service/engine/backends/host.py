@@ -9,6 +9,13 @@ from tilewire.service.engine.backends.contract import HostBytes
 
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 
+_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Returns the name of a dtype, as in `TensorType`."""
+    return _NAMES[dtype]
+
 
 def bytes_of(source: HostBytes) -> torch.Tensor:
     """The tensor's bytes in the segment: uint8 (nbytes,), a view."""
