@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 from tilewire.service.gateway.auth.authenticator import HEALTH_PATHS
 from tilewire.service.gateway.connection.receive import Owner
@@ -66,7 +67,8 @@ class Limits:
     """
 
     def __init__(self, connection: Limited) -> None:
-        self._connection = connection
+        # Weak: the connection holds this, and both would wait for the garbage collector.
+        self._connection = cast("Limited", weakref.proxy(connection))
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._unsent_bytes = 0
         self.body_bytes = 0

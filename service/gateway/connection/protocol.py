@@ -212,9 +212,8 @@ class TilewireProtocol(HttpToolsProtocol):
             context = make_context(head, own, stream)
             if self._chunk and stream.is_http11:
                 context.key = key_of(self._chunk)
-            work = handle(self.gateway, context, *target)
-            self._chunk = b""
-            return lambda: stream.start(work)
+            self._chunk, gateway = b"", self.gateway
+            return lambda: stream.start(handle(gateway, context, *target))
         self._chunk = b""
         scope = self.scope
         scope["method"], scope["http_version"] = method, version
@@ -327,8 +326,9 @@ class TilewireProtocol(HttpToolsProtocol):
         """Asyncio's call: the connection is gone."""
         self._limits.stop()
         # Waiting requests will not be answered.
-        while self._waiting:
-            self._waiting.pop()
+        if self._waiting:
+            self._waiting.clear()
+            self.cycle = None
         super().connection_lost(exc)
         on_gone, self.on_gone = self.on_gone, None
         if on_gone is not None:
