@@ -151,6 +151,7 @@ class Op(abc.ABC, Generic[OptionsT]):
         options: Class of its options.
         ranks: Rank of each required input and of each output that `/v2` shows.
         output_datatypes: `/v2` datatype of each output that is not that of the inputs.
+        is_elementwise: Whether an element of the result depends on the same element of each operand only.
         example: JSON body for the OpenAPI document.
         warmup: Request with a known answer.
     """
@@ -164,8 +165,14 @@ class Op(abc.ABC, Generic[OptionsT]):
     options: type[OptionsT]
     ranks: ClassVar[Mapping[str, int]]
     output_datatypes: ClassVar[Mapping[str, str]] = {}
+    is_elementwise: ClassVar[bool] = False
     example: ClassVar[Mapping[str, Any]]
     warmup: ClassVar[WarmupCase]
+
+    def bound(self, options: OptionsT) -> Op[OptionsT]:
+        """Returns the op whose inputs and outputs are those of a request with these options."""
+        del options
+        return self
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -24,7 +24,8 @@ from tilewire.service.engine.loop.jobs import Attached, Client, Event, Lost, Sto
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import Warming
 from tilewire.service.ops.op import AnyOp, Limits, TensorType
-from tilewire.service.ops.registry import OPS, parse_options, plan
+from tilewire.service.ops.planning import parse_options, plan
+from tilewire.service.ops.registry import OPS
 
 logger = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from tilewire.service.gateway.request.template import MAX_LEAD_BYTES, RequestTem
 from tilewire.service.ipc.arena import Lease
 from tilewire.service.ipc.messages import Done, InputSpec, OutputSpec, Upload
 from tilewire.service.ops.op import AnyOp, TensorType
-from tilewire.service.ops.registry import plan
+from tilewire.service.ops.planning import plan
 from tilewire.service.telemetry import log
 
 # Attempts to plan a request whose residents change their types meanwhile.

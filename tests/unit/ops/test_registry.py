@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import BeyondLimit, InvalidRequest, UnknownName
 from tilewire.service.ops.op import AnyOp, Limits, Plan, TensorType
-from tilewire.service.ops.registry import OPS, op_named, parse_options, plan
+from tilewire.service.ops.planning import parse_options, plan
+from tilewire.service.ops.registry import OPS, op_named
 
 LIMITS = Limits()
 

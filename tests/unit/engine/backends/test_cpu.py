@@ -16,7 +16,8 @@ from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.loop.batching import launch_of
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ops.op import Limits, TensorType
-from tilewire.service.ops.registry import OPS, parse_options, plan
+from tilewire.service.ops.planning import parse_options, plan
+from tilewire.service.ops.registry import OPS
 
 NBYTES = 2**16
 
