@@ -114,9 +114,7 @@ _REDUCE = tuple(
         (16384, 16, 4),
     )
 )
-_COLUMNS = tuple(
-    reduce_configs.Config(rows, n, warps) for rows, n, warps in ((64, 64, 8), (256, 16, 8), (64, 32, 4))
-)
+_COLUMNS = tuple(reduce_configs.Config(rows, n, warps) for rows, n, warps in ((64, 64, 8), (256, 16, 8), (64, 32, 4)))
 _NORMALIZE = tuple(
     normalize_configs.Config(rows, 4096, warps) for rows, warps in ((1, 4), (1, 8), (1, 16), (2, 8), (2, 16))
 )

@@ -95,7 +95,7 @@ def finish_or_store(
     else:
         place = row.to(tl.int64) * parts + part
         tl.store(partial_ptr + place, first.to(tl.int32, bitcast=True), mask=in_rows)
-        if STATE == BEST or STATE == EXP:  # noqa: SIM109 - the language has no tuples of constants
+        if STATE == BEST or STATE == EXP:  # noqa: SIM109
             second_ptr = partial_ptr + tl.cast(rows, tl.int64) * parts
             tl.store(second_ptr + place, second.to(tl.int32, bitcast=True), mask=in_rows)
 
