@@ -33,7 +33,7 @@ from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target
 
 # Rows and columns of a tile, for products of many rows.
-_TILES = ((128, 256), (256, 128), (128, 128), (64, 256), (256, 64), (64, 128), (128, 64), (64, 64), (64, 32))
+_TILES = ((128, 256), (256, 128), (128, 128), (64, 256), (256, 64), (64, 128), (128, 64), (64, 64), (64, 32), (128, 32))
 # Rows of a tile for products of few.
 _FEW = (16, 32, 64)
 _MAX_STAGES, _MAX_FEW_STAGES = 6, 8
