@@ -225,8 +225,8 @@ class Choice:
         for is_rare, kept in ((False, [*common, *everywhere]), (True, list(everywhere))):
             rows = np.flatnonzero(self.is_rare == is_rare)
             if len(rows) and kept:
-                best = np.argmin(self.predicted[np.ix_(rows, kept)], axis=1)
-                loss = self.loss[np.ix_(rows, kept)][np.arange(len(rows)), best]
+                best = np.argmin(self.predicted[rows][:, kept], axis=1)
+                loss = self.loss[rows][:, kept][np.arange(len(rows)), best]
                 found[rows] = np.where(np.isfinite(loss), loss, 4.0)
         return found
 

@@ -117,7 +117,7 @@ def _stages(
     stage_bytes: int, store_bytes: int, beside: tuple[int, ...], largest: int, target: Target
 ) -> list[tuple[int, int]]:
     """(stages, programs on a multiprocessor) that use the shared memory up."""
-    found = {}
+    found: dict[int, int] = {}
     for programs in beside:
         count = min(largest, (target.shared_bytes // programs - _RESERVED - store_bytes) // stage_bytes)
         # The deepest pipeline is not always the fastest.
