@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tilewire.kernels.runtime.launch import Descriptor, Kept, Launch, Variant, are_aligned
-from tilewire.kernels.runtime.pipeline import Part, Pipeline, Step
+from tilewire.kernels.runtime.pipeline import Part, Pipeline, Step, bound
 from tilewire.kernels.runtime.rows import row_stride
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.search.configs import (
@@ -34,7 +34,7 @@ from tilewire.kernels.search.variants import (
 )
 from tilewire.kernels.topk.configs import Config as SelectConfig
 from tilewire.kernels.topk.configs import merge_sizes, select_block
-from tilewire.kernels.topk.op import bound, select_steps
+from tilewire.kernels.topk.op import select_steps
 from tilewire.kernels.topk.variants import merge_variant, select_variant
 
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
@@ -313,7 +313,7 @@ def _pipeline(
         "select": select_variant(width, select.select, target),
         "merge": merge_variant(width, select.merge, target),
     }
-    selecting, select_parts, _ = select_steps(m, groups, width, select, binaries, target, index)
+    selecting, select_parts, _ = select_steps(m, groups, best, width, select, binaries, target, index)
     steps += selecting
     programs = -(-best // part_of(config.group))
     num_keys = programs * part_of(config.group) * config.group

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import importlib
 import logging
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -101,6 +103,13 @@ def open_backend(device: str, *, batch_invariant: bool) -> Backend:
     return GpuBackend(name, batch_invariant=batch_invariant)
 
 
+def import_kernels(device: str) -> None:
+    """Imports what the backend of a GPU needs, before it is known whether this process will serve."""
+    is_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    if is_gpu and find_spec("triton") is not None:
+        importlib.import_module("tilewire.service.engine.backends.gpu.backend")
+
+
 def prepare(holdings: Holdings, settings: EngineSettings, logger: structlog.stdlib.BoundLogger, report: Report) -> None:
     """All that comes before ready: residents, regions, kernels, and a look at what they compute.
 
@@ -144,11 +153,11 @@ def fill(holdings: Holdings, settings: EngineSettings, logger: structlog.stdlib.
         report("residents", len(residents), 0)
         with leaving_out():
             residents.load_file(path)
-    for kept in settings.kept:
+    for kept in settings.kept.tensors:
         report("residents", len(residents), 0)
         residents.restore(kept)
-    residents.version = settings.kept_version
-    for region in settings.kept_regions:
+    residents.version = settings.kept.version
+    for region in settings.kept.regions:
         holdings.regions.restore(region)
     holdings.metrics.observe_residents(len(residents), residents.nbytes)
 
@@ -208,7 +217,13 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
     vault = VaultWriter(settings.vault_fd if is_home else -1)
     follower = VaultFollower(-1 if is_home else settings.vault_fd)
     residents = Residents(backend, settings.resident_bytes, vault, max_kept())
-    regions = Regions(backend, vault, max_bytes=settings.shared_memory_bytes, prefix=settings.shared_memory_prefix)
+    regions = Regions(
+        backend,
+        vault,
+        max_bytes=settings.shared_memory_bytes,
+        max_copied_bytes=settings.max_body_bytes,
+        prefix=settings.shared_memory_prefix,
+    )
     mailbox = Mailbox()
     holdings = Holdings(backend, residents, regions, metrics, follower)
     engine = EngineLoop(
@@ -246,7 +261,13 @@ def main() -> int:
     # A terminal's Ctrl-C and a container's SIGTERM are the supervisor's to handle: it drains us last.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    settings = child.read_settings(EngineSettings)
+    if len(sys.argv) > 1:
+        import_kernels(sys.argv[1])
+    try:
+        settings = child.read_settings(EngineSettings)
+    except EOFError:
+        # A spare one that was not needed.
+        return 0
     logger = log.configure(settings.log, process=f"engine-{settings.index}")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

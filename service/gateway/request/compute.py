@@ -24,7 +24,8 @@ from tilewire.service.gateway.request.context import Exchange, Gateway
 from tilewire.service.ipc.arena import Lease
 from tilewire.service.ipc.messages import Done, InputSpec, OutputSpec
 from tilewire.service.ops.op import AnyOp, Plan, TensorType
-from tilewire.service.ops.registry import Options, plan
+from tilewire.service.ops.planning import plan
+from tilewire.service.ops.registry import Options
 
 # How often a request is planned again because a resident changed its type under it.
 MAX_PLANS = 4

@@ -10,7 +10,8 @@ import msgspec
 
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.ops.op import AnyOp
-from tilewire.service.ops.registry import Options, op_named, parse_options
+from tilewire.service.ops.planning import parse_options
+from tilewire.service.ops.registry import Options, op_named
 from tilewire.service.tensor_names import problem_of
 
 MAX_PARAMETERS = 64

@@ -21,7 +21,8 @@ from tilewire.service.gateway.codecs.json_text import flatten
 from tilewire.service.gateway.codecs.shapes import check_shape
 from tilewire.service.gateway.codecs.strict_json import parse_object, refuse_overflow
 from tilewire.service.ops.op import AnyOp, TensorType
-from tilewire.service.ops.registry import OPS, Options, parse_options
+from tilewire.service.ops.planning import parse_options
+from tilewire.service.ops.registry import OPS, Options
 
 WHAT = "inference header"
 OUTPUT = "out"

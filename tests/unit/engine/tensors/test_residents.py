@@ -141,14 +141,26 @@ class Chain:
     def follower(self) -> tuple[Residents, VaultFollower]:
         """A process of the engine that follows, as it begins: with the vault's state."""
         self.vault.drain(self.deposits)
-        kept = self.vault.keepsakes
         begun = residents()
-        for one in kept.tensors:
-            begun.restore(msgspec.structs.replace(one, fd=os.dup(one.fd) if one.fd >= 0 else -1))
-        begun.version = kept.version
+        with self.vault.handover() as kept:
+            for one in kept.tensors:
+                begun.restore(msgspec.structs.replace(one, fd=os.dup(one.fd) if one.fd >= 0 else -1))
+            begun.version = kept.version
         follower = VaultFollower(os.dup(self.follower_end.fileno()))
         self._stack.callback(follower.close)
         return begun, follower
+
+
+def test_a_copy_that_is_replaced_stays_open_while_it_is_handed_over(chain: Chain) -> None:
+    chain.home.put("w", number(1))
+    chain.vault.drain(chain.deposits)
+    with chain.vault.handover() as kept:
+        (one,) = kept.tensors
+        chain.home.put("w", number(2))
+        chain.vault.drain(chain.deposits)
+        assert os.fstat(one.fd).st_size > 0
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(one.fd)
 
 
 def pair(stack: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
