@@ -36,7 +36,8 @@ SERVER_COMMANDS = {
     "serve": ServerCommand(SERVE, "Serve: gateways in front, one engine for each device behind."),
     "demo": ServerCommand(SERVE, "Run a whole round against a server, and check every answer against NumPy."),
     "key": ServerCommand(SERVE, "Make an API key."),
-    "tune", "explain": ServerCommand(KERNELS, "Measure kernels on this machine's GPU and write its table."),
+    "tune": ServerCommand(KERNELS, "Measure kernels on this machine's GPU and write its table."),
+    "explain": ServerCommand(KERNELS, "Say in one line which configuration a shape gets, and why."),
     "precompile": ServerCommand(KERNELS, "Compile every kernel of devices that need not be here."),
 }
 # As they stand in `--help`.
