@@ -34,6 +34,7 @@ BENCHMARKS = (
     "start",
     "client",
     "ring",
+    "hosts",
 )
 
 
