@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tilewire.kernels.runtime.launch import Descriptor, Kept, Launch, Variant, are_aligned
-from tilewire.kernels.runtime.pipeline import Part, Pipeline, Step
+from tilewire.kernels.runtime.pipeline import Part, Pipeline, Step, bound
 from tilewire.kernels.runtime.rows import row_stride
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.search.configs import (
@@ -34,7 +34,7 @@ from tilewire.kernels.search.variants import (
 )
 from tilewire.kernels.topk.configs import Config as SelectConfig
 from tilewire.kernels.topk.configs import merge_sizes, select_block
-from tilewire.kernels.topk.op import bound, select_steps
+from tilewire.kernels.topk.op import select_steps
 from tilewire.kernels.topk.variants import merge_variant, select_variant
 
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
@@ -107,11 +107,12 @@ def item_norms(b: torch.Tensor, metric: str) -> torch.Tensor:
     out = torch.empty(b.shape[0], dtype=torch.float32, device=b.device)
     if b.shape[0] > 0:
         rows = _rows(b)
-        _norms_pipeline(rows, metric)(rows, out)
+        norms_pipeline(rows, metric)(rows, out)
     return out
 
 
-def _norms_pipeline(rows: torch.Tensor, kind: str) -> Pipeline:
+def norms_pipeline(rows: torch.Tensor, kind: str) -> Pipeline:
+    """Prepares norms of `rows`, (M, K) with neighbours in a row; called with them and (M,) float32."""
     key = (rows.shape, rows.stride(), rows.dtype, kind, rows.device)
 
     def make() -> Pipeline:
@@ -169,9 +170,7 @@ def prepare_search(
     return prepare(a, b, k, metric=metric, bias=bias, precision=precision, batch_invariant=batch_invariant)
 
 
-def _check(
-    a: torch.Tensor, b: torch.Tensor, k: int, metric: str, bias: torch.Tensor | None, precision: str
-) -> None:
+def _check(a: torch.Tensor, b: torch.Tensor, k: int, metric: str, bias: torch.Tensor | None, precision: str) -> None:
     if a.dtype not in _DTYPES:
         raise ValueError(f"a: dtype {a.dtype} is not one of {', '.join(DTYPES)}")
     if a.dtype != b.dtype or a.device != b.device:
@@ -189,7 +188,9 @@ def _check(
     if precision not in PRECISIONS:
         raise ValueError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision}")
     if bias is not None and (tuple(bias.shape) != (b.shape[0],) or bias.dtype not in _DTYPES[:3]):
-        raise ValueError(f"bias: expected ({b.shape[0]},) of {', '.join(DTYPES[:3])}, got {tuple(bias.shape)} {bias.dtype}")
+        raise ValueError(
+            f"bias: expected ({b.shape[0]},) of {', '.join(DTYPES[:3])}, got {tuple(bias.shape)} {bias.dtype}"
+        )
 
 
 class PreparedSearch:
@@ -197,12 +198,10 @@ class PreparedSearch:
 
     Args:
         pipelines: (first query, queries, launches) for each cut of the queries.
-        k: Elements of an item.
     """
 
-    def __init__(self, pipelines: list[tuple[int, int, Pipeline]], k: int) -> None:
+    def __init__(self, pipelines: list[tuple[int, int, Pipeline]]) -> None:
         self._pipelines = pipelines
-        self._k = k
 
     @property
     def variants(self) -> tuple[Variant, ...]:
@@ -220,7 +219,11 @@ class PreparedSearch:
     ) -> None:
         """Launch on the current stream."""
         a, b = _rows(a), _rows(b)
-        bias = bias if bias is None or bias.dtype == torch.float32 and bias.is_contiguous() else bias.float().contiguous()
+        bias = (
+            bias
+            if bias is None or (bias.dtype == torch.float32 and bias.is_contiguous())
+            else bias.float().contiguous()
+        )
         if len(self._pipelines) == 1:
             self._pipelines[0][2](a, b, norms, bias, values, indices)
             return
@@ -249,10 +252,14 @@ def prepare(
     precision: str = "ieee",
     batch_invariant: bool = False,
     config: Config | None = None,
+    max_orders: int = MAX_ORDERS,
 ) -> PreparedSearch:
-    """Prepares launches on checked operands; `config` replaces the choice, for tests and tuning."""
+    """Prepares launches on checked operands; `config` replaces the choice, for tests and tuning.
+
+    So many queries at a time that their groups leave at most `max_orders` orders in scratch memory.
+    """
     shapes = (a.shape, a.stride(), b.shape, b.stride(), best)
-    options = (metric, bias is not None, precision, batch_invariant, config)
+    options = (metric, bias is not None, precision, batch_invariant, config, max_orders)
     key = (shapes, a.dtype, are_aligned((a, b)), options, a.device)
 
     def make() -> PreparedSearch:
@@ -266,12 +273,14 @@ def prepare(
         problem = Problem(m, n, k, best, _name(a), precision, is_aligned and k > 0, is_plain)
         target = current(a.get_device())
         chosen = config or choose(invariant(problem) if batch_invariant else problem, target)
-        most = max(chosen.block_m, MAX_ORDERS // -(-n // chosen.group) // chosen.block_m * chosen.block_m)
+        most = max(chosen.block_m, max_orders // -(-n // chosen.group) // chosen.block_m * chosen.block_m)
         pipelines = []
         for first in range(0, m, most):
             rows = queries[first : first + most]
-            pipelines.append((first, len(rows), _pipeline(rows, items, problem, metric, chosen, target, bias is not None)))
-        return PreparedSearch(pipelines, k)
+            pipelines.append(
+                (first, len(rows), _pipeline(rows, items, problem, metric, chosen, target, bias is not None))
+            )
+        return PreparedSearch(pipelines)
 
     prepared = _kept.get(key, make)
     assert prepared is not None, "This is a bug."
@@ -307,7 +316,7 @@ def _pipeline(
         "select": select_variant(width, select.select, target),
         "merge": merge_variant(width, select.merge, target),
     }
-    selecting, select_parts, _ = select_steps(m, groups, width, select, binaries, target, index)
+    selecting, select_parts, _ = select_steps(m, groups, best, width, select, binaries, target, index)
     steps += selecting
     programs = -(-best // part_of(config.group))
     num_keys = programs * part_of(config.group) * config.group

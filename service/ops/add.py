@@ -47,6 +47,7 @@ class Add(Op[AddOptions]):
 
     name = "add"
     summary = "out = a + alpha·b, with NumPy broadcasting."
+    is_elementwise = True
     required = ("a", "b")
     dtypes = (*FLOATS16_32, "float64", "int32", "int64")
     options = AddOptions

@@ -18,7 +18,8 @@ from tilewire.service.engine.tensors.shared_regions import Regions
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import InputSpec, Job, OutputSpec, Template
 from tilewire.service.ops.op import Limits, OpOptions, TensorType
-from tilewire.service.ops.registry import OPS, plan
+from tilewire.service.ops.planning import plan
+from tilewire.service.ops.registry import op_for
 from tilewire.service.supervisor.vault import VaultWriter
 
 
@@ -78,12 +79,13 @@ def template_of(
     number: int = 1,
 ) -> Template:
     """A template, planned as a gateway does."""
-    planned = plan(OPS[op], inputs, options, Limits())
+    found = op_for(op, options)
+    planned = plan(found, inputs, options, Limits())
     specs = [
         InputSpec(name, kind, (residents or {}).get(name), (regions or {}).get(name), name in fortran)
         for name, kind in inputs.items()
     ]
-    names = zip(OPS[op].outputs, planned.outputs, strict=True)
+    names = zip(found.outputs, planned.outputs, strict=True)
     outputs = tuple(OutputSpec(kind, (regions or {}).get(name)) for name, kind in names)
     return Template(number, op, tuple(specs), options, outputs, planned.flops, planned.moved_bytes)
 
@@ -100,7 +102,7 @@ class JobBench:
         self.backend = CpuBackend()
         vault = VaultWriter(-1)
         self.residents = Residents(self.backend, 2**40, vault)
-        self.regions = Regions(self.backend, vault, max_bytes=2**20)
+        self.regions = Regions(self.backend, vault, max_bytes=2**20, max_copied_bytes=2**20)
         self.client = Client("gateway-0", Segment.create("tests", nbytes), lambda _message: None)
         self.client.mapped = self.mapped = self.backend.attach(self.client.segment)
         self.end = 0

@@ -19,7 +19,7 @@ from tilewire.service.engine.tensors.residents import Resident, Residents
 from tilewire.service.engine.tensors.shared_regions import Regions, Use
 from tilewire.service.ipc.messages import Job, Stale, Template, Upload
 from tilewire.service.ops.op import AnyOp, Batching, JoinStrategy, TensorType
-from tilewire.service.ops.registry import op_named
+from tilewire.service.ops.registry import op_for
 
 
 def plan_of(template: Template, backend: str) -> JobPlan:
@@ -32,13 +32,15 @@ def plan_of(template: Template, backend: str) -> JobPlan:
     Raises:
         UnknownName: No such op.
     """
-    op, options = op_named(template.op), template.options
+    op, options = op_for(template.op, template.options), template.options
     inputs = tuple(
         Span(one.name, one.type, one.type.nbytes, one.fortran, one.region)
         for one in template.inputs
         if one.resident is None
     )
-    residents = tuple((one.name, one.resident, one.type) for one in template.inputs if one.resident is not None)
+    residents = tuple(
+        (one.name, one.resident, one.type, one.version) for one in template.inputs if one.resident is not None
+    )
     outputs = tuple(
         Span(name, one.type, one.type.nbytes, region=one.region)
         for name, one in zip(op.outputs, template.outputs, strict=True)
@@ -47,7 +49,7 @@ def plan_of(template: Template, backend: str) -> JobPlan:
     out_types = [one.type for one in outputs]
     batching = None
     if not any(span.fortran for span in inputs):
-        batching = op.batching(types, frozenset(name for name, _, _ in residents), options, out_types)
+        batching = op.batching(types, frozenset(name for name, *_ in residents), options, out_types)
     host_bytes = sum(span.nbytes for span in (*inputs, *outputs))
     return JobPlan(
         template=template,
@@ -88,9 +90,9 @@ def bind(
     inputs: dict[str, HostBytes | torch.Tensor] = {}
     found: list[Resident] = []
     if plan.residents:
-        found = [residents.get(resident, field=name) for name, resident, _ in plan.residents]
-        for (name, _, kind), resident in zip(plan.residents, found, strict=True):
-            if resident.type != kind:
+        found = [residents.get(resident, field=name) for name, resident, *_ in plan.residents]
+        for (name, _, kind, version), resident in zip(plan.residents, found, strict=True):
+            if resident.type != kind or version not in (0, resident.version):
                 return _stale(job, plan, found)
             inputs[name] = resident.tensor
     binding = plan.binding
@@ -143,8 +145,8 @@ def bind(
 def _stale(job: Job, plan: JobPlan, found: Sequence[Resident]) -> Stale:
     infos = [
         resident.info(name)
-        for (_, name, kind), resident in zip(plan.residents, found, strict=True)
-        if resident.type != kind
+        for (_, name, kind, version), resident in zip(plan.residents, found, strict=True)
+        if resident.type != kind or version not in (0, resident.version)
     ]
     return Stale(job.id, tuple(infos))
 
@@ -152,7 +154,7 @@ def _stale(job: Job, plan: JobPlan, found: Sequence[Resident]) -> Stale:
 def _binding(plan: JobPlan, found: Sequence[Resident]) -> Binding:
     template, batching = plan.template, plan.batching
     generations = tuple(resident.generation for resident in found)
-    own = tuple((name, generation) for (name, _, _), generation in zip(plan.residents, generations, strict=True))
+    own = tuple((name, generation) for (name, *_), generation in zip(plan.residents, generations, strict=True))
     key = None if batching is None else (template.op, batching.strategy, batching.key, own)
     sources = tuple((span.name, span.type, span.fortran) for span in plan.inputs)
     signature = (template.op, template.options, sources, own, tuple(span.type for span in plan.outputs))

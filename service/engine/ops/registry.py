@@ -7,11 +7,29 @@ from typing import Any
 
 from tilewire.service.engine.ops.add import EngineAdd
 from tilewire.service.engine.ops.matmul import EngineMatmul
+from tilewire.service.engine.ops.normalize import EngineNormalize
 from tilewire.service.engine.ops.op import EngineOp
+from tilewire.service.engine.ops.pointwise import EnginePointwise
+from tilewire.service.engine.ops.program import EngineProgram
+from tilewire.service.engine.ops.reduce import EngineReduce
+from tilewire.service.engine.ops.search import EngineSearch
 from tilewire.service.engine.ops.softmax import EngineSoftmax
-from tilewire.service.ops.registry import OPS
+from tilewire.service.engine.ops.topk import EngineTopk
+from tilewire.service.ops.program.op import PROGRAM
+from tilewire.service.ops.registry import OPS, PROGRAM_FAMILY
 
-ENGINE_OPS: Mapping[str, EngineOp[Any]] = {op.name: op for op in (EngineMatmul(), EngineSoftmax(), EngineAdd())}
+_ALL: tuple[EngineOp[Any], ...] = (
+    EngineMatmul(),
+    EngineSoftmax(),
+    EngineAdd(),
+    EngineNormalize(),
+    EngineReduce(),
+    EnginePointwise(),
+    EngineTopk(),
+    EngineSearch(),
+)
+_STEPS: Mapping[str, EngineOp[Any]] = {op.name: op for op in _ALL}
+ENGINE_OPS: Mapping[str, EngineOp[Any]] = {**_STEPS, PROGRAM: EngineProgram(PROGRAM_FAMILY, _STEPS)}
 
 
 class RegistryMismatch(Exception):
@@ -27,7 +45,7 @@ def check_registries(kernel_names: Collection[str] | None = None) -> None:
     Raises:
         RegistryMismatch: They differ; the text names the ops.
     """
-    if odd := OPS.keys() ^ ENGINE_OPS.keys():
+    if odd := OPS.keys() ^ _STEPS.keys():
         raise RegistryMismatch(f"ops: {', '.join(sorted(odd))} are not both served and computed")
     if kernel_names is not None and (missing := OPS.keys() - set(kernel_names)):
         raise RegistryMismatch(f"ops: {', '.join(sorted(missing))} have no kernel")
