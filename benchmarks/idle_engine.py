@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from tilewire.service.config.process import GatewaySettings, Inherited
+from tilewire.service.config.process import Inherited
+from tilewire.service.config.settings import Settings
 from tilewire.service.errors import Unavailable
 from tilewire.service.gateway.__main__ import GatewayServer, make_server
 from tilewire.service.gateway.app import create_app
@@ -92,7 +93,7 @@ class NoTotals:
 def make_idle_server(segment_bytes: int) -> GatewayServer:
     """A server with an arena of that size."""
     arena = Arena(Segment.create("idle", segment_bytes))
-    settings = GatewaySettings(0, Inherited(-1), [], segment_bytes)
+    settings = Settings(gateways=1, arena_bytes=segment_bytes).gateway(0, Inherited(-1), [])
     admission = Admission(Room(arena, settings.room_timeout_s), settings.max_in_flight, settings.max_body_bytes)
     gateway = Gateway(settings, "0", Engines([IdleEngine()]), arena, admission, GatewayMetrics(NoTotals()))
     return make_server(gateway, create_app(gateway))

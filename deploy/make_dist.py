@@ -242,16 +242,16 @@ def check_neighbour(folder: Path, wheel: Path) -> None:
     Raises:
         Wrong: One of them does not work any more.
     """
-    for name, order in (("before", (NEIGHBOUR, str(wheel))), ("after", (str(wheel), NEIGHBOUR))):
-        python = make_environment(folder / name)
-        for package in order:
-            run(python, "-m", "pip", "install", "--quiet", package)
-        run(python, "-c", "import tilewire; tilewire.Client()")
-        run(python, "-c", NEIGHBOUR_WORKS)
-        run(python, "-m", "pip", "install", "--quiet", "--force-reinstall", "--no-deps", str(wheel))
-        run(python, "-c", NEIGHBOUR_WORKS)
-        run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "tilewire")
-        run(python, "-c", NEIGHBOUR_WORKS)
+    python = make_environment(folder)
+    run(python, "-m", "pip", "install", "--quiet", NEIGHBOUR)
+    run(python, "-m", "pip", "install", "--quiet", str(wheel))
+    run(python, "-c", f"import tilewire; tilewire.Client(); {NEIGHBOUR_WORKS}")
+    run(python, "-m", "pip", "uninstall", "--quiet", "--yes", NEIGHBOUR)
+    run(python, "-c", "import tilewire; tilewire.Client()")
+    run(python, "-m", "pip", "install", "--quiet", "--no-deps", NEIGHBOUR)
+    run(python, "-c", f"import tilewire; tilewire.Client(); {NEIGHBOUR_WORKS}")
+    run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "tilewire")
+    run(python, "-c", NEIGHBOUR_WORKS)
 
 
 def check_server(folder: Path, wheel: Path) -> None:

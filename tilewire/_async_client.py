@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
 from tilewire import _requests, _wire
 from tilewire._arrays import Array
+from tilewire._async_sockets import AsyncSocketTransport
 from tilewire._errors import ConnectionFailed, Unavailable
 from tilewire._files import Destination, Source
 from tilewire._names import program_name, tensor_name
@@ -43,7 +44,7 @@ from tilewire._types import (
     TopK,
     TopKOptions,
 )
-from tilewire._wire import DEFAULT_TIMEOUT_S, DEFAULT_URL, POLL_S, READY_TIMEOUT_S
+from tilewire._wire import DEFAULT_TIMEOUT_S, DEFAULT_URL, POLL_S, READY_TIMEOUT_S, has_proxy
 
 if TYPE_CHECKING:
     import httpx
@@ -53,6 +54,8 @@ T = TypeVar("T")
 
 class AsyncClient:
     """Calls a Tilewire server from asyncio.
+
+    Plain HTTP goes over connections of the client's own; TLS, proxies and `transport=` go through httpx.
 
     Args:
         base_url: Address of the server, `http://…` or `https://…`.
@@ -713,6 +716,9 @@ def make_transport(
     own: httpx.AsyncBaseTransport | None,
 ) -> _wire.AsyncTransport:
     """Returns the transport for an address: of one's own for plain HTTP, on httpx for the rest."""
+    is_plain = own is None and base_url.startswith("http://") and not has_proxy(base_url)
+    if is_plain and (timeout is None or isinstance(timeout, int | float)):
+        return AsyncSocketTransport(base_url, timeout, headers)
     # By name: loading httpx takes longer than all the rest of the client.
     made: _wire.AsyncTransport = importlib.import_module("tilewire._httpx").AsyncHttpxTransport(
         base_url, timeout, headers, own

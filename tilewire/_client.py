@@ -727,11 +727,9 @@ def make_transport(
     base_url: str, timeout: float | httpx.Timeout | None, headers: Mapping[str, str], own: httpx.BaseTransport | None
 ) -> _wire.Transport:
     """Returns the transport for an address: of one's own for plain HTTP, on httpx for the rest."""
-    # <sync>
     is_plain = own is None and base_url.startswith("http://") and not has_proxy(base_url)
     if is_plain and (timeout is None or isinstance(timeout, int | float)):
         return SocketTransport(base_url, timeout, headers)
-    # </sync>
     # By name: loading httpx takes longer than all the rest of the client.
     made: _wire.Transport = importlib.import_module("tilewire._httpx").HttpxTransport(base_url, timeout, headers, own)
     return made

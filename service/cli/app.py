@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -26,7 +27,7 @@ app.command()(serve)
 BENCHMARKS = (
     "kernels",
     "batching",
-    "dispatch",
+    "random",
     "shared_memory",
     "http",
     "gateway",
@@ -83,24 +84,35 @@ def bench(
 
 @app.command()
 def tune(
-    device: Annotated[int, typer.Option(help="Which GPU, as torch counts them.")] = 0,
-    ops: Annotated[str, typer.Option(help="Comma-separated: what to tune.")] = "matmul,softmax,add",
-    budget_s: Annotated[
-        float, typer.Option(help="Seconds for candidates; checking what was chosen comes on top.", min=1.0)
-    ] = 600.0,
-    shapes: Annotated[
-        Path | None, typer.Option(help="Shapes to tune for, a JSON object a line, most valuable first; see the docs.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="The table; by default the device's own, in the package.")] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Forget what an interrupted run measured.")] = False,
+    ops: Annotated[str, typer.Option(help="Comma-separated: what to tune.")] = "matmul,softmax",
+    seconds: Annotated[float, typer.Option(help="For compiling candidates and measuring them.", min=1.0)] = 460.0,
+    measured: Annotated[Path, typer.Option(help="Folder for what is measured; a second run adds to it.")] = Path(
+        "tilewire-measured"
+    ),
+    out: Annotated[Path | None, typer.Option(help="The table; by default the chip's own, in the package.")] = None,
 ) -> None:
     """Measure kernels on this machine's GPU and write its table: what dispatch chooses from."""
+    raise typer.Exit(_kernels_command().run(ops.split(","), seconds, measured, out))
+
+
+@app.command()
+def explain(
+    op: Annotated[str, typer.Argument(help="matmul or softmax.")],
+    sizes: Annotated[str, typer.Argument(help="MxNxK of a product, ROWSxN of a softmax.")],
+    dtype: Annotated[str, typer.Option(help="Of the inputs.")] = "bfloat16",
+    precision: Annotated[str, typer.Option(help="Of float32 and float8 products.")] = "ieee",
+    device: Annotated[str, typer.Option(help="A known device, e.g. nvidia_h200; by default this machine's.")] = "",
+) -> None:
+    """Say in one line which configuration a shape gets, and why."""
+    raise typer.Exit(_kernels_command().explain(op, sizes, dtype, precision, device))
+
+
+def _kernels_command() -> ModuleType:
     if importlib.util.find_spec("triton") is None:
-        typer.echo("tune: needs Triton and a GPU", err=True)
+        typer.echo("tune, explain: need Triton", err=True)
         raise typer.Exit(EXIT_FAILED)
     # By name: what it imports brings torch and Triton.
-    command = importlib.import_module("tilewire.service.cli.tune")
-    raise typer.Exit(command.run(device, ops.split(","), budget_s, shapes, out, restart=restart))
+    return importlib.import_module("tilewire.service.cli.tune")
 
 
 @app.command()

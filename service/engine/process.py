@@ -152,11 +152,11 @@ def fill(holdings: Holdings, settings: EngineSettings, logger: structlog.stdlib.
         report("residents", len(residents), 0)
         with leaving_out():
             residents.load_file(path)
-    for kept in settings.kept:
+    for kept in settings.kept.tensors:
         report("residents", len(residents), 0)
         residents.restore(kept)
-    residents.version = settings.kept_version
-    for region in settings.kept_regions:
+    residents.version = settings.kept.version
+    for region in settings.kept.regions:
         holdings.regions.restore(region)
     holdings.metrics.observe_residents(len(residents), residents.nbytes)
 
@@ -216,7 +216,13 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
     vault = VaultWriter(settings.vault_fd if is_home else -1)
     follower = VaultFollower(-1 if is_home else settings.vault_fd)
     residents = Residents(backend, settings.resident_bytes, vault, max_kept())
-    regions = Regions(backend, vault, max_bytes=settings.shared_memory_bytes, prefix=settings.shared_memory_prefix)
+    regions = Regions(
+        backend,
+        vault,
+        max_bytes=settings.shared_memory_bytes,
+        max_copied_bytes=settings.max_body_bytes,
+        prefix=settings.shared_memory_prefix,
+    )
     mailbox = Mailbox()
     holdings = Holdings(backend, residents, regions, metrics, follower)
     engine = EngineLoop(

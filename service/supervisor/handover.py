@@ -5,6 +5,8 @@ Part of `EngineSettings`. Knows no process and no socket; the vault fills it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from tilewire.service.ipc.messages import RegionInfo, TensorInfo
@@ -50,3 +52,16 @@ class Keepsakes(msgspec.Struct, frozen=True):
     tensors: list[Kept] = []
     regions: list[KeptRegion] = []
     version: int = 0
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Descriptors; -1 for a tensor that was deleted."""
+        return (*(one.fd for one in self.tensors), *(one.fd for one in self.regions))
+
+    def moved(self, to: Mapping[int, int]) -> Keepsakes:
+        """Returns the same with the numbers that descriptors have in another process."""
+        return Keepsakes(
+            [msgspec.structs.replace(one, fd=to[one.fd]) for one in self.tensors],
+            [msgspec.structs.replace(one, fd=to[one.fd]) for one in self.regions],
+            self.version,
+        )

@@ -34,7 +34,7 @@ def test_an_example_runs(path: Path, server: LiveServer, client: httpx.Client, t
     script = tmp_path / "example.py"
     script.write_text(source_of(path), encoding="utf-8")
     env = {**os.environ, "PYTHONPATH": path_with(ROOT), "TILEWIRE_URL": server.url}
-    command = [sys.executable, script, *([server.url] if path.suffix == ".py" else [])]
+    command = [sys.executable, str(script), *([server.url] if path.suffix == ".py" else [])]
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout

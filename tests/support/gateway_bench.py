@@ -12,12 +12,14 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tests.support.jobs import SentJob
 from tests.support.local_totals import LocalTotals
 from tests.support.tensor_bodies import NUMPY, Array
-from tilewire.service.config.process import GatewaySettings, Inherited
+from tilewire.service.config.process import Inherited
+from tilewire.service.config.settings import Settings
 from tilewire.service.errors import UnknownName
 from tilewire.service.gateway.__main__ import GatewayServer, make_server
 from tilewire.service.gateway.app import create_app
@@ -149,7 +151,8 @@ class GatewayBench:
     def __init__(self, authenticator: Authenticator | None = None, **settings: Any) -> None:
         self.arena = Arena(Segment.create("tests", SEGMENT_BYTES))
         self.engine = SummingEngine(self.arena)
-        whole = GatewaySettings(0, Inherited(-1), [], SEGMENT_BYTES, max_body_bytes=2**21, **settings)
+        defaults = Settings(gateways=1, arena_bytes=SEGMENT_BYTES, max_body_bytes=2**21).gateway(0, Inherited(-1), [])
+        whole = msgspec.structs.replace(defaults, **settings)
         self.admission = Admission(Room(self.arena, 0.0), whole.max_in_flight, whole.max_body_bytes)
         self.metrics = GatewayMetrics(LocalTotals())
         self.gateway = Gateway(

@@ -102,7 +102,7 @@ class JobBench:
         self.backend = CpuBackend()
         vault = VaultWriter(-1)
         self.residents = Residents(self.backend, 2**40, vault)
-        self.regions = Regions(self.backend, vault, max_bytes=2**20)
+        self.regions = Regions(self.backend, vault, max_bytes=2**20, max_copied_bytes=2**20)
         self.client = Client("gateway-0", Segment.create("tests", nbytes), lambda _message: None)
         self.client.mapped = self.mapped = self.backend.attach(self.client.segment)
         self.end = 0

@@ -73,6 +73,8 @@ class Regions:
         backend: What may reach them by itself.
         vault: Told of every change.
         max_bytes: Their sum, at most.
+        max_copied_bytes: Bytes of one request's inputs, at most, that have to be copied; an object may be larger than
+            what it occupies.
         prefix: What allowed keys begin with.
         folder: Where shared-memory objects are.
         clock_ns: The machine's monotonic clock.
@@ -84,6 +86,7 @@ class Regions:
         vault: VaultWriter,
         *,
         max_bytes: int,
+        max_copied_bytes: int,
         prefix: str = "",
         folder: Path = FOLDER,
         clock_ns: Callable[[], int] = time.monotonic_ns,
@@ -91,6 +94,7 @@ class Regions:
         self._backend = backend
         self._vault = vault
         self._max_bytes = max_bytes
+        self._max_copied_bytes = max_copied_bytes
         self._prefix = prefix
         self._folder = folder
         self._clock_ns = clock_ns
@@ -276,7 +280,15 @@ class Regions:
 
         Raises:
             InvalidRequest: An object was cut.
+            BeyondLimit: The inputs are too large to be copied.
         """
+        copied = {name: inputs[name] for name, use in uses.items() if name in inputs and use.region.mapped is None}
+        nbytes = sum(kind.nbytes for kind in copied.values())
+        if nbytes > self._max_copied_bytes:
+            raise BeyondLimit(
+                f"{', '.join(copied)}: {nbytes} bytes in shared memory; this device has to copy them, and the limit is "
+                f"{self._max_copied_bytes}"
+            )
         buffers: dict[str, HostBytes] = {}
         for name, use in uses.items():
             if use.region.mapped is not None:

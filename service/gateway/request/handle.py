@@ -157,6 +157,8 @@ async def compute(
             return template, slots, reply
         for slot in slots:
             leases.give_back(slot)
+        if template.is_pinned:
+            template, task = None, None if task is None else await task.renew()
     raise Unavailable("its resident tensors keep changing their shapes while it waits")
 
 
@@ -249,6 +251,7 @@ def plan_task(
         reads=tuple(task.residents.values()),
         resident_types=tuple((name, types[field]) for field, name in task.residents.items()),
         uses_regions=bool(task.regions or task.out_regions),
+        is_pinned=bool(task.pinned),
         inputs=tuple((offset, spec.region is None) for spec, offset in located),
         outputs=tuple(None if region is None else region.offset for region in regions),
         timeout_ns=task.timeout_ns,
@@ -271,6 +274,8 @@ def bind(task: Task, types: Mapping[str, TensorType], begin: int) -> list[tuple[
     for field, declared in task.declared.items():
         if declared != types[field]:
             raise InvalidRequest(f"{field}: {task.residents[field]!r} is {types[field]}; the request says {declared}")
+    for field, info in task.pinned.items():
+        inputs[field] = (InputSpec(field, info.type, info.name, version=info.version), None)
     for field, (kind, region) in task.regions.items():
         inputs[field] = (InputSpec(field, kind, region=region.name), region.offset)
     for name, tensor in task.placed.items():

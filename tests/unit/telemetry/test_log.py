@@ -87,7 +87,7 @@ def metrics() -> EngineMetrics:
 def test_a_batch_that_fails_names_its_requests(metrics: EngineMetrics, caplog: pytest.LogCaptureFixture) -> None:
     backend = BrokenBackend("cpu")
     vault = VaultWriter(-1)
-    regions = Regions(backend, vault, max_bytes=2**20)
+    regions = Regions(backend, vault, max_bytes=2**20, max_copied_bytes=2**20)
     mailbox = Mailbox()
     holdings = Holdings(backend, Residents(backend, 2**20, vault), regions, metrics)
     engine = EngineLoop(0, mailbox, backend, holdings, metrics)

@@ -22,7 +22,7 @@ from tilewire.kernels.registry import KERNEL_OPS
 from tilewire.kernels.runtime.launch import Loaded, Variant, on_compile
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.selection.catalogue import op_named, variants
-from tilewire.kernels.selection.tables import is_tuned
+from tilewire.kernels.selection.tables import table_name
 from tilewire.service.engine.backends.contract import Identity, LaunchSpec, NotUsable, Preparation, Report, device_of
 from tilewire.service.engine.backends.host import dtype_name
 from tilewire.service.engine.ops.registry import ENGINE_OPS, RegistryMismatch, check_registries
@@ -120,7 +120,7 @@ class DeviceKernels:
         return {
             **device_of(identity),
             "target": f"{target.backend}:{target.arch}",
-            "table": target.name if is_tuned(target) else None,
+            "table": table_name(target) or None,
             "roofline": roofline(target),
             "variants": [msgspec.to_builtins(each) for each in described(target, self._loaded)],
             "tuned": [msgspec.to_builtins(each) for each in tuned(target)],

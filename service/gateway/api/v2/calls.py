@@ -23,6 +23,7 @@ from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.head import Head
 from tilewire.service.gateway.request.offload import OFFLOAD_BYTES, LoopRoom, offload
 from tilewire.service.ipc.arena import Lease
+from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.ops.op import AnyOp, TensorType
 from tilewire.service.ops.registry import Options
 
@@ -161,6 +162,12 @@ class InferTask(msgspec.Struct, frozen=True):
     call: InferCall
     request: InferRequest
     lead_bytes: int | None
+
+    pinned: Mapping[str, TensorInfo] = {}
+
+    async def renew(self) -> InferTask:
+        """See `Task`."""
+        return self
 
     @property
     def op(self) -> AnyOp:

@@ -150,7 +150,12 @@ def test_the_checks_are_reported() -> None:
 def engine_of(mailbox: Mailbox, metrics: EngineMetrics) -> tuple[EngineLoop, Holdings]:
     backend = CpuBackend("cpu")
     vault = VaultWriter(-1)
-    holdings = Holdings(backend, Residents(backend, 2**20, vault), Regions(backend, vault, max_bytes=2**20), metrics)
+    holdings = Holdings(
+        backend,
+        Residents(backend, 2**20, vault),
+        Regions(backend, vault, max_bytes=2**20, max_copied_bytes=2**20),
+        metrics,
+    )
     return EngineLoop(0, mailbox, backend, holdings, metrics), holdings
 
 

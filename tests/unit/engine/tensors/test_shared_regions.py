@@ -60,7 +60,7 @@ def regions(folder: Path) -> Iterator[Regions]:
     # Else descriptors that earlier tests let go of could be closed meanwhile.
     gc.collect()
     before = num_fds()
-    regions = Regions(CpuBackend(), VaultWriter(-1), max_bytes=8 * PAGE, folder=folder)
+    regions = Regions(CpuBackend(), VaultWriter(-1), max_bytes=8 * PAGE, max_copied_bytes=8 * PAGE, folder=folder)
     yield regions
     regions.unregister(None)
     assert (regions.nbytes, num_fds()) == (0, before)
@@ -190,7 +190,10 @@ def test_a_read_only_object_takes_no_result(regions: Regions, folder: Path) -> N
 
 
 def test_a_second_engine_follows_the_first(folder: Path) -> None:
-    first, second = (Regions(CpuBackend(), VaultWriter(-1), max_bytes=8 * PAGE, folder=folder) for _ in range(2))
+    first, second = (
+        Regions(CpuBackend(), VaultWriter(-1), max_bytes=8 * PAGE, max_copied_bytes=8 * PAGE, folder=folder)
+        for _ in range(2)
+    )
     old = first.register(asked("r"))
     second.register(old)
     assert second.register(old) == old
@@ -215,7 +218,7 @@ def test_the_next_engine_has_what_was_registered_even_without_its_name(folder: P
     ours.setblocking(False)
     reader = VaultReader()
     writer = VaultWriter(theirs.detach())
-    regions = Regions(CpuBackend(), writer, max_bytes=8 * PAGE, folder=folder)
+    regions = Regions(CpuBackend(), writer, max_bytes=8 * PAGE, max_copied_bytes=8 * PAGE, folder=folder)
     kept = regions.register(asked("kept", key="one"))
     regions.register(asked("gone"))
     regions.unregister("gone")
@@ -225,7 +228,7 @@ def test_the_next_engine_has_what_was_registered_even_without_its_name(folder: P
         (keepsake,) = handed.regions
     assert keepsake.region == kept
     regions.unregister(None)
-    after = Regions(CpuBackend(), VaultWriter(-1), max_bytes=8 * PAGE, folder=folder)
+    after = Regions(CpuBackend(), VaultWriter(-1), max_bytes=8 * PAGE, max_copied_bytes=8 * PAGE, folder=folder)
     after.restore(KeptRegion(keepsake.region, os.dup(keepsake.fd)))
     assert after.infos() == (kept,)
     uses = {OUT: after.find("kept", 0, KIND, field="out", is_out=True)}
@@ -242,7 +245,7 @@ def test_the_next_engine_has_what_was_registered_even_without_its_name(folder: P
 
 def test_what_a_device_reaches_is_not_copied(folder: Path) -> None:
     backend = AdoptingBackend()
-    regions = Regions(backend, VaultWriter(-1), max_bytes=8 * PAGE, folder=folder)
+    regions = Regions(backend, VaultWriter(-1), max_bytes=8 * PAGE, max_copied_bytes=8 * PAGE, folder=folder)
     regions.register(asked("r", offset=PAGE + 10, byte_size=100))
     assert list(backend.adopted.values()) == [110]
     uses = {OUT: regions.find("r", 4, KIND, field="out", is_out=True)}
@@ -260,7 +263,7 @@ def test_what_a_device_reaches_is_not_copied(folder: Path) -> None:
 def test_a_read_only_object_is_copied_even_where_a_device_could_reach_it(folder: Path) -> None:
     (folder / "one").chmod(0o444)
     backend = AdoptingBackend()
-    regions = Regions(backend, VaultWriter(-1), max_bytes=8 * PAGE, folder=folder)
+    regions = Regions(backend, VaultWriter(-1), max_bytes=8 * PAGE, max_copied_bytes=8 * PAGE, folder=folder)
     regions.register(asked("r", key="one"))
     assert not backend.adopted
     regions.unregister(None)
@@ -283,7 +286,9 @@ class AnyOrder(RuleBasedStateMachine):
     def begin(self) -> None:
         self.fds = num_fds()
         self.backend = AdoptingBackend()
-        self.regions = Regions(self.backend, VaultWriter(-1), max_bytes=6 * PAGE, folder=self.folder)
+        self.regions = Regions(
+            self.backend, VaultWriter(-1), max_bytes=6 * PAGE, max_copied_bytes=6 * PAGE, folder=self.folder
+        )
         self.model: dict[str, int] = {}
 
     @rule(name=st.sampled_from("abc"), pages=st.integers(-1, 5), offset=st.integers(-1, 2 * PAGE))
