@@ -29,7 +29,6 @@ METRICS = {
     "tilewire_stage_duration_seconds": ("histogram", {"op", "stage"}),
     "tilewire_request_bytes": ("counter", {"op"}),
     "tilewire_response_bytes": ("counter", {"op"}),
-    "tilewire_lane_requests": ("counter", {"op"}),
     "tilewire_batch_requests": ("histogram", {"op"}),
     "tilewire_kernel_tflops": ("histogram", {"dtype"}),
     "tilewire_kernel_bandwidth_bytes_per_second": ("histogram", {"op"}),
@@ -54,7 +53,6 @@ METRICS = {
 def used(client: httpx.Client) -> httpx.Client:
     """A client of a server that has done one of everything."""
     for _ in range(3):
-        # The third one may take the lane.
         assert client.post("/v1/matmul", content=ONES).status_code == 200
     assert client.post("/v1/add", content=ONES).status_code == 200
     assert client.post("/v1/softmax", content=ROW).status_code == 200

@@ -193,7 +193,7 @@ def _data_at(body: memoryview, member: zipfile.ZipInfo) -> int:
     agree = is_elsewhere or (packed, size) == (member.compress_size, member.file_size)
     if method != member.compress_type or not agree or raw_name.decode(coding, "replace") != member.orig_filename:
         raise InvalidRequest(f"{member.filename[:64]!r}: local header and zip directory disagree")
-    return begin + sum(lengths)
+    return int(begin + sum(lengths))
 
 
 def _read_deflated(packed: memoryview, member: zipfile.ZipInfo, room: Room, field: str) -> Placed:

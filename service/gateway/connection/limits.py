@@ -158,7 +158,7 @@ class Limits:
         connection = self._connection
         if connection.transport.is_closing():
             return
-        rest_s = connection.timeout_keep_alive
+        rest_s: float = connection.timeout_keep_alive
         if not connection.is_busy:
             rest_s = self.idle_since_s + connection.timeout_keep_alive - connection.loop.time()
         if rest_s > 0:

@@ -79,7 +79,7 @@ class TilewireProtocol(HttpToolsProtocol):
         self._waiting: deque[tuple[RequestStream, Callable[[], None]]] = deque()
         # The parser appends pieces of bodies here by itself: a chunk of one byte costs no call of ours.
         self._pieces: list[bytes] = []
-        self.on_body = self._pieces.append  # type: ignore[method-assign]
+        self.on_body = self._pieces.append  # type: ignore[method-assign, assignment]
         self._is_excess = len(self.connections) > self.max_connections
         self._limits = Limits(self)
         self.parser = RequestParser(self)

@@ -54,7 +54,8 @@ async def respond(
     )
     closes = closes or gateway.admission.is_draining
     await context.stream.respond(status, lines, answer.chunks, closes=closes)
-    context.send_s = time.perf_counter() - began_s
+    if status < HTTPStatus.BAD_REQUEST:
+        context.send_s = time.perf_counter() - began_s
 
 
 async def respond_error(gateway: Gateway, context: RequestContext, error: Exception) -> None:
