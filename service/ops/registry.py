@@ -35,6 +35,11 @@ def program_resident(name: str) -> str:
     return f"{PROGRAM}:{name}"
 
 
+def is_program(resident: str) -> bool:
+    """Whether a resident of this name holds a program's text."""
+    return resident.startswith(program_resident(""))
+
+
 def op_for(name: str, options: OpOptions) -> AnyOp:
     """Returns the op of a message: one of `OPS`, or the program that its options carry.
 

@@ -135,6 +135,7 @@ class Call(Protocol):
         store: Name under which the result becomes resident; None to answer it.
         lead_bytes: Bytes left free in front of the body, so that its payload begins aligned.
         needs_body: A body is read; False when residents stand for all inputs.
+        program: Name of the kept program that is run; None for an op, and for a program in the body.
     """
 
     @property
@@ -147,6 +148,8 @@ class Call(Protocol):
     def lead_bytes(self) -> int: ...
     @property
     def needs_body(self) -> bool: ...
+    @property
+    def program(self) -> str | None: ...
 
     async def decode(self, body: Lease | None, leases: Leases) -> Task:
         """Reads a whole body.
@@ -170,4 +173,12 @@ class Api(Protocol):
         Raises:
             TilewireError: Anything that cannot be right; the detail names the parameter or header.
         """
+        ...
+
+
+class Targets(Protocol):
+    """API and op of each POST that `request.handle` answers."""
+
+    def get(self, path: str, /) -> tuple[Api, AnyOp] | None:
+        """Returns the API and the op of a path, or None for one that is not of ops."""
         ...

@@ -54,7 +54,7 @@ async def handle(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp)
         admit(gateway, context)
         leases = gateway.admission.admit()
         call = read_call(gateway, context, api, op)
-        await check_call(gateway, context, call)
+        await check_call(gateway, context, call, leases)
         body = await receive(gateway, context, call, leases)
         template, slots, done = await compute(gateway, context, call, body, leases)
         await answer(gateway, context, call, template, slots, done)
@@ -90,13 +90,13 @@ def read_call(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp) ->
     return call
 
 
-async def check_call(gateway: Gateway, context: RequestContext, call: Call) -> None:
+async def check_call(gateway: Gateway, context: RequestContext, call: Call, leases: Leases) -> None:
     """Refuses what the head alone shows to be impossible, before the body is read.
 
     Raises:
         Forbidden: The key may not do that.
         Unavailable: No engine is ready.
-        UnknownName: A resident tensor is not there.
+        UnknownName: A resident tensor or a program is not there.
         InvalidRequest: A result of several tensors cannot be stored under one name.
     """
     written = () if call.store is None else (call.store,)
@@ -104,6 +104,8 @@ async def check_call(gateway: Gateway, context: RequestContext, call: Call) -> N
     gateway.engines.check_ready()
     for name, resident in call.residents.items():
         await gateway.engines.type_of(resident, field=name)
+    if call.program is not None:
+        await gateway.programs.find(call.program, leases)
     if call.store is not None and len(call.op.outputs) > 1:
         raise InvalidRequest(f"store: {call.op.name} has the outputs {', '.join(call.op.outputs)}; one can be stored")
 

@@ -7,6 +7,7 @@ engines, and outlives them. A request pins the version that it was planned with;
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 
 import msgspec
 
@@ -18,7 +19,7 @@ from tilewire.service.ops.op import Limits, TensorType
 from tilewire.service.ops.program.definition import RESIDENT, Program, check_program_name, parse_program
 from tilewire.service.ops.program.op import ProgramOp
 from tilewire.service.ops.program.planning import check_possible
-from tilewire.service.ops.registry import OPS, program_resident
+from tilewire.service.ops.registry import OPS, is_program, program_resident
 
 # Attempts to fetch a text that is replaced meanwhile.
 MAX_FETCHES = 4
@@ -53,9 +54,9 @@ class Programs:
         self._limits = limits
         self._cache: OrderedDict[str, KeptProgram] = OrderedDict()
 
-    def bind(self, program: Program) -> ProgramOp:
+    def bind(self, program: Program, name: str = "") -> ProgramOp:
         """Returns the op that runs a program within the limits."""
-        return ProgramOp(program, self._limits)
+        return ProgramOp(program, self._limits, name)
 
     async def find(self, name: str, leases: Leases) -> KeptProgram:
         """Returns a program as it was last known here; an engine notices when it was replaced.
@@ -122,15 +123,17 @@ class Programs:
         except UnknownName:
             raise _unknown(name) from None
 
+    async def values(self, kept: KeptProgram) -> Mapping[str, TensorType]:
+        """Returns dtypes and shapes of a program's values for some sizes that work, as far as its residents exist."""
+        return check_possible(kept.op.program, await self._residents_of(kept.op.program), self._limits)
+
     async def names(self) -> list[str]:
         """Returns the names of all kept programs, sorted."""
         prefix = program_resident("")
-        return sorted(
-            info.name.removeprefix(prefix) for info in await self._engines.infos() if info.name.startswith(prefix)
-        )
+        return sorted(info.name.removeprefix(prefix) for info in await self._engines.infos() if is_program(info.name))
 
     def _keep(self, name: str, info: TensorInfo, program: Program) -> KeptProgram:
-        kept = self._cache[name] = KeptProgram(name, info, self.bind(program))
+        kept = self._cache[name] = KeptProgram(name, info, self.bind(program, name))
         if len(self._cache) > MAX_CACHED:
             self._cache.popitem(last=False)
         return kept

@@ -71,6 +71,7 @@ class NativeCall(msgspec.Struct, frozen=True):
     max_json_bytes: int
     needs_body: bool
     lead_bytes: int = 0
+    program: str | None = None
 
     @property
     def residents(self) -> Mapping[str, str]:

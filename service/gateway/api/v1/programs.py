@@ -18,7 +18,7 @@ from tilewire.service.gateway.auth.authenticator import authorise
 from tilewire.service.gateway.codecs.json_text import PROGRAM_KEY
 from tilewire.service.gateway.codecs.negotiation import SNIFF_BYTES, codec_for_accept, codec_for_body
 from tilewire.service.gateway.codecs.protocol import Codec, Placed
-from tilewire.service.gateway.request.adapter import Api, Region
+from tilewire.service.gateway.request.adapter import Region
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.body import receive_body, refuse_encodings
 from tilewire.service.gateway.request.context import Gateway, context_of
@@ -29,8 +29,8 @@ from tilewire.service.ipc.arena import Lease
 from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.ops.op import AnyOp, TensorType
 from tilewire.service.ops.program.definition import MAX_TEXT_BYTES, RESIDENT, parse_program
-from tilewire.service.ops.program.op import PROGRAM, ProgramOp, ProgramOptions
-from tilewire.service.ops.registry import OPS, PROGRAM_FAMILY
+from tilewire.service.ops.program.op import PROGRAM, NoOptions, ProgramOp, ProgramOptions
+from tilewire.service.ops.registry import OPS
 
 PATH, RUN = "/v1/programs/", "/v1/run"
 
@@ -68,7 +68,7 @@ class ProgramCall(msgspec.Struct, frozen=True):
     Attributes:
         op: The op `program`, not bound to any.
         programs: Kept programs.
-        name: Name of a kept program; None when the body carries one.
+        program: Name of a kept program; None when the body carries one.
         query: Residents and the deadline.
         content_type: Value of the header, or None.
         accept: Value of the header, or None.
@@ -77,7 +77,7 @@ class ProgramCall(msgspec.Struct, frozen=True):
 
     op: AnyOp
     programs: Programs
-    name: str | None
+    program: str | None
     query: RunQuery
     content_type: str | None
     accept: str | None
@@ -101,9 +101,9 @@ class ProgramCall(msgspec.Struct, frozen=True):
             codec = codec_for_body(self.content_type, bytes(body.view[:SNIFF_BYTES]))
             placed = dict(await read_tensors(codec, body, leases, self.max_json_bytes))
             lead_bytes = codec.lead_bytes(body.view)
-            text = codec.metadata(body.view).get(PROGRAM_KEY) if self.name is None else None
-        if self.name is not None:
-            kept = await self.programs.find(self.name, leases)
+            text = codec.metadata(body.view).get(PROGRAM_KEY) if self.program is None else None
+        if self.program is not None:
+            kept = await self.programs.find(self.program, leases)
             return ProgramTask(self, codec, placed, lead_bytes, leases, kept.op, kept)
         if text is None:
             raise InvalidRequest(
@@ -142,7 +142,7 @@ class ProgramTask(msgspec.Struct, frozen=True):
 
     @property
     def options(self) -> ProgramOptions:
-        return ProgramOptions(self.op.program.text)
+        return self.op.complete(NoOptions())
 
     @property
     def residents(self) -> Mapping[str, str]:
@@ -190,9 +190,9 @@ def check_names(op: ProgramOp, names: Mapping[str, object]) -> None:
             raise InvalidRequest(f"{name[:64]}: the program has no such input; it has {', '.join(op.program.inputs)}")
 
 
-def program_paths(gateway: Gateway) -> tuple[Api, AnyOp]:
-    """The API and the op of every run."""
-    return ProgramApi(gateway.programs, gateway.settings.max_json_bytes), PROGRAM_FAMILY
+def program_api(gateway: Gateway) -> ProgramApi:
+    """The API of every run."""
+    return ProgramApi(gateway.programs, gateway.settings.max_json_bytes)
 
 
 def router(gateway: Gateway) -> APIRouter:
