@@ -67,7 +67,7 @@ def measure(batch: int, rounds: int) -> list[float]:
     metrics = EngineMetrics(NoTotals(), backend.identity, version="0", restarts=0)
     residents = Residents(backend, 2**30, vault)
     residents.put("w", HostBytes(torch.zeros(B.nbytes, dtype=torch.uint8), B, 0))
-    holdings = Holdings(backend, residents, Regions(backend, vault, max_bytes=0), metrics)
+    holdings = Holdings(backend, residents, Regions(backend, vault, max_bytes=0, max_copied_bytes=0), metrics)
     engine = EngineLoop(0, mailbox, backend, holdings, metrics)
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)

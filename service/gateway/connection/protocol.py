@@ -336,6 +336,10 @@ class TilewireProtocol(HttpToolsProtocol):
         if self.cycle is not None and self.cycle.response_complete:
             self.cycle = None
 
+    def stop_body_timer(self) -> None:
+        """The rest of a body comes past the parser, and is watched there."""
+        self._limits.end_body()
+
     def take_back(self, stream: RequestStream, *, is_complete: bool) -> None:
         """The connection is the parser's again, a fresh one: the old one still waits for the body."""
         if self.transport.is_closing():

@@ -49,6 +49,7 @@ class StreamOwner(Owner, Protocol):
     def take_back(self, stream: RequestStream, *, is_complete: bool) -> None: ...
     def release(self, stream: RequestStream) -> None: ...
     def linger(self) -> None: ...
+    def stop_body_timer(self) -> None: ...
 
 
 class RequestStream(RequestResponseCycle):
@@ -165,6 +166,7 @@ class RequestStream(RequestResponseCycle):
         if self.is_disconnected:
             raise ClientGone(f"the client left after {begun} bytes of its body")
         receiver = SlotReceiver(owner, rest, begun, timeout_s)
+        owner.stop_body_timer()
         owner.transport.set_protocol(receiver)
         owner.flow.resume_reading()
         try:

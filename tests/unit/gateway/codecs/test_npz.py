@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.tensor_bodies import Array
 from tests.unit.gateway.codecs.arena_room import ArenaRoom, decode
 from tilewire.service.errors import BodyTooLarge, InvalidRequest, TilewireError
 from tilewire.service.gateway.codecs import npz
@@ -132,7 +133,10 @@ def test_an_archive_over_4_gib_has_zip64_fields() -> None:
 
 
 def test_several_tensors_by_name() -> None:
-    arrays = {"values": np.arange(6, dtype=np.float32).reshape(2, 3), "indices": np.arange(4, dtype=np.int64)}
+    arrays: dict[str, Array] = {
+        "values": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "indices": np.arange(4, dtype=np.int64),
+    }
     types = {name: TensorType(array.dtype.name, array.shape) for name, array in arrays.items()}
     data = b"".join(CODEC.encode(types, [memoryview(array.tobytes()) for array in arrays.values()]))
     read = np.load(io.BytesIO(data), allow_pickle=False)

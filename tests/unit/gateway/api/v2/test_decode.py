@@ -16,7 +16,8 @@ from tests.unit.gateway.codecs.arena_room import ArenaRoom
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.gateway.api.v2.answer import encode_answer
 from tilewire.service.gateway.api.v2.decode import decode_request
-from tilewire.service.gateway.api.v2.request import InferRequest, Output, Region
+from tilewire.service.gateway.api.v2.request import InferRequest, Output
+from tilewire.service.gateway.request.adapter import Region
 from tilewire.service.ops.add import AddOptions
 from tilewire.service.ops.matmul import MatmulOptions
 from tilewire.service.ops.op import TensorType

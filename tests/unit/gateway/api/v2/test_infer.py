@@ -17,7 +17,8 @@ from tests.support.jobs import SentJob
 from tests.support.local_totals import LocalTotals
 from tests.support.oip_bodies import LENGTH, binary_input, from_answer, to_binary
 from tests.support.tensor_bodies import Array
-from tilewire.service.config.process import GatewaySettings, Inherited
+from tilewire.service.config.process import Inherited
+from tilewire.service.config.settings import Settings
 from tilewire.service.errors import BY_CODE, InvalidRequest, TilewireError
 from tilewire.service.gateway.app import create_app
 from tilewire.service.gateway.engines.client import Reply, Request
@@ -99,7 +100,8 @@ class Bench:
         self.segment = Segment.create("tests", SEGMENT_BYTES)
         self.arena = Arena(self.segment)
         self.engine = AddingEngine(self.arena)
-        settings = GatewaySettings(0, Inherited(-1), [], SEGMENT_BYTES, max_body_bytes=2**19, max_json_bytes=2**16)
+        whole = Settings(gateways=1, arena_bytes=SEGMENT_BYTES, max_body_bytes=2**19, max_json_bytes=2**16)
+        settings = whole.gateway(0, Inherited(-1), [])
         admission = Admission(Room(self.arena, 0.0), 8, settings.max_body_bytes)
         metrics = GatewayMetrics(LocalTotals())
         self.gateway = Gateway(settings, "0", Engines([self.engine]), self.arena, admission, metrics)
