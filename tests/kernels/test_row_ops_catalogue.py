@@ -9,17 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewire.kernels.normalize import configs as normalize_configs
-from tilewire.kernels.normalize import variants as normalize_variants
+from tilewire.kernels.normalize.variants import variant as normalize_variant
 from tilewire.kernels.pointwise import configs as pointwise_configs
-from tilewire.kernels.pointwise import variants as pointwise_variants
+from tilewire.kernels.pointwise.variants import build as build_pointwise
 from tilewire.kernels.reduce import configs as reduce_configs
-from tilewire.kernels.reduce import variants as reduce_variants
+from tilewire.kernels.reduce.variants import main_variant
+from tilewire.kernels.reduce.variants import merge_variant as reduce_merge
 from tilewire.kernels.registry import kernel_op
 from tilewire.kernels.runtime.targets import INTERPRETER, KNOWN
 from tilewire.kernels.search import configs as search_configs
-from tilewire.kernels.search import variants as search_variants
+from tilewire.kernels.search.variants import finish_variant, product_variant, rescore_variant
 from tilewire.kernels.topk import configs as topk_configs
-from tilewire.kernels.topk import variants as topk_variants
+from tilewire.kernels.topk.variants import built, select_variant
 
 TARGETS = {**KNOWN, "interpreter": INTERPRETER}
 OPS = ("search", "topk", "reduce", "normalize", "pointwise")
@@ -40,7 +41,7 @@ def listed(op, name):
 def test_every_topk(rows, n, k, dtype, is_aligned, name):
     problem = topk_configs.Problem(rows, n, min(k, n), dtype, is_aligned)
     config = topk_configs.choose(problem, TARGETS[name])
-    found = topk_variants.built(dtype, problem.width, config, TARGETS[name], is_aligned=is_aligned)
+    found = built(dtype, problem.width, config, TARGETS[name], is_aligned=is_aligned)
     assert set(found.values()) <= listed("topk", name)
 
 
@@ -53,13 +54,13 @@ def test_every_search(m, n, k, best, dtype, data, name):
     target = TARGETS[name]
     problem = search_configs.Problem(m, n, k, best, dtype, precision, is_aligned, is_plain)
     config = search_configs.choose(problem, target)
-    assert search_variants.product_variant(problem, config, target) in listed("search", name)
-    assert search_variants.rescore_variant(problem, config, target) in listed("search", name)
-    assert search_variants.finish_variant(problem.width, config.group, target) in listed("search", name)
+    assert product_variant(problem, config, target) in listed("search", name)
+    assert rescore_variant(problem, config, target) in listed("search", name)
+    assert finish_variant(problem.width, config.group, target) in listed("search", name)
     block = topk_configs.select_block(problem.width, -(-n // config.group), target)
-    assert topk_variants.select_variant(problem.width, block, target) in listed("search", name)
+    assert select_variant(problem.width, block, target) in listed("search", name)
     other = search_configs.choose(search_configs.invariant(problem), target)
-    assert search_variants.product_variant(problem, other, target) in listed("search", name)
+    assert product_variant(problem, other, target) in listed("search", name)
 
 
 @settings(deadline=None)
@@ -72,8 +73,8 @@ def test_every_reduction(outer, inner, n, dtype, state, is_row, lying, name):
     assert config.parts <= reduce_configs.MAX_PARTS
     assert config.parts * config.steps * config.block_n >= n
     assert (config.parts - 1) * config.steps * config.block_n < n
-    assert reduce_variants.main_variant(problem, config, TARGETS[name]) in listed("reduce", name)
-    assert reduce_variants.merge_variant(state, TARGETS[name]) in listed("reduce", name)
+    assert main_variant(problem, config, TARGETS[name]) in listed("reduce", name)
+    assert reduce_merge(state, TARGETS[name]) in listed("reduce", name)
 
 
 @settings(deadline=None)
@@ -82,7 +83,7 @@ def test_every_normalisation(rows, n, dtype, out_dtype, is_typed, is_aligned, na
     vector_dtype = dtype if is_typed and dtype == out_dtype else "float32"
     problem = normalize_configs.Problem(rows, n, dtype, out_dtype, vector_dtype, is_aligned)
     config = normalize_configs.choose(problem, TARGETS[name])
-    assert normalize_variants.variant(problem, config, TARGETS[name]) in listed("normalize", name)
+    assert normalize_variant(problem, config, TARGETS[name]) in listed("normalize", name)
 
 
 @settings(deadline=None)
@@ -93,7 +94,7 @@ def test_every_pointwise_function(rows, n, dtype, out_dtype, is_binary, is_align
     inner = (x_inner, y_inner if is_binary else x_inner, data.draw(st.sampled_from(["unit", "any"])))
     problem = pointwise_configs.Problem(rows, n, dtype, out_dtype, is_binary, is_aligned, inner)
     config = pointwise_configs.choose(problem, TARGETS[name])
-    assert pointwise_variants.build(problem.family, config, TARGETS[name]) in listed("pointwise", name)
+    assert build_pointwise(problem.family, config, TARGETS[name]) in listed("pointwise", name)
 
 
 @pytest.mark.parametrize("op", OPS)
