@@ -160,7 +160,7 @@ def _search_wanted(target: Target) -> list[Variant]:
 
 
 def _topk_wanted(target: Target) -> list[Variant]:
-    found = []
+    found: list[Variant] = []
     for config in _topk_candidates(target):
         found += built("float32", 16, config, target, is_aligned=True).values()
     return [*found, *_usual("topk", target)]
