@@ -2,7 +2,7 @@
 
     python -m benchmarks.raw_socket --port 8000
 
-Owns the ceiling that `bench_http` compares with. `/echo` sends the body back, `/sink` answers its length.
+Owns the ceiling that `bench_http` compares with. Paths that begin with `/echo` send the body back, `/sink` answers its length.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def serve_one(connection: socket.socket) -> None:
                 if not received:
                     return
                 have += received
-            answer = view[begin:total] if b" /echo " in head else memoryview(str(total - begin).encode())
+            answer = view[begin:total] if b" /echo" in head else memoryview(str(total - begin).encode())
             connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(answer), socket.MSG_MORE)
             connection.sendall(answer)
             answer.release()

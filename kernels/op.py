@@ -94,29 +94,8 @@ class Operands(Protocol):
     def launcher(self, config: Config | None) -> Call:
         """Launches one configuration, or the one that dispatch gives."""
 
-    def vendors(self) -> Mapping[str, Call]:
-        """Launches what others have for the shape, by name; empty where they have nothing."""
-
-    def error(self) -> torch.Tensor | None:
-        """Relative error (Frobenius norm) of the first set's output, on the device; None where nothing is known to compare."""
-
-    def poison(self) -> None:
-        """Overwrites the first set's output."""
-
-
-@dataclass(frozen=True)
-class ShapeGroup:
-    """A kind of random shapes that benchmarks report on its own.
-
-    Attributes:
-        name: Name of the group.
-        draw: One random shape.
-        count: How many are measured to tune a device.
-    """
-
-    name: str
-    draw: Callable[[random.Random], Any]
-    count: int
+    def vendor(self) -> Call | None:
+        """Launches what PyTorch has for the shape; None where it has nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +112,6 @@ class KernelOp:
     | `op.py` | the public function, and `prepare_<op>`, which returns a launcher without checks |
     | `shape.py` | a `Shape`, and `draw`, a random one; pure |
     | `bench.py` | `Operands` of a shape |
-    | `space.py` | `space` and `binaries`, for an op that is tuned |
     | `selftest.py` | `trials`: each binary once, on numbers whose result is exact |
     | `reference.py` | the float64 oracle of the tests |
     | `__init__.py` | the `KernelOp` |
@@ -153,10 +131,7 @@ class KernelOp:
         trials: Self-test: one call for each binary of a target, which launches it on a device.
         shape: Shapes of benchmarks and tuning; None for an op that neither measures.
         draw: A random shape, log-uniform in size.
-        groups: Kinds of random shapes that benchmarks report on their own.
         operands: Operand sets: (shape, number of sets, generator on the device).
-        space: Configurations worth measuring for a shape, whether the catalogue has them or not.
-        binaries: What a configuration launches for a shape, in order.
         table_entries: Lines of the op's section of a tuned table.
     """
 
@@ -168,10 +143,7 @@ class KernelOp:
     trials: Callable[[Target, torch.device], Iterator[Callable[[], Trial]]]
     shape: type[Any] | None = None
     draw: Callable[[random.Random], Any] | None = None
-    groups: tuple[ShapeGroup, ...] = ()
     operands: Callable[[Any, int, torch.Generator], Operands] | None = None
-    space: Callable[[Any, Target], Iterable[Config]] | None = None
-    binaries: Callable[[Any, Config, Target], tuple[Variant, ...]] | None = None
     table_entries: Callable[[Any], Iterator[TableEntry]] = lambda _section: iter(())
 
 

@@ -172,7 +172,7 @@ class Unavailable(TilewireError):
 
 
 class DeadlinePassed(TilewireError):
-    """The request's deadline passed before it started; it was not computed."""
+    """The request's deadline passed before its result was there; one that had not started is not computed."""
 
     status = 504
     code = "deadline_passed"

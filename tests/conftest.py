@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import hypothesis
 import pytest
 
 from tests.support.live_server import LiveServer, serving
@@ -15,6 +16,10 @@ from tests.support.raw_http import RawConnection
 FOLDERS = ("unit", "integration", "contract", "kernels", "gpu")
 ROOT = Path(__file__).parent
 SMALL = ("--gateways", "2", "--arena-bytes", "64MiB", "--max-body-bytes", "16MiB", "--max-result-bytes", "16MiB")
+
+# How fast examples are made says how busy the machine is.
+hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("busy")
 
 StartServer = Callable[..., LiveServer]
 

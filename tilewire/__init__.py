@@ -1,11 +1,11 @@
-"""The Tilewire client: NumPy arrays in, NumPy arrays out, over HTTP. Needs httpx and NumPy only.
+"""The Tilewire client: NumPy arrays in, NumPy arrays out, over HTTP; arrays of torch, JAX and CuPy likewise.
 
 import numpy as np
 import tilewire
 
 with tilewire.Client("http://127.0.0.1:8000") as client:
-    client.put("weights/w1", np.ones((4, 4), dtype=np.float32))
-    out = client.matmul(np.ones((2, 4), dtype=np.float32), "@weights/w1", activation="gelu")
+    w = client.put("weights/w1", np.ones((4, 4), dtype=np.float32))
+    out = client.matmul(np.ones((2, 4), dtype=np.float32), w, activation="gelu")
 """
 
 import importlib
@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 from tilewire._version import __version__
 
 if TYPE_CHECKING:
-    from tilewire._async_client import AsyncClient
-    from tilewire._client import Client
+    from tilewire._async_client import AsyncClient, AsyncKeptProgram, AsyncPrograms, AsyncTensor, AsyncTensors
+    from tilewire._client import Client, KeptProgram, Programs, Tensor, Tensors
     from tilewire._errors import (
         BadRequest,
         Busy,
         ConnectionFailed,
         DeadlineExceeded,
         Forbidden,
+        Lost,
         NotFound,
         QuotaExceeded,
         ServerError,
@@ -31,27 +32,59 @@ if TYPE_CHECKING:
         Unavailable,
         Unprocessable,
     )
-    from tilewire._types import AddOptions, Answer, MatmulOptions, Operand, SoftmaxOptions, TensorInfo
+    from tilewire._program import InputSpec, Program, Step
+    from tilewire._trace import Traced
+    from tilewire._types import (
+        AddOptions,
+        Answer,
+        MatmulOptions,
+        NormalizeOptions,
+        PointwiseOptions,
+        ReduceOptions,
+        SearchOptions,
+        SoftmaxOptions,
+        TensorInfo,
+        TopK,
+        TopKOptions,
+    )
 
 __all__ = [
     "AddOptions",
     "Answer",
     "AsyncClient",
+    "AsyncKeptProgram",
+    "AsyncPrograms",
+    "AsyncTensor",
+    "AsyncTensors",
     "BadRequest",
     "Busy",
     "Client",
     "ConnectionFailed",
     "DeadlineExceeded",
     "Forbidden",
+    "InputSpec",
+    "KeptProgram",
+    "Lost",
     "MatmulOptions",
+    "NormalizeOptions",
     "NotFound",
-    "Operand",
+    "PointwiseOptions",
+    "Program",
+    "Programs",
     "QuotaExceeded",
+    "ReduceOptions",
+    "SearchOptions",
     "ServerError",
     "SoftmaxOptions",
+    "Step",
+    "Tensor",
     "TensorInfo",
+    "Tensors",
     "TilewireError",
     "TooLarge",
+    "TopK",
+    "TopKOptions",
+    "Traced",
     "Unauthorized",
     "Unavailable",
     "Unprocessable",
@@ -61,12 +94,21 @@ __all__ = [
 # The server lives in the same package and needs neither httpx nor NumPy: each module of the client is loaded at first use.
 _HOMES = {
     "AsyncClient": "tilewire._async_client",
+    "AsyncKeptProgram": "tilewire._async_client",
+    "AsyncPrograms": "tilewire._async_client",
+    "AsyncTensor": "tilewire._async_client",
+    "AsyncTensors": "tilewire._async_client",
     "Client": "tilewire._client",
+    "KeptProgram": "tilewire._client",
+    "Programs": "tilewire._client",
+    "Tensor": "tilewire._client",
+    "Tensors": "tilewire._client",
     "BadRequest": "tilewire._errors",
     "Busy": "tilewire._errors",
     "ConnectionFailed": "tilewire._errors",
     "DeadlineExceeded": "tilewire._errors",
     "Forbidden": "tilewire._errors",
+    "Lost": "tilewire._errors",
     "NotFound": "tilewire._errors",
     "QuotaExceeded": "tilewire._errors",
     "ServerError": "tilewire._errors",
@@ -75,12 +117,21 @@ _HOMES = {
     "Unauthorized": "tilewire._errors",
     "Unavailable": "tilewire._errors",
     "Unprocessable": "tilewire._errors",
+    "InputSpec": "tilewire._program",
+    "Program": "tilewire._program",
+    "Step": "tilewire._program",
+    "Traced": "tilewire._trace",
     "AddOptions": "tilewire._types",
     "Answer": "tilewire._types",
     "MatmulOptions": "tilewire._types",
-    "Operand": "tilewire._types",
+    "NormalizeOptions": "tilewire._types",
+    "PointwiseOptions": "tilewire._types",
+    "ReduceOptions": "tilewire._types",
+    "SearchOptions": "tilewire._types",
     "SoftmaxOptions": "tilewire._types",
     "TensorInfo": "tilewire._types",
+    "TopK": "tilewire._types",
+    "TopKOptions": "tilewire._types",
 }
 
 

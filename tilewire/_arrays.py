@@ -1,65 +1,107 @@
-"""NumPy arrays to safetensors bytes and back. Owns the dtype codes; knows no HTTP.
+"""Host arrays to safetensors bytes and back. Holds the formats of a body; no HTTP.
 
-bfloat16 and float8 arrays have the dtypes of `ml_dtypes`, which is imported only when an answer holds one.
+bfloat16 and float8 arrays have the dtypes of `ml_dtypes`, which is imported only when a NumPy answer holds one.
 
 Source: the format as documented at https://github.com/huggingface/safetensors.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tilewire._dlpack import from_foreign, is_foreign, to_foreign
+from tilewire._dtypes import CODES, EXTENSIONS, NAMES, numpy_dtype
+
 Array = npt.NDArray[Any]
 
 CONTENT_TYPE = "application/x-safetensors"
 _PREFIX_BYTES = 8
-# Also dtypes that the server refuses: it says what it takes, and a cast behind the user's back would be worse.
-_CODES = {
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float64": "F64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "int8": "I8",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
-    "uint8": "U8",
-    "uint16": "U16",
-    "uint32": "U32",
-    "uint64": "U64",
-    "bool": "BOOL",
-}
-_NAMES = {code: name for name, code in _CODES.items()}
 
 
-def to_safetensors(tensors: Mapping[str, Array]) -> tuple[bytes | memoryview, ...]:
+@dataclass(frozen=True, slots=True)
+class HostArray:
+    """One array in this process's memory.
+
+    Attributes:
+        dtype: Name of its dtype.
+        data: Elements; of bfloat16 and float8 their bits, as unsigned integers.
+    """
+
+    dtype: str
+    data: Array
+
+    @classmethod
+    def of(cls, value: Any) -> HostArray:
+        """Views an array of NumPy or of a library that speaks DLPack; anything else becomes a NumPy array.
+
+        Raises:
+            TypeError: A dtype that cannot be sent.
+        """
+        if is_foreign(value):
+            return cls(*from_foreign(value))
+        array = np.asarray(value)
+        name = array.dtype.name
+        if name not in CODES:
+            raise TypeError(f"dtype {array.dtype} cannot be sent; expected one of {', '.join(CODES)}")
+        return cls(name, array.view(EXTENSIONS[name]) if name in EXTENSIONS else array)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Dimensions."""
+        return self.data.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in C order."""
+        return self.data.nbytes
+
+    def astype(self, name: str) -> HostArray:
+        """Converts the elements; a view where they have that dtype already."""
+        if name == self.dtype:
+            return self
+        converted = self.numpy().astype(numpy_dtype(name))
+        return HostArray(name, converted.view(EXTENSIONS[name]) if name in EXTENSIONS else converted)
+
+    def numpy(self) -> Array:
+        """Returns the NumPy array.
+
+        Raises:
+            ImportError: bfloat16 or float8, and `ml_dtypes` is not installed.
+        """
+        return self.data.view(numpy_dtype(self.dtype)) if self.dtype in EXTENSIONS else self.data
+
+    def like(self, other: Any) -> Any:
+        """Returns the array of the library that `other` came from; NumPy's where it is None."""
+        return self.numpy() if other is None else to_foreign(self.dtype, self.data, other)
+
+
+def to_safetensors(
+    tensors: Mapping[str, HostArray], metadata: Mapping[str, str] | None = None
+) -> tuple[bytes | memoryview, ...]:
     """Writes tensors as one header and a view of each array; contiguous arrays are not copied.
 
     Args:
         tensors: Arrays by name, of any layout and byte order.
-
-    Raises:
-        TypeError: An array whose dtype has no safetensors form, e.g. objects or strings.
+        metadata: Texts for the header's `__metadata__`.
     """
-    header: dict[str, object] = {}
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     views: list[bytes | memoryview] = []
     end = 0
     # Wider elements first, so that every tensor starts aligned to its own.
-    for name, array in sorted(tensors.items(), key=lambda item: -item[1].itemsize):
-        code = _CODES.get(array.dtype.name)
-        if code is None:
-            raise TypeError(f"{name}: dtype {array.dtype} cannot be sent; expected one of {', '.join(_CODES)}")
-        view = _bytes_of(array)
-        header[name] = {"dtype": code, "shape": array.shape, "data_offsets": (end, end + view.nbytes)}
+    for name, array in sorted(tensors.items(), key=lambda item: -item[1].data.itemsize):
+        view = _bytes_of(array.data)
+        header[name] = {
+            "dtype": CODES[array.dtype],
+            "shape": array.shape,
+            "data_offsets": (end, end + view.nbytes),
+        }
         views.append(view)
         end += view.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -67,51 +109,31 @@ def to_safetensors(tensors: Mapping[str, Array]) -> tuple[bytes | memoryview, ..
     return len(text).to_bytes(_PREFIX_BYTES, "little") + text, *views
 
 
-def from_safetensors(body: bytearray) -> dict[str, Array]:
-    """Reads tensors as writable views of `body`.
+def from_safetensors(body: memoryview | bytearray) -> dict[str, HostArray]:
+    """Reads tensors as views of `body`, writable where it is.
 
     Raises:
-        ImportError: A bfloat16 or float8 tensor, and `ml_dtypes` is not installed.
         ValueError: Not safetensors.
     """
     start = _PREFIX_BYTES + int.from_bytes(body[:_PREFIX_BYTES], "little")
     if start > len(body):
         raise ValueError("not safetensors: the header is longer than the body")
-    header = json.loads(body[_PREFIX_BYTES:start])
+    header = json.loads(bytes(body[_PREFIX_BYTES:start]))
     header.pop("__metadata__", None)
     return {name: _array_at(body, start, entry) for name, entry in header.items()}
 
 
 def _bytes_of(array: Array) -> memoryview:
     little = np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
-    # NumPy cannot export an ml_dtypes array as a buffer, but its bytes it can.
     flat: Any = little.reshape(-1).view(np.uint8)
     return memoryview(flat)
 
 
-def _array_at(body: bytearray, start: int, entry: Mapping[str, Any]) -> Array:
-    dtype, shape = _dtype_of(entry["dtype"]), tuple(entry["shape"])
-    flat = np.frombuffer(
-        body, dtype=np.uint8, count=math.prod(shape) * dtype.itemsize, offset=_begin(start, entry, body)
-    )
-    return flat.view(dtype).reshape(shape)
-
-
-def _begin(start: int, entry: Mapping[str, Any], body: bytearray) -> int:
+def _array_at(body: memoryview | bytearray, start: int, entry: Mapping[str, Any]) -> HostArray:
+    name, shape = NAMES[entry["dtype"]], tuple(entry["shape"])
+    dtype = EXTENSIONS.get(name) or np.dtype(name)
+    count = math.prod(shape) * dtype.itemsize
     # NumPy refuses an offset at the very end, where the bytes of an empty tensor lie.
-    begin: int = start + entry["data_offsets"][0]
-    return 0 if begin == len(body) and 0 in entry["shape"] else begin
-
-
-def _dtype_of(code: str) -> np.dtype[Any]:
-    name = _NAMES[code]
-    if not name.startswith(("bfloat", "float8")):
-        return np.dtype(name)
-    try:
-        extension = importlib.import_module("ml_dtypes")
-    except ImportError:
-        raise ImportError(
-            f"{name} arrays need ml_dtypes: pip install ml_dtypes, or ask for another out_dtype"
-        ) from None
-    dtype: np.dtype[Any] = np.dtype(getattr(extension, name))
-    return dtype
+    begin = start + entry["data_offsets"][0] if count else 0
+    flat = np.frombuffer(body, dtype=np.uint8, count=count, offset=begin)
+    return HostArray(name, flat.view(dtype).reshape(shape))

@@ -1,35 +1,72 @@
-"""The asyncio client. Owns one connection pool, the retries and their waits; `_wire` knows what is sent."""
+"""The asyncio client, and its handles of tensors and programs. Owns the retries' waits; `_requests` builds what is sent.
+
+Written from `_client.py` by `python -m tests.support.async_client`: change that file.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
+import os
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from itertools import count
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
-import httpx
-import numpy.typing as npt
-
-from tilewire import _wire
+from tilewire import _requests, _wire
 from tilewire._arrays import Array
-from tilewire._client import DEFAULT_TIMEOUT_S, DEFAULT_URL, POLL_S
 from tilewire._errors import ConnectionFailed, Unavailable
-from tilewire._types import AddOptions, Answer, MatmulOptions, Operand, SoftmaxOptions, TensorInfo
+from tilewire._files import Destination, Source
+from tilewire._names import program_name, tensor_name
+from tilewire._program import InputSpec, Program
+from tilewire._progress import ProgressBar
+from tilewire._retry import Retries
+from tilewire._trace import record
+from tilewire._types import (
+    AddOptions,
+    Answer,
+    CallOptions,
+    HostOperand,
+    MatmulOptions,
+    NormalizeKind,
+    NormalizeOptions,
+    Operand,
+    PointwiseFunction,
+    PointwiseOptions,
+    ReduceKind,
+    ReduceOptions,
+    Resident,
+    SearchOptions,
+    SoftmaxOptions,
+    TensorInfo,
+    TopK,
+    TopKOptions,
+)
+from tilewire._wire import DEFAULT_TIMEOUT_S, DEFAULT_URL, POLL_S, READY_TIMEOUT_S
+
+if TYPE_CHECKING:
+    import httpx
+
+T = TypeVar("T")
 
 
 class AsyncClient:
-    """Calls a Tilewire server from asyncio; the same surface as `Client`, where the docs of each method are.
+    """Calls a Tilewire server from asyncio.
 
     Args:
-        base_url: Of the server.
+        base_url: Address of the server, `http://…` or `https://…`.
         api_key: Sent as `Authorization: Bearer …`.
         timeout: Seconds without progress on the connection, or httpx's own value object.
-        max_retries: How often a request that the server refused as busy or unavailable is sent again, after the wait
-            that it asked for.
+        max_retries: Number of times that a request is sent again which the server refused as busy or unavailable, or
+            whose connection was refused or reset. Waits double, or are as long as the server says.
         headers: Sent with every request.
+        cast: Dtype for arrays of a dtype that an op does not take, as "float32" for float64 arrays. None makes them an
+            error before anything is sent.
         transport: Replaces the network, as in httpx.
+
+    Raises:
+        ValueError: An address without a scheme.
     """
 
     def __init__(
@@ -40,91 +77,428 @@ class AsyncClient:
         timeout: float | httpx.Timeout | None = DEFAULT_TIMEOUT_S,
         max_retries: int = 2,
         headers: Mapping[str, str] | None = None,
+        cast: Any = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
+        self._base_url = _wire.checked_url(base_url)
         self._max_retries = max_retries
+        self._rules = _requests.Rules.of(cast)
         shared = _wire.client_headers(api_key, headers)
-        self._http = httpx.AsyncClient(base_url=base_url, timeout=timeout, headers=shared, transport=transport)
-        http = self._http
-        self._url_of = _wire.Urls(lambda call: http.build_request("GET", call.path, params=call.query).url)
+        self._transport = _transport(self._base_url, timeout, shared, transport)
+        self.tensors = AsyncTensors(self)
+        self.programs = AsyncPrograms(self)
+
+    # ── ops ───────────────────────────────────────────────────────────────────────────────────────
 
     @overload
-    async def matmul(self, a: Operand, b: Operand, *, store: str, **options: Unpack[MatmulOptions]) -> TensorInfo: ...
+    async def matmul(self, a: Operand, b: Operand, *, store: str, **options: Unpack[MatmulOptions]) -> AsyncTensor: ...
     @overload
     async def matmul(
-        self, a: Operand, b: Operand, *, store: None = None, **options: Unpack[MatmulOptions]
+        self, a: HostOperand, b: HostOperand, *, store: None = None, **options: Unpack[MatmulOptions]
     ) -> Array: ...
+    @overload
     async def matmul(
         self, a: Operand, b: Operand, *, store: str | None = None, **options: Unpack[MatmulOptions]
-    ) -> Array | TensorInfo:
-        """See `Client.matmul`."""
+    ) -> Any: ...
+    async def matmul(
+        self, a: Operand, b: Operand, *, store: str | None = None, **options: Unpack[MatmulOptions]
+    ) -> Any:
+        """Computes activation(a @ b + bias).
+
+        Args:
+            a: (…, M, K) or (K,): an array, a list, a handle, or the name of a resident tensor, "@…".
+            b: (…, K, N) or (K,), likewise; leading dimensions broadcast, vectors follow `np.matmul`.
+            store: Name under which the result stays on the server; then its handle is returned.
+            **options: See `MatmulOptions`.
+
+        Returns:
+            (…, M, N) of `out_dtype`, by default that of the inputs (int8: int32, float8: bfloat16). From torch, JAX or
+            CuPy arrays comes an array of the same library, on the same device.
+
+        Raises:
+            TypeError: A dtype that the op does not take, as float64; the message says what to type.
+            TilewireError: The class says what is wrong.
+        """
         return (await self.run("matmul", {"a": a, "b": b}, store=store, **options)).result
 
     @overload
-    async def softmax(self, x: Operand, *, store: str, **options: Unpack[SoftmaxOptions]) -> TensorInfo: ...
+    async def softmax(self, x: Operand, *, store: str, **options: Unpack[SoftmaxOptions]) -> AsyncTensor: ...
     @overload
-    async def softmax(self, x: Operand, *, store: None = None, **options: Unpack[SoftmaxOptions]) -> Array: ...
-    async def softmax(
-        self, x: Operand, *, store: str | None = None, **options: Unpack[SoftmaxOptions]
-    ) -> Array | TensorInfo:
-        """See `Client.softmax`."""
+    async def softmax(self, x: HostOperand, *, store: None = None, **options: Unpack[SoftmaxOptions]) -> Array: ...
+    @overload
+    async def softmax(self, x: Operand, *, store: str | None = None, **options: Unpack[SoftmaxOptions]) -> Any: ...
+    async def softmax(self, x: Operand, *, store: str | None = None, **options: Unpack[SoftmaxOptions]) -> Any:
+        """Computes softmax or log-softmax along one axis.
+
+        Args:
+            x: Rank 1 or more; operands are as for `matmul`.
+            store: As for `matmul`.
+            **options: See `SoftmaxOptions`.
+
+        Returns:
+            An array of the shape of `x`.
+
+        Raises:
+            TypeError: A dtype that the op does not take.
+            TilewireError: The class says what is wrong.
+        """
         return (await self.run("softmax", {"x": x}, store=store, **options)).result
 
     @overload
-    async def add(self, a: Operand, b: Operand, *, store: str, **options: Unpack[AddOptions]) -> TensorInfo: ...
+    async def add(self, a: Operand, b: Operand, *, store: str, **options: Unpack[AddOptions]) -> AsyncTensor: ...
     @overload
-    async def add(self, a: Operand, b: Operand, *, store: None = None, **options: Unpack[AddOptions]) -> Array: ...
     async def add(
-        self, a: Operand, b: Operand, *, store: str | None = None, **options: Unpack[AddOptions]
-    ) -> Array | TensorInfo:
-        """See `Client.add`."""
+        self, a: HostOperand, b: HostOperand, *, store: None = None, **options: Unpack[AddOptions]
+    ) -> Array: ...
+    @overload
+    async def add(self, a: Operand, b: Operand, *, store: str | None = None, **options: Unpack[AddOptions]) -> Any: ...
+    async def add(self, a: Operand, b: Operand, *, store: str | None = None, **options: Unpack[AddOptions]) -> Any:
+        """Computes a + alpha·b, broadcasting as NumPy does.
+
+        Args:
+            a: An operand as for `matmul`; numbers, too.
+            b: Likewise.
+            store: As for `matmul`.
+            **options: See `AddOptions`.
+
+        Returns:
+            An array of the shape that both broadcast to.
+
+        Raises:
+            TypeError: A dtype that the op does not take.
+            TilewireError: The class says what is wrong.
+        """
         return (await self.run("add", {"a": a, "b": b}, store=store, **options)).result
 
+    async def search(self, queries: Operand, items: Operand, k: int = 10, **options: Unpack[SearchOptions]) -> TopK:
+        """Finds the k best items of each query, exactly.
+
+        Args:
+            queries: (…, M, K).
+            items: (N, K), an item in each row; usually resident.
+            k: Number of items to find, 1 to 1,024.
+            **options: See `SearchOptions`.
+
+        Returns:
+            `values` (…, M, k), float32, best first, and `indices` (…, M, k), int64.
+
+        Raises:
+            TypeError: A dtype that the op does not take.
+            TilewireError: The class says what is wrong.
+        """
+        result: TopK = (await self.run("search", {"a": queries, "b": items}, k=k, **options)).result
+        return result
+
+    async def topk(self, x: Operand, k: int, **options: Unpack[TopKOptions]) -> TopK:
+        """Finds the k largest or smallest elements along one axis.
+
+        Args:
+            x: Rank 1 or more.
+            k: Number of elements to find.
+            **options: See `TopKOptions`.
+
+        Returns:
+            `values`, dtype of `x`, and `indices`, int64; the axis has length k.
+
+        Raises:
+            TypeError: A dtype that the op does not take.
+            TilewireError: The class says what is wrong.
+        """
+        result: TopK = (await self.run("topk", {"x": x}, k=k, **options)).result
+        return result
+
+    @overload
+    async def reduce(
+        self, x: Operand, kind: ReduceKind, *, store: str, **options: Unpack[ReduceOptions]
+    ) -> AsyncTensor: ...
+    @overload
+    async def reduce(
+        self, x: HostOperand, kind: ReduceKind, *, store: None = None, **options: Unpack[ReduceOptions]
+    ) -> Array: ...
+    @overload
+    async def reduce(
+        self, x: Operand, kind: ReduceKind, *, store: str | None = None, **options: Unpack[ReduceOptions]
+    ) -> Any: ...
+    async def reduce(
+        self, x: Operand, kind: ReduceKind, *, store: str | None = None, **options: Unpack[ReduceOptions]
+    ) -> Any:
+        """Reduces one axis, or all of them, to a number.
+
+        Args:
+            x: Rank 1 or more.
+            kind: Sum, mean, largest, smallest, their indices, logsumexp or 2-norm.
+            store: As for `matmul`.
+            **options: See `ReduceOptions`.
+
+        Returns:
+            An array without the axis; `argmax` and `argmin` are int64.
+
+        Raises:
+            TypeError: A dtype that the op does not take.
+            TilewireError: The class says what is wrong.
+        """
+        # As in NumPy, None is every axis.
+        axis = {"axis": options["axis"] if options["axis"] is not None else "all"} if "axis" in options else {}
+        rest = {name: value for name, value in options.items() if name != "axis"}
+        return (await self.run("reduce", {"x": x}, store=store, kind=kind, **axis, **rest)).result
+
+    @overload
+    async def normalize(
+        self, x: Operand, kind: NormalizeKind, *, store: str, **options: Unpack[NormalizeOptions]
+    ) -> AsyncTensor: ...
+    @overload
+    async def normalize(
+        self, x: HostOperand, kind: NormalizeKind, *, store: None = None, **options: Unpack[NormalizeOptions]
+    ) -> Array: ...
+    @overload
+    async def normalize(
+        self, x: Operand, kind: NormalizeKind, *, store: str | None = None, **options: Unpack[NormalizeOptions]
+    ) -> Any: ...
+    async def normalize(
+        self, x: Operand, kind: NormalizeKind, *, store: str | None = None, **options: Unpack[NormalizeOptions]
+    ) -> Any:
+        """Normalizes one axis: layer norm, RMS norm or to the 2-norm 1.
+
+        Args:
+            x: (…, N).
+            kind: `layer`, `rms` or `l2`.
+            store: As for `matmul`.
+            **options: See `NormalizeOptions`.
+
+        Returns:
+            An array of the shape of `x`.
+
+        Raises:
+            TypeError: A dtype that the op does not take.
+            TilewireError: The class says what is wrong.
+        """
+        return (await self.run("normalize", {"x": x}, store=store, kind=kind, **options)).result
+
+    @overload
+    async def pointwise(
+        self, fn: PointwiseFunction, x: Operand, y: Operand = None, *, store: str, **options: Unpack[PointwiseOptions]
+    ) -> AsyncTensor: ...
+    @overload
+    async def pointwise(
+        self,
+        fn: PointwiseFunction,
+        x: HostOperand,
+        y: HostOperand | None = None,
+        *,
+        store: None = None,
+        **options: Unpack[PointwiseOptions],
+    ) -> Array: ...
+    @overload
+    async def pointwise(
+        self,
+        fn: PointwiseFunction,
+        x: Operand,
+        y: Operand = None,
+        *,
+        store: str | None = None,
+        **options: Unpack[PointwiseOptions],
+    ) -> Any: ...
+    async def pointwise(
+        self,
+        fn: PointwiseFunction,
+        x: Operand,
+        y: Operand = None,
+        *,
+        store: str | None = None,
+        **options: Unpack[PointwiseOptions],
+    ) -> Any:
+        """Computes fn(x) or fn(x, y), element by element, times `scale` plus `shift`.
+
+        Args:
+            fn: `mul`, `sub`, `div`, `maximum` or `minimum` with `y`; the others without.
+            x: An operand as for `matmul`.
+            y: Likewise, broadcasting.
+            store: As for `matmul`.
+            **options: See `PointwiseOptions`.
+
+        Returns:
+            An array of the shape that both broadcast to.
+
+        Raises:
+            TypeError: A dtype that the op does not take.
+            TilewireError: The class says what is wrong.
+        """
+        return (await self.run("pointwise", {"x": x, "y": y}, store=store, fn=fn, **options)).result
+
     async def run(
-        self, op: str, operands: Mapping[str, Operand | None], *, store: str | None = None, **options: Any
+        self, op: str, operands: Mapping[str, Operand], *, store: str | None = None, **options: Any
     ) -> Answer:
-        """See `Client.run`."""
-        return _wire.parse_answer(_wire.checked(await self._send(_wire.op_call(op, operands, options, store))))
+        """Runs an op and returns, besides the result, the server's timings and the size of the batch it ran in.
 
-    async def put(self, name: str, array: npt.ArrayLike) -> TensorInfo:
-        """See `Client.put`."""
-        return _wire.parse_put(_wire.checked(await self._send(_wire.put_call(name, array))), name, array)
+        Args:
+            op: Name of the op.
+            operands: Operands by input name; None for those that are not given.
+            store: As for `matmul`.
+            **options: Options of the op, as for its own method; `bias` and the like among them.
 
-    async def get(self, name: str) -> Array:
-        """See `Client.get`."""
-        return _wire.parse_array(_wire.checked(await self._send(_wire.tensor_call("GET", name))))
+        Raises:
+            TypeError: A dtype that the op does not take.
+            TilewireError: The class says what is wrong.
+        """
+        return await self._do(self._rules.op(op, operands, options, store))
+
+    # ── programs ──────────────────────────────────────────────────────────────────────────────────
+
+    async def program(self, name: str, program: Program | Mapping[str, Any]) -> AsyncKeptProgram:
+        """Keeps a program on the server under a name, replacing what was there, and returns its handle.
+
+        Args:
+            name: 1 to 255 of A-Z a-z 0-9 . _ -, and no op's.
+            program: A `Program`, or the contract's JSON as a dict.
+
+        Raises:
+            ValueError: Not a program.
+            BadRequest: A step that cannot be right; the detail has its number.
+        """
+        checked = program if isinstance(program, Program) else Program.from_dict(program)
+        await self._do(_requests.keep_program(name, checked))
+        return AsyncKeptProgram(self, name, checked)
+
+    async def run_program(
+        self, program: Program | Mapping[str, Any], inputs: Mapping[str, Operand], **options: Unpack[CallOptions]
+    ) -> Answer:
+        """Runs a program without keeping it.
+
+        Args:
+            program: A `Program`, or the contract's JSON as a dict.
+            inputs: Operands by input name.
+            **options: See `CallOptions`.
+        """
+        checked = program if isinstance(program, Program) else Program.from_dict(program)
+        return await self._do(_requests.run_program(checked, inputs, options))
+
+    async def trace(
+        self, function: Callable[..., Any], /, *, name: str | None = None, **inputs: InputSpec | tuple[Any, Any]
+    ) -> AsyncKeptProgram:
+        """Records NumPy-like code as a program and keeps it on the server.
+
+        The function is called once, with stand-ins for arrays: they have `@ + - * /`, the methods of `Traced`, and go
+        through NumPy's functions. Arrays that the code refers to are uploaded as `name/c0`, `name/c1`, …
+
+        Args:
+            function: Called with each input by name; returns one traced value, several, or a dict of them.
+            name: Name of the program; the function's by default.
+            **inputs: Dtype and shape of each argument, as `("float32", (-1, 768))`; -1 for any size.
+
+        Raises:
+            TypeError: The code does something that no op computes.
+            BadRequest: The program cannot be right; the detail has the step's number.
+        """
+        name = name or function.__name__
+        recorded = record(function, inputs, name)
+        for constant, array in recorded.constants.items():
+            await self.put(constant, array)
+        return await self.program(name, recorded.program)
+
+    # ── resident tensors ──────────────────────────────────────────────────────────────────────────
+
+    async def put(self, name: str, array: Operand, *, progress: bool | None = None) -> AsyncTensor:
+        """Stores an array on the server under a name, replacing what was there, and returns its handle.
+
+        Args:
+            name: Name, with or without the `@`.
+            array: Anything that `np.asarray` takes, `np.memmap` too, or an array of torch, JAX or CuPy.
+            progress: Whether to draw a progress bar; None draws one on a terminal when the transfer is long.
+
+        Raises:
+            QuotaExceeded: It does not fit beside the others.
+        """
+        with ProgressBar(name, progress) as bar:
+            tensor: AsyncTensor = await self._do(self._rules.put(name, array, bar))
+        return tensor
+
+    async def put_file(
+        self, path: str | os.PathLike[str], name: str | None = None, *, progress: bool | None = None
+    ) -> list[AsyncTensor]:
+        """Stores the tensors of a file; npy and safetensors files are sent as they lie, without a copy in memory.
+
+        Args:
+            path: Ends in .npy, .npz or .safetensors.
+            name: Name of the one tensor, or the prefix of several; the file's name without its ending by default.
+            progress: As for `put`.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: Another format.
+            QuotaExceeded: It does not fit beside the others.
+        """
+        source = Source(Path(path))
+        arrays = _requests.sources(name or source.path.stem, source)
+        return [await self.put(full, array, progress=progress) for full, array in arrays.items()]
+
+    async def get(self, name: str, *, progress: bool | None = None) -> Array:
+        """Fetches a resident tensor.
+
+        Raises:
+            NotFound: No tensor of that name.
+        """
+        with ProgressBar(name, progress) as bar:
+            array: Array = await self._do(_requests.get(name, progress=bar))
+        return array
+
+    async def get_file(self, name: str, path: str | os.PathLike[str], *, progress: bool | None = None) -> Path:
+        """Fetches a resident tensor into a file, without a copy in memory. The file is replaced whole or not at all.
+
+        Args:
+            name: Name, with or without the `@`.
+            path: Ends in .npy or .safetensors.
+            progress: As for `put`.
+
+        Raises:
+            NotFound: No tensor of that name.
+            OSError: The file cannot be written.
+            ValueError: Another format.
+        """
+        into = Destination(Path(path))
+        try:
+            with ProgressBar(name, progress) as bar:
+                written: Path = await self._do(_requests.get(name, into, bar))
+        finally:
+            into.discard()
+        return written
 
     async def head(self, name: str) -> TensorInfo | None:
-        """See `Client.head`."""
-        return _wire.parse_head(await self._send(_wire.tensor_call("HEAD", name)), name)
+        """Describes a resident tensor, or returns None where there is none of that name."""
+        return await self._do(_requests.head(name))
 
     async def delete(self, name: str) -> None:
-        """See `Client.delete`."""
-        _wire.checked(await self._send(_wire.tensor_call("DELETE", name)))
+        """Removes a resident tensor.
 
-    async def tensors(self) -> list[TensorInfo]:
-        """See `Client.tensors`."""
-        return _wire.parse_list(_wire.checked(await self._send(_wire.LIST)))
+        Raises:
+            NotFound: No tensor of that name.
+        """
+        await self._do(_requests.delete(name))
+
+    # ── the server ────────────────────────────────────────────────────────────────────────────────
 
     async def live(self) -> bool:
-        """See `Client.live`."""
-        return await self._is_ok(_wire.LIVE)
+        """Whether a server answers."""
+        return await self._is_ok("live")
 
     async def ready(self) -> bool:
-        """See `Client.ready`."""
-        return await self._is_ok(_wire.READY)
+        """Whether the server answers and takes requests."""
+        return await self._is_ok("ready")
 
-    async def wait_ready(self, timeout_s: float = 120.0) -> None:
-        """See `Client.wait_ready`."""
+    async def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Returns as soon as the server takes requests.
+
+        Raises:
+            Unavailable: It does not within `timeout_s` seconds.
+        """
         until = time.monotonic() + timeout_s
         while not await self.ready():
             if time.monotonic() >= until:
-                raise Unavailable(f"{self._http.base_url}: not ready within {timeout_s:g} s")
+                raise Unavailable(f"{self._base_url}: not ready within {timeout_s:g} s")
             await asyncio.sleep(POLL_S)
 
     async def aclose(self) -> None:
-        """See `Client.close`."""
-        await self._http.aclose()
+        """Closes the connections."""
+        await self._transport.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -134,35 +508,201 @@ class AsyncClient:
     ) -> None:
         await self.aclose()
 
-    async def _is_ok(self, call: _wire.Call) -> bool:
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._base_url!r})"
+
+    def _handle(self, info: TensorInfo) -> AsyncTensor:
+        return AsyncTensor(self, info.name, info)
+
+    async def _is_ok(self, kind: Literal["live", "ready"]) -> bool:
+        request = _requests.is_ok(kind)
         try:
-            return (await self._exchange(call)).status == 200
+            return request.parse(await self._transport.exchange(request.call), self._handle)
         except ConnectionFailed:
             return False
 
-    async def _send(self, call: _wire.Call) -> _wire.Reply:
-        for attempt in count():
-            reply = await self._exchange(call)
-            wait_s = _wire.wait_before_retry_s(reply, attempt, self._max_retries)
+    async def _do(self, request: _requests.Request[T]) -> T:
+        retries = Retries(request.call, self._max_retries)
+        while True:
+            outcome: _wire.Reply | ConnectionFailed
+            try:
+                outcome = await self._transport.exchange(retries.next_call())
+            except ConnectionFailed as error:
+                outcome = error
+            wait_s = retries.wait_s(outcome)
             if wait_s is None:
                 break
             await asyncio.sleep(wait_s)
-        return reply
-
-    async def _exchange(self, call: _wire.Call) -> _wire.Reply:
-        content = _async(call.chunks()) if call.parts else None
-        body = bytearray()
-        try:
-            async with self._http.stream(
-                call.method, self._url_of(call), headers=call.headers, content=content
-            ) as response:
-                async for chunk in response.aiter_bytes():
-                    body += chunk
-        except httpx.TransportError as error:
-            raise ConnectionFailed(_wire.unreachable(self._http.base_url, error)) from error
-        return _wire.Reply(response.status_code, response.headers, body)
+        if isinstance(outcome, ConnectionFailed):
+            raise outcome
+        return request.parse(outcome, self._handle)
 
 
-async def _async(chunks: Iterator[Any]) -> AsyncIterator[Any]:
-    for chunk in chunks:
-        yield chunk
+class AsyncTensor(Resident):
+    """A handle of a resident tensor: an operand by itself, as in `x @ w`.
+
+    Attributes:
+        name: Name without the `@`.
+    """
+
+    __slots__ = ("_client",)
+
+    def __init__(self, client: AsyncClient, name: str, described: TensorInfo | None = None) -> None:
+        super().__init__(name, described)
+        self._client = client
+
+    async def describe(self) -> TensorInfo:
+        """Asks the server for the description, which the handle then keeps.
+
+        Raises:
+            NotFound: No tensor of that name.
+        """
+        self._described = _requests.there(await self._client.head(self.name), self.name)
+        return self._described
+
+    async def fetch(self) -> Array:
+        """Fetches the elements.
+
+        Raises:
+            NotFound: No tensor of that name.
+        """
+        return await self._client.get(self.name)
+
+    async def delete(self) -> None:
+        """Removes the tensor from the server.
+
+        Raises:
+            NotFound: No tensor of that name.
+        """
+        await self._client.delete(self.name)
+
+    async def __matmul__(self, other: Operand) -> Any:
+        return await self._client.matmul(self, other)
+
+    async def __rmatmul__(self, other: Operand) -> Any:
+        return await self._client.matmul(other, self)
+
+    async def __add__(self, other: Operand) -> Any:
+        return await self._client.add(self, other)
+
+    async def __radd__(self, other: Operand) -> Any:
+        return await self._client.add(other, self)
+
+    async def __sub__(self, other: Operand) -> Any:
+        return await self._client.add(self, other, alpha=-1)
+
+    async def __rsub__(self, other: Operand) -> Any:
+        return await self._client.add(other, self, alpha=-1)
+
+    async def __mul__(self, other: Operand) -> Any:
+        return await self._client.pointwise("mul", self, other)
+
+    async def __rmul__(self, other: Operand) -> Any:
+        return await self._client.pointwise("mul", other, self)
+
+    async def __truediv__(self, other: Operand) -> Any:
+        return await self._client.pointwise("div", self, other)
+
+    async def __rtruediv__(self, other: Operand) -> Any:
+        return await self._client.pointwise("div", other, self)
+
+
+class AsyncTensors:
+    """The resident tensors of a server, by name. Calling it lists them."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    def __getitem__(self, name: str) -> AsyncTensor:
+        return AsyncTensor(self._client, tensor_name(name))
+
+    async def __call__(self) -> list[AsyncTensor]:
+        """Lists the resident tensors, described."""
+        return await self._client._do(_requests.tensors())
+
+    def __repr__(self) -> str:
+        return f"<tensors of {self._client!r}>"
+
+
+class AsyncKeptProgram:
+    """A handle of a program on the server; calling it runs it.
+
+    Attributes:
+        name: Name of the program.
+    """
+
+    def __init__(self, client: AsyncClient, name: str, program: Program | None = None) -> None:
+        self._client = client
+        self.name = name
+        self._program = program
+
+    async def __call__(self, **inputs: Operand) -> Any:
+        """Runs the program.
+
+        Args:
+            **inputs: Operands by input name.
+
+        Returns:
+            The output, or the outputs by name where there are several (`TopK` for values and indices).
+        """
+        return (await self.run(inputs)).result
+
+    async def run(self, inputs: Mapping[str, Operand], **options: Unpack[CallOptions]) -> Answer:
+        """Runs the program and returns, besides the outputs, timings and the size of the batch.
+
+        Args:
+            inputs: Operands by input name.
+            **options: See `CallOptions`.
+        """
+        return await self._client._do(_requests.run_program(self.name, inputs, options, self._program))
+
+    async def describe(self) -> Program:
+        """Fetches the program, which the handle then keeps.
+
+        Raises:
+            NotFound: No program of that name.
+        """
+        self._program = await self._client._do(_requests.program(self.name))
+        return self._program
+
+    async def delete(self) -> None:
+        """Removes the program from the server.
+
+        Raises:
+            NotFound: No program of that name.
+        """
+        await self._client._do(_requests.delete_program(self.name))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+
+class AsyncPrograms:
+    """The programs that a server keeps, by name. Calling it lists them."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    def __getitem__(self, name: str) -> AsyncKeptProgram:
+        return AsyncKeptProgram(self._client, program_name(name))
+
+    async def __call__(self) -> list[AsyncKeptProgram]:
+        """Lists the programs."""
+        names = await self._client._do(_requests.programs())
+        return [AsyncKeptProgram(self._client, name) for name in names]
+
+    def __repr__(self) -> str:
+        return f"<programs of {self._client!r}>"
+
+
+def _transport(
+    base_url: str,
+    timeout: float | httpx.Timeout | None,
+    headers: Mapping[str, str],
+    own: httpx.AsyncBaseTransport | None,
+) -> _wire.AsyncTransport:
+    # By name: loading httpx takes longer than all the rest of the client.
+    made: _wire.AsyncTransport = importlib.import_module("tilewire._httpx").AsyncHttpxTransport(
+        base_url, timeout, headers, own
+    )
+    return made

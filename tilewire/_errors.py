@@ -1,13 +1,14 @@
-"""What can go wrong with a call, one class per cause. Knows statuses and problem documents, no transport.
+"""The errors of a call, one class for each cause. Holds statuses; no transport.
 
     TilewireError
     ├── ConnectionFailed        no answer: refused, reset or timed out
     ├── BadRequest              400, and other 4xx without a class of their own
     │   ├── Unauthorized        401  no API key, or an unknown one
     │   ├── Forbidden           403  the key may not use this op or tensor
-    │   ├── NotFound            404  no such op or tensor
+    │   ├── NotFound            404  no such op, tensor or program
     │   ├── TooLarge            413  over the server's --max-body-bytes
-    │   └── Unprocessable       422  understood, but beyond a configured limit
+    │   ├── Unprocessable       422  understood, but beyond a configured limit
+    │   └── Lost                410  a stored result that was lost with the engine
     ├── Busy                    429  no room right now; `retry_after_s`
     └── ServerError             500, and other 5xx without a class of their own
         ├── Unavailable         503  starting, draining or restarting; `retry_after_s`
@@ -24,8 +25,8 @@ class TilewireError(Exception):
     """Base of the tree.
 
     Attributes:
-        detail: What is wrong, in the server's words where it answered.
-        status: The HTTP status, or None without an answer.
+        detail: Cause, in the server's words where it answered.
+        status: HTTP status, or None without an answer.
         request_id: The server's id of the request, for its logs; None without an answer.
         retry_after_s: Seconds after which the server suggests to try again, where it does.
     """
@@ -46,7 +47,15 @@ class TilewireError(Exception):
 
 
 class ConnectionFailed(TilewireError):
-    """No answer came: the connection was refused, reset or timed out."""
+    """No answer came: the connection was refused, reset or timed out, also after the retries.
+
+    Attributes:
+        was_broken: Whether it was refused or reset, rather than slow or not to be found.
+    """
+
+    def __init__(self, detail: str, *, was_broken: bool = False) -> None:
+        super().__init__(detail)
+        self.was_broken = was_broken
 
 
 class BadRequest(TilewireError):
@@ -62,7 +71,7 @@ class Forbidden(BadRequest):
 
 
 class NotFound(BadRequest):
-    """No such op or tensor."""
+    """No such op, tensor or program."""
 
 
 class TooLarge(BadRequest):
@@ -71,6 +80,10 @@ class TooLarge(BadRequest):
 
 class Unprocessable(BadRequest):
     """Understood, but beyond a configured limit of the server."""
+
+
+class Lost(BadRequest):
+    """The stored result was lost with the engine; compute it again, or store it with `durable`."""
 
 
 class Busy(TilewireError):
@@ -97,6 +110,7 @@ _BY_STATUS: dict[int, type[TilewireError]] = {
     401: Unauthorized,
     403: Forbidden,
     404: NotFound,
+    410: Lost,
     413: TooLarge,
     422: Unprocessable,
     429: Busy,

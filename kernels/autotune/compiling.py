@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -118,12 +118,8 @@ class Compiler:
 
 def facts_of(recipe: Recipe) -> Facts:
     """Compile the binaries of `recipe`; what they need."""
-    return facts_of_variants(recipe.variants(), recipe.target)
-
-
-def facts_of_variants(variants: Sequence[Variant], target: Target) -> Facts:
-    """Compile `variants`; what they need, the greatest of each."""
-    every = [_facts(variant.compile(target), target) for variant in variants]
+    compiled = [variant.compile(recipe.target) for variant in recipe.variants()]
+    every = [_facts(each, recipe.target) for each in compiled]
     return Facts(**{name: max(getattr(facts, name) for facts in every) for name in asdict(every[0])})
 
 

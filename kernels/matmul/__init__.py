@@ -9,8 +9,7 @@ from tilewire.kernels.matmul.grouped.op import variants as grouped_variants
 from tilewire.kernels.matmul.kernel import matmul_kernel, matmul_tma_kernel
 from tilewire.kernels.matmul.op import matmul, prepare_matmul
 from tilewire.kernels.matmul.selftest import trials
-from tilewire.kernels.matmul.shape import GROUPS, MatmulShape, draw
-from tilewire.kernels.matmul.space import binaries, space
+from tilewire.kernels.matmul.shape import MatmulShape, draw
 from tilewire.kernels.matmul.variants import variants
 from tilewire.kernels.op import KernelOp, TableEntry
 
@@ -39,9 +38,6 @@ MATMUL = KernelOp(
     trials=trials,
     shape=MatmulShape,
     draw=draw,
-    groups=GROUPS,
     operands=MatmulOperands,
-    space=space,
-    binaries=binaries,
     table_entries=_table_entries,
 )

@@ -61,8 +61,6 @@ def family_of(problem: Problem, config: Config, *, is_plain: bool) -> Family:
         is_batched = problem.batch > 1
         is_plain = is_plain and is_boxed
         return Family("tma", problem.dtype, problem.precision, *majors, store, problem.out_dtype, is_batched, is_plain)
-    if config.kernel == "vector":
-        return Family("vector", problem.dtype, "ieee", "k", problem.b_major, "pieces")
     majors = ("any", "any") if "any" in majors else majors
     store = "pieces" if is_read_in_pieces(problem) else "elements"
     return Family("pointer", problem.dtype, problem.precision, *majors, store)

@@ -10,7 +10,6 @@ import triton.language as tl
 from tilewire.kernels.matmul.configs import ITEM_BYTES, Config, Family, resolve_precision
 from tilewire.kernels.matmul.kernel import matmul_kernel, matmul_tma_kernel
 from tilewire.kernels.matmul.members import by_family
-from tilewire.kernels.matmul.vector_kernel import matmul_vector_kernel
 from tilewire.kernels.runtime.launch import Variant, pointer
 from tilewire.kernels.runtime.targets import Target
 
@@ -40,8 +39,7 @@ def units_of(family: Family) -> dict[str, int]:
 def _build_pointer(family: Family, config: Config, target: Target) -> Variant:
     types = _common_types(family) | {"a_ptr": _pointer(family.dtype), "b_ptr": _pointer(family.dtype)}
     types |= dict.fromkeys(("m", "n", "k", "batch_inner"), "i32")
-    kernel = matmul_vector_kernel if family.kernel == "vector" else matmul_kernel
-    types |= {name: "i64" for name in kernel.arg_names if name.startswith("stride_")}
+    types |= {name: "i64" for name in matmul_kernel.arg_names if name.startswith("stride_")}
     units = units_of(family)
     constants = {
         "M_UNIT": units["m"],
@@ -49,10 +47,9 @@ def _build_pointer(family: Family, config: Config, target: Target) -> Variant:
         "K_UNIT": units["k"],
         "IN_UNIT": units["in"],
         "SUMS_BLOCKS": family.dtype == "float32" and config.block_m <= 32,
-        "STAGES": config.num_stages,
     }
     divisible = ["a_ptr", "b_ptr"] if family.store == "pieces" else []
-    return _assemble(kernel, types, constants | _common_constants(family, config, target), divisible, config)
+    return _assemble(matmul_kernel, types, constants | _common_constants(family, config, target), divisible, config)
 
 
 def _build_tma(family: Family, config: Config, target: Target) -> Variant:

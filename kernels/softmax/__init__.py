@@ -7,8 +7,7 @@ from tilewire.kernels.op import KernelOp, TableEntry
 from tilewire.kernels.softmax.bench import SoftmaxOperands
 from tilewire.kernels.softmax.op import prepare_softmax, softmax
 from tilewire.kernels.softmax.selftest import trials
-from tilewire.kernels.softmax.shape import GROUPS, SoftmaxShape, draw
-from tilewire.kernels.softmax.space import binaries, space
+from tilewire.kernels.softmax.shape import SoftmaxShape, draw
 from tilewire.kernels.softmax.variants import KERNELS, variants
 
 
@@ -38,9 +37,6 @@ SOFTMAX = KernelOp(
     trials=trials,
     shape=SoftmaxShape,
     draw=draw,
-    groups=GROUPS,
     operands=SoftmaxOperands,
-    space=space,
-    binaries=binaries,
     table_entries=_table_entries,
 )

@@ -30,7 +30,18 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="GPU linear algebra over HTTP: matmul, softmax and add."
 )
 
-BENCHMARKS = ("kernels", "batching", "dispatch", "shared_memory", "http", "gateway", "settings", "start")
+BENCHMARKS = (
+    "kernels",
+    "batching",
+    "dispatch",
+    "shared_memory",
+    "http",
+    "gateway",
+    "settings",
+    "start",
+    "client",
+    "ring",
+)
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -104,9 +115,7 @@ def bench(
     context: typer.Context,
     name: Annotated[
         str,
-        typer.Argument(
-            help="Which one: kernels, batching, dispatch, shared_memory, http, gateway, settings or start; the rest is its own."
-        ),
+        typer.Argument(help=f"Which one: {', '.join(BENCHMARKS)}; the rest is its own."),
     ],
 ) -> None:
     """Run a benchmark of a checkout and print what it measured."""

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from tilewire._arrays import CONTENT_TYPE, Array, from_safetensors, to_safetensors
+from tilewire._arrays import CONTENT_TYPE, Array, HostArray, from_safetensors, to_safetensors
 
 M, K, N = 16, 256, 192
 WEIGHT_DTYPES = ("bfloat16", "float32")
@@ -172,7 +172,7 @@ def _double(array: Array) -> npt.NDArray[np.float64]:
 
 
 def _write_safetensors(inputs: Mapping[str, Array], dtype: str) -> bytes:  # noqa: ARG001
-    return b"".join(to_safetensors(inputs))
+    return b"".join(to_safetensors({name: HostArray.of(array) for name, array in inputs.items()}))
 
 
 def _write_npy(inputs: Mapping[str, Array], dtype: str) -> bytes:  # noqa: ARG001
@@ -193,7 +193,7 @@ def _write_json(inputs: Mapping[str, Array], dtype: str) -> bytes:
 
 
 def _read_safetensors(body: bytes) -> tuple[Array, str]:
-    out = from_safetensors(bytearray(body))["out"]
+    out = from_safetensors(bytearray(body))["out"].numpy()
     return out, out.dtype.name
 
 

@@ -148,6 +148,9 @@ class Settings(BaseSettings):
     drain_timeout_s: float = Field(
         30.0, gt=0, description="After SIGTERM, requests under way have this long to finish."
     )
+    engine_timeout_s: float = Field(
+        5.0, ge=0, description="A ready engine that gives no sign of life for this long is replaced; 0 for never."
+    )
     log_level: LogLevel = Field("info", description="Least severe event that is logged.")
     log_format: LogFormat = Field("console", description="console for people, json for machines.")
     access_log: bool = Field(default=False, description="Log one line for each request.")

@@ -8,10 +8,13 @@ settings → device → gateways wait → residents, kernels, checks → ready �
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import signal
 import socket
+import time
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,12 +36,15 @@ from tilewire.service.engine.loop.scheduler import Caps
 from tilewire.service.engine.loop.warmup import CannotStart, check_ops
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.commands import Holdings
-from tilewire.service.engine.tensors.residents import Residents, TensorsDirError
+from tilewire.service.engine.tensors.residents import Residents, TensorsDirError, files_of, max_kept
 from tilewire.service.engine.tensors.shared_regions import Regions
 from tilewire.service.supervisor import child
 from tilewire.service.supervisor.vault import VaultFollower, VaultWriter
 from tilewire.service.telemetry import log
 from tilewire.service.telemetry.counters import Figures, Sink
+
+# A launch is predicted to take milliseconds, and the largest that fits takes seconds: one that takes this long hangs.
+MAX_LAUNCH_S = 60.0
 
 
 class DeviceError(Exception):
@@ -110,7 +116,7 @@ def prepare(holdings: Holdings, settings: EngineSettings, logger: structlog.stdl
                 raise ServingCompile(f"a kernel of {op} was compiled while serving")
 
     try:
-        fill(holdings, settings, report)
+        fill(holdings, settings, logger, report)
         holdings.backend.warm_up(Preparation(settings.warmup), report, on_compile)
     except (NotUsable, TensorsDirError) as error:
         raise CannotStart(str(error)) from error
@@ -119,15 +125,23 @@ def prepare(holdings: Holdings, settings: EngineSettings, logger: structlog.stdl
     child.settle()
 
 
-def fill(holdings: Holdings, settings: EngineSettings, report: Report) -> None:
+def fill(holdings: Holdings, settings: EngineSettings, logger: structlog.stdlib.BoundLogger, report: Report) -> None:
     """Brings back residents, files first and then what clients changed since, and regions.
 
     Raises:
-        TensorsDirError: A file that cannot be right.
+        TensorsDirError: A file that cannot be right, at the first start. Later the service goes on without it: what
+            clients uploaded is worth more.
     """
     residents = holdings.residents
+    leaving_out = contextlib.nullcontext if not settings.restarts else lambda: _leaving_out(logger)
+    paths: list[Path] = []
     if settings.tensors_dir is not None:
-        residents.load_folder(Path(settings.tensors_dir), lambda _name: report("residents", len(residents), 0))
+        with leaving_out():
+            paths = files_of(Path(settings.tensors_dir))
+    for path in paths:
+        report("residents", len(residents), 0)
+        with leaving_out():
+            residents.load_file(path)
     for kept in settings.kept:
         report("residents", len(residents), 0)
         residents.restore(kept)
@@ -135,6 +149,14 @@ def fill(holdings: Holdings, settings: EngineSettings, report: Report) -> None:
     for region in settings.kept_regions:
         holdings.regions.restore(region)
     holdings.metrics.observe_residents(len(residents), residents.nbytes)
+
+
+@contextlib.contextmanager
+def _leaving_out(logger: structlog.stdlib.BoundLogger) -> Iterator[None]:
+    try:
+        yield
+    except TensorsDirError as error:
+        logger.error("a file is left out", reason=str(error))  # noqa: TRY400  (the reason is the whole story)
 
 
 def caps_of(settings: EngineSettings, identity: Identity) -> Caps:
@@ -161,6 +183,15 @@ def open_sampler(sink: Sink, device: str, logger: structlog.stdlib.BoundLogger) 
     return sampler
 
 
+async def beat_forever(control: child.Control, engine: EngineLoop) -> None:
+    """Beats for as long as the device finishes what it is given."""
+    while True:
+        launched_ns = engine.launched_ns
+        if not launched_ns or time.monotonic_ns() - launched_ns < MAX_LAUNCH_S * 1e9:
+            control.send(child.Beat())
+        await asyncio.sleep(child.BEAT_S)
+
+
 async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) -> None:
     """Runs the engine until it is drained."""
     draining, ready = asyncio.Event(), asyncio.Event()
@@ -174,7 +205,7 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
     is_home = settings.index == 0
     vault = VaultWriter(settings.vault_fd if is_home else -1)
     follower = VaultFollower(-1 if is_home else settings.vault_fd)
-    residents = Residents(backend, settings.resident_bytes, vault)
+    residents = Residents(backend, settings.resident_bytes, vault, max_kept())
     regions = Regions(backend, vault, max_bytes=settings.shared_memory_bytes, prefix=settings.shared_memory_prefix)
     mailbox = Mailbox()
     holdings = Holdings(backend, residents, regions, metrics, follower)
@@ -198,8 +229,10 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if ready.is_set():
         control.send(child.Ready(f"{backend.identity.backend}: {backend.identity.device_name}"))
+    beating = asyncio.create_task(beat_forever(control, engine))
     await draining.wait()
     accepting.cancel()
+    beating.cancel()
     if sampler is not None:
         sampler.stop()
     await asyncio.to_thread(engine.stop)

@@ -25,6 +25,14 @@ SLOT_ALIGN = 256
 MADV_POPULATE_WRITE = 23
 
 
+def make_sealed(name: str, nbytes: int) -> int:
+    """Makes shared memory without a name that can neither shrink nor grow; returns its descriptor."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, nbytes)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return fd
+
+
 class Segment:
     """A stretch of shared memory without a name; gone when the last process that maps it is.
 
@@ -48,10 +56,7 @@ class Segment:
             name: For `/proc/<pid>/maps` only.
             nbytes: Its size; pages are taken when first touched.
         """
-        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(fd, nbytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        return cls(fd, nbytes)
+        return cls(make_sealed(name, nbytes), nbytes)
 
     @classmethod
     def attach(cls, fd: int, nbytes: int) -> Segment:

@@ -35,6 +35,10 @@ EXIT_CANNOT_START = 78
 MAX_UNSENT_BYTES = 2**20
 
 
+# Time between two beats, in seconds.
+BEAT_S = 0.5
+
+
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
     """Finish what is under way, then exit with status 0."""
 
@@ -47,6 +51,10 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """
 
     detail: str = ""
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """The child is alive; sent every `BEAT_S` by a child that is watched."""
 
 
 class ReadExposition(msgspec.Struct, frozen=True, tag="read_exposition"):
@@ -77,7 +85,7 @@ class HiddenSums(msgspec.Struct, frozen=True, tag="hidden"):
     samples: list[Sample]
 
 
-ToSupervisor = Ready | Figures | ReadExposition | ReadHidden
+ToSupervisor = Ready | Beat | Figures | ReadExposition | ReadHidden
 ToChild = Drain | ExpositionText | HiddenSums
 
 
@@ -133,7 +141,7 @@ class Control:
         """Whether figures should wait: those that were sent before have not left."""
         return self._link.unsent_bytes > MAX_UNSENT_BYTES
 
-    def send(self, message: Ready | Figures) -> None:
+    def send(self, message: Ready | Beat | Figures) -> None:
         """Sends with everything else that this turn of the loop sends."""
         self._link.send(message)
 

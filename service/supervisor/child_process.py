@@ -38,6 +38,8 @@ class Child:
         totals: Gets its figures.
         exposition: What it serves as `/metrics`.
         logger: Gets its fate.
+        silence_s: When it is ready and has sent no beat for so long, it is ended and replaced; 0 for a child that is
+            not watched.
 
     Attributes:
         ready: Set while it does its work.
@@ -53,6 +55,7 @@ class Child:
         totals: Totals,
         exposition: Exposition,
         logger: Logger,
+        silence_s: float = 0.0,
     ) -> None:
         self.name = name
         self._module = module
@@ -61,6 +64,8 @@ class Child:
         self._exposition = exposition
         self._replies: set[asyncio.Task[None]] = set()
         self._logger = logger
+        self._silence_s = silence_s
+        self._beat_s = 0.0
         self._process: asyncio.subprocess.Process | None = None
         self._control: Link[child.ToSupervisor] | None = None
         self._draining = asyncio.Event()
@@ -123,13 +128,31 @@ class Child:
         self._control = control
         if self._draining.is_set():
             control.send(child.Drain())
+        watching = asyncio.create_task(self._watch())
         status = await self._process.wait()
+        watching.cancel()
         self.ready.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(lost.wait(), LAST_WORDS_S)
         control.close()
         self._totals.end(self.name)
         return status
+
+    async def _watch(self) -> None:
+        """Kills a child that was ready and has fallen silent."""
+        while self._silence_s:
+            slept_s = time.monotonic()
+            await asyncio.sleep(child.BEAT_S)
+            now_s = time.monotonic()
+            if now_s - slept_s > 2 * child.BEAT_S or not self.ready.is_set():
+                # It was the supervisor that did not run, or nothing is expected yet.
+                self._beat_s = now_s
+            elif now_s - self._beat_s > self._silence_s and self._process is not None:
+                self._logger.error(
+                    "a process hangs: it is ended", name=self.name, silent_s=round(now_s - self._beat_s, 1)
+                )
+                self._process.kill()
+                return
 
     def _reason_to_give_up(self, status: int, deaths: int) -> str:
         if status == child.EXIT_CANNOT_START:
@@ -145,6 +168,8 @@ class Child:
         match message:
             case Figures():
                 self._totals.add(self.name, message)
+            case child.Beat():
+                self._beat_s = time.monotonic()
             case child.ReadHidden(id=id_):
                 self._reply(child.HiddenSums(id_, self._totals.hidden()))
             case child.ReadExposition():

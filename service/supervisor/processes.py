@@ -95,8 +95,17 @@ class Supervisor:
             door = stack.enter_context(listen_locally())
             addresses.append(door.getsockname().decode())
             make = self._engine_settings(index, door, *self._open_vault(index, stack))
-            child = Child(f"engine-{index}", "tilewire.service.engine", make, totals, exposition, self._logger)
-            self._engines.append(child)
+            self._engines.append(
+                Child(
+                    f"engine-{index}",
+                    "tilewire.service.engine",
+                    make,
+                    totals,
+                    exposition,
+                    self._logger,
+                    self._settings.engine_timeout_s,
+                )
+            )
         inherited = self._open_for_gateways(listeners, stack)
         for index in range(self._settings.num_gateways):
             settings = self._settings.gateway(index, inherited[index], addresses)

@@ -22,11 +22,19 @@ MAX_MESSAGE_BYTES = 8192
 
 
 class Deposit(msgspec.Struct, frozen=True, tag="tensor"):
-    """One change. `info` is None when the tensor was deleted. Each version is larger than the one before."""
+    """One change. Each version is larger than the one before.
+
+    Attributes:
+        name: Name of the tensor.
+        info: None when the tensor was deleted.
+        version: Version of the change.
+        is_of_file: Whether a file of `--tensors-dir` has the name: its deletion must outlive the engine.
+    """
 
     name: str
     info: TensorInfo | None
     version: int
+    is_of_file: bool = False
 
 
 class RegionDeposit(msgspec.Struct, frozen=True, tag="region"):
@@ -50,9 +58,9 @@ class VaultWriter:
         """Deposits a host copy before its upload is acknowledged."""
         self._send(Deposit(info.name, info, info.version), [fd])
 
-    def forget(self, name: str, version: int) -> None:
+    def forget(self, name: str, version: int, *, is_of_file: bool) -> None:
         """Deposits that a tensor is no more."""
-        self._send(Deposit(name, None, version), [])
+        self._send(Deposit(name, None, version, is_of_file), [])
 
     def keep_region(self, info: RegionInfo, fd: int) -> None:
         """Deposits a region before its registration is acknowledged."""
@@ -192,8 +200,9 @@ class VaultReader:
             deposit = msgspec.msgpack.decode(data, type=Deposit | RegionDeposit)
             fd = fds[0] if fds else -1
             if isinstance(deposit, Deposit):
-                older: Kept | KeptRegion | None = self.kept.get(deposit.name)
-                self.kept[deposit.name] = Kept(deposit.name, deposit.info, fd, deposit.version)
+                older: Kept | KeptRegion | None = self.kept.pop(deposit.name, None)
+                if deposit.info is not None or deposit.is_of_file:
+                    self.kept[deposit.name] = Kept(deposit.name, deposit.info, fd, deposit.version)
                 self.version = deposit.version
                 for feed in self.feeds:
                     feed.send(deposit, fd)

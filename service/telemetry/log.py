@@ -16,6 +16,9 @@ from tilewire.service.config.process import LogSettings
 # The request that is being worked on; every event that is logged meanwhile carries it, in the gateway and in the engine.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
+# Control characters, of ASCII and of Latin-1, by how they are shown.
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
+
 # What records of the standard library may add by `extra=`.
 EXTRA = ("request_id", "request_ids")
 
@@ -45,7 +48,8 @@ def configure(settings: LogSettings, *, process: str) -> structlog.stdlib.BoundL
             colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
         )
     )
-    last = [structlog.processors.format_exc_info, renderer] if settings.format == "json" else [renderer]
+    before = structlog.processors.format_exc_info if settings.format == "json" else _escape_controls
+    last = [before, renderer]
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
@@ -72,6 +76,14 @@ def _add_request_id(_logger: object, _method: str, event: structlog.typing.Event
     if current := request_id.get():
         event.setdefault("request_id", current)
     return event
+
+
+def _escape_controls(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Escapes what a terminal would obey: clients choose paths and ids. Traces keep their lines."""
+    return {
+        name: value.translate(_CONTROLS) if isinstance(value, str) and name not in ("exception", "stack") else value
+        for name, value in event.items()
+    }
 
 
 def _bind(process: str) -> structlog.typing.Processor:

@@ -287,6 +287,38 @@ def test_a_deadline_that_passes_in_the_queue_is_504_and_never_computed(start_ser
         assert settles(client, lambda now: total(now, "tilewire_flops_total", op="add") == 16)
 
 
+def test_a_hung_engine_keeps_no_deadline_and_keeps_its_slots(start_server: StartServer) -> None:
+    server = start_server("--gateways", "1", "--arena-bytes", "16MiB")
+    (engine,) = server.engines()
+    with server.client() as client:
+        with held([engine]):
+            began_s = time.monotonic()
+            response = client.post("/v1/matmul?timeout_ms=500", content=ONES)
+            assert 0.5 <= time.monotonic() - began_s < 5
+            assert response.status_code == 504, response.text
+            assert response.json()["title"] == "Deadline passed"
+            now = scrape(client)
+            assert total(now, "tilewire_arena_bytes", state="used") > 0
+            assert total(now, "tilewire_in_flight_requests") == 1
+        assert settles(client, is_idle)
+        assert client.post("/v1/matmul", content=ONES).status_code == 200
+
+
+def test_a_hung_engine_is_replaced(start_server: StartServer) -> None:
+    server = start_server("--gateways", "1", "--arena-bytes", "16MiB", "--engine-timeout-s", "1.5")
+    (engine,) = server.engines()
+    with RawConnection(server.connect()) as waits, server.client() as client:
+        assert client.put("/v1/tensors/w", content=to_npy(np.ones(4))).status_code == 201
+        os.kill(engine, signal.SIGSTOP)
+        waits.send(post("/v1/matmul", ONES))
+        assert waits.answer().status == 503
+        wait_for_status(server, "/readyz", 200)
+        assert server.engines() != [engine]
+        assert client.head("/v1/tensors/w").status_code == 200
+        assert client.post("/v1/matmul", content=ONES).status_code == 200
+    assert "a process hangs: it is ended" in server.log.read_text()
+
+
 def counts_504(number: float, now: Scrape) -> bool:
     return total(now, "tilewire_requests_total", code="504") == number
 

@@ -15,13 +15,15 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from tilewire.service.cli.app import app; app()", "serve"]
+# Tests stop engines for a moment, which may be long on a busy machine.
+HELD_IS_NO_HANG = ("--engine-timeout-s", "60")
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 45
 POLL_S = 0.02
@@ -35,10 +37,11 @@ class LiveServer:
     Args:
         log: Where its standard error goes.
         flags: As on the command line, besides the port.
+        before: Command that runs the server's command, such as `prlimit`.
         tls: Of a client that trusts its certificate; None for plain HTTP.
     """
 
-    def __init__(self, log: Path, *flags: str, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, log: Path, *flags: str, tls: ssl.SSLContext | None = None, before: Sequence[str] = ()) -> None:
         self.log = log
         self.tls = tls
         self._is_told = False
@@ -46,7 +49,7 @@ class LiveServer:
         env["PYTHONPATH"] = path_with(ROOT)
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [*COMMAND, "--port", "0", "--device", "cpu", *flags],
+                [*before, *COMMAND, "--port", "0", "--device", "cpu", *HELD_IS_NO_HANG, *flags],
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 stdin=subprocess.DEVNULL,
@@ -181,9 +184,11 @@ def _is_stopped(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def serving(log: Path, *flags: str, tls: ssl.SSLContext | None = None) -> Iterator[LiveServer]:
+def serving(
+    log: Path, *flags: str, tls: ssl.SSLContext | None = None, before: Sequence[str] = ()
+) -> Iterator[LiveServer]:
     """A server that must end in order: exit status 0 after SIGTERM."""
-    server = LiveServer(log, *flags, tls=tls)
+    server = LiveServer(log, *flags, tls=tls, before=before)
     try:
         yield server
     finally:

@@ -127,6 +127,14 @@ class EngineLoop:
         self._mailbox.post(Stop())
         self._thread.join()
 
+    @property
+    def launched_ns(self) -> int:
+        """When the batch began that the device has had for longest, on the loop's clock; 0 for none."""
+        try:
+            return self._launched[0].began_ns
+        except IndexError:
+            return 0
+
     # ── loop thread ───────────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> None:

@@ -6,7 +6,9 @@ before. Knows no client and no request body.
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,14 +20,25 @@ from safetensors import SafetensorError, safe_open
 from tilewire.service.dtypes import BY_SAFETENSORS
 from tilewire.service.engine.backends.contract import Backend, HostBytes
 from tilewire.service.engine.backends.gpu.host import TORCH_DTYPES, tensor_of
-from tilewire.service.errors import ResidentQuota, TilewireError, UnknownName
-from tilewire.service.ipc.arena import Segment
+from tilewire.service.errors import ResidentQuota, TilewireError, TooBusy, UnknownName
+from tilewire.service.ipc.arena import make_sealed
 from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.ops.registry import TensorType
 from tilewire.service.supervisor.handover import Kept
 from tilewire.service.supervisor.vault import VaultWriter
+from tilewire.service.tensor_names import problem_of
+
+# Descriptors of a process that are no host copies: sockets, regions, files.
+OTHER_DESCRIPTORS = 128
 
 NAMES_BY_TORCH = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+
+def max_kept() -> int:
+    """Returns the number of host copies that the system lets the supervisor hold, and an engine map, at once."""
+    descriptors, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    mappings = int(Path("/proc/sys/vm/max_map_count").read_text())
+    return min(max(descriptors // 2, descriptors - OTHER_DESCRIPTORS), mappings // 2)
 
 
 class TensorsDirError(Exception):
@@ -58,6 +71,7 @@ class Residents:
         backend: Where they live.
         quota_bytes: Their sum, at most; the home engine's to keep.
         vault: Gets every change of a home engine.
+        max_kept: Number of host copies, at most: each is a descriptor in the supervisor.
         clock: Unix time in seconds.
         clock_ns: The machine's monotonic clock.
 
@@ -71,12 +85,17 @@ class Residents:
         backend: Backend,
         quota_bytes: int,
         vault: VaultWriter,
+        max_kept: int = 2**20,
         clock: Callable[[], float] = time.time,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._backend = backend
         self._quota_bytes = quota_bytes
         self._vault = vault
+        self._max_kept = max_kept
+        # Names that files have: their deletion must be remembered, or the next engine would load them again.
+        self._of_files: set[str] = set()
+        self._kept: set[str] = set()
         self._clock = clock
         self._clock_ns = clock_ns
         self._by_name: dict[str, Resident] = {}
@@ -97,18 +116,29 @@ class Residents:
 
         Raises:
             ResidentQuota: The quota would be exceeded.
-            TooBusy: No memory on the device.
+            TooBusy: No memory on the device, or no descriptor.
         """
         older = self._by_name.get(name)
         self._check_quota(name, source.type.nbytes - (older.type.nbytes if older else 0))
-        copy = Segment.create("tilewire-resident", max(1, source.type.nbytes))
-        mapped = torch.frombuffer(copy.view, dtype=torch.uint8)
-        kept = HostBytes(mapped, source.type, 0)
-        tensor_of(kept).copy_(tensor_of(source))
-        resident = Resident(source.type, self._backend.upload(kept), self._clock(), version=self._next_version())
-        self._vault.keep(resident.info(name), copy.fd)
-        os.close(copy.fd)
+        if name not in self._kept and len(self._kept) >= self._max_kept:
+            raise ResidentQuota(
+                f"{name}: {len(self._kept)} tensors were uploaded; the system's limits of open files and mappings allow no more"
+            )
+        try:
+            fd = make_sealed("tilewire-resident", max(1, source.type.nbytes))
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                raise
+            raise TooBusy(f"{name}: no host copy: {error.strerror}") from error
+        try:
+            kept = HostBytes(_map(fd, source.type.nbytes), source.type, 0)
+            tensor_of(kept).copy_(tensor_of(source))
+            resident = Resident(source.type, self._backend.upload(kept), self._clock(), version=self._next_version())
+            self._vault.keep(resident.info(name), fd)
+        finally:
+            os.close(fd)
         self._set(name, resident)
+        self._kept.add(name)
         return resident.info(name), older is not None
 
     def delete(self, name: str, version: int = 0) -> TensorInfo:
@@ -128,7 +158,7 @@ class Residents:
         if version not in (0, resident.version):
             raise UnknownName(f"name: {name!r} was replaced")
         resident.version = self._next_version()
-        self._vault.forget(name, resident.version)
+        self._vault.forget(name, resident.version, is_of_file=name in self._of_files)
         self._drop(name)
         return resident.info(name)
 
@@ -186,45 +216,53 @@ class Residents:
     def restore(self, kept: Kept) -> None:
         """Takes over the vault's last change of a name."""
         if kept.info is None:
+            self._of_files.add(kept.name)
             self._drop(kept.name)
             return
-        copy = Segment(kept.fd, max(1, kept.info.type.nbytes))
-        mapped = torch.frombuffer(copy.view, dtype=torch.uint8)
-        os.close(copy.fd)
-        tensor = self._backend.upload(HostBytes(mapped, kept.info.type, 0))
         info = kept.info
+        try:
+            mapped = _map(kept.fd, info.type.nbytes)
+        finally:
+            os.close(kept.fd)
+        tensor = self._backend.upload(HostBytes(mapped, info.type, 0))
         self._set(kept.name, Resident(info.type, tensor, info.created, info.last_used, info.hits, info.version))
+        self._kept.add(kept.name)
 
-    def load_folder(self, folder: Path, on_file: Callable[[str], None]) -> None:
-        """Loads every safetensors file of a folder as `file-stem/tensor-name`.
-
-        Args:
-            folder: `tensors_dir`.
-            on_file: Told each file before it is read.
+    def load_file(self, path: Path) -> None:
+        """Loads a safetensors file as `file-stem/tensor-name`: all of its tensors, or none.
 
         Raises:
-            TensorsDirError: The folder or a file cannot be read, has a dtype we do not serve, or does not fit the quota.
+            TensorsDirError: It cannot be read, is no regular file, has a name that no request can reach or a dtype that is
+                not served, or does not fit the quota.
         """
-        if not folder.is_dir():
-            raise TensorsDirError(f"tensors_dir: {folder} is not a folder")
-        for path in sorted(folder.glob("*.safetensors")):
-            on_file(path.name)
-            try:
-                self._load_file(path)
-            except (OSError, SafetensorError, ResidentQuota) as error:
-                raise TensorsDirError(f"tensors_dir: {path.name}: {error}") from error
+        try:
+            tensors = self._read_file(path)
+        except (OSError, SafetensorError, ResidentQuota, TooBusy) as error:
+            raise TensorsDirError(f"tensors_dir: {path.name!r}: {error}") from error
+        for name, resident in tensors.items():
+            self._set(name, resident)
+        self._of_files |= tensors.keys()
 
-    def _load_file(self, path: Path) -> None:
+    def _read_file(self, path: Path) -> dict[str, Resident]:
+        # Whoever opens a pipe waits for its writer.
+        if not path.is_file():
+            raise TensorsDirError(f"tensors_dir: {path.name!r} is not a regular file")
+        tensors: dict[str, Resident] = {}
+        nbytes = 0
         with safe_open(path, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118  (it is no mapping: it cannot be iterated)
                 name = f"{path.stem}/{key}"
+                if (problem := problem_of(name)) is not None:
+                    raise TensorsDirError(f"tensors_dir: {path.name!r}: {problem}")
                 if file.get_slice(key).get_dtype() not in BY_SAFETENSORS:
-                    raise TensorsDirError(f"tensors_dir: {path.name}: {key} has a dtype that is not served")
+                    raise TensorsDirError(f"tensors_dir: {path.name!r}: {key} has a dtype that is not served")
                 tensor = file.get_tensor(key).contiguous()
                 kind = TensorType(NAMES_BY_TORCH[tensor.dtype], tuple(tensor.shape))
-                self._check_quota(name, kind.nbytes)
+                nbytes += kind.nbytes
+                self._check_quota(name, nbytes)
                 flat = tensor.reshape(-1).view(torch.uint8)
-                self._set(name, Resident(kind, self._backend.upload(HostBytes(flat, kind, 0)), self._clock()))
+                tensors[name] = Resident(kind, self._backend.upload(HostBytes(flat, kind, 0)), self._clock())
+        return tensors
 
     def _check_quota(self, name: str, more_bytes: int) -> None:
         if self.nbytes + more_bytes > self._quota_bytes:
@@ -240,9 +278,27 @@ class Residents:
 
     def _drop(self, name: str) -> None:
         resident = self._by_name.pop(name, None)
+        self._kept.discard(name)
         self.nbytes -= resident.type.nbytes if resident else 0
 
     def _set(self, name: str, resident: Resident) -> None:
         older = self._by_name.get(name)
         self.nbytes += resident.type.nbytes - (older.type.nbytes if older else 0)
         self._by_name[name] = resident
+
+
+def _map(fd: int, nbytes: int) -> torch.Tensor:
+    # By torch, whose mapping needs no descriptor; that of Python keeps one for each tensor.
+    return torch.from_file(f"/proc/self/fd/{fd}", shared=True, size=max(1, nbytes), dtype=torch.uint8)
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Returns the safetensors files of a folder, sorted.
+
+    Raises:
+        TensorsDirError: It is no folder, or cannot be read.
+    """
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == ".safetensors")
+    except OSError as error:
+        raise TensorsDirError(f"tensors_dir: {folder}: {error.strerror}") from error

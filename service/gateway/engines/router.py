@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
 
-from tilewire.service.errors import ClientGone, TilewireError, Unavailable, UnknownName
+from tilewire.service.errors import ClientGone, DeadlinePassed, TilewireError, Unavailable, UnknownName
 from tilewire.service.gateway.engines.client import Engine, Reply, Request
 from tilewire.service.ipc.messages import (
     AwaitTensor,
@@ -38,6 +39,9 @@ from tilewire.service.ipc.messages import (
 )
 from tilewire.service.ops.registry import TensorType
 
+# An engine that works says itself that a deadline has passed, and then the slots are free; it has so long for that.
+DEADLINE_GRACE_NS = 20_000_000
+
 ReplyT = TypeVar("ReplyT", Done, Stale, Tensors, RegionList, Kernels)
 
 
@@ -56,6 +60,14 @@ class Departure(Protocol):
 
     def unwatch(self) -> None:
         """Ends the watch."""
+        ...
+
+
+class Slots(Protocol):
+    """Slots of a request."""
+
+    def hold_until(self, answered: asyncio.Future[Reply]) -> None:
+        """Keeps the slots from being given back until the engine has answered."""
         ...
 
 
@@ -130,23 +142,29 @@ class Engines:
         """Takes over the types that an engine told."""
         self._remember(stale.tensors)
 
-    async def compute(self, job: Job, client: Departure) -> Done | Stale:
+    async def compute(self, job: Job, client: Departure, slots: Slots) -> Done | Stale:
         """Runs a job on the least busy engine.
 
         Args:
             job: Its id is given here.
             client: When it leaves, the job is cancelled.
+            slots: Where the job's tensors lie. When it ends before the engine has answered, they are held until then.
 
         Returns:
-            When the slots are the caller's again, whatever happened: `Done`, or `Stale` with the types to plan with.
+            When the slots are the caller's again: `Done`, or `Stale` with the types to plan with.
 
         Raises:
-            TilewireError: Whatever the engine answered; `ClientGone` when the client left.
+            TilewireError: Whatever the engine answered; `ClientGone` when the client left; `DeadlinePassed` when the
+                engine has not answered by the deadline.
         """
         engine, request_id, future = self.submit(job)
         # Cancelled or not, the reply is awaited: until it comes, the slots are the engine's.
         client.watch(lambda: engine.cancel(request_id))
         try:
+            if job.deadline_ns and not await _is_done_by(future, job.deadline_ns + DEADLINE_GRACE_NS):
+                engine.cancel(request_id)
+                slots.hold_until(future)
+                raise DeadlinePassed("deadline: it passed, and the engine has not answered")
             reply = await future
         finally:
             client.unwatch()
@@ -367,6 +385,11 @@ class Engines:
 def _merge(one: TensorInfo, other: TensorInfo) -> TensorInfo:
     used = [moment for moment in (one.last_used, other.last_used) if moment is not None]
     return msgspec.structs.replace(one, last_used=max(used, default=None), hits=one.hits + other.hits)
+
+
+async def _is_done_by(future: asyncio.Future[Reply], deadline_ns: int) -> bool:
+    done, _pending = await asyncio.wait((future,), timeout=max(0, deadline_ns - time.monotonic_ns()) / 1e9)
+    return bool(done)
 
 
 def _state_of(engine: Engine) -> dict[str, object]:

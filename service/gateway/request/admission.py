@@ -6,6 +6,7 @@ Owns the counts and what each request holds. Knows no HTTP message and no format
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from tilewire.service.errors import BodyTooLarge, TooBusy, Unavailable
 from tilewire.service.gateway.request.room import Room
@@ -68,6 +69,7 @@ class Leases:
         self._budget_bytes = budget_bytes
         self._admission: Admission | None = admission
         self._leases: list[Lease] = []
+        self._answered: asyncio.Future[Any] | None = None
 
     def lease(self, nbytes: int) -> Lease:
         """Takes a slot at once, for a body or a result.
@@ -124,8 +126,24 @@ class Leases:
         self._leases.remove(lease)
         lease.release()
 
+    def hold_until(self, answered: asyncio.Future[Any]) -> None:
+        """Keeps the slots when they are released, until an engine has answered: it may still write there."""
+        self._answered = answered
+
     def release(self) -> None:
-        """Gives every slot back and leaves; a second call does nothing."""
+        """Gives every slot back and leaves, now or when the engine has answered; a second call does nothing."""
+        answered, self._answered = self._answered, None
+        if answered is None:
+            self._release()
+        else:
+            answered.add_done_callback(self._on_answered)
+
+    def _on_answered(self, answered: asyncio.Future[Any]) -> None:
+        # Read, because nobody else does; what it was does not matter any more.
+        answered.exception()
+        self._release()
+
+    def _release(self) -> None:
         while self._leases:
             self._leases.pop().release()
         if self._admission is not None:

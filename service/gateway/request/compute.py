@@ -141,7 +141,7 @@ async def run(
             reserve_answer(gateway, exchange, planned.out.nbytes)
         lease = await leases.wait(0 if task.out_region is not None else planned.out.nbytes)
         job = _job(task, operands, planned, lease)
-        reply = await gateway.engines.compute(job, exchange.incoming)
+        reply = await gateway.engines.compute(job, exchange.incoming, leases)
         if isinstance(reply, Done):
             exchange.timings, exchange.batch_size = reply.timings, reply.batch_size
             return Computed(planned.out, lease, reply, codec, job)

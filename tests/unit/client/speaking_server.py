@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import Any
 
 import httpx
@@ -26,6 +30,7 @@ class SpeakingServer:
 
     def __init__(self) -> None:
         self.tensors: dict[str, Array] = {}
+        self.programs: dict[str, Any] = {}
         self.requests: list[httpx.Request] = []
         self.refusals: list[httpx.Response] = []
         self.is_ready_after = 0
@@ -44,7 +49,47 @@ class SpeakingServer:
             return httpx.Response(200, json=[self.describe(name) for name in self.tensors])
         if path.startswith("/v1/tensors/"):
             return self.resident(request, path.removeprefix("/v1/tensors/"))
+        if path == "/v1/programs":
+            return httpx.Response(200, json=[{"name": name} for name in self.programs])
+        if path.startswith("/v1/programs/"):
+            return self.program(request, path.removeprefix("/v1/programs/"))
+        if path == "/v1/run":
+            text = json.loads(request.content[8 : 8 + int.from_bytes(request.content[:8], "little")])["__metadata__"]
+            return self.run(request, json.loads(text["program"]))
         return self.op(request, path.removeprefix("/v1/"))
+
+    def program(self, request: httpx.Request, name: str) -> httpx.Response:
+        if request.method == "PUT":
+            assert request.headers["content-type"] == "application/json"
+            status = 200 if name in self.programs else 201
+            self.programs[name] = json.loads(request.content)
+            return httpx.Response(status, json=self.programs[name])
+        if name not in self.programs:
+            return problem(404, f"name: no program {name!r}")
+        if request.method == "DELETE":
+            del self.programs[name]
+            return httpx.Response(204)
+        return (
+            httpx.Response(200, json=self.programs[name])
+            if request.method == "GET"
+            else self.run(request, self.programs[name])
+        )
+
+    def run(self, request: httpx.Request, program: Any) -> httpx.Response:
+        values = load(request.content) if request.content else {}
+        values |= {name: self.tensors[value[1:]] for name, value in request.url.params.items()}
+        assert set(values) == set(program["inputs"])
+        for name, spec in program["inputs"].items():
+            assert values[name].dtype.name == spec["dtype"]
+        for step in program["steps"]:
+            inputs = {
+                name: self.tensors[value[1:]] if value.startswith("@") else values[value]
+                for name, value in step["inputs"].items()
+            }
+            results = OPS[step["op"]](inputs, {name: text_of(value) for name, value in step.get("options", {}).items()})
+            names = [step["as"]] if isinstance(step["as"], str) else step["as"]
+            values |= dict(zip(names, results if isinstance(results, tuple) else (results,), strict=True))
+        return answer({name: np.asarray(values[name]) for name in program["outputs"]})
 
     def behind(self, prefix: str) -> Callable[[httpx.Request], httpx.Response]:
         """The same behind a proxy that takes `prefix` off its paths."""
@@ -81,8 +126,10 @@ class SpeakingServer:
     def op(self, request: httpx.Request, op: str) -> httpx.Response:
         query = dict(request.url.params)
         inputs = load(request.content) if request.content else {}
-        inputs |= {name: self.tensors[query.pop(name)[1:]] for name in list(query) if name in ("a", "b", "x", "bias")}
+        inputs |= {name: self.tensors[query.pop(name)[1:]] for name in list(query) if name in INPUTS}
         store, out = query.pop("store", None), OPS[op](inputs, query)
+        if isinstance(out, tuple):
+            return answer(dict(zip(("values", "indices"), out, strict=True)))
         if store is not None:
             self.tensors[store[1:]] = out
             return httpx.Response(201, json=self.describe(store[1:]))
@@ -95,6 +142,7 @@ def matmul(inputs: dict[str, Array], query: dict[str, str]) -> Array:
     a, b = inputs["a"], inputs["b"]
     out = (a.astype(np.float64) @ b.astype(np.float64)) + inputs.get("bias", 0)
     out = np.maximum(out, 0) if query.get("activation") == "relu" else out
+    out = 1 / (1 + np.exp(-out)) if query.get("activation") == "sigmoid" else out
     return np.asarray(out.astype(getattr(ml_dtypes, query.get("out_dtype", ""), query.get("out_dtype", a.dtype))))
 
 
@@ -109,7 +157,102 @@ def add(inputs: dict[str, Array], query: dict[str, str]) -> Array:
     return total
 
 
-OPS: dict[str, Callable[[dict[str, Array], dict[str, str]], Array]] = {"matmul": matmul, "softmax": softmax, "add": add}
+def search(inputs: dict[str, Array], query: dict[str, str]) -> tuple[Array, Array]:
+    scores = inputs["a"].astype(np.float32) @ inputs["b"].astype(np.float32).T + inputs.get("bias", 0)
+    return topk({"x": scores}, {"k": query["k"]})
+
+
+def topk(inputs: dict[str, Array], query: dict[str, str]) -> tuple[Array, Array]:
+    x, k, axis = inputs["x"], int(query["k"]), int(query.get("axis", "-1"))
+    order = np.argsort(x if query.get("largest") == "false" else -x, axis=axis, kind="stable")
+    indices = np.take(order, range(k), axis=axis).astype(np.int64)
+    return np.take_along_axis(x, indices, axis), indices
+
+
+def reduce(inputs: dict[str, Array], query: dict[str, str]) -> Array:
+    axis = None if query.get("axis", "-1") == "all" else int(query.get("axis", "-1"))
+    kind = {"norm": np.linalg.norm}.get(query["kind"]) or getattr(np, query["kind"])
+    out = kind(inputs["x"], axis=axis, keepdims=query.get("keepdims") == "true")
+    return np.asarray(out, np.int64 if query["kind"].startswith("arg") else inputs["x"].dtype)
+
+
+def normalize(inputs: dict[str, Array], query: dict[str, str]) -> Array:
+    x, eps = inputs["x"], float(query.get("eps", "1e-5"))
+    assert query["kind"] == "layer"
+    out = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps)
+    return np.asarray(out * inputs.get("weight", 1) + inputs.get("bias", 0), x.dtype)
+
+
+def pointwise(inputs: dict[str, Array], query: dict[str, str]) -> Array:
+    x, y = inputs["x"], inputs.get("y", np.empty(0))
+    named: dict[str, Callable[[], Array]] = {
+        "mul": lambda: x * y,
+        "div": lambda: x / y,
+        "maximum": lambda: np.maximum(x, y),
+        "minimum": lambda: np.minimum(x, y),
+        "relu": lambda: np.maximum(x, 0),
+        "sigmoid": lambda: 1 / (1 + np.exp(-x)),
+        "neg": lambda: -x,
+    }
+    fn = named.get(query["fn"]) or (lambda: getattr(np, query["fn"])(x))
+    return np.asarray(fn() * float(query.get("scale", "1")) + float(query.get("shift", "0")), x.dtype)
+
+
+INPUTS = ("a", "b", "x", "y", "bias", "weight")
+OPS: dict[str, Callable[[dict[str, Array], dict[str, str]], Any]] = {
+    "matmul": matmul,
+    "softmax": softmax,
+    "add": add,
+    "search": search,
+    "topk": topk,
+    "reduce": reduce,
+    "normalize": normalize,
+    "pointwise": pointwise,
+}
+
+
+def text_of(value: object) -> str:
+    """An option of a program as a query would carry it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@contextmanager
+def on_a_socket(answer: Callable[[httpx.Request], httpx.Response]) -> Iterator[str]:
+    """The same server behind real sockets; its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def handle_any(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length", "0")))
+            request = httpx.Request(
+                self.command, f"http://tilewire.test{self.path}", headers=self.headers.items(), content=body
+            )
+            response = answer(request)
+            self.send_response(response.status_code)
+            for name, value in response.headers.items():
+                if name != "content-length":
+                    self.send_header(name, value)
+            if response.status_code != 204:
+                self.send_header("Content-Length", str(len(response.content)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(response.content)
+
+        do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = handle_any
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def load(body: bytes) -> dict[str, Array]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import tilewire
-from tests.unit.client.speaking_server import SpeakingServer, problem
-from tilewire import _wire
+from tests.unit.client.speaking_server import SpeakingServer, on_a_socket, problem
 from tilewire._arrays import from_safetensors
+from tilewire._requests import Rules
 
 Call = Callable[..., Any]
 EYE = np.eye(3, dtype=np.float32)
@@ -28,7 +28,8 @@ def server() -> SpeakingServer:
 
 
 def caller(kind: Callable[..., Any], server: Callable[[httpx.Request], httpx.Response], **settings: Any) -> Call:
-    client = kind("http://tilewire.test", transport=httpx.MockTransport(server), **settings)
+    settings = {"base_url": "http://tilewire.test", "transport": httpx.MockTransport(server), **settings}
+    client = kind(**settings)
 
     def call(method: str, *args: Any, **options: Any) -> Any:
         result = getattr(client, method)(*args, **options)
@@ -40,9 +41,13 @@ def caller(kind: Callable[..., Any], server: Callable[[httpx.Request], httpx.Res
 KINDS = [tilewire.Client, tilewire.AsyncClient]
 
 
-@pytest.fixture(params=KINDS, ids=["blocking", "asyncio"])
-def call(request: pytest.FixtureRequest, server: SpeakingServer) -> Call:
-    return caller(request.param, server)
+@pytest.fixture(params=["sockets", "httpx", "asyncio"])
+def call(request: pytest.FixtureRequest, server: SpeakingServer) -> Iterator[Call]:
+    if request.param == "sockets":
+        with on_a_socket(server) as url:
+            yield caller(tilewire.Client, server, base_url=url, transport=None)
+    else:
+        yield caller(tilewire.Client if request.param == "httpx" else tilewire.AsyncClient, server)
 
 
 def test_matmul_of_two_arrays(call: Call, server: SpeakingServer) -> None:
@@ -58,7 +63,7 @@ def test_matmul_of_two_arrays(call: Call, server: SpeakingServer) -> None:
 
 def test_residents_are_query_parameters(call: Call, server: SpeakingServer) -> None:
     info = call("put", "weights/w1", EYE * 2)
-    assert info == tilewire.TensorInfo("weights/w1", (3, 3), "float32", 36, "2026-11-21T09:00:00Z", None, 3)
+    assert info.described == tilewire.TensorInfo("weights/w1", (3, 3), "float32", 36, "2026-11-21T09:00:00Z", None, 3)
     np.testing.assert_array_equal(call("matmul", EYE, "@weights/w1"), EYE * 2)
     assert server.requests[-1].url.params["b"] == "@weights/w1"
     np.testing.assert_array_equal(call("matmul", "@weights/w1", "@weights/w1"), EYE * 4)
@@ -110,11 +115,11 @@ def test_strided_arrays(call: Call) -> None:
 @pytest.mark.parametrize(("num_elements", "num_pieces"), [(3, 1), (60_000, 1), (70_000, 3)])
 def test_small_bodies_go_in_one_piece(num_elements: int, num_pieces: int) -> None:
     array = np.ones(num_elements, np.float32)
-    call = _wire.put_call("w", array)
-    pieces = [bytes(piece) for piece in call.chunks()]
+    call = Rules().put("w", array).call
+    pieces = [call.whole()] if call.is_small else [bytes(piece) for piece in call.chunks()]
     assert len(pieces) == num_pieces
     (sent,) = from_safetensors(bytearray(b"".join(pieces))).values()
-    np.testing.assert_array_equal(sent, array)
+    np.testing.assert_array_equal(sent.data, array)
 
 
 def test_addresses_are_those_of_each_call(server: SpeakingServer) -> None:

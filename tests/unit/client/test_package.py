@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import tilewire
+from tests.support.async_client import TARGET, write
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
@@ -26,7 +27,7 @@ def test_all_is_complete_and_sorted() -> None:
         if inspect.isclass(value) and value.__module__ == home and not name.startswith("_")
     }
     assert tilewire.__all__ == sorted(tilewire.__all__) == sorted(dir(tilewire))
-    assert public - {"CallOptions"} <= set(loaded)
+    assert public - {"CallOptions", "DtypeOptions", "Recorded", "Resident"} <= set(loaded)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
@@ -45,6 +46,13 @@ def test_both_clients_have_the_same_surface() -> None:
     assert surface(tilewire.Client) == surface(tilewire.AsyncClient)
 
 
+def test_the_asyncio_client_is_written_from_the_blocking_one() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "ruff", "format", "-"], input=write(), capture_output=True, text=True, check=True
+    ).stdout
+    assert shown == TARGET.read_text(encoding="utf-8"), "run python -m tests.support.async_client"
+
+
 def test_the_client_imports_httpx_and_numpy_only() -> None:
     done = python("import sys, tilewire; print({'msgspec', 'ml_dtypes', 'service', 'torch'} & set(sys.modules))")
     assert done.stdout.strip() == "set()", done.stderr
@@ -56,7 +64,7 @@ import sys
 sys.modules["ml_dtypes"] = None
 from tilewire._arrays import from_safetensors
 header = b'{"out":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}'
-from_safetensors(bytearray(len(header).to_bytes(8, "little") + header + b"xx"))
+from_safetensors(bytearray(len(header).to_bytes(8, "little") + header + b"xx"))["out"].numpy()
 """
     assert "pip install ml_dtypes" in python(code).stderr
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.support.local_totals import LocalTotals
+from tilewire.service.config.process import LogSettings
 from tilewire.service.engine.backends.contract import Joined
 from tilewire.service.engine.backends.cpu import CpuBackend, Finished
 from tilewire.service.engine.loop.ipc import Mailbox
@@ -33,6 +34,7 @@ from tilewire.service.ipc.messages import (
 )
 from tilewire.service.ops.registry import SoftmaxOptions, TensorType
 from tilewire.service.supervisor.vault import VaultWriter
+from tilewire.service.telemetry import log
 
 SEGMENT_BYTES = 2**16
 KIND = TensorType("float32", (2, 4))
@@ -47,6 +49,25 @@ class BrokenBackend(CpuBackend):
 
 def job(number: int, request_id: str) -> Job:
     return Job(number, "softmax", {"x": Operand(KIND, 0)}, SoftmaxOptions(), KIND, 64, 0, 64, request_id=request_id)
+
+
+def test_the_console_obeys_no_client(capsys: pytest.CaptureFixture[str]) -> None:
+    before = logging.root.handlers, logging.root.level
+    try:
+        logger = log.configure(LogSettings(), process="tests")
+        logger.info("request", path="/v1/\x1b[31mred\r\n\x9b2J", request_id="ünïcode")
+        logger.error("\x1b]0;title\x07")
+        try:
+            int("a trace keeps its lines")
+        except ValueError:
+            logger.exception("failed")
+    finally:
+        logging.root.handlers, logging.root.level = before
+    shown = capsys.readouterr().err
+    assert not set(shown) & {chr(code) for code in (*range(10), *range(11, 32), 127, *range(128, 160))}
+    assert "\\x1b[31mred\\x0d\\x0a\\x9b2J" in shown
+    assert "ünïcode" in shown
+    assert "Traceback (most recent call last):\n" in shown
 
 
 def receive(sock: socket.socket, count: int) -> list[ToGateway]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import lru_cache
 from urllib.parse import parse_qsl
@@ -11,12 +10,11 @@ import msgspec
 
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.ops.registry import Op, Options, op_named, parse_options
+from tilewire.service.tensor_names import problem_of
 
 MAX_PARAMETERS = 64
 CACHED_BYTES = 512
 MAX_TIMEOUT_MS = 86_400_000
-
-_NAME = re.compile(r"[A-Za-z0-9._/-]{1,255}", re.ASCII)
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -91,10 +89,8 @@ def check_name(name: str, *, field: str) -> str:
     Raises:
         InvalidRequest: It has other characters, is too long, or has an empty or `..` segment.
     """
-    if _NAME.fullmatch(name) is None:
-        raise InvalidRequest(f"{field}: a name is 1 to 255 of A-Z a-z 0-9 . _ - /; got {name[:64]!r}")
-    if any(segment in ("", "..") for segment in name.split("/")):
-        raise InvalidRequest(f"{field}: a name has no empty and no '..' segment; got {name[:64]!r}")
+    if (problem := problem_of(name)) is not None:
+        raise InvalidRequest(f"{field}: {problem}")
     return name
 
 

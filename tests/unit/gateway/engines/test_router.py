@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from tilewire.service.errors import (
     ClientGone,
+    DeadlinePassed,
     InvalidRequest,
     ResidentQuota,
     TilewireError,
@@ -63,6 +66,13 @@ class ScriptedEngine:
         self.futures[request_id].set_exception(ClientGone("cancelled"))
 
 
+class HungEngine(ScriptedEngine):
+    """Answers nothing."""
+
+    def cancel(self, request_id: int) -> None:
+        self.cancelled.append(request_id)
+
+
 class Stays:
     """A client that waits for its answer."""
 
@@ -73,6 +83,13 @@ class Stays:
 
     def unwatch(self) -> None:
         del self.on_gone
+
+
+class Held:
+    """Slots of a request."""
+
+    def hold_until(self, answered: asyncio.Future[Reply]) -> None:
+        self.answered = answered
 
 
 class Leaves(Stays):
@@ -88,7 +105,7 @@ def test_jobs_go_to_the_least_busy_engine_that_is_ready() -> None:
     async def run() -> None:
         one, two, down = ScriptedEngine(0), ScriptedEngine(1), ScriptedEngine(2, is_ready=False)
         engines = Engines([one, two, down])
-        tasks = [asyncio.ensure_future(engines.compute(JOB, Stays())) for _ in range(4)]
+        tasks = [asyncio.ensure_future(engines.compute(JOB, Stays(), Held())) for _ in range(4)]
         await asyncio.sleep(0)
         assert (len(one.sent), len(two.sent), len(down.sent)) == (2, 2, 0)
         for future in (*one.futures, *two.futures):
@@ -109,8 +126,21 @@ def test_a_client_that_leaves_cancels_its_job_and_waits_for_its_slots() -> None:
     async def run() -> None:
         engine = ScriptedEngine(0)
         with pytest.raises(ClientGone):
-            await Engines([engine]).compute(JOB, Leaves())
+            await Engines([engine]).compute(JOB, Leaves(), Held())
         assert engine.cancelled == [0]
+
+    asyncio.run(run())
+
+
+def test_a_deadline_that_an_engine_lets_pass_ends_the_request_and_its_slots_stay_held() -> None:
+    async def run() -> None:
+        engine, slots = HungEngine(0), Held()
+        late = msgspec.structs.replace(JOB, deadline_ns=time.monotonic_ns())
+        with pytest.raises(DeadlinePassed):
+            await Engines([engine]).compute(late, Stays(), slots)
+        assert engine.cancelled == [0]
+        assert slots.answered is engine.futures[0]
+        assert not slots.answered.done()
 
     asyncio.run(run())
 

@@ -1,0 +1,1 @@
+"""Layer, root-mean-square and 2-norm normalisation."""

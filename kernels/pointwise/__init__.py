@@ -1,0 +1,1 @@
+"""Functions of one or two tensors, element by element."""

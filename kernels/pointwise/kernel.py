@@ -1,0 +1,218 @@
+"""The pointwise kernel: jit bodies only.
+
+Computes out = fn(x) · scale + shift or fn(x, y) · scale + shift in float32, over operands that broadcast. The function is
+told at run time: what it costs is hidden behind memory. Three elements moved at most.
+"""
+
+import triton
+import triton.language as tl
+
+from tilewire.kernels.add.kernel import load_tile, row_starts, store_as
+from tilewire.kernels.matmul.epilogue import activate
+from tilewire.kernels.runtime.pdl import await_previous
+
+# Functions of one tensor above the activations, and of two; numbered as in `configs.UNARY` and `configs.BINARY`.
+EXP = tl.constexpr(7)
+LOG = tl.constexpr(8)
+SQRT = tl.constexpr(9)
+RSQRT = tl.constexpr(10)
+ABS = tl.constexpr(11)
+MUL = tl.constexpr(0)
+SUB = tl.constexpr(1)
+DIV = tl.constexpr(2)
+MAXIMUM = tl.constexpr(3)
+# Types of the output, where the binary does not name it.
+FLOAT16 = tl.constexpr(1)
+BFLOAT16 = tl.constexpr(2)
+
+
+@triton.jit
+def exponential(x):
+    """E^x to float32 accuracy at any magnitude: e^r · 2^n with |r| ≤ ln 2 / 2, where the device's own loses bits as |x| grows.
+
+    Source: the reduction of Cody and Waite, 1980. 2^n is put together from two halves, since it may be no float itself.
+    """
+    bounded = tl.where(x > 90.0, 90.0, tl.where(x < -110.0, -110.0, x))
+    whole = tl.floor(bounded * 1.4426950408889634 + 0.5)
+    rest = (bounded - whole * 0.693359375) + whole * 2.12194440e-4
+    first = tl.floor(whole * 0.5).to(tl.int32)
+    second = whole.to(tl.int32) - first
+    power = ((first + 127) << 23).to(tl.float32, bitcast=True)
+    other = ((second + 127) << 23).to(tl.float32, bitcast=True)
+    return tl.where(x != x, x, tl.exp(rest) * power * other)
+
+
+@triton.jit
+def apply_unary(x, fn):
+    """The function numbered `fn` of float32 `x`."""
+    if fn < EXP:
+        x = activate(x, fn)
+    elif fn == EXP:
+        x = exponential(x)
+    elif fn == LOG:
+        x = tl.log(x)
+    elif fn == SQRT:
+        x = tl.sqrt_rn(x)
+    elif fn == RSQRT:
+        x = tl.rsqrt(x)
+    elif fn == ABS:
+        x = tl.abs(x)
+    else:
+        x = -x
+    return x
+
+
+@triton.jit
+def apply_binary(x, y, fn):
+    """The function numbered `fn` of float32 `x` and `y`; a NaN is the maximum and the minimum, as in PyTorch."""
+    if fn == MUL:
+        x = x * y
+    elif fn == SUB:
+        x = x - y
+    elif fn == DIV:
+        x = tl.div_rn(x, y)
+    elif fn == MAXIMUM:
+        x = tl.where((x != x) | (x > y), x, y)
+    else:
+        x = tl.where((x != x) | (x < y), x, y)
+    return x
+
+
+@triton.jit
+def pointwise_tile(
+    x_ptr,
+    y_ptr,
+    out_ptr,
+    scale,
+    shift,
+    from_x,
+    from_y,
+    to_out,
+    offs_n,
+    stride_xn,
+    stride_yn,
+    mask,
+    fn,
+    out_kind,
+    X_INNER: tl.constexpr,
+    Y_INNER: tl.constexpr,
+    IS_BINARY: tl.constexpr,
+    IS_TYPED: tl.constexpr,
+):
+    """One tile. Unless IS_TYPED, `out_kind` tells the output's type."""
+    x = load_tile(x_ptr, from_x, offs_n, stride_xn, mask, X_INNER).to(tl.float32)
+    if IS_BINARY:
+        y = load_tile(y_ptr, from_y, offs_n, stride_yn, mask, Y_INNER).to(tl.float32)
+        # Either operand may repeat along the tile.
+        x, y = tl.broadcast(x, y)
+        result = apply_binary(x, y, fn)
+    else:
+        result = apply_unary(x, fn)
+    result = result * tl.cast(scale, tl.float32) + tl.cast(shift, tl.float32)
+    if IS_TYPED:
+        store_as(result, out_ptr, to_out, mask, out_ptr.dtype.element_ty)
+    elif out_kind == FLOAT16:
+        store_as(result, out_ptr, to_out, mask, tl.float16)
+    elif out_kind == BFLOAT16:
+        store_as(result, out_ptr, to_out, mask, tl.bfloat16)
+    else:
+        store_as(result, out_ptr, to_out, mask, tl.float32)
+
+
+@triton.jit
+def pointwise_kernel(
+    x_ptr,
+    y_ptr,
+    out_ptr,
+    scale,
+    shift,
+    rows,
+    n,
+    extent_1,
+    extent_2,
+    stride_x0,
+    stride_x1,
+    stride_x2,
+    stride_xn,
+    stride_y0,
+    stride_y1,
+    stride_y2,
+    stride_yn,
+    stride_o0,
+    stride_o1,
+    stride_o2,
+    stride_on,
+    fn,
+    out_kind,
+    UNIT: tl.constexpr,
+    X_INNER: tl.constexpr,
+    Y_INNER: tl.constexpr,
+    OUT_INNER: tl.constexpr,
+    OUTER_RANK: tl.constexpr,
+    IS_BINARY: tl.constexpr,
+    IS_TYPED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Rows of `n` elements, numbered over three dimensions. Grid: (row blocks × column blocks,).
+
+    A whole block is moved without a mask, which is what lets the compiler move 16 bytes at a time for any `n`.
+    """
+    await_previous(OVERLAP)
+    column_blocks = tl.cdiv(n, BLOCK_N)
+    pid = tl.program_id(0)
+    first_row = (pid // column_blocks).to(tl.int64) * BLOCK_ROWS
+    first_n = (pid % column_blocks).to(tl.int64) * BLOCK_N
+    row = first_row + tl.arange(0, BLOCK_ROWS)
+    offs_n = tl.arange(0, BLOCK_N)[None, :]
+    in_rows = tl.minimum(row, rows - 1)
+    from_x = row_starts(in_rows, extent_1, extent_2, stride_x0, stride_x1, stride_x2, UNIT, OUTER_RANK)[:, None]
+    from_y = row_starts(in_rows, extent_1, extent_2, stride_y0, stride_y1, stride_y2, UNIT, OUTER_RANK)[:, None]
+    to_out = row_starts(in_rows, extent_1, extent_2, stride_o0, stride_o1, stride_o2, UNIT, OUTER_RANK)[:, None]
+    x_ptr += first_n * (1 if X_INNER == "unit" else stride_xn)
+    y_ptr += first_n * (1 if Y_INNER == "unit" else stride_yn)
+    to_out += (first_n + offs_n.to(tl.int64)) * (1 if OUT_INNER == "unit" else stride_on)
+    mask = (row < rows)[:, None] & (first_n + offs_n < n)
+    if not IS_TYPED or (first_n + BLOCK_N > n) | (first_row + BLOCK_ROWS > rows):
+        pointwise_tile(
+            x_ptr,
+            y_ptr,
+            out_ptr,
+            scale,
+            shift,
+            from_x,
+            from_y,
+            to_out,
+            offs_n,
+            stride_xn,
+            stride_yn,
+            mask,
+            fn,
+            out_kind,
+            X_INNER,
+            Y_INNER,
+            IS_BINARY,
+            IS_TYPED,
+        )
+    else:
+        pointwise_tile(
+            x_ptr,
+            y_ptr,
+            out_ptr,
+            scale,
+            shift,
+            from_x,
+            from_y,
+            to_out,
+            offs_n,
+            stride_xn,
+            stride_yn,
+            None,
+            fn,
+            out_kind,
+            X_INNER,
+            Y_INNER,
+            IS_BINARY,
+            IS_TYPED,
+        )

@@ -1,0 +1,1 @@
+"""Reductions along one axis or over all elements."""

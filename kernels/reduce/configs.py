@@ -1,0 +1,147 @@
+"""Blocks of the reduction kernels. Pure: no torch, no Triton, no device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tilewire.kernels.runtime.targets import Target
+
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+DTYPES = tuple(ITEM_BYTES)
+# Types of the output, by the number that kernels are given.
+OUT_KINDS = {"float16": 1, "bfloat16": 2, "float32": 3, "int64": 4}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What one kind of reduction is made of.
+
+    Attributes:
+        state: State that kernels keep: 0 a sum, 1 an order with an index, 2 a maximum with a sum.
+        number: What is made of the state, as the kernels number it.
+        flip: -1 where the smallest is best.
+        power: 2 for sums of squares.
+        has_empty: Whether it is defined for no element.
+    """
+
+    state: int
+    number: int
+    flip: int = 0
+    power: int = 1
+    has_empty: bool = True
+
+    @property
+    def is_index(self) -> bool:
+        """Whether the result is an index."""
+        return self.number == _INDEX
+
+
+_INDEX = 4
+KINDS = {
+    "sum": Kind(0, 0),
+    "mean": Kind(0, 1),
+    "norm": Kind(0, 2, power=2),
+    "max": Kind(1, 3, has_empty=False),
+    "min": Kind(1, 3, flip=-1, has_empty=False),
+    "argmax": Kind(1, _INDEX, has_empty=False),
+    "argmin": Kind(1, _INDEX, flip=-1, has_empty=False),
+    "logsumexp": Kind(2, 5),
+}
+STATES = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One reduction as the choice of blocks sees it.
+
+    Attributes:
+        rows: Number of results.
+        rows_inner: Extent of the innermost dimension beside the axis, after merging.
+        n: Elements of a row.
+        dtype: Name of the input's dtype.
+        state: State of the kind.
+        is_row: Whether elements of a row are neighbours; else rows lie across memory.
+        is_aligned: Whether 16-byte pieces can be read.
+        is_unit_inner: Whether neighbouring rows are neighbours in memory, where they lie across it.
+    """
+
+    rows: int
+    rows_inner: int
+    n: int
+    dtype: str
+    state: int
+    is_row: bool = True
+    is_aligned: bool = True
+    is_unit_inner: bool = True
+
+
+@dataclass(frozen=True)
+class Config:
+    """Blocks of one reduction.
+
+    Attributes:
+        block_rows: Rows of a program.
+        block_n: Elements of a row that are read at a time.
+        num_warps: Warps of a program.
+        parts: Programs of a row.
+        steps: Blocks of elements of a program.
+    """
+
+    block_rows: int
+    block_n: int
+    num_warps: int
+    parts: int = 1
+    steps: int = 1
+
+
+MAX_PARTS = 512
+# Blocks that a program takes of a row that it shares.
+_STEPS = 8
+_ROWS = (
+    Config(128, 16, 4),
+    Config(32, 64, 4),
+    Config(8, 256, 4),
+    Config(2, 1024, 4),
+    Config(1, 4096, 8),
+)
+_COLUMNS = (Config(16, 256, 8), Config(128, 32, 8))
+_INTERPRETED_ROWS = (Config(2, 16, 4), Config(1, 32, 4))
+_INTERPRETED_COLUMNS = (Config(16, 16, 4),)
+
+
+def choose(problem: Problem, target: Target) -> Config:
+    """The blocks for `problem` on `target`: with its kind, and with parts and steps, one of `enumerate_configs`."""
+    found = configs_for(target, is_row=problem.is_row)
+    if problem.is_row:
+        config = next((config for config in found if config.block_n >= problem.n), found[-1])
+    else:
+        config = next((config for config in found if config.block_rows >= problem.rows_inner), found[-1])
+    return share(problem, config, target)
+
+
+def share(problem: Problem, config: Config, target: Target) -> Config:
+    """`config` with a row shared by as many programs as fill the device."""
+    blocks = max(1, -(-problem.n // config.block_n))
+    programs = max(1, problem.rows // config.block_rows)
+    wanted = 16 * target.num_sms // programs
+    steps = max(min(_STEPS, blocks), -(-blocks // max(1, min(wanted, MAX_PARTS))))
+    return Config(config.block_rows, config.block_n, config.num_warps, -(-blocks // steps), steps)
+
+
+def configs_for(target: Target, *, is_row: bool) -> tuple[Config, ...]:
+    """Blocks by rising length of a row, or by rising number of neighbouring rows."""
+    if target.backend == "interpreter":
+        return _INTERPRETED_ROWS if is_row else _INTERPRETED_COLUMNS
+    return _ROWS if is_row else _COLUMNS
+
+
+def enumerate_configs(target: Target) -> Iterator[tuple[Problem, Config]]:
+    """Every kind of problem and blocks that `choose` can return on `target`."""
+    for dtype in DTYPES:
+        for state in STATES:
+            problems = [Problem(1, 1, 1, dtype, state, is_aligned=aligned) for aligned in (True, False)]
+            for aligned, unit in ((True, True), (False, True), (False, False)):
+                problems.append(Problem(1, 1, 1, dtype, state, False, aligned, unit))
+            for problem in problems:
+                yield from ((problem, config) for config in configs_for(target, is_row=problem.is_row))

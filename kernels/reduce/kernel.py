@@ -1,0 +1,296 @@
+"""The reduction kernels: jit bodies only.
+
+A reduction keeps a state of two 32-bit words a lane: a float32 sum, a maximum and a sum, or an order and an index. Lanes,
+and the parts of a row that several programs share, merge in a fixed order, so a result has the same bits every time.
+rows·N·input size bytes at least.
+"""
+
+import triton
+import triton.language as tl
+
+from tilewire.kernels.runtime.pdl import await_previous
+from tilewire.kernels.topk.kernel import LOWEST, MAGNITUDE, NONE, from_order, index_of, to_key, to_order
+
+# States: SUM a sum, of squares with `power` 2; BEST an order with the index of its element; EXP a maximum and Σ e^(x - max).
+SUM = tl.constexpr(0)
+BEST = tl.constexpr(1)
+EXP = tl.constexpr(2)
+# What is made of a state, told at run time: see `configs.KINDS`.
+MEAN = tl.constexpr(1)
+NORM = tl.constexpr(2)
+INDEX = tl.constexpr(4)
+FLOAT16 = tl.constexpr(1)
+BFLOAT16 = tl.constexpr(2)
+INT64 = tl.constexpr(4)
+
+
+@triton.jit
+def base_of(top):
+    """What exponents are taken from: the maximum, 0 for an infinite one, since ∞ - ∞ would be NaN."""
+    return tl.where(tl.abs(top) == float("inf"), 0.0, top)
+
+
+@triton.jit
+def absorb_exp(top, total, x, AXIS: tl.constexpr):
+    """The running (maximum, Σ e^(x - maximum)) of each lane after the elements of `x` along AXIS.
+
+    Source: the online normaliser of Milakov and Gimelshein, 2018, here for several elements at a time.
+    """
+    new_top = tl.maximum(top, tl.max(x, axis=AXIS))
+    base = base_of(new_top)
+    parts = tl.sum(tl.exp(x - tl.expand_dims(base, AXIS)), axis=AXIS)
+    return new_top, total * tl.exp(top - base) + parts
+
+
+@triton.jit
+def merge_exp(top, total, AXIS: tl.constexpr):
+    """The (maximum, sum) of all lanes along AXIS."""
+    all_top = tl.max(top, axis=AXIS)
+    base = tl.expand_dims(base_of(all_top), AXIS)
+    # A lane that saw nothing but -inf has the sum 0, or NaN, which must stay.
+    scale = tl.exp(top - base)
+    return all_top, tl.sum(total * scale, axis=AXIS)
+
+
+@triton.jit
+def store_result(out_ptr, place, mask, first, second, n, kind, out_kind, STATE: tl.constexpr):
+    """Make the result of merged states and store it as `out_kind` says."""
+    if STATE == BEST:
+        if kind == INDEX:
+            tl.store(out_ptr.to(tl.pointer_type(tl.int64)) + place, second.to(tl.int64), mask=mask)
+        else:
+            store_float(out_ptr, place, mask, first, out_kind)
+    else:
+        if STATE == EXP:
+            result = tl.log(second) + base_of(first)
+        else:
+            result = tl.where(kind == NORM, tl.sqrt_rn(first), first)
+            result = tl.where(kind == MEAN, tl.div_rn(first, tl.zeros_like(first) + n), result)
+        store_float(out_ptr, place, mask, result, out_kind)
+
+
+@triton.jit
+def store_float(out_ptr, place, mask, value, out_kind):
+    """Store float32 `value` as the type numbered `out_kind` at the byte pointer `out_ptr`."""
+    if out_kind == FLOAT16:
+        tl.store(out_ptr.to(tl.pointer_type(tl.float16)) + place, value.to(tl.float16), mask=mask)
+    elif out_kind == BFLOAT16:
+        tl.store(out_ptr.to(tl.pointer_type(tl.bfloat16)) + place, value.to(tl.bfloat16), mask=mask)
+    else:
+        tl.store(out_ptr.to(tl.pointer_type(tl.float32)) + place, value, mask=mask)
+
+
+@triton.jit
+def finish_or_store(
+    first, second, row, in_rows, rows, part, parts, out_ptr, partial_ptr, n, kind, flip, out_kind, STATE: tl.constexpr
+):
+    """Store the result of each row, or its state where several programs share a row.
+
+    `partial_ptr` is (2, rows, parts) words.
+    """
+    if parts == 1:
+        if STATE == BEST:
+            store_result(out_ptr, row, in_rows, from_order(first, flip), second, n, kind, out_kind, STATE)
+        else:
+            store_result(out_ptr, row, in_rows, first, second, n, kind, out_kind, STATE)
+    else:
+        place = row.to(tl.int64) * parts + part
+        tl.store(partial_ptr + place, first.to(tl.int32, bitcast=True), mask=in_rows)
+        if STATE != SUM:
+            second_ptr = partial_ptr + tl.cast(rows, tl.int64) * parts
+            tl.store(second_ptr + place, second.to(tl.int32, bitcast=True), mask=in_rows)
+
+
+@triton.jit
+def reduce_row_kernel(
+    x_ptr,
+    out_ptr,
+    partial_ptr,
+    rows,
+    n,
+    rows_inner,
+    stride_outer,
+    stride_inner,
+    parts,
+    steps,
+    kind,
+    flip,
+    power,
+    out_kind,
+    UNIT: tl.constexpr,
+    STATE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    LANE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Rows of neighbours. Grid: (ceil(rows / BLOCK_ROWS) × parts,).
+
+    A program takes `steps` blocks of BLOCK_N elements, LANE neighbours a lane. `n` and the strides come in UNITs.
+    """
+    await_previous(OVERLAP)
+    n = n * UNIT
+    NUM: tl.constexpr = BLOCK_N // LANE
+    part = tl.program_id(0) % parts
+    row = tl.program_id(0) // parts * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    in_rows = row < rows
+    outer = (row // rows_inner).to(tl.int64) * (stride_outer * UNIT)
+    inner = (row % rows_inner).to(tl.int64) * (stride_inner * UNIT)
+    x_ptrs = x_ptr + (outer + inner)[:, None]
+    begin = part * steps * BLOCK_N
+    end = tl.minimum(n, begin + steps * BLOCK_N)
+    offs = tl.arange(0, BLOCK_N)[None, :]
+    if STATE == SUM:
+        total = tl.zeros((BLOCK_ROWS, NUM), tl.float32)
+        for start in range(begin, end, BLOCK_N):
+            mask = in_rows[:, None] & (offs < end - start)
+            x = tl.load(x_ptrs + (start + offs), mask=mask, other=0.0).to(tl.float32)
+            x = tl.where(power == 2, x * x, x)
+            total += tl.sum(tl.reshape(x, (BLOCK_ROWS, NUM, LANE)), axis=2)
+        first = tl.sum(total, axis=1)
+        second = first
+    elif STATE == EXP:
+        tops = tl.full((BLOCK_ROWS, NUM), -float("inf"), tl.float32)
+        totals = tl.zeros((BLOCK_ROWS, NUM), tl.float32)
+        for start in range(begin, end, BLOCK_N):
+            mask = in_rows[:, None] & (offs < end - start)
+            x = tl.load(x_ptrs + (start + offs), mask=mask, other=-float("inf")).to(tl.float32)
+            tops, totals = absorb_exp(tops, totals, tl.reshape(x, (BLOCK_ROWS, NUM, LANE)), 2)
+        first, second = merge_exp(tops, totals, 1)
+    else:
+        orders = tl.full((BLOCK_ROWS, BLOCK_N), LOWEST, tl.int32)
+        starts = tl.zeros((BLOCK_ROWS, BLOCK_N), tl.int32) + begin
+        for start in range(begin, end, BLOCK_N):
+            mask = in_rows[:, None] & (offs < end - start)
+            x = tl.load(x_ptrs + (start + offs), mask=mask, other=0.0).to(tl.float32)
+            order = tl.where(mask, to_order(x, flip, MAGNITUDE ^ flip), LOWEST)
+            starts = tl.where(order > orders, start, starts)
+            orders = tl.maximum(order, orders)
+        key = tl.max(to_key(orders, starts + offs), axis=1)
+        first = (key >> 32).to(tl.int32)
+        second = index_of(key).to(tl.int32)
+    finish_or_store(
+        first, second, row, in_rows, rows, part, parts, out_ptr, partial_ptr, n, kind, flip, out_kind, STATE
+    )
+
+
+@triton.jit
+def reduce_column_kernel(
+    x_ptr,
+    out_ptr,
+    partial_ptr,
+    rows,
+    n,
+    rows_inner,
+    stride_outer,
+    stride_inner,
+    stride_n,
+    parts,
+    steps,
+    kind,
+    flip,
+    power,
+    out_kind,
+    UNIT: tl.constexpr,
+    STATE: tl.constexpr,
+    UNIT_INNER: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Rows whose elements lie apart: neighbouring rows are read side by side. Grid: (outer × inner blocks × parts,).
+
+    `rows` = outer · `rows_inner`; a program takes BLOCK_ROWS of the inner rows. UNIT_INNER says that these are neighbours;
+    `rows_inner` and the other strides then come in UNITs.
+    """
+    await_previous(OVERLAP)
+    rows_inner = rows_inner * UNIT
+    part = tl.program_id(0) % parts
+    blocks = tl.cdiv(rows_inner, BLOCK_ROWS)
+    outer = tl.program_id(0) // parts // blocks
+    inner = tl.program_id(0) // parts % blocks * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    in_rows = inner < rows_inner
+    row = outer * rows_inner + inner
+    x_ptr += tl.cast(outer, tl.int64) * (stride_outer * UNIT)
+    if UNIT_INNER:
+        x_ptrs = x_ptr + inner[None, :]
+    else:
+        x_ptrs = x_ptr + (inner.to(tl.int64) * stride_inner)[None, :]
+    begin = part * steps * BLOCK_N
+    end = tl.minimum(n, begin + steps * BLOCK_N)
+    offs = tl.arange(0, BLOCK_N)[:, None]
+    stride_n = stride_n * UNIT
+    if STATE == SUM:
+        total = tl.zeros((BLOCK_N, BLOCK_ROWS), tl.float32)
+        for start in range(begin, end, BLOCK_N):
+            mask = in_rows[None, :] & (offs < end - start)
+            x = tl.load(x_ptrs + (start + offs).to(tl.int64) * stride_n, mask=mask, other=0.0).to(tl.float32)
+            total += tl.where(power == 2, x * x, x)
+        first = tl.sum(total, axis=0)
+        second = first
+    elif STATE == EXP:
+        tops = tl.full((BLOCK_N, BLOCK_ROWS), -float("inf"), tl.float32)
+        totals = tl.zeros((BLOCK_N, BLOCK_ROWS), tl.float32)
+        for start in range(begin, end, BLOCK_N):
+            mask = in_rows[None, :] & (offs < end - start)
+            x = tl.load(x_ptrs + (start + offs).to(tl.int64) * stride_n, mask=mask, other=-float("inf"))
+            x = x.to(tl.float32)
+            new_tops = tl.maximum(tops, x)
+            base = base_of(new_tops)
+            totals = totals * tl.exp(tops - base) + tl.exp(x - base)
+            tops = new_tops
+        first, second = merge_exp(tops, totals, 0)
+    else:
+        orders = tl.full((BLOCK_N, BLOCK_ROWS), LOWEST, tl.int32)
+        starts = tl.zeros((BLOCK_N, BLOCK_ROWS), tl.int32) + begin
+        for start in range(begin, end, BLOCK_N):
+            mask = in_rows[None, :] & (offs < end - start)
+            x = tl.load(x_ptrs + (start + offs).to(tl.int64) * stride_n, mask=mask, other=0.0).to(tl.float32)
+            order = tl.where(mask, to_order(x, flip, MAGNITUDE ^ flip), LOWEST)
+            starts = tl.where(order > orders, start, starts)
+            orders = tl.maximum(order, orders)
+        key = tl.max(to_key(orders, starts + offs), axis=0)
+        first = (key >> 32).to(tl.int32)
+        second = index_of(key).to(tl.int32)
+    finish_or_store(
+        first, second, row, in_rows, rows, part, parts, out_ptr, partial_ptr, n, kind, flip, out_kind, STATE
+    )
+
+
+@triton.jit
+def reduce_merge_kernel(
+    partial_ptr,
+    out_ptr,
+    rows,
+    n,
+    parts,
+    kind,
+    flip,
+    out_kind,
+    STATE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Results from the states of `parts` ≤ MAX_PARTS programs a row. Grid: (ceil(rows / BLOCK_ROWS),)."""
+    await_previous(OVERLAP)
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    in_rows = row < rows
+    part = tl.arange(0, MAX_PARTS)[None, :]
+    mask = in_rows[:, None] & (part < parts)
+    place = row.to(tl.int64)[:, None] * parts + part
+    second_ptr = partial_ptr + tl.cast(rows, tl.int64) * parts
+    words = tl.load(partial_ptr + place, mask=mask, other=0)
+    if STATE == SUM:
+        first = tl.sum(tl.where(mask, words.to(tl.float32, bitcast=True), 0.0), axis=1)
+        second = first
+    elif STATE == EXP:
+        tops = tl.where(mask, words.to(tl.float32, bitcast=True), -float("inf"))
+        totals = tl.load(second_ptr + place, mask=mask, other=0).to(tl.float32, bitcast=True)
+        first, second = merge_exp(tops, totals, 1)
+    else:
+        index = tl.load(second_ptr + place, mask=mask, other=0)
+        key = tl.max(tl.where(mask, to_key(words, index), NONE), axis=1)
+        first = from_order((key >> 32).to(tl.int32), flip)
+        second = index_of(key).to(tl.int32)
+    store_result(out_ptr, row, in_rows, first, second, n, kind, out_kind, STATE)

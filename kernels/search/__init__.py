@@ -1,0 +1,1 @@
+"""Exact nearest-neighbour search: a product and its k best columns."""

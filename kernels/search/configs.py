@@ -1,0 +1,164 @@
+"""Blocks of the search kernels. Pure: no torch, no Triton, no device."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tilewire.kernels.runtime.targets import Target
+from tilewire.kernels.topk.configs import MAX_K, WIDTHS
+
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int8": 1}
+DTYPES = tuple(ITEM_BYTES)
+METRICS = ("dot", "cosine", "l2")
+PRECISIONS = ("ieee", "tf32", "tf32x3")
+# 127² times this stays below 2^31.
+MAX_INT8_K = 133_000
+# A product with more queries than this at once is cut: orders of groups take scratch memory.
+MAX_ORDERS = 1 << 26
+__all__ = ["DTYPES", "MAX_INT8_K", "MAX_K", "METRICS", "PRECISIONS", "Config", "Problem", "choose", "enumerate_configs"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One search as the choice of blocks sees it.
+
+    Attributes:
+        m: Number of queries.
+        n: Number of items.
+        k: Elements of an item.
+        best: Items kept of each query.
+        dtype: Name of the inputs' dtype.
+        precision: Of float32 products.
+        is_aligned: Whether rows of queries and items start at multiples of 16 bytes.
+        is_plain: Whether similarities are the products themselves: no norms, no bias.
+    """
+
+    m: int
+    n: int
+    k: int
+    best: int
+    dtype: str
+    precision: str = "ieee"
+    is_aligned: bool = True
+    is_plain: bool = True
+
+    @property
+    def width(self) -> int:
+        """Keys kept of each query."""
+        return next(width for width in WIDTHS if width >= self.best)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Blocks and compiler options of the product.
+
+    Attributes:
+        kernel: `tma` or `pointer`.
+        block_m: Queries of a tile.
+        block_n: Items of a tile.
+        block_k: Elements summed at a time.
+        num_warps: Warps of a program.
+        num_stages: Depth of the pipeline.
+        is_swapped: Whether items are the rows of the product.
+        is_whole: Whether queries are held: K ≤ block_k.
+        programs_per_sm: Programs on each multiprocessor, for `tma`.
+        group: Items that leave one order.
+    """
+
+    kernel: str
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    is_swapped: bool = False
+    is_whole: bool = False
+    programs_per_sm: int = 1
+    group: int = 32
+
+
+_WHOLE = (
+    Config("tma", 16, 128, 128, 4, 3, is_swapped=True, is_whole=True, programs_per_sm=2),
+    Config("tma", 64, 128, 128, 4, 3, is_whole=True, programs_per_sm=2),
+    Config("tma", 128, 128, 128, 8, 2, is_whole=True, programs_per_sm=2),
+)
+_LOOP = (
+    Config("tma", 16, 128, 128, 4, 5, is_swapped=True),
+    Config("tma", 64, 128, 128, 4, 4),
+    Config("tma", 256, 128, 64, 8, 4),
+)
+# float32 sums on the CUDA cores, and tf32 with half the elements of 16-bit types.
+_FLOAT32 = (Config("tma", 16, 128, 32, 4, 4, is_swapped=True), Config("tma", 64, 128, 32, 8, 3))
+_POINTER = (
+    Config("pointer", 16, 128, 64, 4, 3, is_swapped=True),
+    Config("pointer", 64, 128, 64, 4, 3),
+)
+_SMALL = (
+    Config("pointer", 16, 64, 64, 4, 2, is_swapped=True),
+    Config("pointer", 64, 64, 64, 4, 2),
+    Config("pointer", 128, 128, 32, 8, 2),
+)
+_INTERPRETED = (
+    Config("tma", 16, 32, 32, 4, 1, is_swapped=True, is_whole=True, group=8),
+    Config("tma", 16, 32, 32, 4, 1, group=8),
+    Config("pointer", 16, 32, 32, 4, 1, is_swapped=True, group=8),
+)
+
+
+def choose(problem: Problem, target: Target) -> Config:
+    """The blocks for `problem` on `target`: with its kind, one of `enumerate_configs`."""
+    fitting = [config for config in configs_for(problem, target) if not config.is_whole or problem.k <= config.block_k]
+    fitting = [config for config in fitting if config.is_whole] or fitting
+    config = next((config for config in fitting if config.block_m >= problem.m), fitting[-1])
+    return replace(config, group=group_of(problem, config))
+
+
+def group_of(problem: Problem, config: Config) -> int:
+    """Items that leave one order: many save memory for orders, few save scores that are computed again."""
+    if config.group < 32 or problem.width > 64:
+        return 8
+    # Long rows are cheaper to compare than to read again.
+    return 128 if problem.width == 16 and config.is_whole else 32
+
+
+def groups_for(width: int, config: Config) -> tuple[int, ...]:
+    """Every group that `group_of` gives for `width` and `config`."""
+    if config.group < 32 or width > 64:
+        return (8,)
+    return (128,) if width == 16 and config.is_whole else (32,)
+
+
+def invariant(problem: Problem) -> Problem:
+    """A problem whose choice does not depend on the number of queries."""
+    return replace(problem, m=64)
+
+
+def configs_for(problem: Problem, target: Target) -> tuple[Config, ...]:
+    """Blocks for the dtype and alignment of `problem`, by rising number of queries, those with whole K first."""
+    if target.backend == "interpreter":
+        return _INTERPRETED[:2] if problem.is_aligned else _INTERPRETED[2:]
+    if not target.has_tma or not problem.is_aligned:
+        return _pointers(problem, target)
+    if problem.dtype == "float32":
+        return _FLOAT32
+    return _LOOP if problem.dtype == "int8" else (*_WHOLE, *_LOOP)
+
+
+def _pointers(problem: Problem, target: Target) -> tuple[Config, ...]:
+    base = _POINTER if target.has_tma else _SMALL
+    if problem.dtype == "float32":
+        base = base[:2]
+        return tuple(replace(config, block_k=32, block_n=64, num_warps=4 if config.is_swapped else 8) for config in base)
+    return base
+
+
+def enumerate_configs(target: Target) -> Iterator[tuple[Problem, Config]]:
+    """Every kind of problem and configuration that `choose` can return on `target`."""
+    flags = (True, False)
+    for dtype, is_aligned, is_plain, width in itertools.product(DTYPES, flags, flags, WIDTHS):
+        for precision in PRECISIONS if dtype == "float32" and target.backend != "interpreter" else ("ieee",):
+            problem = Problem(1, 1, 1, width, dtype, precision, is_aligned, is_plain)
+            for config in configs_for(problem, target):
+                yield from ((problem, replace(config, group=group)) for group in groups_for(width, config))

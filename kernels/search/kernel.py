@@ -1,0 +1,348 @@
+"""The search kernels: jit bodies only.
+
+Scores are a · bᵀ of (M, K) queries and (N, K) items, turned into similarities of which the greatest is best. They are never
+stored: each tile leaves the best order of every group of GROUP neighbouring items, the k best groups of each query are
+selected (`topk_select_kernel`), and only their scores are computed again, in float32, and sorted. See `topk/kernel.py` for
+orders and keys, and for why this is exact. 2·M·N·K flops; N·K·input size bytes at least.
+"""
+
+import triton
+import triton.language as tl
+
+from tilewire.kernels.runtime.pdl import await_previous
+from tilewire.kernels.topk.kernel import LOWEST, NONE, from_order, index_of, to_key, to_order
+
+COSINE = tl.constexpr(1)
+L2 = tl.constexpr(2)
+
+
+@triton.jit
+def search_norms_kernel(
+    x_ptr, out_ptr, rows, k, stride_row, kind, BLOCK_ROWS: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAP: tl.constexpr
+):
+    """Norms of rows in float32: `kind` 0 the square, 1 the inverse (0 of a zero row), 2 the norm. Grid: (row blocks,)."""
+    await_previous(OVERLAP)
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    offs_k = tl.arange(0, BLOCK_K)
+    from_row = row.to(tl.int64) * stride_row
+    total = tl.zeros((BLOCK_ROWS, BLOCK_K), tl.float32)
+    for start in range(0, k, BLOCK_K):
+        mask = (row < rows)[:, None] & (start + offs_k < k)[None, :]
+        x = tl.load(x_ptr + from_row[:, None] + (start + offs_k)[None, :], mask=mask, other=0).to(tl.float32)
+        total += x * x
+    square = tl.sum(total, axis=1)
+    out = tl.where(kind == 0, square, tl.where(kind == 1, inverse_norm(square), tl.sqrt_rn(square)))
+    tl.store(out_ptr + row, out, mask=row < rows)
+
+
+@triton.jit
+def inverse_norm(square):
+    """1 / √square, 0 where it is 0."""
+    return tl.where(square == 0.0, 0.0, tl.div_rn(1.0, tl.sqrt_rn(square)))
+
+
+@triton.jit
+def store_groups(
+    acc,
+    first_m,
+    first_n,
+    m,
+    n,
+    groups,
+    norms_ptr,
+    factors_ptr,
+    bias_ptr,
+    orders_ptr,
+    metric,
+    has_bias,
+    AFFINE: tl.constexpr,
+    SWAPPED: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Turn a tile of products into similarities, and store the best order of each group in `orders_ptr`, (m, groups).
+
+    Each query's similarities may be off by a factor and a summand of its own, which do not change their order. With AFFINE
+    they are acc · norms + factor · bias for `cosine`, where the factor is the norm of the query, and
+    acc - (norms + bias) / 2 for `l2`. Items past the end are NaN, which no maximum takes.
+    """
+    BLOCK_M: tl.constexpr = acc.shape[1] if SWAPPED else acc.shape[0]
+    BLOCK_N: tl.constexpr = acc.shape[0] if SWAPPED else acc.shape[1]
+    NUM: tl.constexpr = BLOCK_N // GROUP
+    N_AXIS: tl.constexpr = 0 if SWAPPED else 1
+    score = acc.to(tl.float32)
+    offs_m = first_m + tl.arange(0, BLOCK_M)
+    offs_n = first_n + tl.arange(0, BLOCK_N)
+    if AFFINE:
+        norm = tl.load(norms_ptr + offs_n, mask=(offs_n < n) & (metric > 0), other=0.0)
+        bias = tl.load(bias_ptr + offs_n, mask=(offs_n < n) & (has_bias > 0), other=0.0)
+        is_scaled = (metric == COSINE) & (has_bias > 0)
+        factor = tl.load(factors_ptr + offs_m, mask=(offs_m < m) & is_scaled, other=1.0)
+        scale = tl.where(metric == COSINE, norm, 1.0)
+        shift = tl.where(metric == L2, -0.5 * (norm + bias), bias)
+        score = score * tl.expand_dims(scale, 1 - N_AXIS)
+        score += tl.expand_dims(factor, N_AXIS) * tl.expand_dims(shift, 1 - N_AXIS)
+    score = tl.where(tl.expand_dims(offs_n < n, 1 - N_AXIS), score, float("nan"))
+    number = first_n // GROUP + tl.arange(0, NUM)
+    rows = offs_m.to(tl.int64) * groups
+    if SWAPPED:
+        tops = tl.max(tl.reshape(score, (NUM, GROUP, BLOCK_M)), axis=1)
+        place = rows[None, :] + number[:, None]
+        mask = (offs_m < m)[None, :] & (number < groups)[:, None]
+    else:
+        tops = tl.max(tl.reshape(score, (BLOCK_M, NUM, GROUP)), axis=2)
+        place = rows[:, None] + number[None, :]
+        mask = (offs_m < m)[:, None] & (number < groups)[None, :]
+    tl.store(orders_ptr + place, to_order(tops, 0, LOWEST), mask=mask)
+
+
+@triton.jit
+def multiply(a, b, acc, SWAPPED: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr):
+    """`acc` + a · bᵀ of (BLOCK_M, BLOCK_K) and (BLOCK_N, BLOCK_K), or its transpose when SWAPPED."""
+    if UPCAST:
+        # Triton's interpreter multiplies the bit patterns of bfloat16.
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    if SWAPPED:
+        acc = tl.dot(b, a.T, acc, input_precision=PRECISION, out_dtype=acc.dtype)
+    else:
+        acc = tl.dot(a, b.T, acc, input_precision=PRECISION, out_dtype=acc.dtype)
+    return acc
+
+
+@triton.jit
+def search_tma_kernel(
+    a_desc,
+    b_desc,
+    norms_ptr,
+    factors_ptr,
+    bias_ptr,
+    orders_ptr,
+    m,
+    n,
+    k,
+    groups,
+    metric,
+    has_bias,
+    AFFINE: tl.constexpr,
+    SWAPPED: tl.constexpr,
+    WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    UPCAST: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    FLATTEN: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Best orders of groups; operands whose rows start at multiples of 16 bytes. Grid: (programs, blocks of queries).
+
+    Each program walks every `programs`-th tile of items. WHOLE: K ≤ BLOCK_K, and the queries are read once. SWAPPED
+    computes the tile's transpose, so that BLOCK_M can be 16 while the matrix unit takes its 64 rows from the items.
+    """
+    await_previous(OVERLAP)
+    IS_INTEGER: tl.constexpr = a_desc.dtype == tl.int8
+    ACC_TYPE: tl.constexpr = tl.int32 if IS_INTEGER else tl.float32
+    SHAPE: tl.constexpr = (BLOCK_N, BLOCK_M) if SWAPPED else (BLOCK_M, BLOCK_N)
+    first_m = tl.program_id(1) * BLOCK_M
+    if WHOLE:
+        a = a_desc.load([first_m, 0])
+        for tile in tl.range(tl.program_id(0), tl.cdiv(n, BLOCK_N), tl.num_programs(0)):
+            b = b_desc.load([tile * BLOCK_N, 0])
+            acc = multiply(a, b, tl.zeros(SHAPE, ACC_TYPE), SWAPPED, PRECISION, UPCAST)
+            store_groups(
+                acc,
+                first_m,
+                tile * BLOCK_N,
+                m,
+                n,
+                groups,
+                norms_ptr,
+                factors_ptr,
+                bias_ptr,
+                orders_ptr,
+                metric,
+                has_bias,
+                AFFINE,
+                SWAPPED,
+                GROUP,
+            )
+    else:
+        for tile in tl.range(tl.program_id(0), tl.cdiv(n, BLOCK_N), tl.num_programs(0), flatten=FLATTEN):
+            acc = tl.zeros(SHAPE, ACC_TYPE)
+            for step in range(0, tl.cdiv(k, BLOCK_K)):
+                a = a_desc.load([first_m, step * BLOCK_K])
+                b = b_desc.load([tile * BLOCK_N, step * BLOCK_K])
+                acc = multiply(a, b, acc, SWAPPED, PRECISION, UPCAST)
+            store_groups(
+                acc,
+                first_m,
+                tile * BLOCK_N,
+                m,
+                n,
+                groups,
+                norms_ptr,
+                factors_ptr,
+                bias_ptr,
+                orders_ptr,
+                metric,
+                has_bias,
+                AFFINE,
+                SWAPPED,
+                GROUP,
+            )
+
+
+@triton.jit
+def search_pointer_kernel(
+    a_ptr,
+    b_ptr,
+    norms_ptr,
+    factors_ptr,
+    bias_ptr,
+    orders_ptr,
+    m,
+    n,
+    k,
+    stride_a,
+    stride_b,
+    groups,
+    metric,
+    has_bias,
+    UNIT: tl.constexpr,
+    AFFINE: tl.constexpr,
+    SWAPPED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    UPCAST: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Best orders of groups for rows at any distance. Grid: (tiles of items, blocks of queries).
+
+    `k` and the strides come in UNITs. Rows past the end are clamped, and masked when their orders are stored.
+    """
+    await_previous(OVERLAP)
+    IS_INTEGER: tl.constexpr = a_ptr.dtype.element_ty == tl.int8
+    k = k * UNIT
+    first_m = tl.program_id(1) * BLOCK_M
+    first_n = tl.program_id(0) * BLOCK_N
+    offs_k = tl.arange(0, BLOCK_K)
+    rows_a = tl.minimum(first_m + tl.arange(0, BLOCK_M), m - 1).to(tl.int64) * (stride_a * UNIT)
+    rows_b = tl.minimum(first_n + tl.arange(0, BLOCK_N), n - 1).to(tl.int64) * (stride_b * UNIT)
+    a_ptrs = a_ptr + rows_a[:, None] + offs_k[None, :]
+    b_ptrs = b_ptr + rows_b[:, None] + offs_k[None, :]
+    ZERO: tl.constexpr = 0 if IS_INTEGER else 0.0
+    SHAPE: tl.constexpr = (BLOCK_N, BLOCK_M) if SWAPPED else (BLOCK_M, BLOCK_N)
+    acc = tl.zeros(SHAPE, tl.int32 if IS_INTEGER else tl.float32)
+    for start in range(0, k, BLOCK_K):
+        mask = (offs_k < k - start)[None, :]
+        a = tl.load(a_ptrs, mask=mask, other=ZERO)
+        b = tl.load(b_ptrs, mask=mask, other=ZERO)
+        acc = multiply(a, b, acc, SWAPPED, PRECISION, UPCAST)
+        a_ptrs += BLOCK_K
+        b_ptrs += BLOCK_K
+    store_groups(
+        acc,
+        first_m,
+        first_n,
+        m,
+        n,
+        groups,
+        norms_ptr,
+        factors_ptr,
+        bias_ptr,
+        orders_ptr,
+        metric,
+        has_bias,
+        AFFINE,
+        SWAPPED,
+        GROUP,
+    )
+
+
+@triton.jit
+def search_rescore_kernel(
+    a_ptr,
+    b_ptr,
+    norms_ptr,
+    bias_ptr,
+    groups_ptr,
+    keys_ptr,
+    n,
+    k,
+    kept,
+    stride_a,
+    stride_b,
+    metric,
+    has_bias,
+    UNIT: tl.constexpr,
+    GROUP: tl.constexpr,
+    PART: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Keys of the scores of the items in PART of a query's best groups. Grid: (queries × parts,).
+
+    `groups_ptr` is (queries, WIDTH) keys, of which `kept` count; `keys_ptr` (queries, parts · PART · GROUP).
+    """
+    await_previous(OVERLAP)
+    IS_INTEGER: tl.constexpr = a_ptr.dtype.element_ty == tl.int8
+    TYPE: tl.constexpr = tl.int32 if IS_INTEGER else tl.float32
+    ITEMS: tl.constexpr = PART * GROUP
+    k = k * UNIT
+    parts = tl.cdiv(kept, PART)
+    query = (tl.program_id(0) // parts).to(tl.int64)
+    place = tl.program_id(0) % parts * PART + tl.arange(0, PART)
+    group = tl.load(groups_ptr + query * WIDTH + place, mask=place < kept, other=NONE)
+    item = index_of(group)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    is_there = (group != NONE)[:, None] & (item < n)
+    item = tl.reshape(item, (ITEMS,))
+    is_there = tl.reshape(is_there, (ITEMS,))
+    offs_k = tl.arange(0, BLOCK_K)
+    a_ptrs = a_ptr + query * (stride_a * UNIT) + offs_k
+    b_ptrs = b_ptr + (tl.where(is_there, item, 0) * (stride_b * UNIT))[:, None] + offs_k[None, :]
+    total = tl.zeros((ITEMS, BLOCK_K), TYPE)
+    squares = tl.zeros((BLOCK_K,), tl.float32)
+    for start in range(0, k, BLOCK_K):
+        in_k = offs_k < k - start
+        a = tl.load(a_ptrs + start, mask=in_k, other=0).to(TYPE)
+        b = tl.load(b_ptrs + start, mask=is_there[:, None] & in_k[None, :], other=0).to(TYPE)
+        gap = b - a[None, :]
+        total += tl.where(metric == L2, gap * gap, b * a[None, :])
+        squares += a.to(tl.float32) * a.to(tl.float32)
+    score = tl.sum(total, axis=1).to(tl.float32)
+    norm = tl.load(norms_ptr + item, mask=is_there & (metric == COSINE), other=1.0)
+    score *= norm * tl.where(metric == COSINE, inverse_norm(tl.sum(squares, axis=0)), 1.0)
+    score += tl.load(bias_ptr + item, mask=is_there & (has_bias > 0), other=0.0)
+    flip = tl.where(metric == L2, -1, 0)
+    key = tl.where(is_there, to_key(to_order(score, flip, flip ^ LOWEST), item), NONE)
+    to_keys = keys_ptr + tl.program_id(0).to(tl.int64) * ITEMS
+    tl.store(to_keys + tl.arange(0, ITEMS), key)
+
+
+@triton.jit
+def search_finish_kernel(
+    keys_ptr,
+    values_ptr,
+    indices_ptr,
+    num_keys,
+    k,
+    metric,
+    BLOCK_KEYS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Scores and indices of the `k` best keys of each query, from (queries, num_keys). Grid: (queries,)."""
+    await_previous(OVERLAP)
+    query = tl.program_id(0).to(tl.int64)
+    offs = tl.arange(0, BLOCK_KEYS)
+    keys = tl.load(keys_ptr + query * num_keys + offs, mask=offs < num_keys, other=NONE)
+    best = tl.topk(keys, WIDTH)
+    place = tl.arange(0, WIDTH)
+    score = from_order((best >> 32).to(tl.int32), tl.where(metric == L2, -1, 0))
+    tl.store(values_ptr + query * k + place, score, mask=place < k)
+    tl.store(indices_ptr + query * k + place, index_of(best), mask=place < k)

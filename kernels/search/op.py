@@ -1,0 +1,358 @@
+"""The public search: checks its arguments, computes norms, and launches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tilewire.kernels.runtime.launch import Descriptor, Kept, Launch, Variant, are_aligned
+from tilewire.kernels.runtime.pipeline import Part, Pipeline, Step
+from tilewire.kernels.runtime.rows import row_stride
+from tilewire.kernels.runtime.targets import Target, current
+from tilewire.kernels.search.configs import (
+    DTYPES,
+    MAX_INT8_K,
+    MAX_K,
+    MAX_ORDERS,
+    METRICS,
+    PRECISIONS,
+    Config,
+    Problem,
+    choose,
+    invariant,
+)
+from tilewire.kernels.search.variants import (
+    finish_variant,
+    norms_variant,
+    part_of,
+    product_variant,
+    rescore_variant,
+    unit_of,
+)
+from tilewire.kernels.topk.configs import Config as SelectConfig
+from tilewire.kernels.topk.configs import merge_sizes, select_block
+from tilewire.kernels.topk.op import bound, select_steps
+from tilewire.kernels.topk.variants import merge_variant, select_variant
+
+_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
+_TENSORS = ("a", "b", "norms", "bias", "values", "indices")
+# What `search_norms_kernel` computes, by its number.
+_NORMS = {"l2": 0, "cosine": 1, "norm": 2}
+_NORM_ROWS = 16
+
+
+def search(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    k: int = 10,
+    *,
+    metric: str = "dot",
+    bias: torch.Tensor | None = None,
+    norms: torch.Tensor | None = None,
+    precision: str = "ieee",
+    batch_invariant: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Finds the `k` items with the best scores for each query, best first.
+
+    Equal scores rank by the smaller index; NaN comes after every number.
+
+    Args:
+        a: (…, M, K) queries; float16, bfloat16, float32 or int8.
+        b: (N, K) items; the dtype of `a`.
+        k: Number of items, 1 to 1024 and at most N.
+        metric: `dot` and `cosine`, of which the largest is best, or `l2`, the squared distance, of which the smallest is.
+        bias: (N,) added to the scores; float16, bfloat16 or float32.
+        norms: What `item_norms(b, metric)` returns, where it is known already.
+        precision: `ieee`, `tf32` or `tf32x3`: products of float32 that select the items. Scores are float32 sums.
+        batch_invariant: Whether a query's result must not depend on the number of queries.
+
+    Returns:
+        (…, M, k) float32 scores and (…, M, k) int64 indices of items.
+
+    Raises:
+        ValueError: Shapes, dtypes or options do not fit.
+    """
+    _check(a, b, k, metric, bias, precision)
+    shape = (*a.shape[:-1], k)
+    values = torch.empty(shape, dtype=torch.float32, device=a.device)
+    indices = torch.empty(shape, dtype=torch.int64, device=a.device)
+    if values.numel() > 0:
+        if norms is None and metric != "dot":
+            norms = item_norms(b, metric)
+        prepared = prepare_search(
+            a, b, values, indices, metric=metric, bias=bias, precision=precision, batch_invariant=batch_invariant
+        )
+        prepared(a, b, norms, bias, values, indices)
+    return values, indices
+
+
+def item_norms(b: torch.Tensor, metric: str) -> torch.Tensor:
+    """Computes what `search` needs of each item besides its products: computed once for a resident tensor.
+
+    Args:
+        b: (N, K) items.
+        metric: `l2` for squared norms, `cosine` for inverse norms (0 of a zero row).
+
+    Returns:
+        (N,) float32.
+
+    Raises:
+        ValueError: `metric` is neither, or `b` is not a matrix.
+    """
+    if metric not in ("l2", "cosine") or b.dim() != 2:
+        raise ValueError(f"metric: expected l2 or cosine of a matrix, got {metric} of rank {b.dim()}")
+    out = torch.empty(b.shape[0], dtype=torch.float32, device=b.device)
+    if b.shape[0] > 0:
+        rows = _rows(b)
+        _norms_pipeline(rows, metric)(rows, out)
+    return out
+
+
+def _norms_pipeline(rows: torch.Tensor, kind: str) -> Pipeline:
+    key = (rows.shape, rows.stride(), rows.dtype, kind, rows.device)
+
+    def make() -> Pipeline:
+        step = _norms_step(rows, kind, "x", current(rows.get_device()))
+        return Pipeline(("x", "out"), [Step(step.launch, ("x", "out"))], {}, rows.device)
+
+    pipeline = _norms.get(key, make)
+    assert pipeline is not None, "This is a bug."
+    return pipeline
+
+
+def _norms_step(rows: torch.Tensor, kind: str, name: str, target: Target) -> Step:
+    m, k = rows.shape
+    sizes = {"rows": m, "k": k, "stride_row": rows.stride(0), "kind": _NORMS[kind]}
+    variant = norms_variant(_name(rows), target)
+    return Step(bound(variant, target, -(-m // _NORM_ROWS), sizes, _index(rows)), (name, "factors0"))
+
+
+def prepare_search(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    values: torch.Tensor,
+    indices: torch.Tensor,
+    *,
+    metric: str = "dot",
+    bias: torch.Tensor | None = None,
+    precision: str = "ieee",
+    batch_invariant: bool = False,
+) -> PreparedSearch:
+    """Prepares searches for tensors of these shapes, strides, dtypes and alignment.
+
+    Args:
+        a: As in `search`.
+        b: As in `search`.
+        values: (…, M, k) float32, contiguous, not empty.
+        indices: Shape of `values`; int64, contiguous.
+        metric: As in `search`.
+        bias: As in `search`; a launch takes another tensor like it.
+        precision: As in `search`.
+        batch_invariant: As in `search`.
+
+    Returns:
+        A launcher, called with `(a, b, norms, bias, values, indices)`; `norms` is None for `dot`. It belongs to the
+        calling thread.
+
+    Raises:
+        ValueError: As in `search`, or an output does not fit.
+    """
+    k = values.shape[-1] if values.dim() else 0
+    _check(a, b, k, metric, bias, precision)
+    shape = (*a.shape[:-1], k)
+    for name, out, dtype in (("values", values, torch.float32), ("indices", indices, torch.int64)):
+        if tuple(out.shape) != shape or out.dtype != dtype or out.numel() == 0 or not out.is_contiguous():
+            raise ValueError(f"{name}: expected {shape} of {dtype}, contiguous, not empty, got {tuple(out.shape)}")
+    return prepare(a, b, k, metric=metric, bias=bias, precision=precision, batch_invariant=batch_invariant)
+
+
+def _check(
+    a: torch.Tensor, b: torch.Tensor, k: int, metric: str, bias: torch.Tensor | None, precision: str
+) -> None:
+    if a.dtype not in _DTYPES:
+        raise ValueError(f"a: dtype {a.dtype} is not one of {', '.join(DTYPES)}")
+    if a.dtype != b.dtype or a.device != b.device:
+        raise ValueError(f"a and b: expected one dtype and device, got {a.dtype} and {b.dtype}")
+    if a.dim() < 2 or b.dim() != 2:
+        raise ValueError(f"a, b: expected (…, M, K) and (N, K), got {tuple(a.shape)} and {tuple(b.shape)}")
+    if a.shape[-1] != b.shape[1]:
+        raise ValueError(f"a, b: K differs, {a.shape[-1]} and {b.shape[1]}")
+    if a.dtype == torch.int8 and a.shape[-1] > MAX_INT8_K:
+        raise ValueError(f"a: int32 sums of int8 hold K up to {MAX_INT8_K}, got {a.shape[-1]}")
+    if not 1 <= k <= min(MAX_K, b.shape[0]):
+        raise ValueError(f"k: expected 1 to {min(MAX_K, b.shape[0])}, got {k}")
+    if metric not in METRICS:
+        raise ValueError(f"metric: expected one of {', '.join(METRICS)}, got {metric}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision}")
+    if bias is not None and (tuple(bias.shape) != (b.shape[0],) or bias.dtype not in _DTYPES[:3]):
+        raise ValueError(f"bias: expected ({b.shape[0]},) of {', '.join(DTYPES[:3])}, got {tuple(bias.shape)} {bias.dtype}")
+
+
+class PreparedSearch:
+    """A search of given shapes, strides and options, ready to launch.
+
+    Args:
+        pipelines: (first query, queries, launches) for each cut of the queries.
+        k: Elements of an item.
+    """
+
+    def __init__(self, pipelines: list[tuple[int, int, Pipeline]], k: int) -> None:
+        self._pipelines = pipelines
+        self._k = k
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """Binaries that a call launches."""
+        return tuple(variant for _, _, pipeline in self._pipelines for variant in pipeline.variants)
+
+    def __call__(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        norms: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        values: torch.Tensor,
+        indices: torch.Tensor,
+    ) -> None:
+        """Launch on the current stream."""
+        a, b = _rows(a), _rows(b)
+        bias = bias if bias is None or bias.dtype == torch.float32 and bias.is_contiguous() else bias.float().contiguous()
+        if len(self._pipelines) == 1:
+            self._pipelines[0][2](a, b, norms, bias, values, indices)
+            return
+        best = values.shape[-1]
+        values, indices = values.view(-1, best), indices.view(-1, best)
+        for first, count, pipeline in self._pipelines:
+            rows = slice(first, first + count)
+            pipeline(a[rows], b, norms, bias, values[rows], indices[rows])
+
+    def single_steps(self, *tensors: torch.Tensor | None) -> list[Callable[[], None]]:
+        """Calls that launch one step each on the first queries, for measuring them apart."""
+        return self._pipelines[0][2].single_steps(*tensors)
+
+
+_norms: Kept[Pipeline] = Kept()
+_kept: Kept[PreparedSearch] = Kept()
+
+
+def prepare(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    best: int,
+    *,
+    metric: str,
+    bias: torch.Tensor | None,
+    precision: str = "ieee",
+    batch_invariant: bool = False,
+    config: Config | None = None,
+) -> PreparedSearch:
+    """Prepares launches on checked operands; `config` replaces the choice, for tests and tuning."""
+    shapes = (a.shape, a.stride(), b.shape, b.stride(), best)
+    options = (metric, bias is not None, precision, batch_invariant, config)
+    key = (shapes, a.dtype, are_aligned((a, b)), options, a.device)
+
+    def make() -> PreparedSearch:
+        queries, items = _rows(a), _rows(b)
+        m, k = queries.shape
+        unit = 16 // a.element_size()
+        steps = (queries.stride(0), items.stride(0))
+        is_aligned = are_aligned((queries, items)) and k % unit == 0 and all(step % unit == 0 for step in steps)
+        is_plain = metric == "dot" and bias is None
+        n = b.shape[0]
+        problem = Problem(m, n, k, best, _name(a), precision, is_aligned and k > 0, is_plain)
+        target = current(a.get_device())
+        chosen = config or choose(invariant(problem) if batch_invariant else problem, target)
+        most = max(chosen.block_m, MAX_ORDERS // -(-n // chosen.group) // chosen.block_m * chosen.block_m)
+        pipelines = []
+        for first in range(0, m, most):
+            rows = queries[first : first + most]
+            pipelines.append((first, len(rows), _pipeline(rows, items, problem, metric, chosen, target, bias is not None)))
+        return PreparedSearch(pipelines, k)
+
+    prepared = _kept.get(key, make)
+    assert prepared is not None, "This is a bug."
+    return prepared
+
+
+def _pipeline(
+    a: torch.Tensor, b: torch.Tensor, problem: Problem, metric: str, config: Config, target: Target, has_bias: bool
+) -> Pipeline:
+    index = _index(a)
+    (m, k), n, width, best = a.shape, b.shape[0], problem.width, problem.best
+    groups = -(-n // config.group)
+    unit = unit_of(problem)
+    sizes = {
+        "m": m,
+        "n": n,
+        "groups": groups,
+        "metric": METRICS.index(metric),
+        "has_bias": int(has_bias),
+        "stride_a": a.stride(0) // unit,
+        "stride_b": b.stride(0) // unit,
+    }
+    steps = []
+    parts = {"factors0": Part(torch.float32, (m,))} if metric == "cosine" and has_bias else {}
+    if parts:
+        steps.append(_norms_step(a, "norm", "a", target))
+    factors = "factors0" if parts else "norms"
+    product = _product(a, b, problem, config, sizes, target)
+    steps.append(Step(product, ("a", "b", "norms", factors, "bias", "orders")))
+    select = SelectConfig(select=select_block(width, groups, target), merge=merge_sizes(width, target)[0], finish=width)
+    assert select.select is not None, "This is a bug."
+    binaries = {
+        "select": select_variant(width, select.select, target),
+        "merge": merge_variant(width, select.merge, target),
+    }
+    selecting, select_parts, _ = select_steps(m, groups, width, select, binaries, target, index)
+    steps += selecting
+    programs = -(-best // part_of(config.group))
+    num_keys = programs * part_of(config.group) * config.group
+    parts = parts | select_parts | {"scored": Part(torch.int64, (m, num_keys))}
+    rescore = bound(
+        rescore_variant(problem, config, target), target, m * programs, sizes | {"k": k // unit, "kept": best}, index
+    )
+    steps.append(Step(rescore, ("a", "b", "norms", "bias", selecting[-1].operands[-1], "scored")))
+    finish = finish_variant(width, config.group, target)
+    launch = bound(finish, target, m, sizes | {"num_keys": num_keys, "k": best}, index)
+    steps.append(Step(launch, ("scored", "values", "indices")))
+    return Pipeline(_TENSORS, steps, parts, a.device)
+
+
+def _product(
+    a: torch.Tensor, b: torch.Tensor, problem: Problem, config: Config, sizes: dict[str, int], target: Target
+) -> Launch:
+    (m, k), n = a.shape, b.shape[0]
+    variant = product_variant(problem, config, target)
+    blocks = (-(-n // config.block_n), -(-m // config.block_m))
+    taken = {name for name, _ in variant.signature}
+    unit = unit_of(problem) if config.kernel == "pointer" else 1
+    values: dict[str, Any] = {name: value for name, value in (sizes | {"k": k // unit}).items() if name in taken}
+    if config.kernel == "tma":
+        values["a_desc"] = Descriptor((m, k), (a.stride(0), 1), (config.block_m, config.block_k))
+        values["b_desc"] = Descriptor((n, k), (b.stride(0), 1), (config.block_n, config.block_k))
+        programs = max(1, target.num_sms * config.programs_per_sm // blocks[1])
+        blocks = (min(blocks[0], programs), blocks[1])
+    return Launch(variant, target, (*blocks, 1), values, _index(a))
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """`x` (…, K) as (rows, K), rows of neighbours at one distance."""
+    if x.dim() == 2 and x.stride(1) == 1:
+        return x
+    stride = row_stride(x)
+    rows = math.prod(x.shape[:-1])
+    if stride is None or x.numel() == 0:
+        return x.reshape(rows, x.shape[-1]).contiguous()
+    return x.as_strided((rows, x.shape[-1]), (stride, 1))
+
+
+def _name(x: torch.Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
+def _index(x: torch.Tensor) -> int:
+    return x.device.index if x.device.index is not None else -1

@@ -1,0 +1,1 @@
+"""The k best elements of each row."""

@@ -1,0 +1,211 @@
+"""The public top-k: checks its arguments, brings rows into the kernels' form, and launches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+
+from tilewire.kernels.runtime.launch import Kept, Launch, Variant, are_aligned
+from tilewire.kernels.runtime.pipeline import Part, Pipeline, Step
+from tilewire.kernels.runtime.rows import as_rows, row_stride
+from tilewire.kernels.runtime.targets import Target, current
+from tilewire.kernels.topk.configs import DTYPES, MAX_K, Config, Problem, choose
+from tilewire.kernels.topk.variants import built, unit_of
+
+_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
+_TENSORS = ("x", "values", "indices")
+
+
+def topk(x: torch.Tensor, k: int, *, axis: int = -1, largest: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+    """Finds the `k` best elements along `axis`, best first.
+
+    Equal elements rank by the smaller index. NaN is above every number, as in PyTorch.
+
+    Args:
+        x: Any shape of rank 1 or more; float16, bfloat16 or float32; any strides.
+        k: Number of elements, 1 to 1024 and not above the length of the axis.
+        axis: Dimension that is searched.
+        largest: Whether large elements are best.
+
+    Returns:
+        The elements, of the dtype of `x`, and their indices along the axis, int64; the axis has length `k`.
+
+    Raises:
+        ValueError: Shape, dtype, `k` or `axis` cannot be right.
+    """
+    axis = _check(x, k, axis)
+    shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
+    values = torch.empty(shape, dtype=x.dtype, device=x.device)
+    indices = torch.empty(shape, dtype=torch.int64, device=x.device)
+    if values.numel() > 0:
+        prepare_topk(x, values, indices, axis=axis, largest=largest)(x, values, indices)
+    return values, indices
+
+
+def prepare_topk(
+    x: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, *, axis: int = -1, largest: bool = True
+) -> PreparedTopK:
+    """Prepares top-k launches for tensors of these shapes, strides, dtypes and alignment.
+
+    Args:
+        x: As in `topk`.
+        values: Shape of `x` but for the axis, whose length is k; the dtype of `x`; not empty.
+        indices: Shape of `values`; int64.
+        axis: As in `topk`.
+        largest: As in `topk`.
+
+    Returns:
+        A launcher, called with `(x, values, indices)`. It belongs to the calling thread.
+
+    Raises:
+        ValueError: As in `topk`, or an output does not fit.
+    """
+    if not -x.dim() <= axis < x.dim():
+        raise ValueError(f"axis: {axis} is not an axis of rank {x.dim()}")
+    axis = _check(x, values.shape[axis], axis)
+    shape = (*x.shape[:axis], values.shape[axis], *x.shape[axis + 1 :])
+    if tuple(values.shape) != shape or values.dtype != x.dtype or values.numel() == 0:
+        raise ValueError(f"values: expected {shape} of {x.dtype}, not empty, got {tuple(values.shape)} of {values.dtype}")
+    if tuple(indices.shape) != shape or indices.dtype != torch.int64:
+        raise ValueError(f"indices: expected {shape} of int64, got {tuple(indices.shape)} of {indices.dtype}")
+    return prepare(x, values, indices, axis=axis, largest=largest)
+
+
+def _check(x: torch.Tensor, k: int, axis: int) -> int:
+    """The axis, counted from the front."""
+    if x.dim() == 0:
+        raise ValueError("x: needs one dimension or more")
+    if x.dtype not in _DTYPES:
+        raise ValueError(f"x: dtype {x.dtype} is not one of {', '.join(DTYPES)}")
+    if not -x.dim() <= axis < x.dim():
+        raise ValueError(f"axis: {axis} is not an axis of rank {x.dim()}")
+    if not 1 <= k <= min(MAX_K, x.shape[axis]):
+        raise ValueError(f"k: expected 1 to {min(MAX_K, x.shape[axis])}, got {k}")
+    return axis % x.dim()
+
+
+class PreparedTopK:
+    """A top-k of given shapes, strides and options, ready to launch.
+
+    Args:
+        pipeline: Launches over rows.
+        axis: Dimension that is searched.
+        is_direct: Whether rows and outputs lie as the kernels take them; else they go through copies.
+    """
+
+    def __init__(self, pipeline: Pipeline, axis: int, *, is_direct: bool) -> None:
+        self._pipeline = pipeline
+        self._axis = axis
+        self._is_direct = is_direct
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """Binaries that a call launches."""
+        return self._pipeline.variants
+
+    def __call__(self, x: torch.Tensor, values: torch.Tensor, indices: torch.Tensor) -> None:
+        """Launch on the current stream."""
+        if self._is_direct:
+            self._pipeline(x, values, indices)
+            return
+        outputs = [out.movedim(self._axis, -1) for out in (values, indices)]
+        written = [torch.empty_like(out, memory_format=torch.contiguous_format) for out in outputs]
+        self._pipeline(as_rows(x, self._axis), *written)
+        for out, found in zip(outputs, written, strict=True):
+            out.copy_(found)
+
+    def single_steps(self, *tensors: torch.Tensor | None) -> list[Callable[[], None]]:
+        """Calls that launch one step each, for measuring them apart."""
+        return self._pipeline.single_steps(*tensors)
+
+
+_kept: Kept[PreparedTopK] = Kept()
+
+
+def prepare(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    indices: torch.Tensor,
+    *,
+    axis: int,
+    largest: bool,
+    config: Config | None = None,
+) -> PreparedTopK:
+    """Prepares launches on checked operands; `config` replaces the choice, for tests and tuning."""
+    shapes = (x.shape, x.stride(), values.stride(), indices.stride(), values.shape[axis])
+    key = (shapes, x.dtype, are_aligned((x,)), axis, largest, config, x.device)
+
+    def make() -> PreparedTopK:
+        rows = x.movedim(axis, -1)
+        is_last = axis == x.dim() - 1 and values.is_contiguous() and indices.is_contiguous()
+        stride = row_stride(rows)
+        is_direct = is_last and stride is not None
+        stride = x.shape[axis] if stride is None else stride
+        unit = 16 // x.element_size()
+        is_aligned = (not is_direct or are_aligned((x,))) and stride % unit == 0 and rows.shape[-1] % unit == 0
+        num_rows = math.prod(rows.shape[:-1])
+        dtype = str(x.dtype).removeprefix("torch.")
+        problem = Problem(num_rows, rows.shape[-1], values.shape[axis], dtype, is_aligned)
+        target = current(x.get_device())
+        flip = 0 if largest else -1
+        pipeline = _pipeline(problem, stride, flip, config or choose(problem, target), target, x.device)
+        return PreparedTopK(pipeline, axis, is_direct=is_direct)
+
+    prepared = _kept.get(key, make)
+    assert prepared is not None, "This is a bug."
+    return prepared
+
+
+def _pipeline(
+    problem: Problem, stride: int, flip: int, config: Config, target: Target, device: torch.device
+) -> Pipeline:
+    index = device.index if device.index is not None else -1
+    binaries = built(problem.dtype, problem.width, config, target, is_aligned=problem.is_aligned)
+    unit = unit_of(problem.dtype, is_aligned=problem.is_aligned)
+    rows, n = problem.rows, problem.n
+    sizes = {"rows": rows, "n": n // unit, "k": problem.k, "stride_row": stride // unit, "flip": flip}
+    if config.row is not None:
+        launch = bound(binaries["row"], target, -(-rows // config.row.block_rows), sizes, index)
+        return Pipeline(_TENSORS, [Step(launch, _TENSORS)], {}, device)
+    assert config.groups is not None, "This is a bug."
+    groups = -(-n // config.groups.group)
+    programs = rows * -(-n // config.groups.block_n)
+    first = bound(binaries["groups"], target, programs, sizes | {"groups": groups}, index)
+    steps, parts, num_keys = select_steps(rows, groups, problem.width, config, binaries, target, index)
+    last = sizes | {"n": n, "stride_row": stride, "num_keys": num_keys}
+    finish = bound(binaries["finish"], target, rows, last, index)
+    names = ("x", steps[-1].operands[-1], "values", "indices")
+    return Pipeline(_TENSORS, [Step(first, ("x", "orders")), *steps, Step(finish, names)], parts, device)
+
+
+def select_steps(
+    rows: int, orders: int, width: int, config: Config, binaries: dict[str, Variant], target: Target, index: int
+) -> tuple[list[Step], dict[str, Part], int]:
+    """Steps from `orders` of each row, in the part of that name, to keys few enough for a last kernel.
+
+    Returns:
+        The steps, whose last operand names the part of the keys; the scratch parts; the number of keys of a row.
+    """
+    assert config.select is not None, "This is a bug."
+    parts = {"orders": Part(torch.int32, (rows, orders))}
+    chunks = -(-orders // config.select.block_n)
+    parts["keys0"] = Part(torch.int64, (rows, chunks * width))
+    select = bound(binaries["select"], target, rows * chunks, {"n": orders, "chunks": chunks}, index)
+    steps = [Step(select, ("orders", "keys0"))]
+    while chunks * width > config.finish:
+        num_keys, name = chunks * width, f"keys{len(steps)}"
+        chunks = -(-num_keys // config.merge)
+        parts[name] = Part(torch.int64, (rows, chunks * width))
+        merge = bound(binaries["merge"], target, rows * chunks, {"n": num_keys, "chunks": chunks}, index)
+        steps.append(Step(merge, (steps[-1].operands[-1], name)))
+    return steps, parts, chunks * width
+
+
+def bound(variant: Variant, target: Target, programs: int, sizes: Mapping[str, float], index: int) -> Launch:
+    """The launch of `variant` over `programs`, with those of `sizes` that it takes."""
+    taken = {name for name, _ in variant.signature}
+    values = {name: value for name, value in sizes.items() if name in taken}
+    return Launch(variant, target, (programs, 1, 1), values, index)
+

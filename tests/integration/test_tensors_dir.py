@@ -1,0 +1,128 @@
+"""Files of `--tensors-dir` that are not right, at a start and at an engine's restart; uploads past the system's limits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.conftest import StartServer
+from tests.support.live_server import COMMAND, POLL_S, ROOT, START_TIMEOUT_S, LiveServer, path_with, serving
+from tests.support.tensor_bodies import from_safetensors, to_npy, to_safetensors
+
+GOOD = to_safetensors({"x": np.ones(3, np.float32)})
+OPEN_FILES = 150
+
+
+def restart_engine(server: LiveServer, client: httpx.Client) -> None:
+    (engine,) = server.engines()
+    os.kill(engine, signal.SIGKILL)
+    end_s = time.monotonic() + START_TIMEOUT_S
+    while server.engines() in ([], [engine]) or client.get("/readyz").status_code != 200:
+        assert time.monotonic() < end_s, server.log.read_text()
+        assert server.process.poll() is None, server.log.read_text()
+        time.sleep(POLL_S)
+
+
+def test_a_file_that_went_bad_is_left_out_at_a_restart(start_server: StartServer, tmp_path: Path) -> None:
+    folder = tmp_path / "tensors"
+    folder.mkdir()
+    for name in ("a", "b"):
+        (folder / f"{name}.safetensors").write_bytes(GOOD)
+    server = start_server("--gateways", "1", "--arena-bytes", "16MiB", "--tensors-dir", str(folder))
+    with server.client() as client:
+        assert client.put("/v1/tensors/w", content=to_npy(np.ones(4))).status_code == 201
+        (folder / "a.safetensors").write_bytes(GOOD[: len(GOOD) // 2])
+        restart_engine(server, client)
+        assert [one["name"] for one in client.get("/v1/tensors").json()] == ["b/x", "w"]
+    assert "a file is left out" in server.log.read_text()
+    assert "a.safetensors" in server.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "reason"),
+    [
+        ("two words", "x", "a name is 1 to 255"),
+        ("a", "b/../c", "no empty and no '..' segment"),
+        ("a", "x" * 255, "a name is 1 to 255"),
+        ("a", "\x1b[31m", "a name is 1 to 255"),
+        ("pipe", None, "not a regular file"),
+    ],
+)
+def test_what_no_request_could_reach_is_refused_at_the_start(
+    name: str, key: str | None, reason: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"{name}.safetensors"
+    if key is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(to_safetensors({key: np.ones(3, np.float32)}))
+    done = subprocess.run(
+        [*COMMAND, "--port", "0", "--device", "cpu", "--gateways", "1", "--tensors-dir", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path_with(ROOT)},
+        timeout=START_TIMEOUT_S,
+    )
+    assert done.returncode == 1
+    assert f"{name}.safetensors" in done.stderr
+    assert reason in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+def test_uploads_end_with_507_where_descriptors_do(tmp_path: Path) -> None:
+    """Each upload is a descriptor in the supervisor: none is acknowledged that it could not hold."""
+    before = ("prlimit", f"--nofile={OPEN_FILES}:{OPEN_FILES}")
+    flags = ("--gateways", "1", "--arena-bytes", "16MiB")
+    with serving(tmp_path / "log", *flags, before=before) as server, server.client() as client:
+        (engine,) = server.engines()
+        num_open = len(list(Path(f"/proc/{engine}/fd").iterdir()))
+        statuses = [
+            client.put(f"/v1/tensors/t{number}", content=to_npy(np.full(2, number, np.float32))).status_code
+            for number in range(OPEN_FILES)
+        ]
+        num_kept = statuses.count(201)
+        assert OPEN_FILES // 3 < num_kept < OPEN_FILES
+        assert statuses == [201] * num_kept + [507] * (OPEN_FILES - num_kept)
+        refused = client.put("/v1/tensors/more", content=to_npy(np.ones(2)))
+        assert "limits of open files" in refused.json()["detail"]
+        # Replacing takes no more, and the engine keeps none of them open.
+        assert client.put("/v1/tensors/t0", content=to_npy(np.zeros(2, np.float32))).status_code == 200
+        assert len(list(Path(f"/proc/{engine}/fd").iterdir())) < num_open + 5
+        restart_engine(server, client)
+        for number in range(num_kept):
+            (got,) = from_safetensors(client.get(f"/v1/tensors/t{number}").content).values()
+            np.testing.assert_array_equal(got, np.full(2, number, np.float32))
+        assert client.delete("/v1/tensors/t1").status_code == 204
+        assert client.put("/v1/tensors/more", content=to_npy(np.ones(2))).status_code == 201
+
+
+def test_names_that_were_deleted_are_forgotten(start_server: StartServer) -> None:
+    server = start_server("--gateways", "1", "--arena-bytes", "16MiB")
+    pid = server.process.pid
+
+    def supervisor_kib() -> int:
+        status = Path(f"/proc/{pid}/status").read_text()
+        return int(next(line.split()[1] for line in status.splitlines() if line.startswith("RssAnon")))
+
+    body = to_npy(np.ones(2, np.float32))
+    with server.client() as client:
+
+        def churn(start: int) -> None:
+            for number in range(start, start + 1000):
+                name = f"{'n' * 190}{number}"
+                assert client.put(f"/v1/tensors/{name}", content=body).status_code == 201
+                assert client.delete(f"/v1/tensors/{name}").status_code == 204
+
+        churn(0)
+        before_kib = supervisor_kib()
+        churn(1000)
+        # 600 bytes each, when they were kept.
+        assert supervisor_kib() - before_kib < 200

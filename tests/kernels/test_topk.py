@@ -1,0 +1,106 @@
+"""topk in the interpreter, against a stable sort: ties, NaN, infinities, axes, strides, long rows."""
+
+import pytest
+import torch
+
+from tilewire.kernels.topk.configs import Block, Config
+from tilewire.kernels.topk.op import prepare, prepare_topk, topk
+from tilewire.kernels.topk.reference import topk_reference
+
+INF, NAN = float("inf"), float("nan")
+LONG = Config(groups=Block(32, 2, 4), select=Block(32, 2, 4), merge=64, finish=32)
+
+
+def check(x, k, *, axis=-1, largest=True):
+    values, indices = topk(x, k, axis=axis, largest=largest)
+    expected_values, expected_indices = topk_reference(x, k, axis=axis, largest=largest)
+    assert torch.equal(indices, expected_indices)
+    torch.testing.assert_close(values, expected_values, rtol=0, atol=0, equal_nan=True)
+    assert values.dtype == x.dtype
+
+
+@pytest.fixture
+def generator():
+    return torch.Generator().manual_seed(20261122)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (10, 10), (32, 3), (33, 16), (64, 1), (65, 10), (400, 16), (1000, 17)])
+def test_lengths(dtype, largest, n, k, generator):
+    check(torch.randn((3, n), generator=generator).to(dtype), k, largest=largest)
+
+
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("n", [30, 60, 300])
+def test_ties_nan_and_infinities(largest, n):
+    x = torch.zeros(7, n)
+    x[0, n // 2 :] = -0.0
+    x[1, ::3] = INF
+    x[2, ::2] = -INF
+    x[3, 1::2] = NAN
+    x[4] = NAN
+    x[4, n - 1] = -INF
+    x[5] = -INF
+    x[5, 2] = -NAN
+    x[6] = INF
+    check(x, 12, largest=largest)
+
+
+@pytest.mark.parametrize("width", [64, 256, 1024])
+def test_wide(width, generator):
+    x = torch.randint(0, 50, (1, 5 * width + 3), generator=generator).float()
+    check(x, width)
+    check(x[:, : width + 1], width - 1, largest=False)
+
+
+def test_long_rows_merge_several_times(generator):
+    x = torch.randint(0, 400, (2, 1003), generator=generator).float()
+    values, indices = torch.full((2, 9), NAN), torch.full((2, 9), -7)
+    prepared = prepare(x, values, indices, axis=1, largest=True, config=LONG)
+    assert len(prepared.variants) > 4
+    prepared(x, values, indices)
+    expected = topk_reference(x, 9)
+    assert torch.equal(values, expected[0])
+    assert torch.equal(indices, expected[1])
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -2])
+def test_axes(axis, generator):
+    check(torch.randn((6, 20, 18), generator=generator), 5, axis=axis)
+
+
+def test_strides(generator):
+    x = torch.randn((9, 4, 70), generator=generator)
+    check(x[::2, 1], 4)
+    check(x[:, ::2, ::3], 4)
+    check(x[0, 0], 2)
+
+
+def test_empty():
+    values, indices = topk(torch.empty(0, 5), 2)
+    assert values.shape == indices.shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("x", "k", "axis", "named"),
+    [
+        (torch.tensor(1.0), 1, -1, "dimension"),
+        (torch.ones(3, dtype=torch.int32), 1, -1, "dtype"),
+        (torch.ones(3), 1, 1, "axis"),
+        (torch.ones(3), 4, 0, "k"),
+        (torch.ones(3), 0, 0, "k"),
+        (torch.ones(2000), 1025, 0, "k"),
+    ],
+)
+def test_refuses(x, k, axis, named):
+    with pytest.raises(ValueError, match=named):
+        topk(x, k, axis=axis)
+
+
+def test_prepared_refuses_outputs_that_do_not_fit():
+    x = torch.ones(2, 8)
+    with pytest.raises(ValueError, match="values"):
+        prepare_topk(x, torch.empty(3, 2), torch.empty((3, 2), dtype=torch.int64))
+    with pytest.raises(ValueError, match="indices"):
+        prepare_topk(x, torch.empty(2, 2), torch.empty(2, 2))

@@ -1,0 +1,99 @@
+"""Tensors from files and to files, and the bar that shows how far they are."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import tilewire
+from tests.unit.client.speaking_server import SpeakingServer, on_a_socket
+from tilewire._progress import ProgressBar
+
+X = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+@pytest.fixture
+def server() -> SpeakingServer:
+    return SpeakingServer()
+
+
+@pytest.fixture
+def client(server: SpeakingServer) -> Iterator[tilewire.Client]:
+    with on_a_socket(server) as url, tilewire.Client(url) as client:
+        yield client
+
+
+def test_npy_and_memmap(client: tilewire.Client, server: SpeakingServer, tmp_path: Path) -> None:
+    path = tmp_path / "weights.npy"
+    np.save(path, X)
+    (tensor,) = client.put_file(path)
+    assert (tensor.name, tensor.shape) == ("weights", (3, 4))
+    client.put("again", np.load(path, mmap_mode="r"))
+    np.testing.assert_array_equal(server.tensors["again"], X)
+
+
+def test_safetensors_and_npz(client: tilewire.Client, server: SpeakingServer, tmp_path: Path) -> None:
+    tensors = {"w1": X, "w2": X.astype(ml_dtypes.bfloat16)}
+    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
+    assert {tensor.name for tensor in client.put_file(tmp_path / "model.safetensors")} == {"model/w1", "model/w2"}
+    assert server.tensors["model/w2"].dtype == ml_dtypes.bfloat16
+    np.savez(tmp_path / "one.npz", only=X)
+    client.put_file(str(tmp_path / "one.npz"), "named")
+    np.testing.assert_array_equal(server.tensors["named"], X)
+
+
+def test_files_that_are_none(client: tilewire.Client, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"\.npy, \.npz, \.safetensors"):
+        client.put_file(tmp_path / "x.txt")
+    with pytest.raises(FileNotFoundError):
+        client.put_file(tmp_path / "x.npy")
+    with pytest.raises(ValueError, match=r"\.npy, \.safetensors"):
+        client.get_file("w", tmp_path / "x.txt")
+
+
+def test_into_a_file(client: tilewire.Client, tmp_path: Path) -> None:
+    client.put("w", X)
+    path = client.get_file("w", tmp_path / "w.safetensors")
+    (got,) = safetensors.numpy.load_file(path).values()
+    np.testing.assert_array_equal(got, X)
+    client.put("w", X + 1)
+    client.get_file("w", path)
+    (got,) = safetensors.numpy.load_file(path).values()
+    np.testing.assert_array_equal(got, X + 1)
+
+
+def test_a_failed_download_leaves_the_old_file(client: tilewire.Client, tmp_path: Path) -> None:
+    path = tmp_path / "w.npy"
+    np.save(path, X)
+    with pytest.raises(tilewire.NotFound):
+        client.get_file("missing", path)
+    np.testing.assert_array_equal(np.load(path), X)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["w.npy"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_bar_shows_the_share_and_disappears() -> None:
+    stream = Terminal()
+    with ProgressBar("w", is_shown=True, stream=stream) as bar:
+        bar(50_000_000, 100_000_000)
+    assert "w " in stream.getvalue()
+    assert " 50% of 100 MB" in stream.getvalue()
+    assert stream.getvalue().endswith("\r\x1b[K")
+
+
+@pytest.mark.parametrize(("stream", "is_shown"), [(io.StringIO(), None), (Terminal(), None), (Terminal(), False)])
+def test_no_bar_without_a_terminal_or_for_short_transfers(stream: io.StringIO, is_shown: bool | None) -> None:
+    with ProgressBar("w", is_shown, stream) as bar:
+        bar(1, 2)
+        bar(2, 2)
+    assert stream.getvalue() == ""

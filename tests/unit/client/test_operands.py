@@ -1,0 +1,190 @@
+"""Dtypes by NumPy's rules, vectors by np.matmul's, arrays of other libraries by DLPack: before anything is sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from tilewire._arrays import HostArray
+from tilewire._dtypes import promote
+from tilewire._operands import prepare
+from tilewire._types import Resident, TensorInfo
+
+F32 = np.ones((2, 2), np.float32)
+
+
+def described(dtype: str, shape: tuple[int, ...] = (2, 2)) -> Resident:
+    return Resident("w", TensorInfo("w", shape, dtype, 0))
+
+
+@pytest.mark.parametrize(
+    ("names", "common"),
+    [
+        (("float16", "float32"), "float32"),
+        (("int32", "float32"), "float64"),
+        (("int8", "float32"), "float32"),
+        (("bfloat16", "bfloat16"), "bfloat16"),
+        (("bfloat16", "float16"), "float32"),
+        (("bfloat16", "float32"), "float32"),
+        (("bfloat16", "float64"), "float64"),
+        (("bfloat16", "int8"), "bfloat16"),
+        (("bfloat16", "bool"), "bfloat16"),
+        (("float8_e4m3fn", "float16"), "float16"),
+        (("float8_e5m2", "bfloat16"), "bfloat16"),
+        (("float8_e5m2", "float32"), "float32"),
+    ],
+)
+def test_promotion(names: tuple[str, ...], common: str) -> None:
+    assert promote(names) == promote(reversed(names)) == common
+    # ml_dtypes leaves bfloat16 beside float16 open; torch and JAX choose float32.
+    if not any(name.startswith("float8") for name in names) and set(names) != {"bfloat16", "float16"}:
+        assert np.result_type(*(np.dtype(getattr(ml_dtypes, name, name)) for name in names)).name == common
+
+
+@pytest.mark.parametrize("names", [("float8_e4m3fn", "float8_e5m2"), ("float8_e5m2", "int8")])
+def test_dtypes_that_nothing_holds(names: tuple[str, ...]) -> None:
+    with pytest.raises(TypeError, match="no dtype holds"):
+        promote(names)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "dtype"),
+    [
+        (F32, [[1, 2], [3, 4]], "float32"),
+        (F32.astype(np.float16), [[1.5, 2], [3, 4]], "float16"),
+        (F32.astype(ml_dtypes.bfloat16), [[1, 2], [3, 4]], "bfloat16"),
+        (F32.astype(np.int8), [[1, 2], [3, 4]], "int8"),
+        (F32.astype(np.float16), F32, "float32"),
+        (described("float16"), [[1.0, 2.0], [3, 4]], "float16"),
+        ("@w", [[1, 2], [3, 4]], "float32"),
+        (F32, np.float16(1) * np.ones((2, 2), np.float16), "float32"),
+        (((1, 2), (3, 4)), F32, "float32"),
+    ],
+)
+def test_common_dtypes(a: Any, b: Any, dtype: str) -> None:
+    prepared = prepare("matmul", {"a": a, "b": b})
+    assert {array.dtype for array in prepared.arrays.values()} == {dtype}
+
+
+@pytest.mark.parametrize(
+    ("op", "operands", "message"),
+    [
+        ("matmul", {"a": F32.astype(np.int64), "b": F32}, r"a: matmul does not take float64; type a\.astype"),
+        ("matmul", {"a": F32, "b": F32.astype(np.float64)}, r"b: matmul does not take float64; type b\.astype"),
+        ("softmax", {"x": np.arange(3)}, r"x: softmax does not take int64"),
+        ("softmax", {"x": torch.ones(3, dtype=torch.float64)}, r"type x\.float\(\)"),
+        ("softmax", {"x": np.ones(3, np.complex64)}, "x: dtype complex64 cannot be sent"),
+        ("softmax", {"x": [[1], [2, 3]]}, "x: "),
+        ("add", {"a": F32.astype(np.int32), "b": 2**40}, "b: "),
+        ("add", {"a": F32.astype(np.int8), "b": 3}, "a: add does not take int8"),
+        ("matmul", {"a": F32, "b": described("float16")}, r"@w is float16 and cannot become float32.*np\.float16"),
+        ("matmul", {"a": F32, "b": described("bfloat16")}, r"type a\.astype\(ml_dtypes\.bfloat16\)"),
+        ("matmul", {"a": F32, "b": F32, "bias": np.ones(2)}, r"bias: float64 is not taken here"),
+        ("matmul", {"a": F32, "b": "w"}, "neither an array nor the name"),
+    ],
+)
+def test_operands_that_cannot_be_sent(op: str, operands: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        prepare(op, operands)
+
+
+def test_a_resident_vector_is_no_matrix() -> None:
+    with pytest.raises(ValueError, match="@w is a vector"):
+        prepare("matmul", {"a": F32, "b": described("float32", (2,))})
+
+
+def test_cast_is_for_what_the_op_does_not_take() -> None:
+    prepared = prepare("matmul", {"a": F32.astype(np.float64), "b": described("float32")}, cast="float32")
+    assert prepared.arrays["a"].dtype == "float32"
+    assert prepare("add", {"a": np.ones(2), "b": 1}, cast="float32").arrays["a"].dtype == "float64"
+    assert prepare("matmul", {"a": F32, "b": F32, "bias": np.ones(2)}, cast="float32").arrays["bias"].dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out_dtype", "bias"),
+    [
+        ("int8", None, "int32"),
+        ("int8", "float32", "float32"),
+        ("float16", None, "float16"),
+        ("float8_e5m2", None, "float32"),
+    ],
+)
+def test_lists_as_bias(dtype: str, out_dtype: str | None, bias: str) -> None:
+    a = F32.astype(getattr(ml_dtypes, dtype, dtype))
+    prepared = prepare("matmul", {"a": a, "b": a, "bias": [1, 2], "a_scale": None}, out_dtype=out_dtype)
+    assert prepared.arrays["bias"].dtype == bias
+    assert "a_scale" not in prepared.arrays
+
+
+class OtherLibrary:
+    """An array of a library that this process's client has never heard of: DLPack and a namespace, nothing else."""
+
+    def __init__(self, tensor: torch.Tensor, device: int = 1) -> None:
+        self.tensor = tensor
+        self.dtype = str(tensor.dtype).removeprefix("torch.")
+        self.device_type = device
+
+    def __dlpack__(self) -> Any:
+        assert self.device_type == 1
+        return self.tensor.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device_type, 0
+
+    def get(self) -> OtherLibrary:
+        return OtherLibrary(self.tensor)
+
+    def __array_namespace__(self) -> Any:
+        return OtherNamespace
+
+
+class OtherNamespace:
+    @staticmethod
+    def asarray(array: np.ndarray[Any, Any]) -> tuple[str, np.ndarray[Any, Any]]:
+        return "other", array
+
+
+@pytest.mark.parametrize("device", [1, 2], ids=["host", "device"])
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(6.0).reshape(2, 3),
+        torch.arange(24, dtype=torch.int32).reshape(2, 3, 4).permute(2, 0, 1)[1:, :, ::2],
+        torch.tensor(3.5, dtype=torch.float16),
+        torch.ones(2, 0, 3),
+        torch.tensor([True, False]),
+        torch.arange(5).bfloat16(),
+        torch.arange(5, dtype=torch.uint8)[2:],
+    ],
+    ids=str,
+)
+def test_dlpack_of_any_library(tensor: torch.Tensor, device: int) -> None:
+    host = HostArray.of(OtherLibrary(tensor, device))
+    assert host.dtype == str(tensor.dtype).removeprefix("torch.")
+    np.testing.assert_array_equal(host.numpy().astype(np.float64), tensor.double().numpy())
+    library, array = host.like(OtherLibrary(tensor))
+    assert library == "other"
+    np.testing.assert_array_equal(array.astype(np.float64), tensor.double().numpy())
+
+
+def test_dlpack_memory_outlives_its_array() -> None:
+    host = HostArray.of(torch.full((1000,), 7.0))
+    junk = [torch.zeros(1000) for _ in range(100)]
+    assert host.data.sum() == 7000
+    assert len(junk) == 100
+
+
+def test_dlpack_is_a_view() -> None:
+    tensor = torch.zeros(4)
+    host = HostArray.of(tensor)
+    tensor[1] = 5
+    assert host.data.tolist() == [0, 5, 0, 0]
+
+
+def test_complex_numbers_of_torch() -> None:
+    with pytest.raises(TypeError, match="cannot be sent"):
+        HostArray.of(torch.ones(2, dtype=torch.complex64))

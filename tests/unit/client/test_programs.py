@@ -1,0 +1,274 @@
+"""The ops of the second edition, programs, and recorded code: both clients."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+import tilewire
+from tests.unit.client.speaking_server import SpeakingServer
+
+X = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
+W = np.random.default_rng(1).standard_normal((6, 3)).astype(np.float32)
+B = np.array([0.5, -0.25, 2.0], np.float32)
+MLP = {
+    "inputs": {"x": {"dtype": "float32", "shape": [-1, 6]}},
+    "steps": [
+        {"op": "matmul", "inputs": {"a": "x", "b": "@w"}, "options": {"activation": "relu"}, "as": "h"},
+        {"op": "topk", "inputs": {"x": "h"}, "options": {"k": 2}, "as": ["values", "indices"]},
+    ],
+    "outputs": ["values", "indices"],
+}
+
+
+@pytest.fixture
+def server() -> SpeakingServer:
+    server = SpeakingServer()
+    server.tensors = {"w": W, "b": B}
+    return server
+
+
+@pytest.fixture(params=[tilewire.Client, tilewire.AsyncClient], ids=["blocking", "asyncio"])
+def client(request: pytest.FixtureRequest, server: SpeakingServer) -> Any:
+    return request.param("http://tilewire.test", transport=httpx.MockTransport(server))
+
+
+def wait(result: Any) -> Any:
+    async def awaited() -> Any:
+        return await result
+
+    return asyncio.run(awaited()) if inspect.isawaitable(result) else result
+
+
+def test_search_and_topk(client: Any, server: SpeakingServer) -> None:
+    values, indices = wait(client.search(X[:, :3], W, k=2))
+    scores = X[:, :3] @ W.T
+    np.testing.assert_array_equal(indices, np.argsort(-scores, axis=-1)[:, :2])
+    np.testing.assert_allclose(values, -np.sort(-scores, axis=-1)[:, :2], rtol=1e-6)
+    assert dict(server.requests[-1].url.params) == {"k": "2"}
+    best = wait(client.topk(X, 2, axis=0, largest=False))
+    assert isinstance(best, tilewire.TopK)
+    np.testing.assert_array_equal(best.values, np.sort(X, axis=0)[:2])
+
+
+@pytest.mark.parametrize(("axis", "sent"), [(1, "1"), (None, "all"), ("all", "all")])
+def test_reduce(client: Any, server: SpeakingServer, axis: Any, sent: str) -> None:
+    got = wait(client.reduce(X, "mean", axis=axis))
+    np.testing.assert_allclose(got, X.mean(axis=axis if axis != "all" else None), rtol=1e-6)
+    assert dict(server.requests[-1].url.params) == {"kind": "mean", "axis": sent}
+    assert wait(client.reduce(X, "argmax", axis=0, keepdims=True)).dtype == np.int64
+
+
+def test_normalize_and_pointwise(client: Any) -> None:
+    got = wait(client.normalize(X[:, :3], "layer", weight="@b", bias=[1, 2, 3], eps=1e-3))
+    assert got.shape == (4, 3)
+    np.testing.assert_allclose(wait(client.pointwise("mul", X, 2.5)), X * 2.5, rtol=1e-6)
+    np.testing.assert_allclose(wait(client.pointwise("exp", X, scale=2, shift=1)), np.exp(X) * 2 + 1, rtol=1e-5)
+    assert wait(client.pointwise("maximum", X, 0, store="y")).name == "y"
+
+
+def test_arithmetic_with_handles(client: Any) -> None:
+    b = client.tensors["b"]
+    np.testing.assert_array_equal(wait(b + 1), B + 1)
+    np.testing.assert_array_equal(wait(1 + b), B + 1)
+    np.testing.assert_array_equal(wait(b - [1, 2, 3]), B - [1, 2, 3])
+    np.testing.assert_array_equal(wait(B - b), B - B)
+    np.testing.assert_array_equal(wait(b * 2), B * 2)
+    np.testing.assert_array_equal(wait(3 * b), B * 3)
+    np.testing.assert_array_equal(wait(b / 2), B / 2)
+    np.testing.assert_array_equal(wait(2 / b), 2 / B)
+    np.testing.assert_allclose(wait(X @ client.tensors["w"]), X @ W, rtol=1e-5)
+    np.testing.assert_array_equal(wait(client.tensors["w"] @ np.eye(3, dtype=np.float32)), W)
+
+
+def test_descriptions_of_handles(client: Any) -> None:
+    w = client.tensors["w"]
+    assert repr(w).endswith("Tensor('w')")
+    assert wait(w.describe()).shape == w.shape == (6, 3)
+    assert "float32" in repr(w)
+    assert "18" not in repr(w)
+    assert "72 bytes" in w._repr_html_()
+    assert [tensor.name for tensor in wait(client.tensors())] == ["w", "b"]
+    assert "tilewire.test" in repr(client.tensors) + repr(client.programs)
+
+
+def test_an_undescribed_handle_of_the_asyncio_client() -> None:
+    client = tilewire.AsyncClient("http://tilewire.test", transport=httpx.MockTransport(SpeakingServer()))
+    with pytest.raises(RuntimeError, match=r"await handle\.describe\(\)"):
+        _ = client.tensors["w"].shape
+
+
+def test_tensors_are_a_mapping(server: SpeakingServer) -> None:
+    client = tilewire.Client("http://tilewire.test", transport=httpx.MockTransport(server))
+    client.tensors["new"] = [1, 2]
+    assert list(client.tensors) == ["w", "b", "new"]
+    assert len(client.tensors) == 3
+    assert "new" in client.tensors
+    del client.tensors["new"]
+    assert "new" not in client.tensors
+
+
+def check_mlp(got: Any) -> None:
+    h = np.maximum(X @ W, 0)
+    np.testing.assert_allclose(got.values, -np.sort(-h, axis=-1)[:, :2], rtol=1e-5)
+    assert got.indices.dtype == np.int64
+
+
+def test_programs_are_kept_run_listed_and_removed(client: Any, server: SpeakingServer) -> None:
+    mlp = wait(client.program("mlp", MLP))
+    assert server.programs["mlp"] == MLP
+    assert repr(mlp).endswith("KeptProgram('mlp')")
+    check_mlp(wait(mlp(x=X)))
+    assert server.requests[-1].headers["x-tilewire-key"] == "mlp"
+    again = client.programs["mlp"]
+    check_mlp(wait(again(x=X)))
+    assert wait(again.describe()) == tilewire.Program.from_dict(MLP)
+    check_mlp(wait(again(x=X.tolist())))
+    answer = wait(again.run({"x": X}, request_id="mine"))
+    check_mlp(answer.result)
+    assert server.requests[-1].headers["x-request-id"] == "mine"
+    assert [program.name for program in wait(client.programs())] == ["mlp"]
+    wait(again.delete())
+    with pytest.raises(tilewire.NotFound, match="no program 'mlp'"):
+        wait(again(x=X))
+
+
+def test_a_program_that_is_not_kept(client: Any, server: SpeakingServer) -> None:
+    check_mlp(wait(client.run_program(tilewire.Program.from_dict(MLP), {"x": X})).result)
+    assert server.requests[-1].url.path == "/v1/run"
+    server.tensors["x"] = X
+    check_mlp(wait(client.run_program(MLP, {"x": "@x"})).result)
+    assert server.requests[-1].headers["x-tilewire-key"] == "x"
+    assert server.programs == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": None}, "steps: expected a list"),
+        ({"steps": [{"inputs": {}}]}, r"steps\[0\]: expected an object with op"),
+        ({"inputs": []}, "inputs: expected an object"),
+        ({"inputs": {"x": "float32"}}, r"inputs\.x: expected an object"),
+        ({"outputs": [1]}, "outputs: expected a name"),
+    ],
+)
+def test_programs_that_cannot_be(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tilewire.Program.from_dict({**MLP, **change})
+    with pytest.raises(ValueError, match="program: expected"):
+        tilewire.Program.from_dict("x")
+    with pytest.raises(ValueError, match="cannot name a program"):
+        tilewire.Client().programs["a/b"]
+
+
+def test_a_program_survives_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "mlp.json"
+    path.write_text(json.dumps(MLP))
+    program = tilewire.Program.read(path)
+    assert program.to_dict() == MLP
+    assert "<td>topk</td>" in program._repr_html_()
+
+
+def classify(x: Any) -> Any:
+    h = np.maximum(x @ W + B, 0)
+    p = np.exp(h) / np.exp(h).sum(-1, keepdims=True)
+    return p * 2 - 1
+
+
+def layers(x: Any) -> Any:
+    return (1 - np.tanh(-x) / 4 + abs(x)).mean(-1)
+
+
+def mixed(x: Any) -> Any:
+    return np.maximum(np.minimum(x, 0.5), -0.5) @ W.astype(np.float64)
+
+
+def several(x: Any) -> Any:
+    return x - B[0], np.argmax(x, axis=-1), 2.0 / (x * x + 1)
+
+
+@pytest.mark.parametrize("function", [classify, layers, mixed, several])
+def test_recorded_code_computes_what_numpy_does(
+    client: Any, server: SpeakingServer, function: Callable[[Any], Any]
+) -> None:
+    kept = wait(client.trace(function, x=("float32", (-1, 6))))
+    assert kept.name == function.__name__
+    program = tilewire.Program.from_dict(server.programs[kept.name])
+    answer = wait(kept.run({"x": X}))
+    expected = function(X)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    for name, array in zip(program.outputs, expected, strict=True):
+        np.testing.assert_allclose(answer.outputs[name], array, rtol=1e-4, atol=1e-6)
+    assert all(array.dtype == np.float32 for array in server.tensors.values())
+
+
+def test_products_apply_the_activation_behind_them(client: Any, server: SpeakingServer) -> None:
+    def net(x: Any) -> Any:
+        h = x.matmul("@w", bias="@b")
+        return h.sigmoid().softmax()
+
+    kept = wait(client.trace(net, name="net", x=tilewire.InputSpec("float32", (-1, 6))))
+    steps = server.programs["net"]["steps"]
+    assert [step["op"] for step in steps] == ["matmul", "softmax"]
+    assert steps[0]["options"] == {"activation": "sigmoid"}
+    h = 1 / (1 + np.exp(-(X @ W + B)))
+    np.testing.assert_allclose(wait(kept(x=X)), np.exp(h) / np.exp(h).sum(-1, keepdims=True), rtol=1e-5)
+
+
+def test_what_is_read_twice_is_not_fused(client: Any, server: SpeakingServer) -> None:
+    def net(x: Any) -> Any:
+        h = x @ client.tensors["w"]
+        return h.relu() + h
+
+    kept = wait(client.trace(net, x=("float32", (-1, 6))))
+    np.testing.assert_allclose(wait(kept(x=X)), np.maximum(X @ W, 0) + X @ W, rtol=1e-5)
+    assert len(server.programs["net"]["steps"]) == 3
+
+
+def test_methods_of_recorded_values(client: Any, server: SpeakingServer) -> None:
+    def net(x: Any) -> Any:
+        values, indices = x.normalize("layer").topk(2)
+        found = x.search("@items", 3, metric="dot")
+        return values, indices, *found, x.reduce("logsumexp", 0), x.silu(), x.gelu(), x.max(0), x.min(0), x.argmin(0)
+
+    wait(client.trace(net, x=("float32", (-1, 6))))
+    program = server.programs["net"]
+    assert [step["op"] for step in program["steps"]][:3] == ["normalize", "topk", "search"]
+    assert len(program["outputs"]) == 10
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: np.sin(x), "no op computes np.sin"),
+        (lambda x: np.cumsum(x), "no op computes np.cumsum"),
+        (lambda x: x or x, "if and while"),
+        (lambda x: 3, "expected it to return recorded values"),
+        (lambda x, y: x, "give each argument its type"),
+        (lambda x: list(x), "iterable"),
+    ],
+)
+def test_code_that_no_op_computes(client: Any, server: SpeakingServer, function: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        wait(client.trace(function, name="f", x=("float32", (-1, 6))))
+    assert server.programs == {}
+
+
+def test_too_many_steps(client: Any) -> None:
+    def deep(x: Any) -> Any:
+        for _ in range(33):
+            x = np.exp(x)
+        return x
+
+    with pytest.raises(ValueError, match="33 steps; a program has at most 32"):
+        wait(client.trace(deep, x=("float32", (2,))))
+    with pytest.raises(TypeError, match="expected dtype and shape"):
+        wait(client.trace(deep, x=3))

@@ -1,0 +1,226 @@
+"""The client's own connections: broken ones are tried again, stale ones replaced, early answers read."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewire
+from tests.unit.client.scripted_server import answers, closes, read_request, resets, scripted
+from tests.unit.client.speaking_server import SpeakingServer, on_a_socket
+from tilewire._arrays import HostArray, to_safetensors
+from tilewire._sockets import SocketTransport
+from tilewire._wire import Call
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+BODY = b"".join(to_safetensors({"out": HostArray.of(X)}))
+KINDS = [tilewire.Client, tilewire.AsyncClient]
+
+
+def reply(body: bytes = BODY, status: str = "200 OK", *headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
+
+
+def softmax(kind: Callable[..., Any], url: str, *, timeout_ms: float | None = None, **settings: Any) -> Any:
+    if kind is tilewire.Client:
+        with kind(url, **settings) as client:
+            return client.softmax(X, timeout_ms=timeout_ms)
+
+    async def use() -> Any:
+        async with kind(url, **settings) as client:
+            return await client.softmax(X, timeout_ms=timeout_ms)
+
+    return asyncio.run(use())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("breaks", [resets, closes, answers(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")])
+def test_a_connection_that_breaks_is_tried_again(kind: Callable[..., Any], breaks: Any) -> None:
+    with scripted(breaks, answers(reply())) as url:
+        np.testing.assert_array_equal(softmax(kind, url), X)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_refused_connection_is_tried_again(kind: Callable[..., Any]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    servers: list[Any] = []
+
+    def start() -> None:
+        with socket.create_server(("127.0.0.1", port)) as late:
+            connection, _ = late.accept()
+            with connection:
+                read_request(connection)
+                connection.sendall(reply())
+                servers.append(connection)
+
+    began = threading.Timer(0.05, start)
+    began.start()
+    np.testing.assert_array_equal(softmax(kind, f"http://127.0.0.1:{port}", max_retries=10), X)
+    began.join()
+    assert servers
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_broken_connections_end_in_an_error(kind: Callable[..., Any]) -> None:
+    with (
+        scripted(resets, resets) as url,
+        pytest.raises(tilewire.ConnectionFailed, match=r"127\.0\.0\.1"),
+    ):
+        softmax(kind, url, max_retries=1)
+    with scripted(resets) as url, pytest.raises(tilewire.ConnectionFailed) as raised:
+        softmax(kind, url, max_retries=0)
+    assert raised.value.was_broken
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_retry_past_the_deadline(kind: Callable[..., Any]) -> None:
+    began = time.monotonic()
+    busy = reply(b"{}", "503 Service Unavailable", "Retry-After: 30")
+    with scripted(answers(busy)) as url, pytest.raises(tilewire.Unavailable):
+        softmax(kind, url, timeout_ms=5000, max_retries=5)
+    with scripted(resets, resets) as url, pytest.raises(tilewire.ConnectionFailed):
+        softmax(kind, url, timeout_ms=60, max_retries=5)
+    assert time.monotonic() - began < 4
+
+
+def test_the_deadline_shrinks_with_each_try() -> None:
+    heads: list[bytes] = []
+
+    def note(connection: socket.socket) -> None:
+        heads.append(read_request(connection))
+        if len(heads) == 2:
+            connection.sendall(reply())
+
+    with scripted(note, note) as url:
+        softmax(tilewire.Client, url, timeout_ms=60_000)
+    sent = [int(head.lower().partition(b"x-timeout-ms: ")[2].partition(b"\r\n")[0]) for head in heads]
+    assert sent[0] == 60_000
+    assert 58_000 < sent[1] < 60_000
+
+
+def test_a_kept_connection_that_the_server_closed_is_replaced() -> None:
+    with scripted(answers(reply()), answers(reply())) as url, tilewire.Client(url, max_retries=0) as client:
+        for _ in range(2):
+            np.testing.assert_array_equal(client.softmax(X), X)
+            # Until the end of the first connection has come.
+            idle = client._transport._idle  # type: ignore[attr-defined]
+            assert not idle or idle[0].recv(1, socket.MSG_PEEK) == b""
+
+
+def test_connections_are_kept_and_shared_between_threads() -> None:
+    server = SpeakingServer()
+    with on_a_socket(server) as url, tilewire.Client(url) as client:
+        wrong: list[int] = []
+
+        def work(number: int) -> None:
+            x = np.full(3, number, np.float32)
+            wrong.extend(number for _ in range(20) if client.add(x, 1).tolist() != [number + 1] * 3)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+        assert 1 <= len(client._transport._idle) <= 6  # type: ignore[attr-defined]
+
+
+def test_an_early_answer_is_read_although_the_body_was_not() -> None:
+    def refuse(connection: socket.socket) -> None:
+        got = b""
+        while b"\r\n\r\n" not in got:
+            got += connection.recv(4096)
+        connection.sendall(reply(b'{"detail": "too large"}', "413 Content Too Large", "Connection: close"))
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(2**20):
+            pass
+
+    with scripted(refuse) as url, tilewire.Client(url) as client, pytest.raises(tilewire.TooLarge, match="too large"):
+        client.put("w", np.zeros(2**22, np.float32))
+
+
+def test_chunked_answers() -> None:
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunked += b"%x\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n" % (10, BODY[:10], len(BODY) - 10, BODY[10:])
+    with scripted(answers(chunked)) as url:
+        got = softmax(tilewire.Client, url)
+    np.testing.assert_array_equal(got, X)
+    got[0, 0] = 1  # writable
+
+
+def test_a_slow_server_is_a_failed_connection_and_not_tried_again() -> None:
+    release = threading.Event()
+    tries: list[int] = []
+
+    def hold(connection: socket.socket) -> None:
+        tries.append(1)
+        release.wait(10)
+
+    with scripted(hold) as url:
+        with pytest.raises(tilewire.ConnectionFailed, match="timed out") as raised:
+            softmax(tilewire.Client, url, timeout=0.05)
+        release.set()
+    assert not raised.value.was_broken
+    assert tries == [1]
+
+
+def test_a_header_of_two_lines_is_refused() -> None:
+    with scripted(closes) as url:
+        with tilewire.Client(url, max_retries=0) as client, pytest.raises(ValueError, match="X-Request-Id"):
+            client.run("softmax", {"x": X}, request_id="a\r\nX-Evil: 1")
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))):
+            pass
+
+
+def test_prefixes_and_keys_stand_in_the_request() -> None:
+    heads: list[bytes] = []
+
+    def note(connection: socket.socket) -> None:
+        heads.append(read_request(connection))
+        connection.sendall(reply())
+
+    with scripted(note) as url, tilewire.Client(f"{url}/gpu/", api_key="secret", headers={"X-Team": "blue"}) as client:
+        client.matmul(X, "@a/b", out_dtype="float32")
+    head = heads[0].partition(b"\r\n\r\n")[0].decode()
+    assert head.startswith("POST /gpu/v1/matmul?out_dtype=float32&b=@a/b HTTP/1.1\r\n")
+    lines = head.split("\r\n")
+    assert f"Host: {url.removeprefix('http://')}" in lines
+    assert {"Authorization: Bearer secret", "X-Team: blue", "X-Tilewire-Key: a/b"} <= set(lines)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 10, 5 * 2**20])
+def test_bodies_arrive_whole_and_progress_is_told(num_bytes: int) -> None:
+    body = np.random.default_rng(0).bytes(num_bytes)
+    got: list[bytes] = []
+    steps: list[tuple[int, int]] = []
+
+    def echo(connection: socket.socket) -> None:
+        got.append(read_request(connection).partition(b"\r\n\r\n")[2])
+        connection.sendall(reply(got[0]))
+
+    with scripted(echo) as url:
+        transport = SocketTransport(url, 5.0, {})
+        parts = (body[: num_bytes // 3], memoryview(body)[num_bytes // 3 :])
+        headers = {"Content-Length": str(num_bytes)}
+        call = Call("PUT", "/x", headers=headers, parts=parts, progress=lambda *step: steps.append(step))
+        answer = transport.exchange(call)
+        transport.close()
+    assert bytes(answer.body) == got[0] == body
+    assert (steps[-1] if steps else (num_bytes, num_bytes)) == (num_bytes, num_bytes)
+    assert all(done <= total == num_bytes for done, total in steps)
+
+
+def test_both_are_coroutines_or_not() -> None:
+    for name in ("matmul", "put", "trace", "program", "search"):
+        assert inspect.iscoroutinefunction(getattr(tilewire.AsyncClient, name))
+        assert not inspect.iscoroutinefunction(getattr(tilewire.Client, name))

@@ -1,0 +1,141 @@
+"""Arrays of other libraries as NumPy views and back, through DLPack. Imports none of the libraries.
+
+NumPy's own `from_dlpack` refuses bfloat16 and float8, so the tensor's description is read here.
+
+Source: the structures as documented in https://github.com/dmlc/dlpack, `include/dlpack/dlpack.h`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from typing import Any
+
+import numpy as np
+
+from tilewire._dtypes import EXTENSIONS, numpy_dtype
+
+_CPU = 1
+# Types of devices whose memory the CPU reads as its own: CPU, CUDA's pinned memory, ROCm's.
+_READABLE = (_CPU, 3, 11)
+# DLDataTypeCode: signed, unsigned, float, bfloat; and float8 by format.
+_PLAIN_CODES = {0: "int", 1: "uint", 2: "float"}
+_EXTENSION_CODES = {4: "bfloat16", 10: "float8_e4m3fn", 12: "float8_e5m2"}
+_BOOL_CODE = 6
+
+
+class _Tensor(ctypes.Structure):
+    """DLTensor."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype = ctypes.c_void_p
+_pointer_of.argtypes = (ctypes.py_object, ctypes.c_char_p)
+
+
+def is_foreign(value: object) -> bool:
+    """Whether a value is an array of another library that speaks DLPack."""
+    return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | np.generic)
+
+
+def from_foreign(value: Any) -> tuple[str, np.ndarray[Any, Any]]:
+    """Reads another library's array.
+
+    Args:
+        value: Of any device; memory that the CPU cannot read is copied by its library.
+
+    Returns:
+        The dtype's name, and a view of the array; of bfloat16 and float8 a view of the bits.
+
+    Raises:
+        TypeError: A dtype that cannot be sent.
+    """
+    if getattr(value, "requires_grad", False):
+        value = value.detach()
+    value = _on_the_host(value)
+    name = str(value.dtype).removeprefix("torch.")
+    if name in EXTENSIONS and _library(value) == "torch":
+        # torch exports no float8; its bits it does.
+        bits = sys.modules["torch"].uint8 if EXTENSIONS[name].itemsize == 1 else sys.modules["torch"].int16
+        return name, _view_of(value.view(bits))[1].view(EXTENSIONS[name])
+    return _view_of(value)
+
+
+def to_foreign(name: str, array: np.ndarray[Any, Any], like: Any) -> Any:
+    """Makes an array of another library, on the device of one that came from it.
+
+    Args:
+        name: Name of the dtype.
+        array: The elements; of bfloat16 and float8 their bits.
+        like: An array of the library.
+    """
+    if _library(like) == "torch":
+        torch = sys.modules["torch"]
+        tensor = torch.from_dlpack(array)
+        return (tensor.view(getattr(torch, name)) if name in EXTENSIONS else tensor).to(like.device)
+    whole = array.view(numpy_dtype(name)) if name in EXTENSIONS else array
+    return like.__array_namespace__().asarray(whole)
+
+
+def _library(value: object) -> str:
+    return type(value).__module__.partition(".")[0]
+
+
+def _on_the_host(value: Any) -> Any:
+    if value.__dlpack_device__()[0] in _READABLE:
+        return value
+    for method in ("cpu", "get"):
+        if hasattr(value, method):
+            return getattr(value, method)()
+    return np.asarray(value)
+
+
+def _view_of(value: Any) -> tuple[str, np.ndarray[Any, Any]]:
+    if isinstance(value, np.ndarray):
+        name = value.dtype.name
+        return name, value.view(EXTENSIONS[name]) if name in EXTENSIONS else value
+    capsule = value.__dlpack__()
+    tensor = ctypes.cast(_pointer_of(capsule, b"dltensor"), ctypes.POINTER(_Tensor)).contents
+    name, dtype = _dtype_of(tensor)
+    shape = tuple(tensor.shape[: tensor.ndim])
+    if 0 in shape:
+        return name, np.empty(shape, dtype)
+    strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else _strides_of(shape)
+    if min(strides, default=0) < 0:
+        raise TypeError("an array with negative strides cannot be read through DLPack; copy it first")
+    span = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    memory = (ctypes.c_uint8 * (span * dtype.itemsize)).from_address(tensor.data + tensor.byte_offset)
+    # The memory lives as long as its capsule.
+    memory.capsule = capsule
+    return name, np.ndarray(shape, dtype, memory, strides=tuple(stride * dtype.itemsize for stride in strides))
+
+
+def _dtype_of(tensor: _Tensor) -> tuple[str, np.dtype[Any]]:
+    if tensor.lanes == 1:
+        if tensor.code in _EXTENSION_CODES:
+            name = _EXTENSION_CODES[tensor.code]
+            return name, EXTENSIONS[name]
+        if tensor.code == _BOOL_CODE:
+            return "bool", np.dtype(np.bool_)
+        if tensor.code in _PLAIN_CODES:
+            dtype = np.dtype(f"{_PLAIN_CODES[tensor.code]}{tensor.bits}")
+            return dtype.name, dtype
+    raise TypeError(f"DLPack type {tensor.code} of {tensor.bits} bits and {tensor.lanes} lanes cannot be sent")
+
+
+def _strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))

@@ -1,0 +1,92 @@
+"""Tensors from files and to files: npy, npz and safetensors, mapped where the format allows it. No HTTP."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from tilewire._arrays import CONTENT_TYPE, HostArray, from_safetensors
+
+_FORMATS = ".npy, .npz, .safetensors"
+_CONTENT_TYPES = {".npy": "application/x-npy", ".safetensors": CONTENT_TYPE}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file of tensors to send.
+
+    Attributes:
+        path: Its place; the ending says the format.
+    """
+
+    path: Path
+
+    def arrays(self, name: str) -> dict[str, HostArray]:
+        """Reads the tensors; npy and safetensors stay in the file until they are sent.
+
+        Args:
+            name: Name of the tensor where the file holds one; else the prefix of each, as `name/tensor`.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: Not one of these formats.
+        """
+        arrays = self._read()
+        if len(arrays) == 1:
+            return {name: next(iter(arrays.values()))}
+        return {f"{name}/{inner}": array for inner, array in arrays.items()}
+
+    def _read(self) -> dict[str, HostArray]:
+        suffix = self.path.suffix
+        if suffix == ".npy":
+            return {"tensor": HostArray.of(np.load(self.path, mmap_mode="r", allow_pickle=False))}
+        if suffix == ".npz":
+            with np.load(self.path, allow_pickle=False) as members:
+                return {name: HostArray.of(members[name]) for name in members.files}
+        if suffix == ".safetensors":
+            with self.path.open("rb") as file:
+                return from_safetensors(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+        raise ValueError(f"{self.path}: expected a file that ends in {_FORMATS}")
+
+
+@dataclass(slots=True)
+class Destination:
+    """A file that an answer is received into, without a copy in this process's memory. Replaced whole or not at all.
+
+    Attributes:
+        path: Its place; the ending says the format, .npy or .safetensors.
+    """
+
+    path: Path
+    _partial: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.path.suffix not in _CONTENT_TYPES:
+            raise ValueError(f"{self.path}: expected a file that ends in {', '.join(_CONTENT_TYPES)}")
+        self._partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+
+    @property
+    def content_type(self) -> str:
+        """Content type of the format."""
+        return _CONTENT_TYPES[self.path.suffix]
+
+    def make_buffer(self, num_bytes: int) -> memoryview:
+        """Returns memory that is the file's."""
+        with self._partial.open("w+b") as file:
+            if not num_bytes:
+                return memoryview(b"")
+            file.truncate(num_bytes)
+            return memoryview(mmap.mmap(file.fileno(), num_bytes))
+
+    def finish(self) -> Path:
+        """Gives the whole file its name."""
+        self._partial.replace(self.path)
+        return self.path
+
+    def discard(self) -> None:
+        """Removes what was received of a download that failed."""
+        self._partial.unlink(missing_ok=True)

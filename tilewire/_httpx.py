@@ -1,0 +1,159 @@
+"""Transports on httpx: TLS, proxies, asyncio, and whatever a user passes as `transport=`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+
+import httpx
+import numpy as np
+
+from tilewire._errors import ConnectionFailed
+from tilewire._wire import Call, Reply, failed
+
+# Refused, reset, or closed in the middle: what a restart of the server looks like.
+_BROKEN = (httpx.ConnectError, httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
+
+
+class HttpxTransport:
+    """Sends by an `httpx.Client`.
+
+    Args:
+        base_url: Address of the server.
+        timeout: Seconds without progress on the connection, or httpx's own value object.
+        headers: Headers of every request.
+        transport: Replaces the network, as in httpx.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        timeout: float | httpx.Timeout | None,
+        headers: Mapping[str, str],
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._base_url = base_url
+        self._urls = _Urls(base_url)
+        self._http = httpx.Client(timeout=timeout, headers=headers, transport=transport)
+
+    def exchange(self, call: Call) -> Reply:
+        """Sends a request and waits for the whole answer.
+
+        Raises:
+            ConnectionFailed: No answer.
+        """
+        content = call.whole() if call.is_small else call.chunks()
+        try:
+            with self._http.stream(call.method, self._urls.of(call), headers=call.headers, content=content) as response:
+                body = _Body(call, response)
+                for chunk in response.iter_bytes():
+                    body.add(chunk)
+        except httpx.TransportError as error:
+            raise _failed(self._base_url, error) from error
+        return body.reply()
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._http.close()
+
+
+class AsyncHttpxTransport:
+    """Sends by an `httpx.AsyncClient`; see `HttpxTransport` for the arguments."""
+
+    def __init__(
+        self,
+        base_url: str,
+        timeout: float | httpx.Timeout | None,
+        headers: Mapping[str, str],
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._base_url = base_url
+        self._urls = _Urls(base_url)
+        self._http = httpx.AsyncClient(timeout=timeout, headers=headers, transport=transport)
+
+    async def exchange(self, call: Call) -> Reply:
+        """Sends a request and waits for the whole answer.
+
+        Raises:
+            ConnectionFailed: No answer.
+        """
+        content = call.whole() if call.is_small else _async(call.chunks())
+        try:
+            async with self._http.stream(
+                call.method, self._urls.of(call), headers=call.headers, content=content
+            ) as response:
+                body = _Body(call, response)
+                async for chunk in response.aiter_bytes():
+                    body.add(chunk)
+        except httpx.TransportError as error:
+            raise _failed(self._base_url, error) from error
+        return body.reply()
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
+        await self._http.aclose()
+
+
+class _Urls:
+    """Parsed addresses by path and query: httpx takes 60 µs to parse one."""
+
+    max_urls = 256
+
+    def __init__(self, base_url: str) -> None:
+        self._base_url = base_url
+        self._known: dict[str, httpx.URL] = {}
+
+    def of(self, call: Call) -> httpx.URL:
+        """Returns the address of a call."""
+        target = call.target
+        url = self._known.get(target)
+        if url is None:
+            if len(self._known) >= self.max_urls:
+                self._known.clear()
+            url = self._known[target] = httpx.URL(self._base_url + target)
+        return url
+
+
+class _Body:
+    """Receives one answer's body, where its length is known into memory of that size."""
+
+    def __init__(self, call: Call, response: httpx.Response) -> None:
+        self._call = call
+        self._response = response
+        length = response.headers.get("content-length", "")
+        self.is_sized = length.isdecimal() and "content-encoding" not in response.headers and call.method != "HEAD"
+        self._received = 0
+        self._grown = bytearray()
+        self._memory = self._make(int(length)) if self.is_sized else memoryview(b"")
+
+    def add(self, chunk: bytes) -> None:
+        """Keeps the next piece."""
+        if not self.is_sized:
+            self._grown += chunk
+            return
+        end = self._received + len(chunk)
+        self._memory[self._received : end] = chunk
+        self._received = end
+        if self._call.progress is not None:
+            self._call.progress(end, self._memory.nbytes)
+
+    def reply(self) -> Reply:
+        """Returns the whole answer."""
+        body = self._memory if self.is_sized else memoryview(self._grown)
+        return Reply(self._response.status_code, self._response.headers, body)
+
+    def _make(self, num_bytes: int) -> memoryview:
+        make = self._call.make_buffer
+        if make is not None and self._response.status_code < 300:
+            return make(num_bytes)
+        empty: Any = np.empty(num_bytes, np.uint8)
+        return memoryview(empty)
+
+
+def _failed(base_url: str, error: httpx.TransportError) -> ConnectionFailed:
+    return failed(base_url, error, was_broken=isinstance(error, _BROKEN))
+
+
+async def _async(chunks: Iterator[Any]) -> AsyncIterator[Any]:
+    for chunk in chunks:
+        yield chunk

@@ -1,0 +1,241 @@
+"""Turns a user's operands into arrays and names of resident tensors: dtypes by NumPy's rules, vectors by `np.matmul`'s.
+
+Rules of dtypes, in order:
+- Arrays have the dtype that they have; a Python number or a list takes that of the arrays beside it.
+- Arrays of several dtypes are converted to the one that holds all of them, as NumPy 2 promotes.
+- Without an array, lists and numbers are float32, as JSON bodies are.
+- A dtype that the op does not take, as float64 for `matmul`, is an error before anything is sent, or converted to
+  the client's `cast`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewire._arrays import HostArray
+from tilewire._dlpack import is_foreign
+from tilewire._dtypes import EXTENSIONS, dtypes_of, promote, promote_number
+from tilewire._names import tensor_name
+from tilewire._types import Resident, TensorInfo
+
+# Dtype of lists and numbers that stand alone.
+DEFAULT_DTYPE = "float32"
+_FLOATS = ("float16", "bfloat16", "float32")
+# Inputs whose dtype is not that of the others.
+_SCALES = ("a_scale", "b_scale")
+_SECONDARY = ("bias", "weight", *_SCALES)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Operands that are ready to be sent.
+
+    Attributes:
+        arrays: Arrays by input name.
+        residents: Names of resident tensors by input name, without the `@`.
+        like: First array of a library other than NumPy, for the answer to be of the same; None without one.
+        squeezed: Axes of the output that vectors did not have.
+        dropped: Options that mean nothing for a vector.
+    """
+
+    arrays: Mapping[str, HostArray]
+    residents: Mapping[str, str]
+    like: Any = None
+    squeezed: tuple[int, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Given:
+    """One operand as it was given: an array, a list or number without a dtype of its own, or a resident."""
+
+    name: str
+    value: Any
+    array: HostArray | None = None
+    resident: str | None = None
+    dtype: str | None = None
+
+
+def prepare(op: str, operands: Mapping[str, Any], *, cast: str | None = None, out_dtype: str | None = None) -> Prepared:
+    """Applies the rules of this module.
+
+    Args:
+        op: Name of the op.
+        operands: By input name; None for those that are not given.
+        cast: Dtype for arrays of a dtype that the op does not take; None makes them an error.
+        out_dtype: Dtype asked for the result.
+
+    Raises:
+        TypeError: A dtype that cannot be sent; the message says what to type.
+        ValueError: A resident's name that cannot be, or a number where `matmul` needs vectors.
+    """
+    given = [_given(name, value) for name, value in operands.items() if value is not None]
+    main = [operand for operand in given if operand.name not in _SECONDARY]
+    common = _common(op, main, cast)
+    for operand in main:
+        _convert(operand, common, main)
+    for operand in given:
+        if operand.name in _SECONDARY:
+            _convert_secondary(operand, common, cast, out_dtype)
+    arrays = {operand.name: operand.array for operand in given if operand.array is not None}
+    residents = {operand.name: operand.resident for operand in given if operand.resident is not None}
+    like = next((operand.value for operand in given if is_foreign(operand.value)), None)
+    squeezed, dropped = _as_matrices(arrays, main) if op == "matmul" else ((), ())
+    return Prepared(arrays, residents, like, squeezed, dropped)
+
+
+def prepare_inputs(operands: Mapping[str, Any], dtypes: Mapping[str, str]) -> Prepared:
+    """Prepares the inputs of a program, each by itself.
+
+    Args:
+        operands: By input name.
+        dtypes: Declared dtypes by input name, as far as they are known; lists and numbers take them.
+    """
+    given = [_given(name, value) for name, value in operands.items() if value is not None]
+    for operand in given:
+        _convert(operand, operand.dtype or dtypes.get(operand.name, DEFAULT_DTYPE), given)
+    return Prepared(
+        arrays={operand.name: operand.array for operand in given if operand.array is not None},
+        residents={operand.name: operand.resident for operand in given if operand.resident is not None},
+        like=next((operand.value for operand in given if is_foreign(operand.value)), None),
+    )
+
+
+def _given(name: str, value: Any) -> _Given:
+    if isinstance(value, str):
+        if not value.startswith("@"):
+            raise TypeError(f"{name}: {value[:64]!r} is neither an array nor the name of a resident tensor, '@…'")
+        return _Given(name, value, resident=tensor_name(value))
+    if isinstance(value, TensorInfo):
+        return _Given(name, value, resident=tensor_name(value.name), dtype=value.dtype)
+    if isinstance(value, Resident):
+        dtype = None if value.described is None else value.described.dtype
+        return _Given(name, value, resident=tensor_name(value.name), dtype=dtype)
+    if _is_weak(value):
+        return _Given(name, value)
+    try:
+        array = HostArray.of(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name}: {error}") from error
+    return _Given(name, value, array=array, dtype=array.dtype)
+
+
+def _is_weak(value: Any) -> bool:
+    """Whether a value has no dtype of its own: Python numbers, and lists of them."""
+    while isinstance(value, list | tuple):
+        if not value:
+            return True
+        value = value[0]
+    return isinstance(value, bool | int | float) and not isinstance(value, np.generic)
+
+
+def _common(op: str, main: list[_Given], cast: str | None) -> str:
+    typed = [operand.dtype for operand in main if operand.dtype is not None]
+    common = promote(typed) if typed else DEFAULT_DTYPE
+    if typed:
+        for operand in main:
+            if operand.dtype is None and operand.resident is None:
+                common = _promote_weak(operand, common)
+    taken = dtypes_of(op)
+    if common in taken:
+        return common
+    if cast is not None:
+        return cast
+    blamed = next((operand for operand in main if operand.dtype not in (None, *taken)), main[0])
+    raise TypeError(
+        f"{blamed.name}: {op} does not take {common}; type {_conversion(blamed)} or make the client with "
+        f'cast="float32"; {op} takes {", ".join(taken)}'
+    )
+
+
+def _promote_weak(operand: _Given, common: str) -> str:
+    leaves = np.asarray(operand.value)
+    if leaves.dtype == object:
+        raise TypeError(f"{operand.name}: a list of lists of unequal lengths is no array")
+    return promote_number(common, leaves.dtype.type(1).item())
+
+
+def _conversion(operand: _Given) -> str:
+    if is_foreign(operand.value) and hasattr(operand.value, "float"):
+        return f"{operand.name}.float()"
+    return f"{operand.name}.astype(np.float32)"
+
+
+def _convert(operand: _Given, dtype: str, main: list[_Given]) -> None:
+    if operand.resident is not None:
+        if operand.dtype not in (None, dtype):
+            beside = next(other.name for other in main if other is not operand and other.dtype != operand.dtype)
+            raise TypeError(
+                f"{operand.name}: @{operand.resident} is {operand.dtype} and cannot become {dtype} on its way; "
+                f"type {beside}.astype({_numpy_spelling(str(operand.dtype))}), or store it as {dtype}"
+            )
+        return
+    operand.array = _array_of(operand, dtype)
+
+
+def _numpy_spelling(name: str) -> str:
+    return f"ml_dtypes.{name}" if name in EXTENSIONS else f"np.{name}"
+
+
+def _array_of(operand: _Given, dtype: str) -> HostArray:
+    if operand.array is not None:
+        return operand.array.astype(dtype)
+    if dtype in EXTENSIONS:
+        return HostArray(DEFAULT_DTYPE, np.asarray(operand.value, np.float32)).astype(dtype)
+    try:
+        return HostArray(dtype, np.asarray(operand.value, np.dtype(dtype)))
+    except (ValueError, OverflowError) as error:
+        raise TypeError(f"{operand.name}: {error}") from error
+
+
+def _convert_secondary(operand: _Given, common: str, cast: str | None, out_dtype: str | None) -> None:
+    taken: tuple[str, ...]
+    if operand.name in _SCALES:
+        taken, usual = ("float32",), "float32"
+    elif common == "int8" and out_dtype in (None, "int32"):
+        taken, usual = ("int32",), "int32"
+    else:
+        taken, usual = _FLOATS, common if common in _FLOATS else DEFAULT_DTYPE
+    if operand.resident is not None:
+        return
+    dtype = operand.dtype or usual
+    if dtype not in taken:
+        if cast is None:
+            raise TypeError(
+                f"{operand.name}: {dtype} is not taken here; type {operand.name}.astype(np.{usual}), "
+                f'or make the client with cast="float32"'
+            )
+        dtype = usual
+    operand.array = _array_of(operand, dtype)
+
+
+def _as_matrices(arrays: dict[str, HostArray], main: list[_Given]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Makes matrices of vectors in place; returns the axes to squeeze and the transpositions to drop."""
+    squeezed: list[int] = []
+    dropped: list[str] = []
+    for operand, axis in zip(main, (-2, -1), strict=False):
+        array = arrays.get(operand.name)
+        if array is None:
+            _check_resident_matrix(operand)
+            continue
+        if not array.shape:
+            raise ValueError(f"{operand.name}: matmul takes no single number; multiply with * or pointwise")
+        if len(array.shape) == 1:
+            data = array.data[None, :] if axis == -2 else array.data[:, None]
+            arrays[operand.name] = HostArray(array.dtype, data)
+            squeezed.append(axis)
+            dropped.append(f"transpose_{operand.name}")
+    return tuple(squeezed), tuple(dropped)
+
+
+def _check_resident_matrix(operand: _Given) -> None:
+    info = operand.value.described if isinstance(operand.value, Resident) else operand.value
+    if isinstance(info, TensorInfo) and len(info.shape) < 2:
+        raise ValueError(
+            f"{operand.name}: @{operand.resident} is a vector; resident operands of matmul are matrices: "
+            f"store it with a second dimension"
+        )

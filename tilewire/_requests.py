@@ -1,0 +1,301 @@
+"""Builds the request of each method of the clients, and reads its reply: all that both clients share. Sends nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+import numpy as np
+
+from tilewire import _wire
+from tilewire._arrays import CONTENT_TYPE, HostArray, to_safetensors
+from tilewire._dtypes import dtype_name
+from tilewire._errors import NotFound, ServerError
+from tilewire._files import Destination, Source
+from tilewire._names import program_name, tensor_name
+from tilewire._operands import Prepared, prepare, prepare_inputs
+from tilewire._program import Program
+from tilewire._types import Answer, TensorInfo
+from tilewire._wire import Call, Progress, Reply
+
+T = TypeVar("T")
+MakeHandle = Callable[[TensorInfo], Any]
+
+# Arrays among the options of the ops' methods: inputs to the server.
+_OPTIONAL_OPERANDS = ("bias", "weight", "a_scale", "b_scale")
+# Options that are headers.
+_HEADERS = ("timeout_ms", "request_id")
+# Inputs in the order in which their resident is the key of a request: the large operand first.
+_KEYS = ("b", "a", "x", "y")
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Generic[T]):
+    """One request and how its reply is read.
+
+    Attributes:
+        call: What is sent.
+        parse: Reads the reply; its second argument makes handles of stored tensors.
+    """
+
+    call: Call
+    parse: Callable[[Reply, MakeHandle], T]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Choices of one client that hold for each of its requests.
+
+    Attributes:
+        cast: Dtype for arrays of a dtype that an op does not take; None makes them an error.
+    """
+
+    cast: str | None = None
+
+    @classmethod
+    def of(cls, cast: object) -> Rules:
+        """Checks a user's choices.
+
+        Raises:
+            TypeError: `cast` is no dtype.
+        """
+        return cls(None if cast is None else dtype_name(cast))
+
+    def op(
+        self, op: str, operands: Mapping[str, Any], options: Mapping[str, Any], store: str | None
+    ) -> Request[Answer]:
+        """Builds the request of one op.
+
+        Args:
+            op: Its name.
+            operands: By input name; None for those that are not given.
+            options: By name; None leaves one at the server's default.
+            store: Name under which the result stays on the server, or None to get it.
+
+        Raises:
+            TypeError: An operand or option of a type or dtype that cannot be sent.
+            ValueError: A name that cannot be a tensor's.
+        """
+        options = {name: value for name, value in options.items() if value is not None}
+        if "out_dtype" in options:
+            options["out_dtype"] = dtype_name(options["out_dtype"])
+        inputs = {**operands, **{name: options.pop(name) for name in _OPTIONAL_OPERANDS if name in options}}
+        prepared = prepare(op, inputs, cast=self.cast, out_dtype=options.get("out_dtype"))
+        for name in prepared.dropped:
+            options.pop(name, None)
+        if store is not None and prepared.squeezed:
+            raise ValueError("store: a product with a vector is kept as a matrix; pass x[None, :] or v[:, None]")
+        call = _call(f"/v1/{quote(op, safe='')}", prepared, options, store)
+        return Request(call, lambda reply, handle: _answer(reply, handle, prepared))
+
+    def put(self, name: str, array: Any, progress: Progress | None = None) -> Request[Any]:
+        """Builds the upload of one resident tensor."""
+        host = array if isinstance(array, HostArray) else HostArray.of(array)
+        call = replace(_with_body(_tensor_call("PUT", name), {"tensor": host}), progress=progress)
+        sent = TensorInfo(tensor_name(name), host.shape, host.dtype, host.nbytes)
+        return Request(call, lambda reply, handle: handle(_stored(reply, sent)))
+
+
+def sources(name: str, path: Source) -> dict[str, HostArray]:
+    """Returns the arrays of a file by the name that each gets on the server."""
+    return {tensor_name(full): array for full, array in path.arrays(name).items()}
+
+
+def get(name: str, into: Destination | None = None, progress: Progress | None = None) -> Request[Any]:
+    """Builds the download of one resident tensor, to an array or to a file."""
+    accept = CONTENT_TYPE if into is None else into.content_type
+    call = replace(_tensor_call("GET", name), headers={**_keyed(name), "Accept": accept}, progress=progress)
+    if into is not None:
+        call = replace(call, make_buffer=into.make_buffer)
+
+    def parse(reply: Reply, _: MakeHandle) -> Any:
+        _wire.checked(reply)
+        if into is not None:
+            return into.finish()
+        return _only(_wire.parse_arrays(reply), reply).numpy()
+
+    return Request(call, parse)
+
+
+def head(name: str) -> Request[TensorInfo | None]:
+    """Builds the request for a tensor's description."""
+    return Request(_tensor_call("HEAD", name), lambda reply, _: _wire.parse_head(reply, name))
+
+
+def there(info: TensorInfo | None, name: str) -> TensorInfo:
+    """Returns a description.
+
+    Raises:
+        NotFound: It is None.
+    """
+    if info is None:
+        raise NotFound(f"name: no tensor {name!r}", status=404)
+    return info
+
+
+def delete(name: str) -> Request[None]:
+    """Builds the removal of a tensor."""
+    return Request(_tensor_call("DELETE", name), _done)
+
+
+def tensors() -> Request[list[Any]]:
+    """Builds the listing of the resident tensors; each is a handle."""
+    call = Call("GET", "/v1/tensors", headers={"Accept": "application/json"})
+    return Request(
+        call,
+        lambda reply, handle: [handle(_wire.parse_info(entry)) for entry in _wire.parse_list(_wire.checked(reply))],
+    )
+
+
+def is_ok(kind: str) -> Request[bool]:
+    """Builds a health check, `live` or `ready`."""
+    return Request(Call("GET", f"/v2/health/{kind}"), lambda reply, _: reply.status == 200)
+
+
+def keep_program(name: str, program: Program) -> Request[None]:
+    """Builds the upload of a program."""
+    body = (json.dumps(program.to_dict()).encode(),)
+    call = replace(_program_call("PUT", name), parts=body)
+    return Request(replace(call, headers={**call.headers, **_wire.body_headers(body, "application/json")}), _done)
+
+
+def program(name: str) -> Request[Program]:
+    """Builds the download of a program."""
+
+    def parse(reply: Reply, _: MakeHandle) -> Program:
+        document = _wire.json_of(_wire.checked(reply))
+        # A description has the program itself under a key, beside what the server adds.
+        if isinstance(document, dict) and isinstance(document.get("program"), dict):
+            document = document["program"]
+        return Program.from_dict(document)
+
+    return Request(_program_call("GET", name), parse)
+
+
+def delete_program(name: str) -> Request[None]:
+    """Builds the removal of a program."""
+    return Request(_program_call("DELETE", name), _done)
+
+
+def programs() -> Request[list[str]]:
+    """Builds the listing of the programs' names."""
+
+    def parse(reply: Reply, _: MakeHandle) -> list[str]:
+        entries = _wire.parse_list(_wire.checked(reply))
+        return [entry["name"] if isinstance(entry, dict) else str(entry) for entry in entries]
+
+    return Request(Call("GET", "/v1/programs", headers={"Accept": "application/json"}), parse)
+
+
+def run_program(
+    target: str | Program, inputs: Mapping[str, Any], options: Mapping[str, Any], declared: Program | None = None
+) -> Request[Answer]:
+    """Builds a run of a program: a kept one by its name, or one that travels with its inputs.
+
+    Args:
+        target: Name, or the program itself.
+        inputs: Operands by input name.
+        options: `timeout_ms` and `request_id`.
+        declared: Program that the name stands for, where it is known: lists then take the declared dtypes.
+    """
+    declared = target if isinstance(target, Program) else declared
+    dtypes = {} if declared is None else {name: spec.dtype for name, spec in declared.inputs.items() if spec.dtype}
+    prepared = prepare_inputs(inputs, dtypes)
+    options = {name: value for name, value in options.items() if value is not None}
+    if isinstance(target, Program):
+        metadata = {"program": json.dumps(target.to_dict())}
+        call = _call("/v1/run", prepared, options, None, metadata)
+    else:
+        call = _call(f"/v1/programs/{program_name(target)}", prepared, options, None)
+        call = replace(call, headers={_wire.KEY_HEADER: target, **call.headers})
+    return Request(call, lambda reply, handle: _answer(reply, handle, prepared))
+
+
+def _call(
+    path: str,
+    prepared: Prepared,
+    options: Mapping[str, Any],
+    store: str | None,
+    metadata: Mapping[str, str] | None = None,
+) -> Call:
+    query = {name: _text(value) for name, value in options.items() if name not in _HEADERS}
+    query |= {name: f"@{resident}" for name, resident in prepared.residents.items()}
+    if store is not None:
+        query["store"] = f"@{tensor_name(store)}"
+    headers = _key_of(prepared.residents)
+    if options.get("request_id"):
+        headers["X-Request-Id"] = str(options["request_id"])
+    timeout_ms = options.get("timeout_ms")
+    if timeout_ms is not None:
+        headers["X-Timeout-Ms"] = str(max(1, round(timeout_ms)))
+    call = Call("POST", path, query, headers, timeout_ms=timeout_ms)
+    return _with_body(call, prepared.arrays, metadata)
+
+
+def _key_of(residents: Mapping[str, str]) -> dict[str, str]:
+    name = next((residents[key] for key in _KEYS if key in residents), next(iter(residents.values()), None))
+    return {} if name is None else {_wire.KEY_HEADER: name}
+
+
+def _keyed(name: str) -> dict[str, str]:
+    return {_wire.KEY_HEADER: tensor_name(name)}
+
+
+def _tensor_call(method: str, name: str) -> Call:
+    headers = {**_keyed(name), "Accept": CONTENT_TYPE}
+    return Call(method, f"/v1/tensors/{quote(tensor_name(name))}", headers=headers)
+
+
+def _program_call(method: str, name: str) -> Call:
+    headers = {_wire.KEY_HEADER: program_name(name), "Accept": "application/json"}
+    return Call(method, f"/v1/programs/{program_name(name)}", headers=headers)
+
+
+def _with_body(call: Call, arrays: Mapping[str, HostArray], metadata: Mapping[str, str] | None = None) -> Call:
+    parts = to_safetensors(arrays, metadata) if arrays or metadata else ()
+    headers = {**call.headers, "Accept": CONTENT_TYPE, **_wire.body_headers(parts)}
+    return replace(call, headers=headers, parts=parts)
+
+
+def _answer(reply: Reply, make_handle: MakeHandle, prepared: Prepared) -> Answer:
+    _wire.checked(reply)
+    outputs, handle = {}, None
+    if (reply.headers.get("content-type") or "").startswith("application/json"):
+        handle = make_handle(_wire.parse_info(_wire.json_of(reply)))
+    else:
+        arrays = _wire.parse_arrays(reply)
+        outputs = {name: _squeezed(array, prepared).like(prepared.like) for name, array in arrays.items()}
+    batch_size = reply.headers.get("x-batch-size") or ""
+    return Answer(
+        outputs=outputs,
+        handle=handle,
+        request_id=reply.headers.get("x-request-id"),
+        batch_size=int(batch_size) if batch_size.isdecimal() else None,
+        timings_ms=_wire.parse_timings(reply.headers.get("server-timing") or ""),
+    )
+
+
+def _squeezed(array: HostArray, prepared: Prepared) -> HostArray:
+    return HostArray(array.dtype, array.data.squeeze(prepared.squeezed)) if prepared.squeezed else array
+
+
+def _only(arrays: Mapping[str, HostArray], reply: Reply) -> HostArray:
+    if len(arrays) != 1:
+        raise ServerError(f"the answer is not one safetensors tensor but {len(arrays)}", status=reply.status)
+    return next(iter(arrays.values()))
+
+
+def _stored(reply: Reply, sent: TensorInfo) -> TensorInfo:
+    document = _wire.json_of(_wire.checked(reply))
+    return _wire.parse_info(document) if isinstance(document, dict) and "shape" in document else sent
+
+
+def _done(reply: Reply, _: MakeHandle) -> None:
+    _wire.checked(reply)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool | np.bool_) else str(value)

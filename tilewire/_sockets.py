@@ -1,0 +1,164 @@
+"""A transport of its own for plain HTTP: kept connections, vectored writes, answers received where they stay.
+
+Requests are written by hand and answers read by `http.client`: a call of 16 KiB costs a fifth of httpx's, and 32 MiB
+are neither cut into pieces nor copied. ADR 0022 has the figures.
+"""
+
+from __future__ import annotations
+
+import http.client
+import select
+import socket
+from collections import deque
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from tilewire._wire import Call, Reply, failed
+
+# Idle connections that are kept; as many as httpx keeps would make fewer threads wait for a handshake.
+MAX_IDLE = 100
+# Between two calls of a progress function.
+_STEP_BYTES = 2**22
+# The largest number of buffers in one `sendmsg`, by POSIX's least IOV_MAX.
+_MAX_VIEWS = 16
+_DEFAULT_PORT = 80
+
+
+class SocketTransport:
+    """Keeps connections to one server. Safe to share between threads: each call has a connection to itself.
+
+    Args:
+        base_url: `http://…`, with a path prefix where a proxy needs one.
+        timeout_s: Seconds without progress on a connection; None for no limit.
+        headers: Headers of every request.
+    """
+
+    def __init__(self, base_url: str, timeout_s: float | None, headers: Mapping[str, str]) -> None:
+        parts = urlsplit(base_url)
+        assert parts.hostname is not None, "This is a bug."
+        self._idle: deque[socket.socket] = deque(maxlen=MAX_IDLE)
+        self._base_url = base_url
+        self._address = (parts.hostname, parts.port or _DEFAULT_PORT)
+        self._prefix = parts.path
+        self._timeout_s = timeout_s
+        self._headers = {"Host": parts.netloc.rpartition("@")[2], **headers}
+
+    def exchange(self, call: Call) -> Reply:
+        """Sends a request and waits for the whole answer.
+
+        Raises:
+            ConnectionFailed: No answer.
+        """
+        try:
+            connection = self._connection()
+            try:
+                reply, is_kept = self._exchange_on(connection, call)
+            except BaseException:
+                connection.close()
+                raise
+        except (ConnectionError, http.client.HTTPException) as error:
+            raise failed(self._base_url, error, was_broken=True) from error
+        except OSError as error:
+            raise failed(self._base_url, error, was_broken=False) from error
+        if is_kept and len(self._idle) < MAX_IDLE:
+            self._idle.append(connection)
+        else:
+            connection.close()
+        return reply
+
+    def close(self) -> None:
+        """Closes the connections that are idle."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _connection(self) -> socket.socket:
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                break
+            if not _is_readable(connection):
+                return connection
+            # The server closed it while it was idle.
+            connection.close()
+        connection = socket.create_connection(self._address, self._timeout_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def _exchange_on(self, connection: socket.socket, call: Call) -> tuple[Reply, bool]:
+        broken: OSError | None = None
+        try:
+            _send(connection, self._head_of(call), call)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            # A server may refuse a body and close before all of it was sent: its answer is there to read.
+            broken = error
+        response = http.client.HTTPResponse(connection, method=call.method)
+        try:
+            response.begin()
+            reply = Reply(response.status, response.headers, _body_of(response, call))
+        except (ConnectionError, http.client.HTTPException) as error:
+            raise broken or error from error
+        finally:
+            response.close()
+        return reply, not response.will_close and broken is None
+
+    def _head_of(self, call: Call) -> bytes:
+        lines = [f"{call.method} {self._prefix}{call.target} HTTP/1.1"]
+        lines += [f"{name}: {_line(name, value)}" for name, value in {**self._headers, **call.headers}.items()]
+        return "\r\n".join([*lines, "\r\n"]).encode("latin-1")
+
+
+def _line(name: str, value: str) -> str:
+    if "\r" in value or "\n" in value:
+        raise ValueError(f"{name}: a header has one line; got {value[:64]!r}")
+    return value
+
+
+def _is_readable(connection: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _send(connection: socket.socket, head: bytes, call: Call) -> None:
+    views = deque(view for part in (head, *call.parts) if (view := memoryview(part).cast("B")).nbytes)
+    total = call.num_body_bytes
+    sent = -len(head)
+    while views:
+        # With a progress function no write is so long that it stands still.
+        step = [view[:_STEP_BYTES] for view in list(views)[:2]] if call.progress else list(views)[:_MAX_VIEWS]
+        count = connection.sendmsg(step)
+        sent += count
+        while views and count >= views[0].nbytes:
+            count -= views.popleft().nbytes
+        if count:
+            views[0] = views[0][count:]
+        if call.progress is not None and sent > 0:
+            call.progress(sent, total)
+
+
+def _body_of(response: http.client.HTTPResponse, call: Call) -> memoryview:
+    length = response.length
+    if length is None:
+        return memoryview(bytearray(response.read()))
+    make = call.make_buffer if response.status < 300 and call.make_buffer is not None else _memory
+    body = make(length)
+    received = 0
+    while received < length:
+        count = response.readinto(body[received : received + _STEP_BYTES])
+        if not count:
+            raise http.client.IncompleteRead(bytes(body[:received]), length - received)
+        received += count
+        if call.progress is not None:
+            call.progress(received, length)
+    return body
+
+
+def _memory(num_bytes: int) -> memoryview:
+    # Unlike a bytearray's, its pages are touched once: by what is received.
+    return memoryview(np.empty(num_bytes, np.uint8))  # type: ignore[arg-type]

@@ -1,0 +1,382 @@
+"""Records NumPy-like code as a program: stand-ins for arrays, whose operators write down steps. Computes nothing."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from tilewire._arrays import HostArray
+from tilewire._dtypes import dtype_name, dtypes_of
+from tilewire._names import tensor_name
+from tilewire._operands import DEFAULT_DTYPE
+from tilewire._program import MAX_STEPS, InputSpec, Program, Step
+from tilewire._types import (
+    Activation,
+    Metric,
+    NormalizeKind,
+    PointwiseFunction,
+    Precision,
+    ReduceKind,
+    Resident,
+    TensorInfo,
+)
+
+_UNARY: dict[Any, PointwiseFunction] = {
+    np.exp: "exp",
+    np.log: "log",
+    np.sqrt: "sqrt",
+    np.absolute: "abs",
+    np.negative: "neg",
+    np.tanh: "tanh",
+}
+_BINARY: dict[Any, PointwiseFunction] = {np.maximum: "maximum", np.minimum: "minimum"}
+_OPERATORS: dict[Any, str] = {
+    np.matmul: "__matmul__",
+    np.add: "__add__",
+    np.subtract: "__sub__",
+    np.multiply: "__mul__",
+    np.true_divide: "__truediv__",
+}
+_REDUCTIONS: dict[Any, ReduceKind] = {
+    np.sum: "sum",
+    np.mean: "mean",
+    np.max: "max",
+    np.min: "min",
+    np.argmax: "argmax",
+    np.argmin: "argmin",
+    np.linalg.norm: "norm",
+}
+# Functions that a product applies by itself.
+_FUSED = ("relu", "gelu", "silu", "sigmoid", "tanh")
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What came of a recording.
+
+    Attributes:
+        program: The program.
+        constants: Arrays that the code referred to, by the resident's name.
+    """
+
+    program: Program
+    constants: Mapping[str, HostArray]
+
+
+def record(function: Callable[..., Any], inputs: Mapping[str, InputSpec | tuple[Any, Any]], name: str) -> Recorded:
+    """Calls a function with stand-ins and returns the steps that it took.
+
+    Args:
+        function: Takes each input by name.
+        inputs: Dtype and shape by name.
+        name: Prefix of the constants' names.
+
+    Raises:
+        TypeError: A missing argument, or code that no op computes.
+        ValueError: More steps than a program may have.
+    """
+    recorder = _Recorder(name)
+    specs = {key: _spec(key, given) for key, given in inputs.items()}
+    try:
+        inspect.signature(function).bind(**specs)
+    except TypeError as error:
+        raise TypeError(f'{name}: {error}; give each argument its type, as x=("float32", (-1, 768))') from error
+    result = function(**{key: Traced(recorder, key, spec.dtype) for key, spec in specs.items()})
+    outputs = _outputs(result, name)
+    steps = tuple(_fuse(recorder.steps, outputs))
+    if len(steps) > MAX_STEPS:
+        raise ValueError(f"{name}: {len(steps)} steps; a program has at most {MAX_STEPS}")
+    return Recorded(Program(specs, steps, outputs), recorder.constants)
+
+
+class _Recorder:
+    """The steps and constants so far."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.steps: list[Step] = []
+        self.constants: dict[str, HostArray] = {}
+        self._known: dict[int, tuple[Any, str]] = {}
+
+    def step(self, op: str, inputs: Mapping[str, Any], dtype: str | None, **options: Any) -> Traced:
+        """Writes down an op with one output."""
+        return self.steps_with(op, inputs, ("v",), (dtype,), **options)[0]
+
+    def steps_with(
+        self,
+        op: str,
+        inputs: Mapping[str, Any],
+        outputs: tuple[str, ...],
+        dtypes: tuple[str | None, ...],
+        **options: Any,
+    ) -> tuple[Traced, ...]:
+        """Writes down an op; its values are named after the step's number."""
+        like = next(value.dtype for value in inputs.values() if isinstance(value, Traced))
+        named = {key: self._name_of(value, op, like) for key, value in inputs.items() if value is not None}
+        names = tuple(f"{output}{len(self.steps)}" for output in outputs)
+        kept = {key: value for key, value in options.items() if value is not None}
+        self.steps.append(Step(op, named, names, kept))
+        return tuple(Traced(self, name, dtype) for name, dtype in zip(names, dtypes, strict=True))
+
+    def _name_of(self, value: Any, op: str, like: str | None) -> str:
+        if isinstance(value, Traced):
+            return value.name
+        if isinstance(value, Resident | TensorInfo):
+            return f"@{tensor_name(value.name)}"
+        if isinstance(value, str):
+            return f"@{tensor_name(value)}"
+        if id(value) not in self._known:
+            array = HostArray.of(value)
+            if array.dtype not in dtypes_of(op) or isinstance(value, list | tuple):
+                array = array.astype(like or DEFAULT_DTYPE)
+            key = f"{self.name}/c{len(self.constants)}"
+            self.constants[key] = array
+            # With the value itself: an id is another's once its object is gone.
+            self._known[id(value)] = (value, key)
+        return f"@{self._known[id(value)][1]}"
+
+
+class Traced:
+    """A stand-in for an array while code is recorded.
+
+    Attributes:
+        name: Name of the value in the program.
+        dtype: Name of its dtype, as far as it is known.
+    """
+
+    __slots__ = ("_recorder", "dtype", "name")
+
+    def __init__(self, recorder: _Recorder, name: str, dtype: str | None) -> None:
+        self._recorder = recorder
+        self.name = name
+        self.dtype = dtype
+
+    def matmul(
+        self,
+        other: Any,
+        *,
+        bias: Any = None,
+        activation: Activation | None = None,
+        transpose_b: bool | None = None,
+        out_dtype: Any = None,
+        precision: Precision | None = None,
+    ) -> Traced:
+        """Records activation(self @ other + bias)."""
+        asked = None if out_dtype is None else dtype_name(out_dtype)
+        dtype = asked or {"int8": "int32"}.get(
+            self.dtype or "", "bfloat16" if "float8" in str(self.dtype) else self.dtype
+        )
+        inputs = {"a": self, "b": other, "bias": bias}
+        options = {"activation": activation, "transpose_b": transpose_b, "out_dtype": asked, "precision": precision}
+        return self._recorder.step("matmul", inputs, dtype, **options)
+
+    def softmax(self, axis: int = -1, *, log: bool | None = None) -> Traced:
+        """Records softmax or log-softmax along one axis."""
+        return self._recorder.step("softmax", {"x": self}, self.dtype, axis=axis, log=log)
+
+    def topk(self, k: int, axis: int = -1, *, largest: bool | None = None) -> tuple[Traced, Traced]:
+        """Records the k largest or smallest elements: values and indices."""
+        outputs, dtypes = ("values", "indices"), (self.dtype, "int64")
+        values, indices = self._recorder.steps_with(
+            "topk", {"x": self}, outputs, dtypes, k=k, axis=axis, largest=largest
+        )
+        return values, indices
+
+    def search(
+        self, items: Any, k: int = 10, *, bias: Any = None, metric: Metric | None = None
+    ) -> tuple[Traced, Traced]:
+        """Records the k best items of each row: values and indices."""
+        inputs, outputs = {"a": self, "b": items, "bias": bias}, ("values", "indices")
+        values, indices = self._recorder.steps_with("search", inputs, outputs, ("float32", "int64"), k=k, metric=metric)
+        return values, indices
+
+    def normalize(
+        self,
+        kind: NormalizeKind,
+        *,
+        weight: Any = None,
+        bias: Any = None,
+        axis: int | None = None,
+        eps: float | None = None,
+    ) -> Traced:
+        """Records layer norm, RMS norm or the division by the 2-norm."""
+        inputs = {"x": self, "weight": weight, "bias": bias}
+        return self._recorder.step("normalize", inputs, self.dtype, kind=kind, axis=axis, eps=eps)
+
+    def reduce(self, kind: ReduceKind, axis: int | None = None, *, keepdims: bool | None = None) -> Traced:
+        """Records a reduction; every axis where `axis` is None, as in NumPy."""
+        dtype = "int64" if kind in ("argmax", "argmin") else self.dtype
+        where = "all" if axis is None else axis
+        return self._recorder.step("reduce", {"x": self}, dtype, kind=kind, axis=where, keepdims=keepdims)
+
+    def pointwise(
+        self, fn: PointwiseFunction, other: Any = None, *, scale: float | None = None, shift: float | None = None
+    ) -> Traced:
+        """Records fn(self) or fn(self, other), times `scale` plus `shift`."""
+        inputs = {"x": self, "y": other}
+        return self._recorder.step("pointwise", inputs, self.dtype, fn=fn, scale=scale, shift=shift)
+
+    def sum(self, axis: int | None = None, *, keepdims: bool | None = None) -> Traced:
+        """Records the sum."""
+        return self.reduce("sum", axis, keepdims=keepdims)
+
+    def mean(self, axis: int | None = None, *, keepdims: bool | None = None) -> Traced:
+        """Records the mean."""
+        return self.reduce("mean", axis, keepdims=keepdims)
+
+    def max(self, axis: int | None = None, *, keepdims: bool | None = None) -> Traced:
+        """Records the largest element."""
+        return self.reduce("max", axis, keepdims=keepdims)
+
+    def min(self, axis: int | None = None, *, keepdims: bool | None = None) -> Traced:
+        """Records the smallest element."""
+        return self.reduce("min", axis, keepdims=keepdims)
+
+    def argmax(self, axis: int | None = None) -> Traced:
+        """Records the index of the largest element."""
+        return self.reduce("argmax", axis)
+
+    def argmin(self, axis: int | None = None) -> Traced:
+        """Records the index of the smallest element."""
+        return self.reduce("argmin", axis)
+
+    def relu(self) -> Traced:
+        """Records max(self, 0)."""
+        return self.pointwise("relu")
+
+    def gelu(self) -> Traced:
+        """Records GELU, in its tanh form."""
+        return self.pointwise("gelu")
+
+    def silu(self) -> Traced:
+        """Records self · sigmoid(self)."""
+        return self.pointwise("silu")
+
+    def sigmoid(self) -> Traced:
+        """Records the logistic function."""
+        return self.pointwise("sigmoid")
+
+    def __matmul__(self, other: Any) -> Traced:
+        return self.matmul(other)
+
+    def __rmatmul__(self, other: Any) -> Traced:
+        return self._recorder.step("matmul", {"a": other, "b": self}, self.dtype)
+
+    def __add__(self, other: Any) -> Traced:
+        if isinstance(other, Real):
+            return self._affine(1.0, float(other))
+        return self._recorder.step("add", {"a": self, "b": other}, self.dtype)
+
+    def __radd__(self, other: Any) -> Traced:
+        return self.__add__(other)
+
+    def __sub__(self, other: Any) -> Traced:
+        if isinstance(other, Real):
+            return self._affine(1.0, -float(other))
+        return self._recorder.step("add", {"a": self, "b": other}, self.dtype, alpha=-1)
+
+    def __rsub__(self, other: Any) -> Traced:
+        if isinstance(other, Real):
+            return self._affine(-1.0, float(other))
+        return self._recorder.step("add", {"a": other, "b": self}, self.dtype, alpha=-1)
+
+    def __mul__(self, other: Any) -> Traced:
+        if isinstance(other, Real):
+            return self._affine(float(other), 0.0)
+        return self.pointwise("mul", other)
+
+    def __rmul__(self, other: Any) -> Traced:
+        return self.__mul__(other)
+
+    def __truediv__(self, other: Any) -> Traced:
+        if isinstance(other, Real):
+            return self._affine(1.0 / float(other), 0.0)
+        return self.pointwise("div", other)
+
+    def __rtruediv__(self, other: Any) -> Traced:
+        return self._recorder.step("pointwise", {"x": other, "y": self}, self.dtype, fn="div")
+
+    def __neg__(self) -> Traced:
+        return self.pointwise("neg")
+
+    def __abs__(self) -> Traced:
+        return self.pointwise("abs")
+
+    def __bool__(self) -> bool:
+        raise TypeError("a value that is being recorded has no elements yet: if and while cannot look at it")
+
+    def __len__(self) -> int:
+        raise TypeError("a value that is being recorded has no elements yet: it has no length and cannot be iterated")
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        if method == "__call__" and not options:
+            if ufunc in _UNARY:
+                return self.pointwise(_UNARY[ufunc])
+            if ufunc in _BINARY and isinstance(inputs[0], Traced):
+                return self._extremum(_BINARY[ufunc], inputs[1])
+            if ufunc in _BINARY:
+                return self._extremum(_BINARY[ufunc], inputs[0])
+            if ufunc in _OPERATORS:
+                operator = _OPERATORS[ufunc]
+                if isinstance(inputs[0], Traced):
+                    return getattr(inputs[0], operator)(inputs[1])
+                return getattr(self, operator.replace("__", "__r", 1))(inputs[0])
+        raise TypeError(f"no op computes np.{ufunc.__name__} with these arguments in a program")
+
+    def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
+        if function in _REDUCTIONS:
+            return self.reduce(_REDUCTIONS[function], *args[1:], **options)
+        raise TypeError(f"no op computes np.{function.__name__} in a program")
+
+    def _affine(self, scale: float, shift: float) -> Traced:
+        # The one function whose inverse is exact: fn · scale + shift with fn = -x.
+        return self.pointwise("neg", scale=-scale, shift=shift or None)
+
+    def _extremum(self, fn: PointwiseFunction, other: Any) -> Traced:
+        if isinstance(other, Real):
+            if fn == "maximum" and other == 0:
+                return self.pointwise("relu")
+            other = np.full((), float(other), dtype_name(self.dtype or DEFAULT_DTYPE))
+        return self.pointwise(fn, other)
+
+
+def _spec(name: str, given: InputSpec | tuple[Any, Any]) -> InputSpec:
+    if isinstance(given, InputSpec):
+        return given
+    try:
+        dtype, shape = given
+    except (TypeError, ValueError):
+        raise TypeError(f'{name}: expected dtype and shape, as {name}=("float32", (-1, 768))') from None
+    return InputSpec(dtype_name(dtype), tuple(int(size) for size in shape))
+
+
+def _outputs(result: Any, name: str) -> tuple[str, ...]:
+    values = result if isinstance(result, tuple | list) else (result,)
+    if not values or not all(isinstance(value, Traced) for value in values):
+        raise TypeError(f"{name}: expected it to return recorded values, one or a tuple of them")
+    return tuple(value.name for value in values)
+
+
+def _fuse(steps: list[Step], outputs: tuple[str, ...]) -> list[Step]:
+    """Lets products apply the activation behind them, where nothing else reads what lies between."""
+    kept: list[Step] = []
+    for step in steps:
+        fn = step.options.get("fn")
+        source = step.inputs.get("x")
+        index = next((i for i, other in enumerate(kept) if source in other.outputs), None)
+        if step.op != "pointwise" or fn not in _FUSED or set(step.options) != {"fn"} or index is None:
+            kept.append(step)
+            continue
+        readers = sum(source in other.inputs.values() for other in steps)
+        product = kept[index]
+        if product.op != "matmul" or readers != 1 or source in outputs or "activation" in product.options:
+            kept.append(step)
+            continue
+        # Later: what it is given to stands behind it in any case.
+        kept[index] = replace(product, outputs=step.outputs, options={**product.options, "activation": fn})
+    return kept
