@@ -233,7 +233,9 @@ def check_topk(rows: int, n: int, k: int, dtype: str, *, largest: bool, is_nasty
     x = nasty(x) if is_nasty else x
     values, indices = topk_op.topk(x, k, largest=largest)
     expected, order = topk_reference(x, k, largest=largest)
-    is_right = torch.equal(indices, order) and bool(torch.isclose(values, expected, equal_nan=True, rtol=0, atol=0).all())
+    is_right = torch.equal(indices, order) and bool(
+        torch.isclose(values, expected, equal_nan=True, rtol=0, atol=0).all()
+    )
     return {"is_right": is_right, "detail": f"{int((indices != order).sum())} of {order.numel()} indices differ"}
 
 
@@ -313,13 +315,31 @@ def _checks() -> Iterator[Check]:
     for m, n, k, best, dtype, metric, has_bias, exact in (
         *((m, 100_000, 768, 10, "bfloat16", "dot", False, True) for m in (1, 16, 17, 64, 200, 300)),
         *((m, 200_003, 128, 10, "bfloat16", "dot", False, True) for m in (1, 16, 64, 256)),
-        *((20, 50_000, 128, 10, "bfloat16", metric, has_bias, True) for metric in ("dot", "cosine", "l2") for has_bias in (True, False)),
+        *(
+            (20, 50_000, 128, 10, "bfloat16", metric, has_bias, True)
+            for metric in ("dot", "cosine", "l2")
+            for has_bias in (True, False)
+        ),
         *((70, 50_000, 768, best, "bfloat16", "dot", True, True) for best in (64, 100, 1000)),
         *((m, 50_000, 100, 10, "bfloat16", "dot", False, True) for m in (3, 70)),
         *((m, 50_000, 131, 10, "bfloat16", metric, True, True) for m in (3, 70) for metric in ("dot", "l2")),
-        *((m, 50_000, 256, 10, "float32", metric, False, exact) for m in (3, 70) for metric in ("dot", "l2") for exact in (True, False)),
-        *((m, 50_000, 256, 10, "int8", metric, False, exact) for m in (3, 70) for metric in ("dot", "cosine") for exact in (True, False)),
-        *((m, 50_000, 768, 10, "bfloat16", metric, False, False) for m in (3, 70) for metric in ("dot", "cosine", "l2")),
+        *(
+            (m, 50_000, 256, 10, "float32", metric, False, exact)
+            for m in (3, 70)
+            for metric in ("dot", "l2")
+            for exact in (True, False)
+        ),
+        *(
+            (m, 50_000, 256, 10, "int8", metric, False, exact)
+            for m in (3, 70)
+            for metric in ("dot", "cosine")
+            for exact in (True, False)
+        ),
+        *(
+            (m, 50_000, 768, 10, "bfloat16", metric, False, False)
+            for m in (3, 70)
+            for metric in ("dot", "cosine", "l2")
+        ),
         (3, 12, 16, 10, "bfloat16", "dot", False, True),
         (3, 5000, 0, 4, "float32", "dot", True, True),
     ):
@@ -336,7 +356,11 @@ def _checks() -> Iterator[Check]:
             ((100_001, 33), 0, "float32"),
             ((1000, 999), None, "float32"),
         ):
-            yield "reduce", f"{kind} {shape} axis {axis} {dtype}", functools.partial(check_reduce, shape, axis, kind, dtype)
+            yield (
+                "reduce",
+                f"{kind} {shape} axis {axis} {dtype}",
+                functools.partial(check_reduce, shape, axis, kind, dtype),
+            )
     for kind, (rows, n), dtype in itertools.product(
         normalize_configs.KINDS, ((8192, 4096), (100, 33), (7, 5003), (3, 40_000), (50, 16_384)), _DTYPES
     ):
@@ -435,7 +459,8 @@ def time_reduce(shape: tuple[int, ...], axis: int, kind: str, dtype: str) -> tup
             candidates.append(replace(config, parts=parts))
     elif shape == (4096, 4096) and axis == 0 and kind == "sum":
         candidates = [
-            reduce_configs.share(reduce_configs.Problem(4096, 4096, 4096, dtype, 0, False), config, _target()) for config in _COLUMNS
+            reduce_configs.share(reduce_configs.Problem(4096, 4096, 4096, dtype, 0, False), config, _target())
+            for config in _COLUMNS
         ]
     for config in candidates:
         found[f"{config}"[7:-1]] = _contestant(lambda config=config: launch(config))
@@ -509,7 +534,11 @@ def _timings() -> Iterator[Timing]:
         call = functools.partial(time_reduce, (64, 1_000_000), 1, kind, "float32")
         yield "reduce", f"{kind} 64 x 1,000,000 float32", call
     for kind in ("layer", "rms"):
-        yield "normalize", f"{kind} 8192 x 4096 bfloat16", functools.partial(time_normalize, 8192, 4096, kind, "bfloat16")
+        yield (
+            "normalize",
+            f"{kind} 8192 x 4096 bfloat16",
+            functools.partial(time_normalize, 8192, 4096, kind, "bfloat16"),
+        )
     for m in (1, 16, 64, 256):
         yield "search", f"{m} x 10,000,000 x 128", functools.partial(time_search, m, 10_000_000, 128)
     for rows, n, k, dtype in (
