@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks.soak_watch import Killer
 from tests.conftest import StartServer
-from tests.support.linearizability import DELETE, READ, WRITE, Operation, is_linearizable
+from tests.support.linearizability import DELETE, READ, WRITE, Operation, first_violation
 from tests.support.live_server import LiveServer
 from tests.support.raw_http import Answer, ConnectionEnded, RawConnection, head, post
 from tests.support.tensor_bodies import TYPES, from_safetensors, to_npy, to_safetensors
@@ -130,5 +130,6 @@ def test_names_are_registers(start_server: StartServer, flags: tuple[str, ...], 
     for name in range(NUM_NAMES):
         history = [one for writer in writers for one in writer.seen[f"register/{name}"]]
         assert sum(one.kind == READ and one.value is not None for one in history) > 20
-        assert is_linearizable(history), f"register/{name}, {len(history)} operations"
+        violation = first_violation(history)
+        assert not violation, f"register/{name}, {len(history)} operations:\n" + "\n".join(map(str, violation))
         print(f"register/{name}: {len(history)} operations, {len(killer.outages)} kills")

@@ -99,3 +99,25 @@ def _steps(known: Sequence[Operation], done: int, state: int | None, first: int)
         if one.kind == READ and one.began_s <= earliest_end_s:
             return [step]
     return allowed + [step for one, step in reversed(certain) if one.began_s <= earliest_end_s]
+
+
+def first_violation(history: Sequence[Operation], num_shown: int = 12) -> list[Operation]:
+    """The operations at the first moment that no order explains, the last of them answered there; none for a good history."""
+    ends = sorted(one.ended_s for one in history if one.is_certain)
+    low, high = 0, len(ends)
+    # What a history shows up to a moment is a history: if it is bad, so is every longer one.
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if is_linearizable(_until(history, ends[middle])) else (low, middle)
+    if low == len(ends):
+        return []
+    shown = [one for one in _until(history, ends[low]) if one.is_certain]
+    return sorted(shown, key=lambda one: one.ended_s)[-num_shown:]
+
+
+def _until(history: Sequence[Operation], end_s: float) -> list[Operation]:
+    begun = [one for one in history if one.began_s <= end_s]
+    return [
+        one if one.ended_s <= end_s else Operation(one.kind, one.value if one.kind == WRITE else None, one.began_s)
+        for one in begun
+    ]

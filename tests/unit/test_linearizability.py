@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from tests.support.linearizability import DELETE, READ, WRITE, Operation, is_linearizable
+from tests.support.linearizability import DELETE, READ, WRITE, Operation, first_violation, is_linearizable
 
 NEVER = math.inf
 
@@ -86,3 +86,9 @@ def test_as_the_definition_says() -> None:
         verdicts.append(is_linearizable(operations))
         assert verdicts[-1] == by_every_order(operations), operations
     assert 100 < sum(verdicts) < 500
+
+
+def test_the_first_violation_is_shown() -> None:
+    bad = history((WRITE, 1, 0, 1), (WRITE, 2, 2, 3), (READ, 1, 4, 5), (READ, 2, 6, 7), (WRITE, 3, 8, 9))
+    assert first_violation(bad, 2) == bad[1:3]
+    assert first_violation(GOOD["deleted"]) == []
