@@ -7,7 +7,7 @@ SET_UP := constraints/cpu.txt deploy/set_up.py pyproject.toml
 PYTEST_ARGS ?= -n auto --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo test test-all check lint format type arch docs many soak fuzz bench gpu-test screenshot image-test clean
+.PHONY: help serve demo test test-all check lint format type arch docs many soak fuzz bench gpu-test screenshot dist image-test clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,9 +70,12 @@ screenshot: $(VENV)/.dev ## the console's pictures in the documents, of a real r
 	$(BIN)/python -m tests.support.console_picture docs/console.png
 	$(BIN)/python -m tests.support.console_picture docs/console-phone.png --scheme dark --phone
 
+dist: $(VENV)/.dev ## build sdist and wheel into dist/, and try both as users get them
+	$(BIN)/python deploy/make_dist.py $(DIST_ARGS)
+
 image-test: ## build the container image with buildah and try it; root, Debian's buildah and debootstrap
 	$(PYTHON) deploy/try_image.py $(IMAGE_ARGS)
 
 clean: ## remove the environment and every cache
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
+	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -144,8 +144,9 @@ def started(cache: Path, device: str) -> Iterator[Started]:
     variables = {**os.environ, "TRITON_CACHE_DIR": str(cache), "TILEWIRE_LOG_FORMAT": "console"}
     command = [
         sys.executable,
+        "-P",
         "-m",
-        "tilewire.service.cli.app",
+        "tilewire",
         "serve",
         "--port",
         "0",

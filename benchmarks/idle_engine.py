@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-import msgspec
-
-from tilewire.service.config.process import GatewaySettings, Inherited
+from tilewire.service.config.process import Inherited
+from tilewire.service.config.settings import Settings
 from tilewire.service.errors import Unavailable
 from tilewire.service.gateway.__main__ import GatewayServer, make_server
 from tilewire.service.gateway.app import create_app
@@ -21,6 +20,8 @@ from tilewire.service.ipc.arena import Arena, Segment
 from tilewire.service.ipc.messages import (
     DescribeTensor,
     Done,
+    Job,
+    Template,
     TensorInfo,
     Tensors,
     Timings,
@@ -28,7 +29,7 @@ from tilewire.service.ipc.messages import (
     Welcome,
     encode_frame,
 )
-from tilewire.service.ops.registry import TensorType
+from tilewire.service.ops.op import TensorType
 from tilewire.service.telemetry.counters import Figures, Sample
 
 WEIGHT = TensorType("float16", (4096, 4096))
@@ -49,12 +50,23 @@ class IdleEngine:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Reply] = loop.create_future()
         number = next(self._ids)
-        encode_frame([msgspec.structs.replace(request, id=number, request_id="0" * 32)])
-        reply: Reply = Done(number, Timings(1000, 1000, 1000, 1000, 5), 1)
-        if isinstance(request, DescribeTensor):
-            reply = Tensors(number, (TensorInfo("w", WEIGHT, 0.0),))
-        loop.call_soon(future.set_result, reply)
+        assert isinstance(request, DescribeTensor), "It has no other questions."
+        loop.call_soon(future.set_result, Tensors(number, (TensorInfo("w", WEIGHT, 0.0),)))
         return number, future
+
+    def submit(
+        self, template: Template, offsets: tuple[int, ...], *, deadline_ns: int = 0, priority: int = 0
+    ) -> tuple[int, asyncio.Future[Reply]]:
+        """See `Engine.submit`; the reply comes in the loop's next turn."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Reply] = loop.create_future()
+        number = next(self._ids)
+        encode_frame([Job(number, template.id, offsets, deadline_ns, priority, "0" * 32)])
+        loop.call_soon(future.set_result, Done(number, Timings(1000, 1000, 1000, 1000, 5), 1))
+        return number, future
+
+    def forget(self, template_id: int) -> None:
+        """See `Engine.forget`."""
 
     def cancel(self, request_id: int) -> None:
         """See `Engine.cancel`."""
@@ -81,7 +93,7 @@ class NoTotals:
 def make_idle_server(segment_bytes: int) -> GatewayServer:
     """A server with an arena of that size."""
     arena = Arena(Segment.create("idle", segment_bytes))
-    settings = GatewaySettings(0, Inherited(-1), [], segment_bytes)
+    settings = Settings(gateways=1, arena_bytes=segment_bytes).gateway(0, Inherited(-1), [])
     admission = Admission(Room(arena, settings.room_timeout_s), settings.max_in_flight, settings.max_body_bytes)
     gateway = Gateway(settings, "0", Engines([IdleEngine()]), arena, admission, GatewayMetrics(NoTotals()))
     return make_server(gateway, create_app(gateway))

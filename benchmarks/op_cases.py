@@ -68,18 +68,16 @@ SEARCH = {
     (128, 1): (
         Tma(16, 128, 128, 4, 5, is_swapped=True, is_whole=True),
         Tma(16, 256, 128, 8, 3, is_swapped=True, is_whole=True),
-        Tma(16, 64, 128, 4, 4, is_swapped=True, is_whole=True, programs_per_sm=3),
+        Tma(16, 256, 128, 8, 3, is_swapped=True, is_whole=True),
     ),
     (128, 64): (
         Tma(64, 256, 128, 8, 3, is_whole=True),
         Tma(64, 128, 128, 4, 4, is_whole=True),
-        Tma(64, 64, 128, 4, 3, is_whole=True, programs_per_sm=3),
         Tma(64, 128, 128, 8, 3, is_whole=True, programs_per_sm=2),
     ),
     (128, 256): (
         Tma(128, 256, 128, 8, 2, is_whole=True),
         Tma(128, 128, 128, 8, 3, is_whole=True),
-        Tma(128, 64, 128, 4, 3, is_whole=True, programs_per_sm=2),
         Tma(256, 128, 128, 8, 3, is_whole=True),
         Tma(128, 128, 128, 4, 2, is_whole=True, programs_per_sm=2),
         Tma(64, 128, 128, 4, 3, is_whole=True, programs_per_sm=2),
@@ -97,7 +95,12 @@ _TOPK_BLOCKS = tuple(
         (16384, 256, 8),
     )
 )
-_TOPK_SELECT = (topk_configs.Block(8192, 16, 4), topk_configs.Block(8192, 32, 4), topk_configs.Block(4096, 16, 4))
+_TOPK_SELECT = (
+    topk_configs.Block(1024, 8, 4),
+    topk_configs.Block(2048, 16, 4),
+    topk_configs.Block(4096, 16, 4),
+    topk_configs.Block(8192, 32, 8),
+)
 _REDUCE = tuple(
     reduce_configs.Config(1, block_n, warps, steps=steps)
     for block_n, warps, steps in (
@@ -111,9 +114,7 @@ _REDUCE = tuple(
         (16384, 16, 4),
     )
 )
-_COLUMNS = tuple(
-    reduce_configs.Config(rows, n, warps) for rows, n, warps in ((64, 64, 8), (128, 16, 4), (256, 16, 8), (32, 64, 4))
-)
+_COLUMNS = tuple(reduce_configs.Config(rows, n, warps) for rows, n, warps in ((64, 64, 8), (256, 16, 8), (64, 32, 4)))
 _NORMALIZE = tuple(
     normalize_configs.Config(rows, 4096, warps) for rows, warps in ((1, 4), (1, 8), (1, 16), (2, 8), (2, 16))
 )
@@ -148,9 +149,9 @@ def _search_wanted(target: Target) -> list[Variant]:
     for (k, _), configs in SEARCH.items():
         problem = search_configs.Problem(1, 1, k, 10, "bfloat16")
         for config in configs:
-            config = replace(config, group=search_configs.group_of(problem, config))
-            found += [search_variants.product_variant(problem, config, target)]
-            found += [search_variants.rescore_variant(problem, config, target)]
+            grouped = replace(config, group=search_configs.group_of(problem, config))
+            found += [search_variants.product_variant(problem, grouped, target)]
+            found += [search_variants.rescore_variant(problem, grouped, target)]
     listed = search_variants.variants(target)
     tf32 = [variant for variant in listed if dict(variant.constants).get("PRECISION") in ("tf32", "tf32x3")]
     return [*found, *(variant for variant in listed if _is_wanted(variant) and variant not in tf32)]
@@ -296,6 +297,31 @@ def check_pointwise(fn: str, dtype: str) -> Row:
     return verdict(got, expected.float(), 3e-6, 3e-6)
 
 
+def _search_checks() -> Iterator[tuple[int, int, int, int, str, str, bool, bool]]:
+    """Queries, items, elements, k, dtype, metric, whether there is a bias, whether the numbers are whole."""
+    flags = (True, False)
+    for m in (1, 16, 17, 64, 200, 300):
+        yield m, 100_000, 768, 10, "bfloat16", "dot", False, True
+    for m in (1, 16, 64, 256):
+        yield m, 200_003, 128, 10, "bfloat16", "dot", False, True
+    for metric, has_bias in itertools.product(("dot", "cosine", "l2"), flags):
+        yield 20, 50_000, 128, 10, "bfloat16", metric, has_bias, True
+    for best in (64, 100, 1000):
+        yield 70, 50_000, 768, best, "bfloat16", "dot", True, True
+    yield 3, 12, 16, 10, "bfloat16", "dot", False, True
+    yield 3, 5000, 0, 4, "float32", "dot", True, True
+    for m in (3, 70):
+        yield m, 50_000, 100, 10, "bfloat16", "dot", False, True
+        for metric in ("dot", "l2"):
+            yield m, 50_000, 131, 10, "bfloat16", metric, True, True
+        for metric, exact in itertools.product(("dot", "l2"), flags):
+            yield m, 50_000, 256, 10, "float32", metric, False, exact
+        for metric, exact in itertools.product(("dot", "cosine"), flags):
+            yield m, 50_000, 256, 10, "int8", metric, False, exact
+        for metric in ("dot", "cosine", "l2"):
+            yield m, 50_000, 768, 10, "bfloat16", metric, False, False
+
+
 def _checks() -> Iterator[Check]:
     for rows, n, k, dtype in (
         (64, 1_000_000, 10, "float32"),
@@ -312,37 +338,7 @@ def _checks() -> Iterator[Check]:
         for largest, is_nasty in ((True, False), (True, True), (False, True)):
             name = f"{rows}x{n} k={k} {dtype} {'largest' if largest else 'smallest'}{' nasty' if is_nasty else ''}"
             yield "topk", name, functools.partial(check_topk, rows, n, k, dtype, largest=largest, is_nasty=is_nasty)
-    for m, n, k, best, dtype, metric, has_bias, exact in (
-        *((m, 100_000, 768, 10, "bfloat16", "dot", False, True) for m in (1, 16, 17, 64, 200, 300)),
-        *((m, 200_003, 128, 10, "bfloat16", "dot", False, True) for m in (1, 16, 64, 256)),
-        *(
-            (20, 50_000, 128, 10, "bfloat16", metric, has_bias, True)
-            for metric in ("dot", "cosine", "l2")
-            for has_bias in (True, False)
-        ),
-        *((70, 50_000, 768, best, "bfloat16", "dot", True, True) for best in (64, 100, 1000)),
-        *((m, 50_000, 100, 10, "bfloat16", "dot", False, True) for m in (3, 70)),
-        *((m, 50_000, 131, 10, "bfloat16", metric, True, True) for m in (3, 70) for metric in ("dot", "l2")),
-        *(
-            (m, 50_000, 256, 10, "float32", metric, False, exact)
-            for m in (3, 70)
-            for metric in ("dot", "l2")
-            for exact in (True, False)
-        ),
-        *(
-            (m, 50_000, 256, 10, "int8", metric, False, exact)
-            for m in (3, 70)
-            for metric in ("dot", "cosine")
-            for exact in (True, False)
-        ),
-        *(
-            (m, 50_000, 768, 10, "bfloat16", metric, False, False)
-            for m in (3, 70)
-            for metric in ("dot", "cosine", "l2")
-        ),
-        (3, 12, 16, 10, "bfloat16", "dot", False, True),
-        (3, 5000, 0, 4, "float32", "dot", True, True),
-    ):
+    for m, n, k, best, dtype, metric, has_bias, exact in _search_checks():
         name = f"{m}x{n}x{k} k={best} {dtype} {metric}{' bias' if has_bias else ''}{' exact' if exact else ''}"
         call = functools.partial(check_search, m, n, k, best, dtype, metric, has_bias=has_bias, exact=exact)
         yield "search", name, call
@@ -458,10 +454,8 @@ def time_reduce(shape: tuple[int, ...], axis: int, kind: str, dtype: str) -> tup
             parts = -(-shape[axis] // (config.block_n * config.steps))
             candidates.append(replace(config, parts=parts))
     elif shape == (4096, 4096) and axis == 0 and kind == "sum":
-        candidates = [
-            reduce_configs.share(reduce_configs.Problem(4096, 4096, 4096, dtype, 0, False), config, _target())
-            for config in _COLUMNS
-        ]
+        problem = reduce_configs.Problem(4096, 4096, 4096, dtype, 0, is_row=False)
+        candidates = [reduce_configs.share(problem, config, _target()) for config in _COLUMNS]
     for config in candidates:
         found[f"{config}"[7:-1]] = _contestant(lambda config=config: launch(config))
     return found, float(x.numel() * x.element_size())

@@ -6,6 +6,7 @@ over that list and name none.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ import torch
 
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target
+from tilewire.kernels.selection.cost_model import Model
 
 # A configuration of an op: a frozen dataclass of its own.
 Config: TypeAlias = Any
@@ -94,8 +96,60 @@ class Operands(Protocol):
     def launcher(self, config: Config | None) -> Call:
         """Launches one configuration, or the one that dispatch gives."""
 
-    def vendor(self) -> Call | None:
-        """Launches what PyTorch has for the shape; None where it has nothing."""
+    def vendors(self) -> Mapping[str, Call]:
+        """Launches what others have for the shape, by name; empty where they have nothing."""
+
+    def error(self) -> torch.Tensor | None:
+        """Relative error (Frobenius norm) of the first set's output, on the device; None where nothing is known to compare."""
+
+    def poison(self) -> None:
+        """Overwrites the first set's output."""
+
+
+@dataclass(frozen=True)
+class ShapeGroup:
+    """A kind of random shapes that benchmarks report on its own.
+
+    Attributes:
+        name: Name of the group.
+        draw: One random shape.
+        count: How many are measured to tune a device.
+    """
+
+    name: str
+    draw: Callable[[random.Random], Any]
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
+class Tuning:
+    """How an op's configurations are measured, fitted and kept in a table.
+
+    Attributes:
+        space: Configurations worth measuring for a shape, whether the catalogue has them or not.
+        binaries: What a configuration launches for a shape, in order.
+        model: Terms of the predicted time.
+        amounts: How much of each term a launch has: (shape, configuration, programs on a multiprocessor, target).
+        key: Section of the table for a shape; empty where its configurations are not tuned.
+        entry_of: The part of a configuration that has an entry of its own: without splits.
+        is_common: Whether every entry is built for a shape, and not only those for all layouts.
+        sizes: Of a key: most entries, those of them for all layouts, and the least gain of a further one.
+        config: Type of the configurations.
+        is_supported: Whether a target has kernels for a shape.
+        keeps: Whether entries of the table stay, so that sizes which were not measured have one.
+    """
+
+    space: Callable[[Any, Target], Iterable[Config]]
+    binaries: Callable[[Any, Config, Target], tuple[Variant, ...]]
+    model: Model
+    amounts: Callable[[Any, Config, int, Target], tuple[float, ...]]
+    key: Callable[[Any], str]
+    entry_of: Callable[[Config], Config]
+    is_common: Callable[[Any, Target], bool]
+    sizes: Callable[[str], tuple[int, int, float]]
+    config: type[Any]
+    is_supported: Callable[[Any, Target], bool] = lambda _shape, _target: True
+    keeps: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +166,7 @@ class KernelOp:
     | `op.py` | the public function, and `prepare_<op>`, which returns a launcher without checks |
     | `shape.py` | a `Shape`, and `draw`, a random one; pure |
     | `bench.py` | `Operands` of a shape |
+    | `space.py` | `TUNING`, for an op whose configurations are measured and fitted |
     | `selftest.py` | `trials`: each binary once, on numbers whose result is exact |
     | `reference.py` | the float64 oracle of the tests |
     | `__init__.py` | the `KernelOp` |
@@ -131,7 +186,10 @@ class KernelOp:
         trials: Self-test: one call for each binary of a target, which launches it on a device.
         shape: Shapes of benchmarks and tuning; None for an op that neither measures.
         draw: A random shape, log-uniform in size.
+        groups: Kinds of random shapes that benchmarks report on their own.
         operands: Operand sets: (shape, number of sets, generator on the device).
+        tuning: How configurations are measured and fitted; None for an op whose choice is fixed.
+        explain: One line on why a shape gets its configuration; None where there is nothing to say.
         table_entries: Lines of the op's section of a tuned table.
     """
 
@@ -143,8 +201,23 @@ class KernelOp:
     trials: Callable[[Target, torch.device], Iterator[Callable[[], Trial]]]
     shape: type[Any] | None = None
     draw: Callable[[random.Random], Any] | None = None
+    groups: tuple[ShapeGroup, ...] = ()
     operands: Callable[[Any, int, torch.Generator], Operands] | None = None
+    tuning: Tuning | None = None
+    explain: Callable[[Any, Target], str] | None = None
     table_entries: Callable[[Any], Iterator[TableEntry]] = lambda _section: iter(())
+
+
+def config_text(config: Config) -> str:
+    """A configuration as one short string."""
+    return ",".join(str(int(value) if isinstance(value, bool) else value) for value in dataclasses.astuple(config))
+
+
+def config_from(kind: type[Any], text: str) -> Config:
+    """The configuration that `config_text` wrote."""
+    read: dict[str, Callable[[str], Any]] = {"str": str, "int": int, "bool": lambda value: value == "1"}
+    fields = zip(dataclasses.fields(kind), text.split(","), strict=True)
+    return kind(**{field.name: read[str(field.type)](value) for field, value in fields})
 
 
 def log_uniform(generator: random.Random, least: int, most: int) -> int:

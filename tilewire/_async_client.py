@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
 from tilewire import _requests, _wire
 from tilewire._arrays import Array
+from tilewire._async_sockets import AsyncSocketTransport
 from tilewire._errors import ConnectionFailed, Unavailable
 from tilewire._files import Destination, Source
 from tilewire._names import program_name, tensor_name
@@ -43,7 +44,7 @@ from tilewire._types import (
     TopK,
     TopKOptions,
 )
-from tilewire._wire import DEFAULT_TIMEOUT_S, DEFAULT_URL, POLL_S, READY_TIMEOUT_S
+from tilewire._wire import DEFAULT_TIMEOUT_S, DEFAULT_URL, POLL_S, READY_TIMEOUT_S, has_proxy
 
 if TYPE_CHECKING:
     import httpx
@@ -53,6 +54,8 @@ T = TypeVar("T")
 
 class AsyncClient:
     """Calls a Tilewire server from asyncio.
+
+    Plain HTTP goes over connections of the client's own; TLS, proxies and `transport=` go through httpx.
 
     Args:
         base_url: Address of the server, `http://…` or `https://…`.
@@ -84,7 +87,7 @@ class AsyncClient:
         self._max_retries = max_retries
         self._rules = _requests.Rules.of(cast)
         shared = _wire.client_headers(api_key, headers)
-        self._transport = _transport(self._base_url, timeout, shared, transport)
+        self._transport = make_transport(self._base_url, timeout, shared, transport)
         self.tensors = AsyncTensors(self)
         self.programs = AsyncPrograms(self)
 
@@ -496,6 +499,14 @@ class AsyncClient:
                 raise Unavailable(f"{self._base_url}: not ready within {timeout_s:g} s")
             await asyncio.sleep(POLL_S)
 
+    async def exchange(self, method: str, path: str) -> _wire.Reply:
+        """Sends a request without a body to any path, and returns the answer whatever its status.
+
+        Raises:
+            ConnectionFailed: No answer.
+        """
+        return await self._send(_wire.Call(method, path))
+
     async def aclose(self) -> None:
         """Closes the connections."""
         await self._transport.aclose()
@@ -522,7 +533,10 @@ class AsyncClient:
             return False
 
     async def _do(self, request: _requests.Request[T]) -> T:
-        retries = Retries(request.call, self._max_retries)
+        return request.parse(await self._send(request.call), self._handle)
+
+    async def _send(self, call: _wire.Call) -> _wire.Reply:
+        retries = Retries(call, self._max_retries)
         while True:
             outcome: _wire.Reply | ConnectionFailed
             try:
@@ -535,7 +549,7 @@ class AsyncClient:
             await asyncio.sleep(wait_s)
         if isinstance(outcome, ConnectionFailed):
             raise outcome
-        return request.parse(outcome, self._handle)
+        return outcome
 
 
 class AsyncTensor(Resident):
@@ -695,12 +709,16 @@ class AsyncPrograms:
         return f"<programs of {self._client!r}>"
 
 
-def _transport(
+def make_transport(
     base_url: str,
     timeout: float | httpx.Timeout | None,
     headers: Mapping[str, str],
     own: httpx.AsyncBaseTransport | None,
 ) -> _wire.AsyncTransport:
+    """Returns the transport for an address: of one's own for plain HTTP, on httpx for the rest."""
+    is_plain = own is None and base_url.startswith("http://") and not has_proxy(base_url)
+    if is_plain and (timeout is None or isinstance(timeout, int | float)):
+        return AsyncSocketTransport(base_url, timeout, headers)
     # By name: loading httpx takes longer than all the rest of the client.
     made: _wire.AsyncTransport = importlib.import_module("tilewire._httpx").AsyncHttpxTransport(
         base_url, timeout, headers, own

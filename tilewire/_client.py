@@ -86,7 +86,7 @@ class Client:
         self._max_retries = max_retries
         self._rules = _requests.Rules.of(cast)
         shared = _wire.client_headers(api_key, headers)
-        self._transport = _transport(self._base_url, timeout, shared, transport)
+        self._transport = make_transport(self._base_url, timeout, shared, transport)
         self.tensors = Tensors(self)
         self.programs = Programs(self)
 
@@ -488,6 +488,14 @@ class Client:
                 raise Unavailable(f"{self._base_url}: not ready within {timeout_s:g} s")
             time.sleep(POLL_S)
 
+    def exchange(self, method: str, path: str) -> _wire.Reply:
+        """Sends a request without a body to any path, and returns the answer whatever its status.
+
+        Raises:
+            ConnectionFailed: No answer.
+        """
+        return self._send(_wire.Call(method, path))
+
     def close(self) -> None:
         """Closes the connections."""
         self._transport.close()
@@ -514,7 +522,10 @@ class Client:
             return False
 
     def _do(self, request: _requests.Request[T]) -> T:
-        retries = Retries(request.call, self._max_retries)
+        return request.parse(self._send(request.call), self._handle)
+
+    def _send(self, call: _wire.Call) -> _wire.Reply:
+        retries = Retries(call, self._max_retries)
         while True:
             outcome: _wire.Reply | ConnectionFailed
             try:
@@ -527,7 +538,7 @@ class Client:
             time.sleep(wait_s)
         if isinstance(outcome, ConnectionFailed):
             raise outcome
-        return request.parse(outcome, self._handle)
+        return outcome
 
 
 class Tensor(Resident):
@@ -712,14 +723,13 @@ class Programs:
         return f"<programs of {self._client!r}>"
 
 
-def _transport(
+def make_transport(
     base_url: str, timeout: float | httpx.Timeout | None, headers: Mapping[str, str], own: httpx.BaseTransport | None
 ) -> _wire.Transport:
-    # <sync>
+    """Returns the transport for an address: of one's own for plain HTTP, on httpx for the rest."""
     is_plain = own is None and base_url.startswith("http://") and not has_proxy(base_url)
     if is_plain and (timeout is None or isinstance(timeout, int | float)):
         return SocketTransport(base_url, timeout, headers)
-    # </sync>
     # By name: loading httpx takes longer than all the rest of the client.
     made: _wire.Transport = importlib.import_module("tilewire._httpx").HttpxTransport(base_url, timeout, headers, own)
     return made

@@ -1,23 +1,32 @@
-"""The `tilewire` console script. Owns one message: what to install when the server's packages are missing."""
+"""The `tilewire` console script. Owns one message: how to install packages that are missing."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 
+from tilewire._installing import how_to_install
+
 _EXIT_USAGE = 2
 # Parts of the project itself: their absence is a broken installation, not a missing extra.
 _OWN = ("tilewire",)
+_OF_THE_COMMAND = ("typer", "rich", "click")
 
 
 def main() -> None:
-    """Runs the command line of the server, where it is installed."""
+    """Runs the command line."""
     try:
-        # By name: the client must be importable, and type-checked, without the server.
-        app = importlib.import_module("tilewire.service.cli.app").app
+        # By name: the client is imported, and type-checked, without the packages of the command line.
+        app = importlib.import_module("tilewire._cli.app").app
+        app()
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in _OWN:
+        missing = (error.name or "").partition(".")[0]
+        if missing in _OWN or not missing:
             raise
-        sys.stderr.write(f"tilewire: {error.name} is not installed; run: pip install 'tilewire[server]'\n")
+        extra = "cli" if missing in _OF_THE_COMMAND else "server"
+        sys.stderr.write(f"tilewire: {missing} is not installed; run: {how_to_install(extra)}\n")
         raise SystemExit(_EXIT_USAGE) from None
-    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -147,7 +147,7 @@ def _common(op: str, main: list[_Given], cast: str | None) -> str:
         return cast
     blamed = next((operand for operand in main if operand.dtype not in (None, *taken)), main[0])
     raise TypeError(
-        f"{blamed.name}: {op} does not take {common}; type {_conversion(blamed)} or make the client with "
+        f"{blamed.name}: {op} does not take {common}; type {_conversion(blamed)}, or give the client "
         f'cast="float32"; {op} takes {", ".join(taken)}'
     )
 
@@ -207,7 +207,7 @@ def _convert_secondary(operand: _Given, common: str, cast: str | None, out_dtype
         if cast is None:
             raise TypeError(
                 f"{operand.name}: {dtype} is not taken here; type {operand.name}.astype(np.{usual}), "
-                f'or make the client with cast="float32"'
+                f'or give the client cast="float32"'
             )
         dtype = usual
     operand.array = _array_of(operand, dtype)

@@ -20,10 +20,32 @@ from tilewire._wire import Call, Reply, failed
 # Idle connections that are kept; as many as httpx keeps would make fewer threads wait for a handshake.
 MAX_IDLE = 100
 # Between two calls of a progress function.
-_STEP_BYTES = 2**22
+STEP_BYTES = 2**22
 # The largest number of buffers in one `sendmsg`, by POSIX's least IOV_MAX.
 _MAX_VIEWS = 16
 _DEFAULT_PORT = 80
+
+
+class HeadWriter:
+    """Writes the heads of requests to one server.
+
+    Args:
+        base_url: `http://…`, with a path prefix where a proxy needs one.
+        headers: Headers of every request.
+    """
+
+    def __init__(self, base_url: str, headers: Mapping[str, str]) -> None:
+        parts = urlsplit(base_url)
+        assert parts.hostname is not None, "This is a bug."
+        self.address = (parts.hostname, parts.port or _DEFAULT_PORT)
+        self._prefix = parts.path
+        self._headers = {"Host": parts.netloc.rpartition("@")[2], **headers}
+
+    def head_of(self, call: Call) -> bytes:
+        """Returns the head of a request."""
+        lines = [f"{call.method} {self._prefix}{call.target} HTTP/1.1"]
+        lines += [f"{name}: {_line(name, value)}" for name, value in {**self._headers, **call.headers}.items()]
+        return "\r\n".join([*lines, "\r\n"]).encode("latin-1")
 
 
 class SocketTransport:
@@ -36,14 +58,10 @@ class SocketTransport:
     """
 
     def __init__(self, base_url: str, timeout_s: float | None, headers: Mapping[str, str]) -> None:
-        parts = urlsplit(base_url)
-        assert parts.hostname is not None, "This is a bug."
         self._idle: deque[socket.socket] = deque(maxlen=MAX_IDLE)
         self._base_url = base_url
-        self._address = (parts.hostname, parts.port or _DEFAULT_PORT)
-        self._prefix = parts.path
+        self._writer = HeadWriter(base_url, headers)
         self._timeout_s = timeout_s
-        self._headers = {"Host": parts.netloc.rpartition("@")[2], **headers}
 
     def exchange(self, call: Call) -> Reply:
         """Sends a request and waits for the whole answer.
@@ -82,18 +100,18 @@ class SocketTransport:
                 connection = self._idle.pop()
             except IndexError:
                 break
-            if not _is_readable(connection):
+            if not is_readable(connection):
                 return connection
             # The server closed it while it was idle.
             connection.close()
-        connection = socket.create_connection(self._address, self._timeout_s)
+        connection = socket.create_connection(self._writer.address, self._timeout_s)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
 
     def _exchange_on(self, connection: socket.socket, call: Call) -> tuple[Reply, bool]:
         broken: OSError | None = None
         try:
-            _send(connection, self._head_of(call), call)
+            _send(connection, self._writer.head_of(call), call)
         except (BrokenPipeError, ConnectionResetError) as error:
             # A server may refuse a body and close before all of it was sent: its answer is there to read.
             broken = error
@@ -107,11 +125,6 @@ class SocketTransport:
             response.close()
         return reply, not response.will_close and broken is None
 
-    def _head_of(self, call: Call) -> bytes:
-        lines = [f"{call.method} {self._prefix}{call.target} HTTP/1.1"]
-        lines += [f"{name}: {_line(name, value)}" for name, value in {**self._headers, **call.headers}.items()]
-        return "\r\n".join([*lines, "\r\n"]).encode("latin-1")
-
 
 def _line(name: str, value: str) -> str:
     if "\r" in value or "\n" in value:
@@ -119,7 +132,8 @@ def _line(name: str, value: str) -> str:
     return value
 
 
-def _is_readable(connection: socket.socket) -> bool:
+def is_readable(connection: socket.socket) -> bool:
+    """Whether an idle connection has something to read: its end, for nothing else comes unasked."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     return bool(poll.poll(0))
@@ -131,7 +145,7 @@ def _send(connection: socket.socket, head: bytes, call: Call) -> None:
     sent = -len(head)
     while views:
         # With a progress function no write is so long that it stands still.
-        step = [view[:_STEP_BYTES] for view in list(views)[:2]] if call.progress else list(views)[:_MAX_VIEWS]
+        step = [view[:STEP_BYTES] for view in list(views)[:2]] if call.progress else list(views)[:_MAX_VIEWS]
         count = connection.sendmsg(step)
         sent += count
         while views and count >= views[0].nbytes:
@@ -146,11 +160,10 @@ def _body_of(response: http.client.HTTPResponse, call: Call) -> memoryview:
     length = response.length
     if length is None:
         return memoryview(bytearray(response.read()))
-    make = call.make_buffer if response.status < 300 and call.make_buffer is not None else _memory
-    body = make(length)
+    body = memory_for(call, response.status, length)
     received = 0
     while received < length:
-        count = response.readinto(body[received : received + _STEP_BYTES])
+        count = response.readinto(body[received : received + STEP_BYTES])
         if not count:
             raise http.client.IncompleteRead(bytes(body[:received]), length - received)
         received += count
@@ -159,6 +172,9 @@ def _body_of(response: http.client.HTTPResponse, call: Call) -> memoryview:
     return body
 
 
-def _memory(num_bytes: int) -> memoryview:
+def memory_for(call: Call, status: int, num_bytes: int) -> memoryview:
+    """Returns memory for an answer's body: the caller's own for a success, fresh else."""
+    if status < 300 and call.make_buffer is not None:
+        return call.make_buffer(num_bytes)
     # Unlike a bytearray's, its pages are touched once: by what is received.
     return memoryview(np.empty(num_bytes, np.uint8))  # type: ignore[arg-type]

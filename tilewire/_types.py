@@ -137,9 +137,11 @@ class DtypeOptions(CallOptions, total=False):
 
     Attributes:
         out_dtype: Dtype of the result: a name, anything that `np.dtype` takes, or a dtype of torch.
+        durable: With `store=`: acknowledge once a copy outside of the engine exists, so that its death loses nothing.
     """
 
     out_dtype: Any
+    durable: bool
 
 
 class MatmulOptions(DtypeOptions, total=False):

@@ -7,7 +7,7 @@ from tilewire.kernels.add.bench import AddOperands
 from tilewire.kernels.add.kernel import add_kernel
 from tilewire.kernels.add.op import add, prepare_add
 from tilewire.kernels.add.selftest import trials
-from tilewire.kernels.add.shape import AddShape, draw
+from tilewire.kernels.add.shape import GROUPS, AddShape, draw
 from tilewire.kernels.add.variants import variants
 from tilewire.kernels.op import KernelOp, TableEntry
 
@@ -27,6 +27,7 @@ ADD = KernelOp(
     trials=trials,
     shape=AddShape,
     draw=draw,
+    groups=GROUPS,
     operands=AddOperands,
     table_entries=_table_entries,
 )

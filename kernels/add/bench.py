@@ -29,7 +29,17 @@ class AddOperands:
         assert prepared is not None, "This is a bug."
         return lambda index: prepared(*sets[index])
 
-    def vendor(self) -> Call | None:
+    def vendors(self) -> dict[str, Call]:
         """See `Operands`."""
         sets = self._sets
-        return lambda index: torch.add(sets[index][0], sets[index][1], out=sets[index][2])
+        return {"torch": lambda index: torch.add(sets[index][0], sets[index][1], out=sets[index][2])}
+
+    def error(self) -> torch.Tensor | None:
+        """See `Operands`."""
+        a, b, out = self._sets[0]
+        expected = a.double() + b.double()
+        return (out.double() - expected).norm() / expected.norm()
+
+    def poison(self) -> None:
+        """See `Operands`."""
+        self._sets[0][-1].fill_(torch.nan)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilewire.kernels.add.configs import DTYPES, ITEM_BYTES, Config, Problem, choose, configs_for
-from tilewire.kernels.op import log_uniform
+from tilewire.kernels.op import ShapeGroup, log_uniform
 from tilewire.kernels.runtime.targets import Target
 
 
@@ -57,3 +57,14 @@ def draw(generator: random.Random) -> AddShape:
         dtype=generator.choice(["float32", "bfloat16", "float16"]),
         b_shape=generator.choice(["full", "row"]),
     )
+
+
+GROUPS = (
+    ShapeGroup(
+        "add",
+        lambda generator: AddShape(
+            1, log_uniform(generator, 1 << 10, 1 << 26), generator.choice(["float32", "bfloat16"])
+        ),
+        10,
+    ),
+)

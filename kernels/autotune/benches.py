@@ -53,6 +53,19 @@ class GpuBench:
         timings = measure(running, subject.num_sets, rounds, self._stream) if running else {}
         return [timings[name].p50_us if name in timings else math.inf for name in calls]
 
+    def vendors(self, shape: Shape) -> list[str]:
+        """Names of what others have for `shape` and can run: contestants like configurations."""
+        subject = self._of(shape)
+        return [name for name in subject.others if subject.runs(name)]
+
+    def errors(self, shape: Shape, configs: Sequence[Config]) -> dict[Config, float]:
+        """Relative error of each configuration's output, over poisoned memory; nothing where something follows the op."""
+        subject = self._of(shape)
+        with torch.cuda.stream(self._stream):
+            found = {config: error for config in configs if (error := subject.error(config)) is not None}
+            values = torch.stack(list(found.values())).tolist() if found else []
+        return dict(zip(found, values, strict=True))
+
     def hot_us(self, shape: Shape, config: Config) -> float:
         """As `Bench` says: over one operand set."""
         call = _Subject(shape, 1).call(config)
@@ -82,6 +95,27 @@ class _Subject:
         self.num_sets = num_sets
         self._operands = operands_of(shape, num_sets)
         self._calls: dict[Config, Call | None] = {}
+        self.others = self._operands.vendors()
+        self._calls |= self.others
+
+    def runs(self, name: str) -> bool:
+        """Whether what another has for the shape takes it."""
+        try:
+            self.others[name](0)
+            torch.cuda.synchronize()
+        except Exception as error:  # noqa: BLE001 - whatever it is only costs this contestant
+            _logger.warning("%s: %s", name, str(error).splitlines()[0])
+            return False
+        return True
+
+    def error(self, config: Config) -> torch.Tensor | None:
+        """Relative error of a configuration on the first set; on the device."""
+        call = self.call(config)
+        if call is None:
+            return None
+        self._operands.poison()
+        call(0)
+        return self._operands.error()
 
     def call(self, config: Config) -> Call | None:
         """What launches `config` on a set; None when it cannot be."""

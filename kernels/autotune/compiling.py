@@ -5,57 +5,21 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import triton
 
-from tilewire.kernels.add.configs import Config as AddConfig
-from tilewire.kernels.add.configs import Family as AddFamily
-from tilewire.kernels.add.variants import build as build_add
-from tilewire.kernels.autotune.crew import Crew, Failure
-from tilewire.kernels.matmul.configs import Config as MatmulConfig
-from tilewire.kernels.matmul.configs import Family
-from tilewire.kernels.matmul.variants import build as build_matmul
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import KIB, Target
-from tilewire.kernels.softmax.configs import Config as SoftmaxConfig
-from tilewire.kernels.softmax.configs import Problem as SoftmaxProblem
-from tilewire.kernels.softmax.variants import KERNELS
-from tilewire.kernels.softmax.variants import build as build_softmax
 
 _CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 _THREADS_OF_SM = 2048
 _REGISTERS_OF_SM = 65536
 # Shared memory that the driver keeps of each program's.
 _RESERVED_BYTES = KIB
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What names the binaries of a candidate: `family` is the op's own idea of a family."""
-
-    family: Family | SoftmaxProblem | AddFamily
-    config: MatmulConfig | SoftmaxConfig | AddConfig
-    target: Target
-
-    def variants(self) -> list[Variant]:
-        """The binaries, in the order of launch."""
-        if isinstance(self.family, Family):
-            assert isinstance(self.config, MatmulConfig), "This is a bug."
-            return [build_matmul(self.family, self.config, self.target)]
-        if isinstance(self.family, SoftmaxProblem):
-            assert isinstance(self.config, SoftmaxConfig), "This is a bug."
-            kernels = KERNELS[self.config.kernel]
-            return [build_softmax(kernel, self.family, self.config, self.target) for kernel in kernels]
-        assert isinstance(self.config, AddConfig), "This is a bug."
-        return [build_add(self.family, self.config, self.target)]
-
-    def key(self) -> str:
-        """The candidate in words, the same in every process."""
-        return f"{self.family} {self.config}"
 
 
 @dataclass(frozen=True)
@@ -88,38 +52,9 @@ class Facts:
         return f"{self.spilled_bytes} bytes of registers spilled" if self.spilled_bytes else ""
 
 
-Outcome = Facts | Failure
-
-
-class Compiler:
-    """Compiles candidates in processes of their own. Use as a context manager.
-
-    Args:
-        num_workers: processes; 0 for one on each core.
-        timeout_s: how long one candidate may take.
-    """
-
-    def __init__(self, *, num_workers: int = 0, timeout_s: float = 120.0) -> None:
-        self._crew: Crew[Recipe, Facts] = Crew(facts_of, num_workers=num_workers, timeout_s=timeout_s)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._crew.__exit__()
-
-    def compile(
-        self, recipes: Iterable[Recipe], on_done: Callable[[Recipe, Outcome], None], is_over: Callable[[], bool]
-    ) -> None:
-        """Compile `recipes` into Triton's disk cache; `on_done` hears of each, until `is_over`."""
-        listed = list(recipes)
-        self._crew.run(listed, lambda number, outcome: on_done(listed[number], outcome), is_over)
-
-
-def facts_of(recipe: Recipe) -> Facts:
-    """Compile the binaries of `recipe`; what they need."""
-    compiled = [variant.compile(recipe.target) for variant in recipe.variants()]
-    every = [_facts(each, recipe.target) for each in compiled]
+def facts_of_variants(variants: Sequence[Variant], target: Target) -> Facts:
+    """Compile `variants`; what they need, the greatest of each."""
+    every = [_facts(variant.compile(target), target) for variant in variants]
     return Facts(**{name: max(getattr(facts, name) for facts in every) for name in asdict(every[0])})
 
 

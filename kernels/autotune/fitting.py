@@ -1,279 +1,372 @@
-"""Fitting the costs of `kernels.selection.cost_model` to measured times. Pure: NumPy, no device; knows no op and no table.
+"""Fits a device's table to what `kernels.autotune.collect` measured. Needs NumPy and no device; imports no op by name.
 
-What counts is how the candidates for one workload compare. So each workload has a factor of its own that all its
-candidates share, found in turns with the costs, and the candidates near the fastest weigh the most. A configuration that
-was measured seldom is drawn to the costs that those like it have in common.
+`python -m tilewire.kernels.autotune.fitting MEASURED.jsonl [MEASURED…] [--out TABLE.json] [--held-out 5]`
 
-Sources: Levenberg–Marquardt least squares on logarithms, with Huber's weights and a Gaussian prior; ridge regression.
+For each kind of products (a key of the table): costs of the model's terms are fitted first to all configurations together,
+then to each by itself, drawn to the common ones. What counts is how candidates for one shape compare, so each shape has a
+factor that all its candidates share. Then the few configurations are kept whose predicted best loses the least.
+
+Sources: Levenberg–Marquardt least squares on logarithms with a Gaussian prior.
 """
 
 from __future__ import annotations
 
-import math
+import argparse
+import dataclasses
+import json
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewire.kernels.selection.cost_model import (
-    BENDS,
-    LAYOUTS,
-    TERMS,
-    Costs,
-    Forecast,
-    Work,
-    amounts,
-    blended,
-    layouts,
-)
+from tilewire.kernels.autotune.collect import entries_of, tuning_of
+from tilewire.kernels.autotune.workloads import parse_line
+from tilewire.kernels.op import Config, Shape, Tuning, config_from, geomean
+from tilewire.kernels.registry import kernel_op, measured_ops
+from tilewire.kernels.runtime.targets import Target
+from tilewire.kernels.selection.cost_model import SHARPNESS, Model
+from tilewire.kernels.selection.tables import table_for, write_atomically
 
 Array: TypeAlias = NDArray[np.float64]
-Key: TypeAlias = tuple[str, Hashable]
+Table: TypeAlias = dict[str, Any]
 
-# Where every fit begins: microseconds by `TERMS`, of a tile of 64 × 128 and 64 of K on an H100.
-_BEGIN = np.log([1.2, 0.4, 0.3, 0.4, 0.2, 0.15, 0.02, 0.35, 0.17, 0.15, 0.3, 0.05, 0.17, 0.3])
-# How these grow with a tile, and with a step.
-_TILE_POWER, _STEP_POWER = 0.6, 0.75
-_TILE_TERMS = tuple(TERMS.index(name) for name in ("wave", "turn", "store"))
-_STEP_TERMS = tuple(TERMS.index(name) for name in ("step of a wave", "step of a turn", "mean step"))
-# One over the variance of a cost among those alike, in units of one measurement's.
-_PRIOR = np.concatenate([np.full(len(TERMS), 0.01), np.full(len(LAYOUTS), 0.3)])
-_POOLED_RIDGE, _RIDGE = 0.03, 0.3
-# How many measurements those alike must have to be believed as much as `_BEGIN`.
-_BELIEF = 20.0
-_MOST_BELIEF = 60.0
-# A time twice the fastest's weighs 1 / (1 + this); one of a single call that much less again.
-_STEEPNESS, _ROUGHNESS = 8.0, 0.1
-_OUTLIER, _MOST_BEND = 0.12, 0.4
-_PASSES, _STEPS = 4, 20
-_OCCUPANCIES = (1, 2, 3, 4)
+# Standard deviations of the logarithm of a cost: from the built-in one, and from the common one.
+_FAR, _NEAR = 1.0, 0.35
+# Standard deviation of the logarithm of a time that the model predicts.
+_NOISE = 0.08
+# A time twice the fastest's weighs 1 / (1 + this).
+_STEEPNESS = 6.0
+_PASSES, _STEPS = 4, 25
+# Single calls (see `racing.Heats`): slower than this many times the fastest plus the host's time, unless they are long.
+_NEAR_BEST, _HOST_US, _LONG_US = 1.5, 6.0, 60.0
+# A configuration that was measured on fewer shapes is not kept.
+_MIN_SHAPES = 2
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One configuration timed on one workload.
+@dataclass
+class Measured:
+    """What was measured of one shape.
 
     Attributes:
-        workload: which.
-        group: what is alike: costs of configurations of a group resemble one another.
-        entry: the configuration without its splits.
-        work: the launch.
-        splits: its splits.
-        us: microseconds.
-        best_us: of the fastest configuration on that workload.
-        is_close: whether it was timed well, being near the fastest; else `us` is of a single call.
-        tile: elements of a tile.
-        step: multiplications of a step.
+        shape: The shape.
+        us: Microseconds by configuration.
+        programs_per_sm: By configuration.
+        vendors: Microseconds of others, by name.
+        is_held_out: Whether it judges the fit instead of being fitted to.
     """
 
-    workload: int
-    group: str
-    entry: Hashable
-    work: Work
-    splits: int
-    us: float
-    best_us: float
-    is_close: bool
-    tile: int
-    step: int
+    shape: Shape
+    us: dict[Config, float]
+    programs_per_sm: dict[Config, int]
+    vendors: dict[str, float]
+    is_held_out: bool = False
+
+    @property
+    def best_us(self) -> float:
+        """Microseconds of the fastest configuration."""
+        return min(self.us.values())
 
 
-class _Entry:
-    """One configuration's samples as arrays, and its costs as far as they are known."""
-
-    def __init__(self, samples: Sequence[Sample], num_sms: int) -> None:
-        self._samples = samples
-        self._num_sms = num_sms
-        self.workloads = np.array([each.workload for each in samples])
-        self.log_us = np.log([each.us for each in samples])
-        self.is_close = np.array([each.is_close for each in samples])
-        excess = np.maximum([each.us / each.best_us for each in samples], 1.0) - 1
-        self.weights = np.where(self.is_close, 1.0, _ROUGHNESS) / (1 + _STEEPNESS * excess)
-        self._layouts = np.array([layouts(each.work) for each in samples])
-        self._scale = np.zeros(len(TERMS) + len(LAYOUTS))
-        self._scale[list(_TILE_TERMS)] = _TILE_POWER * math.log(samples[0].tile / (64 * 128))
-        self._scale[list(_STEP_TERMS)] = _STEP_POWER * math.log(samples[0].step / (64 * 128 * 64))
-        self.costs = np.concatenate([_BEGIN, np.zeros(len(LAYOUTS))])
-        self.bend = np.zeros(len(BENDS))
-        self.assume(1)
-
-    def assume(self, programs_per_sm: int) -> None:
-        """Take it that so many programs run on a multiprocessor at a time."""
-        self.programs_per_sm = programs_per_sm
-        facts = [(each.work, each.splits, programs_per_sm, self._num_sms) for each in self._samples]
-        self._amounts = np.array([amounts(*each) for each in facts], dtype=np.float64).T
-
-    def unbend(self) -> None:
-        """Find what each weight of the factor is multiplied with, now that the number of programs is known."""
-        units = [
-            Costs(self.programs_per_sm, (0.0,) * len(TERMS), (0.0,) * len(LAYOUTS), tuple(unit))
-            for unit in np.eye(len(BENDS)).tolist()
-        ]
-        self.bends = np.array(
-            [[Forecast(each.work, unit, self._num_sms).bend(each.splits) for unit in units] for each in self._samples]
-        )
-
-    def log_sum(self, costs: Array) -> Array:
-        """The logarithm of the model's sum."""
-        scaled = costs + self._scale
-        us, layout = np.exp(scaled[: len(TERMS)]), scaled[len(TERMS) :]
-        found: Array = np.log(blended(list(us), np.exp(self._layouts @ layout), list(self._amounts)))
-        return found
-
-    def fit_costs(self, shift: Array, centre: Array) -> float:
-        """Fit the costs to times divided by exp(`shift`), drawn to `centre`; what is left."""
-        wanted = self.log_us - shift
-        self.costs, left = _least_squares(lambda costs: self.log_sum(costs) - wanted, self.weights, centre, _PRIOR)
-        self.rest = np.clip(wanted - self.log_sum(self.costs), -_MOST_BEND, _MOST_BEND)
-        return left
-
-    def fit_bend(self, pooled: Array) -> None:
-        """Fit what is left, drawn to what those alike have."""
-        matrix, vector = self.normal(pooled)
-        ridge = np.full(len(BENDS), _RIDGE)
-        ridge[0] *= 0.3
-        self.bend = pooled + np.linalg.solve(matrix + np.diag(ridge), vector)
-
-    def normal(self, bend: Array) -> tuple[Array, Array]:
-        """The normal equations of what `bend` leaves."""
-        weighted = self.weights[:, None] * self.bends
-        return self.bends.T @ weighted, weighted.T @ (self.rest - self.bends @ bend)
-
-    def residuals(self) -> Array:
-        """Logarithms of measured over predicted times."""
-        found: Array = self.log_us - self.log_sum(self.costs) - self.bends @ self.bend
-        return found
-
-    def result(self) -> Costs:
-        """What was found, without scales."""
-        scaled = self.costs + self._scale
-        us, layout = np.exp(scaled[: len(TERMS)]), scaled[len(TERMS) :]
-        return Costs(self.programs_per_sm, tuple(us.tolist()), tuple(layout.tolist()), tuple(self.bend.tolist()))
+def read(paths: Iterable[Path], held_out: int) -> tuple[Table, list[Measured]]:
+    """The device, and what was measured there; every `held_out`-th shape is held out, none with 0."""
+    device: Table = {}
+    found: list[Measured] = []
+    for path in paths:
+        for entry in entries_of(path):
+            if "device" in entry:
+                device = entry
+            elif "line" in entry:
+                shape = parse_line(entry["line"])
+                if kernel_op(shape.op).tuning is None:
+                    continue
+                tuning = tuning_of(shape)
+                able = {key: config_from(tuning.config, key) for key in entry["us"] if key not in entry["bad"]}
+                us = _without_rough({able[key]: entry["us"][key] for key in able})
+                programs = {able[key]: entry["programs_per_sm"].get(key, 1) for key in able}
+                is_held_out = bool(held_out) and len(found) % held_out == held_out - 1
+                if us:
+                    found.append(Measured(shape, us, programs, entry["vendors"], is_held_out))
+    return device, found
 
 
-def fit(samples: Sequence[Sample], num_sms: int, on_pass: Callable[[int, int], None] | None = None) -> dict[Key, Costs]:
-    """The costs of every configuration that was measured.
+def _without_rough(us: dict[Config, float]) -> dict[Config, float]:
+    """Without times of single calls that the host's part of a launch may have made: those far from the fastest, and short."""
+    limit_us = _NEAR_BEST * min(us.values(), default=0.0) + _HOST_US
+    return {config: time_us for config, time_us in us.items() if time_us <= limit_us or time_us > _LONG_US}
+
+
+class Costs:
+    """Costs of one key's configurations, fitted.
 
     Args:
-        samples: of all configurations that are alternatives to one another.
-        num_sms: multiprocessors of the device.
-        on_pass: hears how many of how many passes are done.
-
-    Returns:
-        By group and entry.
+        tuning: Of the op.
+        measured: Of that key, held-out shapes left out.
+        target: The device.
     """
-    by_key: dict[Key, list[Sample]] = defaultdict(list)
-    for sample in samples:
-        by_key[sample.group, sample.entry].append(sample)
-    entries = {key: _Entry(each, num_sms) for key, each in by_key.items()}
-    shifts = np.zeros(1 + max((each.workload for each in samples), default=0))
-    centres: dict[str, Array] = defaultdict(lambda: np.concatenate([_BEGIN, np.zeros(len(LAYOUTS))]))
-    for number in range(_PASSES):
-        for (group, _), entry in entries.items():
-            shift = shifts[entry.workloads]
-            if number == 0:
-                _occupy(entry, shift, centres[group])
-            entry.fit_costs(shift, centres[group])
-        for group in {group for group, _ in entries}:
-            alike = [entry for (of, _), entry in entries.items() if of == group]
-            pooled = _pooled(alike)
-            for entry in alike:
-                entry.fit_bend(pooled)
-            centres[group] = _centre(alike)
-        shifts = _shifts(list(entries.values()), len(shifts))
-        if on_pass:
-            on_pass(number + 1, _PASSES)
-    return {key: entry.result() for key, entry in entries.items()}
+
+    def __init__(self, tuning: Tuning, measured: Sequence[Measured], target: Target) -> None:
+        self._tuning, self._target = tuning, target
+        rows = [(number, config, us, each) for number, each in enumerate(measured) for config, us in each.us.items()]
+        self._amounts = np.array([self.amounts(each, config) for _, config, _, each in rows])
+        self._log_us = np.log([us for _, _, us, _ in rows])
+        excess = np.array([us / each.best_us - 1 for _, _, us, each in rows])
+        self._weights = 1 / (1 + _STEEPNESS * excess)
+        shapes = np.array([number for number, _, _, _ in rows])
+        of_entry: dict[Config, list[int]] = defaultdict(list)
+        for row, (_, config, _, _) in enumerate(rows):
+            of_entry[tuning.entry_of(config)].append(row)
+        self.seen = {entry: len({int(shapes[row]) for row in found}) for entry, found in of_entry.items()}
+        self.programs_per_sm = {tuning.entry_of(config): each.programs_per_sm[config] for _, config, _, each in rows}
+        begin = np.log([term.default for term in tuning.model.terms])
+        everything = np.arange(len(rows))
+        self.common = self._fit(everything, np.zeros(len(rows)), begin, begin, _FAR)
+        own = dict.fromkeys(of_entry, self.common)
+        for _ in range(_PASSES):
+            predicted = np.zeros(len(rows))
+            for entry, found in of_entry.items():
+                predicted[found] = self._log_predicted(own[entry], self._amounts[found])
+            rest = (self._log_us - predicted) * self._weights
+            shift = np.bincount(shapes, rest) / np.bincount(shapes, self._weights)
+            own = {
+                entry: self._fit(np.array(found), shift[shapes], own[entry], self.common, _NEAR)
+                for entry, found in of_entry.items()
+            }
+        self.own = own
+
+    def amounts(self, each: Measured, config: Config) -> tuple[float, ...]:
+        """Of the model's terms."""
+        found: tuple[float, ...] = self._tuning.amounts(each.shape, config, each.programs_per_sm[config], self._target)
+        return found
+
+    def predicted_us(self, each: Measured, config: Config) -> float:
+        """Microseconds."""
+        costs = tuple(np.exp(self.own[self._tuning.entry_of(config)]))
+        return self._tuning.model.us(costs, self.amounts(each, config))
+
+    def _log_predicted(self, theta: Array, amounts: Array) -> Array:
+        found: Array = np.log(_parts(self._tuning.model, theta, amounts)[0])
+        return found
+
+    def _fit(self, rows: NDArray[np.int64], shift: Array, begin: Array, centre: Array, spread: float) -> Array:
+        """Least squares from `begin`, drawn to `centre`."""
+        amounts, wanted = self._amounts[rows], (self._log_us - shift)[rows]
+        weights = np.sqrt(self._weights[rows]) / _NOISE
+
+        def loss(theta: Array) -> tuple[float, Array, Array]:
+            us, gradient = _parts(self._tuning.model, theta, amounts)
+            misses = weights * np.clip(np.log(us) - wanted, -0.5, 0.5)
+            total = float(misses @ misses + (((theta - centre) / spread) ** 2).sum())
+            return total, misses, weights[:, None] * gradient
+
+        theta, damping = begin.copy(), 1.0
+        now, misses, slopes = loss(theta)
+        for _ in range(_STEPS):
+            normal = slopes.T @ slopes + np.eye(len(theta)) * (1 / spread**2 + damping)
+            step = np.linalg.solve(normal, slopes.T @ misses + (theta - centre) / spread**2)
+            trial = theta - np.clip(step, -0.7, 0.7)
+            after, trial_misses, trial_slopes = loss(trial)
+            if after < now:
+                is_done = now - after < 1e-4 * now
+                theta, now, misses, slopes, damping = trial, after, trial_misses, trial_slopes, damping / 4
+                if is_done:
+                    break
+            else:
+                damping *= 5
+        return theta
 
 
-def _occupy(entry: _Entry, shift: Array, centre: Array) -> None:
-    """Assume the number of programs on a multiprocessor that explains the times best."""
-
-    def left(programs_per_sm: int) -> float:
-        entry.assume(programs_per_sm)
-        return entry.fit_costs(shift, centre)
-
-    entry.assume(min(_OCCUPANCIES, key=left))
-    entry.unbend()
-
-
-def _pooled(alike: Sequence[_Entry]) -> Array:
-    """The factors that those alike have in common."""
-    matrix, vector = _POOLED_RIDGE * np.eye(len(BENDS)), np.zeros(len(BENDS))
-    for entry in alike:
-        more, right = entry.normal(np.zeros(len(BENDS)))
-        matrix += more
-        vector += right
-    return np.asarray(np.linalg.solve(matrix, vector))
+def _parts(model: Model, theta: Array, amounts: Array) -> tuple[Array, Array]:
+    """Predicted microseconds, and the derivative of their logarithm by each logarithm of a cost."""
+    parts = np.exp(theta) * amounts
+    alone, hidden = parts[:, : model.first], parts[:, model.first :]
+    powered = hidden**SHARPNESS
+    total = powered.sum(axis=1) + 1e-30
+    overlapped = total ** (1 / SHARPNESS)
+    us = alone.sum(axis=1) + overlapped
+    slopes = np.concatenate([alone, powered * (overlapped / total)[:, None]], axis=1)
+    return us, slopes / us[:, None]
 
 
-def _centre(alike: Sequence[_Entry]) -> Array:
-    """The costs that those alike have in common."""
-    beliefs = [min(_MOST_BELIEF, float(entry.weights.sum())) for entry in alike]
-    begin = np.concatenate([_BEGIN, np.zeros(len(LAYOUTS))])
-    total = sum((belief * entry.costs for belief, entry in zip(beliefs, alike, strict=True)), _BELIEF * begin)
-    return np.asarray(total / (_BELIEF + sum(beliefs)))
+class Choice:
+    """What choosing among some configurations would have cost, by prediction and measurement.
+
+    Args:
+        costs: Fitted.
+        measured: Shapes.
+        tuning: Of the op.
+        target: The device.
+    """
+
+    def __init__(self, costs: Costs, measured: Sequence[Measured], tuning: Tuning, target: Target) -> None:
+        self.entries = [entry for entry, seen in costs.seen.items() if seen >= _MIN_SHAPES]
+        number = {entry: index for index, entry in enumerate(self.entries)}
+        count = len(self.entries)
+        self.predicted = np.full((len(measured), count), np.inf)
+        self.loss = np.full((len(measured), count), np.inf)
+        # Where an entry must be built for all layouts to serve a shape.
+        self.is_rare = np.array([not tuning.is_common(each.shape, target) for each in measured])
+        for row, each in enumerate(measured):
+            for config, us in each.us.items():
+                column = number.get(tuning.entry_of(config))
+                if column is not None:
+                    predicted = costs.predicted_us(each, config)
+                    if predicted < self.predicted[row, column]:
+                        self.predicted[row, column] = predicted
+                        self.loss[row, column] = us / each.best_us
+
+    def losses(self, common: Sequence[int], everywhere: Sequence[int]) -> Array:
+        """How many times the fastest's time each shape would take."""
+        found = np.full(len(self.predicted), 4.0)
+        for is_rare, kept in ((False, [*common, *everywhere]), (True, list(everywhere))):
+            rows = np.flatnonzero(self.is_rare == is_rare)
+            if len(rows) and kept:
+                best = np.argmin(self.predicted[np.ix_(rows, kept)], axis=1)
+                loss = self.loss[np.ix_(rows, kept)][np.arange(len(rows)), best]
+                found[rows] = np.where(np.isfinite(loss), loss, 4.0)
+        return found
+
+    def select(
+        self, num_common: int, num_everywhere: int, least_gain: float, start: Sequence[Config]
+    ) -> tuple[list[int], list[int]]:
+        """The entries that lose the least, those of `start` among them: for all layouts first, then for the most common one."""
+        everywhere = [self.entries.index(entry) for entry in start if entry in self.entries]
+        common: list[int] = []
+        for kept, count in ((everywhere, num_everywhere), (common, num_common)):
+            now = float("inf")
+            while len(kept) < count:
+                rest = [index for index in range(len(self.entries)) if index not in (*everywhere, *common)]
+                losses = []
+                for index in rest:
+                    kept.append(index)
+                    losses.append(float(np.log(self.losses(common, everywhere)).mean()))
+                    kept.pop()
+                if not rest or min(losses) > now - least_gain:
+                    break
+                now = min(losses)
+                kept.append(rest[losses.index(now)])
+        return common, everywhere
 
 
-def _shifts(entries: Sequence[_Entry], count: int) -> Array:
-    """The logarithm of each workload's own factor."""
-    sums, weights = np.zeros(count), np.ones(count)
-    for entry in entries:
-        close = entry.is_close
-        np.add.at(sums, entry.workloads[close], (entry.weights * entry.residuals())[close])
-        np.add.at(weights, entry.workloads[close], entry.weights[close])
-    return np.asarray(sums / weights)
+def fit(measured: Sequence[Measured], target: Target, say: Callable[[str], None]) -> Table:
+    """The sections of a table for every key that was measured."""
+    table: Table = {}
+    by_key: dict[tuple[str, str], list[Measured]] = defaultdict(list)
+    for each in measured:
+        by_key[each.shape.op, tuning_of(each.shape).key(each.shape)].append(each)
+    for (op, key), found in sorted(by_key.items()):
+        tuning = tuning_of(found[0].shape)
+        if not key:
+            continue
+        learned = [each for each in found if not each.is_held_out]
+        costs = Costs(tuning, learned, target)
+        choice = Choice(costs, learned, tuning, target)
+        old = table_for(target).get(op, {}).get(key, {"tiles": []})["tiles"]
+        kernels = {entry.kernel for entry in costs.seen}
+        # What was not measured stays, since nothing else may serve shapes that were not either.
+        kept = {_entry_of(each, tuning): each for each in old if tuning.keeps or each["kernel"] not in kernels}
+        common, everywhere = choice.select(*tuning.sizes(key), start=list(kept))
+        chosen = {choice.entries[index]: index in everywhere for index in (*everywhere, *common)}
+        tiles = [each for entry, each in kept.items() if entry not in chosen]
+        tiles += [
+            _shown(
+                entry,
+                costs,
+                tuning,
+                all_layouts=everywhere and kept.get(entry, {"all_layouts": not tuning.keeps}).get("all_layouts", False),
+            )
+            for entry, everywhere in chosen.items()
+        ]
+        table.setdefault(op, {})[key] = {"costs": _named(costs.common, tuning), "tiles": tiles}
+        judged = [each for each in found if each.is_held_out] or learned
+        judge = Choice(costs, judged, tuning, target)
+        number = {entry: index for index, entry in enumerate(judge.entries)}
+        places = [[number[choice.entries[index]] for index in indices] for indices in (common, everywhere)]
+        _say_how_good(f"{op} {key}", learned, judged, judge, places, say)
+    return table
 
 
-def _least_squares(
-    residuals: Callable[[Array], Array], weights: Array, centre: Array, prior: Array
-) -> tuple[Array, float]:
-    """The values with the least Huber loss of `residuals`, drawn to `centre`; and that loss."""
-
-    def loss(values: Array) -> float:
-        size = np.abs(residuals(values))
-        huber = np.where(size < _OUTLIER, size**2, 2 * _OUTLIER * size - _OUTLIER**2)
-        return float((weights * huber).sum() + (prior * (values - centre) ** 2).sum())
-
-    values, damping = centre.copy(), 1e-2
-    least = loss(values)
-    for _ in range(_STEPS):
-        rest = residuals(values)
-        slopes = _slopes(residuals, values, rest)
-        robust = weights * np.minimum(1.0, _OUTLIER / np.maximum(np.abs(rest), 1e-9))
-        matrix = slopes.T @ (robust[:, None] * slopes) + np.diag(prior)
-        gradient = slopes.T @ (robust * rest) + prior * (values - centre)
-        trial, found, damping = _damped(loss, values, least, (matrix, gradient), damping)
-        is_done = least - found < 1e-5 * least
-        values, least = trial, found
-        if is_done:
-            break
-    return values, least
+def _say_how_good(
+    name: str,
+    learned: Sequence[Measured],
+    judged: Sequence[Measured],
+    judge: Choice,
+    places: Sequence[Sequence[int]],
+    say: Callable[[str], None],
+) -> None:
+    losses = judge.losses(*places)
+    every = judge.losses(range(len(judge.entries)), range(len(judge.entries)))
+    vendors = [min(each.vendors.values()) / each.best_us if each.vendors else 0.0 for each in judged]
+    ratios = [vendor / loss for vendor, loss in zip(vendors, losses, strict=True) if vendor]
+    say(
+        f"{name}: {len(learned)} shapes, kept {'+'.join(str(len(part)) for part in places)} of {len(judge.entries)}; "
+        f"{len(judged)} judged: {geomean(list(losses)):.3f} of the fastest, most {losses.max():.2f} (by all "
+        f"{geomean(list(every)):.3f}); vendor / ours {geomean(ratios):.3f}, least {min(ratios, default=0):.2f}; "
+        f"vendor / fastest {geomean([vendor for vendor in vendors if vendor]):.3f}"
+    )
 
 
-def _slopes(residuals: Callable[[Array], Array], values: Array, rest: Array) -> Array:
-    """Partial derivatives, by differences."""
-    columns = []
-    for place in range(len(values)):
-        moved = values.copy()
-        moved[place] += 1e-4
-        columns.append((residuals(moved) - rest) / 1e-4)
-    return np.array(columns).T
+def _entry_of(shown: Table, tuning: Tuning) -> Config:
+    """The configuration of an entry of a table."""
+    names = [field.name for field in dataclasses.fields(tuning.config)]
+    return tuning.config(**{name: shown[name] for name in names if name in shown})
 
 
-def _damped(
-    loss: Callable[[Array], float], values: Array, least: float, normal: tuple[Array, Array], damping: float
-) -> tuple[Array, float, float]:
-    """A step that lowers the loss, shorter the more damping that takes; the same values when none does."""
-    matrix, gradient = normal
-    for _ in range(6):
-        damped: Any = matrix + damping * np.diag(np.diag(matrix) + 1e-9)
-        trial = values + np.clip(np.linalg.solve(damped, -gradient), -1.5, 1.5)
-        found = loss(trial)
-        if found < least:
-            return trial, found, max(damping / 6, 1e-6)
-        damping *= 4
-    return values, least, damping
+def _shown(entry: Config, costs: Costs, tuning: Tuning, *, all_layouts: bool) -> Table:
+    """The entry of a table for a configuration."""
+    fields = {
+        field.name: getattr(entry, field.name)
+        for field in dataclasses.fields(entry)
+        if getattr(entry, field.name) != field.default or field.default is dataclasses.MISSING
+    }
+    more = {"occupancy": costs.programs_per_sm[entry]} | ({"all_layouts": True} if all_layouts else {})
+    return fields | more | {"costs": _named(costs.own[entry], tuning)}
+
+
+def _named(theta: Array, tuning: Tuning) -> dict[str, float]:
+    names = [term.name for term in tuning.model.terms]
+    return {name: float(f"{value:.3g}") for name, value in zip(names, np.exp(theta), strict=True)}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Fits; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("measured", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path, help="table to write; what was not measured stays as it is there")
+    parser.add_argument("--held-out", type=int, default=5, help="judge by every n-th shape; 0 to fit to all")
+    arguments = parser.parse_args(argv)
+    device, measured = read(arguments.measured, arguments.held_out)
+    target = Target(**device["target"])
+    table = fit(measured, target, print)
+    if arguments.out:
+        whole = json.loads(arguments.out.read_text()) if arguments.out.is_file() else dict(table_for(target))
+        write_atomically(
+            arguments.out,
+            as_text(
+                whole | {op.name: whole.get(op.name, {}) | table[op.name] for op in measured_ops() if op.name in table}
+            ),
+        )
+    return 0
+
+
+def as_text(table: Table) -> str:
+    """JSON with one configuration a line, so that changes can be read."""
+    text = json.dumps(table, indent=1)
+    lines: list[str] = []
+    for line in text.splitlines():
+        depth = len(line) - len(line.lstrip())
+        if depth > 4 and lines:
+            lines[-1] += ("" if lines[-1].endswith("{") else " ") + line.strip()
+        elif depth == 4 and line.strip().startswith("}") and lines:
+            lines[-1] += line.strip()
+        else:
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Finding the fastest of many configurations for one workload without timing all of them well. Pure but for `GpuBench`.
+"""Finding the fastest of many configurations for one shape without timing all of them well. Pure but for `GpuBench`.
 
 Everything is launched twice by itself; what is near the fastest is timed in turns, briefly; what is nearest then, at
 length. So a hundred configurations take a fraction of a second, and figures that are compared closely come from the same
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tilewire.kernels.autotune.workloads import Config, Workload
+from tilewire.kernels.op import Config, Shape
 
 Times = dict[Config, float]
 
@@ -20,13 +20,13 @@ Times = dict[Config, float]
 class Bench(Protocol):
     """What times configurations on a device, or pretends to. A configuration that fails takes `inf`."""
 
-    def once_us(self, workload: Workload, configs: Sequence[Config]) -> list[float]:
+    def once_us(self, shape: Shape, configs: Sequence[Config]) -> list[float]:
         """Microseconds of a single call of each, host time included."""
 
-    def in_turns_us(self, workload: Workload, configs: Sequence[Config], rounds: int) -> list[float]:
+    def in_turns_us(self, shape: Shape, configs: Sequence[Config], rounds: int) -> list[float]:
         """Median microseconds of each, interleaved over `rounds`."""
 
-    def hot_us(self, workload: Workload, config: Config) -> float:
+    def hot_us(self, shape: Shape, config: Config) -> float:
         """Median microseconds of one alone, on operands that stay in the cache."""
 
 
@@ -52,17 +52,17 @@ class Heats:
 
 def race(
     bench: Bench,
-    workload: Workload,
+    shape: Shape,
     configs: Iterable[Config],
     *,
     must: Iterable[Config] = (),
     heats: Heats | None = None,
 ) -> Times:
-    """Time `configs` on `workload`; the closer to the fastest, the better.
+    """Time `configs` on `shape`; the closer to the fastest, the better.
 
     Args:
         bench: what times.
-        workload: what is computed.
+        shape: what is computed.
         configs: without repeats or with.
         must: those that run in every heat, however slow: the ones that results are compared with.
         heats: how many get how far.
@@ -74,13 +74,13 @@ def race(
     must = tuple(dict.fromkeys(must))
     field = list(dict.fromkeys((*must, *configs)))
     # Twice, since a call that something interrupted would look slow and not run again.
-    calls = [bench.once_us(workload, field) for _ in range(2)]
+    calls = [bench.once_us(shape, field) for _ in range(2)]
     times = dict(zip(field, map(min, *calls), strict=True))
     limit = min(times.values(), default=math.inf) * heats.near + heats.slack_us
     near = [config for config in field if times[config] <= limit or (config in must and math.isfinite(times[config]))]
-    times |= zip(near, bench.in_turns_us(workload, near, heats.rounds), strict=True)
+    times |= zip(near, bench.in_turns_us(shape, near, heats.rounds), strict=True)
     if heats.final_rounds:
         best = sorted(near, key=times.__getitem__)[: heats.finalists]
         final = list(dict.fromkeys((*(config for config in must if config in near), *best)))
-        times |= zip(final, bench.in_turns_us(workload, final, heats.final_rounds), strict=True)
+        times |= zip(final, bench.in_turns_us(shape, final, heats.final_rounds), strict=True)
     return {config: time_us for config, time_us in times.items() if math.isfinite(time_us)}

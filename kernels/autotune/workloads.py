@@ -5,18 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
-from tilewire.kernels.add.shape import AddShape as Sum
-from tilewire.kernels.matmul.shape import MatmulShape as Product
-from tilewire.kernels.op import Config, Shape, ShapeError, geomean
+from tilewire.kernels.op import Shape, ShapeError
 from tilewire.kernels.registry import measured_ops
-from tilewire.kernels.softmax.shape import SoftmaxShape as Rows
-
-# Names that the parts of the tuner still use.
-Workload: TypeAlias = Product | Rows | Sum
-WorkloadError = ShapeError
-__all__ = ["Config", "Product", "Rows", "Sum", "Workload", "WorkloadError", "as_line", "geomean", "parse", "parse_line"]
 
 _KINDS: dict[str, type[Any]] = {op.name: op.shape for op in measured_ops() if op.shape is not None}
 

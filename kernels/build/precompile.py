@@ -182,12 +182,13 @@ def _mark(target: Target, images: Sequence[Image]) -> None:
 
 
 def _marker(target: Target) -> Path:
-    return Path(knobs.cache.dir) / f"tilewire-{target.name}-{fingerprint(target)[:16]}.json"
+    return Path(knobs.cache.dir) / f"tilewire-{target.chip}-{fingerprint(target)[:16]}.json"
 
 
 def fingerprint(target: Target) -> str:
     """A hash of all that decides what the binaries are: Triton, kernels, configurations, device."""
-    digest = hashlib.sha256(f"{triton.__version__} {target}\n".encode())
+    facts = (target.backend, target.arch, target.warp_size, target.num_sms, target.shared_bytes)
+    digest = hashlib.sha256(f"{triton.__version__} {facts}\n".encode())
     digest.update(_triton_files())
     for variant in variants(target):
         digest.update(f"{variant.kernel.cache_key} {variant.described()}\n".encode())

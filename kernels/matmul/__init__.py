@@ -8,25 +8,26 @@ from tilewire.kernels.matmul.grouped.kernel import matmul_grouped_kernel
 from tilewire.kernels.matmul.grouped.op import variants as grouped_variants
 from tilewire.kernels.matmul.kernel import matmul_kernel, matmul_tma_kernel
 from tilewire.kernels.matmul.op import matmul, prepare_matmul
+from tilewire.kernels.matmul.select import explain
 from tilewire.kernels.matmul.selftest import trials
-from tilewire.kernels.matmul.shape import MatmulShape, draw
+from tilewire.kernels.matmul.shape import GROUPS, MatmulShape, draw
+from tilewire.kernels.matmul.space import TUNING
 from tilewire.kernels.matmul.variants import variants
 from tilewire.kernels.op import KernelOp, TableEntry
 
 
 def _table_entries(section: Mapping[str, Any]) -> Iterator[TableEntry]:
-    for arithmetic, entries in section.get("tiles", {}).items():
-        for entry in entries:
-            step_us = entry.get("step_us", (None,))[-1]
-            yield TableEntry("matmul", arithmetic, _blocks_of(entry), step_us, "us per step of K")
-    for arithmetic, entries in section.get("few_rows", {}).items():
-        for entry in entries:
-            yield TableEntry("matmul", f"{arithmetic}, up to {entry['max_m']} rows", _blocks_of(entry))
+    for key, tiles in section.items():
+        for entry in tiles["tiles"]:
+            factor = entry.get("costs", {}).get("matrix")
+            yield TableEntry(
+                "matmul", key, _words_of(entry), factor, "times the matrix units' full rate" if factor else ""
+            )
 
 
-def _blocks_of(entry: Mapping[str, Any]) -> str:
+def _words_of(entry: Mapping[str, Any]) -> str:
     blocks = "x".join(str(entry[name]) for name in ("block_m", "block_n", "block_k"))
-    return f"{entry['kernel']} {blocks}, {entry['num_warps']} warps, {entry['num_stages']} stages"
+    return f"{entry['kernel']} {blocks}, {entry.get('num_warps', 4)} warps, {entry.get('num_stages', 3)} stages"
 
 
 MATMUL = KernelOp(
@@ -38,6 +39,9 @@ MATMUL = KernelOp(
     trials=trials,
     shape=MatmulShape,
     draw=draw,
+    groups=GROUPS,
     operands=MatmulOperands,
+    tuning=TUNING,
+    explain=lambda shape, target: explain(shape.problem, target, is_plain=shape.is_plain),
     table_entries=_table_entries,
 )

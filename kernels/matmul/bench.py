@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from tilewire.kernels.build.operands import empty_at, random_at
@@ -25,6 +27,7 @@ class MatmulOperands:
             )
             for _ in range(num_sets)
         ]
+        self._expected: torch.Tensor | None = None
         self._epilogue = Epilogue()
         if not shape.is_plain:
             bias_dtype = torch.int32 if shape.stored_dtype == "int32" else torch.float32
@@ -38,24 +41,47 @@ class MatmulOperands:
         sets, bias = self._sets, self._epilogue.bias
         return lambda index: prepared(*sets[index], bias, None, None)
 
-    def vendor(self) -> Call | None:
+    def vendors(self) -> dict[str, Call]:
         """See `Operands`: the product alone, without what follows it."""
         shape, sets = self._shape, self._sets
-        dtype, stored = getattr(torch, shape.dtype), getattr(torch, shape.stored_dtype)
+        stored = getattr(torch, shape.stored_dtype)
         if shape.dtype.startswith("float8"):
             one = torch.ones((), device=sets[0][0].device)
-            if shape.batch > 1:
-                return None
-            return lambda index: torch._scaled_mm(*sets[index][:2], one, one, out_dtype=stored)
+
+            def scaled(index: int, *, is_fast: bool) -> None:
+                torch._scaled_mm(*sets[index][:2], one, one, out_dtype=stored, use_fast_accum=is_fast)
+
+            is_fast = shape.precision == "fast"
+            return {"torch": functools.partial(scaled, is_fast=is_fast)} if shape.batch == 1 else {}
         if shape.dtype == "int8":
-            return None if shape.batch > 1 else lambda index: torch._int_mm(*sets[index][:2])
-        if dtype != stored or shape.precision == "tf32x3":
-            return None
+            return {"torch": lambda index: torch._int_mm(*sets[index][:2])} if shape.batch == 1 else {}
+        if shape.dtype != shape.stored_dtype or shape.precision == "tf32x3":
+            return {}
         multiply = torch.mm if shape.batch == 1 else torch.bmm
 
-        def call(index: int) -> None:
+        def call(index: int, *, library: str) -> None:
             a, b, out = sets[index]
             torch.backends.cuda.matmul.allow_tf32 = shape.precision == "tf32"
+            torch.backends.cuda.preferred_blas_library(library)
             multiply(a, b, out=out)
 
-        return call
+        return {
+            "torch": functools.partial(call, library="cublas"),
+            "torch lt": functools.partial(call, library="cublaslt"),
+        }
+
+    def error(self) -> torch.Tensor | None:
+        """See `Operands`."""
+        if not self._shape.is_plain:
+            return None
+        a, b, out = self._sets[0]
+        wide = torch.float64 if a.dtype in (torch.int8, torch.float32) else torch.float32
+        if self._expected is None:
+            torch.backends.cuda.matmul.allow_tf32 = False
+            self._expected = torch.matmul(a.to(wide), b.to(wide))
+        return (out.to(wide) - self._expected).norm() / self._expected.norm()
+
+    def poison(self) -> None:
+        """See `Operands`."""
+        out = self._sets[0][2]
+        out.fill_(float("nan") if out.dtype.is_floating_point else -7)

@@ -6,12 +6,13 @@ through buckets, so that the set of binaries is finite.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tilewire.kernels.runtime.targets import Target
 
 ACTIVATIONS = ("none", "relu", "leaky_relu", "gelu", "silu", "sigmoid", "tanh")
-PRECISIONS = ("tf32", "tf32x3", "ieee")
+# `tf32` and `tf32x3` are for float32 inputs. `fast` is for float8: sums stay in the matrix unit, which keeps some 13 bits.
+PRECISIONS = ("tf32", "tf32x3", "ieee", "fast")
 ITEM_BYTES = {
     "float16": 2,
     "bfloat16": 2,
@@ -49,7 +50,7 @@ class Problem:
         out_dtype: name of the output's dtype.
         a_major: the dimension of op(a) with stride 1: `k`, `m`, or `any` for neither.
         b_major: the same for op(b): `n`, `k` or `any`.
-        precision: how float32 inputs are multiplied; `ieee` for all other dtypes.
+        precision: how float32 and float8 inputs are multiplied; `ieee` for all other dtypes.
         is_aligned_in: whether both inputs can be read in 16-byte pieces: rows start at multiples of 16 bytes and are
             whole multiples long.
         is_aligned_out: whether the output's rows start at multiples of 16 bytes and their elements follow one another.
@@ -108,10 +109,10 @@ class Finish:
 
 @dataclass(frozen=True)
 class Family:
-    """What a binary depends on beside its configuration. Families are few: `choice.members` lists them.
+    """What a binary depends on beside its configuration. Families are few: `members.members` lists them.
 
     Attributes:
-        kernel: `pointer` or `tma`.
+        kernel: `pointer`, `tma` or `vector`.
         dtype: of the inputs.
         precision: how float32 inputs are multiplied.
         a_major: as in `Problem`; `any` for both operands when it is for one.
@@ -138,7 +139,8 @@ class Config:
     """Kernel, block sizes and compiler options of one launch.
 
     Attributes:
-        kernel: `pointer` (anything) or `tma` (descriptors; rows start at multiples of 16 bytes).
+        kernel: `pointer` (anything), `tma` (descriptors; rows start at multiples of 16 bytes) or `vector` (up to four rows,
+            without the matrix unit).
         block_m: rows of a tile.
         block_n: columns of a tile.
         block_k: length of K in one step.
@@ -150,7 +152,6 @@ class Config:
         is_swapped: compute transposed tiles (`tma`).
         halves: parts in which a tile is stored (`tma`): 1 or 2.
         waves_per_eu: occupancy hint on AMD.
-        promotes: for 8-bit floats, add the matrix unit's imprecise sum to a float32 one after each step of K.
     """
 
     kernel: str
@@ -165,7 +166,6 @@ class Config:
     is_swapped: bool = False
     halves: int = 1
     waves_per_eu: int = 0
-    promotes: bool = True
 
     def tiles(self, problem: Problem) -> int:
         """Output tiles of all batch entries."""
@@ -177,6 +177,18 @@ def cdiv(amount: int, size: int) -> int:
     return -(-amount // size)
 
 
+def precisions_of(dtype: str) -> tuple[str, ...]:
+    """The precisions that products of `dtype` have binaries for."""
+    if dtype == "float32":
+        return PRECISIONS[:3]
+    return ("ieee", "fast") if dtype.startswith("float8") else ("ieee",)
+
+
+def known_precision(dtype: str, precision: str) -> str:
+    """`precision` where products of `dtype` have it, else `ieee`."""
+    return precision if precision in precisions_of(dtype) else "ieee"
+
+
 def resolve_precision(precision: str, target: Target) -> str:
     """The precision that `target` multiplies float32 with when `precision` is asked for: never a coarser one."""
     if target.backend == "hip" and (precision == "tf32x3" or target.arch != "gfx942"):
@@ -184,69 +196,6 @@ def resolve_precision(precision: str, target: Target) -> str:
     return precision
 
 
-# Blocks for products without a matrix unit that is precise enough: a few rows, a small output, a large one.
-_FMA = (
-    Config("pointer", 16, 64, 64, num_warps=4, num_stages=3),
-    Config("pointer", 32, 32, 32, num_warps=4, num_stages=3),
-    Config("pointer", 64, 128, 32, num_warps=8, num_stages=3),
-)
-
-
-def fma_configs() -> tuple[Config, ...]:
-    """What `choose_fma` chooses from."""
-    return _FMA
-
-
-def choose_fma(problem: Problem) -> Config:
-    """Blocks for products without a matrix unit that is precise enough."""
-    few, small, large = _FMA
-    if problem.m <= few.block_m * 2:
-        return few
-    # A long K is better split among programs of large blocks.
-    return small if problem.m * problem.n < 512 * 512 and problem.k < 4096 else large
-
-
-def matrix_configs(dtype: str, *, is_aligned: bool) -> tuple[Config, ...]:
-    """Blocks of the pointer kernel on a matrix unit, by rising number of rows."""
-    few, many = (row_bytes // ITEM_BYTES[dtype] for row_bytes in (256, 128))
-    if not is_aligned:
-        # Elements come one by one through registers: larger blocks spill.
-        return (Config("pointer", 64, 64, many // 2, num_warps=4, num_stages=3),)
-    return (
-        Config("pointer", 16, 64, few, num_warps=4, num_stages=4),
-        Config("pointer", 32, 64, few, num_warps=4, num_stages=4),
-        Config("pointer", 64, 64, few, num_warps=4, num_stages=3),
-        Config("pointer", 64, 64, many, num_warps=4, num_stages=3),
-        Config("pointer", 128, 128, many, num_warps=8, num_stages=3),
-    )
-
-
-def choose_matrix(problem: Problem) -> Config:
-    """Blocks of the pointer kernel on a matrix unit."""
-    configs = matrix_configs(problem.dtype, is_aligned=is_read_in_pieces(problem))
-    if len(configs) == 1:
-        return configs[0]
-    if problem.m <= 64:
-        return next(config for config in configs if problem.m <= config.block_m)
-    return configs[3] if problem.m * problem.n * problem.batch <= 1024 * 1024 else configs[4]
-
-
 def is_read_in_pieces(problem: Problem) -> bool:
     """Whether the pointer kernel reads and writes `problem` 16 bytes at a time."""
     return problem.is_aligned_in and problem.is_aligned_out and "any" not in (problem.a_major, problem.b_major)
-
-
-def split_k_for(problem: Problem, config: Config, target: Target) -> int:
-    """Enough splits to fill the device three times, none shorter than two blocks of K and 128 of its elements."""
-    wanted = 3 * target.num_sms // max(1, config.tiles(problem))
-    possible = problem.k // max(2 * config.block_k, 128)
-    split_k = 1
-    while split_k * 2 <= min(wanted, possible, 16):
-        split_k *= 2
-    return split_k
-
-
-def for_amd(config: Config) -> Config:
-    """LDS holds (stages - 1) × one block of each operand in 64 KiB, and the pipeliner wants two stages."""
-    waves = 2 if config.block_m * config.block_n >= 128 * 128 else 0
-    return replace(config, num_stages=2, waves_per_eu=waves)

@@ -1,6 +1,6 @@
-"""The finite set of matmul's binaries: families, and which configurations each is built with. Pure: no torch, no Triton.
+"""The finite set of matmul's binaries: tiles of a device's table, and what each is built for. Pure: no torch, no Triton.
 
-Choosing is `choice`'s; what it gives is checked against, and enumerated by, this.
+`select` chooses among these; what it gives is checked against, and enumerated by, this.
 """
 
 from __future__ import annotations
@@ -9,35 +9,147 @@ import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Collection, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from tilewire.kernels.matmul.configs import (
     OUT_DTYPES,
-    PRECISIONS,
     Config,
     Family,
     Problem,
     cdiv,
-    fma_configs,
-    for_amd,
     is_read_in_pieces,
-    matrix_configs,
+    precisions_of,
     resolve_precision,
 )
-from tilewire.kernels.matmul.table import Candidate, are_for_all, candidates_of, rules_of
 from tilewire.kernels.runtime.targets import Target
+from tilewire.kernels.selection.cost_model import Amounts, Model, Term
+from tilewire.kernels.selection.tables import table_for
 
 # Elements of a tile for each thread, above which a tile is not split.
 MAX_SPLIT_ELEMENTS = 64
 # Up to here a descriptor does not pay for storing.
 FEW_ROWS = 64
+# Most rows that the kernel without the matrix unit multiplies.
+MAX_VECTOR_ROWS = 4
+# End of the name of a section for operands that are read element by element.
+SCALAR = " scalar"
 # How many programs may share a tile.
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 # More programs than this many times the multiprocessors gain nothing from another split of K.
-MOST_WAVES = 4
+MAX_WAVES = 4
 # Small blocks reach every tail and loop of the kernels at sizes that an interpreter can do.
 INTERPRETED = Config("pointer", 16, 16, 32, 2)
 INTERPRETED_TMA = Config("tma", 16, 32, 32, 2, is_persistent=True, halves=2)
+INTERPRETED_VECTORS = tuple(Config("vector", rows, 16, 32, 1, num_stages=2) for rows in (1, 2, 4))
+
+# What a product takes time for; `select.amounts_of` says how much of each.
+MODEL = Model(
+    Term("launch", "launches", 2.0),
+    Term("fill", "waves of programs whose first loads nothing hides", 0.8),
+    Term("store", "tiles of 128×128 that one multiprocessor stores", 1.2),
+    Term("finish", "the same, where a bias or an activation follows", 0.3),
+    Term("split", "1 where programs share tiles", 1.0),
+    Term("exchange", "µs at the memory's bandwidth for the parts of shared tiles", 0.7),
+    Term("sum", "MB that the last program of a shared tile adds up", 8.0),
+    Term("matrix", "µs at the full rate of one multiprocessor's matrix units", 1.25, is_overlapped=True),
+    Term("across", "the same, for each operand that is not contiguous along K (a) or N (b)", 0.1, is_overlapped=True),
+    Term("step", "steps of K that follow one another", 0.2, is_overlapped=True),
+    Term("load", "µs at L2's bandwidth for what one multiprocessor loads", 1.0, is_overlapped=True),
+    Term("memory", "µs at the memory's bandwidth, operands read once a group of tiles", 1.15, is_overlapped=True),
+)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A configuration of a device's table.
+
+    Attributes:
+        config: With one split.
+        costs: Cost of each of `MODEL`'s terms.
+        occupancy: Programs that run on one multiprocessor at a time.
+        store: Store that it is for; empty for each that its kernel has.
+        all_layouts: Whether its binary is built for every layout and store, not only for those that most products have.
+    """
+
+    config: Config
+    costs: Amounts
+    occupancy: int = 1
+    store: str = ""
+    all_layouts: bool = False
+
+
+@dataclass(frozen=True)
+class Override:
+    """A choice made by hand, which wins over every prediction.
+
+    Attributes:
+        key: Section of the table.
+        sizes: Ranges (first, last) of M, N and K.
+        tile: What products of such sizes run with; its `split_k` counts.
+    """
+
+    key: str
+    sizes: tuple[tuple[int, int], ...]
+    tile: Tile
+
+    def covers(self, problem: Problem) -> bool:
+        """Whether `problem` is of such sizes."""
+        given = zip(self.sizes, (problem.m, problem.n, problem.k), strict=True)
+        return all(first <= size <= last for (first, last), size in given)
+
+
+_FIELDS = frozenset(field.name for field in fields(Config))
+
+
+@functools.cache
+def tiles_of(target: Target) -> dict[str, tuple[Tile, ...]]:
+    """By section, the tiles of the device's table, those of overrides at the end."""
+    found = {}
+    by_hand = overrides_of(target)
+    for key, section in table_for(target).get("matmul", {}).items():
+        defaults = section.get("costs", {})
+        listed = [tile_of(entry, key, defaults) for entry in section["tiles"]]
+        listed += [
+            replace(each.tile, config=replace(each.tile.config, split_k=1)) for each in by_hand if each.key == key
+        ]
+        found[key] = tuple({tile.config: tile for tile in reversed(listed)}.values())[::-1]
+    return found
+
+
+def tile_of(entry: dict[str, Any], key: str, defaults: dict[str, float]) -> Tile:
+    """The tile that an entry of the table's section `key` describes."""
+    config = Config(**{name: value for name, value in entry.items() if name in _FIELDS})
+    costs = MODEL.costs(entry.get("costs", {}), defaults)
+    store = "elements" if key.endswith(SCALAR) else "pieces" if config.kernel == "pointer" else ""
+    return Tile(config, costs, entry.get("occupancy", 1), store, entry.get("all_layouts", False))
+
+
+@functools.cache
+def overrides_of(target: Target) -> tuple[Override, ...]:
+    """The hand-written section `overrides` of the device's table, first match first.
+
+    An entry: `{"op": "matmul", "key": "half", "sizes": "1-64 x 4096 x *", "config": {…}}`.
+    """
+    entries = table_for(target).get("overrides", ())
+    return tuple(
+        Override(
+            entry["key"], _ranges(entry["sizes"]), tile_of(entry["config"] | {"all_layouts": True}, entry["key"], {})
+        )
+        for entry in entries
+        if entry["op"] == "matmul"
+    )
+
+
+def _ranges(text: str) -> tuple[tuple[int, int], ...]:
+    """`1-64 x 4096 x *` as three ranges."""
+    found = []
+    for part in text.split("x"):
+        first, _, last = part.strip().partition("-")
+        found.append((0, 1 << 62) if first == "*" else (int(first), int(last or first)))
+    if len(found) != 3:
+        raise ValueError(f"sizes: expected M x N x K, got {text!r}")
+    return tuple(found)
 
 
 def stores_boxes(problem: Problem, config: Config) -> bool:
@@ -50,9 +162,9 @@ def family_of(problem: Problem, config: Config, *, is_plain: bool) -> Family:
     """What the binary for `problem` depends on beside `config`.
 
     Args:
-        problem: the product.
-        config: how it is computed.
-        is_plain: whether nothing follows it.
+        problem: The product.
+        config: How it is computed.
+        is_plain: Whether nothing follows it.
     """
     majors = (problem.a_major, problem.b_major)
     if config.kernel == "tma":
@@ -61,6 +173,8 @@ def family_of(problem: Problem, config: Config, *, is_plain: bool) -> Family:
         is_batched = problem.batch > 1
         is_plain = is_plain and is_boxed
         return Family("tma", problem.dtype, problem.precision, *majors, store, problem.out_dtype, is_batched, is_plain)
+    if config.kernel == "vector":
+        return Family("vector", problem.dtype, "ieee", "k", problem.b_major, "pieces")
     majors = ("any", "any") if "any" in majors else majors
     store = "pieces" if is_read_in_pieces(problem) else "elements"
     return Family("pointer", problem.dtype, problem.precision, *majors, store)
@@ -71,18 +185,25 @@ def _is_default_out(problem: Problem) -> bool:
 
 
 def is_main(problem: Problem) -> bool:
-    """Whether every configuration is built for products like this; others make do with the `is_wide` ones."""
+    """Whether every tile is built for products like this; others make do with those for all layouts."""
     return problem.a_major == "k" and problem.batch == 1 and _is_default_out(problem)
 
 
-def is_offered(candidate: Candidate, store: str, *, for_main: bool, is_plain: bool) -> bool:
-    """Whether the binary of `candidate` is built for a family."""
-    if store != "boxes" and candidate.config.is_persistent:
+def _is_offered(tile: Tile, store: str, *, for_main: bool, is_plain: bool) -> bool:
+    """Whether the binary of a descriptor tile is built for a family."""
+    if store != "boxes" and tile.config.is_persistent:
         # Without boxes a tile this large spills.
         return False
-    if candidate.is_wide:
+    if store == "boxes" and is_for_few_rows(tile.config):
+        return False
+    if tile.all_layouts:
         return True
-    return for_main and ((store == "boxes" and is_plain) or (store == "pieces" and can_split(candidate.config)))
+    return for_main and ((store == "boxes" and is_plain) or (store == "pieces" and can_split(tile.config)))
+
+
+def is_for_few_rows(config: Config) -> bool:
+    """Whether the tile has so few rows that larger ones are always better for many."""
+    return config.is_swapped or config.block_m < FEW_ROWS
 
 
 def has_descriptors(problem: Problem, target: Target) -> bool:
@@ -95,13 +216,21 @@ def has_descriptors(problem: Problem, target: Target) -> bool:
     return "any" not in majors if arithmetic_of(problem) == "half" else majors == ("k", "k")
 
 
+def has_vectors(problem: Problem) -> bool:
+    """Whether the kernel without the matrix unit can read `problem`."""
+    return problem.m <= MAX_VECTOR_ROWS and problem.a_major == "k" and is_read_in_pieces(problem)
+
+
 def members(target: Target) -> Iterator[tuple[Family, Config]]:
-    """Every family and configuration (with one split) that `choose` and `family_of` can give on `target`."""
+    """Every family and configuration (with one split) that `select` and `family_of` can give on `target`."""
     for dtype in OUT_DTYPES:
-        for precision in PRECISIONS if dtype == "float32" else ("ieee",):
-            if is_supported(dtype, target):
-                yield from _pointer_members(dtype, precision, target)
-                yield from _tma_members(dtype, precision, target)
+        if not is_supported(dtype, target):
+            continue
+        for precision in precisions_of(dtype):
+            shown = Problem(1, 1, 1, 1, dtype, OUT_DTYPES[dtype][0], precision=precision)
+            yield from _pointer_members(shown, target)
+            yield from _interpreted_members(shown) if target.backend == "interpreter" else _tma_members(shown, target)
+        yield from _vector_members(Problem(1, 1, 1, 1, dtype, OUT_DTYPES[dtype][0]), target)
 
 
 def is_supported(dtype: str, target: Target) -> bool:
@@ -110,62 +239,63 @@ def is_supported(dtype: str, target: Target) -> bool:
     return not (dtype.startswith("float8") and is_old)
 
 
-def _pointer_members(dtype: str, precision: str, target: Target) -> Iterator[tuple[Family, Config]]:
+def tiles_for(problem: Problem, target: Target) -> tuple[Tile, ...]:
+    """The tiles of `problem`'s arithmetic; the device's own arithmetic where it lacks the one that was asked for."""
+    arithmetic = arithmetic_of(problem)
+    if problem.dtype == "float32":
+        arithmetic = resolve_precision(arithmetic, target)
+    # A table that was measured without fast sums has the same tiles for them.
+    keys = (
+        arithmetic if arithmetic in tiles_of(target) else arithmetic.removesuffix(" fast"),
+        arithmetic.removesuffix(" fast") + SCALAR,
+    )
+    return tuple(tile for key in keys for tile in tiles_of(target).get(key, ()))
+
+
+def _pointer_members(shown: Problem, target: Target) -> Iterator[tuple[Family, Config]]:
     layouts = [("pieces", a_major, b_major) for a_major in "km" for b_major in "nk"]
     layouts += [("elements", a_major, b_major) for _, a_major, b_major in layouts] + [("elements", "any", "any")]
     for store, a_major, b_major in layouts:
-        family = Family("pointer", dtype, precision, a_major, b_major, store)
-        for config in _pointer_configs(dtype, precision, target, is_aligned=store == "pieces"):
-            yield family, config
+        family = Family("pointer", shown.dtype, shown.precision, a_major, b_major, store)
+        if target.backend == "interpreter":
+            yield family, INTERPRETED
+            continue
+        for tile in tiles_for(shown, target):
+            if tile.config.kernel == "pointer" and tile.store in ("", store):
+                yield family, tile.config
 
 
-def _pointer_configs(dtype: str, precision: str, target: Target, *, is_aligned: bool) -> Iterator[Config]:
-    if target.backend == "interpreter":
-        yield INTERPRETED
-        return
-    is_fma = is_scalar(dtype, precision, target)
-    arithmetic = arithmetic_of(Problem(1, 1, 1, 1, dtype, dtype, precision=precision))
-    rules = rules_of(target).get(arithmetic, ()) if is_aligned else ()
-    yield from (rule.config for rule in rules if rule.config.kernel == "pointer")
-    if not are_for_all(rules):
-        for config in fma_configs() if is_fma else matrix_configs(dtype, is_aligned=is_aligned):
-            yield for_amd(config) if target.backend == "hip" else config
+def _vector_members(shown: Problem, target: Target) -> Iterator[tuple[Family, Config]]:
+    tiles = INTERPRETED_VECTORS
+    if target.backend != "interpreter":
+        tiles = tuple(tile.config for tile in tiles_for(shown, target) if tile.config.kernel == "vector")
+    for b_major, config in itertools.product("nk", tiles):
+        yield Family("vector", shown.dtype, "ieee", "k", b_major, "pieces"), config
 
 
-def _tma_members(dtype: str, precision: str, target: Target) -> Iterator[tuple[Family, Config]]:
-    problems = (
-        Problem(FEW_ROWS + 1, 1, 1, batch, dtype, out_dtype, a_major, b_major, precision)
-        for out_dtype in dict.fromkeys((OUT_DTYPES[dtype][0], "float32"))
-        for a_major in "km"
-        for b_major in "nk"
-        for batch in (1, 2)
-    )
-    if target.backend == "interpreter":
-        yield from _interpreted_members(dtype, precision)
-        return
-    for problem in problems:
+def _tma_members(shown: Problem, target: Target) -> Iterator[tuple[Family, Config]]:
+    out_dtypes = dict.fromkeys((OUT_DTYPES[shown.dtype][0], "float32"))
+    for out_dtype, a_major, b_major, batch in itertools.product(out_dtypes, "km", "nk", (1, 2)):
+        problem = replace(shown, m=FEW_ROWS + 1, batch=batch, out_dtype=out_dtype, a_major=a_major, b_major=b_major)
         if not has_descriptors(problem, target):
             continue
         for store, is_plain in (("boxes", True), ("boxes", False), ("pieces", False)):
-            shown = replace(problem, is_boxed_out=store == "boxes")
-            offer = {"for_main": is_main(problem), "is_plain": is_plain}
-            candidates = candidates_of(target).get(arithmetic_of(problem), ())
-            configs = [each.config for each in candidates if is_offered(each, store, **offer)]
-            rules = rules_of(target).get(arithmetic_of(problem), ())
-            if store != "boxes" and is_main(problem):
-                configs += [rule.config for rule in rules if rule.config.kernel == "tma"]
-            for config in configs:
-                family = family_of(shown, config, is_plain=is_plain)
-                if family.store == store and family.is_plain == is_plain:
-                    yield family, config
+            boxed = replace(problem, is_boxed_out=store == "boxes")
+            for tile in tiles_for(problem, target):
+                if tile.config.kernel != "tma":
+                    continue
+                family = family_of(boxed, tile.config, is_plain=is_plain)
+                is_offered = _is_offered(tile, store, for_main=is_main(problem), is_plain=is_plain)
+                if is_offered and family.store == store and family.is_plain == is_plain:
+                    yield family, tile.config
 
 
-def _interpreted_members(dtype: str, precision: str) -> Iterator[tuple[Family, Config]]:
+def _interpreted_members(shown: Problem) -> Iterator[tuple[Family, Config]]:
     flags = (True, False)
-    for out_dtype, batch, is_boxed, is_plain in itertools.product(OUT_DTYPES[dtype], (1, 2), flags, flags):
+    for out_dtype, batch, is_boxed, is_plain in itertools.product(OUT_DTYPES[shown.dtype], (1, 2), flags, flags):
         for a_major, b_major in itertools.product("km", "nk"):
-            problem = Problem(FEW_ROWS + 1, 1, 1, batch, dtype, out_dtype, a_major, b_major, precision)
-            problem = replace(problem, is_boxed_out=is_boxed)
+            problem = replace(shown, m=FEW_ROWS + 1, batch=batch, out_dtype=out_dtype, is_boxed_out=is_boxed)
+            problem = replace(problem, a_major=a_major, b_major=b_major)
             yield family_of(problem, INTERPRETED_TMA, is_plain=is_plain), INTERPRETED_TMA
 
 
@@ -185,16 +315,20 @@ def arithmetic_of(problem: Problem) -> str:
     """The key of the tables: what the matrix unit multiplies."""
     if problem.dtype == "float32":
         return problem.precision
-    return {"int8": "int8", "float8_e4m3fn": "float8", "float8_e5m2": "float8"}.get(problem.dtype, "half")
+    if problem.dtype.startswith("float8"):
+        return "float8 fast" if problem.precision == "fast" else "float8"
+    return "int8" if problem.dtype == "int8" else "half"
 
 
 def is_sensible(problem: Problem, config: Config, target: Target) -> bool:
     """Whether the kernel of `config` can read and write `problem`, and its split of K leaves work for each program."""
     if config.split_k > 1:
         steps, tiles = cdiv(problem.k, config.block_k), config.tiles(problem)
-        is_too_fine = steps < 2 * config.split_k or tiles * config.split_k > MOST_WAVES * target.num_sms
+        is_too_fine = steps < 2 * config.split_k or tiles * config.split_k > MAX_WAVES * target.num_sms
         if is_too_fine or not can_split(config):
             return False
+    if config.kernel == "vector":
+        return has_vectors(problem) and config.block_m // 2 < problem.m <= config.block_m
     return config.kernel != "tma" or (problem.is_padded_in and problem.is_aligned_out)
 
 
@@ -202,8 +336,7 @@ def is_possible(problem: Problem, config: Config, target: Target, *, is_plain: b
     """Whether there is a binary of `config` for `problem`, and using it is sensible."""
     if not is_sensible(problem, config, target):
         return False
-    family = family_of(problem, config, is_plain=is_plain)
-    return replace(config, split_k=1) in built_for(family, target)
+    return replace(config, split_k=1) in built_for(family_of(problem, config, is_plain=is_plain), target)
 
 
 def built_for(family: Family, target: Target) -> Collection[Config]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tilewire.kernels.matmul.configs import ACTIVATIONS, MAX_INT8_K, OUT_DTYPES, PRECISIONS
+from tilewire.kernels.matmul.configs import ACTIVATIONS, MAX_INT8_K, OUT_DTYPES, PRECISIONS, known_precision
 from tilewire.kernels.matmul.plan import Epilogue, PreparedMatmul, launch, prepare
 from tilewire.kernels.runtime.strides import broadcast_shapes
 
@@ -43,7 +43,8 @@ def matmul(
             `none` and `relu` when the output is int32.
         out_dtype: float16, bfloat16 or float32, for int8 also int32. Default: that of the inputs; int32 for int8,
             bfloat16 for float8.
-        precision: `ieee`, `tf32x3` or `tf32`, for float32 inputs.
+        precision: `ieee`, `tf32x3` or `tf32`, for float32 inputs; `ieee` or `fast` for float8, whose sums then stay in the
+            matrix unit. Other inputs have one precision.
         batch_invariant: give each row the same bits whatever the other rows and the other products are, at the price of
             speed where rows are few.
         out: written instead of a new tensor; (…, M, N) of the output dtype, any strides.
@@ -63,7 +64,7 @@ def matmul(
     elif tuple(out.shape) != shape or out.dtype != out_dtype or out.device != a.device:
         raise ValueError(f"out: expected {shape} of {out_dtype} on {a.device}, got {tuple(out.shape)} of {out.dtype}")
     if out.numel() > 0:
-        precision = precision if a.dtype == torch.float32 else "ieee"
+        precision = known_precision(_NAMES[a.dtype], precision)
         launch(a, b, out, epilogue, precision, "invariant" if batch_invariant else None)
     return out
 
@@ -107,7 +108,7 @@ def prepare_matmul(
     shape, _ = check_product(a, b, epilogue, out.dtype, precision)
     if tuple(out.shape) != shape or out.numel() == 0:
         raise ValueError(f"out: expected {shape}, not empty, got {tuple(out.shape)}")
-    precision = precision if a.dtype == torch.float32 else "ieee"
+    precision = known_precision(_NAMES[a.dtype], precision)
     prepared = prepare(a, b, out, epilogue, precision, "invariant" if batch_invariant else None)
     if prepared is None:
         raise ValueError("the batch dimensions do not merge into two: use matmul")

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import torch
 
-from tilewire.kernels.matmul.choice import choose, choose_invariant
 from tilewire.kernels.matmul.configs import (
     ACTIVATIONS,
     ITEM_BYTES,
@@ -20,6 +19,7 @@ from tilewire.kernels.matmul.configs import (
     cdiv,
 )
 from tilewire.kernels.matmul.members import family_of
+from tilewire.kernels.matmul.select import select, select_invariant
 from tilewire.kernels.matmul.variants import box_shapes, build, units_of
 from tilewire.kernels.matmul.view import Dtypes, Strides, View, problem_of, view_of
 from tilewire.kernels.runtime.launch import Descriptor, Kept, Launch, current_stream
@@ -113,7 +113,7 @@ def launch(
         out: (…, M, N), at least one element.
         epilogue: bias, scales, activation.
         precision: for float32 inputs.
-        config: instead of the one that `choose` gives, for tests and tuning; `invariant` for `choose_invariant`.
+        config: instead of the one that `select` gives, for tests and tuning; `invariant` for `select_invariant`.
     """
     prepared = prepare(a, b, out, epilogue, precision, config)
     if prepared is not None:
@@ -151,9 +151,9 @@ def prepare(
         problem = problem_of(view, dtypes, is_in_aligned=alignment[0], is_out_aligned=alignment[1])
         target = current(a.get_device())
         if config == "invariant":
-            chosen = choose_invariant(problem, target)
+            chosen = select_invariant(problem, target)
         else:
-            chosen = config or choose(problem, target, is_plain=finish.is_plain)
+            chosen = config or select(problem, target, is_plain=finish.is_plain)
         return PreparedMatmul(view, problem, finish, chosen, a.device)
 
     return _kept.get(key, make)

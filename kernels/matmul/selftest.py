@@ -34,7 +34,7 @@ class _Layout:
     a_major: str
     b_major: str
     is_aligned: bool
-    has_many_rows: bool
+    rows: int
     is_batched: bool
 
 
@@ -42,10 +42,9 @@ def _matmul_trials(target: Target, device: torch.device) -> Iterator[_Start]:
     operands = functools.cache(functools.partial(_operands, device=device))
     for family, config in dict.fromkeys(members(target)):
         # Descriptors read rows of any length; only the pointer kernel tells aligned inputs from others.
-        is_aligned = family.kernel == "tma" or family.store == "pieces"
-        layout = _Layout(
-            family.dtype, family.a_major, family.b_major, is_aligned, family.store == "boxes", family.is_batched
-        )
+        is_aligned = family.store != "elements"
+        rows = config.block_m if config.kernel == "vector" else 80 if family.store == "boxes" else 48
+        layout = _Layout(family.dtype, family.a_major, family.b_major, is_aligned, rows, family.is_batched)
         yield functools.partial(_matmul_trial, family, config, functools.partial(operands, layout))
 
 
@@ -68,7 +67,7 @@ def _matmul_trial(family: Family, config: Config, operands: Callable[[], _Operan
 
 def _operands(layout: _Layout, device: torch.device) -> _Operands:
     """Each row of `a` picks one row of `b`: (a, b, their product in float32)."""
-    m, n, k = (80 if layout.has_many_rows else 48, 144, 160)
+    m, n, k = layout.rows, 144, 160
     if not layout.is_aligned:
         m, n, k = m - 1, n - 1, k - 3
     batch = (2,) if layout.is_batched else ()
@@ -87,7 +86,7 @@ def _grouped_trials(target: Target, device: torch.device) -> Iterator[_Start]:
     kinds = [(dtype, precision) for dtype in OUT_DTYPES for precision in PRECISIONS if is_supported(dtype, target)]
     for (dtype, precision), b_major, is_aligned in itertools.product(kinds, "nk", (True, False)):
         if precision == "ieee" or dtype == "float32":
-            layout = _Layout(dtype, "k", b_major, is_aligned, has_many_rows=False, is_batched=False)
+            layout = _Layout(dtype, "k", b_major, is_aligned, rows=48, is_batched=False)
             yield functools.partial(_grouped_trial, layout, precision, device)
 
 

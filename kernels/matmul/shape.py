@@ -5,15 +5,23 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from tilewire.kernels.matmul.choice import choose
-from tilewire.kernels.matmul.configs import ACTIVATIONS, ITEM_BYTES, OUT_DTYPES, PRECISIONS, Config, Problem
+from tilewire.kernels.matmul.configs import (
+    ACTIVATIONS,
+    ITEM_BYTES,
+    OUT_DTYPES,
+    PRECISIONS,
+    Config,
+    Problem,
+    precisions_of,
+)
 from tilewire.kernels.matmul.members import SPLITS, is_possible, members
+from tilewire.kernels.matmul.select import select
 from tilewire.kernels.matmul.view import Dtypes, problem_of, view_of
-from tilewire.kernels.op import ShapeError, log_uniform
+from tilewire.kernels.op import ShapeError, ShapeGroup, log_uniform
 from tilewire.kernels.runtime.layouts import row_step
 from tilewire.kernels.runtime.strides import Extent
 from tilewire.kernels.runtime.targets import Target
@@ -100,14 +108,16 @@ class MatmulShape:
         allowed = OUT_DTYPES[self.dtype]
         if self.stored_dtype not in allowed:
             raise ShapeError(f"out_dtype: expected one of {', '.join(allowed)}, got {self.out_dtype!r}")
-        if self.precision != "ieee" and self.dtype != "float32":
-            raise ShapeError("precision: only float32 has a choice")
+        if self.precision not in precisions_of(self.dtype):
+            raise ShapeError(
+                f"precision: {self.dtype} has {', '.join(precisions_of(self.dtype))}, not {self.precision}"
+            )
         if self.stored_dtype == "int32" and self.activation not in ("none", "relu"):
             raise ShapeError(f"activation: {self.activation} needs a floating-point output, not int32")
 
     def chosen(self, target: Target) -> Config:
         """See `Shape`."""
-        return choose(self.problem, target, is_plain=self.is_plain)
+        return select(self.problem, target, is_plain=self.is_plain)
 
     def candidates(self, target: Target) -> Iterator[Config]:
         """See `Shape`."""
@@ -146,3 +156,83 @@ def draw(generator: random.Random) -> MatmulShape:
         is_padded=generator.random() < 0.8,
         activation=generator.choice(["none", "none", "relu", "gelu"]) if dtype != "int8" else "none",
     )
+
+
+# Columns and sums of the layers of language models of 7 to 70 billion parameters.
+_LAYERS = (
+    *((4096, 4096), (14336, 4096), (4096, 14336), (1024, 4096), (11008, 4096), (4096, 11008), (6144, 4096)),
+    *(
+        (5120, 5120),
+        (13824, 5120),
+        (5120, 13824),
+        (8192, 8192),
+        (28672, 8192),
+        (8192, 28672),
+        (7168, 2048),
+        (3584, 3584),
+    ),
+    *((2048, 2048), (8192, 2048), (2048, 8192), (3072, 3072), (12288, 3072), (32000, 4096)),
+)
+
+
+def _of(generator: random.Random, m: int, n: int, k: int, dtype: str = "", *, is_padded: bool = True) -> MatmulShape:
+    """A product of these sizes in a random layout; bfloat16 where no dtype is named."""
+    dtype, _, precision = (dtype or "bfloat16").partition(" ")
+    is_half = dtype in ("bfloat16", "float16")
+    a_major, b_major = generator.choice(["kn"] * 10 + ["kk"] * 7 + ["mn"] * 3) if is_half else "kk"
+    return MatmulShape(m, n, k, 1, dtype, "", precision or "ieee", a_major, b_major, is_padded)
+
+
+def _size(generator: random.Random, least: int, largest: int) -> int:
+    """Log-uniform, in six of ten cases a multiple of 8."""
+    size = log_uniform(generator, least, largest)
+    return max(8, size // 8 * 8) if generator.random() < 0.6 else size
+
+
+def _random(generator: random.Random, dtype: str = "", largest: int = 8192) -> MatmulShape:
+    return _of(generator, *(_size(generator, 16, largest) for _ in range(3)), dtype)
+
+
+def _between(generator: random.Random, least: int, largest: int, dtype: str = "") -> MatmulShape:
+    sizes = (log_uniform(generator, least, largest) // 64 * 64 for _ in range(3))
+    return _of(generator, *(max(64, size) for size in sizes), dtype)
+
+
+def _layer(generator: random.Random, least: int, largest: int, dtype: str = "") -> MatmulShape:
+    n, k = generator.choice(_LAYERS)
+    shape = _of(generator, log_uniform(generator, least, largest), n, k, dtype)
+    return replace(shape, a_major="k")
+
+
+def _unaligned(generator: random.Random) -> MatmulShape:
+    sizes = (log_uniform(generator, 64, 4096) | 1 for _ in range(3))
+    return _of(generator, *sizes, is_padded=False)
+
+
+# For int8, float8 and tf32: any size, large ones and layers in turn.
+def _any_of(dtype: str, largest: int = 8192) -> Callable[[random.Random], MatmulShape]:
+    def draw_one(generator: random.Random) -> MatmulShape:
+        kind = generator.random()
+        if kind < 0.4:
+            return _random(generator, dtype, largest)
+        return _between(generator, 256, largest, dtype) if kind < 0.7 else _layer(generator, 1, 512, dtype)
+
+    return draw_one
+
+
+GROUPS = (
+    ShapeGroup("random", _random, 70),
+    ShapeGroup("large", lambda generator: _between(generator, 2048, 10240), 16),
+    ShapeGroup("mid", lambda generator: _between(generator, 256, 2048), 36),
+    ShapeGroup("skinny", lambda generator: _layer(generator, 1, 128), 50),
+    ShapeGroup("layers", lambda generator: _layer(generator, 128, 4096), 20),
+    ShapeGroup("unaligned", _unaligned, 10),
+    # As fast as bfloat16 on every device, so that tuning measures only one of them.
+    ShapeGroup("float16", _any_of("float16"), 0),
+    ShapeGroup("float8", _any_of("float8_e4m3fn"), 36),
+    ShapeGroup("float8 fast", _any_of("float8_e4m3fn fast"), 36),
+    ShapeGroup("int8", _any_of("int8"), 34),
+    ShapeGroup("tf32", _any_of("float32 tf32", 4096), 26),
+    ShapeGroup("tf32x3", _any_of("float32 tf32x3", 2048), 10),
+    ShapeGroup("ieee", _any_of("float32", 2048), 16),
+)

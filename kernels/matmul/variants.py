@@ -10,6 +10,7 @@ import triton.language as tl
 from tilewire.kernels.matmul.configs import ITEM_BYTES, Config, Family, resolve_precision
 from tilewire.kernels.matmul.kernel import matmul_kernel, matmul_tma_kernel
 from tilewire.kernels.matmul.members import by_family
+from tilewire.kernels.matmul.vector_kernel import matmul_vector_kernel
 from tilewire.kernels.runtime.launch import Variant, pointer
 from tilewire.kernels.runtime.targets import Target
 
@@ -39,7 +40,8 @@ def units_of(family: Family) -> dict[str, int]:
 def _build_pointer(family: Family, config: Config, target: Target) -> Variant:
     types = _common_types(family) | {"a_ptr": _pointer(family.dtype), "b_ptr": _pointer(family.dtype)}
     types |= dict.fromkeys(("m", "n", "k", "batch_inner"), "i32")
-    types |= {name: "i64" for name in matmul_kernel.arg_names if name.startswith("stride_")}
+    kernel = matmul_vector_kernel if family.kernel == "vector" else matmul_kernel
+    types |= {name: "i64" for name in kernel.arg_names if name.startswith("stride_")}
     units = units_of(family)
     constants = {
         "M_UNIT": units["m"],
@@ -47,9 +49,10 @@ def _build_pointer(family: Family, config: Config, target: Target) -> Variant:
         "K_UNIT": units["k"],
         "IN_UNIT": units["in"],
         "SUMS_BLOCKS": family.dtype == "float32" and config.block_m <= 32,
+        "STAGES": config.num_stages,
     }
     divisible = ["a_ptr", "b_ptr"] if family.store == "pieces" else []
-    return _assemble(matmul_kernel, types, constants | _common_constants(family, config, target), divisible, config)
+    return _assemble(kernel, types, constants | _common_constants(family, config, target), divisible, config)
 
 
 def _build_tma(family: Family, config: Config, target: Target) -> Variant:
@@ -100,8 +103,8 @@ def _common_constants(family: Family, config: Config, target: Target) -> dict[st
         "A_MAJOR": family.a_major,
         "B_MAJOR": family.b_major,
         "IN_PIECES": family.store == "pieces",
-        "PRECISION": resolve_precision(family.precision, target),
-        "IMPRECISE_K": config.block_k if family.dtype.startswith("float8") and config.promotes else None,
+        "PRECISION": "ieee" if family.precision == "fast" else resolve_precision(family.precision, target),
+        "IMPRECISE_K": config.block_k if family.dtype.startswith("float8") and family.precision != "fast" else None,
         "UPCAST": target.backend == "interpreter" and family.dtype == "bfloat16",
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,

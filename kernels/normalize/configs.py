@@ -52,7 +52,8 @@ class Config:
 
 _ROWS = tuple(
     [Config(2048 // block_n, block_n, 4) for block_n in (64, 128, 256, 512, 1024)]
-    + [Config(1, block_n, min(16, block_n // 512)) for block_n in (2048, 4096, 8192, 16384)]
+    # 32 elements a thread.
+    + [Config(2, 2048, 4), Config(2, 4096, 8), Config(1, 8192, 8), Config(1, 16384, 16)]
 )
 # Rarer pairs of types have fewer binaries.
 _FEW_ROWS = tuple(_ROWS[number] for number in (2, 4, 6, 8))

@@ -65,9 +65,7 @@ def normalize_row_kernel(
     gap = tl.where(mask, x - mean[:, None], 0.0)
     scale = scale_of(tl.sum(gap * gap, axis=1), n, eps, kind)
     out_ptrs = out_ptr + row.to(tl.int64)[:, None] * (stride_o * UNIT) + offs
-    store_row(
-        out_ptrs, x, mean[:, None], scale[:, None], weight_ptr, bias_ptr, offs, mask, in_n, has_weight, has_bias
-    )
+    store_row(out_ptrs, x, mean[:, None], scale[:, None], weight_ptr, bias_ptr, offs, mask, in_n, has_weight, has_bias)
 
 
 @triton.jit

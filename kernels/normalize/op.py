@@ -9,10 +9,9 @@ import torch
 from tilewire.kernels.normalize.configs import DTYPES, KINDS, Config, Problem, choose
 from tilewire.kernels.normalize.variants import unit_of, variant
 from tilewire.kernels.runtime.launch import Kept, Variant, are_aligned
-from tilewire.kernels.runtime.pipeline import Pipeline, Step
+from tilewire.kernels.runtime.pipeline import Pipeline, Step, bound
 from tilewire.kernels.runtime.rows import as_rows, row_stride
 from tilewire.kernels.runtime.targets import current
-from tilewire.kernels.topk.op import bound
 
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 

@@ -6,9 +6,9 @@ import torch
 
 from tilewire.kernels.normalize.configs import ITEM_BYTES, Config, Problem, enumerate_configs
 from tilewire.kernels.normalize.kernel import normalize_loop_kernel, normalize_row_kernel
+from tilewire.kernels.runtime.binaries import binary
 from tilewire.kernels.runtime.launch import Variant, pointer
 from tilewire.kernels.runtime.targets import Target
-from tilewire.kernels.topk.variants import build
 
 
 def variants(target: Target) -> list[Variant]:
@@ -36,4 +36,4 @@ def variant(problem: Problem, config: Config, target: Target) -> Variant:
     constants = {"UNIT": unit_of(problem), "BLOCK_N": config.block_n}
     kernel = normalize_row_kernel if config.block_rows else normalize_loop_kernel
     constants |= {"BLOCK_ROWS": config.block_rows} if config.block_rows else {}
-    return build(kernel, types, constants, config.num_warps, target)
+    return binary(kernel, types, constants, config.num_warps, target)

@@ -95,7 +95,7 @@ class Config:
 _UNIT = ("unit", "unit", "unit")
 _COMMON = (_UNIT, ("unit", "repeat", "unit"), ("repeat", "unit", "unit"))
 _ANY = ("any", "any", "any")
-_LENGTHS = (32, 256, 2048)
+_LENGTHS = (32, 256, 1024)
 
 
 def choose(problem: Problem, target: Target) -> Config:
@@ -108,10 +108,13 @@ def configs_for(family: Family, target: Target) -> tuple[Config, ...]:
     """Blocks by rising length of a row."""
     if target.backend == "interpreter":
         return (Config(1, 64, 4),) if family.outer_rank == 0 else (Config(4, 16, 4), Config(1, 64, 4))
-    elements = 8192 // ITEM_BYTES[family.dtype]
+    elements = 4096 // ITEM_BYTES[family.dtype]
     if family.outer_rank == 0:
         return (Config(1, elements, 4),)
-    return tuple(Config(max(1, elements // length), length, 4) for length in _LENGTHS)
+    if family.inner == _ANY:
+        # Each element has offsets of its own, which take registers.
+        elements = 1024
+    return tuple(Config(elements // length, length, 4) for length in _LENGTHS)
 
 
 def enumerate_configs(target: Target) -> Iterator[tuple[Family, Config]]:
@@ -119,8 +122,8 @@ def enumerate_configs(target: Target) -> Iterator[tuple[Family, Config]]:
     for dtype in DTYPES:
         for is_binary in (True, False):
             families = [Family(dtype, True, is_binary, is_aligned, _UNIT, 0) for is_aligned in (True, False)]
-            for inner in _COMMON if is_binary else _COMMON[:1]:
-                families.append(Family(dtype, True, is_binary, True, inner, 3))
+            repeated = _COMMON if is_binary else _COMMON[:1]
+            families += [Family(dtype, True, is_binary, True, inner, 3) for inner in repeated]
             families += [Family(dtype, is_typed, is_binary, False, _ANY, 3) for is_typed in (True, False)]
             for family in families:
                 yield from ((family, config) for config in configs_for(family, target))

@@ -10,10 +10,9 @@ import torch
 from tilewire.kernels.pointwise.configs import BINARY, DTYPES, MAX_RANK, OUT_KINDS, UNARY, Config, Problem, choose
 from tilewire.kernels.pointwise.variants import build, unit_of
 from tilewire.kernels.runtime.launch import Kept, Variant, are_aligned
-from tilewire.kernels.runtime.pipeline import Pipeline, Step
+from tilewire.kernels.runtime.pipeline import Pipeline, Step, bound
 from tilewire.kernels.runtime.strides import broadcast_shapes, broadcast_strides, collapse
 from tilewire.kernels.runtime.targets import current
-from tilewire.kernels.topk.op import bound
 
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 _INNER = {0: "repeat", 1: "unit"}
@@ -142,9 +141,9 @@ class PreparedPointwise:
         outermost = next(dim for dim, extent in enumerate(out.shape) if extent > 1)
         x, y = x.expand(out.shape), y if y is None else y.expand(out.shape)
         for entry in range(out.shape[outermost]):
-            parts = [None if tensor is None else tensor.select(outermost, entry) for tensor in (x, y, out)]
-            assert parts[0] is not None and parts[2] is not None, "This is a bug."
-            prepare(parts[0], parts[1], parts[2], *self._options)(parts[0], parts[1], parts[2])
+            part, out_part = x.select(outermost, entry), out.select(outermost, entry)
+            other = None if y is None else y.select(outermost, entry)
+            prepare(part, other, out_part, *self._options)(part, other, out_part)
 
 
 _kept: Kept[PreparedPointwise] = Kept()

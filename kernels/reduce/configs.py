@@ -18,7 +18,7 @@ class Kind:
     """What one kind of reduction is made of.
 
     Attributes:
-        state: State that kernels keep: 0 a sum, 1 an order with an index, 2 a maximum with a sum.
+        state: State that kernels keep: 0 a sum, 1 an order with an index, 2 a maximum with a sum, 3 an order.
         number: What is made of the state, as the kernels number it.
         flip: -1 where the smallest is best.
         power: 2 for sums of squares.
@@ -42,13 +42,13 @@ KINDS = {
     "sum": Kind(0, 0),
     "mean": Kind(0, 1),
     "norm": Kind(0, 2, power=2),
-    "max": Kind(1, 3, has_empty=False),
-    "min": Kind(1, 3, flip=-1, has_empty=False),
+    "max": Kind(3, 3, has_empty=False),
+    "min": Kind(3, 3, flip=-1, has_empty=False),
     "argmax": Kind(1, _INDEX, has_empty=False),
     "argmin": Kind(1, _INDEX, flip=-1, has_empty=False),
     "logsumexp": Kind(2, 5),
 }
-STATES = (0, 1, 2)
+STATES = (0, 1, 2, 3)
 
 
 @dataclass(frozen=True)
@@ -96,16 +96,17 @@ class Config:
 
 
 MAX_PARTS = 512
-# Blocks that a program takes of a row that it shares.
-_STEPS = 8
+# Elements that a program takes of a row that it shares, at least.
+_SHARE = 32768
 _ROWS = (
     Config(128, 16, 4),
     Config(32, 64, 4),
     Config(8, 256, 4),
     Config(2, 1024, 4),
     Config(1, 4096, 8),
+    Config(1, 2048, 4),
 )
-_COLUMNS = (Config(16, 256, 8), Config(128, 32, 8))
+_COLUMNS = (Config(16, 128, 4), Config(32, 64, 4), Config(128, 16, 4))
 _INTERPRETED_ROWS = (Config(2, 16, 4), Config(1, 32, 4))
 _INTERPRETED_COLUMNS = (Config(16, 16, 4),)
 
@@ -125,7 +126,7 @@ def share(problem: Problem, config: Config, target: Target) -> Config:
     blocks = max(1, -(-problem.n // config.block_n))
     programs = max(1, problem.rows // config.block_rows)
     wanted = 16 * target.num_sms // programs
-    steps = max(min(_STEPS, blocks), -(-blocks // max(1, min(wanted, MAX_PARTS))))
+    steps = max(min(_SHARE // config.block_n, blocks), -(-blocks // max(1, min(wanted, MAX_PARTS))))
     return Config(config.block_rows, config.block_n, config.num_warps, -(-blocks // steps), steps)
 
 

@@ -11,17 +11,17 @@ import triton.language as tl
 from tilewire.kernels.runtime.pdl import await_previous
 from tilewire.kernels.topk.kernel import LOWEST, MAGNITUDE, NONE, from_order, index_of, to_key, to_order
 
-# States: SUM a sum, of squares with `power` 2; BEST an order with the index of its element; EXP a maximum and Σ e^(x - max).
+# States: SUM a sum, of squares with `power` 2; TOP an order; BEST an order with the index of its element; EXP a maximum and
+# Σ e^(x - maximum).
 SUM = tl.constexpr(0)
 BEST = tl.constexpr(1)
 EXP = tl.constexpr(2)
+TOP = tl.constexpr(3)
 # What is made of a state, told at run time: see `configs.KINDS`.
 MEAN = tl.constexpr(1)
 NORM = tl.constexpr(2)
-INDEX = tl.constexpr(4)
 FLOAT16 = tl.constexpr(1)
 BFLOAT16 = tl.constexpr(2)
-INT64 = tl.constexpr(4)
 
 
 @triton.jit
@@ -56,10 +56,9 @@ def merge_exp(top, total, AXIS: tl.constexpr):
 def store_result(out_ptr, place, mask, first, second, n, kind, out_kind, STATE: tl.constexpr):
     """Make the result of merged states and store it as `out_kind` says."""
     if STATE == BEST:
-        if kind == INDEX:
-            tl.store(out_ptr.to(tl.pointer_type(tl.int64)) + place, second.to(tl.int64), mask=mask)
-        else:
-            store_float(out_ptr, place, mask, first, out_kind)
+        tl.store(out_ptr.to(tl.pointer_type(tl.int64)) + place, second.to(tl.int64), mask=mask)
+    elif STATE == TOP:
+        store_float(out_ptr, place, mask, first, out_kind)
     else:
         if STATE == EXP:
             result = tl.log(second) + base_of(first)
@@ -89,14 +88,14 @@ def finish_or_store(
     `partial_ptr` is (2, rows, parts) words.
     """
     if parts == 1:
-        if STATE == BEST:
+        if STATE == TOP:
             store_result(out_ptr, row, in_rows, from_order(first, flip), second, n, kind, out_kind, STATE)
         else:
             store_result(out_ptr, row, in_rows, first, second, n, kind, out_kind, STATE)
     else:
         place = row.to(tl.int64) * parts + part
         tl.store(partial_ptr + place, first.to(tl.int32, bitcast=True), mask=in_rows)
-        if STATE != SUM:
+        if STATE == BEST or STATE == EXP:  # noqa: SIM109
             second_ptr = partial_ptr + tl.cast(rows, tl.int64) * parts
             tl.store(second_ptr + place, second.to(tl.int32, bitcast=True), mask=in_rows)
 
@@ -158,17 +157,28 @@ def reduce_row_kernel(
             tops, totals = absorb_exp(tops, totals, tl.reshape(x, (BLOCK_ROWS, NUM, LANE)), 2)
         first, second = merge_exp(tops, totals, 1)
     else:
-        orders = tl.full((BLOCK_ROWS, BLOCK_N), LOWEST, tl.int32)
-        starts = tl.zeros((BLOCK_ROWS, BLOCK_N), tl.int32) + begin
+        orders = tl.full((BLOCK_ROWS, NUM), LOWEST, tl.int32)
+        starts = tl.zeros((BLOCK_ROWS, NUM), tl.int32) + begin
         for start in range(begin, end, BLOCK_N):
             mask = in_rows[:, None] & (offs < end - start)
             x = tl.load(x_ptrs + (start + offs), mask=mask, other=0.0).to(tl.float32)
             order = tl.where(mask, to_order(x, flip, MAGNITUDE ^ flip), LOWEST)
-            starts = tl.where(order > orders, start, starts)
+            order = tl.max(tl.reshape(order, (BLOCK_ROWS, NUM, LANE)), axis=2)
+            if STATE == BEST:
+                starts = tl.where(order > orders, start, starts)
             orders = tl.maximum(order, orders)
-        key = tl.max(to_key(orders, starts + offs), axis=1)
-        first = (key >> 32).to(tl.int32)
-        second = index_of(key).to(tl.int32)
+        if STATE == BEST:
+            # The first lane with the best order, then its first element with that order.
+            key = tl.max(to_key(orders, starts + tl.arange(0, NUM)[None, :] * LANE), axis=1)
+            first = (key >> 32).to(tl.int32)
+            near = index_of(key)[:, None] + tl.arange(0, LANE)[None, :]
+            mask = in_rows[:, None] & (near < end)
+            x = tl.load(x_ptrs + near, mask=mask, other=0.0).to(tl.float32)
+            is_best = mask & (to_order(x, flip, MAGNITUDE ^ flip) == first[:, None])
+            second = tl.min(tl.where(is_best, near, MAGNITUDE), axis=1).to(tl.int32)
+        else:
+            first = tl.max(orders, axis=1)
+            second = first
     finish_or_store(
         first, second, row, in_rows, rows, part, parts, out_ptr, partial_ptr, n, kind, flip, out_kind, STATE
     )
@@ -212,46 +222,49 @@ def reduce_column_kernel(
     in_rows = inner < rows_inner
     row = outer * rows_inner + inner
     x_ptr += tl.cast(outer, tl.int64) * (stride_outer * UNIT)
-    if UNIT_INNER:
-        x_ptrs = x_ptr + inner[None, :]
-    else:
-        x_ptrs = x_ptr + (inner.to(tl.int64) * stride_inner)[None, :]
+    x_ptrs = x_ptr + (inner if UNIT_INNER else inner.to(tl.int64) * stride_inner)[None, :]
     begin = part * steps * BLOCK_N
     end = tl.minimum(n, begin + steps * BLOCK_N)
     offs = tl.arange(0, BLOCK_N)[:, None]
     stride_n = stride_n * UNIT
+    x_ptrs += (begin + offs).to(tl.int64) * stride_n
     if STATE == SUM:
         total = tl.zeros((BLOCK_N, BLOCK_ROWS), tl.float32)
         for start in range(begin, end, BLOCK_N):
-            mask = in_rows[None, :] & (offs < end - start)
-            x = tl.load(x_ptrs + (start + offs).to(tl.int64) * stride_n, mask=mask, other=0.0).to(tl.float32)
+            x = tl.load(x_ptrs, mask=in_rows[None, :] & (offs < end - start), other=0.0).to(tl.float32)
             total += tl.where(power == 2, x * x, x)
+            x_ptrs += BLOCK_N * stride_n
         first = tl.sum(total, axis=0)
         second = first
     elif STATE == EXP:
         tops = tl.full((BLOCK_N, BLOCK_ROWS), -float("inf"), tl.float32)
         totals = tl.zeros((BLOCK_N, BLOCK_ROWS), tl.float32)
         for start in range(begin, end, BLOCK_N):
-            mask = in_rows[None, :] & (offs < end - start)
-            x = tl.load(x_ptrs + (start + offs).to(tl.int64) * stride_n, mask=mask, other=-float("inf"))
-            x = x.to(tl.float32)
+            x = tl.load(x_ptrs, mask=in_rows[None, :] & (offs < end - start), other=-float("inf")).to(tl.float32)
             new_tops = tl.maximum(tops, x)
             base = base_of(new_tops)
             totals = totals * tl.exp(tops - base) + tl.exp(x - base)
             tops = new_tops
+            x_ptrs += BLOCK_N * stride_n
         first, second = merge_exp(tops, totals, 0)
     else:
         orders = tl.full((BLOCK_N, BLOCK_ROWS), LOWEST, tl.int32)
         starts = tl.zeros((BLOCK_N, BLOCK_ROWS), tl.int32) + begin
         for start in range(begin, end, BLOCK_N):
             mask = in_rows[None, :] & (offs < end - start)
-            x = tl.load(x_ptrs + (start + offs).to(tl.int64) * stride_n, mask=mask, other=0.0).to(tl.float32)
+            x = tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)
             order = tl.where(mask, to_order(x, flip, MAGNITUDE ^ flip), LOWEST)
-            starts = tl.where(order > orders, start, starts)
+            if STATE == BEST:
+                starts = tl.where(order > orders, start, starts)
             orders = tl.maximum(order, orders)
-        key = tl.max(to_key(orders, starts + offs), axis=0)
-        first = (key >> 32).to(tl.int32)
-        second = index_of(key).to(tl.int32)
+            x_ptrs += BLOCK_N * stride_n
+        if STATE == BEST:
+            key = tl.max(to_key(orders, starts + offs), axis=0)
+            first = (key >> 32).to(tl.int32)
+            second = index_of(key).to(tl.int32)
+        else:
+            first = tl.max(orders, axis=0)
+            second = first
     finish_or_store(
         first, second, row, in_rows, rows, part, parts, out_ptr, partial_ptr, n, kind, flip, out_kind, STATE
     )
@@ -288,9 +301,12 @@ def reduce_merge_kernel(
         tops = tl.where(mask, words.to(tl.float32, bitcast=True), -float("inf"))
         totals = tl.load(second_ptr + place, mask=mask, other=0).to(tl.float32, bitcast=True)
         first, second = merge_exp(tops, totals, 1)
+    elif STATE == TOP:
+        first = from_order(tl.max(tl.where(mask, words, LOWEST), axis=1), flip)
+        second = first
     else:
         index = tl.load(second_ptr + place, mask=mask, other=0)
         key = tl.max(tl.where(mask, to_key(words, index), NONE), axis=1)
-        first = from_order((key >> 32).to(tl.int32), flip)
+        first = (key >> 32).to(tl.int32)
         second = index_of(key).to(tl.int32)
     store_result(out_ptr, row, in_rows, first, second, n, kind, out_kind, STATE)

@@ -10,10 +10,9 @@ import torch
 from tilewire.kernels.reduce.configs import DTYPES, KINDS, OUT_KINDS, Config, Kind, Problem, choose
 from tilewire.kernels.reduce.variants import MERGED_ROWS, main_variant, merge_variant, unit_of
 from tilewire.kernels.runtime.launch import Kept, Variant, are_aligned
-from tilewire.kernels.runtime.pipeline import Part, Pipeline, Step
+from tilewire.kernels.runtime.pipeline import Part, Pipeline, Step, bound
 from tilewire.kernels.runtime.strides import collapse
 from tilewire.kernels.runtime.targets import current
-from tilewire.kernels.topk.op import bound
 
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 _MAX_N = (1 << 31) - 1

@@ -6,9 +6,9 @@ import torch
 
 from tilewire.kernels.reduce.configs import ITEM_BYTES, MAX_PARTS, STATES, Config, Problem, enumerate_configs
 from tilewire.kernels.reduce.kernel import reduce_column_kernel, reduce_merge_kernel, reduce_row_kernel
+from tilewire.kernels.runtime.binaries import binary
 from tilewire.kernels.runtime.launch import Variant, pointer
 from tilewire.kernels.runtime.targets import Target
-from tilewire.kernels.topk.variants import build
 
 MERGED_ROWS = 4
 
@@ -36,12 +36,12 @@ def main_variant(problem: Problem, config: Config, target: Target) -> Variant:
     if problem.is_row:
         # Element by element, the neighbours of a lane would lie in other threads.
         lane = unit_of(problem)
-        return build(reduce_row_kernel, types, constants | {"LANE": lane}, config.num_warps, target)
+        return binary(reduce_row_kernel, types, constants | {"LANE": lane}, config.num_warps, target)
     inner = {"UNIT_INNER": problem.is_unit_inner}
-    return build(reduce_column_kernel, types, constants | inner, config.num_warps, target)
+    return binary(reduce_column_kernel, types, constants | inner, config.num_warps, target)
 
 
 def merge_variant(state: int, target: Target) -> Variant:
     """The binary that merges the states of the programs of a row."""
     constants = {"STATE": state, "BLOCK_ROWS": MERGED_ROWS, "MAX_PARTS": MAX_PARTS}
-    return build(reduce_merge_kernel, {"partial_ptr": "*i32", "out_ptr": "*i8"}, constants, 4, target)
+    return binary(reduce_merge_kernel, {"partial_ptr": "*i32", "out_ptr": "*i8"}, constants, 4, target)

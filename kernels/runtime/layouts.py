@@ -1,8 +1,8 @@
 """Which memory layout an operand should have, and bringing a tensor into it. Knows no kernel.
 
 Whoever places tensors (staging for requests, upload for resident weights) asks here, so that products run in the
-descriptor kernels: rows that start at multiples of 16 bytes, and for types that the matrix unit only takes with the
-summed dimension contiguous, `b` stored as (N, K).
+descriptor kernels: rows that start at multiples of 16 bytes, or of a whole line, and for types that the matrix unit only
+takes with the summed dimension contiguous, `b` stored as (N, K).
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+# What descriptors and 16-byte loads need of the start of a row.
 ROW_BYTES = 16
+# Rows that start at whole lines of L2 are read up to a quarter faster (5000³ bf16 on an H200: 476 µs at a pitch of 10,000
+# bytes, 359 at a multiple of 128).
+LINE_BYTES = 128
+# Up to here padding to a whole line would add more bytes than that is worth: an eighth at most.
+_SHORT_ROW_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -22,11 +28,9 @@ class Layout:
 
     Attributes:
         is_k_major: for `b` of matmul: stored as (…, N, K), so that K is contiguous; else as its shape says.
-        row_bytes: rows start at multiples of this.
     """
 
     is_k_major: bool = False
-    row_bytes: int = ROW_BYTES
 
 
 def preferred_layout(op: str, operand: str, dtype: str, precision: str = "ieee") -> Layout:
@@ -47,9 +51,9 @@ def preferred_layout(op: str, operand: str, dtype: str, precision: str = "ieee")
     return Layout(is_k_major=op == "matmul" and operand == "b" and (is_8_bit or is_tf32))
 
 
-def row_step(length: int, item_bytes: int, layout: Layout | None = None) -> int:
-    """Elements from one row of `length` elements to the next in `layout`."""
-    row_bytes = (layout or Layout()).row_bytes
+def row_step(length: int, item_bytes: int) -> int:
+    """Elements from one row of `length` elements to the next: 1 KiB or more is padded to 128 bytes, less to 16."""
+    row_bytes = LINE_BYTES if length * item_bytes >= _SHORT_ROW_BYTES else ROW_BYTES
     return -(-length * item_bytes // row_bytes) * row_bytes // item_bytes
 
 
@@ -62,7 +66,7 @@ def lay_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     """
     source = tensor.mT if layout.is_k_major else tensor
     *outer, length = source.shape
-    storage = tensor.new_zeros((*outer, row_step(length, tensor.element_size(), layout)))
+    storage = tensor.new_zeros((*outer, row_step(length, tensor.element_size())))
     placed = storage[..., :length]
     placed.copy_(source)
     return placed.mT if layout.is_k_major else placed

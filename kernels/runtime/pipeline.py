@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import torch
 
 from tilewire.kernels.runtime.launch import Launch, Variant, current_stream
-from tilewire.kernels.runtime.targets import is_interpreting
+from tilewire.kernels.runtime.targets import Target, is_interpreting
 from tilewire.kernels.runtime.workspace import workspace
 
 # Parts of scratch memory begin at multiples of this, so that all can be read in 16-byte pieces.
@@ -119,3 +119,10 @@ class Pipeline:
             whole[offset : offset + prod(part.shape) * part.dtype.itemsize].view(part.dtype).view(part.shape)
             for offset, part in zip(self._offsets, self._parts.values(), strict=True)
         ]
+
+
+def bound(variant: Variant, target: Target, programs: int, sizes: Mapping[str, float], index: int) -> Launch:
+    """Binds `variant` over `programs` programs, with those of `sizes` that it takes, on the device of number `index`."""
+    taken = {name for name, _ in variant.signature}
+    values = {name: value for name, value in sizes.items() if name in taken}
+    return Launch(variant, target, (programs, 1, 1), values, index)

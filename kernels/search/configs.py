@@ -150,7 +150,9 @@ def _pointers(problem: Problem, target: Target) -> tuple[Config, ...]:
     base = _POINTER if target.has_tma else _SMALL
     if problem.dtype == "float32":
         base = base[:2]
-        return tuple(replace(config, block_k=32, block_n=64, num_warps=4 if config.is_swapped else 8) for config in base)
+        return tuple(
+            replace(config, block_k=32, block_n=64, num_warps=4 if config.is_swapped else 8) for config in base
+        )
     return base
 
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from tilewire.kernels.runtime.pdl import await_previous
-from tilewire.kernels.topk.kernel import LOWEST, NONE, from_order, index_of, to_key, to_order
+from tilewire.kernels.topk.kernel import LOWEST, NONE, best_of, from_order, index_of, to_key, to_order
 
 COSINE = tl.constexpr(1)
 L2 = tl.constexpr(2)
@@ -170,7 +170,7 @@ def search_tma_kernel(
     else:
         for tile in tl.range(tl.program_id(0), tl.cdiv(n, BLOCK_N), tl.num_programs(0), flatten=FLATTEN):
             acc = tl.zeros(SHAPE, ACC_TYPE)
-            for step in range(0, tl.cdiv(k, BLOCK_K)):
+            for step in range(tl.cdiv(k, BLOCK_K)):
                 a = a_desc.load([first_m, step * BLOCK_K])
                 b = b_desc.load([tile * BLOCK_N, step * BLOCK_K])
                 acc = multiply(a, b, acc, SWAPPED, PRECISION, UPCAST)
@@ -339,10 +339,10 @@ def search_finish_kernel(
     """Scores and indices of the `k` best keys of each query, from (queries, num_keys). Grid: (queries,)."""
     await_previous(OVERLAP)
     query = tl.program_id(0).to(tl.int64)
-    offs = tl.arange(0, BLOCK_KEYS)
+    offs = tl.arange(0, BLOCK_KEYS)[None, :]
     keys = tl.load(keys_ptr + query * num_keys + offs, mask=offs < num_keys, other=NONE)
-    best = tl.topk(keys, WIDTH)
-    place = tl.arange(0, WIDTH)
+    best = best_of(keys, k, WIDTH)
+    place = tl.arange(0, WIDTH)[None, :]
     score = from_order((best >> 32).to(tl.int32), tl.where(metric == L2, -1, 0))
     tl.store(values_ptr + query * k + place, score, mask=place < k)
     tl.store(indices_ptr + query * k + place, index_of(best), mask=place < k)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tilewire.kernels.runtime.launch import Descriptor, Kept, Launch, Variant, are_aligned
-from tilewire.kernels.runtime.pipeline import Part, Pipeline, Step
+from tilewire.kernels.runtime.pipeline import Part, Pipeline, Step, bound
 from tilewire.kernels.runtime.rows import row_stride
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.search.configs import (
@@ -34,7 +34,7 @@ from tilewire.kernels.search.variants import (
 )
 from tilewire.kernels.topk.configs import Config as SelectConfig
 from tilewire.kernels.topk.configs import merge_sizes, select_block
-from tilewire.kernels.topk.op import bound, select_steps
+from tilewire.kernels.topk.op import select_steps
 from tilewire.kernels.topk.variants import merge_variant, select_variant
 
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
@@ -169,9 +169,7 @@ def prepare_search(
     return prepare(a, b, k, metric=metric, bias=bias, precision=precision, batch_invariant=batch_invariant)
 
 
-def _check(
-    a: torch.Tensor, b: torch.Tensor, k: int, metric: str, bias: torch.Tensor | None, precision: str
-) -> None:
+def _check(a: torch.Tensor, b: torch.Tensor, k: int, metric: str, bias: torch.Tensor | None, precision: str) -> None:
     if a.dtype not in _DTYPES:
         raise ValueError(f"a: dtype {a.dtype} is not one of {', '.join(DTYPES)}")
     if a.dtype != b.dtype or a.device != b.device:
@@ -189,7 +187,9 @@ def _check(
     if precision not in PRECISIONS:
         raise ValueError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision}")
     if bias is not None and (tuple(bias.shape) != (b.shape[0],) or bias.dtype not in _DTYPES[:3]):
-        raise ValueError(f"bias: expected ({b.shape[0]},) of {', '.join(DTYPES[:3])}, got {tuple(bias.shape)} {bias.dtype}")
+        raise ValueError(
+            f"bias: expected ({b.shape[0]},) of {', '.join(DTYPES[:3])}, got {tuple(bias.shape)} {bias.dtype}"
+        )
 
 
 class PreparedSearch:
@@ -220,7 +220,11 @@ class PreparedSearch:
     ) -> None:
         """Launch on the current stream."""
         a, b = _rows(a), _rows(b)
-        bias = bias if bias is None or bias.dtype == torch.float32 and bias.is_contiguous() else bias.float().contiguous()
+        bias = (
+            bias
+            if bias is None or (bias.dtype == torch.float32 and bias.is_contiguous())
+            else bias.float().contiguous()
+        )
         if len(self._pipelines) == 1:
             self._pipelines[0][2](a, b, norms, bias, values, indices)
             return
@@ -270,7 +274,9 @@ def prepare(
         pipelines = []
         for first in range(0, m, most):
             rows = queries[first : first + most]
-            pipelines.append((first, len(rows), _pipeline(rows, items, problem, metric, chosen, target, bias is not None)))
+            pipelines.append(
+                (first, len(rows), _pipeline(rows, items, problem, metric, chosen, target, bias is not None))
+            )
         return PreparedSearch(pipelines, k)
 
     prepared = _kept.get(key, make)
@@ -307,7 +313,7 @@ def _pipeline(
         "select": select_variant(width, select.select, target),
         "merge": merge_variant(width, select.merge, target),
     }
-    selecting, select_parts, _ = select_steps(m, groups, width, select, binaries, target, index)
+    selecting, select_parts, _ = select_steps(m, groups, best, width, select, binaries, target, index)
     steps += selecting
     programs = -(-best // part_of(config.group))
     num_keys = programs * part_of(config.group) * config.group

@@ -10,10 +10,7 @@ def scores_reference(
 ) -> torch.Tensor:
     """Scores (…, M, N) of queries against items, in float64."""
     a, b = a.double(), b.double()
-    if metric == "l2":
-        scores = (a[..., :, None, :] - b).square().sum(-1)
-    else:
-        scores = a @ b.mT
+    scores = (a[..., :, None, :] - b).square().sum(-1) if metric == "l2" else a @ b.mT
     if metric == "cosine":
         norms = a.norm(dim=-1)[..., :, None] * b.norm(dim=-1)
         scores = torch.where(norms == 0, 0.0, scores / norms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from tilewire.kernels.matmul.configs import resolve_precision
+from tilewire.kernels.runtime.binaries import binary
 from tilewire.kernels.runtime.launch import Variant, pointer
 from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.search.configs import DTYPES, ITEM_BYTES, Config, Problem, enumerate_configs
@@ -16,7 +17,7 @@ from tilewire.kernels.search.kernel import (
     search_tma_kernel,
 )
 from tilewire.kernels.topk.configs import WIDTHS, merge_sizes, select_block
-from tilewire.kernels.topk.variants import build, merge_variant, select_variant
+from tilewire.kernels.topk.variants import merge_variant, select_variant
 
 _NORM_ROWS, _NORM_K = 16, 128
 # Items of one program that computes scores again.
@@ -50,7 +51,7 @@ def norms_variant(dtype: str, target: Target) -> Variant:
     """The binary that computes norms of rows."""
     blocks = {"BLOCK_ROWS": _NORM_ROWS, "BLOCK_K": _NORM_K}
     types = {"x_ptr": pointer(getattr(torch, dtype)), "out_ptr": "*fp32"}
-    return build(search_norms_kernel, types, blocks, 4, target)
+    return binary(search_norms_kernel, types, blocks, 4, target)
 
 
 def product_variant(problem: Problem, config: Config, target: Target) -> Variant:
@@ -76,9 +77,9 @@ def product_variant(problem: Problem, config: Config, target: Target) -> Variant
     if config.kernel == "tma":
         types["a_desc"] = f"tensordesc<{item[1:]}[{config.block_m}, {config.block_k}]>"
         types["b_desc"] = f"tensordesc<{item[1:]}[{config.block_n}, {config.block_k}]>"
-        return build(search_tma_kernel, types, constants, config.num_warps, target, **options)
+        return binary(search_tma_kernel, types, constants, config.num_warps, target, **options)
     types |= {"a_ptr": item, "b_ptr": item}
-    return build(search_pointer_kernel, types, constants, config.num_warps, target, **options)
+    return binary(search_pointer_kernel, types, constants, config.num_warps, target, **options)
 
 
 def rescore_variant(problem: Problem, config: Config, target: Target) -> Variant:
@@ -92,10 +93,10 @@ def rescore_variant(problem: Problem, config: Config, target: Target) -> Variant
         "WIDTH": problem.width,
         "BLOCK_K": 32 if target.backend == "interpreter" else 128,
     }
-    return build(search_rescore_kernel, types, constants, 4, target)
+    return binary(search_rescore_kernel, types, constants, 4, target)
 
 
 def finish_variant(width: int, group: int, target: Target) -> Variant:
     """The binary that sorts scores."""
     constants = {"BLOCK_KEYS": width * group, "WIDTH": width}
-    return build(search_finish_kernel, {"values_ptr": "*fp32"}, constants, _FINISH_WARPS[width], target)
+    return binary(search_finish_kernel, {"values_ptr": "*fp32"}, constants, _FINISH_WARPS[width], target)

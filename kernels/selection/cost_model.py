@@ -1,218 +1,75 @@
-"""A model of the time that a launch takes, with costs that were fitted to measurements of a device. Pure; knows no op.
+"""The time that a launch takes, as a sum of named terms. Pure; imports no op.
 
-An op describes a launch as `Work`. Its configuration's `Costs` turn that into microseconds in two steps: a sum of what
-programs do one after the other, in which steps, bytes and loads hide behind one another; then a factor, the exponential
-of a weighted sum of features such as the logarithms of sizes, for what the sum does not know. Both are fitted so that
-the candidates for one product compare rightly; the absolute time is of less account. `kernels.autotune.fitting` fits.
+An op says how much of each term a launch has: microseconds that its bytes or its multiplications would take at the device's
+full rate, or a count of things that take time one after the other. A table holds, for each configuration, what one unit of
+each term costs: a factor near 1 for the former, microseconds for the latter. Overlapped terms hide behind the longest of
+them; the others add up.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from operator import mul
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
-Numbers: TypeAlias = tuple[float, ...]
+Amounts: TypeAlias = tuple[float, ...]
 
-# What `Costs.us` are for, in order.
-TERMS = (
-    "start",
-    "wave",
-    "turn",
-    "store",
-    "step of a wave",
-    "step of a turn",
-    "mean step",
-    "megabyte read",
-    "megabyte written",
-    "megabyte loaded",
-    "split",
-    "part",
-    "megabyte exchanged",
-    "megabyte summed",
-)
-# What `Costs.layout` are for: the exponents of the factor of a step.
-LAYOUTS = ("a across", "b across", "both across", "rows filled", "columns filled")
-# What `Costs.bend` are for: what lasts whatever the splits, then what changes with them, by what it is multiplied with.
-BENDS = (
-    *("one", "rows filled", "columns filled", "finish", "a across", "b across", "batched"),
-    *("rows", "columns", "length", "share", "share finishing", "level", "level above", "level squared"),
-    *("depth", "depth a across", "depth b across", "depth of rows filled", "depth of columns filled", "depth share"),
-    *("loose", "loose share", "splits", "share splitting", "last turn", "last wave"),
-)
-# Fitted factors are believed up to here, either way.
-_MOST_BEND = 0.6
-# Up to this many programs for each multiprocessor, a last wave that is not full shows.
-_MANY_TURNS = 12
-# The larger, the better the longest of steps, bytes and loads hides the others.
-_SHARPNESS = 4.0
+# The larger, the better the longest of the overlapped terms hides the others.
+SHARPNESS = 4
 
 
-class Work(NamedTuple):
-    """One launch as the model sees it, but for its splits.
+class Term(NamedTuple):
+    """One term of a model.
 
     Attributes:
-        tiles: programs of an unsplit launch.
-        steps: of the loop of one such program.
-        read_mb: megabytes of all operands.
-        written_mb: megabytes of the output.
-        step_mb: megabytes that one program loads in a step.
-        tile_mb: megabytes of a tile's float32 sums.
-        rows_filled: how much of the tiles' rows there is, up to 1.
-        columns_filled: how much of their columns.
-        is_finished: 1 where something follows the product.
-        a_across: 1 where the operand's contiguous dimension is not the common one.
-        b_across: the same for the other operand.
-        is_batched: 1 for several products in one launch.
-        loose: 1 where the output is stored in the slower way; without and with splits.
-        logs: of rows, columns and length, to base 2.
+        name: Name, as in tables and explanations.
+        unit: Unit of its amount.
+        default: Cost of one unit where nothing was measured.
+        is_overlapped: Whether it hides behind the longest of its kind.
     """
 
-    tiles: int
-    steps: int
-    read_mb: float
-    written_mb: float
-    step_mb: float
-    tile_mb: float = 0.0
-    rows_filled: float = 1.0
-    columns_filled: float = 1.0
-    is_finished: float = 0.0
-    a_across: float = 0.0
-    b_across: float = 0.0
-    is_batched: float = 0.0
-    loose: tuple[float, float] = (0.0, 0.0)
-    logs: tuple[float, float, float] = (8.0, 8.0, 8.0)
+    name: str
+    unit: str
+    default: float
+    is_overlapped: bool = False
 
 
-@dataclass(frozen=True)
-class Costs:
-    """What a configuration was fitted to cost on a device.
-
-    Attributes:
-        programs_per_sm: how many run on one multiprocessor at a time.
-        us: microseconds, by `TERMS`.
-        layout: by `LAYOUTS`.
-        bend: by `BENDS`.
-    """
-
-    programs_per_sm: int
-    us: Numbers
-    layout: Numbers
-    bend: Numbers
-
-    @classmethod
-    def of(cls, entry: dict[str, Any]) -> Costs:
-        """The costs in an entry of a table."""
-        return cls(entry["programs_per_sm"], *(tuple(entry[name]) for name in ("us", "layout", "bend")))
-
-
-class Forecast:
-    """What a launch is predicted to take, at any number of splits.
+class Model:
+    """The terms of one op.
 
     Args:
-        work: the launch.
-        costs: of its configuration.
-        num_sms: multiprocessors of the device.
+        *terms: The overlapped ones last.
     """
 
-    __slots__ = ("_bends", "_costs", "_num_sms", "_slowdown", "_work")
+    def __init__(self, *terms: Term) -> None:
+        self.terms = terms
+        self.first = sum(not term.is_overlapped for term in terms)
+        assert not any(term.is_overlapped for term in terms[: self.first]), "This is a bug."
 
-    def __init__(self, work: Work, costs: Costs, num_sms: int) -> None:
-        self._work = work
-        self._costs = costs
-        self._num_sms = num_sms
-        self._slowdown = math.exp(sum(map(mul, costs.layout, layouts(work))))
-        self._bends = _folded(work, costs.bend)
+    def costs(self, found: Mapping[str, float], defaults: Mapping[str, float]) -> Amounts:
+        """Costs by term: those of a configuration, else those of its kind, else the built-in ones."""
+        return tuple(found.get(term.name, defaults.get(term.name, term.default)) for term in self.terms)
 
-    def us(self, splits: int) -> float:
-        """Microseconds when each tile is shared by `splits` programs."""
-        costs = self._costs
-        whole = blended(costs.us, self._slowdown, amounts(self._work, splits, costs.programs_per_sm, self._num_sms))
-        return float(whole * math.exp(max(-_MOST_BEND, min(self.bend(splits), _MOST_BEND))))
+    def us(self, costs: Amounts, amounts: Amounts) -> float:
+        """Predicted microseconds."""
+        total = hidden = 0.0
+        for index, (cost, amount) in enumerate(zip(costs, amounts, strict=True)):
+            if amount:
+                if index < self.first:
+                    total += cost * amount
+                else:
+                    hidden += (cost * amount) ** SHARPNESS
+        return float(total + hidden ** (1 / SHARPNESS))
 
-    def bend(self, splits: int) -> float:
-        """The logarithm of the factor, a sum that is linear in `Costs.bend`."""
-        lasting, of_share, of_level, of_level_above, of_level_squared, of_depth, of_depth_share = self._bends[:7]
-        of_loose, of_loose_share, of_splits, of_share_splitting, of_last_turn, of_last_wave = self._bends[7:]
-        work, num_sms, programs_per_sm = self._work, self._num_sms, self._costs.programs_per_sm
-        programs = work.tiles * splits
-        fullness = programs / num_sms
-        share = 1.0 if fullness > 1 else fullness
-        level = max(-6.0, min(math.log2(fullness), 4.0)) / 3
-        depth = math.log2(-(-work.steps // splits)) / 3
-        bend = lasting + of_share * share + of_level * level + of_level_squared * level * level
-        bend += (of_depth + of_depth_share * share) * depth
-        if work.loose[splits > 1]:
-            bend += of_loose + of_loose_share * share
-        if splits > 1:
-            bend += of_splits * math.log2(splits) + of_share_splitting * share
-        if fullness > 1:
-            bend += of_level_above * level + of_last_turn * (-(-programs // num_sms) / fullness - 1)
-            if programs_per_sm > 1 and fullness < _MANY_TURNS:
-                waves = -(-programs // (num_sms * programs_per_sm))
-                bend += of_last_wave * (waves * programs_per_sm / fullness - 1)
-        return bend
+    def explained(self, costs: Amounts, amounts: Amounts) -> str:
+        """The terms that take time, in microseconds, largest first."""
+        found = [(cost * amount, term) for cost, amount, term in zip(costs, amounts, self.terms, strict=True)]
+        shown = sorted((each for each in found if each[0] >= _SHOWN_US), key=lambda each: -each[0])
+        return ", ".join(f"{term.name} {us:.1f}{' (overlapped)' if term.is_overlapped else ''}" for us, term in shown)
 
 
-def _folded(work: Work, bend: Numbers) -> Numbers:
-    """`bend` with what lasts whatever the splits taken together: much of the time that a choice takes is spent here."""
-    one, rows_filled, columns_filled, finish, a_across, b_across, batched, rows, columns, length = bend[:10]
-    share, share_finish, level, level_above, level_squared, depth, depth_a, depth_b, depth_m, depth_n = bend[10:20]
-    filled_m, filled_n, finished, across_a, across_b = work[6:11]
-    log_rows, log_columns, log_length = work.logs
-    sizes = rows * (log_rows - 8) + columns * (log_columns - 8) + length * (log_length - 8)
-    facts = finish * finished + a_across * across_a + b_across * across_b + batched * work.is_batched
-    return (
-        one + rows_filled * filled_m + columns_filled * filled_n + facts + sizes / 4,
-        share + share_finish * finished,
-        level,
-        level_above,
-        level_squared,
-        depth + depth_a * across_a + depth_b * across_b + depth_m * filled_m + depth_n * filled_n,
-        *bend[20:],
-    )
+_SHOWN_US = 0.05
 
 
-def blended(us: Sequence[Any], slowdown: Any, amounts: Sequence[Any]) -> Any:
-    """The sum: of floats, or of arrays of one value for each launch.
-
-    Args:
-        us: by `TERMS`.
-        slowdown: the factor of a step.
-        amounts: as `amounts` gives them, in the order of `TERMS`.
-    """
-    start, wave, turn, store, wave_step, turn_step, mean_step, read, written, loaded, split, part, exchange, summing = (
-        us
-    )
-    one, waves, turns, stores, wave_steps, turn_steps, mean_steps = amounts[:7]
-    read_mb, written_mb, loaded_mb, is_split, parts, exchanged_mb, summed_mb = amounts[7:]
-    steps_us = slowdown * (wave_step * wave_steps + turn_step * turn_steps + mean_step * mean_steps)
-    bytes_us = read * read_mb + written * written_mb
-    loads_us = loaded * loaded_mb
-    flowing_us = (steps_us**_SHARPNESS + bytes_us**_SHARPNESS + loads_us**_SHARPNESS) ** (1 / _SHARPNESS)
-    split_us = split * is_split + part * parts + exchange * exchanged_mb + summing * summed_mb
-    return start * one + wave * waves + turn * turns + store * stores + flowing_us + split_us
-
-
-def amounts(work: Work, splits: int, programs_per_sm: int, num_sms: int) -> Numbers:
-    """How often each of `TERMS` comes in a launch."""
-    programs = work.tiles * splits
-    steps = -(-work.steps // splits)
-    # A wave is what the device runs at once; a turn, one program of each multiprocessor.
-    waves = -(-programs // (num_sms * programs_per_sm))
-    turns = -(-programs // num_sms)
-    stored = turns * work.rows_filled * work.columns_filled
-    steps_of = (waves * steps, turns * steps, programs * steps / num_sms)
-    moved = (work.read_mb, work.written_mb, programs * steps * work.step_mb)
-    if splits == 1:
-        return (1.0, waves, turns, stored, *steps_of, *moved, 0.0, 0.0, 0.0, 0.0)
-    parts_mb = splits * work.tile_mb
-    return (1.0, waves, turns, stored, *steps_of, *moved, 1.0, splits, parts_mb * work.tiles, parts_mb)
-
-
-def layouts(work: Work) -> Numbers:
-    """The features of `LAYOUTS`."""
-    a_across, b_across = work.a_across, work.b_across
-    return (a_across, b_across, a_across * b_across, work.rows_filled - 1, work.columns_filled - 1)
+def least(us: Sequence[float]) -> int:
+    """The number of the smallest."""
+    return min(range(len(us)), key=us.__getitem__)

@@ -26,9 +26,19 @@ class SoftmaxOperands:
         assert prepared is not None, "This is a bug."
         return lambda index: prepared(*sets[index])
 
-    def vendor(self) -> Call | None:
+    def vendors(self) -> dict[str, Call]:
         """See `Operands`."""
         sets = self._sets
         if sets[0][0].dtype != sets[0][1].dtype:
-            return None
-        return lambda index: torch.softmax(sets[index][0], -1, out=sets[index][1])
+            return {}
+        return {"torch": lambda index: torch._softmax(sets[index][0], -1, False, out=sets[index][1])}
+
+    def error(self) -> torch.Tensor | None:
+        """See `Operands`."""
+        x, out = self._sets[0]
+        expected = torch.softmax(x.double(), -1)
+        return (out.double() - expected).norm() / expected.norm()
+
+    def poison(self) -> None:
+        """See `Operands`."""
+        self._sets[0][-1].fill_(torch.nan)

@@ -1,29 +1,40 @@
-"""Which softmax kernel runs, with which blocks. Pure: no torch, no Triton, no device.
+"""Softmax as the choice of a kernel sees it, and the finite set of its binaries. Pure: no torch, no Triton, no device.
 
-By the length of a row: short rows share a program, middling ones are held whole in registers, long ones are read twice,
-and when rows are too few to occupy the device each is split over programs.
+Short rows share a program, middling ones are held whole in registers, long ones are held by a team of programs or read
+twice; when rows are too few to occupy the device each is split over programs.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tilewire.kernels.runtime.targets import Target
-from tilewire.kernels.selection.tables import is_tuned, table_for
+from tilewire.kernels.selection.cost_model import Amounts, Model, Term
+from tilewire.kernels.selection.tables import table_for
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 DTYPES = tuple(ITEM_BYTES)
 # How many parts of one row the merging kernel holds.
 MAX_SPLITS = 512
+# Members of a team up to which the smaller of its two binaries merges them.
+SMALL_TEAM = 16
 # Elements of a row that one program can hold.
 LONGEST_ROW = 32768
-# Up to here short rows that are read element by element get wider blocks, of fewer rows.
-FEW_ROWS_PER_SM = 16
-# More than any device counts as few.
-MANY_ROWS = 1 << 20
+
+# What a softmax takes time for; `select.amounts_of` says how much of each.
+MODEL = Model(
+    Term("launch", "launches", 2.0),
+    Term("turn", "programs that follow one another on a multiprocessor", 0.05),
+    Term("exchange", "rows that a team does, one after the other", 1.5),
+    Term("memory", "µs at the memory's bandwidth", 1.15, is_overlapped=True),
+    Term("again", "µs at the memory's bandwidth for a second read", 0.6, is_overlapped=True),
+    Term("elements", "µs for what one multiprocessor's threads hold, 256 elements each", 1.0, is_overlapped=True),
+    Term("alone", "the same, for elements that are read one by one", 0.5, is_overlapped=True),
+)
 
 
 @dataclass(frozen=True)
@@ -31,13 +42,13 @@ class Problem:
     """One softmax as the choice of a kernel sees it.
 
     Attributes:
-        rows: independent rows.
-        n: elements of a row.
-        dtype: name of the input's dtype.
-        out_dtype: name of the output's dtype.
-        is_contiguous: whether elements of a row follow one another, in input and output.
-        is_aligned: whether rows can be read and written in 16-byte pieces.
-        log: whether the logarithm of the softmax is wanted.
+        rows: Independent rows.
+        n: Elements of a row.
+        dtype: Name of the input's dtype.
+        out_dtype: Name of the output's dtype.
+        is_contiguous: Whether elements of a row follow one another, in input and output.
+        is_aligned: Whether rows can be read and written in 16-byte pieces.
+        log: Whether the logarithm of the softmax is wanted.
     """
 
     rows: int
@@ -56,11 +67,11 @@ class Config:
     Attributes:
         kernel: `row` (whole rows in registers), `loop` (a row read twice), `team` (a row in the registers of several
             programs), `split` (a row over several programs, read twice) or `column` (rows lie across memory).
-        block_rows: rows of one program.
-        block_n: elements of a row held at a time.
-        num_warps: warps of one program.
-        splits: programs of one row, for `split` and `team`.
-        programs_per_sm: programs on each multiprocessor, for `team`.
+        block_rows: Rows of one program.
+        block_n: Elements of a row held at a time.
+        num_warps: Warps of one program.
+        splits: Programs of one row, for `split` and `team`.
+        programs_per_sm: Programs on each multiprocessor, for `team`.
     """
 
     kernel: str
@@ -73,16 +84,72 @@ class Config:
 
 LOOP = Config("loop", 1, 4096, 8)
 SPLIT = Config("split", 1, 4096, 8)
-_COLUMN = Config("column", 32, 32, 4)
+COLUMN = Config("column", 32, 32, 4)
+_FIELDS = frozenset(field.name for field in fields(Config))
+# Rarer pairs of types have one configuration for each length from this on.
+_SHORTEST_OF_RARE = 128
 
 
-def choose_by_table(problem: Problem, target: Target) -> Config:
-    """The configuration that the table's blocks and teams give, and built-in ones where it has none."""
+@dataclass(frozen=True)
+class Tile:
+    """A configuration of a device's table.
+
+    Attributes:
+        config: With one split.
+        costs: Cost of each of `MODEL`'s terms.
+        all_layouts: Whether its binary is built for every pair of types.
+    """
+
+    config: Config
+    costs: Amounts
+    all_layouts: bool = False
+
+
+def key_of(problem: Problem) -> str:
+    """Section of the table: bytes of an element, and whether each is read by itself."""
+    return f"{ITEM_BYTES[problem.dtype]}{'' if problem.is_aligned else ' scalar'}"
+
+
+@functools.cache
+def tiles_of(key: str, target: Target) -> tuple[Tile, ...]:
+    """The tiles of a section of the device's table, and the two kernels that read a row twice."""
+    section = table_for(target).get("softmax", {}).get(key, {"tiles": []})
+    defaults = section.get("costs", {})
+    listed = [_tile_of(entry, defaults) for entry in section["tiles"]]
+    for config in (LOOP, SPLIT):
+        if config not in [tile.config for tile in listed]:
+            listed.append(Tile(config, MODEL.costs({}, defaults), all_layouts=True))
+    return tuple(listed)
+
+
+def _tile_of(entry: dict[str, Any], defaults: dict[str, float]) -> Tile:
+    config = Config(**{name: value for name, value in entry.items() if name in _FIELDS})
+    return Tile(config, MODEL.costs(entry.get("costs", {}), defaults), entry.get("all_layouts", False))
+
+
+def members(target: Target) -> Iterator[tuple[Problem, Config]]:
+    """For every binary that `select` can ask for on `target`, a problem and a configuration that stand for it."""
     if target.backend == "interpreter":
-        return _choose_interpreted(problem)
-    if not problem.is_contiguous:
-        return _COLUMN
-    return _choose_long(problem, target) if is_long(problem, target) else _choose_whole(problem, target)
+        yield from _interpreted_members()
+        return
+    for dtype, out_dtype, log in itertools.product(DTYPES, DTYPES, (False, True)):
+        yield Problem(1, 1, dtype, out_dtype, is_contiguous=False, is_aligned=False, log=log), COLUMN
+        for is_aligned in (True, False):
+            problem = Problem(1, 1, dtype, out_dtype, is_aligned=is_aligned, log=log)
+            for tile in tiles_for(problem, target):
+                if tile.config.kernel == "team":
+                    # Two binaries: for teams of up to 16, and for larger ones.
+                    yield from ((problem, replace(tile.config, splits=size)) for size in (SMALL_TEAM, SMALL_TEAM + 1))
+                else:
+                    yield problem, tile.config
+
+
+def tiles_for(problem: Problem, target: Target) -> Iterator[Tile]:
+    """The tiles that are built for the types of `problem`."""
+    is_rare = problem.dtype != problem.out_dtype
+    for tile in tiles_of(key_of(problem), target):
+        if not is_rare or (tile.all_layouts and tile.config.block_n >= _SHORTEST_OF_RARE):
+            yield tile
 
 
 def is_long(problem: Problem, target: Target) -> bool:
@@ -90,118 +157,9 @@ def is_long(problem: Problem, target: Target) -> bool:
     return problem.n > LONGEST_ROW or (problem.n >= LONGEST_ROW // 2 and 2 * problem.rows <= target.num_sms)
 
 
-def members(target: Target) -> Iterator[tuple[Problem, Config]]:
-    """For every binary that `choose` can ask for on `target`, a problem and a configuration that stand for it."""
-    if target.backend == "interpreter":
-        yield from _interpreted_members()
-        return
-    for dtype, out_dtype, log in itertools.product(DTYPES, DTYPES, (False, True)):
-        yield Problem(1, 1, dtype, out_dtype, is_contiguous=False, is_aligned=False, log=log), _COLUMN
-        for is_aligned in (True, False):
-            problem = Problem(1, 1, dtype, out_dtype, is_aligned=is_aligned, log=log)
-            block_n = _shortest_block(problem)
-            while block_n <= LONGEST_ROW:
-                yield problem, _choose_whole(replace(problem, rows=MANY_ROWS, n=block_n), target)
-                if dtype == out_dtype:
-                    yield from ((problem, config) for config in _more_blocks(problem, block_n, target))
-                block_n *= 2
-            yield from ((problem, config) for config in (LOOP, SPLIT))
-            team = team_of(target, ITEM_BYTES[dtype], is_aligned=is_aligned)
-            if team is not None:
-                # Up to 16 programs of a row are merged by one binary, more by another.
-                lengths = [max(programs * int(team["block_n"]), LONGEST_ROW + 1) for programs in (16, 17)]
-                yield from ((problem, _choose_long(replace(problem, n=length), target)) for length in lengths)
-
-
-def _choose_whole(problem: Problem, target: Target) -> Config:
-    """Rows whole in registers, as measured for the next power of two, else 16 elements a thread."""
-    item_bytes = ITEM_BYTES[problem.dtype]
-    block_n = max(power_of_two(problem.n), _shortest_block(problem))
-    measured = rows_of(target, item_bytes, is_aligned=problem.is_aligned)
-    if not measured:
-        if problem.rows <= FEW_ROWS_PER_SM * target.num_sms and not problem.is_aligned:
-            # Element by element, a block of many short rows is a long chain for each thread; few rows have programs to spare.
-            block_n = max(block_n, 1024 // item_bytes)
-        measured = rows_of(target, item_bytes, is_aligned=True)
-    for entry in measured:
-        if entry["block_n"] == max(block_n, measured[0]["block_n"]):
-            return _of_length(entry, block_n)
-    if block_n <= 1024:
-        return Config("row", 2048 // block_n, block_n, 4)
-    return Config("row", 1, block_n, min(16, max(4, block_n // 512)))
-
-
-def _of_length(entry: Mapping[str, Any], block_n: int) -> Config:
-    """The blocks of `entry` for rows that may be shorter: as many elements, of more rows."""
-    return Config("row", entry["block_rows"] * entry["block_n"] // block_n, block_n, entry["num_warps"])
-
-
-def _more_blocks(problem: Problem, block_n: int, target: Target) -> Iterator[Config]:
-    """Second blocks for a length, which are better for more rows or for fewer. Costs choose them, the table alone does not."""
-    measured = rows_of(target, ITEM_BYTES[problem.dtype], is_aligned=problem.is_aligned)
-    for entry in measured:
-        if entry.get("is_more") and entry["block_n"] == max(block_n, measured[0]["block_n"]):
-            yield _of_length(entry, block_n)
-
-
-def _choose_long(problem: Problem, target: Target) -> Config:
-    """A row over a team of programs where they can be kept together, else read twice."""
-    entry = team_of(target, ITEM_BYTES[problem.dtype], is_aligned=problem.is_aligned)
-    if entry is not None:
-        team = -(-problem.n // entry["block_n"])
-        # How many programs fit beside one another was only measured on the table's own device.
-        programs_per_sm = entry["programs_per_sm"] if is_tuned(target) else 1
-        if team <= min(MAX_SPLITS, target.num_sms * programs_per_sm):
-            return Config("team", 1, entry["block_n"], entry["num_warps"], team, programs_per_sm)
-    return without_team(problem, target)
-
-
-def entry_key(item_bytes: int, *, is_aligned: bool) -> str:
-    """What a table keeps blocks and teams by: bytes of an element, and how rows are read."""
-    return str(item_bytes) if is_aligned else f"{item_bytes} elements"
-
-
-def rows_of(target: Target, item_bytes: int, *, is_aligned: bool) -> list[dict[str, Any]]:
-    """The blocks that were measured for rows read so, by rising length, then second ones; nothing where none were."""
-    rows = table_for(target).get("softmax", {}).get("rows", {})
-    found: list[dict[str, Any]] = rows.get(entry_key(item_bytes, is_aligned=is_aligned), [])
-    return found
-
-
-def team_of(target: Target, item_bytes: int, *, is_aligned: bool) -> dict[str, Any] | None:
-    """The team for long rows read so; None where they are better read twice, or nothing was measured."""
-    return own_or_alike(table_for(target).get("softmax", {}).get("team", {}), item_bytes, is_aligned=is_aligned)
-
-
-def own_or_alike(teams: Mapping[str, Any], item_bytes: int, *, is_aligned: bool) -> dict[str, Any] | None:
-    """The entry of a table's `teams` for rows read so, which may say that there is none."""
-    key = entry_key(item_bytes, is_aligned=is_aligned)
-    if key not in teams and item_bytes == 4:
-        # What holds rows in 16-byte pieces also does element by element; 16-bit rows spill then, more than twice slower.
-        key = entry_key(item_bytes, is_aligned=True)
-    found: dict[str, Any] | None = teams.get(key)
-    return found
-
-
-def without_team(problem: Problem, target: Target) -> Config:
-    """A long row read twice: by one program, or by several where rows are few."""
-    return read_twice(problem, _splits(problem, target))
-
-
-def read_twice(problem: Problem, splits: int) -> Config:
-    """A row by `splits` programs, or by as many as have something to do."""
-    splits = min(splits, -(-problem.n // SPLIT.block_n))
-    return replace(SPLIT, splits=splits) if splits > 1 else LOOP
-
-
 def power_of_two(amount: int) -> int:
     """The smallest power of two that is at least `amount`, and at least 16."""
     return max(16, 1 << (amount - 1).bit_length())
-
-
-def _shortest_block(problem: Problem) -> int:
-    """The rarer a pair of types, the fewer binaries it has."""
-    return 16 if problem.dtype == problem.out_dtype else 128
 
 
 def _interpreted_members() -> Iterator[tuple[Problem, Config]]:
@@ -209,23 +167,16 @@ def _interpreted_members() -> Iterator[tuple[Problem, Config]]:
     for dtype, out_dtype, is_aligned, log in itertools.product(DTYPES, DTYPES, flags, flags):
         problem = Problem(1, 1, dtype, out_dtype, is_aligned=is_aligned, log=log)
         for rows, n in ((2, 16), (2, 32), (2, 64), (1, 65), (2, 65)):
-            yield problem, _choose_interpreted(replace(problem, rows=rows, n=n))
+            yield problem, choose_interpreted(replace(problem, rows=rows, n=n))
         if not is_aligned:
             apart = replace(problem, is_contiguous=False)
-            yield apart, _choose_interpreted(apart)
+            yield apart, choose_interpreted(apart)
 
 
-def _choose_interpreted(problem: Problem) -> Config:
+def choose_interpreted(problem: Problem) -> Config:
+    """Small blocks, which reach every tail and loop of the kernels at sizes that an interpreter can do."""
     if not problem.is_contiguous:
         return Config("column", 16, 16, 4)
     if problem.n <= 64:
         return Config("row", 2, power_of_two(problem.n), 4)
     return Config("split", 1, 32, 4, 3) if problem.rows == 1 else Config("loop", 1, 32, 4)
-
-
-def _splits(problem: Problem, target: Target) -> int:
-    """Programs for each row such that all rows fill the device, no program with less than one block."""
-    if problem.rows >= target.num_sms:
-        return 1
-    wanted = max(1, 2 * target.num_sms // max(1, problem.rows))
-    return min(wanted, -(-problem.n // 4096), MAX_SPLITS)

@@ -12,8 +12,8 @@ from tilewire.kernels.runtime.launch import Kept, Launch, Variant, are_aligned, 
 from tilewire.kernels.runtime.strides import collapse
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.runtime.workspace import workspace
-from tilewire.kernels.softmax.choice import choose, choose_invariant
 from tilewire.kernels.softmax.configs import DTYPES, Config, Problem
+from tilewire.kernels.softmax.select import select, select_invariant
 from tilewire.kernels.softmax.variants import KERNELS, build, unit_of
 
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
@@ -178,7 +178,7 @@ def launch(
         x: (…, N), at least one element.
         out: the shape of `x`.
         log: logarithm of the softmax.
-        config: instead of the one that `choose` gives, for tests and tuning; `invariant` for `choose_invariant`.
+        config: instead of the one that `select` gives, for tests and tuning; `invariant` for `select_invariant`.
     """
     prepared = prepare(x, out, log=log, config=config)
     if prepared is not None:
@@ -203,7 +203,7 @@ def prepare(
         view = _view(x, out, rows, strides)
         problem = _problem(x, out, view, log=log)
         target = current(x.get_device())
-        chosen = choose_invariant(problem, target) if config == "invariant" else config or choose(problem, target)
+        chosen = select_invariant(problem, target) if config == "invariant" else config or select(problem, target)
         return PreparedSoftmax(view, problem, chosen, x.device)
 
     return _kept.get(key, make)

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tilewire.kernels.op import log_uniform
+from tilewire.kernels.op import ShapeGroup, log_uniform
 from tilewire.kernels.runtime.strides import Extent
 from tilewire.kernels.runtime.targets import Target
-from tilewire.kernels.softmax.choice import choose, possible
 from tilewire.kernels.softmax.configs import DTYPES, ITEM_BYTES, Config, Problem
+from tilewire.kernels.softmax.select import possible, select
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class SoftmaxShape:
 
     def chosen(self, target: Target) -> Config:
         """See `Shape`."""
-        return choose(self.problem, target)
+        return select(self.problem, target)
 
     def candidates(self, target: Target) -> Iterator[Config]:
         """See `Shape`."""
@@ -68,3 +68,19 @@ def draw(generator: random.Random) -> SoftmaxShape:
         dtype=generator.choice(["float32", "bfloat16", "float16"]),
         is_contiguous=generator.random() < 0.9,
     )
+
+
+def _wide(generator: random.Random, least: int, largest: int) -> SoftmaxShape:
+    """Rows of any length, of up to 256 MiB together."""
+    n = log_uniform(generator, least, largest)
+    if generator.random() < 0.6:
+        n = max(8, n // 8 * 8)
+    rows = log_uniform(generator, 1, max(1, min(1 << 17, (1 << 26) // n)))
+    return SoftmaxShape(rows, n, generator.choice(["float32", "bfloat16"]))
+
+
+GROUPS = (
+    ShapeGroup("softmax", lambda generator: _wide(generator, 1, 1 << 20), 30),
+    ShapeGroup("softmax narrow", lambda generator: _wide(generator, 8, 512), 20),
+    ShapeGroup("softmax long", lambda generator: _wide(generator, 16384, 1 << 18), 16),
+)

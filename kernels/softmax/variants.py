@@ -8,8 +8,7 @@ import torch
 
 from tilewire.kernels.runtime.launch import Variant, pointer
 from tilewire.kernels.runtime.targets import Target
-from tilewire.kernels.softmax.choice import by_family
-from tilewire.kernels.softmax.configs import ITEM_BYTES, MAX_SPLITS, Config, Problem
+from tilewire.kernels.softmax.configs import ITEM_BYTES, MAX_SPLITS, SMALL_TEAM, Config, Problem, members
 from tilewire.kernels.softmax.kernel import (
     softmax_apply_kernel,
     softmax_column_kernel,
@@ -33,8 +32,7 @@ def variants(target: Target) -> list[Variant]:
     """Every binary that `softmax` can launch on `target`."""
     built = (
         build(kernel, problem, config, target)
-        for problem, configs in by_family(target).items()
-        for config in configs
+        for problem, config in members(target)
         for kernel in KERNELS[config.kernel]
     )
     return list(dict.fromkeys(built))
@@ -58,7 +56,7 @@ def build(kernel: Any, problem: Problem, config: Config, target: Target) -> Vari
         "BLOCK_ROWS": config.block_rows,
         "BLOCK_N": config.block_n,
         "MAX_SPLITS": MAX_SPLITS,
-        "MAX_TEAM": 16 if config.splits <= 16 else MAX_SPLITS,
+        "MAX_TEAM": SMALL_TEAM if config.splits <= SMALL_TEAM else MAX_SPLITS,
         "OVERLAP": target.has_overlap and config.kernel != "team",
     }
     aligned = ("x_ptr", "out_ptr", "partial_ptr") if problem.is_aligned else ()

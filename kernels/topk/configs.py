@@ -105,7 +105,9 @@ def choose(problem: Problem, target: Target) -> Config:
     if target.backend == "interpreter":
         return _INTERPRETED[width]
     groups = _GROUPS[width]
-    return Config(None, groups, select_block(width, -(-problem.n // groups.group), target), _MERGE[width], _FINISH[width])
+    return Config(
+        None, groups, select_block(width, -(-problem.n // groups.group), target), _MERGE[width], _FINISH[width]
+    )
 
 
 def row_blocks(width: int, target: Target) -> tuple[Block, ...]:

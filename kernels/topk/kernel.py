@@ -16,12 +16,15 @@ from tilewire.kernels.runtime.pdl import await_previous
 NONE = tl.constexpr(-(1 << 63))
 LOWEST = tl.constexpr(-(1 << 31))
 MAGNITUDE = tl.constexpr(0x7FFFFFFF)
+# Up to here the best keys are taken one after the other.
+FEW = tl.constexpr(64)
 
 
 @triton.jit
 def to_order(x, flip, nan_order):
     """Int32 that orders as the float32 `x`, NaN as `nan_order`; `flip` = -1 reverses the order, 0 keeps it."""
-    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
+    # Both zeros are one: -0 + 0 is 0.
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
     order = bits ^ ((bits >> 31) & MAGNITUDE)
     return tl.where(x != x, nan_order, order) ^ flip
 
@@ -57,22 +60,38 @@ def load_orders(x_ptr, offs, mask, flip):
 
 
 @triton.jit
-def best_of_groups(x_ptr, from_row, groups, n, flip, GROUP: tl.constexpr, WIDTH: tl.constexpr):
-    """The WIDTH best keys of the elements in the groups that the keys `groups`, (rows, WIDTH), name."""
+def best_of(keys, k, WIDTH: tl.constexpr):
+    """The `k` ≤ WIDTH best of `keys`, (rows, keys), sorted; NONE in the places behind them, at least for few.
+
+    A few are taken one after the other, which is a reduction each; many are sorted.
+    """
+    if WIDTH <= FEW:
+        place = tl.arange(0, WIDTH)[None, :]
+        best = tl.full((keys.shape[0], WIDTH), NONE, tl.int64)
+        for number in range(k):
+            top = tl.max(keys, axis=1, keep_dims=True)
+            best = tl.where(place == number, top, best)
+            keys = tl.where(keys == top, NONE, keys)
+    else:
+        best = tl.topk(keys, WIDTH)
+    return best
+
+
+@triton.jit
+def best_of_groups(x_ptr, from_row, groups, n, k, flip, GROUP: tl.constexpr, WIDTH: tl.constexpr):
+    """The `k` best keys of the elements in the groups that the keys `groups`, (rows, WIDTH), name."""
     ROWS: tl.constexpr = groups.shape[0]
     offs = index_of(groups)[:, :, None] * GROUP + tl.arange(0, GROUP)[None, None, :]
     mask = (groups != NONE)[:, :, None] & (offs < n)
     offs = tl.reshape(offs, (ROWS, WIDTH * GROUP))
     mask = tl.reshape(mask, (ROWS, WIDTH * GROUP))
     order = load_orders(x_ptr, from_row[:, None] + offs, mask, flip)
-    return tl.topk(tl.where(mask, to_key(order, offs), NONE), WIDTH)
+    return best_of(tl.where(mask, to_key(order, offs), NONE), k, WIDTH)
 
 
 @triton.jit
-def best_of_row(
-    x_ptr, from_row, in_rows, n, flip, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr
-):
-    """The WIDTH best keys of each row of `n` ≤ BLOCK_N elements, sorted; indices count from the row's start.
+def best_of_row(x_ptr, from_row, in_rows, n, k, flip, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr):
+    """The `k` best keys of each row of `n` ≤ BLOCK_N elements, sorted; indices count from the row's start.
 
     With a GROUP above 1 the best groups are found first and read again, which sorts WIDTH · GROUP elements instead of
     BLOCK_N.
@@ -82,14 +101,14 @@ def best_of_row(
     mask = in_rows[:, None] & (offs < n)
     order = load_orders(x_ptr, from_row[:, None] + offs, mask, flip)
     if GROUP == 1:
-        best = tl.topk(tl.where(mask, to_key(order, offs), NONE), WIDTH)
+        best = best_of(tl.where(mask, to_key(order, offs), NONE), k, WIDTH)
     else:
         NUM: tl.constexpr = BLOCK_N // GROUP
         tops = tl.max(tl.reshape(order, (ROWS, NUM, GROUP)), axis=2)
         number = tl.arange(0, NUM)[None, :]
         held = in_rows[:, None] & (number * GROUP < n)
-        groups = tl.topk(tl.where(held, to_key(tops, number), NONE), WIDTH)
-        best = best_of_groups(x_ptr, from_row, groups, n, flip, GROUP, WIDTH)
+        groups = best_of(tl.where(held, to_key(tops, number), NONE), k, WIDTH)
+        best = best_of_groups(x_ptr, from_row, groups, n, k, flip, GROUP, WIDTH)
     return best
 
 
@@ -128,7 +147,7 @@ def topk_row_kernel(
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     in_rows = row < rows
     from_row = row.to(tl.int64) * (stride_row * UNIT)
-    best = best_of_row(x_ptr, from_row, in_rows, n, flip, BLOCK_N, GROUP, WIDTH)
+    best = best_of_row(x_ptr, from_row, in_rows, n, k, flip, BLOCK_N, GROUP, WIDTH)
     store_elements(x_ptr, values_ptr, indices_ptr, best, from_row, row, in_rows, k, WIDTH)
 
 
@@ -164,6 +183,7 @@ def topk_select_kernel(
     orders_ptr,
     keys_ptr,
     n,
+    k,
     chunks,
     UNIT: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -171,7 +191,7 @@ def topk_select_kernel(
     WIDTH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """The WIDTH best keys of each chunk of BLOCK_N orders into `keys_ptr`, (rows, chunks, WIDTH). Grid: (rows × chunks,).
+    """The `k` best keys of each chunk of BLOCK_N orders into `keys_ptr`, (rows, chunks, WIDTH). Grid: (rows × chunks,).
 
     `orders_ptr` is (rows, n).
     """
@@ -181,7 +201,7 @@ def topk_select_kernel(
     row = tl.program_id(0) // chunks + one
     first = tl.program_id(0) % chunks * BLOCK_N
     from_row = row.to(tl.int64) * n + first
-    best = best_of_row(orders_ptr, from_row, one == 0, tl.minimum(n - first, BLOCK_N), 0, BLOCK_N, GROUP, WIDTH)
+    best = best_of_row(orders_ptr, from_row, one == 0, tl.minimum(n - first, BLOCK_N), k, 0, BLOCK_N, GROUP, WIDTH)
     # The index sits inverted in the low half: counting it from the row's start is a subtraction.
     best = tl.where(best == NONE, NONE, best - first)
     place = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)[None, :]
@@ -190,15 +210,15 @@ def topk_select_kernel(
 
 @triton.jit
 def topk_merge_kernel(
-    keys_ptr, out_ptr, n, chunks, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr
+    keys_ptr, merged_ptr, n, k, chunks, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr
 ):
-    """The WIDTH best of each chunk of BLOCK_N of the keys (rows, n) into (rows, chunks, WIDTH). Grid: (rows × chunks,)."""
+    """The `k` best of each chunk of BLOCK_N of the keys (rows, n) into (rows, chunks, WIDTH). Grid: (rows × chunks,)."""
     await_previous(OVERLAP)
     row = (tl.program_id(0) // chunks).to(tl.int64)
-    offs = tl.program_id(0) % chunks * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs = tl.program_id(0) % chunks * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     keys = tl.load(keys_ptr + row * n + offs, mask=offs < n, other=NONE)
-    best = tl.topk(keys, WIDTH)
-    tl.store(out_ptr + tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH), best)
+    best = best_of(keys, k, WIDTH)
+    tl.store(merged_ptr + tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)[None, :], best)
 
 
 @triton.jit
@@ -223,5 +243,5 @@ def topk_finish_kernel(
     from_row = row.to(tl.int64) * stride_row
     offs = tl.arange(0, BLOCK_KEYS)[None, :]
     keys = tl.load(keys_ptr + row.to(tl.int64)[:, None] * num_keys + offs, mask=offs < num_keys, other=NONE)
-    best = best_of_groups(x_ptr, from_row, tl.topk(keys, WIDTH), n, flip, GROUP, WIDTH)
+    best = best_of_groups(x_ptr, from_row, best_of(keys, k, WIDTH), n, k, flip, GROUP, WIDTH)
     store_elements(x_ptr, values_ptr, indices_ptr, best, from_row, row, row >= 0, k, WIDTH)

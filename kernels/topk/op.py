@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 
-from tilewire.kernels.runtime.launch import Kept, Launch, Variant, are_aligned
-from tilewire.kernels.runtime.pipeline import Part, Pipeline, Step
+from tilewire.kernels.runtime.launch import Kept, Variant, are_aligned
+from tilewire.kernels.runtime.pipeline import Part, Pipeline, Step, bound
 from tilewire.kernels.runtime.rows import as_rows, row_stride
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.topk.configs import DTYPES, MAX_K, Config, Problem, choose
@@ -67,7 +67,9 @@ def prepare_topk(
     axis = _check(x, values.shape[axis], axis)
     shape = (*x.shape[:axis], values.shape[axis], *x.shape[axis + 1 :])
     if tuple(values.shape) != shape or values.dtype != x.dtype or values.numel() == 0:
-        raise ValueError(f"values: expected {shape} of {x.dtype}, not empty, got {tuple(values.shape)} of {values.dtype}")
+        raise ValueError(
+            f"values: expected {shape} of {x.dtype}, not empty, got {tuple(values.shape)} of {values.dtype}"
+        )
     if tuple(indices.shape) != shape or indices.dtype != torch.int64:
         raise ValueError(f"indices: expected {shape} of int64, got {tuple(indices.shape)} of {indices.dtype}")
     return prepare(x, values, indices, axis=axis, largest=largest)
@@ -173,7 +175,7 @@ def _pipeline(
     groups = -(-n // config.groups.group)
     programs = rows * -(-n // config.groups.block_n)
     first = bound(binaries["groups"], target, programs, sizes | {"groups": groups}, index)
-    steps, parts, num_keys = select_steps(rows, groups, problem.width, config, binaries, target, index)
+    steps, parts, num_keys = select_steps(rows, groups, problem.k, problem.width, config, binaries, target, index)
     last = sizes | {"n": n, "stride_row": stride, "num_keys": num_keys}
     finish = bound(binaries["finish"], target, rows, last, index)
     names = ("x", steps[-1].operands[-1], "values", "indices")
@@ -181,9 +183,9 @@ def _pipeline(
 
 
 def select_steps(
-    rows: int, orders: int, width: int, config: Config, binaries: dict[str, Variant], target: Target, index: int
+    rows: int, orders: int, k: int, width: int, config: Config, binaries: dict[str, Variant], target: Target, index: int
 ) -> tuple[list[Step], dict[str, Part], int]:
-    """Steps from `orders` of each row, in the part of that name, to keys few enough for a last kernel.
+    """Steps from `orders` of each row, in the part of that name, to its `k` best keys, or few enough for a last kernel.
 
     Returns:
         The steps, whose last operand names the part of the keys; the scratch parts; the number of keys of a row.
@@ -192,20 +194,12 @@ def select_steps(
     parts = {"orders": Part(torch.int32, (rows, orders))}
     chunks = -(-orders // config.select.block_n)
     parts["keys0"] = Part(torch.int64, (rows, chunks * width))
-    select = bound(binaries["select"], target, rows * chunks, {"n": orders, "chunks": chunks}, index)
+    select = bound(binaries["select"], target, rows * chunks, {"n": orders, "k": k, "chunks": chunks}, index)
     steps = [Step(select, ("orders", "keys0"))]
     while chunks * width > config.finish:
         num_keys, name = chunks * width, f"keys{len(steps)}"
         chunks = -(-num_keys // config.merge)
         parts[name] = Part(torch.int64, (rows, chunks * width))
-        merge = bound(binaries["merge"], target, rows * chunks, {"n": num_keys, "chunks": chunks}, index)
+        merge = bound(binaries["merge"], target, rows * chunks, {"n": num_keys, "k": k, "chunks": chunks}, index)
         steps.append(Step(merge, (steps[-1].operands[-1], name)))
     return steps, parts, chunks * width
-
-
-def bound(variant: Variant, target: Target, programs: int, sizes: Mapping[str, float], index: int) -> Launch:
-    """The launch of `variant` over `programs`, with those of `sizes` that it takes."""
-    taken = {name for name, _ in variant.signature}
-    values = {name: value for name, value in sizes.items() if name in taken}
-    return Launch(variant, target, (programs, 1, 1), values, index)
-

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import torch
 
+from tilewire.kernels.runtime.binaries import binary
 from tilewire.kernels.runtime.launch import Variant, pointer
 from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.topk.configs import DTYPES, ITEM_BYTES, Block, Config, enumerate_configs
@@ -18,7 +18,6 @@ from tilewire.kernels.topk.kernel import (
     topk_select_kernel,
 )
 
-_SCRATCH = ("orders_ptr", "keys_ptr", "out_ptr")
 _FINISH_WARPS = {16: 8, 64: 8, 256: 16, 1024: 16}
 
 
@@ -41,48 +40,30 @@ def built(dtype: str, width: int, config: Config, target: Target, *, is_aligned:
     x = {"x_ptr": pointer(getattr(torch, dtype)), "values_ptr": pointer(getattr(torch, dtype))}
     unit = {"UNIT": unit_of(dtype, is_aligned=is_aligned)}
     if config.row is not None:
-        return {"row": build(topk_row_kernel, x, unit | blocks_of(config.row, width), config.row.num_warps, target)}
-    assert config.groups is not None and config.select is not None, "This is a bug."
+        return {"row": binary(topk_row_kernel, x, unit | blocks_of(config.row, width), config.row.num_warps, target)}
+    assert config.groups is not None, "This is a bug."
+    assert config.select is not None, "This is a bug."
     finish = {"BLOCK_KEYS": config.finish, "GROUP": config.groups.group, "WIDTH": width}
     return {
-        "groups": build(topk_groups_kernel, x, unit | blocks_of(config.groups, width), config.groups.num_warps, target),
+        "groups": binary(
+            topk_groups_kernel, x, unit | blocks_of(config.groups, width), config.groups.num_warps, target
+        ),
         "select": select_variant(width, config.select, target),
         "merge": merge_variant(width, config.merge, target),
-        "finish": build(topk_finish_kernel, x, finish, _FINISH_WARPS[width], target),
+        "finish": binary(topk_finish_kernel, x, finish, _FINISH_WARPS[width], target),
     }
 
 
 def select_variant(width: int, block: Block, target: Target) -> Variant:
     """The binary that selects among orders."""
-    return build(topk_select_kernel, {}, {"UNIT": 1} | blocks_of(block, width), block.num_warps, target)
+    return binary(topk_select_kernel, {}, {"UNIT": 1} | blocks_of(block, width), block.num_warps, target)
 
 
 def merge_variant(width: int, num_keys: int, target: Target) -> Variant:
     """The binary that merges `num_keys` keys."""
-    return build(topk_merge_kernel, {}, {"BLOCK_N": num_keys, "WIDTH": width}, 8, target)
+    return binary(topk_merge_kernel, {}, {"BLOCK_N": num_keys, "WIDTH": width}, 8, target)
 
 
 def blocks_of(block: Block, width: int) -> dict[str, int]:
     """The constants of `block`."""
     return {"BLOCK_ROWS": block.block_rows, "BLOCK_N": block.block_n, "GROUP": block.group, "WIDTH": width}
-
-
-def build(
-    kernel: Any, pointers: dict[str, str], constants: dict[str, Any], num_warps: int, target: Target, **options: Any
-) -> Variant:
-    """The binary of `kernel`: scratch and indices have fixed types, other `pointers` are given, sizes are int32."""
-    names = kernel.arg_names
-    types = dict.fromkeys(names, "i32") | {name: "i64" for name in names if name.startswith("stride_")}
-    types |= {"orders_ptr": "*i32", "keys_ptr": "*i64", "out_ptr": "*i64", "indices_ptr": "*i64"} | pointers
-    constants = {**constants, "OVERLAP": target.has_overlap}
-    divisible = [name for name in _SCRATCH if name in names]
-    if constants.get("UNIT", 1) > 1:
-        divisible += [name for name in ("x_ptr", "a_ptr", "b_ptr") if name in names]
-    compiler = {"num_warps": num_warps, **options} | ({"launch_pdl": True} if target.has_overlap else {})
-    return Variant(
-        kernel,
-        tuple((name, types[name]) for name in names if name not in constants),
-        tuple((name, constants[name]) for name in names if name in constants),
-        tuple(divisible),
-        tuple(compiler.items()),
-    )

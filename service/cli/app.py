@@ -1,39 +1,33 @@
-"""The `tilewire` command. Owns flags and what is printed for a person; each command's work is elsewhere."""
+"""The commands of the server's side. Owns their arguments; each command's work is in a file of its own.
+
+`tilewire._cli.app` has the commands of the client's side and brings these in when one of them is called.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import importlib.util
-import inspect
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from types import ModuleType
+from typing import Annotated
 
 import typer
-from pydantic import ByteSize, ValidationError
-from pydantic.fields import FieldInfo
 from rich.console import Console
 
-from tilewire._version import __version__
 from tilewire.service.cli import precompile as precompiling
 from tilewire.service.cli.launch import running_server
-from tilewire.service.config import preflight
-from tilewire.service.config.preflight import PreflightError
+from tilewire.service.cli.serve import EXIT_FAILED, EXIT_USAGE, PROBE_TIMEOUT_S, serve
 from tilewire.service.config.settings import Settings
 from tilewire.service.keys import KeysError, entry_for, make_key
-from tilewire.service.supervisor.listeners import StartError
-from tilewire.service.supervisor.processes import Supervisor
-from tilewire.service.telemetry import log
 
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="GPU linear algebra over HTTP: matmul, softmax and add."
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="The server's side of the tilewire command.")
+app.command()(serve)
 
 BENCHMARKS = (
     "kernels",
     "batching",
-    "dispatch",
+    "random",
     "shared_memory",
     "http",
     "gateway",
@@ -42,51 +36,6 @@ BENCHMARKS = (
     "client",
     "ring",
 )
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-PROBE_TIMEOUT_S = 2.0
-
-
-def serve(**flags: object) -> None:
-    """Serve: gateways in front, one engine for each device behind. Every flag is also a TILEWIRE_… variable."""
-    console = Console()
-    try:
-        settings = Settings(**{name: value for name, value in flags.items() if value is not None})  # type: ignore[arg-type]
-    except ValidationError as error:
-        for problem in error.errors():
-            flag = f"{flag_name(str(problem['loc'][0]))}: " if problem["loc"] else ""
-            typer.echo(f"{flag}{problem['msg']}", err=True)
-        raise typer.Exit(EXIT_USAGE) from None
-    logger = log.configure(settings.log, process="supervisor")
-    try:
-        preflight.check(settings, logger)
-    except PreflightError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(EXIT_USAGE) from None
-    supervisor = Supervisor(settings, logger, lambda url, engines: announce(console, settings, url, engines))
-    try:
-        status = asyncio.run(supervisor.run())
-    except StartError as error:
-        typer.echo(f"tilewire: {error}", err=True)
-        raise typer.Exit(EXIT_FAILED) from None
-    raise typer.Exit(status)
-
-
-def announce(console: Console, settings: Settings, url: str, engines: list[str]) -> None:
-    """Prints where the service is and a curl to paste."""
-    console.print(f"\n[bold]Tilewire {__version__}[/bold] at [bold]{url}[/bold]  ({'; '.join(engines)})")
-    metrics = f", {url}/metrics" if settings.metrics_port is None else ""
-    console.print(f"{settings.num_gateways} gateway(s), {len(engines)} engine(s); {url}/docs{metrics}")
-    console.print("\nTry it:\n")
-    typer.echo(curl_for(url, needs_key=settings.api_keys_file is not None) + "\n")
-
-
-def curl_for(url: str, *, needs_key: bool = False) -> str:
-    """A command that multiplies two matrices, ready to paste into a shell."""
-    body = '{"a": [[1, 2], [3, 4]], "b": [[5, 6], [7, 8]]}'
-    key = ' -H "x-api-key: $TILEWIRE_KEY"' if needs_key else ""
-    return f"  curl -s {url}/v1/matmul{key} -H 'content-type: application/json' -d '{body}'"
 
 
 @app.command()
@@ -135,24 +84,35 @@ def bench(
 
 @app.command()
 def tune(
-    device: Annotated[int, typer.Option(help="Which GPU, as torch counts them.")] = 0,
-    ops: Annotated[str, typer.Option(help="Comma-separated: what to tune.")] = "matmul,softmax,add",
-    budget_s: Annotated[
-        float, typer.Option(help="Seconds for candidates; checking what was chosen comes on top.", min=1.0)
-    ] = 600.0,
-    shapes: Annotated[
-        Path | None, typer.Option(help="Shapes to tune for, a JSON object a line, most valuable first; see the docs.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="The table; by default the device's own, in the package.")] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Forget what an interrupted run measured.")] = False,
+    ops: Annotated[str, typer.Option(help="Comma-separated: what to tune.")] = "matmul,softmax",
+    seconds: Annotated[float, typer.Option(help="For compiling candidates and measuring them.", min=1.0)] = 460.0,
+    measured: Annotated[Path, typer.Option(help="Folder for what is measured; a second run adds to it.")] = Path(
+        "tilewire-measured"
+    ),
+    out: Annotated[Path | None, typer.Option(help="The table; by default the chip's own, in the package.")] = None,
 ) -> None:
     """Measure kernels on this machine's GPU and write its table: what dispatch chooses from."""
+    raise typer.Exit(_kernels_command().run(ops.split(","), seconds, measured, out))
+
+
+@app.command()
+def explain(
+    op: Annotated[str, typer.Argument(help="matmul or softmax.")],
+    sizes: Annotated[str, typer.Argument(help="MxNxK of a product, ROWSxN of a softmax.")],
+    dtype: Annotated[str, typer.Option(help="Of the inputs.")] = "bfloat16",
+    precision: Annotated[str, typer.Option(help="Of float32 and float8 products.")] = "ieee",
+    device: Annotated[str, typer.Option(help="A known device, e.g. nvidia_h200; by default this machine's.")] = "",
+) -> None:
+    """Say in one line which configuration a shape gets, and why."""
+    raise typer.Exit(_kernels_command().explain(op, sizes, dtype, precision, device))
+
+
+def _kernels_command() -> ModuleType:
     if importlib.util.find_spec("triton") is None:
-        typer.echo("tune: needs Triton and a GPU", err=True)
+        typer.echo("tune, explain: need Triton", err=True)
         raise typer.Exit(EXIT_FAILED)
     # By name: what it imports brings torch and Triton.
-    command = importlib.import_module("tilewire.service.cli.tune")
-    raise typer.Exit(command.run(device, ops.split(","), budget_s, shapes, out, restart=restart))
+    return importlib.import_module("tilewire.service.cli.tune")
 
 
 @app.command()
@@ -187,46 +147,6 @@ def precompile(
     except (ValueError, precompiling.Failed) as error:
         typer.echo(f"tilewire: {error}", err=True)
         raise typer.Exit(EXIT_USAGE if isinstance(error, ValueError) else EXIT_FAILED) from None
-
-
-@app.command()
-def version() -> None:
-    """Print the version."""
-    typer.echo(__version__)
-
-
-def flag_of(name: str, field: FieldInfo) -> inspect.Parameter:
-    """A command-line parameter for one setting: its text and its default come from `Settings`."""
-    kind = bool if field.annotation is bool else str
-    names = [flag_name(name)] if kind is str else [f"{flag_name(name)}/{flag_name('no_' + name)}"]
-    shown = "" if field.default is None else f"default: {default_text(name, field)}; "
-    option = typer.Option(*names, help=f"{field.description} ({shown}env: {variable_name(name)})", show_default=False)
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
-    )
-
-
-def flag_name(name: str) -> str:
-    """A setting's flag: `--max-body-bytes`."""
-    return f"--{name.replace('_', '-')}"
-
-
-def variable_name(name: str) -> str:
-    """A setting's environment variable: `TILEWIRE_MAX_BODY_BYTES`."""
-    return f"{Settings.model_config['env_prefix']}{name}".upper()
-
-
-def default_text(name: str, field: FieldInfo) -> str:
-    """A setting's default as a person would write it."""
-    value: Any = field.default
-    return ByteSize(value).human_readable().replace(".0", "") if name.endswith("_bytes") else str(value)
-
-
-serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [flag_of(name, field) for name, field in Settings.model_fields.items()]
-)
-serve.__annotations__ = {name: parameter.annotation for name, parameter in serve.__signature__.parameters.items()}  # type: ignore[attr-defined]
-app.command()(serve)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
-from tilewire.service.cli.app import default_text, flag_name, variable_name
+from tilewire.service.cli.serve import default_text, flag_name, variable_name
 from tilewire.service.config.settings import Settings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"

@@ -33,7 +33,7 @@ def running_server(*flags: str, env: Mapping[str, str] | None = None) -> Iterato
     Raises:
         LaunchError: It did not become ready.
     """
-    command = [sys.executable, "-P", "-m", "tilewire.service.cli.app", "serve", "--port", "0", *flags]
+    command = [sys.executable, "-P", "-m", "tilewire", "serve", "--port", "0", *flags]
     variables = {**os.environ, **(env or {})}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables) as process:  # noqa: S603  (our own command)
         assert process.stdout is not None, "This is a bug."

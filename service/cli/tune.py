@@ -1,136 +1,86 @@
-"""`tilewire tune`: what a person sees of a tuning. Owns progress and report; the work is `kernels.autotune`'s.
+"""`tilewire tune` and `tilewire explain`: measuring this machine's GPU, and why a shape gets its configuration.
 
 Imports torch and Triton: the command line imports it by name, when the command runs.
 """
 
 from __future__ import annotations
 
-import logging
-import signal
+import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self, cast
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+import torch
 
-from tilewire.kernels.autotune.run import OPS, Options, Tuned, TuneError, tune
-from tilewire.kernels.autotune.session import Step
-from tilewire.kernels.autotune.workloads import Workload, WorkloadError, parse
+from tilewire.kernels.autotune import collect, fitting
+from tilewire.kernels.autotune.workloads import parse_line
+from tilewire.kernels.op import ShapeError
+from tilewire.kernels.registry import kernel_op, measured_ops
+from tilewire.kernels.runtime.layouts import preferred_layout
+from tilewire.kernels.runtime.targets import KNOWN, current, is_interpreting
+from tilewire.kernels.selection import tables
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-_SHOWN_REASONS = 5
 
 
-def run(
-    device: int, ops: Sequence[str], budget_s: float, shapes: Path | None, out: Path | None, *, restart: bool
-) -> int:
-    """Tune and report; the exit status."""
-    console = Console(stderr=True)
-    logging.basicConfig(format="tune: %(message)s")
-    unknown = [name for name in ops if name not in OPS]
+def run(ops: Sequence[str], seconds: float, measured: Path, out: Path | None) -> int:
+    """Measures random shapes, fits the device's table to them and writes it; the exit status.
+
+    Args:
+        ops: Names of ops.
+        seconds: For compiling and measuring.
+        measured: Folder for what is measured; what it has already is not measured again.
+        out: The table; by default that of the device's chip, in the package.
+    """
+    known = [op.name for op in measured_ops() if op.tuning is not None]
+    unknown = [name for name in ops if name not in known]
     if unknown:
-        console.print(f"tune: --ops: {unknown[0]!r} is none of {', '.join(OPS)}", markup=False)
-        return EXIT_USAGE
+        return _refuse(f"tune: --ops: {unknown[0]!r} is none of {', '.join(known)}", EXIT_USAGE)
+    if not torch.cuda.is_available():
+        return _refuse("tune: there is no GPU that torch can use", EXIT_FAILED)
+    table = out or Path(tables.__file__).parent / "tuned" / f"{current(0).chip}.json"
+    status = collect.main(["--out", str(measured), "--seconds", str(seconds), "--ops", ",".join(ops)])
+    return status or fitting.main([str(measured / collect.FILE), "--out", str(table), "--held-out", "0"])
+
+
+def explain(op: str, sizes: str, dtype: str, precision: str, device: str) -> int:
+    """Prints why a shape gets its configuration; the exit status.
+
+    Args:
+        op: `matmul` or `softmax`.
+        sizes: `MxNxK`, or `ROWSxN`.
+        dtype: Of the inputs.
+        precision: Of a product.
+        device: Name of a known device; empty for this machine's.
+    """
+    if device and device not in KNOWN:
+        return _refuse(f"explain: --device: {device!r} is none of {', '.join(KNOWN)}", EXIT_USAGE)
+    if not device and (is_interpreting() or not torch.cuda.is_available()):
+        return _refuse("explain: there is no GPU here: name one with --device", EXIT_USAGE)
+    target = KNOWN[device] if device else current(0)
+    names = {"matmul": ("m", "n", "k"), "softmax": ("rows", "n")}.get(op)
+    if names is None:
+        return _refuse(f"explain: {op!r} has one configuration for each size: expected matmul or softmax", EXIT_USAGE)
+    numbers = re.fullmatch("x".join([r"(\d+)"] * len(names)), sizes)
+    if numbers is None:
+        return _refuse(f"explain: expected {'x'.join(names).upper()}, got {sizes!r}", EXIT_USAGE)
+    fields = ", ".join(f'"{name}": {number}' for name, number in zip(names, numbers.groups(), strict=True))
+    more = ""
+    if op == "matmul":
+        # As staging and uploads lay `b` out.
+        b_major = "k" if preferred_layout(op, "b", dtype, precision).is_k_major else "n"
+        more = f', "precision": "{precision}", "b_major": "{b_major}"'
     try:
-        workloads = read(shapes) if shapes else ()
-    except (OSError, WorkloadError) as error:
-        console.print(f"tune: --shapes: {error}", markup=False)
-        return EXIT_USAGE
-    # For the table, which travels: what was tuned for, not where files lie on this machine.
-    command = f"tilewire tune --ops {','.join(ops)} --budget-s {budget_s:g}"
-    command += f" --shapes {shapes.name}" if shapes else ""
-    options = Options(tuple(ops), budget_s, workloads, out, restart, command)
-    before = signal.signal(signal.SIGINT, _interrupt_once)
-    try:
-        with Shown(console) as shown:
-            tuned = tune(device, options, shown.step)
-    except TuneError as error:
-        console.print(f"tune: {error}", markup=False)
-        return EXIT_FAILED
-    except RuntimeError as error:
-        text = f"tune: the device failed; the same command goes on without the shape that it failed at: {error}"
-        console.print(text, markup=False)
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        console.print("tune: interrupted; the same command goes on from here", markup=False)
-        return EXIT_FAILED
-    finally:
-        signal.signal(signal.SIGINT, before)
-    report(Console(), tuned)
+        shape = parse_line(f'{{"op": "{op}", {fields}, "dtype": "{dtype}"{more}}}')
+    except ShapeError as error:
+        return _refuse(f"explain: {error}", EXIT_USAGE)
+    found = kernel_op(op).explain
+    assert found is not None, "This is a bug."
+    sys.stdout.write(found(shape, target) + "\n")
     return 0
 
 
-def _interrupt_once(_signal: int, _frame: object) -> None:
-    """The first Ctrl-C ends the tuning; those that follow must not keep it from noting where it was."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    raise KeyboardInterrupt
-
-
-def read(path: Path) -> tuple[Workload, ...]:
-    """The workloads of a file, at least one.
-
-    Raises:
-        OSError: it cannot be read.
-        WorkloadError: a line is no workload, or none is there.
-    """
-    found = tuple(parse(path.read_text(), str(path)))
-    if not found:
-        raise WorkloadError(f"{path}: holds no shape")
-    # Every shape of the registry that can be measured is one.
-    return cast("tuple[Workload, ...]", found)
-
-
-class Shown:
-    """Progress on the terminal: a bar for each part and stage. A context manager."""
-
-    def __init__(self, console: Console) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=console)
-        self._at: tuple[str, str] | None = None
-        self._bar = self._progress.add_task("starting", total=None)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def step(self, step: Step) -> None:
-        """Show how far it is."""
-        if (step.part, step.stage) != self._at:
-            self._at = (step.part, step.stage)
-            self._progress.reset(self._bar)
-        text = step.part if step.part == step.stage else f"{step.part}: {step.stage}"
-        self._progress.update(self._bar, description=text, completed=step.done, total=step.total)
-
-
-def report(console: Console, tuned: Tuned) -> None:
-    """What it gained, and where the table is."""
-    table = Table("op", "shapes", "changed", "geomean", "least", "most", title="Gain over what was chosen before")
-    for each in tuned.summaries:
-        figures = (f"{value:.3f}" for value in (each.geomean, each.least, each.most))
-        table.add_row(each.op, str(each.num_workloads), str(each.num_changed), *figures)
-    console.print(table)
-    if tuned.learned:
-        console.print(learned_table(tuned))
-    before, after = tuned.num_variants
-    console.print(f"{tuned.path}: {after} binaries in the catalogue, {before} before", soft_wrap=True)
-    console.print(f"{len(tuned.discarded)} candidates did not compile, did not fit or spilled")
-    for name, reason in tuned.discarded[:_SHOWN_REASONS]:
-        console.print(f"  {reason}: {name}", markup=False, highlight=False)
-    if tuned.was_cut_short:
-        console.print("The budget ended before the candidates did: the same command goes on from what was measured.")
-
-
-def learned_table(tuned: Tuned) -> Table:
-    """What was learned for requests of other shapes than were tuned for."""
-    columns = ("requests", "shapes", "by the table", "as learned", "within 10 %")
-    table = Table(*columns, title="Choices for other shapes: their time over the fastest's")
-    for kind, held_out in tuned.learned.items():
-        figures = (f"{held_out[name]:.3f}" for name in ("by_table", "geomean"))
-        table.add_row(kind, f"{held_out['workloads']:.0f}", *figures, f"{100 * held_out['within_10_percent']:.0f} %")
-    return table
+def _refuse(text: str, status: int) -> int:
+    sys.stderr.write(text + "\n")
+    return status

@@ -6,11 +6,12 @@ from importlib.util import find_spec
 
 import structlog
 
+from tilewire._installing import how_to_install
 from tilewire.service.config.settings import Settings
 from tilewire.service.keys import KeysError, is_readable_by_everyone, read_keys
 from tilewire.service.tls import TlsError, make_context
 
-TRACING_MISSING = "tracing needs packages that are missing: pip install 'tilewire[otel]'"
+TRACING_MISSING = f"tracing needs packages that are missing: {how_to_install('otel')}"
 
 
 class PreflightError(Exception):

@@ -5,12 +5,13 @@ Owns their fields only. Knows neither flags nor the environment, nor the library
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 
-from tilewire.service.ops.registry import Limits
-from tilewire.service.supervisor.handover import Kept, KeptRegion
+from tilewire.service.ops.op import Limits
+from tilewire.service.supervisor.handover import Keepsakes
 
 LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -61,60 +62,86 @@ class Inherited(msgspec.Struct, frozen=True):
         """Those that are there."""
         return tuple(fd for fd in (self.listener, self.metrics_listener, self.usage) if fd >= 0)
 
+    def moved(self, to: Mapping[int, int]) -> Inherited:
+        """Returns the same descriptors by their numbers in another process."""
+        return Inherited(to[self.listener], to[self.metrics_listener], to[self.usage])
 
-class GatewaySettings(msgspec.Struct, frozen=True):
-    """What one gateway process needs to know; see `Settings` for the meaning of each."""
+
+class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of one gateway process; those that `Settings` has too have the same name and meaning."""
 
     index: int
     inherited: Inherited
     engine_addresses: list[str]
     segment_bytes: int
-    huge_pages: bool = False
-    max_body_bytes: int = 256 * 2**20
-    max_json_bytes: int = 8 * 2**20
-    max_in_flight: int = 1024
-    limits: Limits = Limits()
-    allow_shared_memory: bool = False
-    body_timeout_s: float = 30.0
-    min_body_bytes_per_s: int = 1024
-    max_body_s: float = 300.0
-    room_timeout_s: float = 5.0
-    max_connections: int = 8192
-    busy_poll_s: float = 0.0
-    keep_alive_s: float = 75.0
-    drain_timeout_s: float = 30.0
-    log: LogSettings = LogSettings()
-    access_log: bool = False
-    api_keys_file: str | None = None
-    keyless: tuple[str, ...] = ()
-    is_read_only: bool = False
-    tls: TlsSettings | None = None
-    tracing: TracingSettings | None = None
+    huge_pages: bool
+    max_body_bytes: int
+    max_json_bytes: int
+    max_in_flight: int
+    limits: Limits
+    allow_shared_memory: bool
+    body_timeout_s: float
+    min_body_bytes_per_s: int
+    max_body_s: float
+    room_timeout_s: float
+    max_connections: int
+    busy_poll_s: float
+    keep_alive_s: float
+    drain_timeout_s: float
+    log: LogSettings
+    access_log: bool
+    api_keys_file: str | None
+    keyless: tuple[str, ...]
+    is_read_only: bool
+    tls: TlsSettings | None
+    tracing: TracingSettings | None
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The descriptors in it."""
+        return self.inherited.fds
+
+    def moved(self, to: Mapping[int, int]) -> GatewaySettings:
+        """See `child.Settings`."""
+        return msgspec.structs.replace(self, inherited=self.inherited.moved(to))
 
 
-class EngineSettings(msgspec.Struct, frozen=True):
-    """What one engine process needs to know; see `Settings` for the meaning of each."""
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of one engine process; those that `Settings` has too have the same name and meaning."""
 
     index: int
     device: str
     listen_fd: int
     vault_fd: int
-    restarts: int = 0
-    resident_bytes: int = 4 * 2**30
-    max_batch_requests: int = 64
-    max_batch_rows: int = 8192
-    max_batch_bytes: int = 64 * 2**20
-    max_batch_ms: float = 5.0
-    max_queue_delay_us: float = 0.0
-    busy_poll_s: float = 0.0
-    tensors_dir: str | None = None
-    warmup: str = "run"
-    forbid_serving_compiles: bool = False
-    batch_invariant: bool = False
-    kept: list[Kept] = []
-    kept_version: int = 0
-    kept_regions: list[KeptRegion] = []
-    allow_shared_memory: bool = False
-    shared_memory_prefix: str = ""
-    shared_memory_bytes: int = 16 * 2**30
-    log: LogSettings = LogSettings()
+    restarts: int
+    resident_bytes: int
+    max_batch_requests: int
+    max_batch_rows: int
+    max_batch_bytes: int
+    max_batch_ms: float
+    max_queue_delay_us: float
+    busy_poll_s: float
+    tensors_dir: str | None
+    warmup: str
+    forbid_serving_compiles: bool
+    batch_invariant: bool
+    kept: Keepsakes
+    allow_shared_memory: bool
+    shared_memory_prefix: str
+    shared_memory_bytes: int
+    max_body_bytes: int
+    log: LogSettings
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The descriptors in it."""
+        return tuple(fd for fd in (self.listen_fd, self.vault_fd, *self.kept.fds) if fd >= 0)
+
+    def moved(self, to: Mapping[int, int]) -> EngineSettings:
+        """See `child.Settings`."""
+        return msgspec.structs.replace(
+            self,
+            listen_fd=to[self.listen_fd],
+            vault_fd=to[self.vault_fd],
+            kept=self.kept.moved(to),
+        )

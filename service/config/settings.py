@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -26,7 +26,7 @@ from tilewire.service.config.process import (
     TlsSettings,
     TracingSettings,
 )
-from tilewire.service.ops.registry import Limits
+from tilewire.service.ops.op import Limits
 from tilewire.service.supervisor.handover import Keepsakes
 
 # Plain bytes, or with a unit: 512MiB, 2GB.
@@ -40,6 +40,8 @@ MIN_ARENA_BYTES = 2**20
 MIN_DEFAULT_ARENA_BYTES = 2 * 2**30
 # Pinning takes the system a while for each gigabyte, before ready.
 MAX_DEFAULT_ARENA_BYTES = 16 * 2**30
+
+SliceT = TypeVar("SliceT", GatewaySettings, EngineSettings)
 
 Warmup = Literal["none", "load", "run"]
 
@@ -147,6 +149,9 @@ class Settings(BaseSettings):
     keep_alive_s: float = Field(75.0, gt=0, description="An idle connection is closed after this long.")
     drain_timeout_s: float = Field(
         30.0, gt=0, description="After SIGTERM, requests under way have this long to finish."
+    )
+    spare_engine: bool = Field(
+        default=True, description="Keep a process that has imported torch and waits: a dead engine is replaced sooner."
     )
     engine_timeout_s: float = Field(
         5.0, ge=0, description="A ready engine that gives no sign of life for this long is replaced; 0 for never."
@@ -256,61 +261,35 @@ class Settings(BaseSettings):
 
     def gateway(self, index: int, inherited: Inherited, engine_addresses: list[str]) -> GatewaySettings:
         """The slice that gateway `index` gets."""
-        return GatewaySettings(
+        return self._slice(
+            GatewaySettings,
             index=index,
             inherited=inherited,
             engine_addresses=engine_addresses,
             segment_bytes=self.num_arena_bytes // self.num_gateways,
-            huge_pages=self.huge_pages,
-            max_body_bytes=self.max_body_bytes,
-            max_json_bytes=self.max_json_bytes,
-            max_in_flight=self.max_in_flight,
-            limits=self.limits,
-            allow_shared_memory=self.allow_shared_memory,
-            body_timeout_s=self.body_timeout_s,
-            min_body_bytes_per_s=self.min_body_bytes_per_s,
-            max_body_s=self.max_body_s,
-            room_timeout_s=self.room_timeout_s,
-            max_connections=self.max_connections,
-            busy_poll_s=self.busy_poll_s,
-            keep_alive_s=self.keep_alive_s,
-            drain_timeout_s=self.drain_timeout_s,
-            log=self.log,
-            access_log=self.access_log,
             api_keys_file=None if self.api_keys_file is None else str(self.api_keys_file),
             keyless=keyless_of(self.keyless),
             is_read_only=self.read_only_tensors,
-            tls=self.tls,
-            tracing=self.tracing,
         )
 
     def engine(self, index: int, listen_fd: int, vault_fd: int, restarts: int, kept: Keepsakes) -> EngineSettings:
         """The slice that engine `index` gets."""
-        return EngineSettings(
+        return self._slice(
+            EngineSettings,
             index=index,
             device=devices_of(self.device)[index],
             listen_fd=listen_fd,
             vault_fd=vault_fd,
             restarts=restarts,
-            resident_bytes=self.resident_bytes,
-            max_batch_requests=self.max_batch_requests,
-            max_batch_rows=self.max_batch_rows,
-            max_batch_bytes=self.max_batch_bytes,
-            max_batch_ms=self.max_batch_ms,
-            max_queue_delay_us=self.max_queue_delay_us,
-            busy_poll_s=self.busy_poll_s,
-            tensors_dir=str(self.tensors_dir) if self.tensors_dir else None,
-            warmup=self.warmup,
-            forbid_serving_compiles=self.forbid_serving_compiles,
-            batch_invariant=self.batch_invariant,
-            kept=kept.tensors,
-            kept_version=kept.version,
-            kept_regions=kept.regions,
-            allow_shared_memory=self.allow_shared_memory,
+            kept=kept,
+            tensors_dir=None if self.tensors_dir is None else str(self.tensors_dir),
             shared_memory_prefix=self.shared_memory_prefix or "",
-            shared_memory_bytes=self.shared_memory_bytes,
-            log=self.log,
         )
+
+    def _slice(self, kind: type[SliceT], **own: Any) -> SliceT:
+        """Fills the settings of one process: what is not its own has the name that it has here."""
+        names = [name for name in kind.__struct_fields__ if name not in own]
+        return kind(**own, **{name: getattr(self, name) for name in names})
 
     @property
     def log(self) -> LogSettings:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 
 from tilewire.service.engine.backends.contract import Identity
-from tilewire.service.ipc.messages import Job, Timings
+from tilewire.service.ipc.messages import Template, Timings
 from tilewire.service.ops.registry import OPS
 from tilewire.service.telemetry.counters import SECONDS_BUCKETS, MetricSet, Sink
 from tilewire.service.telemetry.statistics import LaunchStatistics
@@ -122,17 +122,17 @@ class EngineMetrics:
             if spent_ns:
                 self._stage_seconds.observe((op, stage), spent_ns * 1e-9, num_jobs)
 
-    def record_launch(self, batch: Sequence[Job], dtype: str, timings: Timings) -> None:
+    def record_launch(self, batch: Sequence[Template], dtype: str, timings: Timings) -> None:
         """Counts one launch.
 
         Args:
-            batch: Its jobs, all of one op.
+            batch: Templates of its jobs, all of one op.
             dtype: Of their inputs.
             timings: Where the launch's time went.
         """
         op, kernel_ns = batch[0].op, timings.kernel_ns
         self._statistics.count(op, len(batch), timings)
-        flops = sum(job.flops for job in batch)
+        flops = sum(template.flops for template in batch)
         nbytes = launch_bytes(batch)
         kernel_s = kernel_ns * 1e-9
         self._batch_requests.observe((op,), len(batch))
@@ -165,13 +165,13 @@ class EngineMetrics:
         self.flush()
 
 
-def launch_bytes(batch: Sequence[Job]) -> int:
+def launch_bytes(batch: Sequence[Template]) -> int:
     """Bytes that one launch reads and writes.
 
-    Jobs that share a launch share their residents (see `forms.key_of`), which are read once for all of them.
+    Jobs that share a launch share their residents, which are read once for all of them.
 
     Args:
-        batch: Its jobs.
+        batch: Templates of its jobs.
     """
-    shared = sum(operand.type.nbytes for operand in batch[0].operands.values() if operand.resident is not None)
-    return sum(job.moved_bytes for job in batch) - (len(batch) - 1) * shared
+    shared = sum(one.type.nbytes for one in batch[0].inputs if one.resident is not None)
+    return sum(template.moved_bytes for template in batch) - (len(batch) - 1) * shared

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import importlib
 import logging
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -35,6 +37,7 @@ from tilewire.service.engine.loop.loop import EngineLoop
 from tilewire.service.engine.loop.scheduler import Caps
 from tilewire.service.engine.loop.warmup import CannotStart, check_ops
 from tilewire.service.engine.metrics import EngineMetrics
+from tilewire.service.engine.ops.registry import RegistryMismatch, check_registries
 from tilewire.service.engine.tensors.commands import Holdings
 from tilewire.service.engine.tensors.residents import Residents, TensorsDirError, files_of, max_kept
 from tilewire.service.engine.tensors.shared_regions import Regions
@@ -100,6 +103,12 @@ def open_backend(device: str, *, batch_invariant: bool) -> Backend:
     return GpuBackend(name, batch_invariant=batch_invariant)
 
 
+def import_kernels(device: str) -> None:
+    """Imports what the backend of a GPU needs, before it is known whether this process will serve."""
+    if not device.startswith("cpu") and find_spec("triton") is not None:
+        importlib.import_module("tilewire.service.engine.backends.gpu.backend")
+
+
 def prepare(holdings: Holdings, settings: EngineSettings, logger: structlog.stdlib.BoundLogger, report: Report) -> None:
     """All that comes before ready: residents, regions, kernels, and a look at what they compute.
 
@@ -116,9 +125,10 @@ def prepare(holdings: Holdings, settings: EngineSettings, logger: structlog.stdl
                 raise ServingCompile(f"a kernel of {op} was compiled while serving")
 
     try:
+        check_registries()
         fill(holdings, settings, logger, report)
         holdings.backend.warm_up(Preparation(settings.warmup), report, on_compile)
-    except (NotUsable, TensorsDirError) as error:
+    except (NotUsable, RegistryMismatch, TensorsDirError) as error:
         raise CannotStart(str(error)) from error
     check_ops(holdings.backend, report)
     holdings.describe_kernels()
@@ -142,11 +152,11 @@ def fill(holdings: Holdings, settings: EngineSettings, logger: structlog.stdlib.
         report("residents", len(residents), 0)
         with leaving_out():
             residents.load_file(path)
-    for kept in settings.kept:
+    for kept in settings.kept.tensors:
         report("residents", len(residents), 0)
         residents.restore(kept)
-    residents.version = settings.kept_version
-    for region in settings.kept_regions:
+    residents.version = settings.kept.version
+    for region in settings.kept.regions:
         holdings.regions.restore(region)
     holdings.metrics.observe_residents(len(residents), residents.nbytes)
 
@@ -206,7 +216,13 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
     vault = VaultWriter(settings.vault_fd if is_home else -1)
     follower = VaultFollower(-1 if is_home else settings.vault_fd)
     residents = Residents(backend, settings.resident_bytes, vault, max_kept())
-    regions = Regions(backend, vault, max_bytes=settings.shared_memory_bytes, prefix=settings.shared_memory_prefix)
+    regions = Regions(
+        backend,
+        vault,
+        max_bytes=settings.shared_memory_bytes,
+        max_copied_bytes=settings.max_body_bytes,
+        prefix=settings.shared_memory_prefix,
+    )
     mailbox = Mailbox()
     holdings = Holdings(backend, residents, regions, metrics, follower)
     engine = EngineLoop(
@@ -244,7 +260,13 @@ def main() -> int:
     # A terminal's Ctrl-C and a container's SIGTERM are the supervisor's to handle: it drains us last.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    settings = child.read_settings(EngineSettings)
+    if len(sys.argv) > 1:
+        import_kernels(sys.argv[1])
+    try:
+        settings = child.read_settings(EngineSettings)
+    except EOFError:
+        # A spare one that was not needed.
+        return 0
     logger = log.configure(settings.log, process=f"engine-{settings.index}")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

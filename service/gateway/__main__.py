@@ -47,6 +47,9 @@ logger = logging.getLogger(__name__)
 
 EXIT_FAILED = 1
 
+# How long requests may take to end when the supervisor is gone.
+ORPHANS_DRAIN_S = 1.0
+
 
 class GatewayServer(uvicorn.Server):
     """uvicorn's server without its signal handlers: the supervisor says when to drain.
@@ -156,10 +159,23 @@ def open_servers(gateway: Gateway, tls: ssl.SSLContext | None) -> dict[GatewaySe
     return servers
 
 
-async def drain_when_told(draining: asyncio.Event, gateway: Gateway, servers: Iterable[GatewayServer]) -> None:
-    """Stops admitting, waits for what is under way, keeps answering 503 for a moment, then closes the door."""
+async def drain_when_told(
+    draining: asyncio.Event, gateway: Gateway, servers: Iterable[GatewayServer], control: child.Control
+) -> None:
+    """Stops admitting, waits for what is under way, keeps answering 503 for a moment, then closes the door.
+
+    Without a supervisor it closes the door first, and waits for a moment only: another service may want the port, and the
+    engines go as well.
+    """
     await draining.wait()
     gateway.admission.is_draining = True
+    if control.is_lost:
+        for server in servers:
+            server.should_exit = True
+        await asyncio.sleep(ORPHANS_DRAIN_S)
+        for server in servers:
+            server.force_exit = True
+        return
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(gateway.settings.drain_timeout_s):
             await gateway.admission.drain()
@@ -204,7 +220,7 @@ async def serve(settings: GatewaySettings) -> None:
     servers = open_servers(gateway, context)
 
     background = [asyncio.create_task(client.run()) for client in clients]
-    background.append(asyncio.create_task(drain_when_told(draining, gateway, servers)))
+    background.append(asyncio.create_task(drain_when_told(draining, gateway, servers, control)))
     background.append(asyncio.create_task(say_ready(attached, servers, control)))
     background.append(asyncio.create_task(gateway.doorman.keep_current()))
     if context is not None and settings.tls is not None:

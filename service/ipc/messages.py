@@ -12,7 +12,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from tilewire.service.errors import BY_CODE, InternalError, TilewireError
-from tilewire.service.ops.registry import AddOptions, MatmulOptions, SoftmaxOptions, TensorType
+from tilewire.service.ops.op import TensorType
+from tilewire.service.ops.registry import Options
 
 MAX_FRAME_BYTES = 64 * 2**20
 LENGTH_BYTES = 4
@@ -20,21 +21,49 @@ LENGTH_BYTES = 4
 MessageT = TypeVar("MessageT")
 
 
-class Operand(msgspec.Struct, frozen=True, array_like=True):
-    """One input: bytes in the sender's segment, bytes in a client's region, or a resident tensor.
+class Upload(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor in the gateway's segment.
 
     Attributes:
-        type: Dtype and shape that the request was planned with.
-        offset: Of the first byte in the gateway's segment, or in the region; -1 for a resident.
-        resident: Name of a resident tensor, or None.
-        fortran: The bytes are in Fortran order.
-        region: Name of a registered region, or None.
+        type: Dtype and shape.
+        offset: Offset of its first byte in the segment.
+        fortran: Whether the bytes are in Fortran order.
     """
 
     type: TensorType
-    offset: int = -1
-    resident: str | None = None
+    offset: int
     fortran: bool = False
+
+
+class InputSpec(msgspec.Struct, frozen=True, array_like=True):
+    """One input of a template: bytes in the gateway's segment, bytes in a client's region, or a resident tensor.
+
+    Attributes:
+        name: Name of the input.
+        type: Dtype and shape.
+        resident: Name of a resident tensor, or None.
+        region: Name of a registered region, or None.
+        fortran: Whether the bytes are in Fortran order.
+        version: Version that the resident must have; 0 for any.
+    """
+
+    name: str
+    type: TensorType
+    resident: str | None = None
+    region: str | None = None
+    fortran: bool = False
+    version: int = 0
+
+
+class OutputSpec(msgspec.Struct, frozen=True, array_like=True):
+    """One result of a template.
+
+    Attributes:
+        type: Dtype and shape.
+        region: Name of the registered region that takes it, or None for the gateway's segment.
+    """
+
+    type: TensorType
     region: str | None = None
 
 
@@ -91,64 +120,78 @@ class Timings(msgspec.Struct, frozen=True, array_like=True):
 # ── gateway → engine ──────────────────────────────────────────────────────────────────────────────
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """First message of a gateway; its segment's descriptor travels beside it."""
 
     gateway: int
     segment_bytes: int
 
 
-class Job(msgspec.Struct, frozen=True, tag="job"):
-    """One request to compute.
+class Template(msgspec.Struct, frozen=True, array_like=True, tag="template"):
+    """All that jobs have in common which differ only in where their bytes lie. Sent before the first job that names it.
 
     Attributes:
-        id: Unique among the gateway's requests.
+        id: Number that the gateway gives only once.
         op: Name of the op.
-        operands: Inputs by name.
-        options: The op's options.
-        out: Type of the result.
-        out_offset: Where its bytes go in the gateway's segment, or in the region.
-        flops: From the plan.
-        moved_bytes: From the plan.
-        deadline_ns: On the machine's monotonic clock; 0 for none.
-        priority: 0 is the default, 1 the most urgent, larger ones less so.
-        out_region: Name of the registered region that takes the result, or None.
-        request_id: For the engine's log.
-        kind: Jobs of one gateway with the same number differ in nothing but id, offsets, deadline, priority and request id;
-            0 says nothing.
+        inputs: Inputs, in the order of a job's offsets.
+        options: Options of the op.
+        outputs: Results, in the order of `Op.outputs`.
+        flops: Operations of one job.
+        moved_bytes: Bytes that one job reads and writes.
     """
 
     id: int
     op: str
-    operands: dict[str, Operand]
-    options: MatmulOptions | SoftmaxOptions | AddOptions
-    out: TensorType
-    out_offset: int
+    inputs: tuple[InputSpec, ...]
+    options: Options
+    outputs: tuple[OutputSpec, ...]
     flops: int
     moved_bytes: int
+
+
+class Job(msgspec.Struct, frozen=True, array_like=True, tag="job"):
+    """One request to compute.
+
+    Attributes:
+        id: Number, unique among the gateway's requests.
+        template: Number of its template.
+        offsets: Offsets of the first bytes in the gateway's segment or in the region: one for each input that is no
+            resident, in order, then one for each output.
+        deadline_ns: Latest start on the machine's monotonic clock; 0 for none.
+        priority: 0 is the default, 1 the most urgent, larger ones less so.
+        request_id: Name of the request in logs.
+    """
+
+    id: int
+    template: int
+    offsets: tuple[int, ...]
     deadline_ns: int = 0
     priority: int = 0
-    out_region: str | None = None
     request_id: str = ""
-    kind: int = 0
 
 
-class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+class ForgetTemplate(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
+    """Forgets the template `id`; jobs of it that were sent before still run."""
+
+    id: int
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
     """The client of job `id` left. A result still follows: it says that the slots are free."""
 
     id: int
 
 
-class PutTensor(msgspec.Struct, frozen=True, tag="put"):
+class PutTensor(msgspec.Struct, frozen=True, array_like=True, tag="put"):
     """Make the bytes of `source` resident under `name`. For the home engine; the others follow it through the vault."""
 
     id: int
     name: str
-    source: Operand
+    source: Upload
     request_id: str = ""
 
 
-class GetTensor(msgspec.Struct, frozen=True, tag="get"):
+class GetTensor(msgspec.Struct, frozen=True, array_like=True, tag="get"):
     """Write the resident `name` of type `expected` to `out_offset`."""
 
     id: int
@@ -158,7 +201,7 @@ class GetTensor(msgspec.Struct, frozen=True, tag="get"):
     request_id: str = ""
 
 
-class DescribeTensor(msgspec.Struct, frozen=True, tag="describe"):
+class DescribeTensor(msgspec.Struct, frozen=True, array_like=True, tag="describe"):
     """What is `name`?"""
 
     id: int
@@ -166,7 +209,7 @@ class DescribeTensor(msgspec.Struct, frozen=True, tag="describe"):
     request_id: str = ""
 
 
-class DeleteTensor(msgspec.Struct, frozen=True, tag="delete"):
+class DeleteTensor(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
     """Forget `name`; requests under way finish with it. For the home engine; the others follow it through the vault.
 
     Attributes:
@@ -181,7 +224,7 @@ class DeleteTensor(msgspec.Struct, frozen=True, tag="delete"):
     request_id: str = ""
 
 
-class AwaitTensor(msgspec.Struct, frozen=True, tag="await"):
+class AwaitTensor(msgspec.Struct, frozen=True, array_like=True, tag="await"):
     """Answer when the home engine's changes up to `version` are in force here.
 
     Attributes:
@@ -196,14 +239,14 @@ class AwaitTensor(msgspec.Struct, frozen=True, tag="await"):
     request_id: str = ""
 
 
-class ListTensors(msgspec.Struct, frozen=True, tag="list"):
+class ListTensors(msgspec.Struct, frozen=True, array_like=True, tag="list"):
     """All residents."""
 
     id: int
     request_id: str = ""
 
 
-class RegisterRegion(msgspec.Struct, frozen=True, tag="register"):
+class RegisterRegion(msgspec.Struct, frozen=True, array_like=True, tag="register"):
     """Make a client's shared memory usable under a name.
 
     Attributes:
@@ -216,7 +259,7 @@ class RegisterRegion(msgspec.Struct, frozen=True, tag="register"):
     request_id: str = ""
 
 
-class UnregisterRegion(msgspec.Struct, frozen=True, tag="unregister"):
+class UnregisterRegion(msgspec.Struct, frozen=True, array_like=True, tag="unregister"):
     """Forget a region, or all; jobs under way finish with it. Unknown names are no error.
 
     Attributes:
@@ -231,14 +274,14 @@ class UnregisterRegion(msgspec.Struct, frozen=True, tag="unregister"):
     request_id: str = ""
 
 
-class DescribeKernels(msgspec.Struct, frozen=True, tag="kernels"):
+class DescribeKernels(msgspec.Struct, frozen=True, array_like=True, tag="kernels"):
     """What computes on the engine's device?"""
 
     id: int
     request_id: str = ""
 
 
-class ListRegions(msgspec.Struct, frozen=True, tag="regions"):
+class ListRegions(msgspec.Struct, frozen=True, array_like=True, tag="regions"):
     """The region `name`, or all."""
 
     id: int
@@ -248,6 +291,8 @@ class ListRegions(msgspec.Struct, frozen=True, tag="regions"):
 
 ToEngine = (
     Hello
+    | Template
+    | ForgetTemplate
     | Job
     | Cancel
     | PutTensor
@@ -265,7 +310,7 @@ ToEngine = (
 # ── engine → gateway ──────────────────────────────────────────────────────────────────────────────
 
 
-class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     """The engine is ready and has mapped the segment."""
 
     engine: int
@@ -276,7 +321,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     triton: str
 
 
-class Warming(msgspec.Struct, frozen=True, tag="warming"):
+class Warming(msgspec.Struct, frozen=True, array_like=True, tag="warming"):
     """The engine is not ready yet; this is how far it is.
 
     Attributes:
@@ -292,7 +337,7 @@ class Warming(msgspec.Struct, frozen=True, tag="warming"):
     total: int
 
 
-class Done(msgspec.Struct, frozen=True, tag="done"):
+class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
     """Job `id`: its result is in its slot."""
 
     id: int
@@ -300,7 +345,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     batch_size: int = 1
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     """Request `id` failed with a class of the error tree."""
 
     id: int
@@ -313,14 +358,14 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
         return BY_CODE.get(self.code, InternalError)(self.detail, retry_after_s=self.retry_after_s)
 
 
-class Stale(msgspec.Struct, frozen=True, tag="stale"):
+class Stale(msgspec.Struct, frozen=True, array_like=True, tag="stale"):
     """Job `id` was planned with a resident whose type has changed; nothing was computed. Plan again with these."""
 
     id: int
     tensors: tuple[TensorInfo, ...]
 
 
-class Tensors(msgspec.Struct, frozen=True, tag="tensors"):
+class Tensors(msgspec.Struct, frozen=True, array_like=True, tag="tensors"):
     """Answer to put, delete, await, describe and list. `replaced` tells whether a put found an older tensor."""
 
     id: int
@@ -328,7 +373,7 @@ class Tensors(msgspec.Struct, frozen=True, tag="tensors"):
     replaced: bool = False
 
 
-class RegionList(msgspec.Struct, frozen=True, tag="registered"):
+class RegionList(msgspec.Struct, frozen=True, array_like=True, tag="registered"):
     """Answer to the messages about regions. `stamp` is that of the change, 0 for none."""
 
     id: int
@@ -336,7 +381,7 @@ class RegionList(msgspec.Struct, frozen=True, tag="registered"):
     stamp: int = 0
 
 
-class Kernels(msgspec.Struct, frozen=True, tag="kernels"):
+class Kernels(msgspec.Struct, frozen=True, array_like=True, tag="kernels"):
     """Answer to `DescribeKernels`: the engine's part of `/v1/kernels`, as JSON."""
 
     id: int

@@ -1,6 +1,7 @@
 """A child's end of its control link: settings, `Ready`, figures for `/metrics`, `Drain`.
 
-A child's standard input is a socket to the supervisor. The first frame on it is the child's settings. After that the child
+A child's standard input is a socket to the supervisor. The first frame on it is the child's settings, and then come the
+descriptors in them, so that a process may be started before it is known what for. After that the child
 sends `Ready` and its figures, and reads the sums of all; the supervisor sends `Drain`. End of file means that the supervisor
 is gone, and is a `Drain` too: no child outlives it. Knows neither HTTP nor a device.
 """
@@ -11,8 +12,8 @@ import asyncio
 import gc
 import itertools
 import socket
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, Self, TypeVar
 
 import msgspec
 
@@ -21,7 +22,7 @@ from tilewire.service.ipc.link import Link
 from tilewire.service.ipc.messages import LENGTH_BYTES
 from tilewire.service.telemetry.counters import Figures, Sample
 
-SettingsT = TypeVar("SettingsT", bound=msgspec.Struct)
+SettingsT = TypeVar("SettingsT", bound="Settings")
 
 CONTROL_FD = 0
 # Objects are looked through as soon as 2,000 more live than died, which takes well under a millisecond; what survived, once
@@ -37,6 +38,22 @@ MAX_UNSENT_BYTES = 2**20
 
 # Time between two beats, in seconds.
 BEAT_S = 0.5
+
+
+# The kernel takes 253 descriptors in one message.
+FDS_AT_ONCE = 250
+
+
+class Settings(Protocol):
+    """Settings of a child, some of which are descriptors."""
+
+    def moved(self, to: Mapping[int, int]) -> Self:
+        """Returns the same settings with the numbers that descriptors have in this process.
+
+        Args:
+            to: The number here for each number in the supervisor.
+        """
+        ...
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
@@ -89,8 +106,20 @@ ToSupervisor = Ready | Beat | Figures | ReadExposition | ReadHidden
 ToChild = Drain | ExpositionText | HiddenSums
 
 
+def send_settings(control: socket.socket, settings: Settings, fds: Sequence[int]) -> None:
+    """Sends a child its settings and the descriptors in them; blocks until it reads.
+
+    Raises:
+        OSError: The child is gone.
+    """
+    frame = msgspec.msgpack.encode((settings, fds))
+    control.sendall(len(frame).to_bytes(LENGTH_BYTES, "little") + frame)
+    for begin in range(0, len(fds), FDS_AT_ONCE):
+        socket.send_fds(control, [b"\0"], fds[begin : begin + FDS_AT_ONCE])
+
+
 def read_settings(kind: type[SettingsT]) -> SettingsT:
-    """Blocks until the supervisor has sent this child's settings.
+    """Blocks until the supervisor has sent this child's settings; a spare process waits here.
 
     Raises:
         EOFError: The supervisor went away first.
@@ -98,9 +127,18 @@ def read_settings(kind: type[SettingsT]) -> SettingsT:
     """
     with socket.socket(fileno=socket.dup(CONTROL_FD)) as control:
         length = int.from_bytes(_read_exactly(control, LENGTH_BYTES), "little")
-        (settings,) = msgspec.msgpack.decode(_read_exactly(control, length), type=tuple[kind])  # type: ignore[valid-type]
-    assert isinstance(settings, kind), "This is a bug."
-    return settings
+        frame: tuple[SettingsT, list[int]] = msgspec.msgpack.decode(
+            _read_exactly(control, length),
+            type=tuple[kind, list[int]],  # type: ignore[valid-type]
+        )
+        settings, numbers = frame
+        fds: list[int] = []
+        while len(fds) < len(numbers):
+            data, more, _flags, _address = socket.recv_fds(control, 1, FDS_AT_ONCE, socket.MSG_CMSG_CLOEXEC)
+            if not data:
+                raise EOFError("the supervisor went away")
+            fds += more
+    return settings.moved({-1: -1, **dict(zip(numbers, fds, strict=True))})
 
 
 def settle() -> None:
@@ -135,6 +173,11 @@ class Control:
         sock.setblocking(False)
         await asyncio.get_running_loop().connect_accepted_socket(lambda: control._link, sock)
         return control
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the supervisor is gone."""
+        return self._lost.is_set()
 
     @property
     def is_congested(self) -> bool:

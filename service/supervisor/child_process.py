@@ -7,11 +7,13 @@ import contextlib
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
-import msgspec
 import structlog
 
+from tilewire.service.config.process import EngineSettings, GatewaySettings
 from tilewire.service.ipc.link import Link
 from tilewire.service.supervisor import child
 from tilewire.service.telemetry.counters import Figures
@@ -26,6 +28,77 @@ LAST_WORDS_S = 1.0
 MAX_UNREADY_DEATHS = 3
 
 Logger = structlog.stdlib.BoundLogger
+ChildSettings = GatewaySettings | EngineSettings
+
+
+@dataclass(frozen=True)
+class Spawned:
+    """A process that waits for its settings.
+
+    Attributes:
+        process: The process.
+        control: Our end of its control link, blocking.
+    """
+
+    process: asyncio.subprocess.Process
+    control: socket.socket
+
+
+async def spawn(module: str, *arguments: str) -> Spawned:
+    """Starts a process; it imports what it needs and waits for its settings."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            # Never the folder that the command was typed in.
+            "-P",
+            "-m",
+            module,
+            *arguments,
+            stdin=theirs.fileno(),
+            start_new_session=True,
+        )
+    return Spawned(process, ours)
+
+
+class Spare:
+    """An engine process that has imported torch and waits: it takes the place of the next engine that dies.
+
+    Args:
+        module: What it runs.
+        arguments: Of its command.
+        is_wanted: Whether there is one at all.
+    """
+
+    def __init__(self, module: str, *arguments: str, is_wanted: bool = True) -> None:
+        self._command = (module, *arguments)
+        self._is_wanted = is_wanted
+        self._spawning: asyncio.Task[Spawned] | None = None
+
+    def prepare(self) -> None:
+        """Starts one, unless there is one."""
+        if self._is_wanted and self._spawning is None:
+            self._spawning = asyncio.create_task(spawn(*self._command))
+
+    async def take(self) -> Spawned:
+        """Returns the spare process, or a new one."""
+        spawning, self._spawning = self._spawning, None
+        if spawning is not None:
+            spawned = await spawning
+            if spawned.process.returncode is None:
+                return spawned
+            spawned.control.close()
+        return await spawn(*self._command)
+
+    async def end(self) -> None:
+        """Ends the spare process."""
+        spawning, self._spawning, self._is_wanted = self._spawning, None, False
+        if spawning is not None:
+            spawned = await spawning
+            spawned.control.close()
+            with contextlib.suppress(ProcessLookupError):
+                spawned.process.kill()
+            await spawned.process.wait()
 
 
 class Child:
@@ -33,8 +106,8 @@ class Child:
 
     Args:
         name: For the log: `engine-0`, `gateway-1`.
-        module: What it runs.
-        make: Its settings and the descriptors that it inherits, given how often it was restarted.
+        spare: Where its processes come from.
+        make: Its settings, given how often it was restarted; their descriptors are open in the block.
         totals: Gets its figures.
         exposition: What it serves as `/metrics`.
         logger: Gets its fate.
@@ -50,15 +123,15 @@ class Child:
     def __init__(
         self,
         name: str,
-        module: str,
-        make: Callable[[int], tuple[msgspec.Struct, Sequence[int]]],
+        spare: Spare,
+        make: Callable[[int], AbstractContextManager[ChildSettings]],
         totals: Totals,
         exposition: Exposition,
         logger: Logger,
         silence_s: float = 0.0,
     ) -> None:
         self.name = name
-        self._module = module
+        self._spare = spare
         self._make = make
         self._totals = totals
         self._exposition = exposition
@@ -107,24 +180,15 @@ class Child:
             self._process.kill()
 
     async def _live(self, restarts: int) -> int:
-        settings, fds = self._make(restarts)
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                # Never the folder that the command was typed in.
-                "-P",
-                "-m",
-                self._module,
-                stdin=theirs.fileno(),
-                pass_fds=fds,
-                start_new_session=True,
-            )
+        spawned = await self._spare.take()
+        self._process, ours = spawned.process, spawned.control
+        with self._make(restarts) as settings, contextlib.suppress(OSError):
+            # In a thread: it has to wait for a process that is only just importing.
+            await asyncio.to_thread(child.send_settings, ours, settings, settings.fds)
         ours.setblocking(False)
         lost = asyncio.Event()
         control: Link[child.ToSupervisor] = Link(child.ToSupervisor, self._on_message, lost.set)
         await asyncio.get_running_loop().connect_accepted_socket(lambda: control, ours)
-        control.send(settings)
         self._control = control
         if self._draining.is_set():
             control.send(child.Drain())
@@ -180,6 +244,7 @@ class Child:
                 self.detail = detail
                 self._was_ready = True
                 self.ready.set()
+                self._spare.prepare()
                 self._logger.info("ready", name=self.name, detail=detail)
 
     async def _expose(self, request: child.ReadExposition) -> None:

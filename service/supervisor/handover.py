@@ -5,6 +5,8 @@ Part of `EngineSettings`. Knows no process and no socket; the vault fills it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from tilewire.service.ipc.messages import RegionInfo, TensorInfo
@@ -52,6 +54,14 @@ class Keepsakes(msgspec.Struct, frozen=True):
     version: int = 0
 
     @property
-    def fds(self) -> list[int]:
-        """The descriptors to inherit."""
-        return [one.fd for one in self.tensors if one.fd >= 0] + [one.fd for one in self.regions]
+    def fds(self) -> tuple[int, ...]:
+        """Descriptors; -1 for a tensor that was deleted."""
+        return (*(one.fd for one in self.tensors), *(one.fd for one in self.regions))
+
+    def moved(self, to: Mapping[int, int]) -> Keepsakes:
+        """Returns the same with the numbers that descriptors have in another process."""
+        return Keepsakes(
+            [msgspec.structs.replace(one, fd=to[one.fd]) for one in self.tensors],
+            [msgspec.structs.replace(one, fd=to[one.fd]) for one in self.regions],
+            self.version,
+        )

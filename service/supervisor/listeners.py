@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import socket
+import time
 
 BACKLOG = 4096
+
+# How long a port may be taken at the start, and how often it is tried, in seconds.
+TAKEN_S, TRY_AGAIN_S = 5.0, 0.1
 
 
 class StartError(Exception):
     """The service cannot start; the message says why."""
 
 
-def bind_all(host: str, port: int, count: int) -> list[socket.socket]:
+class PortTaken(StartError):
+    """Another process listens there."""
+
+
+async def bind_all(host: str, port: int, count: int) -> list[socket.socket]:
     """Binds one socket, or several that share the port and among which the kernel divides connections.
+
+    Waits a moment for a port that is taken: a service that was killed may have processes that are only just ending.
 
     Raises:
         StartError: The address cannot be had.
     """
-    listeners = [bind(host, port, reuse_port=count > 1)]
+    end_s = time.monotonic() + TAKEN_S
+    while True:
+        try:
+            listeners = [bind(host, port, reuse_port=count > 1)]
+            break
+        except PortTaken:
+            if time.monotonic() > end_s:
+                raise
+        await asyncio.sleep(TRY_AGAIN_S)
     for _ in range(count - 1):
         listeners.append(bind(host, listeners[0].getsockname()[1], reuse_port=True))
     return listeners
@@ -40,7 +60,8 @@ def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise StartError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+        kind = PortTaken if error.errno == errno.EADDRINUSE else StartError
+        raise kind(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
     listener.setblocking(False)
     return listener
 

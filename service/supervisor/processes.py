@@ -14,16 +14,16 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
-import msgspec
 import structlog
 
 from tilewire.service.config.parsers import devices_of
-from tilewire.service.config.process import Inherited
+from tilewire.service.config.process import EngineSettings, Inherited
 from tilewire.service.config.settings import Settings
 from tilewire.service.gateway.auth.quotas import page_bytes
-from tilewire.service.supervisor.child_process import Child
+from tilewire.service.supervisor.child_process import Child, Spare
 from tilewire.service.supervisor.listeners import StartError, address_of, bind, bind_all, listen_locally
 from tilewire.service.supervisor.vault import VaultFeed, VaultReader
 from tilewire.service.telemetry.exposition import Exposition, Totals
@@ -67,15 +67,18 @@ class Supervisor:
             loop.add_signal_handler(number, self._on_signal, stopping)
         with contextlib.ExitStack() as stack:
             count = self._settings.num_gateways if self._settings.reuse_port else 1
-            listeners = bind_all(self._settings.host, self._settings.port, count)
+            listeners = await bind_all(self._settings.host, self._settings.port, count)
             for listener in listeners:
                 stack.enter_context(listener)
             self._start_children(listeners, stack)
             engines = [asyncio.create_task(engine.run()) for engine in self._engines]
             gateways = [asyncio.create_task(gateway.run()) for gateway in self._gateways]
             announcing = asyncio.create_task(self._announce_when_ready(listeners[0]))
-            await self._watch(stopping, [*engines, *gateways])
-            announcing.cancel()
+            try:
+                await self._watch(stopping, [*engines, *gateways])
+            finally:
+                announcing.cancel()
+                await self._spare.end()
             for listener in listeners:
                 listener.close()
             return await self._drain(engines, gateways)
@@ -91,14 +94,17 @@ class Supervisor:
         totals = Totals()
         exposition = Exposition(totals)
         addresses = []
-        for index, _device in enumerate(devices_of(self._settings.device)):
+        devices = devices_of(self._settings.device)
+        # Which of the devices it will be for does not matter to what it imports.
+        self._spare = Spare("tilewire.service.engine", devices[0], is_wanted=self._settings.spare_engine)
+        for index in range(len(devices)):
             door = stack.enter_context(listen_locally())
             addresses.append(door.getsockname().decode())
             make = self._engine_settings(index, door, *self._open_vault(index, stack))
             self._engines.append(
                 Child(
                     f"engine-{index}",
-                    "tilewire.service.engine",
+                    self._spare,
                     make,
                     totals,
                     exposition,
@@ -112,8 +118,8 @@ class Supervisor:
             self._gateways.append(
                 Child(
                     f"gateway-{index}",
-                    "tilewire.service.gateway",
-                    lambda _restarts, settings=settings: (settings, settings.inherited.fds),  # type: ignore[misc]
+                    Spare("tilewire.service.gateway", is_wanted=False),
+                    lambda _restarts, settings=settings: contextlib.nullcontext(settings),  # type: ignore[misc]
                     totals,
                     exposition,
                     self._logger,
@@ -155,13 +161,12 @@ class Supervisor:
 
     def _engine_settings(
         self, index: int, door: socket.socket, vault_fd: int, before: Callable[[], None]
-    ) -> Callable[[int], tuple[msgspec.Struct, Sequence[int]]]:
-        def make(restarts: int) -> tuple[msgspec.Struct, Sequence[int]]:
+    ) -> Callable[[int], AbstractContextManager[EngineSettings]]:
+        @contextlib.contextmanager
+        def make(restarts: int) -> Iterator[EngineSettings]:
             before()
-            kept = self._vault.keepsakes
-            settings = self._settings.engine(index, door.fileno(), vault_fd, restarts, kept)
-            fds = [door.fileno(), vault_fd, *kept.fds]
-            return settings, [fd for fd in fds if fd >= 0]
+            with self._vault.handover() as kept:
+                yield self._settings.engine(index, door.fileno(), vault_fd, restarts, kept)
 
         return make
 

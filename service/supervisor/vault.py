@@ -9,9 +9,11 @@ The kernel's socket buffer outlives a crashed engine, so a change that was depos
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections import deque
+from collections.abc import Iterator
 
 import msgspec
 
@@ -182,11 +184,22 @@ class VaultReader:
         self.kept_regions: dict[str, KeptRegion] = {}
         self.version = 0
         self.feeds: list[VaultFeed] = []
+        self._num_handovers = 0
+        self._replaced: list[int] = []
 
-    @property
-    def keepsakes(self) -> Keepsakes:
-        """For the next engine."""
-        return Keepsakes(list(self.kept.values()), list(self.kept_regions.values()), self.version)
+    @contextlib.contextmanager
+    def handover(self) -> Iterator[Keepsakes]:
+        """What the next engine takes over; none of its descriptors is closed until the block ends."""
+        self._num_handovers += 1
+        try:
+            yield Keepsakes(list(self.kept.values()), list(self.kept_regions.values()), self.version)
+        finally:
+            self._num_handovers -= 1
+            self._close_replaced()
+
+    def _close_replaced(self) -> None:
+        while self._replaced and not self._num_handovers:
+            os.close(self._replaced.pop())
 
     def drain(self, sock: socket.socket) -> None:
         """Takes in everything that has arrived on a non-blocking socket."""
@@ -211,4 +224,5 @@ class VaultReader:
                 if deposit.info is not None:
                     self.kept_regions[deposit.name] = KeptRegion(deposit.info, fd)
             if older is not None and older.fd >= 0:
-                os.close(older.fd)
+                self._replaced.append(older.fd)
+                self._close_replaced()

@@ -17,7 +17,7 @@ import yaml
 from compose_spec import PyCompose
 
 from tests.support.programs import find_program
-from tilewire.service.cli.app import variable_name
+from tilewire.service.cli.serve import variable_name
 from tilewire.service.config.settings import Settings
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -219,6 +219,87 @@ def test_the_scrape_in_kubernetes_finds_the_pods() -> None:
         ("__meta_kubernetes_pod_label_app_kubernetes_io_name", labels["app.kubernetes.io/name"]),
         ("__meta_kubernetes_pod_container_port_name", port["name"]),
     ]
+
+
+# ── scale ───────────────────────────────────────────────────────────────────────────────────────
+
+
+# Neither the Gateway API's kinds nor Envoy Gateway's are among the schemas.
+GATEWAY_GROUPS = ("gateway.networking.k8s.io/", "gateway.envoyproxy.io/")
+
+
+def scale_of(kind: str) -> list[dict[str, Any]]:
+    return [resource for resource in built("scale") if resource["kind"] == kind]
+
+
+def test_what_is_built_for_scale_is_valid() -> None:
+    resources = built("scale")
+    own = [resource for resource in resources if not resource["apiVersion"].startswith(GATEWAY_GROUPS)]
+    assert {resource["kind"] for resource in own} == {resource["kind"] for resource in built("cuda")} | {
+        "PersistentVolumeClaim"
+    }
+    for resource in own:
+        kubernetes_validate.validate(resource, KUBERNETES_VERSION, strict=True)
+    assert sorted(resource["kind"] for resource in resources if resource not in own) == sorted(
+        ["Gateway", "HTTPRoute", "HTTPRoute", "BackendTrafficPolicy", "BackendTrafficPolicy"]
+    )
+
+
+def test_the_volume_of_scale_is_shared_and_loaded() -> None:
+    (claim,) = scale_of("PersistentVolumeClaim")
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    pod = pod_of("scale")
+    (volume,) = [volume for volume in pod["volumes"] if "persistentVolumeClaim" in volume]
+    assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    container = pod["containers"][0]
+    (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == volume["name"]]
+    assert mount["readOnly"] is True
+    env = {one["name"]: one["value"] for one in container["env"]}
+    assert env["TILEWIRE_TENSORS_DIR"] == mount["mountPath"]
+    assert set(env) <= {variable_name(name) for name in Settings.model_fields}
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+
+
+def test_the_gateway_hashes_by_the_header_that_its_route_asks_for() -> None:
+    (gateway,) = scale_of("Gateway")
+    routes = {route["metadata"]["name"]: route["spec"] for route in scale_of("HTTPRoute")}
+    service = only(built("scale"), "Service")
+    for spec in routes.values():
+        assert [parent["name"] for parent in spec["parentRefs"]] == [gateway["metadata"]["name"]]
+        (rule,) = spec["rules"]
+        assert rule["backendRefs"] == [
+            {"name": service["metadata"]["name"], "port": service["spec"]["ports"][0]["port"]}
+        ]
+    policies = {policy["spec"]["targetRefs"][0]["name"]: policy["spec"] for policy in scale_of("BackendTrafficPolicy")}
+    assert policies.keys() == routes.keys()
+    (header,) = routes["tilewire-residents"]["rules"][0]["matches"][0]["headers"]
+    hashed = policies["tilewire-residents"]["loadBalancer"]
+    assert hashed["type"] == "ConsistentHash"
+    assert hashed["consistentHash"]["header"]["name"] == header["name"] == "X-Tilewire-Key"
+    assert policies["tilewire-any"]["loadBalancer"] == {"type": "LeastRequest"}
+    readiness = pod_of("scale")["containers"][0]["readinessProbe"]["httpGet"]["path"]
+    for policy in policies.values():
+        assert policy["healthCheck"]["active"]["http"]["path"] == readiness
+        assert "retriable-status-codes" not in policy["retry"]["retryOn"]["triggers"]
+
+
+def test_the_gateways_pods_may_come_in() -> None:
+    (rule,) = only(built("scale"), "NetworkPolicy")["spec"]["ingress"]
+    namespaces = [
+        one["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+        for one in rule["from"]
+        if "namespaceSelector" in one
+    ]
+    assert namespaces == ["monitoring", "envoy-gateway-system"]
+
+
+def test_scale_grows_by_the_queue_and_shrinks_slowly() -> None:
+    spec = only(built("scale"), "HorizontalPodAutoscaler")["spec"]
+    (metric,) = spec["metrics"]
+    assert metric["pods"]["metric"]["name"] == "tilewire_queue_depth"
+    assert spec["minReplicas"] < spec["maxReplicas"]
+    up, down = (spec["behavior"][way]["policies"][0] for way in ("scaleUp", "scaleDown"))
+    assert up["value"] / up["periodSeconds"] > 10 * down["value"] / down["periodSeconds"]
 
 
 # ── KServe ────────────────────────────────────────────────────────────────────────────────────────

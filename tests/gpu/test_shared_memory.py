@@ -20,10 +20,11 @@ import torch
 from tests.support.shared_objects import shared_object
 from tests.support.tensor_bodies import Array
 from tilewire.service.cli.launch import running_server
-from tilewire.service.engine.backends.contract import HostBytes, Step
-from tilewire.service.engine.loop.batching import join, key_of
-from tilewire.service.ipc.messages import Job, Operand
-from tilewire.service.ops.registry import AddOptions, TensorType
+from tilewire.service.engine.backends.contract import HostBytes, LaunchSpec
+from tilewire.service.engine.loop.batching import launch_of
+from tilewire.service.ops.add import AddOptions
+from tilewire.service.ops.op import TensorType
+from tilewire.service.ops.registry import OPS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -177,20 +178,21 @@ def test_the_device_reads_and_writes_pages_that_the_file_has_lost() -> None:
             assert mapped is not None
             os.truncate(path, 0)
             place_of = HostBytes(mapped, kind, 0, is_foreign=True)
-            step = Step("add", AddOptions(), {"a": place_of, "b": place_of}, place_of)
+            doubled = launch_of(OPS["add"], AddOptions(), {"a": place_of, "b": place_of}, [place_of])
             for _ in range(2):
-                backend.begin(join([step], None)).wait()
-            pair = [step, step]
-            job = Job(1, "add", {name: Operand(kind) for name in "ab"}, AddOptions(), kind, 0, 0, 0)
-            backend.begin(join(pair, key_of(job, step.inputs))).wait()
+                backend.begin([doubled]).wait()
+            both = ([place_of, place_of], (2 * elements,))
+            pair = LaunchSpec(OPS["add"], AddOptions(), {"a": both, "b": both}, {}, [both])
+            backend.begin([pair]).wait()
             assert path.stat().st_size == 0
             # 3 doubled twice; then a batch of two equal sums doubles it once more.
             there = torch.empty(elements, dtype=torch.float32)
             out = HostBytes(there.view(torch.uint8), kind, 0)
-            backend.begin(join([Step("add", AddOptions(alpha=0), {"a": place_of, "b": place_of}, out)], None)).wait()
+            inputs: dict[str, HostBytes | torch.Tensor] = {"a": place_of, "b": place_of}
+            backend.begin([launch_of(OPS["add"], AddOptions(alpha=0), inputs, [out])]).wait()
             assert there.unique().tolist() == [24.0]
             backend.detach(mapped)
-            del mapped, place_of, step, pair
+            del mapped, place_of, doubled, both, pair, inputs
             os.close(fd)
 
 

@@ -21,7 +21,7 @@ import pytest
 from tests.conftest import StartServer
 from tests.support.exposition import Scrape, is_idle, scrape, settles, total
 from tests.support.float64_oracle import random_array
-from tests.support.live_server import COMMAND, POLL_S, ROOT, START_TIMEOUT_S, LiveServer, held, path_with
+from tests.support.live_server import COMMAND, POLL_S, ROOT, START_TIMEOUT_S, LiveServer, held, path_with, serving
 from tests.support.raw_http import ConnectionEnded, RawConnection, head, post
 from tests.support.tensor_bodies import from_safetensors, to_npy, to_safetensors
 
@@ -147,6 +147,23 @@ def test_nothing_is_left_of_a_server_that_was_killed(start_server: StartServer, 
     assert not any(is_running(pid) for pid in children)
 
 
+def test_a_killed_server_can_be_started_again_at_once(tmp_path: Path) -> None:
+    """Even while a client of the old one has sent half a body, which would have a drain's time-out to come."""
+    flags = ("--gateways", "2", "--arena-bytes", "16MiB")
+    killed = LiveServer(tmp_path / "killed", *flags)
+    with RawConnection(killed.connect()) as slow:
+        slow.send(head("POST", "/v1/matmul", content_length=str(len(ONES))) + ONES[:50])
+        with killed.client() as client:
+            assert settles(client, lambda now: total(now, "tilewire_in_flight_requests") == 1)
+        killed.process.kill()
+        killed.process.wait()
+        assert killed.process.stdout is not None
+        killed.process.stdout.close()
+        with serving(tmp_path / "next", *flags, "--port", str(killed.port)) as server, server.client() as client:
+            assert server.port == killed.port
+            assert client.post("/v1/matmul", content=ONES).status_code == 200
+
+
 def is_running(pid: int) -> bool:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -235,6 +252,50 @@ def test_a_killed_engine_comes_back_with_its_residents(start_server: StartServer
         assert total(now, "tilewire_resident_tensors") == 4
         assert client.post("/v1/matmul", content=ONES).status_code == 200
         assert settles(client, is_idle), scrape(client)
+
+
+def test_a_spare_engine_takes_over_at_once(start_server: StartServer) -> None:
+    """Most of a start is importing torch, which the spare one has done."""
+    server = start_server("--gateways", "1", "--arena-bytes", "16MiB", "--spare-engine")
+    body = to_npy(np.arange(4, dtype=np.float32))
+    with server.client() as client:
+        for number in range(300):
+            assert client.put(f"/v1/tensors/{number}", content=body).status_code == 201
+        for _ in range(2):
+            end_s = time.monotonic() + START_TIMEOUT_S
+            # The older one serves.
+            while len(server.engines()) < 2 or not is_waiting(max(server.engines(), key=started)):
+                assert time.monotonic() < end_s
+                time.sleep(POLL_S)
+            engine, spare = sorted(server.engines(), key=started)
+            os.kill(engine, signal.SIGKILL)
+            began_s = time.monotonic()
+            while client.get("/readyz").status_code == 200:
+                assert time.monotonic() < end_s
+            wait_for_status(server, "/readyz", 200)
+            took_s = time.monotonic() - began_s
+            print(f"ready again after {took_s:.2f} s")
+            assert took_s < 2
+            assert spare in server.engines()
+            for number in range(300):
+                assert client.head(f"/v1/tensors/{number}").status_code == 200
+        assert client.post("/v1/matmul", content=ONES).status_code == 200
+
+
+def started(pid: int) -> int:
+    """When a process was started, in the system's ticks."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[19])
+
+
+def is_waiting(pid: int) -> bool:
+    """Whether an engine process has imported torch and does nothing for a moment."""
+    if "libtorch_python" not in Path(f"/proc/{pid}/maps").read_text():
+        return False
+    times = set()
+    for _ in range(20):
+        times.add(tuple(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[11:13]))
+        time.sleep(POLL_S)
+    return len(times) == 1
 
 
 def test_requests_in_a_dying_engine_are_answered_503(start_server: StartServer) -> None:

@@ -20,6 +20,7 @@ import pytest
 import uvicorn
 
 from tests.support.float64_oracle import random_array
+from tests.support.jobs import SentJob
 from tests.support.local_totals import LocalTotals
 from tests.support.tensor_bodies import Array, decode, to_safetensors
 from tilewire.service.config.process import GatewaySettings, Inherited
@@ -33,7 +34,7 @@ from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.gateway.request.room import Room
 from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
 from tilewire.service.ipc.arena import Arena, Segment
-from tilewire.service.ipc.messages import Done, Job, Timings, Warming, Welcome
+from tilewire.service.ipc.messages import Done, Template, Timings, Warming, Welcome
 
 ARENA_BYTES = 2**24
 
@@ -50,7 +51,15 @@ class AddingEngine:
         self._ids = itertools.count()
 
     def send(self, request: Request) -> tuple[int, asyncio.Future[Reply]]:
-        assert isinstance(request, Job)
+        raise AssertionError(request)
+
+    def forget(self, template_id: int) -> None:
+        """See `Engine.forget`."""
+
+    def submit(
+        self, template: Template, offsets: tuple[int, ...], *, deadline_ns: int = 0, priority: int = 0
+    ) -> tuple[int, asyncio.Future[Reply]]:
+        request = SentJob(template, offsets, deadline_ns, priority)
         total = self._floats(request.operands["a"].offset, request.out.num_elements)
         total = total + self._floats(request.operands["b"].offset, request.out.num_elements)
         self._segment.view[request.out_offset : request.out_offset + request.out.nbytes] = total.tobytes()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import socket
 import threading
 import time
@@ -20,10 +19,9 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.support.exposition import scrape, total
-from tests.support.live_server import LiveServer
 from tests.support.programs import find_program, free_port, running
 from tests.support.raw_http import RawConnection, head
+from tests.support.replica import Replica
 from tests.support.tensor_bodies import from_safetensors, to_safetensors
 from tilewire.service.config.settings import Settings
 
@@ -37,35 +35,6 @@ WAIT_S = 90.0
 POLL_S = 0.02
 # Between a death and the moment that we note it, and the other way round.
 SLACK_S = 0.5
-
-
-class Replica:
-    """A server on a port of its own, which it keeps over its lives."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.port = free_port()
-        self.server = self.start()
-
-    def start(self) -> LiveServer:
-        """Starts it, or the next one in its place."""
-        log = self.folder / f"log-{len(list(self.folder.iterdir()))}"
-        self.server = LiveServer(log, *FLAGS, "--port", str(self.port))
-        return self.server
-
-    def answered(self) -> float:
-        """How many products this life has answered."""
-        with self.server.client() as client:
-            return total(scrape(client), "tilewire_requests_total", op="matmul", code="200")
-
-    def kill(self) -> None:
-        """As when its machine is lost: every process at once, the supervisor first, so that none is replaced."""
-        pids = [self.server.process.pid, *self.server.gateways(), *self.server.engines()]
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        self.server.process.wait()
-        assert self.server.process.stdout is not None
-        self.server.process.stdout.close()
 
 
 @dataclass
@@ -119,7 +88,7 @@ def replicas(tmp_path: Path) -> Iterator[list[Replica]]:
     try:
         for folder in folders:
             folder.mkdir()
-            both.append(Replica(folder))
+            both.append(Replica(folder, free_port(), *FLAGS))
         yield both
     finally:
         statuses = [replica.server.stop() for replica in both]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -243,3 +244,29 @@ def test_without_the_flag_no_region_is_named(server: LiveServer) -> None:
             assert answer.status_code == 400
             assert "--allow-shared-memory" in answer.json()["error"]
         assert "system_shared_memory" not in http.get("/v2").json()["extensions"]
+
+
+def test_an_object_that_occupies_nothing_makes_the_engine_take_nothing(sharing: LiveServer, regions: Regions) -> None:
+    """A sparse object is as large as its owner says. What would have to be copied is bounded like a body."""
+    nbytes = 2**30
+    key = f"/{PREFIX}{os.getpid()}-sparse"
+    path = Path(f"/dev/shm{key}")
+    (engine,) = sharing.engines()
+    with path.open("xb") as file:
+        os.truncate(file.fileno(), nbytes)
+    try:
+        regions.client.register_system_shared_memory("sparse", key, nbytes)
+        before_kib = peak_kib(engine)
+        a, b = (np.broadcast_to(np.float32(0), shape) for shape in ((1, nbytes // 4), (nbytes // 4, 1)))
+        with refused(422, "a, b: .* bytes in shared memory"):
+            infer(regions.client, "matmul", [given("a", a, "sparse"), given("b", b, "sparse")])
+        assert peak_kib(engine) - before_kib < 100 * 1024
+        regions.client.unregister_system_shared_memory("sparse")
+    finally:
+        path.unlink()
+
+
+def peak_kib(pid: int) -> int:
+    """Most memory that a process has held."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))

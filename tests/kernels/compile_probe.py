@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import triton
@@ -21,16 +22,15 @@ from tilewire.kernels.add.configs import Problem as AddProblem
 from tilewire.kernels.add.configs import choose as choose_add
 from tilewire.kernels.add.variants import build as build_add
 from tilewire.kernels.copy.op import variants as staging_variants
-from tilewire.kernels.matmul.choice import choose
 from tilewire.kernels.matmul.configs import Problem
 from tilewire.kernels.matmul.grouped.op import variant as grouped_variant
-from tilewire.kernels.matmul.members import family_of
-from tilewire.kernels.matmul.table import config_of
+from tilewire.kernels.matmul.members import family_of, tiles_of
+from tilewire.kernels.matmul.select import select as choose
 from tilewire.kernels.matmul.variants import build
 from tilewire.kernels.runtime.targets import KNOWN
-from tilewire.kernels.selection.tables import is_tuned, table_for
+from tilewire.kernels.selection.tables import is_tuned
 from tilewire.kernels.softmax.configs import Problem as SoftmaxProblem
-from tilewire.kernels.softmax.configs import choose_by_table as choose_softmax
+from tilewire.kernels.softmax.select import select as choose_softmax
 from tilewire.kernels.softmax.variants import KERNELS
 from tilewire.kernels.softmax.variants import build as build_softmax
 
@@ -65,15 +65,20 @@ def table_variants(target):
     if not is_tuned(target):
         return
     dtypes = {"half": "bfloat16", "int8": "int8", "float8": "float8_e4m3fn"}
-    table = table_for(target)["matmul"]
-    for key, entries in [*table["tiles"].items(), *table["few_rows"].items()]:
-        for index, entry in enumerate(entries):
-            dtype = dtypes.get(key, "float32")
-            out_dtype = {"int8": "int32", "float8_e4m3fn": "bfloat16"}.get(dtype, dtype)
-            precision = key if dtype == "float32" else "ieee"
-            problem = Problem(4096, 4096, 4096, 1, dtype, out_dtype, "k", "k", precision)
-            config = config_of(entry)
-            yield f"table {key} {index}", build(family_of(problem, config, is_plain=True), config, target)
+    for key, tiles in tiles_of(target).items():
+        name, _, more = key.partition(" ")
+        dtype = dtypes.get(name, "float32")
+        out_dtype = {"int8": "int32", "float8_e4m3fn": "bfloat16"}.get(dtype, dtype)
+        is_wide = more != "scalar"
+        precision = name if dtype == "float32" else "fast" if more == "fast" else "ieee"
+        for index, tile in enumerate(tiles):
+            rows = tile.config.block_m if tile.config.kernel == "vector" else 4096
+            problem = Problem(rows, 4096, 4096, 1, dtype, out_dtype, "k", "k", precision)
+            problem = replace(problem, is_aligned_in=is_wide, is_padded_in=is_wide, is_aligned_out=is_wide)
+            # Scalar units, by choice or for want of others, and operands read element by element are named so.
+            prefix = "vector" if tile.config.kernel == "vector" or name == "ieee" else "table"
+            shown = f"{prefix} {key} {index}{'' if is_wide else ' unaligned'}"
+            yield shown, build(family_of(problem, tile.config, is_plain=True), tile.config, target)
 
 
 def variants(target):

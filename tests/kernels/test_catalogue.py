@@ -16,16 +16,17 @@ from tilewire.kernels.add.configs import Problem as AddProblem
 from tilewire.kernels.add.configs import choose as choose_add
 from tilewire.kernels.add.variants import build as build_add
 from tilewire.kernels.build.selftest import trials, wrong
-from tilewire.kernels.matmul.choice import choose, choose_invariant
-from tilewire.kernels.matmul.configs import OUT_DTYPES, PRECISIONS, Problem
+from tilewire.kernels.matmul.configs import OUT_DTYPES, Problem, precisions_of
 from tilewire.kernels.matmul.members import family_of, is_supported
+from tilewire.kernels.matmul.select import select as choose
+from tilewire.kernels.matmul.select import select_invariant as choose_invariant
 from tilewire.kernels.matmul.variants import build
 from tilewire.kernels.op import Trial
 from tilewire.kernels.runtime.targets import INTERPRETER, KNOWN
 from tilewire.kernels.selection.catalogue import OPS, op_of, variants
-from tilewire.kernels.softmax.choice import choose as choose_softmax
 from tilewire.kernels.softmax.configs import DTYPES as SOFTMAX_DTYPES
 from tilewire.kernels.softmax.configs import Problem as SoftmaxProblem
+from tilewire.kernels.softmax.select import select as choose_softmax
 from tilewire.kernels.softmax.variants import KERNELS
 from tilewire.kernels.softmax.variants import build as build_softmax
 
@@ -54,7 +55,7 @@ def products(draw):
         out_dtype=draw(st.sampled_from(OUT_DTYPES[dtype])),
         a_major=a_major,
         b_major=b_major,
-        precision=draw(st.sampled_from(PRECISIONS)) if dtype == "float32" else "ieee",
+        precision=draw(st.sampled_from(precisions_of(dtype))),
         is_aligned_in=is_padded_in and draw(st.booleans()),
         is_aligned_out=is_aligned_out,
         is_padded_in=is_padded_in,

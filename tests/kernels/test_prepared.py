@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tilewire.kernels import add, matmul, prepare_add, prepare_matmul, prepare_softmax, softmax
-from tilewire.kernels.runtime.layouts import lay_out, preferred_layout, row_step
+from tilewire.kernels.runtime.layouts import ROW_BYTES, lay_out, preferred_layout, row_step
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_laying_out_keeps_values_and_pads_rows(dtype, shape, precision, generato
     assert torch.equal(placed, tensor)
     along, across = (-2, -1) if layout.is_k_major else (-1, -2)
     assert placed.stride(along) == 1
-    assert placed.stride(across) * placed.element_size() % layout.row_bytes == 0
+    assert placed.stride(across) * placed.element_size() % ROW_BYTES == 0
 
 
 def test_only_what_the_matrix_unit_needs_is_transposed():
@@ -72,5 +72,6 @@ def test_only_what_the_matrix_unit_needs_is_transposed():
 
 
 def test_row_step():
-    assert row_step(781, 2) == 784
+    assert row_step(781, 2) == 832
+    assert row_step(300, 2) == 304
     assert row_step(16, 1) == 16

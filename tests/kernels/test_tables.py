@@ -1,4 +1,4 @@
-"""The tuned tables: every entry is a configuration, and dispatch gives nothing that they and the rules do not name."""
+"""The tuned tables: found by the chip, every entry a configuration, a choice made by hand wins over every prediction."""
 
 import json
 from dataclasses import replace
@@ -8,66 +8,131 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewire.kernels.matmul.choice import choose, predicted_us
-from tilewire.kernels.matmul.configs import ITEM_BYTES, OUT_DTYPES, Problem
-from tilewire.kernels.matmul.members import SPLITS
-from tilewire.kernels.matmul.table import config_of
+from tilewire.kernels.matmul.configs import ITEM_BYTES, Config, Problem
+from tilewire.kernels.matmul.members import MODEL, SPLITS, family_of, tiles_of
+from tilewire.kernels.matmul.select import explain, select
+from tilewire.kernels.matmul.variants import build, variants
 from tilewire.kernels.runtime.targets import KNOWN, Target
-from tilewire.kernels.selection.tables import is_tuned, table_for
+from tilewire.kernels.selection.tables import install, is_tuned, table_for, table_name
 
 TABLES = sorted((Path(__file__).parents[2] / "kernels/selection/tuned").glob("*.json"))
-H100 = KNOWN["nvidia_h100"]
+H100, H200 = KNOWN["nvidia_h100"], KNOWN["nvidia_h200"]
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
-def test_tables_say_where_they_come_from(path):
+def test_tables_are_named_by_chip_and_say_where_they_come_from(path):
     table = json.loads(path.read_text())
     assert table["device"]
-    assert {"date", "driver", "torch", "triton", "how"} <= set(table["measured"])
-    assert path.stem in KNOWN
+    assert path.stem in {target.chip for target in KNOWN.values()}
+    if "measured" in table:
+        assert {"date", "driver", "torch", "triton", "how"} <= set(table["measured"])
 
 
-@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
-def test_every_entry_is_a_configuration(path):
-    matmul = json.loads(path.read_text())["matmul"]
-    for entries in (*matmul["tiles"].values(), *matmul["few_rows"].values()):
-        assert all(config_of(entry).block_m >= 16 for entry in entries)
-    for entries in matmul["tiles"].values():
-        assert all(min(*entry["tile_us"], *entry["step_us"]) > 0 for entry in entries)
+@pytest.mark.parametrize("name", sorted(KNOWN))
+def test_every_entry_is_a_configuration_with_costs_of_known_terms(name):
+    names = {term.name for term in MODEL.terms}
+    for section in table_for(KNOWN[name])["matmul"].values():
+        for entry in (section, *section["tiles"]):
+            assert set(entry.get("costs", {})) <= names
+    for tiles in tiles_of(KNOWN[name]).values():
+        assert tiles
+        assert all(len(tile.costs) == len(MODEL.terms) for tile in tiles)
 
 
-def test_a_stranger_with_descriptors_borrows_a_table():
-    stranger = Target("cuda", 90, 32, 78, H100.shared_bytes, "nvidia_h20")
-    assert not is_tuned(stranger)
-    assert table_for(stranger) == table_for(H100)
-    assert table_for(KNOWN["nvidia_a100"]) == {}
-    assert table_for(KNOWN["amd_mi300x"]) == {}
-
-
-@given(
-    st.integers(1, 20000),
-    st.integers(1, 20000),
-    st.integers(1, 20000),
-    st.integers(1, 40),
-    st.sampled_from(sorted(OUT_DTYPES)),
+@pytest.mark.parametrize(
+    ("backend", "arch", "num_sms", "name"),
+    [
+        ("cuda", 90, 132, "cuda_90_132"),
+        ("cuda", 90, 78, "cuda_90_132"),
+        ("cuda", 100, 148, "cuda_90_132"),
+        ("cuda", 120, 170, "cuda_90_132"),
+        ("cuda", 89, 142, "cuda_80_108"),
+        ("cuda", 75, 40, "cuda_80_108"),
+        ("hip", "gfx90a", 104, "hip_gfx942_304"),
+        ("hip", "gfx1201", 64, "hip_gfx942_304"),
+    ],
 )
-def test_measured_choices_are_members_of_the_table(m, n, k, batch, dtype):
+def test_no_card_starts_from_nothing(backend, arch, num_sms, name):
+    stranger = Target(backend, arch, 32, num_sms, 101376, "a stranger")
+    assert table_name(stranger) == name
+    assert table_for(stranger)["matmul"]
+    assert is_tuned(stranger) == (stranger.chip == "cuda_90_132")
+
+
+def test_cards_of_one_chip_share_a_table_and_its_binaries():
+    assert table_for(H100) == table_for(H200)
+    assert variants(H100) == variants(H200)
+
+
+sizes = st.integers(1, 20000)
+
+
+@given(sizes, sizes, sizes, st.integers(1, 40), st.sampled_from(["bfloat16", "int8", "float8_e4m3fn"]))
+def test_choices_are_tiles_of_the_table(m, n, k, batch, dtype):
     out_dtype = {"int8": "int32"}.get(dtype, "bfloat16")
-    problem = Problem(m, n, k, batch, dtype, out_dtype, "k", "k", is_aligned_in=False)
-    config = choose(problem, H100)
-    if config.kernel == "tma":
-        matmul = table_for(H100)["matmul"]
-        named = [config_of(entry) for group in matmul.values() for entries in group.values() for entry in entries]
-        assert config.split_k in SPLITS
-        assert replace(config, split_k=1) in named
-        assert (config.block_m + config.block_n) * config.block_k * ITEM_BYTES[dtype] <= H100.shared_bytes
+    config = select(Problem(m, n, k, batch, dtype, out_dtype, "k", "k", is_aligned_in=False), H200)
+    named = {tile.config for tiles in tiles_of(H200).values() for tile in tiles}
+    assert config.split_k in SPLITS
+    assert replace(config, split_k=1) in named
+    assert (config.block_m + config.block_n) * config.block_k * ITEM_BYTES[dtype] <= H200.shared_bytes
 
 
-def test_the_model_prefers_full_waves():
-    from tilewire.kernels.matmul.table import candidates_of
+def with_overrides(chip_sms, *overrides):
+    """A Hopper card whose table has these choices made by hand."""
+    target = replace(H200, num_sms=chip_sms)
+    install(target.chip, table_for(H200) | {"overrides": list(overrides)})
+    return target
 
-    candidate = next(c for c in candidates_of(H100)["half"] if c.config.is_persistent)
-    block = candidate.config
-    one_wave = Problem(block.block_m * 12, block.block_n * 11, 4096, 1, "bfloat16", "bfloat16")
-    one_more = replace(one_wave, m=one_wave.m + 1)
-    assert predicted_us(one_more, candidate, 1, H100) > 1.5 * predicted_us(one_wave, candidate, 1, H100)
+
+def test_a_choice_made_by_hand_wins_and_its_binary_is_built():
+    """A tile that no table has, for some sizes; other sizes keep their prediction."""
+    entry = {"kernel": "tma", "block_m": 64, "block_n": 256, "block_k": 32, "num_stages": 3, "num_warps": 8}
+    by_hand = Config("tma", 64, 256, 32, num_stages=3, num_warps=8)
+    override = {"op": "matmul", "key": "half", "sizes": "65-512 x 4096 x *", "config": entry}
+    target = with_overrides(61, override)
+    assert by_hand not in {tile.config for tile in tiles_of(H200)["half"]}
+    listed = set(variants(target))
+    for m, n, k in ((65, 4096, 64), (512, 4096, 4096), (300, 4096, 1 << 15)):
+        problem = Problem(m, n, k, 1, "bfloat16", "bfloat16")
+        assert select(problem, target) == by_hand
+        assert build(family_of(problem, by_hand, is_plain=True), by_hand, target) in listed
+        assert "override" in explain(problem, target)
+    for m, n in ((64, 4096), (513, 4096), (300, 4097)):
+        problem = Problem(m, n, 4096, 1, "bfloat16", "bfloat16")
+        assert "override" not in explain(problem, target)
+
+
+def test_a_choice_made_by_hand_may_split_and_must_be_possible():
+    split = {"kernel": "tma", "block_m": 64, "block_n": 64, "block_k": 64, "split_k": 4}
+    target = with_overrides(62, {"op": "matmul", "key": "half", "sizes": "1-64 x * x *", "config": split})
+    assert select(Problem(64, 512, 8192, 1, "float16", "float16"), target).split_k == 4
+    # Too short to be split, or no rows that descriptors can read: predicted as ever.
+    short = Problem(64, 512, 64, 1, "float16", "float16")
+    odd = Problem(64, 511, 8191, 1, "float16", "float16", is_aligned_in=False, is_padded_in=False, is_aligned_out=False)
+    for problem in (short, odd):
+        assert select(problem, target) == select(problem, replace(H200, num_sms=62, name="the same"))
+        assert "override" not in explain(problem, target)
+
+
+def test_sizes_of_an_override_are_checked():
+    target = with_overrides(63, {"op": "matmul", "key": "half", "sizes": "1 x 2", "config": {"kernel": "tma"}})
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        select(Problem(1, 1, 1, 1, "float16", "float16"), target)
+
+
+def test_one_line_says_why():
+    line = explain(Problem(504, 1832, 4832, 1, "bfloat16", "bfloat16"), H200)
+    assert "\n" not in line
+    for part in ("bfloat16 504x1832x4832", "cuda_90_132", "µs = ", "matrix", "memory", "next "):
+        assert part in line
+
+
+def test_time_follows_waves_bytes_and_clock():
+    def us(m, target=H200):
+        problem = Problem(m, 4096, 4096, 1, "bfloat16", "bfloat16", b_major="k")
+        found = explain(problem, target)
+        return float(found.split(" µs")[0].rsplit(" ", 1)[1])
+
+    assert us(8192) > 1.7 * us(4096) > 2.4 * us(2048)
+    assert us(16, replace(H200, bandwidth_gbs=2400)) > 1.3 * us(16)
+    assert us(4096, replace(H200, clock_ghz=0.99)) > 1.5 * us(4096)

@@ -24,30 +24,30 @@ _WORDS = (
     (r"_transport\.close\(", "_transport.aclose("),
     (r"self\.close\(", "self.aclose("),
     (r"^import importlib\n", "import asyncio\nimport importlib\n"),
+    (r"^(from tilewire\._arrays import .*\n)", r"\1from tilewire._async_sockets import AsyncSocketTransport\n"),
     (r"^from tilewire\._sockets import .*\n", ""),
+    (r"\bSocketTransport\(", "AsyncSocketTransport("),
     (r"^from collections\.abc import Callable, Iterator, Mapping\n", "from collections.abc import Callable, Mapping\n"),
-    (r", has_proxy$", ""),
     (r"The blocking client", "The asyncio client"),
     (
         r"`_async_client\.py` is written from this file by `(.*)`\.",
         r"Written from `_client.py` by `\1`: change that file.",
     ),
     (r"Calls a Tilewire server and waits for its answers\. Safe.*", "Calls a Tilewire server from asyncio."),
-    (r"\n    Plain HTTP goes over .*?\n\n", "\n"),
 )
 # Methods that wait for the server; the rest only builds values.
 # fmt: off
 _AWAITED = (
     "matmul", "softmax", "add", "search", "topk", "reduce", "normalize", "pointwise",
     "run", "program", "run_program", "trace", "put", "put_file", "get", "get_file",
-    "head", "delete", "live", "ready", "wait_ready", "describe", "fetch", "__call__",
-    "_is_ok", "_do", "__matmul__", "__rmatmul__", "__add__", "__radd__", "__sub__", "__rsub__",
+    "head", "delete", "live", "ready", "wait_ready", "describe", "fetch", "exchange", "__call__",
+    "_is_ok", "_do", "_send", "__matmul__", "__rmatmul__", "__add__", "__radd__", "__sub__", "__rsub__",
     "__mul__", "__rmul__", "__truediv__", "__rtruediv__",
 )
 # fmt: on
 _CALLS = re.compile(
     r"(?<!await )((?:self|self\._client|self\._transport)\.(?:"
-    r"matmul|softmax|add|run|pointwise|put|get|head|delete|program|ready|describe|fetch|exchange|aclose|_is_ok|_do)\()"
+    r"matmul|softmax|add|run|pointwise|put|get|head|delete|program|ready|describe|fetch|exchange|aclose|_is_ok|_do|_send)\()"
 )
 
 
@@ -55,7 +55,7 @@ def write() -> str:
     """The text of the asyncio client."""
     text = _SYNC_ONLY.sub("", SOURCE.read_text(encoding="utf-8"))
     for pattern, replacement in _WORDS:
-        text = re.sub(pattern, replacement, text, flags=re.MULTILINE | (re.DOTALL if "Plain HTTP" in pattern else 0))
+        text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
     for name in _AWAITED:
         text = re.sub(rf"^( +)def {name}\(", rf"\1async def {name}(", text, flags=re.MULTILINE)
     text = _CALLS.sub(r"await \1", text)

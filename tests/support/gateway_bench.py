@@ -12,11 +12,14 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from tests.support.jobs import SentJob
 from tests.support.local_totals import LocalTotals
 from tests.support.tensor_bodies import NUMPY, Array
-from tilewire.service.config.process import GatewaySettings, Inherited
+from tilewire.service.config.process import Inherited
+from tilewire.service.config.settings import Settings
 from tilewire.service.errors import UnknownName
 from tilewire.service.gateway.__main__ import GatewayServer, make_server
 from tilewire.service.gateway.app import create_app
@@ -32,15 +35,15 @@ from tilewire.service.ipc.arena import Arena, Segment
 from tilewire.service.ipc.messages import (
     DescribeTensor,
     Done,
-    Job,
     Stale,
+    Template,
     TensorInfo,
     Tensors,
     Timings,
     Warming,
     Welcome,
 )
-from tilewire.service.ops.registry import TensorType
+from tilewire.service.ops.op import TensorType
 
 SEGMENT_BYTES = 2**23
 
@@ -62,14 +65,14 @@ class SummingEngine:
         self.warming: Warming | None = None
         self.outstanding = 0
         self.residents: dict[str, Array] = {}
-        self.jobs: list[Job] = []
+        self.jobs: list[SentJob] = []
         self.cancelled: list[int] = []
         self.is_held = False
         self.error: Exception | None = None
         self.bug: Exception | None = None
         self._arena = arena
         self._ids = itertools.count(1)
-        self._held: list[tuple[Job, asyncio.Future[Reply]]] = []
+        self._held: list[tuple[SentJob, asyncio.Future[Reply]]] = []
 
     def send(self, request: Request) -> tuple[int, asyncio.Future[Reply]]:
         """See `Engine.send`."""
@@ -77,18 +80,29 @@ class SummingEngine:
         number = next(self._ids)
         if self.bug is not None:
             raise self.bug
-        if isinstance(request, Job):
-            self.jobs.append(request)
-            self._held.append((request, future))
-            if not self.is_held:
-                self.answer_all()
+        assert isinstance(request, DescribeTensor)
+        if request.name in self.residents:
+            future.set_result(Tensors(number, (self._info(request.name),)))
         else:
-            assert isinstance(request, DescribeTensor)
-            if request.name in self.residents:
-                future.set_result(Tensors(number, (self._info(request.name),)))
-            else:
-                future.set_exception(UnknownName(f"name: no resident tensor {request.name!r}"))
+            future.set_exception(UnknownName(f"name: no resident tensor {request.name!r}"))
         return number, future
+
+    def submit(
+        self, template: Template, offsets: tuple[int, ...], *, deadline_ns: int = 0, priority: int = 0
+    ) -> tuple[int, asyncio.Future[Reply]]:
+        """See `Engine.submit`."""
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        if self.bug is not None:
+            raise self.bug
+        job = SentJob(template, offsets, deadline_ns, priority)
+        self.jobs.append(job)
+        self._held.append((job, future))
+        if not self.is_held:
+            self.answer_all()
+        return next(self._ids), future
+
+    def forget(self, template_id: int) -> None:
+        """See `Engine.forget`."""
 
     def cancel(self, request_id: int) -> None:
         """See `Engine.cancel`."""
@@ -103,7 +117,7 @@ class SummingEngine:
             else:
                 future.set_result(self._compute(job))
 
-    def _compute(self, job: Job) -> Reply:
+    def _compute(self, job: SentJob) -> Reply:
         names = [one.resident for one in job.operands.values() if one.resident is not None]
         types = {name: self._info(name).type for name in names}
         if any(types[one.resident] != one.type for one in job.operands.values() if one.resident is not None):
@@ -114,7 +128,7 @@ class SummingEngine:
         view[job.out_offset : job.out_offset + out.nbytes] = out.tobytes()
         return Done(1, Timings(1000, 0, 2000, 0), 3)
 
-    def _array(self, job: Job, field: str) -> Array:
+    def _array(self, job: SentJob, field: str) -> Array:
         one = job.operands[field]
         if one.resident is not None:
             return self.residents[one.resident]
@@ -138,7 +152,8 @@ class GatewayBench:
     def __init__(self, doorman: Doorman | None = None, **settings: Any) -> None:
         self.arena = Arena(Segment.create("tests", SEGMENT_BYTES))
         self.engine = SummingEngine(self.arena)
-        whole = GatewaySettings(0, Inherited(-1), [], SEGMENT_BYTES, max_body_bytes=2**21, **settings)
+        defaults = Settings(gateways=1, arena_bytes=SEGMENT_BYTES, max_body_bytes=2**21).gateway(0, Inherited(-1), [])
+        whole = msgspec.structs.replace(defaults, **settings)
         self.admission = Admission(Room(self.arena, 0.0), whole.max_in_flight, whole.max_body_bytes)
         self.metrics = GatewayMetrics(LocalTotals())
         self.gateway = Gateway(

@@ -21,9 +21,10 @@ from pathlib import Path
 import httpx
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-c", "from tilewire.service.cli.app import app; app()", "serve"]
+COMMAND = [sys.executable, "-P", "-m", "tilewire", "serve"]
 # Tests stop engines for a moment, which may be long on a busy machine.
-HELD_IS_NO_HANG = ("--engine-timeout-s", "60")
+# A spare engine would import torch beside each test.
+FOR_TESTS = ("--engine-timeout-s", "60", "--no-spare-engine")
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 45
 POLL_S = 0.02
@@ -49,7 +50,7 @@ class LiveServer:
         env["PYTHONPATH"] = path_with(ROOT)
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [*before, *COMMAND, "--port", "0", "--device", "cpu", *HELD_IS_NO_HANG, *flags],
+                [*before, *COMMAND, "--port", "0", "--device", "cpu", *FOR_TESTS, *flags],
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 stdin=subprocess.DEVNULL,

@@ -94,7 +94,7 @@ def test_a_made_entry_is_a_file(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_the_key_apart_from_its_entry(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from tilewire.service.cli.app import app; app()", "key", "search"]
+    command = [sys.executable, "-P", "-m", "tilewire", "key", "search"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     (entry,) = read_keys(written(tmp_path, done.stdout))
     key = done.stderr.split()[-1]
@@ -103,7 +103,7 @@ def test_the_command_prints_the_key_apart_from_its_entry(tmp_path: Path) -> None
 
 
 def test_the_command_refuses_a_name(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from tilewire.service.cli.app import app; app()", "key", "a b"]
+    command = [sys.executable, "-P", "-m", "tilewire", "key", "a b"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "name" in done.stderr

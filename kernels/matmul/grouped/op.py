@@ -14,8 +14,8 @@ from tilewire.kernels.matmul.configs import (
     ITEM_BYTES,
     KINDS,
     OUT_DTYPES,
-    PRECISIONS,
     cdiv,
+    precisions_of,
     resolve_precision,
 )
 from tilewire.kernels.matmul.grouped.kernel import matmul_grouped_kernel
@@ -243,13 +243,18 @@ def _bias_dtype(bias: torch.Tensor | None) -> str:
     return "" if bias is None else _name(bias.dtype)
 
 
+def _precisions(dtype: str) -> tuple[str, ...]:
+    # Groups have no fast sums: their products are small.
+    return tuple(precision for precision in precisions_of(dtype) if precision != "fast")
+
+
 def variants(target: Target) -> list[Variant]:
     """Every binary that `grouped_matmul` can launch on `target`."""
     return [
         variant(dtype, precision, b_major, target, is_aligned=is_aligned)
         for dtype in OUT_DTYPES
         if is_supported(dtype, target)
-        for precision in (PRECISIONS if dtype == "float32" else ("ieee",))
+        for precision in _precisions(dtype)
         for b_major in ("n", "k")
         for is_aligned in (True, False)
     ]
@@ -266,6 +271,7 @@ def variant(dtype: str, precision: str, b_major: str, target: Target, *, is_alig
         is_aligned: whether all operands can be read in 16-byte pieces.
     """
     item_bytes = ITEM_BYTES[dtype]
+    precision = precision if precision in _precisions(dtype) else "ieee"
     is_scalar = dtype == "float32" and resolve_precision(precision, target) == "ieee"
     # Unaligned operands are addressed element by element: a step of 128 bytes would need more registers than there are.
     block_k = 128 // item_bytes if is_aligned and not is_scalar else 32

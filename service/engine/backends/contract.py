@@ -5,7 +5,7 @@ All calls come from the engine's loop thread; but while it is in `warm_up`, `att
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,7 +13,7 @@ import torch
 
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import Timings
-from tilewire.service.ops.registry import Options, TensorType
+from tilewire.service.ops.op import AnyOp, OpOptions, TensorType
 
 # What is made for each request is not frozen: that would cost three times as much to make. Nobody changes it.
 
@@ -62,39 +62,35 @@ class HostBytes:
 
 
 @dataclass(eq=False, slots=True)
-class Step:
-    """One request of a batch.
-
-    Attributes:
-        op: Name of the op.
-        options: Its options.
-        inputs: Bytes on the host, or resident tensors of this backend.
-        out: Where the result goes.
-    """
-
-    op: str
-    options: Options
-    inputs: Mapping[str, HostBytes | torch.Tensor]
-    out: HostBytes
-
-
-@dataclass(eq=False, slots=True)
-class Joined:
+class LaunchSpec:
     """One launch of a batch: one request, or several whose operands are joined.
 
     Attributes:
-        options: Of the op; their class says which op.
-        gathered: By input name: the operands to place one after another, and the shape of the whole.
-        shared: Resident inputs, the same for all.
-        out_shape: Of the whole result.
-        outs: Where the result goes, piece after piece.
+        op: The op.
+        options: Options of the op.
+        concatenated: By input name, the operands to place one after another, and the shape of the whole.
+        resident: Resident inputs, the same for all requests.
+        outputs: For each output, the places of its pieces, one for each request, and the shape of the whole.
+        signature: Equal for launches that differ only in addresses and in the number of requests; None when the requests
+            are unequal.
     """
 
-    options: Options
-    gathered: Mapping[str, tuple[Sequence[HostBytes], tuple[int, ...]]]
-    shared: Mapping[str, torch.Tensor]
-    out_shape: tuple[int, ...]
-    outs: Sequence[HostBytes]
+    op: AnyOp
+    options: OpOptions
+    concatenated: Mapping[str, tuple[Sequence[HostBytes], tuple[int, ...]]]
+    resident: Mapping[str, torch.Tensor]
+    outputs: Sequence[tuple[Sequence[HostBytes], tuple[int, ...]]]
+    signature: Hashable | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of requests."""
+        return len(self.outputs[0][0])
+
+    def places(self) -> Iterator[HostBytes]:
+        """Yields every operand and every result on the host."""
+        for pieces, _ in (*self.concatenated.values(), *self.outputs):
+            yield from pieces
 
 
 # Told (stage, done, total) while something takes long.
@@ -212,11 +208,11 @@ class Backend(Protocol):
         """Writes a resident tensor to the host."""
         ...
 
-    def begin(self, launches: Sequence[Joined]) -> Running:
+    def begin(self, launches: Sequence[LaunchSpec]) -> Running:
         """Starts a batch.
 
         Args:
-            launches: What to compute, as `forms.join` works it out.
+            launches: Launches of the batch, all of one op and with equal options.
 
         Raises:
             TooBusy: No memory on the device for it.

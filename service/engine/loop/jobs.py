@@ -1,22 +1,84 @@
-"""What the engine's threads pass to one another: clients, work, and the events of the inbox. Knows no thread."""
+"""Values of the engine's loop: clients, job plans, jobs, and the events of the inbox."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
 import torch
 
-from tilewire.service.engine.backends.contract import Running, Step
+from tilewire.service.engine.backends.contract import HostBytes, Running
 from tilewire.service.engine.loop.scheduler import Waiting
 from tilewire.service.engine.tensors.shared_regions import Uses
 from tilewire.service.ipc.arena import Segment
-from tilewire.service.ipc.messages import Cancel, Hello, Job, ToEngine, ToGateway
-from tilewire.service.ops.registry import OPS
+from tilewire.service.ipc.messages import Cancel, ForgetTemplate, Hello, Job, Template, ToEngine, ToGateway
+from tilewire.service.ops.op import AnyOp, Batching, TensorType
 
-if TYPE_CHECKING:
-    from tilewire.service.engine.loop.kinds import Kind
+
+class Span(NamedTuple):
+    """An operand or a result whose bytes lie on the host.
+
+    Attributes:
+        name: Name of the input or output.
+        type: Dtype and shape.
+        nbytes: Length in bytes.
+        fortran: Whether the bytes are in Fortran order.
+        region: Name of a client's region, or None for the gateway's segment.
+    """
+
+    name: str
+    type: TensorType
+    nbytes: int
+    fortran: bool = False
+    region: str | None = None
+
+
+class Binding(NamedTuple):
+    """What of a job plan depends on the resident tensors.
+
+    Attributes:
+        generations: Generation of each resident that it was made with.
+        key: Batch key: jobs of equal keys may share a launch; None for a job that runs alone.
+        signature: Equal for jobs whose launches differ only in addresses.
+    """
+
+    generations: tuple[int, ...]
+    key: Hashable | None
+    signature: Hashable
+
+
+@dataclass(slots=True, eq=False)
+class JobPlan:
+    """A template, resolved: everything about its jobs but where their bytes lie.
+
+    Attributes:
+        template: The template.
+        op: The op.
+        inputs: Inputs on the host, in the order of a job's offsets.
+        residents: The other inputs: name of the input, name of the resident, its type, and its version or 0 for any.
+        outputs: Results, behind the inputs in the order of a job's offsets.
+        batching: How jobs share a launch; None when they run alone.
+        row_shapes: Shape of each output of a launch of one row, where rows are joined.
+        rows: Number of rows of the first result, for the cap on a batch.
+        host_bytes: Bytes that travel between host and device.
+        seconds: Estimated time that a job adds to a launch.
+        has_regions: Whether anything lies in a client's region.
+        binding: What depends on the residents; None before the first job.
+    """
+
+    template: Template
+    op: AnyOp
+    inputs: tuple[Span, ...]
+    residents: tuple[tuple[str, str, TensorType, int], ...]
+    outputs: tuple[Span, ...]
+    batching: Batching[Any] | None
+    row_shapes: tuple[tuple[int, ...], ...]
+    rows: int
+    host_bytes: int
+    seconds: float
+    has_regions: bool
+    binding: Binding | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -24,50 +86,53 @@ class Client:
     """One gateway, as the loop sees it.
 
     Attributes:
-        name: For the log.
+        name: Name for the log.
         segment: Its arena.
         send: Sends it a message, with the others of this turn; for the loop thread.
         mapped: The segment as the backend sees it; None before attach and after detach.
         waiting: Its queued jobs by id.
-        kinds: Kinds of jobs that it has sent, by its numbers.
-        num_launched: Its jobs on the device.
-        is_gone: Its link is lost; detach when nothing of it runs.
+        plans: Its templates by number.
+        num_launched: Number of its jobs on the device.
+        is_gone: Whether its link is lost; it is detached when nothing of it runs.
     """
 
     name: str
     segment: Segment
     send: Callable[[ToGateway], None]
     mapped: torch.Tensor | None = None
-    waiting: dict[int, Waiting[Work]] = field(default_factory=dict)
-    kinds: dict[int, Kind] = field(default_factory=dict)
+    waiting: dict[int, BoundJob] = field(default_factory=dict)
+    plans: dict[int, JobPlan] = field(default_factory=dict)
     num_launched: int = 0
     is_gone: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class Work:
-    """A job and what its launch needs.
+class BoundJob(Waiting):
+    """A job with its operands found.
 
     Attributes:
-        client: Who asked.
-        job: What for.
-        step: Its operands, resolved.
-        arrived_ns: When.
-        host_bytes: What it reads and writes on the host.
-        uses: The regions that it keeps from being unmapped.
+        client: Gateway that sent it.
+        job: The message.
+        plan: Plan of its template.
+        inputs: Bytes on the host, or resident tensors, by input name.
+        outs: Places of the results.
+        signature: Equal for jobs whose launches differ only in addresses.
+        uses: Regions that it keeps from being unmapped.
     """
 
-    client: Client
-    job: Job
-    step: Step
-    arrived_ns: int
-    host_bytes: int = 0
-    uses: Uses = field(default_factory=dict)
+    # Defaults only because those of the base class come first.
+    client: Client = field(kw_only=True)
+    job: Job = field(kw_only=True)
+    plan: JobPlan = field(kw_only=True)
+    inputs: dict[str, HostBytes | torch.Tensor] = field(kw_only=True)
+    outs: list[HostBytes] = field(kw_only=True)
+    signature: Hashable = field(kw_only=True)
+    uses: Uses = field(kw_only=True)
 
     @property
     def dtype(self) -> str:
-        """The dtype of its first input, for labels."""
-        return self.job.operands[OPS[self.job.op].required[0]].type.dtype
+        """Dtype of its first input, for labels."""
+        return self.plan.template.inputs[0].type.dtype
 
 
 @dataclass(slots=True)
@@ -106,20 +171,20 @@ class Launched:
 
     Attributes:
         batch: Its jobs.
-        running: What the backend says of it.
-        began_ns: When it was launched.
-        seconds: That it is predicted to take.
+        running: State of the batch, from the backend.
+        began_ns: Time of the launch.
+        seconds: Estimated duration.
     """
 
-    batch: list[Work]
+    batch: list[BoundJob]
     running: Running
     began_ns: int
     seconds: float = 0.0
 
 
 def ids_of(*messages: ToEngine) -> dict[str, str | list[str]]:
-    """The requests that an event of the log is about, as their clients know them: `extra` of a record."""
-    ids = [message.request_id for message in messages if not isinstance(message, Hello | Cancel)]
+    """Returns the request ids of messages, as `extra` of a log record."""
+    ids = [one.request_id for one in messages if not isinstance(one, Hello | Cancel | Template | ForgetTemplate)]
     return {"request_id": ids[0]} if len(ids) == 1 else {"request_ids": ids}
 
 

@@ -16,15 +16,14 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
-
-import msgspec
+from collections.abc import Callable
 
 from tilewire.service.engine.backends.contract import Backend, DeviceLost
 from tilewire.service.engine.loop.batching import join
 from tilewire.service.engine.loop.ipc import Mailbox
 from tilewire.service.engine.loop.jobs import (
     Attached,
+    BoundJob,
     Changed,
     Client,
     Event,
@@ -32,17 +31,27 @@ from tilewire.service.engine.loop.jobs import (
     Lost,
     Received,
     Stop,
-    Work,
     ids_of,
 )
-from tilewire.service.engine.loop.kinds import Kind, keep
-from tilewire.service.engine.loop.resolve import resolve
-from tilewire.service.engine.loop.scheduler import Caps, Scheduler, Waiting
+from tilewire.service.engine.loop.resolve import bind, plan_of, stage_in, stage_out
+from tilewire.service.engine.loop.scheduler import Caps, Scheduler
 from tilewire.service.engine.loop.warmup import CannotStart, Interrupted, Lobby, Prepare
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.commands import Holdings
 from tilewire.service.errors import TilewireError
-from tilewire.service.ipc.messages import Cancel, Done, Failed, Hello, Job, Stale, Timings, ToEngine, Welcome
+from tilewire.service.ipc.messages import (
+    Cancel,
+    Done,
+    Failed,
+    ForgetTemplate,
+    Hello,
+    Job,
+    Stale,
+    Template,
+    Timings,
+    ToEngine,
+    Welcome,
+)
 from tilewire.service.supervisor import child
 
 logger = logging.getLogger(__name__)
@@ -99,7 +108,7 @@ class EngineLoop:
         self._poll_ns = poll_ns
         self._eager_ns = max(EAGER_NS, poll_ns)
         self._poll_until_ns = 0
-        self._scheduler: Scheduler[Work] = Scheduler(caps)
+        self._scheduler: Scheduler[BoundJob] = Scheduler(caps)
         self._wake_ns = 0
         self._flush_s = 0.0
         self._is_unflushed = True
@@ -256,6 +265,10 @@ class EngineLoop:
         match message:
             case Job():
                 self._queue(client, message)
+            case Template():
+                client.plans[message.id] = plan_of(message, self._backend.identity.backend)
+            case ForgetTemplate():
+                client.plans.pop(message.id, None)
             case Cancel(id=id_):
                 if (waiting := client.waiting.get(id_)) is not None:
                     self._forget(waiting)
@@ -266,114 +279,104 @@ class EngineLoop:
                 if (reply := self._holdings.answer(client, message)) is not None:
                     client.send(reply)
 
-    def _queue(self, client: Client, job: Job) -> None:
-        residents, now_ns = self._holdings.residents, self._clock_ns()
-        kind = client.kinds.get(job.kind)
-        work = None if kind is None else kind.resolve(job, client, residents, now_ns)
-        if kind is None or work is None:
-            found = resolve(job, client, residents, self._regions, now_ns)
-            if isinstance(found, Stale):
-                client.send(found)
-                return
-            work, kind = found, Kind.of(found, residents, self._backend.identity.backend)
-            keep(client, job, kind)
-        waiting = kind.waiting(work)
-        client.waiting[job.id] = waiting
-        self._queue_bytes += job.moved_bytes
-        self._scheduler.add(waiting)
+    def _queue(self, client: Client, message: Job) -> None:
+        plan = client.plans.get(message.template)
+        assert plan is not None, "This is a bug: a job without its template."
+        job = bind(message, plan, client, self._holdings.residents, self._regions, self._clock_ns())
+        if isinstance(job, Stale):
+            client.send(job)
+            return
+        client.waiting[message.id] = job
+        self._queue_bytes += plan.template.moved_bytes
+        self._scheduler.add(job)
 
-    def _forget(self, waiting: Waiting[Work]) -> None:
-        self._scheduler.discard(waiting)
-        self._unqueue(waiting.work)
-        self._regions.release(waiting.work.uses)
+    def _forget(self, job: BoundJob) -> None:
+        self._scheduler.discard(job)
+        self._unqueue(job)
+        self._regions.release(job.uses)
 
-    def _unqueue(self, work: Work) -> None:
-        del work.client.waiting[work.job.id]
-        self._queue_bytes -= work.job.moved_bytes
+    def _unqueue(self, job: BoundJob) -> None:
+        del job.client.waiting[job.job.id]
+        self._queue_bytes -= job.plan.template.moved_bytes
         # A job that never runs moves the queue's gauges, too.
         self._is_unflushed = True
 
     def _launch_next(self) -> None:
         now_ns = self._clock_ns()
         decision = self._scheduler.decide(now_ns, is_idle=not self._launched)
-        for waiting in decision.expired:
-            self._unqueue(waiting.work)
-            late_ms = (now_ns - waiting.deadline_ns) / 1e6
+        for job in decision.expired:
+            self._unqueue(job)
+            late_ms = (now_ns - job.deadline_ns) / 1e6
             detail = f"deadline: it passed {late_ms:.1f} ms before the request could start"
-            self._fail(waiting.work, "deadline_passed", detail)
-        batch = [waiting.work for waiting in decision.batch]
-        for work in batch:
-            self._unqueue(work)
-        if batch:
-            seconds = sum(waiting.seconds for waiting in decision.batch)
-            self._launch(batch, decision.batch[0].key, now_ns, seconds)
+            self._fail(job, "deadline_passed", detail)
+        for job in decision.batch:
+            self._unqueue(job)
+        if decision.batch:
+            self._launch(decision.batch, now_ns)
         self._wake_ns = decision.wake_ns
 
-    def _launch(self, batch: list[Work], key: Hashable | None, now_ns: int, seconds: float = 0.0) -> None:
-        batch = [work for work in batch if self._stage_in(work)]
+    def _launch(self, batch: list[BoundJob], now_ns: int) -> None:
+        batch = [job for job in batch if not job.uses or self._stage_in(job)]
         if not batch:
             return
         try:
-            running = self._backend.begin(join([work.step for work in batch], key))
+            running = self._backend.begin(join(batch))
         except DeviceLost:
-            logger.critical("the device was lost under these requests", extra=ids_of(*(work.job for work in batch)))
+            logger.critical("the device was lost under these requests", extra=ids_of(*(job.job for job in batch)))
             raise
         except Exception as error:  # noqa: BLE001  (logged and answered there)
             self._on_failure(batch, now_ns, error)
             return
-        for work in batch:
-            work.client.num_launched += 1
-        self._launched.append(Launched(batch, running, now_ns, seconds))
+        for job in batch:
+            job.client.num_launched += 1
+        self._launched.append(Launched(batch, running, now_ns, sum(job.seconds for job in batch)))
 
-    def _stage_in(self, work: Work) -> bool:
-        """Copies what the device does not reach by itself; whether the work can run."""
-        if not work.uses:
-            return True
+    def _stage_in(self, job: BoundJob) -> bool:
+        """Copies what the device does not reach by itself; whether the job can run."""
         try:
-            work.step = self._regions.stage_in(work.step, work.uses)
+            stage_in(job, self._regions)
         except TilewireError as error:
-            self._fail(work, error.code, error.detail, error.retry_after_s)
+            self._fail(job, error.code, error.detail, error.retry_after_s)
             return False
         return True
 
-    def _on_failure(self, batch: list[Work], now_ns: int, error: Exception) -> None:
-        """One job must not fail another: what failed together is tried alone."""
+    def _on_failure(self, batch: list[BoundJob], now_ns: int, error: Exception) -> None:
+        """One job must not fail another: jobs that failed together are tried alone."""
+        op = batch[0].plan.op.name
         if len(batch) > 1:
-            ids = ids_of(*(work.job for work in batch))
-            logger.warning(
-                "a batch of %d %s failed, each runs alone: %s", len(batch), batch[0].job.op, error, extra=ids
-            )
-            for work in batch:
-                self._launch([work], None, now_ns)
+            ids = ids_of(*(job.job for job in batch))
+            logger.warning("a batch of %d %s failed, each runs alone: %s", len(batch), op, error, extra=ids)
+            for job in batch:
+                self._launch([job], now_ns)
             return
-        (work,) = batch
+        (job,) = batch
         if isinstance(error, TilewireError):
-            self._fail(work, error.code, error.detail, error.retry_after_s)
+            self._fail(job, error.code, error.detail, error.retry_after_s)
             return
-        logger.error("%s failed", work.job.op, exc_info=error, extra=ids_of(work.job))
-        self._fail(work, "internal", "internal error")
+        logger.error("%s failed", op, exc_info=error, extra=ids_of(job.job))
+        self._fail(job, "internal", "internal error")
 
-    def _fail(self, work: Work, code: str, detail: str, retry_after_s: int = 1) -> None:
-        """Ends a work that never ran."""
-        work.client.send(Failed(work.job.id, code, detail, retry_after_s))
-        self._regions.release(work.uses)
+    def _fail(self, job: BoundJob, code: str, detail: str, retry_after_s: int = 1) -> None:
+        """Ends a job that never ran."""
+        job.client.send(Failed(job.job.id, code, detail, retry_after_s))
+        self._regions.release(job.uses)
 
     def _complete(self) -> None:
         """Answers the batches that the device has finished."""
         while self._launched and (timings := self._finished(self._launched[0])) is not None:
             launched = self._launched.popleft()
             batch = launched.batch
-            for work in batch:
-                queue_ns = max(0, launched.began_ns - work.arrived_ns)
-                own = msgspec.structs.replace(timings, queue_ns=queue_ns, arrived_ns=work.arrived_ns)
-                work.client.send(self._answer(work, own, len(batch)))
-                self._metrics.record_queue(work.job.op, queue_ns)
+            op = batch[0].plan.op.name
+            for job in batch:
+                queue_ns = max(0, launched.began_ns - job.arrived_ns)
+                own = Timings(queue_ns, timings.h2d_ns, timings.kernel_ns, timings.d2h_ns, job.arrived_ns)
+                job.client.send(self._answer(job, own, len(batch)))
+                self._metrics.record_queue(op, queue_ns)
             # Before the next launch, which takes longer than to say what is done.
             self._mailbox.flush()
             self._let_go(batch)
-            jobs = [work.job for work in batch]
-            self._metrics.record_stages(jobs[0].op, timings, len(jobs))
-            self._metrics.record_launch(jobs, batch[0].dtype, timings)
+            self._metrics.record_stages(op, timings, len(batch))
+            self._metrics.record_launch([job.plan.template for job in batch], batch[0].dtype, timings)
             self._is_unflushed = True
             if self._poll_ns:
                 # Whoever was just answered may ask again at once.
@@ -385,24 +388,26 @@ class EngineLoop:
         try:
             return launched.running.wait() if launched.running.is_done() else None
         except BaseException:
-            ids = ids_of(*(work.job for work in launched.batch))
+            ids = ids_of(*(job.job for job in launched.batch))
             logger.critical("a launch failed under these requests", extra=ids)
             raise
 
-    def _answer(self, work: Work, timings: Timings, batch_size: int) -> Done | Failed:
-        if work.uses:
+    @staticmethod
+    def _answer(job: BoundJob, timings: Timings, batch_size: int) -> Done | Failed:
+        if job.uses:
             try:
-                self._regions.stage_out(work.step, work.uses)
+                stage_out(job)
             except TilewireError as error:
-                return Failed(work.job.id, error.code, error.detail, error.retry_after_s)
-        return Done(work.job.id, timings, batch_size)
+                return Failed(job.job.id, error.code, error.detail, error.retry_after_s)
+        return Done(job.job.id, timings, batch_size)
 
-    def _let_go(self, batch: list[Work]) -> None:
-        """The regions and the gateways of a batch that is answered."""
-        for work in batch:
-            work.client.num_launched -= 1
-            self._regions.release(work.uses)
-        for client in {id(work.client): work.client for work in batch}.values():
+    def _let_go(self, batch: list[BoundJob]) -> None:
+        """Releases the regions and the gateways of a batch that is answered."""
+        for job in batch:
+            job.client.num_launched -= 1
+            if job.uses:
+                self._regions.release(job.uses)
+        for client in {id(job.client): job.client for job in batch}.values():
             self._detach_if_done(client)
 
     # ── the thread ────────────────────────────────────────────────────────────────────────────────
@@ -423,5 +428,5 @@ class EngineLoop:
 
 def failed(message: ToEngine, code: str, detail: str, retry_after_s: int) -> Failed:
     """The answer to a message that failed."""
-    assert not isinstance(message, Hello), "This is a bug."
+    assert not isinstance(message, Hello | Template | ForgetTemplate), "This is a bug."
     return Failed(message.id, code, detail, retry_after_s)

@@ -1,72 +1,205 @@
-"""From a gateway's message to what a backend can compute: where each operand lies, and that it lies inside.
+"""From a gateway's template and jobs to operands: where each lies, and that it lies inside.
 
-Knows no queue and no launch. Runs in the engine's loop thread.
+A template is resolved once into a `JobPlan`; a job of it only binds offsets, and residents by their generation. Runs in the
+engine's loop thread.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
-from tilewire.service.engine.backends.contract import HostBytes, Step
-from tilewire.service.engine.loop.jobs import Client, Work
+from tilewire.service.engine.backends.contract import HostBytes
+from tilewire.service.engine.loop.cost_estimate import predict_s
+from tilewire.service.engine.loop.jobs import Binding, BoundJob, Client, JobPlan, Span
 from tilewire.service.engine.tensors.residents import Resident, Residents
-from tilewire.service.engine.tensors.shared_regions import OUT, Regions, Use
-from tilewire.service.ipc.messages import Job, Stale, TensorInfo
-from tilewire.service.ops.registry import TensorType
+from tilewire.service.engine.tensors.shared_regions import Regions, Use
+from tilewire.service.ipc.messages import Job, Stale, Template, Upload
+from tilewire.service.ops.op import AnyOp, Batching, JoinStrategy, TensorType
+from tilewire.service.ops.registry import op_for
 
 
-def resolve(job: Job, client: Client, residents: Residents, regions: Regions, now_ns: int) -> Work | Stale:
+def plan_of(template: Template, backend: str) -> JobPlan:
+    """Resolves a template as far as no resident is needed.
+
+    Args:
+        template: The template.
+        backend: `gpu` or `cpu`, for the cost estimate.
+
+    Raises:
+        UnknownName: No such op.
+    """
+    op, options = op_for(template.op, template.options), template.options
+    inputs = tuple(
+        Span(one.name, one.type, one.type.nbytes, one.fortran, one.region)
+        for one in template.inputs
+        if one.resident is None
+    )
+    residents = tuple(
+        (one.name, one.resident, one.type, one.version) for one in template.inputs if one.resident is not None
+    )
+    outputs = tuple(
+        Span(name, one.type, one.type.nbytes, region=one.region)
+        for name, one in zip(op.outputs, template.outputs, strict=True)
+    )
+    types = {one.name: one.type for one in template.inputs}
+    out_types = [one.type for one in outputs]
+    batching = None
+    if not any(span.fortran for span in inputs):
+        batching = op.batching(types, frozenset(name for name, *_ in residents), options, out_types)
+    host_bytes = sum(span.nbytes for span in (*inputs, *outputs))
+    return JobPlan(
+        template=template,
+        op=op,
+        inputs=inputs,
+        residents=residents,
+        outputs=outputs,
+        batching=batching,
+        row_shapes=_row_shapes(op, batching, inputs, types),
+        rows=math.prod(out_types[0].shape[:-1]),
+        host_bytes=host_bytes,
+        seconds=predict_s(backend, template.flops, host_bytes),
+        has_regions=any(span.region is not None for span in (*inputs, *outputs)),
+    )
+
+
+def _row_shapes(
+    op: AnyOp, batching: Batching[Any] | None, inputs: Sequence[Span], types: dict[str, TensorType]
+) -> tuple[tuple[int, ...], ...]:
+    if batching is None or batching.strategy is not JoinStrategy.ROWS:
+        return ()
+    rows = {span.name: TensorType(span.type.dtype, (1, span.type.shape[-1])) for span in inputs}
+    return tuple(out.shape for out in op.infer({**types, **rows}, batching.options)[0])
+
+
+def bind(
+    job: Job, plan: JobPlan, client: Client, residents: Residents, regions: Regions, now_ns: int
+) -> BoundJob | Stale:
     """Finds a job's operands as they are now, so that it finishes with them whatever is replaced or unregistered meanwhile.
 
     Returns:
-        The work, whose regions are in use until they are released; or what a resident's type is by now.
+        The job, whose regions are in use until they are released; or the types of residents that have changed.
 
     Raises:
         UnknownName: No such resident or region.
         InvalidRequest: A tensor does not lie inside its region.
     """
     inputs: dict[str, HostBytes | torch.Tensor] = {}
-    uses: dict[str, Use] = {}
     found: list[Resident] = []
-    stale: list[TensorInfo] = []
-    host_bytes = 0
-    for name, operand in job.operands.items():
-        if operand.resident is not None:
-            resident = residents.get(operand.resident, field=name)
-            if resident.type != operand.type:
-                stale.append(resident.info(operand.resident))
-            found.append(resident)
+    if plan.residents:
+        found = [residents.get(resident, field=name) for name, resident, *_ in plan.residents]
+        for (name, _, kind, version), resident in zip(plan.residents, found, strict=True):
+            if resident.type != kind or version not in (0, resident.version):
+                return _stale(job, plan, found)
             inputs[name] = resident.tensor
+    binding = plan.binding
+    if binding is None or binding.generations != tuple([resident.generation for resident in found]):
+        binding = plan.binding = _binding(plan, found)
+    mapped, segment_bytes = client.mapped, client.segment.nbytes
+    assert mapped is not None, "This is a bug."
+    assert len(job.offsets) == len(plan.inputs) + len(plan.outputs), "This is a bug: not the template's offsets."
+    offsets = iter(job.offsets)
+    outs: list[HostBytes] = []
+    uses: dict[str, Use] = {}
+    if plan.has_regions:
+        uses = _find_regions(plan, job.offsets, regions)
+    for name, kind, nbytes, fortran, _ in plan.inputs:
+        offset = next(offsets)
+        if name in uses:
+            inputs[name] = regions.bytes_of(uses[name], kind)
             continue
-        nbytes = operand.type.nbytes
-        host_bytes += nbytes
-        if operand.region is None:
-            inputs[name] = _bytes_at(client, operand.type, operand.offset, nbytes, operand.fortran)
-        else:
-            uses[name] = regions.find(operand.region, operand.offset, operand.type, field=name)
-            inputs[name] = regions.bytes_of(uses[name], operand.type)
-    if stale:
-        return Stale(job.id, tuple(stale))
-    out_bytes = job.out.nbytes
-    if job.out_region is None:
-        out = _bytes_at(client, job.out, job.out_offset, out_bytes)
-    else:
-        uses[OUT] = regions.find(job.out_region, job.out_offset, job.out, field="out", is_out=True)
-        out = regions.bytes_of(uses[OUT], job.out)
+        assert 0 <= offset <= segment_bytes - nbytes, "This is a bug: an operand outside its segment."
+        inputs[name] = HostBytes(mapped, kind, offset, fortran)
+    for name, kind, nbytes, _, _ in plan.outputs:
+        offset = next(offsets)
+        if name in uses:
+            outs.append(regions.bytes_of(uses[name], kind))
+            continue
+        assert 0 <= offset <= segment_bytes - nbytes, "This is a bug: a result outside its segment."
+        outs.append(HostBytes(mapped, kind, offset))
     for resident in found:
         residents.use(resident)
     if uses:
         regions.hold(uses)
-    return Work(client, job, Step(job.op, job.options, inputs, out), now_ns, host_bytes + out_bytes, uses)
+    return BoundJob(
+        binding.key,
+        now_ns,
+        job.deadline_ns,
+        job.priority,
+        plan.rows,
+        plan.host_bytes,
+        plan.seconds,
+        client=client,
+        job=job,
+        plan=plan,
+        inputs=inputs,
+        outs=outs,
+        signature=binding.signature,
+        uses=uses,
+    )
 
 
-def in_segment(client: Client, kind: TensorType, offset: int, *, fortran: bool = False) -> HostBytes:
-    """Bytes in a gateway's segment; gateways are ours, but memory is not trusted to them."""
-    return _bytes_at(client, kind, offset, kind.nbytes, fortran)
+def _stale(job: Job, plan: JobPlan, found: Sequence[Resident]) -> Stale:
+    infos = [
+        resident.info(name)
+        for (_, name, kind, version), resident in zip(plan.residents, found, strict=True)
+        if resident.type != kind or version not in (0, resident.version)
+    ]
+    return Stale(job.id, tuple(infos))
 
 
-def _bytes_at(client: Client, kind: TensorType, offset: int, nbytes: int, fortran: bool = False) -> HostBytes:
+def _binding(plan: JobPlan, found: Sequence[Resident]) -> Binding:
+    template, batching = plan.template, plan.batching
+    generations = tuple(resident.generation for resident in found)
+    own = tuple((name, generation) for (name, *_), generation in zip(plan.residents, generations, strict=True))
+    key = None if batching is None else (template.op, batching.strategy, batching.key, own)
+    sources = tuple((span.name, span.type, span.fortran) for span in plan.inputs)
+    signature = (template.op, template.options, sources, own, tuple(span.type for span in plan.outputs))
+    return Binding(generations, key, signature)
+
+
+def _find_regions(plan: JobPlan, offsets: Sequence[int], regions: Regions) -> dict[str, Use]:
+    """Finds what lies in regions; outputs have names that no input has."""
+    uses: dict[str, Use] = {}
+    num_inputs = len(plan.inputs)
+    for number, (span, offset) in enumerate(zip((*plan.inputs, *plan.outputs), offsets, strict=True)):
+        if span.region is not None:
+            is_out = number >= num_inputs
+            uses[span.name] = regions.find(span.region, offset, span.type, field=span.name, is_out=is_out)
+    return uses
+
+
+def stage_in(job: BoundJob, regions: Regions) -> None:
+    """Copies inputs in regions that the device does not reach by itself.
+
+    Raises:
+        InvalidRequest: The shared memory was cut.
+    """
+    plan = job.plan
+    inputs = {span.name: span.type for span in plan.inputs}
+    buffers = regions.stage_in(job.uses, inputs, {span.name: span.type for span in plan.outputs})
+    for name in buffers.keys() & inputs.keys():
+        job.inputs[name] = buffers[name]
+    job.outs = [buffers.get(span.name, out) for span, out in zip(plan.outputs, job.outs, strict=True)]
+
+
+def stage_out(job: BoundJob) -> None:
+    """Copies results into regions that the device does not reach by itself.
+
+    Raises:
+        InvalidRequest: The shared memory was cut.
+    """
+    for span, out in zip(job.plan.outputs, job.outs, strict=True):
+        if span.name in job.uses:
+            Regions.stage_out(span.name, job.uses[span.name], out)
+
+
+def in_segment(client: Client, source: Upload) -> HostBytes:
+    """Finds a tensor in a gateway's segment; gateways are ours, but memory is not trusted to them."""
     assert client.mapped is not None, "This is a bug."
-    is_inside = 0 <= offset <= offset + nbytes <= client.segment.nbytes
+    is_inside = 0 <= source.offset <= source.offset + source.type.nbytes <= client.segment.nbytes
     assert is_inside, "This is a bug: an operand outside its segment."
-    return HostBytes(client.mapped, kind, offset, fortran)
+    return HostBytes(client.mapped, source.type, source.offset, source.fortran)

@@ -13,7 +13,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-WorkT = TypeVar("WorkT")
+WaitingT = TypeVar("WaitingT", bound="Waiting")
 
 # `priority` 0 is the protocol's default and gives way to every priority that was asked for.
 DEFAULT_RANK = 2**31
@@ -39,22 +39,20 @@ class Caps:
 
 
 @dataclass(slots=True, eq=False)
-class Waiting(Generic[WorkT]):
-    """A job in the queue.
+class Waiting:
+    """A job in the queue, as far as the scheduler is concerned.
 
     Attributes:
-        work: What to run; the scheduler never looks inside.
-        key: Jobs of equal keys may share a launch; None shares with nobody.
-        arrived_ns: When it came.
-        deadline_ns: It must have started by then; 0 for never.
+        key: Batch key: jobs of equal keys may share a launch; None shares with nobody.
+        arrived_ns: Time of arrival.
+        deadline_ns: Latest start; 0 for none.
         priority: 1 is the most urgent; 0 is the default and the least.
-        rows: Of its result.
-        nbytes: That travel between host and device for it.
-        seconds: That it is predicted to take.
-        is_gone: It was taken or discarded.
+        rows: Number of rows of its result.
+        nbytes: Bytes that travel between host and device for it.
+        seconds: Estimated time that it adds to a launch.
+        is_gone: Whether it was taken or discarded.
     """
 
-    work: WorkT
     key: Hashable | None = None
     arrived_ns: int = 0
     deadline_ns: int = 0
@@ -70,7 +68,7 @@ class Waiting(Generic[WorkT]):
 
 
 @dataclass(slots=True)
-class Decision(Generic[WorkT]):
+class Decision(Generic[WaitingT]):
     """What to do now.
 
     Attributes:
@@ -79,15 +77,15 @@ class Decision(Generic[WorkT]):
         wake_ns: When to decide again although nothing happened; 0 for never.
     """
 
-    batch: list[Waiting[WorkT]] = field(default_factory=list)
-    expired: list[Waiting[WorkT]] = field(default_factory=list)
+    batch: list[WaitingT] = field(default_factory=list)
+    expired: list[WaitingT] = field(default_factory=list)
     wake_ns: int = 0
 
 
-Entry = tuple[int, int, Waiting[WorkT]]
+Entry = tuple[int, int, WaitingT]
 
 
-class Scheduler(Generic[WorkT]):
+class Scheduler(Generic[WaitingT]):
     """The queue of one engine.
 
     Args:
@@ -96,8 +94,8 @@ class Scheduler(Generic[WorkT]):
 
     def __init__(self, caps: Caps | None = None) -> None:
         self._caps = caps or Caps()
-        self._all: list[Entry[WorkT]] = []
-        self._by_key: dict[Hashable, list[Entry[WorkT]]] = {}
+        self._all: list[Entry[WaitingT]] = []
+        self._by_key: dict[Hashable, list[Entry[WaitingT]]] = {}
         self._num_added = 0
         self._num_waiting = 0
 
@@ -105,7 +103,7 @@ class Scheduler(Generic[WorkT]):
         """Jobs that wait."""
         return self._num_waiting
 
-    def add(self, waiting: Waiting[WorkT]) -> None:
+    def add(self, waiting: WaitingT) -> None:
         """Queues a job behind all of its priority."""
         entry = (waiting.priority or DEFAULT_RANK, self._num_added, waiting)
         heapq.heappush(self._all, entry)
@@ -114,21 +112,21 @@ class Scheduler(Generic[WorkT]):
         self._num_added += 1
         self._num_waiting += 1
 
-    def discard(self, waiting: Waiting[WorkT]) -> bool:
+    def discard(self, waiting: WaitingT) -> bool:
         """Forgets a queued job. Returns whether it was still to run."""
         if waiting.is_gone:
             return False
         self._remove(waiting)
         return True
 
-    def decide(self, now_ns: int, *, is_idle: bool = True) -> Decision[WorkT]:
+    def decide(self, now_ns: int, *, is_idle: bool = True) -> Decision[WaitingT]:
         """Takes the next batch out of the queue, and what expired before it.
 
         Args:
             now_ns: The time, on the clock of `arrived_ns` and the deadlines.
             is_idle: Nothing runs on the device: only then is it worth waiting for a batch to grow.
         """
-        decision: Decision[WorkT] = Decision()
+        decision: Decision[WaitingT] = Decision()
         head = self._first(self._all, now_ns, decision)
         if head is None:
             assert not self._num_waiting, "This is a bug: the queue lost a job."
@@ -149,12 +147,12 @@ class Scheduler(Generic[WorkT]):
         decision.batch = batch
         return decision
 
-    def _gather(self, head: Waiting[WorkT], now_ns: int, decision: Decision[WorkT]) -> tuple[list[Entry[WorkT]], bool]:
+    def _gather(self, head: WaitingT, now_ns: int, decision: Decision[WaitingT]) -> tuple[list[Entry[WaitingT]], bool]:
         """The head and all that may run with it, in order, out of their key's queue; whether a cap, not the queue, ended it."""
         if head.key is None:
             return [self._all[0]], True
         entries = self._by_key[head.key]
-        batch: list[Entry[WorkT]] = []
+        batch: list[Entry[WaitingT]] = []
         total = _Total(self._caps)
         is_full = False
         while (waiting := self._first(entries, now_ns, decision)) is not None:
@@ -165,7 +163,7 @@ class Scheduler(Generic[WorkT]):
             batch.append(heapq.heappop(entries))
         return batch, is_full or total.requests >= self._caps.max_requests
 
-    def _first(self, entries: list[Entry[WorkT]], now_ns: int, decision: Decision[WorkT]) -> Waiting[WorkT] | None:
+    def _first(self, entries: list[Entry[WaitingT]], now_ns: int, decision: Decision[WaitingT]) -> WaitingT | None:
         """The first entry that is still to run; what is gone or late before it is dropped."""
         while entries:
             waiting = entries[0][2]
@@ -179,7 +177,7 @@ class Scheduler(Generic[WorkT]):
                 return waiting
         return None
 
-    def _remove(self, waiting: Waiting[WorkT]) -> None:
+    def _remove(self, waiting: WaitingT) -> None:
         waiting.is_gone = True
         self._num_waiting -= 1
 
@@ -194,7 +192,7 @@ class _Total:
         self._nbytes = 0
         self._seconds = 0.0
 
-    def has_room_for(self, waiting: Waiting[WorkT]) -> bool:
+    def has_room_for(self, waiting: Waiting) -> bool:
         return (
             self.requests < self._caps.max_requests
             and self._rows + waiting.rows <= self._caps.max_rows
@@ -202,7 +200,7 @@ class _Total:
             and self._seconds + waiting.seconds <= self._caps.max_seconds
         )
 
-    def add(self, waiting: Waiting[WorkT]) -> None:
+    def add(self, waiting: Waiting) -> None:
         self.requests += 1
         self._rows += waiting.rows
         self._nbytes += waiting.nbytes

@@ -8,6 +8,7 @@ the loop: gateways that come meanwhile are told how far it is, their arenas are 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -15,28 +16,24 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-from tilewire.service.engine.backends.contract import Backend, HostBytes, Report, Step
-from tilewire.service.engine.backends.gpu.host import tensor_of
-from tilewire.service.engine.loop.batching import join
+from tilewire.service.engine.backends.contract import Backend, HostBytes, Report
+from tilewire.service.engine.backends.host import bytes_of, tensor_of
+from tilewire.service.engine.loop.batching import launch_of
 from tilewire.service.engine.loop.ipc import Mailbox
 from tilewire.service.engine.loop.jobs import Attached, Client, Event, Lost, Stop
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import Warming
-from tilewire.service.ops.registry import (
-    OPS,
-    AddOptions,
-    Limits,
-    MatmulOptions,
-    Options,
-    SoftmaxOptions,
-    TensorType,
-    plan,
-)
+from tilewire.service.ops.op import AnyOp, Limits, TensorType
+from tilewire.service.ops.planning import parse_options, plan
+from tilewire.service.ops.registry import OPS
 
 logger = logging.getLogger(__name__)
 
 LOG_EVERY_S = 1.0
 TELL_EVERY_S = 0.1
+
+# Of each operand and result of a check.
+SLOT_BYTES = 4096
 
 
 class CannotStart(Exception):
@@ -124,36 +121,31 @@ def check_ops(backend: Backend, report: Report) -> None:
     """
     segment = Segment.create("tilewire-warmup", 2**16)
     mapped = backend.attach(segment)
-    cases: list[tuple[str, Options, dict[str, list[list[float]]], list[list[float]]]] = [
-        ("matmul", MatmulOptions(), {"a": [[1, 2], [3, 4]], "b": [[5, 6], [7, 8]]}, [[19, 22], [43, 50]]),
-        ("softmax", SoftmaxOptions(), {"x": [[0, 0], [5, 5]]}, [[0.5, 0.5], [0.5, 0.5]]),
-        ("add", AddOptions(alpha=2), {"a": [[1, 2]], "b": [[10, 20]]}, [[21, 42]]),
-    ]
-    for number, (op, options, inputs, expected) in enumerate(cases):
-        report("check", number, len(cases))
-        result = _run(backend, mapped, (op, options), {name: torch.tensor(rows) for name, rows in inputs.items()})
-        if not torch.equal(result, torch.tensor(expected, dtype=torch.float32)):
-            raise CannotStart(f"{op} gave {result.tolist()} for {inputs}, not {expected}")
-    report("check", len(cases), len(cases))
+    for number, op in enumerate(OPS.values()):
+        report("check", number, len(OPS))
+        for result, expected in zip(_run(backend, mapped, op), op.warmup.outputs, strict=True):
+            if not torch.equal(result, torch.tensor(expected, dtype=result.dtype)):
+                raise CannotStart(f"{op.name} gave {result.tolist()} for {op.warmup.inputs}, not {expected}")
+    report("check", len(OPS), len(OPS))
     backend.detach(mapped)
-    del mapped, result
+    del mapped
     segment.close()
 
 
-def _run(
-    backend: Backend, mapped: torch.Tensor, call: tuple[str, Options], inputs: dict[str, torch.Tensor]
-) -> torch.Tensor:
-    op, options = call
+def _run(backend: Backend, mapped: torch.Tensor, op: AnyOp) -> list[torch.Tensor]:
+    values = {name: torch.tensor(rows, dtype=torch.float32) for name, rows in op.warmup.inputs.items()}
+    types = {name: TensorType("float32", tuple(one.shape)) for name, one in values.items()}
+    options = parse_options(op, op.warmup.options)
+    ends = itertools.count(0, SLOT_BYTES)
     placed: dict[str, HostBytes | torch.Tensor] = {}
-    types = {name: TensorType("float32", tuple(values.shape)) for name, values in inputs.items()}
-    for number, (name, values) in enumerate(inputs.items()):
-        source = HostBytes(mapped, types[name], 4096 * (number + 1))
-        tensor_of(source).copy_(values)
-        placed[name] = source
-    out = HostBytes(mapped, plan(OPS[op], types, options, Limits()).out, 0)
-    tensor_of(out).fill_(float("nan"))
-    backend.begin(join([Step(op, options, placed, out)], None)).wait()
-    return tensor_of(out).clone()
+    for name, one in values.items():
+        source = placed[name] = HostBytes(mapped, types[name], next(ends))
+        tensor_of(source).copy_(one)
+    outs = [HostBytes(mapped, kind, next(ends)) for kind in plan(op, types, options, Limits()).outputs]
+    for out in outs:
+        bytes_of(out).fill_(0xFF)
+    backend.begin([launch_of(op, options, placed, outs)]).wait()
+    return [tensor_of(out).clone() for out in outs]
 
 
 Prepare = Callable[[Report], None]

@@ -35,6 +35,7 @@ from tilewire.service.ipc.messages import (
     Timings,
     ToGateway,
     UnregisterRegion,
+    Upload,
 )
 from tilewire.service.supervisor.vault import VaultFollower
 
@@ -128,7 +129,7 @@ class Holdings:
     ) -> Tensors:
         match message:
             case PutTensor(source=source):
-                uploaded = in_segment(client, source.type, source.offset, fortran=source.fortran)
+                uploaded = in_segment(client, source)
                 tensor, was_there = self.residents.put(message.name, uploaded)
                 self._observe()
                 return Tensors(message.id, (tensor,), replaced=was_there)
@@ -145,7 +146,7 @@ class Holdings:
         resident = self.residents.get(message.name)
         if resident.type != message.expected:
             return Stale(message.id, (resident.info(message.name),))
-        self.backend.download(resident.tensor, in_segment(client, message.expected, message.out_offset))
+        self.backend.download(resident.tensor, in_segment(client, Upload(message.expected, message.out_offset)))
         return Done(message.id, Timings())
 
     def _observe(self) -> None:

@@ -19,11 +19,11 @@ from safetensors import SafetensorError, safe_open
 
 from tilewire.service.dtypes import BY_SAFETENSORS
 from tilewire.service.engine.backends.contract import Backend, HostBytes
-from tilewire.service.engine.backends.gpu.host import TORCH_DTYPES, tensor_of
+from tilewire.service.engine.backends.host import TORCH_DTYPES, tensor_of
 from tilewire.service.errors import ResidentQuota, TilewireError, TooBusy, UnknownName
 from tilewire.service.ipc.arena import make_sealed
 from tilewire.service.ipc.messages import TensorInfo
-from tilewire.service.ops.registry import TensorType
+from tilewire.service.ops.op import TensorType
 from tilewire.service.supervisor.handover import Kept
 from tilewire.service.supervisor.vault import VaultWriter
 from tilewire.service.tensor_names import problem_of
@@ -45,9 +45,18 @@ class TensorsDirError(Exception):
     """A file of `tensors_dir` cannot be read, or does not fit the quota."""
 
 
-@dataclass(slots=True, weakref_slot=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Resident:
-    """One tensor on the device."""
+    """One tensor on the device.
+
+    Attributes:
+        type: Dtype and shape.
+        tensor: The tensor.
+        created: Unix time in seconds of its upload.
+        last_used: Unix time in seconds of the last request that read it, or None.
+        hits: Number of requests that read it.
+        generation: Number that no other tensor of this process has.
+    """
 
     type: TensorType
     tensor: torch.Tensor
@@ -55,6 +64,7 @@ class Resident:
     last_used: float | None = None
     hits: int = 0
     version: int = 0
+    generation: int = 0
 
     def info(self, name: str) -> TensorInfo:
         """What clients may know of it."""
@@ -99,6 +109,7 @@ class Residents:
         self._clock = clock
         self._clock_ns = clock_ns
         self._by_name: dict[str, Resident] = {}
+        self._last_generation = 0
         # Changes of the home engine that failed here, until the next change of the name.
         self._failures: dict[str, TilewireError] = {}
         self.nbytes = 0
@@ -199,10 +210,6 @@ class Residents:
             raise UnknownName(f"{field}: no resident tensor {name!r}")
         return resident
 
-    def find(self, name: str) -> Resident | None:
-        """As `get`, but None where there is none."""
-        return self._by_name.get(name)
-
     def use(self, resident: Resident) -> torch.Tensor:
         """Counts a use; returns the tensor."""
         resident.hits += 1
@@ -284,6 +291,8 @@ class Residents:
     def _set(self, name: str, resident: Resident) -> None:
         older = self._by_name.get(name)
         self.nbytes += resident.type.nbytes - (older.type.nbytes if older else 0)
+        self._last_generation += 1
+        resident.generation = self._last_generation
         self._by_name[name] = resident
 
 

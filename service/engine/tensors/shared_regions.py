@@ -17,11 +17,11 @@ from pathlib import Path
 import msgspec
 import torch
 
-from tilewire.service.engine.backends.contract import Backend, HostBytes, Step
+from tilewire.service.engine.backends.contract import Backend, HostBytes
 from tilewire.service.engine.tensors.shm_files import FOLDER, SharedFile
 from tilewire.service.errors import BeyondLimit, InvalidRequest, UnknownName
 from tilewire.service.ipc.messages import RegionInfo
-from tilewire.service.ops.registry import TensorType
+from tilewire.service.ops.op import TensorType
 from tilewire.service.supervisor.handover import KeptRegion
 from tilewire.service.supervisor.vault import VaultWriter
 
@@ -29,9 +29,6 @@ logger = logging.getLogger(__name__)
 
 # Each holds a descriptor here and one in the supervisor.
 MAX_REGIONS = 1024
-
-# The name of a result among a job's uses; no input is called so.
-OUT = ""
 
 # Stands for bytes that are copied in when the batch begins.
 _NOWHERE = torch.empty(0, dtype=torch.uint8)
@@ -76,6 +73,8 @@ class Regions:
         backend: What may reach them by itself.
         vault: Told of every change.
         max_bytes: Their sum, at most.
+        max_copied_bytes: Bytes of one request's inputs, at most, that have to be copied; an object may be larger than
+            what it occupies.
         prefix: What allowed keys begin with.
         folder: Where shared-memory objects are.
         clock_ns: The machine's monotonic clock.
@@ -87,6 +86,7 @@ class Regions:
         vault: VaultWriter,
         *,
         max_bytes: int,
+        max_copied_bytes: int,
         prefix: str = "",
         folder: Path = FOLDER,
         clock_ns: Callable[[], int] = time.monotonic_ns,
@@ -94,6 +94,7 @@ class Regions:
         self._backend = backend
         self._vault = vault
         self._max_bytes = max_bytes
+        self._max_copied_bytes = max_copied_bytes
         self._prefix = prefix
         self._folder = folder
         self._clock_ns = clock_ns
@@ -264,46 +265,59 @@ class Regions:
             use.region.uses -= 1
             self._close_if_unused(use.region)
 
-    def stage_in(self, step: Step, uses: Uses) -> Step:
-        """Copies what the device does not reach by itself; the step with the bytes in place.
+    def stage_in(
+        self, uses: Uses, inputs: Mapping[str, TensorType], outputs: Mapping[str, TensorType]
+    ) -> dict[str, HostBytes]:
+        """Copies inputs that the device does not reach by itself.
+
+        Args:
+            uses: Uses of a job, by name of the input or output.
+            inputs: Types of its inputs.
+            outputs: Types of its results.
+
+        Returns:
+            Memory for each tensor that the device does not reach, by name; that of an input is filled.
 
         Raises:
             InvalidRequest: An object was cut.
+            BeyondLimit: The inputs are too large to be copied.
         """
-        inputs = dict(step.inputs)
-        out = step.out
+        copied = {name: inputs[name] for name, use in uses.items() if name in inputs and use.region.mapped is None}
+        nbytes = sum(kind.nbytes for kind in copied.values())
+        if nbytes > self._max_copied_bytes:
+            raise BeyondLimit(
+                f"{', '.join(copied)}: {nbytes} bytes in shared memory; this device has to copy them, and the limit is "
+                f"{self._max_copied_bytes}"
+            )
+        buffers: dict[str, HostBytes] = {}
         for name, use in uses.items():
             if use.region.mapped is not None:
                 continue
-            kind = step.out.type if name == OUT else _type_of(step, name)
+            kind = inputs[name] if name in inputs else outputs[name]
             buffer = self._backend.host_buffer(kind.nbytes)
-            if name == OUT:
-                out = HostBytes(buffer, kind, 0)
-                continue
-            _read(use, buffer, name)
-            inputs[name] = HostBytes(buffer, kind, 0)
-        return Step(step.op, step.options, inputs, out)
+            if name in inputs:
+                _read(use, buffer, name)
+            buffers[name] = HostBytes(buffer, kind, 0)
+        return buffers
 
     @staticmethod
-    def stage_out(step: Step, uses: Uses) -> None:
+    def stage_out(name: str, use: Use, out: HostBytes) -> None:
         """Copies a result that was not written where it belongs.
+
+        Args:
+            name: Name of the output.
+            use: Its place in a region.
+            out: Memory that has it.
 
         Raises:
             InvalidRequest: The object was cut.
         """
-        use = uses.get(OUT)
-        if use is None or step.out.is_foreign:
+        if out.is_foreign:
             return
         try:
-            use.region.file.write(step.out.mapped.numpy().data, use.offset)
+            use.region.file.write(out.mapped.numpy().data, use.offset)
         except InvalidRequest as error:
-            raise InvalidRequest(f"out: {error.detail}") from None
-
-
-def _type_of(step: Step, name: str) -> TensorType:
-    source = step.inputs[name]
-    assert isinstance(source, HostBytes), "This is a bug: a resident in a region."
-    return source.type
+            raise InvalidRequest(f"{name}: {error.detail}") from None
 
 
 def _read(use: Use, buffer: torch.Tensor, field: str) -> None:

@@ -7,13 +7,8 @@ from typing import Any
 import msgspec
 
 from tilewire.service.gateway.codecs.negotiation import CODECS
-from tilewire.service.ops.registry import OPS, Op
-
-EXAMPLES: dict[str, dict[str, Any]] = {
-    "matmul": {"a": [[1, 2], [3, 4]], "b": [[5, 6], [7, 8]], "dtype": "float32"},
-    "softmax": {"x": [[1, 2, 3]], "dtype": "float32"},
-    "add": {"a": [[1, 2]], "b": [[10, 20]], "dtype": "float32"},
-}
+from tilewire.service.ops.op import AnyOp
+from tilewire.service.ops.registry import OPS
 
 _PROBLEM = {
     "description": "What is wrong, as RFC 9457 problem details; `detail` names the field.",
@@ -22,17 +17,17 @@ _PROBLEM = {
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 
-def describe_op(op: Op) -> dict[str, Any]:
+def describe_op(op: AnyOp) -> dict[str, Any]:
     """The OpenAPI operation of `POST /v1/{op}`."""
     # The first one is what `/docs` offers to try.
-    body: dict[str, Any] = {"application/json": {"schema": {"type": "object"}, "example": EXAMPLES[op.name]}}
+    body: dict[str, Any] = {"application/json": {"schema": {"type": "object"}, "example": dict(op.example)}}
     body |= {codec.content_type: dict(_BINARY) for codec in CODECS if codec.name != "json"}
     return {
         "parameters": [*_options(op), *_residents(op), *_COMMON],
         "requestBody": {"content": body, "description": f"Inputs: {', '.join(op.inputs)}."},
         "responses": {
             "200": {
-                "description": "The tensor `out`, in the format of the body or of `Accept`.",
+                "description": f"Tensors: {', '.join(op.outputs)}; in the format of the body or of `Accept`.",
                 "content": _answers(),
             },
             "201": {"description": "`store=`: what is resident now.", "content": {"application/json": {}}},
@@ -80,7 +75,7 @@ def _errors() -> dict[str, Any]:
     return {"4XX": _PROBLEM, "5XX": _PROBLEM}
 
 
-def _options(op: Op) -> list[dict[str, Any]]:
+def _options(op: AnyOp) -> list[dict[str, Any]]:
     schemas = msgspec.json.schema(op.options)["$defs"][op.options.__name__]["properties"]
     return [
         {"name": name, "in": "query", "required": False, "description": schema.pop("description", ""), "schema": schema}
@@ -89,7 +84,7 @@ def _options(op: Op) -> list[dict[str, Any]]:
     ]
 
 
-def _residents(op: Op) -> list[dict[str, Any]]:
+def _residents(op: AnyOp) -> list[dict[str, Any]]:
     return [
         {
             "name": name,

@@ -20,7 +20,7 @@ from tilewire.service.errors import BeyondLimit, BodyTooLarge, InvalidRequest
 from tilewire.service.gateway.codecs.protocol import Placed, Room
 from tilewire.service.gateway.codecs.shapes import MAX_RANK, check_shape
 from tilewire.service.gateway.codecs.strict_json import parse_object
-from tilewire.service.ops.registry import TensorType
+from tilewire.service.ops.op import TensorType
 
 # A Python list takes up to 20 times its text: past this, binary formats are what the user wants.
 MAX_BODY_BYTES = 64 * 2**20

@@ -17,7 +17,7 @@ from tilewire.service.dtypes import BY_NPY, DTYPES, DType
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.codecs.protocol import Placed, Room
 from tilewire.service.gateway.codecs.shapes import check_shape
-from tilewire.service.ops.registry import TensorType
+from tilewire.service.ops.op import TensorType
 
 MAGIC = b"\x93NUMPY"
 # NumPy's own bound on what it reads without being told to trust the file.

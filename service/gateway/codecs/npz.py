@@ -15,7 +15,7 @@ from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.codecs.npy import npy_header, read_npy
 from tilewire.service.gateway.codecs.protocol import Placed, Room
 from tilewire.service.gateway.codecs.zip_directory import STORED, Member, read_members
-from tilewire.service.ops.registry import TensorType
+from tilewire.service.ops.op import TensorType
 
 MAGIC = b"PK\x03\x04"
 _SUFFIX = ".npy"

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from tilewire.service.ops.registry import TensorType
+from tilewire.service.ops.op import TensorType
 
 
 class Placed(msgspec.Struct, frozen=True):

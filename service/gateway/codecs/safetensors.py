@@ -16,7 +16,7 @@ from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.codecs.protocol import Placed, Room
 from tilewire.service.gateway.codecs.shapes import check_shape
 from tilewire.service.gateway.codecs.strict_json import parse_object
-from tilewire.service.ops.registry import TensorType
+from tilewire.service.ops.op import TensorType
 
 PREFIX_BYTES = 8
 MAX_HEADER_BYTES = 2**20

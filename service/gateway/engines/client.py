@@ -26,6 +26,7 @@ from tilewire.service.ipc.messages import (
     DescribeTensor,
     Done,
     Failed,
+    ForgetTemplate,
     GetTensor,
     Hello,
     Job,
@@ -36,6 +37,7 @@ from tilewire.service.ipc.messages import (
     RegionList,
     RegisterRegion,
     Stale,
+    Template,
     Tensors,
     ToGateway,
     UnregisterRegion,
@@ -49,8 +51,7 @@ logger = logging.getLogger(__name__)
 RECONNECT_S = 0.1
 
 Request = (
-    Job
-    | PutTensor
+    PutTensor
     | GetTensor
     | DescribeTensor
     | DeleteTensor
@@ -90,6 +91,29 @@ class Engine(Protocol):
         """
         ...
 
+    def submit(
+        self, template: Template, offsets: tuple[int, ...], *, deadline_ns: int = 0, priority: int = 0
+    ) -> tuple[int, asyncio.Future[Reply]]:
+        """Sends a job under a fresh id, and before it the template, unless the engine has it.
+
+        Args:
+            template: The template of the job.
+            offsets: Offsets, as in `messages.Job`.
+            deadline_ns: Latest start on the machine's monotonic clock; 0 for none.
+            priority: 0 is the default, 1 the most urgent.
+
+        Returns:
+            The job's id, and a future that holds the reply or raises an error of the tree.
+
+        Raises:
+            Unavailable: The engine is not ready.
+        """
+        ...
+
+    def forget(self, template_id: int) -> None:
+        """Lets the engine forget a template, which will not be submitted again."""
+        ...
+
     def cancel(self, request_id: int) -> None:
         """Says that nobody waits for the request any more. Its future still ends."""
         ...
@@ -123,6 +147,8 @@ class EngineClient:
         self._lost = asyncio.Event()
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[Reply]] = {}
+        # Numbers of the templates that the engine has.
+        self._templates: set[int] = set()
         self.welcome: Welcome | None = None
         self.warming: Warming | None = None
 
@@ -133,13 +159,38 @@ class EngineClient:
 
     def send(self, request: Request) -> tuple[int, asyncio.Future[Reply]]:
         """See `Engine.send`."""
+        link = self._ready_link()
+        request_id, future = self._expect_reply()
+        link.send(msgspec.structs.replace(request, id=request_id, request_id=log.request_id.get()))
+        return request_id, future
+
+    def submit(
+        self, template: Template, offsets: tuple[int, ...], *, deadline_ns: int = 0, priority: int = 0
+    ) -> tuple[int, asyncio.Future[Reply]]:
+        """See `Engine.submit`."""
+        link = self._ready_link()
+        if template.id not in self._templates:
+            self._templates.add(template.id)
+            link.send(template)
+        request_id, future = self._expect_reply()
+        link.send(Job(request_id, template.id, offsets, deadline_ns, priority, log.request_id.get()))
+        return request_id, future
+
+    def forget(self, template_id: int) -> None:
+        """See `Engine.forget`."""
+        if template_id in self._templates and self._link is not None:
+            self._templates.discard(template_id)
+            self._link.send(ForgetTemplate(template_id))
+
+    def _ready_link(self) -> Link[ToGateway]:
         if self.welcome is None or self._link is None:
             raise Unavailable("the engine is starting or restarting")
+        return self._link
+
+    def _expect_reply(self) -> tuple[int, asyncio.Future[Reply]]:
         request_id = next(self._ids)
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._pending[request_id] = future
+        future = self._pending[request_id] = asyncio.get_running_loop().create_future()
         self._poller.sent()
-        self._link.send(msgspec.structs.replace(request, id=request_id, request_id=log.request_id.get()))
         return request_id, future
 
     def cancel(self, request_id: int) -> None:
@@ -197,6 +248,7 @@ class EngineClient:
     def _on_lost(self) -> None:
         welcome, self.welcome, self.warming, self._link = self.welcome, None, None, None
         pending, self._pending = self._pending, {}
+        self._templates.clear()
         self._poller.answered(len(pending))
         for future in pending.values():
             if future.cancelled():

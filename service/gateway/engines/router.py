@@ -15,6 +15,7 @@ import msgspec
 
 from tilewire.service.errors import ClientGone, DeadlinePassed, TilewireError, Unavailable, UnknownName
 from tilewire.service.gateway.engines.client import Engine, Reply, Request
+from tilewire.service.gateway.engines.templates import BoundTemplate, Templates
 from tilewire.service.ipc.messages import (
     AwaitTensor,
     DeleteTensor,
@@ -22,11 +23,9 @@ from tilewire.service.ipc.messages import (
     DescribeTensor,
     Done,
     GetTensor,
-    Job,
     Kernels,
     ListRegions,
     ListTensors,
-    Operand,
     PutTensor,
     RegionInfo,
     RegionList,
@@ -35,9 +34,10 @@ from tilewire.service.ipc.messages import (
     TensorInfo,
     Tensors,
     UnregisterRegion,
+    Upload,
     Welcome,
 )
-from tilewire.service.ops.registry import TensorType
+from tilewire.service.ops.op import TensorType
 
 # An engine that works says itself that a deadline has passed, and then the slots are free; it has so long for that.
 DEADLINE_GRACE_NS = 20_000_000
@@ -76,10 +76,14 @@ class Engines:
 
     Args:
         engines: One for each device.
+
+    Attributes:
+        templates: Templates of the jobs that are submitted.
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self._engines = engines
+        self.templates = Templates(self._forget_template)
         self._types: dict[str, TensorType] = {}
 
     @property
@@ -126,8 +130,15 @@ class Engines:
                 return False
         return self.is_ready
 
-    def submit(self, job: Job) -> tuple[Engine, int, asyncio.Future[Reply]]:
+    def submit(
+        self, bound: BoundTemplate, *, deadline_ns: int = 0, priority: int = 0
+    ) -> tuple[Engine, int, asyncio.Future[Reply]]:
         """Sends a job to the least busy engine.
+
+        Args:
+            bound: The template of the job, and its offsets.
+            deadline_ns: Latest start on the machine's monotonic clock; 0 for none.
+            priority: 0 is the default, 1 the most urgent.
 
         Returns:
             The engine, the job's id there, and what holds the reply: until it comes, the slots are the engine's.
@@ -136,19 +147,23 @@ class Engines:
             Unavailable: No engine is ready.
         """
         engine = self._least_busy()
-        return engine, *engine.send(job)
+        return engine, *engine.submit(bound.template, bound.offsets, deadline_ns=deadline_ns, priority=priority)
 
     def learn(self, stale: Stale) -> None:
         """Takes over the types that an engine told."""
         self._remember(stale.tensors)
 
-    async def compute(self, job: Job, client: Departure, slots: Slots) -> Done | Stale:
+    async def compute(
+        self, bound: BoundTemplate, client: Departure, slots: Slots, *, deadline_ns: int = 0, priority: int = 0
+    ) -> Done | Stale:
         """Runs a job on the least busy engine.
 
         Args:
-            job: Its id is given here.
+            bound: The template of the job, and its offsets.
             client: When it leaves, the job is cancelled.
             slots: Where the job's tensors lie. When it ends before the engine has answered, they are held until then.
+            deadline_ns: Latest start on the machine's monotonic clock; 0 for none.
+            priority: 0 is the default, 1 the most urgent.
 
         Returns:
             When the slots are the caller's again: `Done`, or `Stale` with the types to plan with.
@@ -157,11 +172,11 @@ class Engines:
             TilewireError: Whatever the engine answered; `ClientGone` when the client left; `DeadlinePassed` when the
                 engine has not answered by the deadline.
         """
-        engine, request_id, future = self.submit(job)
+        engine, request_id, future = self.submit(bound, deadline_ns=deadline_ns, priority=priority)
         # Cancelled or not, the reply is awaited: until it comes, the slots are the engine's.
         client.watch(lambda: engine.cancel(request_id))
         try:
-            if job.deadline_ns and not await _is_done_by(future, job.deadline_ns + DEADLINE_GRACE_NS):
+            if deadline_ns and not await _is_done_by(future, deadline_ns + DEADLINE_GRACE_NS):
                 engine.cancel(request_id)
                 slots.hold_until(future)
                 raise DeadlinePassed("deadline: it passed, and the engine has not answered")
@@ -202,7 +217,7 @@ class Engines:
         self._remember(reply.tensors)
         return reply.tensors[0]
 
-    async def put(self, name: str, source: Operand) -> tuple[TensorInfo, bool]:
+    async def put(self, name: str, source: Upload) -> tuple[TensorInfo, bool]:
         """Makes a tensor resident on every engine: the home engine gives it a version, and the others follow.
 
         Returns:
@@ -316,9 +331,9 @@ class Engines:
             *(self._ask(engine, UnregisterRegion(0, name, stamp), RegionList) for engine in others),
         )
 
-    def forget(self, name: str) -> None:
-        """Drops a cached type that proved wrong."""
-        self._types.pop(name, None)
+    def _forget_template(self, template_id: int) -> None:
+        for engine in self._engines:
+            engine.forget(template_id)
 
     def _home_of(self, name: str) -> Engine:
         """The engine that orders the changes of this name: one for all names, as all names are on all engines."""

@@ -17,12 +17,15 @@ from tilewire.service.gateway.api.v2.request import Region
 from tilewire.service.gateway.auth.authenticator import authorise
 from tilewire.service.gateway.codecs.negotiation import SNIFF_BYTES, codec_for_accept, codec_for_body
 from tilewire.service.gateway.codecs.protocol import Codec, Placed
+from tilewire.service.gateway.engines.templates import BoundTemplate
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.body import receive_body, refuse_encodings
 from tilewire.service.gateway.request.context import Exchange, Gateway
 from tilewire.service.ipc.arena import Lease
-from tilewire.service.ipc.messages import Done, Job, Operand
-from tilewire.service.ops.registry import Op, Options, Plan, TensorType, plan
+from tilewire.service.ipc.messages import Done, InputSpec, OutputSpec
+from tilewire.service.ops.op import AnyOp, Plan, TensorType
+from tilewire.service.ops.planning import plan
+from tilewire.service.ops.registry import Options
 
 # How often a request is planned again because a resident changed its type under it.
 MAX_PLANS = 4
@@ -44,7 +47,7 @@ class Task(msgspec.Struct, frozen=True):
         priority: 0 is the default, 1 the most urgent.
     """
 
-    op: Op
+    op: AnyOp
     options: Options
     placed: Mapping[str, Placed]
     residents: Mapping[str, str]
@@ -64,14 +67,14 @@ class Computed(msgspec.Struct, frozen=True):
         lease: Where it lies; empty when it went into a region.
         done: What the engine said.
         codec: The format of the answer, where one was chosen.
-        job: What the engine was sent.
+        bound: Template and offsets of the job.
     """
 
     out: TensorType
     lease: Lease
     done: Done
     codec: Codec | None
-    job: Job
+    bound: BoundTemplate
 
 
 async def compute(gateway: Gateway, exchange: Exchange, call: Call, leases: Leases) -> Computed:
@@ -127,9 +130,9 @@ async def run(
     for _attempt in range(MAX_PLANS):
         try:
             operands = _bind(task, resident_types)
-            types = {name: one.type for name, one in operands.items()}
+            types = {spec.name: spec.type for spec, _ in operands}
             planned = plan(task.op, types, task.options, gateway.settings.limits)
-            codec = choose(planned.out)
+            codec = choose(planned.outputs[0])
         except TilewireError:
             # It may be our memory of a resident that is wrong: another gateway may have replaced it.
             current = await _current_types(gateway, task.residents)
@@ -137,14 +140,17 @@ async def run(
                 raise
             resident_types = current
             continue
+        (out,) = planned.outputs
         if task.is_sent:
-            reserve_answer(gateway, exchange, planned.out.nbytes)
-        lease = await leases.wait(0 if task.out_region is not None else planned.out.nbytes)
-        job = _job(task, operands, planned, lease)
-        reply = await gateway.engines.compute(job, exchange.incoming, leases)
+            reserve_answer(gateway, exchange, out.nbytes)
+        lease = await leases.wait(0 if task.out_region is not None else out.nbytes)
+        bound = _bound(gateway, task, operands, planned, lease)
+        reply = await gateway.engines.compute(
+            bound, exchange.incoming, leases, deadline_ns=task.deadline_ns, priority=task.priority
+        )
         if isinstance(reply, Done):
             exchange.timings, exchange.batch_size = reply.timings, reply.batch_size
-            return Computed(planned.out, lease, reply, codec, job)
+            return Computed(out, lease, reply, codec, bound)
         leases.give_back(lease)
         resident_types = await _resident_types(gateway, task.residents)
     raise Unavailable("its resident tensors keep changing their shapes while it waits")
@@ -212,26 +218,33 @@ async def _read_operands(
     return codec, placed
 
 
-def _bind(task: Task, resident_types: Mapping[str, TensorType]) -> dict[str, Operand]:
+# An input of a template, and where its bytes begin; residents have no bytes here.
+Bound = tuple[InputSpec, int | None]
+
+
+def _bind(task: Task, resident_types: Mapping[str, TensorType]) -> list[Bound]:
     """Joins the body's tensors, those in regions and the residents; an unnamed one is the first required input that is left."""
-    operands = {field: Operand(resident_types[field], resident=name) for field, name in task.residents.items()}
+    operands: dict[str, Bound] = {
+        field: (InputSpec(field, resident_types[field], name), None) for field, name in task.residents.items()
+    }
     for field, declared in task.declared.items():
         if declared != resident_types[field]:
             raise InvalidRequest(
                 f"{field}: {task.residents[field]!r} is {resident_types[field]}; the request says {declared}"
             )
     operands |= {
-        field: Operand(kind, region.offset, region=region.name) for field, (kind, region) in task.regions.items()
+        field: (InputSpec(field, kind, region=region.name), region.offset)
+        for field, (kind, region) in task.regions.items()
     }
     for name, tensor in task.placed.items():
         field = name or _first_missing(task.op, operands)
         if field in operands:
             raise InvalidRequest(f"{field}: given in the body and as a resident tensor")
-        operands[field] = Operand(tensor.type, tensor.offset, fortran=tensor.fortran)
-    return operands
+        operands[field] = (InputSpec(field, tensor.type, fortran=tensor.fortran), tensor.offset)
+    return list(operands.values())
 
 
-def _first_missing(op: Op, operands: Mapping[str, Operand]) -> str:
+def _first_missing(op: AnyOp, operands: Mapping[str, Bound]) -> str:
     return next((name for name in op.required if name not in operands), op.required[0])
 
 
@@ -244,18 +257,14 @@ def _answer_codec(gateway: Gateway, exchange: Exchange, body_codec: Codec | None
     return codec
 
 
-def _job(task: Task, operands: dict[str, Operand], planned: Plan, lease: Lease) -> Job:
+def _bound(gateway: Gateway, task: Task, operands: list[Bound], planned: Plan, lease: Lease) -> BoundTemplate:
     region = task.out_region
-    return Job(
-        id=0,
-        op=task.op.name,
-        operands=operands,
-        options=task.options,
-        out=planned.out,
-        out_offset=lease.offset if region is None else region.offset,
-        flops=planned.flops,
-        moved_bytes=planned.moved_bytes,
-        deadline_ns=task.deadline_ns,
-        priority=task.priority,
-        out_region=region.name if region is not None else None,
+    template = gateway.engines.templates.find(
+        task.op.name,
+        tuple(spec for spec, _ in operands),
+        task.options,
+        tuple(OutputSpec(out, None if region is None else region.name) for out in planned.outputs),
+        (planned.flops, planned.moved_bytes),
     )
+    offsets = tuple(offset for _, offset in operands if offset is not None)
+    return BoundTemplate(template, (*offsets, lease.offset if region is None else region.offset))

@@ -8,18 +8,18 @@ the gateway's event loop.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from starlette.types import Scope
 
 from tilewire.service.gateway.auth.authenticator import Access
+from tilewire.service.gateway.engines.templates import BoundTemplate
 from tilewire.service.gateway.request.context import Exchange
 from tilewire.service.gateway.request.heads import Form, form_of
 from tilewire.service.ipc.arena import SLOT_ALIGN
-from tilewire.service.ipc.messages import Job, Operand
-from tilewire.service.ops.registry import TensorType
+from tilewire.service.ipc.messages import InputSpec, Template
+from tilewire.service.ops.op import TensorType
 
 # Of different requests that a connection remembers: a client that calls one layer after the other has a few in turn.
 MAX_HABITS = 16
@@ -30,8 +30,6 @@ MAX_LEAD_BYTES = 2**13
 # Longer bodies and answers take the ordinary path: what they cost beside their bytes does not count.
 MAX_BODY_BYTES = 2**18
 
-# Kinds of jobs that have a number; more get new ones.
-MAX_NUMBERS = 4096
 MAX_ANSWER_BYTES = 2**18
 
 # Native formats whose payload is the tensor as it is, behind a header that tells where.
@@ -59,11 +57,10 @@ class Habit:
         op: Name of the op.
         access: Who asked; may run the op and read the residents.
         timeout_ns: It must have started by then, or 0.
-        job: What the engine was sent; the slots of the next one are elsewhere.
-        kind: Its number, so that the engine knows the next one too.
+        template: Template of its job.
+        priority: Of its job.
         resident_types: Dtype and shape of each resident that it was planned with, by name.
-        residents: Operands that are residents, by input.
-        placed: Operands in the body, by input; offsets from the slot's start.
+        placed: Offsets of the operands in the body from the slot's start, in the template's order.
         out_at: Where the result goes, from the slot's start.
         out_bytes: Of the result.
         slot_bytes: For body and result together.
@@ -83,11 +80,10 @@ class Habit:
     op: str
     access: Access
     timeout_ns: int
-    job: Job
-    kind: int
+    template: Template
+    priority: int
     resident_types: tuple[tuple[str, TensorType], ...]
-    residents: dict[str, Operand]
-    placed: tuple[tuple[str, Operand], ...]
+    placed: tuple[int, ...]
     out_at: int
     out_bytes: int
     slot_bytes: int
@@ -106,7 +102,7 @@ class Served:
     """What the ordinary path made of a request that may come again.
 
     Attributes:
-        job: As the engine was sent it.
+        bound: Template and offsets of its job.
         body: All of its body.
         begin: Where the body begins in the segment.
         body_at: How far behind the start of its slot that is.
@@ -114,9 +110,10 @@ class Served:
         content_type: Of its answer.
         answer_lead: The header at the front of the answer's body.
         more_headers: Lines of the answer's head behind those that differ each time.
+        priority: Of its job.
     """
 
-    job: Job
+    bound: BoundTemplate
     body: memoryview
     begin: int
     body_at: int
@@ -124,6 +121,7 @@ class Served:
     content_type: str
     answer_lead: bytes
     more_headers: str = ""
+    priority: int = 0
 
 
 def is_repeatable(exchange: Exchange, answer_nbytes: int) -> bool:
@@ -155,16 +153,19 @@ def habit_of(head: bytes, scope: Scope, exchange: Exchange, served: Served) -> H
         None when its tensors do not stand in the body as they are, or behind too long a header.
     """
     form = form_of(head)
-    job, body, begin = served.job, served.body, served.begin
-    in_body = {name: one for name, one in job.operands.items() if one.resident is None}
-    if form is None or not in_body or not all(_is_within(one, begin, body.nbytes) for one in in_body.values()):
+    (template, offsets), body, begin = served.bound, served.body, served.begin
+    (out,) = template.outputs
+    in_body = [spec for spec in template.inputs if spec.resident is None]
+    if form is None or not in_body or out.region is not None:
         return None
-    lead = bytes(body[: min(one.offset for one in in_body.values()) - begin])
+    if not all(_is_within(spec, at, begin, body.nbytes) for spec, at in zip(in_body, offsets, strict=False)):
+        return None
+    placed = offsets[: len(in_body)]
+    lead = bytes(body[: min(placed) - begin])
     # A big-endian payload is swapped where it lies, and the lane touches none.
     is_swapped = exchange.body_format == "npy" and b">" in lead
     if is_swapped or len(head) + len(lead) > MAX_LEAD_BYTES:
         return None
-    residents = {name: one for name, one in job.operands.items() if one.resident is not None}
     slot_at = begin - served.body_at
     out_at = -(-(served.body_at + body.nbytes) // SLOT_ALIGN) * SLOT_ALIGN
     return Habit(
@@ -176,43 +177,23 @@ def habit_of(head: bytes, scope: Scope, exchange: Exchange, served: Served) -> H
         scope={name: value for name, value in scope.items() if name not in ("state", "extensions")},
         path=scope["path"],
         headers=exchange.headers,
-        op=job.op,
+        op=template.op,
         access=exchange.granted,
         timeout_ns=served.timeout_ns,
-        job=job,
-        kind=number_of(job),
-        resident_types=tuple((str(one.resident), one.type) for one in residents.values()),
-        residents=residents,
-        placed=tuple(
-            (name, Operand(one.type, one.offset - slot_at, fortran=one.fortran)) for name, one in in_body.items()
-        ),
+        template=template,
+        priority=served.priority,
+        resident_types=tuple((spec.resident, spec.type) for spec in template.inputs if spec.resident is not None),
+        placed=tuple(at - slot_at for at in placed),
         out_at=out_at,
-        out_bytes=job.out.nbytes,
-        slot_bytes=out_at + job.out.nbytes,
+        out_bytes=out.type.nbytes,
+        slot_bytes=out_at + out.type.nbytes,
         answer_lead=served.answer_lead,
         answer_head=b"content-type: %b\r\ncontent-length: %d\r\nserver-timing: "
-        % (served.content_type.encode("ascii"), len(served.answer_lead) + job.out.nbytes),
+        % (served.content_type.encode("ascii"), len(served.answer_lead) + out.type.nbytes),
         more_headers=served.more_headers,
     )
 
 
-def _is_within(operand: Operand, begin: int, nbytes: int) -> bool:
+def _is_within(spec: InputSpec, at: int, begin: int, nbytes: int) -> bool:
     """Whether its bytes lie in the body, and neither in a region nor where numbers of a text were put."""
-    return operand.region is None and begin <= operand.offset <= begin + nbytes - operand.type.nbytes
-
-
-def number_of(job: Job) -> int:
-    """The number of a job's kind, the same for all jobs of this gateway that differ only in where their bytes lie."""
-    operands = tuple((name, one.type, one.resident, one.fortran) for name, one in job.operands.items())
-    key = (job.op, job.options, operands, job.out)
-    number = _numbers.get(key)
-    if number is None:
-        if len(_numbers) >= MAX_NUMBERS:
-            _numbers.clear()
-        number = _numbers[key] = next(_next_number)
-    return number
-
-
-_numbers: dict[Hashable, int] = {}
-# Never given again: the engine may still remember what an old one meant.
-_next_number = itertools.count(1)
+    return spec.region is None and begin <= at <= begin + nbytes - spec.type.nbytes

@@ -18,13 +18,14 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from tilewire.service.errors import ClientGone, TilewireError
 from tilewire.service.gateway.connection.body_io import SlotReceiver
 from tilewire.service.gateway.engines.client import Reply
+from tilewire.service.gateway.engines.templates import BoundTemplate
 from tilewire.service.gateway.request.access_log import report
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.context import Gateway, Incoming
 from tilewire.service.gateway.request.habits import Habit
 from tilewire.service.gateway.request.middleware import as_tilewire, exchange_for
 from tilewire.service.gateway.request.response import error_response, server_timing
-from tilewire.service.ipc.messages import Done, Job, Operand, Stale
+from tilewire.service.ipc.messages import Done, Stale
 from tilewire.service.telemetry import log
 
 if TYPE_CHECKING:
@@ -204,7 +205,9 @@ class Passage:
         exchange.receive_s = time.perf_counter() - exchange.receive_began_s
         token = log.request_id.set(exchange.request_id)
         try:
-            self._engine, self._job_id, future = engines.submit(self._job())
+            self._engine, self._job_id, future = engines.submit(
+                self._bound(), deadline_ns=self._deadline_ns, priority=habit.priority
+            )
         except Exception as error:  # noqa: BLE001  (the last line of defence: it is logged and answered)
             # Mostly: the engine went while the body came.
             self._fail(error)
@@ -214,25 +217,9 @@ class Passage:
         self._protocol.on_gone = self._cancel
         future.add_done_callback(self._on_reply)
 
-    def _job(self) -> Job:
+    def _bound(self) -> BoundTemplate:
         habit, begin = self._habit, self._lease.offset
-        operands = habit.residents.copy()
-        for name, one in habit.placed:
-            operands[name] = Operand(one.type, begin + one.offset, None, one.fortran)
-        job, out_at = habit.job, begin + habit.out_at
-        return Job(
-            0,
-            job.op,
-            operands,
-            job.options,
-            job.out,
-            out_at,
-            job.flops,
-            job.moved_bytes,
-            self._deadline_ns,
-            job.priority,
-            kind=habit.kind,
-        )
+        return BoundTemplate(habit.template, tuple([begin + at for at in (*habit.placed, habit.out_at)]))
 
     def _cancel(self) -> None:
         """The client left. The slot is the engine's until it answers."""

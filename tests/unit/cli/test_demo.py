@@ -17,7 +17,7 @@ from tests.unit.gateway.codecs.arena_room import NUMPY, decode
 from tilewire.service.cli import demo
 from tilewire.service.cli.demo_cases import worst_error
 from tilewire.service.gateway.codecs.negotiation import SNIFF_BYTES, codec_for_accept, codec_for_body
-from tilewire.service.ops.registry import TensorType
+from tilewire.service.ops.op import TensorType
 
 COUNTERS = (
     'tilewire_flops_total{{op="matmul",dtype="float32"}} {flops}\n'

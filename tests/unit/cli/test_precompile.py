@@ -10,7 +10,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tilewire.service.cli import precompile as precompiling
-from tilewire.service.cli.app import EXIT_USAGE, app
+from tilewire.service.cli.app import app
+from tilewire.service.cli.serve import EXIT_USAGE
 
 pytest.importorskip("triton")
 

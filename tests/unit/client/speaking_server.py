@@ -19,6 +19,21 @@ from tilewire.service.gateway.codecs.safetensors import Safetensors
 
 Array = np.ndarray[Any, Any]
 
+METRICS = """\
+# HELP tilewire_requests_total Requests.
+tilewire_requests_total{{op="matmul",code="200"}} {twice}
+tilewire_requests_total{{op="matmul",code="429"}} {count}
+tilewire_rejected_total{{reason="queue"}} {count}
+tilewire_request_duration_seconds_bucket{{op="matmul",le="0.001"}} {count} # {{trace_id="x"}} 0.001 1.0
+tilewire_request_duration_seconds_bucket{{op="matmul",le="0.01"}} {twice}
+tilewire_request_duration_seconds_bucket{{op="matmul",le="+Inf"}} {twice}
+tilewire_flops_total{{op="matmul",dtype="float32"}} {twice}e12
+tilewire_kernel_seconds_total{{op="matmul",dtype="float32"}} {count}
+tilewire_in_flight_requests 3
+tilewire_engine_up{{device="cpu"}} 1
+tilewire_resident_bytes 1048576
+"""
+
 
 def problem(status: int, detail: str, **headers: str) -> httpx.Response:
     document = {"type": "about:blank", "title": "x", "status": status, "detail": detail, "request_id": "r-1"}
@@ -45,6 +60,11 @@ class SpeakingServer:
         if path.startswith("/v2/health/"):
             self.is_ready_after -= 1
             return httpx.Response(200 if self.is_ready_after < 0 else 503, json={})
+        if path == "/v2":
+            engine = {"device": "cpu", "device_name": "a processor", "backend": "cpu"}
+            return httpx.Response(200, json={"name": "tilewire", "version": "0", "engines": [engine]})
+        if path == "/metrics":
+            return httpx.Response(200, text=self.metrics())
         if path == "/v1/tensors":
             return httpx.Response(200, json=[self.describe(name) for name in self.tensors])
         if path.startswith("/v1/tensors/"):
@@ -57,6 +77,10 @@ class SpeakingServer:
             text = json.loads(request.content[8 : 8 + int.from_bytes(request.content[:8], "little")])["__metadata__"]
             return self.run(request, json.loads(text["program"]))
         return self.op(request, path.removeprefix("/v1/"))
+
+    def metrics(self) -> str:
+        count = len(self.requests)
+        return METRICS.format(count=count, twice=2 * count, seconds=count * 0.01)
 
     def program(self, request: httpx.Request, name: str) -> httpx.Response:
         if request.method == "PUT":
@@ -125,6 +149,9 @@ class SpeakingServer:
 
     def op(self, request: httpx.Request, op: str) -> httpx.Response:
         query = dict(request.url.params)
+        missing = [value for value in query.values() if value.startswith("@") and value[1:] not in self.tensors]
+        if missing and "store" not in query:
+            return problem(404, f"no tensor {missing[0]!r}")
         inputs = load(request.content) if request.content else {}
         inputs |= {name: self.tensors[query.pop(name)[1:]] for name in list(query) if name in INPUTS}
         store, out = query.pop("store", None), OPS[op](inputs, query)

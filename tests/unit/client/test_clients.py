@@ -41,13 +41,14 @@ def caller(kind: Callable[..., Any], server: Callable[[httpx.Request], httpx.Res
 KINDS = [tilewire.Client, tilewire.AsyncClient]
 
 
-@pytest.fixture(params=["sockets", "httpx", "asyncio"])
+@pytest.fixture(params=["sockets", "asyncio sockets", "httpx", "asyncio httpx"])
 def call(request: pytest.FixtureRequest, server: SpeakingServer) -> Iterator[Call]:
-    if request.param == "sockets":
+    kind = tilewire.AsyncClient if "asyncio" in request.param else tilewire.Client
+    if "sockets" in request.param:
         with on_a_socket(server) as url:
-            yield caller(tilewire.Client, server, base_url=url, transport=None)
+            yield caller(kind, server, base_url=url, transport=None)
     else:
-        yield caller(tilewire.Client if request.param == "httpx" else tilewire.AsyncClient, server)
+        yield caller(kind, server)
 
 
 def test_matmul_of_two_arrays(call: Call, server: SpeakingServer) -> None:

@@ -67,14 +67,3 @@ header = b'{"out":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}'
 from_safetensors(bytearray(len(header).to_bytes(8, "little") + header + b"xx"))["out"].numpy()
 """
     assert "pip install ml_dtypes" in python(code).stderr
-
-
-def test_the_command_without_the_server_extra() -> None:
-    done = python(
-        "import sys; sys.modules['msgspec'] = sys.modules['typer'] = None; from tilewire._command import main; main()"
-    )
-    if "tilewire.service.cli.app" in done.stderr:  # the server's command line is not in this tree
-        return
-    assert done.returncode == 2
-    assert "pip install 'tilewire[server]'" in done.stderr
-    assert done.stderr.count("\n") == 1

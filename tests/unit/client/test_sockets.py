@@ -17,6 +17,7 @@ import tilewire
 from tests.unit.client.scripted_server import answers, closes, read_request, resets, scripted
 from tests.unit.client.speaking_server import SpeakingServer, on_a_socket
 from tilewire._arrays import HostArray, to_safetensors
+from tilewire._async_sockets import AsyncSocketTransport
 from tilewire._sockets import SocketTransport
 from tilewire._wire import Call
 
@@ -40,6 +41,13 @@ def softmax(kind: Callable[..., Any], url: str, *, timeout_ms: float | None = No
             return await client.softmax(X, timeout_ms=timeout_ms)
 
     return asyncio.run(use())
+
+
+def wait(result: Any) -> Any:
+    async def awaited() -> Any:
+        return await result
+
+    return asyncio.run(awaited()) if inspect.isawaitable(result) else result
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -108,13 +116,16 @@ def test_the_deadline_shrinks_with_each_try() -> None:
     assert 58_000 < sent[1] < 60_000
 
 
-def test_a_kept_connection_that_the_server_closed_is_replaced() -> None:
-    with scripted(answers(reply()), answers(reply())) as url, tilewire.Client(url, max_retries=0) as client:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kept_connection_that_the_server_closed_is_replaced(kind: Callable[..., Any]) -> None:
+    with scripted(answers(reply()), answers(reply())) as url:
+        client = kind(url, max_retries=0)
         for _ in range(2):
-            np.testing.assert_array_equal(client.softmax(X), X)
-            # Until the end of the first connection has come.
-            idle = client._transport._idle  # type: ignore[attr-defined]
-            assert not idle or idle[0].recv(1, socket.MSG_PEEK) == b""
+            np.testing.assert_array_equal(wait(client.softmax(X)), X)
+            # Returns once the end of the connection has come.
+            for idle in client._transport._idle:
+                idle.setblocking(True)
+                assert idle.recv(1, socket.MSG_PEEK) == b""
 
 
 def test_connections_are_kept_and_shared_between_threads() -> None:
@@ -135,7 +146,8 @@ def test_connections_are_kept_and_shared_between_threads() -> None:
         assert 1 <= len(client._transport._idle) <= 6  # type: ignore[attr-defined]
 
 
-def test_an_early_answer_is_read_although_the_body_was_not() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_early_answer_is_read_although_the_body_was_not(kind: Callable[..., Any]) -> None:
     def refuse(connection: socket.socket) -> None:
         got = b""
         while b"\r\n\r\n" not in got:
@@ -145,20 +157,52 @@ def test_an_early_answer_is_read_although_the_body_was_not() -> None:
         while connection.recv(2**20):
             pass
 
-    with scripted(refuse) as url, tilewire.Client(url) as client, pytest.raises(tilewire.TooLarge, match="too large"):
-        client.put("w", np.zeros(2**22, np.float32))
+    with scripted(refuse) as url, pytest.raises(tilewire.TooLarge, match="too large"):
+        wait(kind(url).put("w", np.zeros(2**22, np.float32)))
 
 
-def test_chunked_answers() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_chunked_answers(kind: Callable[..., Any]) -> None:
     chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     chunked += b"%x\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n" % (10, BODY[:10], len(BODY) - 10, BODY[10:])
     with scripted(answers(chunked)) as url:
-        got = softmax(tilewire.Client, url)
+        got = softmax(kind, url)
     np.testing.assert_array_equal(got, X)
     got[0, 0] = 1  # writable
 
 
-def test_a_slow_server_is_a_failed_connection_and_not_tried_again() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_without_a_length_end_with_the_connection(kind: Callable[..., Any]) -> None:
+    with scripted(answers(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n\r\n" + BODY)) as url:
+        np.testing.assert_array_equal(softmax(kind, url), X)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_not_http_is_a_failed_connection(kind: Callable[..., Any]) -> None:
+    with scripted(answers(b"SSH-2.0-OpenSSH\r\n\r\n")) as url, pytest.raises(tilewire.ConnectionFailed):
+        softmax(kind, url, max_retries=0)
+
+
+def test_a_cancelled_call_closes_its_connection() -> None:
+    ended = threading.Event()
+
+    def hold(connection: socket.socket) -> None:
+        read_request(connection)
+        if connection.recv(1) == b"":
+            ended.set()
+
+    async def use(url: str) -> None:
+        client = tilewire.AsyncClient(url)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.softmax(X), 0.1)
+
+    with scripted(hold) as url:
+        asyncio.run(use(url))
+        assert ended.wait(10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_slow_server_is_a_failed_connection_and_not_tried_again(kind: Callable[..., Any]) -> None:
     release = threading.Event()
     tries: list[int] = []
 
@@ -168,7 +212,7 @@ def test_a_slow_server_is_a_failed_connection_and_not_tried_again() -> None:
 
     with scripted(hold) as url:
         with pytest.raises(tilewire.ConnectionFailed, match="timed out") as raised:
-            softmax(tilewire.Client, url, timeout=0.05)
+            softmax(kind, url, timeout=0.05)
         release.set()
     assert not raised.value.was_broken
     assert tries == [1]
@@ -198,8 +242,9 @@ def test_prefixes_and_keys_stand_in_the_request() -> None:
     assert {"Authorization: Bearer secret", "X-Team: blue", "X-Tilewire-Key: a/b"} <= set(lines)
 
 
+@pytest.mark.parametrize("kind", [SocketTransport, AsyncSocketTransport])
 @pytest.mark.parametrize("num_bytes", [0, 10, 5 * 2**20])
-def test_bodies_arrive_whole_and_progress_is_told(num_bytes: int) -> None:
+def test_bodies_arrive_whole_and_progress_is_told(kind: Callable[..., Any], num_bytes: int) -> None:
     body = np.random.default_rng(0).bytes(num_bytes)
     got: list[bytes] = []
     steps: list[tuple[int, int]] = []
@@ -209,12 +254,11 @@ def test_bodies_arrive_whole_and_progress_is_told(num_bytes: int) -> None:
         connection.sendall(reply(got[0]))
 
     with scripted(echo) as url:
-        transport = SocketTransport(url, 5.0, {})
+        transport = kind(url, 5.0, {})
         parts = (body[: num_bytes // 3], memoryview(body)[num_bytes // 3 :])
         headers = {"Content-Length": str(num_bytes)}
         call = Call("PUT", "/x", headers=headers, parts=parts, progress=lambda *step: steps.append(step))
-        answer = transport.exchange(call)
-        transport.close()
+        answer = wait(transport.exchange(call))
     assert bytes(answer.body) == got[0] == body
     assert (steps[-1] if steps else (num_bytes, num_bytes)) == (num_bytes, num_bytes)
     assert all(done <= total == num_bytes for done, total in steps)

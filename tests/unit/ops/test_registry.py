@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import BeyondLimit, InvalidRequest, UnknownName
-from tilewire.service.ops.registry import OPS, Limits, Plan, TensorType, op_named, parse_options, plan
+from tilewire.service.ops.op import AnyOp, Limits, Plan, TensorType
+from tilewire.service.ops.planning import parse_options, plan
+from tilewire.service.ops.registry import OPS, op_named
 
 LIMITS = Limits()
 
@@ -34,7 +36,7 @@ def test_add_broadcasts_as_numpy_does(a: list[int], b: list[int]) -> None:
         with pytest.raises(InvalidRequest, match="b: dimensions"):
             planned("add", {"a": f32(*a), "b": f32(*b)})
     else:
-        assert planned("add", {"a": f32(*a), "b": f32(*b)}).out == f32(*expected)
+        assert planned("add", {"a": f32(*a), "b": f32(*b)}).outputs == (f32(*expected),)
 
 
 @given(
@@ -58,9 +60,9 @@ def test_matmul_shapes_are_numpys(
             planned("matmul", {"a": a, "b": b}, options)
         return
     result = planned("matmul", {"a": a, "b": b}, options)
-    assert result.out == f32(*expected)
+    assert result.outputs == (f32(*expected),)
     assert result.flops == 2 * int(np.prod(expected)) * k
-    assert result.moved_bytes == a.nbytes + b.nbytes + result.out.nbytes
+    assert result.moved_bytes == a.nbytes + b.nbytes + result.outputs[0].nbytes
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -73,12 +75,12 @@ def test_dtypes_taken_and_given(op: str, dtype: str) -> None:
             planned(op, operands)
         return
     default = {"int8": "int32", "float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16"}.get(dtype, dtype)
-    assert planned(op, operands).out == TensorType(default, (4, 4))
+    assert planned(op, operands).outputs == (TensorType(default, (4, 4)),)
 
 
 def test_limits() -> None:
     limits = Limits(max_rank=2, max_elements=100, max_result_bytes=200)
-    assert planned("add", {"a": f32(50), "b": f32(50)}, limits=limits).out == f32(50)
+    assert planned("add", {"a": f32(50), "b": f32(50)}, limits=limits).outputs == (f32(50),)
     for operands in ({"a": f32(51), "b": f32(51)}, {"a": f32(1, 1, 1), "b": f32(1)}, {"a": f32(101), "b": f32(1)}):
         with pytest.raises(BeyondLimit):
             planned("add", operands, limits=limits)
@@ -106,7 +108,7 @@ def test_options_that_cannot_be_right_are_named(op: str, raw: dict[str, object],
 
 @pytest.mark.parametrize("value", [True, "true", "True", "1"])
 def test_truths_as_text_and_as_json(value: object) -> None:
-    assert parse_options(OPS["softmax"], {"log": value}).log  # type: ignore[union-attr]
+    assert parse_options(OPS["softmax"], {"log": value}).log  # type: ignore[attr-defined]
 
 
 def test_no_such_op_says_which_there_are() -> None:
@@ -114,24 +116,35 @@ def test_no_such_op_says_which_there_are() -> None:
         op_named("conv")
 
 
+@pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
+def test_the_table_is_whole(op: AnyOp) -> None:
+    """What documents and checks are written from names what there is, and can be planned."""
+    assert set(op.ranks) == {*op.required, *op.outputs}
+    assert set(op.output_datatypes) <= set(op.outputs)
+    assert set(op.example) - {"dtype"} <= set(op.inputs)
+    types = {name: TensorType("float32", np.shape(rows)) for name, rows in op.warmup.inputs.items()}
+    outputs = planned(op.name, types, op.warmup.options).outputs
+    assert [one.shape for one in outputs] == [np.shape(rows) for rows in op.warmup.outputs]
+
+
 @pytest.mark.parametrize("spellings", [("1", "1.0"), ("1.0", "1"), (2.0, 2), (2, 2.0)])
 def test_an_alpha_with_a_point_is_no_integer_whichever_comes_first(spellings: tuple[object, ...]) -> None:
     for value in spellings:
-        assert planned("add", {"a": f32(5), "b": f32(5)}, {"alpha": value}).out == f32(5)
+        assert planned("add", {"a": f32(5), "b": f32(5)}, {"alpha": value}).outputs == (f32(5),)
     integers = {"a": TensorType("int32", (5,)), "b": TensorType("int32", (5,))}
     for value in spellings:
         if "." in str(value):
             with pytest.raises(InvalidRequest, match=r"alpha: .* must be an integer for int32"):
                 planned("add", integers, {"alpha": value})
         else:
-            assert planned("add", integers, {"alpha": value}).out == integers["a"]
+            assert planned("add", integers, {"alpha": value}).outputs == (integers["a"],)
 
 
 @pytest.mark.parametrize("spellings", [("1e19", "10000000000000000000"), ("10000000000000000000", "1e19")])
 def test_an_alpha_beyond_64_bits_needs_an_exponent_whichever_comes_first(spellings: tuple[str, str]) -> None:
     for value in spellings:
         if "e" in value:
-            assert planned("add", {"a": f32(5), "b": f32(5)}, {"alpha": value}).out == f32(5)
+            assert planned("add", {"a": f32(5), "b": f32(5)}, {"alpha": value}).outputs == (f32(5),)
         else:
             with pytest.raises(InvalidRequest, match=r"alpha: .*64 bits.*exponent"):
                 planned("add", {"a": f32(5), "b": f32(5)}, {"alpha": value})

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.support.jobs import template_of
 from tests.support.local_totals import LocalTotals
 from tilewire.service.config.process import LogSettings
-from tilewire.service.engine.backends.contract import Joined
+from tilewire.service.engine.backends.contract import LaunchSpec
 from tilewire.service.engine.backends.cpu import CpuBackend, Finished
 from tilewire.service.engine.loop.ipc import Mailbox
 from tilewire.service.engine.loop.jobs import ids_of
@@ -27,12 +28,12 @@ from tilewire.service.ipc.messages import (
     Hello,
     Job,
     ListTensors,
-    Operand,
     ToGateway,
     Welcome,
     encode_frame,
 )
-from tilewire.service.ops.registry import SoftmaxOptions, TensorType
+from tilewire.service.ops.op import TensorType
+from tilewire.service.ops.softmax import SoftmaxOptions
 from tilewire.service.supervisor.vault import VaultWriter
 from tilewire.service.telemetry import log
 
@@ -43,12 +44,12 @@ KIND = TensorType("float32", (2, 4))
 class BrokenBackend(CpuBackend):
     """Fails every launch."""
 
-    def begin(self, launches: Sequence[Joined]) -> Finished:
+    def begin(self, launches: Sequence[LaunchSpec]) -> Finished:
         raise RuntimeError("the device has had enough")
 
 
 def job(number: int, request_id: str) -> Job:
-    return Job(number, "softmax", {"x": Operand(KIND, 0)}, SoftmaxOptions(), KIND, 64, 0, 64, request_id=request_id)
+    return Job(number, 1, (0, 64), request_id=request_id)
 
 
 def test_the_console_obeys_no_client(capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,14 +87,15 @@ def metrics() -> EngineMetrics:
 def test_a_batch_that_fails_names_its_requests(metrics: EngineMetrics, caplog: pytest.LogCaptureFixture) -> None:
     backend = BrokenBackend("cpu")
     vault = VaultWriter(-1)
-    regions = Regions(backend, vault, max_bytes=2**20)
+    regions = Regions(backend, vault, max_bytes=2**20, max_copied_bytes=2**20)
     mailbox = Mailbox()
     holdings = Holdings(backend, Residents(backend, 2**20, vault), regions, metrics)
     engine = EngineLoop(0, mailbox, backend, holdings, metrics)
+    template = template_of("softmax", SoftmaxOptions(), {"x": KIND})
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     mailbox.connect(theirs, Hello(0, SEGMENT_BYTES), Segment.create("tests", SEGMENT_BYTES))
-    ours.sendall(encode_frame([job(number, name) for number, name in enumerate(("first", "second"))]))
+    ours.sendall(encode_frame([template, *(job(number, name) for number, name in enumerate(("first", "second")))]))
     with caplog.at_level(logging.WARNING):
         # Both wait when the loop begins, so they share a launch.
         engine.start()

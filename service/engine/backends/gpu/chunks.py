@@ -1,33 +1,41 @@
-"""Large requests in parts: while the rows of one part compute, those of the next come in and those of the one before go out.
+"""Large requests in chunks: while the rows of one compute, those of the next come in and those of the one before go out.
 
-The bus works both ways at once, so a large request takes little more than its operands' way in. Here is what can be parted, and
-how; the copies and launches are the backend's. Pure: types in, rows out.
+The bus works both ways at once, so a large request takes little more than its operands' way in.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from tilewire.service.dtypes import DTYPES
-from tilewire.service.engine.backends.contract import HostBytes, Joined
-from tilewire.service.ops.registry import AddOptions, MatmulOptions
+from tilewire.service.engine.backends.contract import HostBytes, LaunchSpec
+from tilewire.service.engine.backends.gpu.pipeline import Around, InFlight, Pipeline
+from tilewire.service.engine.backends.gpu.single import empty_outputs
+from tilewire.service.engine.backends.gpu.staging import LARGE_BYTES, Staging
+from tilewire.service.engine.backends.host import bytes_of, dtype_name
+from tilewire.service.engine.ops.registry import ENGINE_OPS
+from tilewire.service.ops.op import TensorType
 
-# A part this large moves at the bus's full rate, and a product of its rows fills a GPU.
-PART_BYTES = 8 * 2**20
-MOST_PARTS = 8
-# Parts begin at multiples of this many rows: the largest tile, and 16 bytes of anything.
+# A chunk this large moves at the bus's full rate, and a product of its rows fills a GPU.
+CHUNK_BYTES = 8 * 2**20
+MAX_CHUNKS = 8
+# Chunks begin at multiples of this many rows: the largest tile, and 16 bytes of anything.
 ROWS_STEP = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """How a request is parted.
+class Chunks:
+    """How a request is cut.
 
     Attributes:
-        names: Inputs of which each part needs only its rows; the others come whole, first.
-        rows: Of those inputs, and of the result.
-        step: Rows of a part; the last may have fewer.
-        is_flat: The op knows no rows: each element is one.
+        names: Names of the inputs of which each chunk needs only its rows; the others come whole, first.
+        rows: Number of rows of those inputs, and of each result.
+        step: Rows of a chunk; the last may have fewer.
+        is_flat: Whether each element is a row.
     """
 
     names: tuple[str, ...]
@@ -36,48 +44,124 @@ class Parts:
     is_flat: bool = False
 
     def spans(self) -> list[tuple[int, int]]:
-        """First row and end of each part."""
+        """First row and end of each chunk."""
         return [(begin, min(begin + self.step, self.rows)) for begin in range(0, self.rows, self.step)]
 
 
-def parts_of(launch: Joined) -> Parts | None:
-    """How to part a launch, or None for one that is not worth it or has no rows of its own.
+def chunks_of(launch: LaunchSpec) -> Chunks | None:
+    """Returns how to cut a launch, or None for one that is not worth it or has no rows of its own.
 
     Args:
-        launch: Of a batch that has no other.
+        launch: Launch of a batch that has no other.
     """
-    names = _names(launch)
-    if not names or len(launch.outs) != 1:
+    sources = {name: pieces[0] for name, (pieces, _) in launch.concatenated.items()}
+    outs = [places[0] for places, _ in launch.outputs]
+    if launch.count != 1 or any(source.fortran for source in sources.values()):
         return None
-    pieces = [launch.gathered[name][0][0] for name in names] + [launch.outs[0]]
-    is_flat = isinstance(launch.options, AddOptions)
-    rows = pieces[0].type.num_elements if is_flat else pieces[0].type.shape[0]
+    if sum(place.type.nbytes for place in (*sources.values(), *outs)) < 2 * CHUNK_BYTES:
+        return None
+    types = {name: source.type for name, source in sources.items()}
+    types |= {name: TensorType(dtype_name(one.dtype), tuple(one.shape)) for name, one in launch.resident.items()}
+    chunking = launch.op.chunking(types, launch.options, [out.type for out in outs])
+    if chunking is None or not sources.keys() >= set(chunking.inputs):
+        return None
+    pieces = [sources[name] for name in chunking.inputs] + outs
+    rows = pieces[0].type.num_elements if chunking.is_flat else pieces[0].type.shape[0]
     largest = max(piece.type.nbytes for piece in pieces)
-    count = min(MOST_PARTS, largest // PART_BYTES, rows // ROWS_STEP)
-    everything = [source for (source,), _ in launch.gathered.values()] + [launch.outs[0]]
-    if count < 2 or not (is_flat or all(_has_aligned_rows(piece) for piece in everything)):
+    count = min(MAX_CHUNKS, largest // CHUNK_BYTES, rows // ROWS_STEP)
+    if count < 2 or not (chunking.is_flat or all(_has_aligned_rows(one) for one in (*sources.values(), *outs))):
         return None
     step = -(-rows // (count * ROWS_STEP)) * ROWS_STEP
-    return Parts(names, rows, step, is_flat) if step < rows else None
-
-
-def _names(launch: Joined) -> tuple[str, ...]:
-    """The inputs that have the result's rows, all of one request; none where another would need its rows, too."""
-    options, gathered = launch.options, launch.gathered
-    if any(len(sources) != 1 or sources[0].fortran for sources, _ in gathered.values()):
-        return ()
-    if isinstance(options, MatmulOptions):
-        is_plain = "a" in gathered and len(gathered["a"][1]) == len(launch.out_shape) == 2
-        is_scaled = "a_scale" in gathered or "a_scale" in launch.shared
-        return ("a",) if is_plain and not options.transpose_a and not is_scaled else ()
-    if isinstance(options, AddOptions):
-        shapes = [shape for _, shape in gathered.values()]
-        return ("a", "b") if shapes == [launch.out_shape] * 2 else ()
-    is_plain = "x" in gathered and len(launch.out_shape) == 2 and options.axis in (-1, 1)
-    return ("x",) if is_plain else ()
+    return Chunks(chunking.inputs, rows, step, chunking.is_flat) if step < rows else None
 
 
 def _has_aligned_rows(piece: HostBytes) -> bool:
     """Whether its rows, if it has several, begin at multiples of 16 bytes, so that none is padded."""
     kind = piece.type
     return len(kind.shape) < 2 or kind.shape[-1] * DTYPES[kind.dtype].itemsize % 16 == 0
+
+
+def can_copy(launch: LaunchSpec, chunks: Chunks) -> bool:
+    """Whether the copy engine moves every chunk: the driver might do a small copy from a client's region with the CPU."""
+    rows = (chunks.rows - 1) % chunks.step + 1
+    pieces = [launch.concatenated[name][0][0] for name in chunks.names] + [places[0] for places, _ in launch.outputs]
+    return all(not one.is_foreign or one.type.nbytes // chunks.rows * rows >= LARGE_BYTES for one in pieces)
+
+
+class Chunked:
+    """Runs one large request chunk by chunk, so that copies in, kernels and copies out overlap.
+
+    Args:
+        kernels: The package `tilewire.kernels`.
+        staging: Source of memory, and copies.
+        chunks: How the request is cut.
+        is_invariant: As `GpuBackend`'s.
+    """
+
+    def __init__(self, kernels: Any, staging: Staging, chunks: Chunks, *, is_invariant: bool) -> None:
+        self._kernels = kernels
+        self._staging = staging
+        self._chunks = chunks
+        self._is_invariant = is_invariant
+
+    def run(self, launches: Sequence[LaunchSpec], pipeline: Pipeline) -> InFlight:
+        """See `LaunchPlan.run`."""
+        (launch,) = launches
+        chunks, op = self._chunks, ENGINE_OPS[launch.op.name]
+        marks, held = pipeline.marks(), [*launch.resident.values()]
+        pipeline.use(pipeline.compute)
+        outs = empty_outputs(launch, self._staging, can_pad=False)
+        pipeline.use(pipeline.stage_in)
+        marks.begin.record(pipeline.stage_in)
+        wholes = {
+            name: self._staging.begin_whole(sources[0], held, is_chunked=name in chunks.names)
+            for name, (sources, _) in launch.concatenated.items()
+        }
+        held += [*outs, *wholes.values()]
+        around: list[Around] = []
+        for span in chunks.spans():
+            operands = {**launch.resident, **wholes}
+            operands |= {name: _rows_of(wholes[name], chunks, span) for name in chunks.names}
+            results = [_rows_of(out, chunks, span) for out in outs]
+            pipeline.use(pipeline.stage_in)
+            for name in chunks.names:
+                _copy_rows(operands[name], launch.concatenated[name][0][0], chunks, span, is_gather=True)
+            marks.staged.record(pipeline.stage_in)
+            pipeline.compute.wait_event(marks.staged)
+            pipeline.use(pipeline.compute)
+            launched, computed = pipeline.new_event(), pipeline.new_event()
+            launched.record(pipeline.compute)
+            op.gpu(self._kernels, operands, launch.options, results, batch_invariant=self._is_invariant)
+            computed.record(pipeline.compute)
+            around.append((launched, computed))
+            pipeline.stage_out.wait_event(computed)
+            pipeline.use(pipeline.stage_out)
+            for result, (places, _) in zip(results, launch.outputs, strict=True):
+                _copy_rows(result, places[0], chunks, span, is_gather=False)
+        marks.computed.record(pipeline.compute)
+        marks.end.record(pipeline.stage_out)
+        return InFlight(marks, held, pipeline, around)
+
+
+def _rows_of(whole: torch.Tensor, chunks: Chunks, span: tuple[int, int]) -> torch.Tensor:
+    """The rows of one chunk, as a view."""
+    return (whole.view(-1) if chunks.is_flat else whole)[slice(*span)]
+
+
+def _copy_rows(rows: torch.Tensor, place: HostBytes, chunks: Chunks, span: tuple[int, int], *, is_gather: bool) -> None:
+    """Copies one chunk on the current stream.
+
+    Args:
+        rows: Rows on the device, as `_rows_of` returns them.
+        place: All rows, on the host.
+        chunks: How the request is cut.
+        span: First row and end of the chunk.
+        is_gather: To the device; else from it.
+    """
+    row_bytes = place.type.nbytes // chunks.rows
+    there = bytes_of(place)[span[0] * row_bytes : span[1] * row_bytes]
+    here = rows.reshape(-1).view(torch.uint8)
+    if is_gather:
+        here.copy_(there, non_blocking=True)
+    else:
+        there.copy_(here, non_blocking=True)

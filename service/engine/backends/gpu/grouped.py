@@ -1,7 +1,6 @@
-"""Small products of unequal shapes, one launch: where each operand lies in one stretch of memory, and the tables of it.
+"""Small matrix products of unequal shapes, one launch: where each operand lies in one range of memory, and the tables of it.
 
-A product of such a batch costs some arithmetic here, and no tensor, view or call of its own. Knows no stream and no event.
-Runs in the engine's loop thread.
+A product of such a batch costs some arithmetic here, and no tensor, view or call of its own. Runs in the engine's loop thread.
 """
 
 from __future__ import annotations
@@ -17,17 +16,25 @@ from tilewire.kernels.copy.op import Stretch, copy_stretches
 from tilewire.kernels.matmul.grouped.op import MAX_GROUPS, TABLE_FIELDS, GroupKind, launch_table, tiles_of
 from tilewire.kernels.runtime.layouts import ROW_BYTES, row_step
 from tilewire.service.dtypes import DTYPES
-from tilewire.service.engine.backends.contract import HostBytes, Joined
+from tilewire.service.engine.backends.contract import HostBytes, LaunchSpec
+from tilewire.service.engine.backends.gpu.pipeline import InFlight, Pipeline
 from tilewire.service.engine.backends.gpu.staging import Staging
-from tilewire.service.ops.registry import MatmulOptions
+from tilewire.service.engine.ops.op import Epilogue
+from tilewire.service.engine.ops.registry import ENGINE_OPS
 
 ITEM_BYTES = 8
 
 
 class Sizes(NamedTuple):
-    """One product's: of `a`, `b` and the result, rows and from row to row in bytes and all in bytes; its tiles.
+    """Memory of one product: of `a`, `b` and the result.
 
-    Rows are 0 where they follow one another.
+    Attributes:
+        rows: Bytes of a row; 0 where rows follow one another.
+        pitches: Bytes from row to row; 0 where rows follow one another.
+        nbytes: Bytes of all rows.
+        steps: Elements from row to row.
+        tiles: Number of tiles of the result.
+        is_aligned: Whether every row begins on 16 bytes.
     """
 
     rows: tuple[int, ...]
@@ -38,28 +45,60 @@ class Sizes(NamedTuple):
     is_aligned: bool
 
 
+class Grouped:
+    """Runs the products of one launch.
+
+    Args:
+        epilogue: Activation and precision of all products.
+        staging: Source of memory.
+    """
+
+    def __init__(self, epilogue: Epilogue, staging: Staging) -> None:
+        self._epilogue = epilogue
+        self._device = staging.device
+
+    def run(self, launches: Sequence[LaunchSpec], pipeline: Pipeline) -> InFlight:
+        """See `LaunchPlan.run`."""
+        marks, held = pipeline.marks(), list[torch.Tensor]()
+        group = Group(launches, self._epilogue, self._device)
+        pipeline.use(pipeline.stage_in)
+        marks.begin.record(pipeline.stage_in)
+        table = group.gather(held)
+        marks.staged.record(pipeline.stage_in)
+        pipeline.compute.wait_event(marks.staged)
+        pipeline.use(pipeline.compute)
+        group.compute(table)
+        marks.computed.record(pipeline.compute)
+        pipeline.stage_out.wait_event(marks.computed)
+        pipeline.use(pipeline.stage_out)
+        group.scatter(held)
+        marks.end.record(pipeline.stage_out)
+        return InFlight(marks, held, pipeline)
+
+
 class Group:
     """The products of one launch.
 
     Args:
-        launches: One for each, as `can_group` likes them.
-        staging: Where memory comes from.
+        launches: One for each product, as `can_group` accepts them.
+        epilogue: Activation and precision of all products.
+        device: The GPU.
     """
 
-    def __init__(self, launches: Sequence[Joined], staging: Staging) -> None:
-        options = launches[0].options
-        assert isinstance(options, MatmulOptions), "This is a bug."
-        self._device = staging.device
-        self._pairs = [(one.gathered["a"][0][0], one.gathered["b"][0][0], one.outs[0]) for one in launches]
-        a, _, out = self._pairs[0]
-        self._sizes = [_sizes(a.type.shape, b.type.shape[1], a.type.dtype, out.type.dtype) for a, b, out in self._pairs]
+    def __init__(self, launches: Sequence[LaunchSpec], epilogue: Epilogue, device: torch.device) -> None:
+        self._device = device
+        self._products = [_product(one) for one in launches]
+        a, _, out = self._products[0]
+        self._sizes = [
+            _sizes(a.type.shape, b.type.shape[1], a.type.dtype, out.type.dtype) for a, b, out in self._products
+        ]
         self._kind = GroupKind(
             a.type.dtype,
-            options.precision if a.type.dtype == "float32" else "ieee",
+            epilogue.precision if a.type.dtype == "float32" else "ieee",
             "n",
             all(one.is_aligned for one in self._sizes),
             out.type.dtype,
-            activation=options.activation,
+            activation=epilogue.activation,
         )
         self._num_tiles = sum(one.tiles for one in self._sizes)
         self._table_bytes = len(launches) * TABLE_FIELDS * ITEM_BYTES
@@ -79,14 +118,14 @@ class Group:
         nbytes = begin + sum(sum(one.nbytes) for one in self._sizes)
         memory = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
         at = memory.data_ptr() + begin
-        stretches: list[Stretch] = []
+        ranges: list[Stretch] = []
         rows: list[int] = []
         first = 0
         self._results = []
-        for (a, b, out), one in zip(self._pairs, self._sizes, strict=True):
+        for (a, b, out), one in zip(self._products, self._sizes, strict=True):
             places = (at, at + one.nbytes[0], at + one.nbytes[0] + one.nbytes[1])
             at = places[2] + one.nbytes[2]
-            stretches += (
+            ranges += (
                 Stretch(_address(a), places[0], a.type.nbytes, one.rows[0], one.rows[0], one.pitches[0]),
                 Stretch(_address(b), places[1], b.type.nbytes, one.rows[1], one.rows[1], one.pitches[1]),
             )
@@ -99,9 +138,9 @@ class Group:
         table = torch.from_numpy(np.array(rows, dtype=np.int64).reshape(-1, TABLE_FIELDS))
         if self._device.type != "cpu":
             table = torch.empty(table.shape, dtype=torch.int64, pin_memory=True).copy_(table)
-        stretches.append(Stretch(table.data_ptr(), memory.data_ptr(), self._table_bytes))
+        ranges.append(Stretch(table.data_ptr(), memory.data_ptr(), self._table_bytes))
         held += [memory, table]
-        self._copy(stretches, held)
+        self._copy(ranges, held)
         return memory[: self._table_bytes].view(torch.int64).view(-1, TABLE_FIELDS)
 
     def compute(self, table: torch.Tensor) -> None:
@@ -112,33 +151,33 @@ class Group:
         """Brings the results into their slots, on the current stream."""
         self._copy(self._results, held)
 
-    def _copy(self, stretches: Sequence[Stretch], held: list[torch.Tensor]) -> None:
-        table = copy_stretches(stretches, self._device)
+    def _copy(self, ranges: Sequence[Stretch], held: list[torch.Tensor]) -> None:
+        table = copy_stretches(ranges, self._device)
         assert table is not None, "This is a bug: nothing to copy."
         held.append(table)
 
 
-def can_group(launches: Sequence[Joined], staging: Staging) -> bool:
-    """Whether the launches are products of two whole matrices each, with nothing shared and nothing turned around."""
-    options = launches[0].options
-    if not 1 < len(launches) <= MAX_GROUPS or not isinstance(options, MatmulOptions):
-        return False
-    if options.transpose_a or options.transpose_b:
-        return False
-    return all(_is_plain(one) and staging.can_address(_places(one)) for one in launches)
+def can_group(launches: Sequence[LaunchSpec], staging: Staging) -> Epilogue | None:
+    """Returns the epilogue of products of two whole matrices each, with nothing resident and nothing transposed; else None."""
+    if not 1 < len(launches) <= MAX_GROUPS:
+        return None
+    epilogue = ENGINE_OPS[launches[0].op.name].grouped(launches[0].options)
+    if epilogue is None or not all(_is_plain(one) and staging.can_address(_product(one)) for one in launches):
+        return None
+    return epilogue
 
 
-def _is_plain(one: Joined) -> bool:
-    if one.shared or one.gathered.keys() != {"a", "b"} or len(one.outs) != 1:
+def _is_plain(one: LaunchSpec) -> bool:
+    if one.resident or len(one.concatenated) != 2 or one.count != 1:
         return False
     return all(
-        len(sources) == 1 and not sources[0].fortran and len(shape) == 2 and 0 not in shape
-        for sources, shape in one.gathered.values()
+        not sources[0].fortran and len(shape) == 2 and 0 not in shape for sources, shape in one.concatenated.values()
     )
 
 
-def _places(one: Joined) -> list[HostBytes]:
-    return [one.gathered["a"][0][0], one.gathered["b"][0][0], one.outs[0]]
+def _product(one: LaunchSpec) -> tuple[HostBytes, HostBytes, HostBytes]:
+    a, b = one.op.required
+    return one.concatenated[a][0][0], one.concatenated[b][0][0], one.outputs[0][0][0]
 
 
 def _address(place: HostBytes) -> int:

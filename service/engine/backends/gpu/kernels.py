@@ -1,6 +1,6 @@
 """Which kernels the GPU backend has: bringing them onto the device before it serves, and describing them.
 
-Owns the stages compile, load and run. Knows no batch. Runs in the engine's loop thread, with helpers while it loads.
+Owns the stages compile, load and run. Runs in the engine's loop thread, with helpers while it loads.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from tilewire.kernels.build.selftest import trials, wrong
 from tilewire.kernels.matmul.configs import OUT_DTYPES
 from tilewire.kernels.matmul.members import is_supported
 from tilewire.kernels.op import Trial
+from tilewire.kernels.registry import KERNEL_OPS
 from tilewire.kernels.runtime.launch import Loaded, Variant, on_compile
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.selection.catalogue import op_named, variants
-from tilewire.kernels.selection.tables import is_tuned
-from tilewire.service.engine.backends.contract import Identity, Joined, NotUsable, Preparation, Report, device_of
+from tilewire.kernels.selection.tables import table_name
+from tilewire.service.engine.backends.contract import Identity, LaunchSpec, NotUsable, Preparation, Report, device_of
+from tilewire.service.engine.backends.host import dtype_name
+from tilewire.service.engine.ops.registry import ENGINE_OPS, RegistryMismatch, check_registries
 from tilewire.service.errors import InvalidRequest
-from tilewire.service.ops.registry import MatmulOptions
 
 # Trials between two reports.
 FEW = 64
@@ -44,18 +46,19 @@ class DeviceKernels:
         self._loaded: Mapping[Variant, Loaded] = {}
         self._refused = frozenset(dtype for dtype in OUT_DTYPES if not is_supported(dtype, self.target))
 
-    def check(self, launch: Joined) -> None:
+    def check(self, launch: LaunchSpec) -> None:
         """Refuses what the device has no kernel for.
 
         Raises:
             InvalidRequest: A product of a dtype that it cannot multiply.
         """
-        if not self._refused or not isinstance(launch.options, MatmulOptions):
+        if not self._refused or not ENGINE_OPS[launch.op.name].multiplies:
             return
-        sources = launch.gathered.get("a")
-        dtype = sources[0][0].type.dtype if sources else str(launch.shared["a"].dtype).removeprefix("torch.")
+        name = launch.op.required[0]
+        sources = launch.concatenated.get(name)
+        dtype = sources[0][0].type.dtype if sources else dtype_name(launch.resident[name].dtype)
         if dtype in self._refused:
-            raise InvalidRequest(f"a: {dtype} is not multiplied by {torch.cuda.get_device_name(self._device)}")
+            raise InvalidRequest(f"{name}: {dtype} is not multiplied by {torch.cuda.get_device_name(self._device)}")
 
     @property
     def target(self) -> Target:
@@ -81,11 +84,12 @@ class DeviceKernels:
         if how.warmup == "none":
             return
         try:
+            check_registries({op.name for op in KERNEL_OPS})
             self._compile(report, on_each)
             self._loaded = load_all(self.target, self._index, partial(report, "load"))
             if how.warmup == "run":
                 self._try(stream, report)
-        except (CompileError, RuntimeError) as error:
+        except (CompileError, RegistryMismatch, RuntimeError) as error:
             raise NotUsable(str(error)) from error
 
     def _compile(self, report: Report, on_each: Callable[[str], None]) -> None:
@@ -116,7 +120,7 @@ class DeviceKernels:
         return {
             **device_of(identity),
             "target": f"{target.backend}:{target.arch}",
-            "table": target.name if is_tuned(target) else None,
+            "table": table_name(target) or None,
             "roofline": roofline(target),
             "variants": [msgspec.to_builtins(each) for each in described(target, self._loaded)],
             "tuned": [msgspec.to_builtins(each) for each in tuned(target)],

@@ -1,8 +1,7 @@
 """Operands of a batch from their slots to the device, and results back: one launch each way, or DMA copies for large operands.
 
 Owns the choice between the copy engine and the copying kernel, and the padding of rows to 16 bytes, which lets unaligned
-products take the fast kernels. Knows no stream's meaning: the caller says which stream is current. Runs in the engine's loop
-thread.
+products take the fast kernels. The caller says which stream is current. Runs in the engine's loop thread.
 """
 
 from __future__ import annotations
@@ -13,10 +12,8 @@ import torch
 
 from tilewire.kernels.copy.op import Stretch, copy_stretches
 from tilewire.kernels.runtime.layouts import ROW_BYTES, row_step
-from tilewire.service.engine.backends.contract import HostBytes, Joined
-from tilewire.service.engine.backends.gpu.chunks import Parts
-from tilewire.service.engine.backends.gpu.host import TORCH_DTYPES, bytes_of, shaped
-from tilewire.service.ops.registry import AddOptions
+from tilewire.service.engine.backends.contract import HostBytes
+from tilewire.service.engine.backends.host import TORCH_DTYPES, bytes_of, shaped
 
 # From here an operand goes by the copy engine even beside others: the copying kernel saves calls, of which there are few, and
 # takes multiprocessors from the batch that computes. The driver moves copies of this size from pinned memory by DMA.
@@ -114,15 +111,9 @@ class Staging:
         """Whether kernels may read and write all of these places."""
         return all(place.mapped.data_ptr() in self._mapped for place in places)
 
-    def can_part(self, launch: Joined, parts: Parts) -> bool:
-        """Whether the copy engine moves every part: the driver might do a small copy from a client's region with the CPU."""
-        rows = (parts.rows - 1) % parts.step + 1
-        pieces = [launch.gathered[name][0][0] for name in parts.names] + [launch.outs[0]]
-        return all(not one.is_foreign or one.type.nbytes // parts.rows * rows >= LARGE_BYTES for one in pieces)
-
-    def begin_whole(self, source: HostBytes, held: list[torch.Tensor], *, is_parted: bool) -> torch.Tensor:
-        """An operand of a request in parts: room for one that is parted, else all of it, on the current stream."""
-        if is_parted:
+    def begin_whole(self, source: HostBytes, held: list[torch.Tensor], *, is_chunked: bool) -> torch.Tensor:
+        """Takes memory for an operand that is chunked, or copies one that is not, on the current stream."""
+        if is_chunked:
             return shaped(torch.empty(source.type.nbytes, dtype=torch.uint8, device=self.device), source)
         return self._by_copies((source,), source.type.shape, held)
 
@@ -156,35 +147,6 @@ class Staging:
         table = copy_stretches(stretches, self.device)
         if table is not None:
             held.append(table)
-
-
-def can_pad(launch: Joined) -> bool:
-    """Whether the op reads rows: a sum reads elements, and is fastest over one contiguous stretch."""
-    return not isinstance(launch.options, AddOptions)
-
-
-def rows_of(whole: torch.Tensor, parts: Parts, span: tuple[int, int]) -> torch.Tensor:
-    """The rows of one part, as a view."""
-    return (whole.view(-1) if parts.is_flat else whole)[slice(*span)]
-
-
-def copy_rows(rows: torch.Tensor, place: HostBytes, parts: Parts, span: tuple[int, int], *, is_gather: bool) -> None:
-    """Copies one part on the current stream.
-
-    Args:
-        rows: On the device, as `rows_of` gives them.
-        place: All of it, on the host.
-        parts: How it is parted.
-        span: The part's first row and its end.
-        is_gather: To the device; else from it.
-    """
-    row_bytes = place.type.nbytes // parts.rows
-    there = bytes_of(place)[span[0] * row_bytes : span[1] * row_bytes]
-    here = rows.reshape(-1).view(torch.uint8)
-    if is_gather:
-        here.copy_(there, non_blocking=True)
-    else:
-        there.copy_(here, non_blocking=True)
 
 
 def _is_few(places: Sequence[HostBytes]) -> bool:

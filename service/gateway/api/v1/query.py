@@ -9,7 +9,9 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from tilewire.service.errors import InvalidRequest
-from tilewire.service.ops.registry import Op, Options, op_named, parse_options
+from tilewire.service.ops.op import AnyOp
+from tilewire.service.ops.planning import parse_options
+from tilewire.service.ops.registry import Options, op_named
 from tilewire.service.tensor_names import problem_of
 
 MAX_PARAMETERS = 64
@@ -28,14 +30,14 @@ class Call(msgspec.Struct, frozen=True):
         timeout_ms: It must have started by then, or None.
     """
 
-    op: Op
+    op: AnyOp
     options: Options
     residents: Mapping[str, str]
     store: str | None = None
     timeout_ms: float | None = None
 
 
-def parse_call(op: Op, query: bytes, timeout_header: str | None) -> Call:
+def parse_call(op: AnyOp, query: bytes, timeout_header: str | None) -> Call:
     """Reads a query string; a client's requests mostly have the same one, so short ones are remembered.
 
     Args:

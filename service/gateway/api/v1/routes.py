@@ -17,8 +17,9 @@ from tilewire.service.gateway.request.context import Exchange, Gateway, exchange
 from tilewire.service.gateway.request.habits import FORMATS, Served, habit_of, is_repeatable
 from tilewire.service.gateway.request.middleware import ExchangeMiddleware
 from tilewire.service.gateway.request.response import TensorResponse, describe_tensor, json_response, timing_headers
-from tilewire.service.ipc.messages import Operand
-from tilewire.service.ops.registry import OPS, Op
+from tilewire.service.ipc.messages import Upload
+from tilewire.service.ops.op import AnyOp
+from tilewire.service.ops.registry import OPS
 
 
 def hot_routes(gateway: Gateway) -> dict[str, ASGIApp]:
@@ -26,7 +27,7 @@ def hot_routes(gateway: Gateway) -> dict[str, ASGIApp]:
     return {f"/v1/{op.name}": ExchangeMiddleware(_plain(gateway, op), gateway) for op in OPS.values()}
 
 
-def _plain(gateway: Gateway, op: Op) -> ASGIApp:
+def _plain(gateway: Gateway, op: AnyOp) -> ASGIApp:
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
         response = await _call(gateway, op, scope)
         await response(scope, receive, send)
@@ -50,14 +51,14 @@ def router(gateway: Gateway) -> APIRouter:
     return routes
 
 
-def _endpoint(gateway: Gateway, op: Op) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+def _endpoint(gateway: Gateway, op: AnyOp) -> Callable[[Request], Coroutine[Any, Any, Response]]:
     async def endpoint(request: Request) -> Response:
         return await _call(gateway, op, request.scope)
 
     return endpoint
 
 
-async def _call(gateway: Gateway, op: Op, scope: Scope) -> Response:
+async def _call(gateway: Gateway, op: AnyOp, scope: Scope) -> Response:
     exchange = exchange_of(scope)
     exchange.op = op.name
     leases = gateway.admission.admit()
@@ -68,7 +69,7 @@ async def _call(gateway: Gateway, op: Op, scope: Scope) -> Response:
             response = _answer(gateway, exchange, computed, leases)
             _remember(gateway, scope, call, computed, response)
             return response
-        info, _ = await gateway.engines.put(call.store, Operand(computed.out, computed.lease.offset))
+        info, _ = await gateway.engines.put(call.store, Upload(computed.out, computed.lease.offset))
         leases.release()
         return json_response(describe_tensor(info), 201, timing_headers(exchange, computed.done))
     except BaseException:
@@ -86,7 +87,7 @@ def _remember(gateway: Gateway, scope: Scope, call: Call, computed: Computed, re
         return
     begin = exchange.body_offset
     served = Served(
-        computed.job,
+        computed.bound,
         gateway.arena.segment.view[begin : begin + exchange.received_bytes],
         begin,
         0,

@@ -13,8 +13,8 @@ from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.compute import MAX_PLANS, receive_tensors, reserve_answer
 from tilewire.service.gateway.request.context import Exchange, Gateway, exchange_of
 from tilewire.service.gateway.request.response import TensorResponse, describe_tensor, json_response
-from tilewire.service.ipc.messages import Done, Operand, TensorInfo
-from tilewire.service.ops.registry import check_limits
+from tilewire.service.ipc.messages import Done, TensorInfo, Upload
+from tilewire.service.ops.op import check_limits
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -68,7 +68,7 @@ async def _put(gateway: Gateway, exchange: Exchange, name: str) -> tuple[TensorI
             raise InvalidRequest(f"body: {len(tensors)} tensors; expected exactly one")
         (tensor,) = tensors.values()
         check_limits(name, tensor.type, gateway.settings.limits)
-        return await gateway.engines.put(name, Operand(tensor.type, tensor.offset, fortran=tensor.fortran))
+        return await gateway.engines.put(name, Upload(tensor.type, tensor.offset, fortran=tensor.fortran))
     finally:
         leases.release()
 

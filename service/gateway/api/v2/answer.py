@@ -15,7 +15,7 @@ from tilewire.service.dtypes import DTYPES
 from tilewire.service.gateway.api.v2.header import OUTPUT
 from tilewire.service.gateway.api.v2.request import InferRequest
 from tilewire.service.gateway.codecs.json_text import numbers_of
-from tilewire.service.ops.registry import Op, TensorType
+from tilewire.service.ops.op import AnyOp, TensorType
 
 VERSION = "1"
 
@@ -32,7 +32,7 @@ class InferAnswer(msgspec.Struct, frozen=True):
     header_bytes: int | None
 
 
-def encode_answer(op: Op, request: InferRequest, out: TensorType, payload: memoryview) -> InferAnswer:
+def encode_answer(op: AnyOp, request: InferRequest, out: TensorType, payload: memoryview) -> InferAnswer:
     """Writes an answer.
 
     Args:

@@ -13,13 +13,13 @@ from tilewire.service.gateway.api.v2.header import read_header
 from tilewire.service.gateway.api.v2.request import InferRequest, Input, Output, Pending
 from tilewire.service.gateway.codecs.json_text import place
 from tilewire.service.gateway.codecs.protocol import Placed, Room
-from tilewire.service.ops.registry import Op, TensorType
+from tilewire.service.ops.op import AnyOp, TensorType
 
 # Longer headers are read each time: the cache stays small whatever clients send.
 CACHED_BYTES = 1024
 
 
-def decode_request(op: Op, body: memoryview, offset: int, header_bytes: int | None, room: Room) -> InferRequest:
+def decode_request(op: AnyOp, body: memoryview, offset: int, header_bytes: int | None, room: Room) -> InferRequest:
     """Reads a whole request body.
 
     Args:
@@ -53,7 +53,7 @@ def decode_request(op: Op, body: memoryview, offset: int, header_bytes: int | No
     return msgspec.structs.replace(header.request, inputs=inputs)
 
 
-def _raw_request(op: Op, body: memoryview, offset: int) -> InferRequest:
+def _raw_request(op: AnyOp, body: memoryview, offset: int) -> InferRequest:
     """A body without JSON: a float32 vector for an op of one input."""
     if len(op.inputs) > 1:
         raise InvalidRequest(

@@ -20,7 +20,9 @@ from tilewire.service.gateway.api.v2.request import Header, InferRequest, Input,
 from tilewire.service.gateway.codecs.json_text import flatten
 from tilewire.service.gateway.codecs.shapes import check_shape
 from tilewire.service.gateway.codecs.strict_json import parse_object, refuse_overflow
-from tilewire.service.ops.registry import OPS, Op, Options, TensorType, parse_options
+from tilewire.service.ops.op import AnyOp, TensorType
+from tilewire.service.ops.planning import parse_options
+from tilewire.service.ops.registry import OPS, Options
 
 WHAT = "inference header"
 OUTPUT = "out"
@@ -77,7 +79,7 @@ def _read_id(value: object) -> str | None:
     return value or None
 
 
-def _read_options(op: Op, parameters: dict[str, object]) -> Options:
+def _read_options(op: AnyOp, parameters: dict[str, object]) -> Options:
     for name in parameters:
         if name in _RESERVED or name.startswith(_RESERVED_PREFIX):
             raise InvalidRequest(f"parameters: {name[:64]!r} is reserved; {op.name} keeps no sequences")
@@ -90,7 +92,7 @@ def _read_options(op: Op, parameters: dict[str, object]) -> Options:
     return parse_options(op, parameters)
 
 
-def _read_inputs(op: Op, value: object) -> tuple[Pending, ...]:
+def _read_inputs(op: AnyOp, value: object) -> tuple[Pending, ...]:
     if not isinstance(value, list):
         raise InvalidRequest(f"inputs: expected a list; got {_kind_of(value)}")
     pending: dict[str, Pending] = {}

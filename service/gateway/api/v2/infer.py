@@ -29,7 +29,7 @@ from tilewire.service.gateway.request.compute import Computed, Task, run
 from tilewire.service.gateway.request.context import Exchange, Gateway, exchange_of
 from tilewire.service.gateway.request.habits import Served, habit_of, is_repeatable
 from tilewire.service.gateway.request.response import TensorResponse, timing_headers
-from tilewire.service.ops.registry import Op, TensorType
+from tilewire.service.ops.op import AnyOp, TensorType
 
 # Of a body that came as it is.
 FORMAT = "oip"
@@ -67,7 +67,7 @@ class Inferred(msgspec.Struct, frozen=True):
     computed: Computed
 
 
-async def infer(gateway: Gateway, exchange: Exchange, op: Op, header_bytes: int | None, leases: Leases) -> Inferred:
+async def infer(gateway: Gateway, exchange: Exchange, op: AnyOp, header_bytes: int | None, leases: Leases) -> Inferred:
     """Runs an infer request.
 
     Args:
@@ -91,7 +91,7 @@ async def infer(gateway: Gateway, exchange: Exchange, op: Op, header_bytes: int 
 
 
 async def _receive(
-    gateway: Gateway, exchange: Exchange, op: Op, header_bytes: int | None, leases: Leases
+    gateway: Gateway, exchange: Exchange, op: AnyOp, header_bytes: int | None, leases: Leases
 ) -> InferRequest:
     exchange.receive_began_s = began_s = time.perf_counter()
     settings = gateway.settings
@@ -126,7 +126,7 @@ def _check_lengths(gateway: Gateway, header_bytes: int | None, body_bytes: int |
         raise BodyTooLarge(f"body: {json_bytes} bytes of JSON; the limit is {max_bytes}, send tensors as binary data")
 
 
-def _task(op: Op, request: InferRequest, began_ns: int) -> Task:
+def _task(op: AnyOp, request: InferRequest, began_ns: int) -> Task:
     return Task(
         op=op,
         options=request.options,
@@ -168,7 +168,7 @@ def _check_answer(gateway: Gateway, request: InferRequest, out: TensorType) -> N
         raise BeyondLimit(f"{OUTPUT}: {out} has more than the {MAX_OUT_ELEMENTS} elements that JSON carries")
 
 
-async def answer(gateway: Gateway, exchange: Exchange, op: Op, inferred: Inferred, leases: Leases) -> TensorResponse:
+async def answer(gateway: Gateway, exchange: Exchange, op: AnyOp, inferred: Inferred, leases: Leases) -> TensorResponse:
     """Makes the response; its slots go back when it has left."""
     computed = inferred.computed
     body = encode_answer(op, inferred.request, computed.out, computed.lease.view)
@@ -201,7 +201,7 @@ def remember(gateway: Gateway, scope: Scope, inferred: Inferred, response: Tenso
         return
     begin, answer_lead = exchange.body_offset, bytes(chunks[0])
     served = Served(
-        inferred.computed.job,
+        inferred.computed.bound,
         gateway.arena.segment.view[begin : begin + exchange.received_bytes],
         begin,
         -(header_length(scope) or 0) % ALIGN_BYTES,
@@ -209,6 +209,7 @@ def remember(gateway: Gateway, scope: Scope, inferred: Inferred, response: Tenso
         BINARY,
         answer_lead,
         f"{HEADER_LENGTH}: {len(answer_lead)}\r\n",
+        inferred.request.priority,
     )
     habit = habit_of(connection.repeated_head, scope, exchange, served)
     if habit is not None:

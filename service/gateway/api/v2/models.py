@@ -12,9 +12,9 @@ from __future__ import annotations
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import UnknownName
 from tilewire.service.gateway.api.v2.answer import VERSION
-from tilewire.service.gateway.api.v2.header import OUTPUT
 from tilewire.service.gateway.request.context import Gateway
-from tilewire.service.ops.registry import OPS, Op
+from tilewire.service.ops.op import AnyOp
+from tilewire.service.ops.registry import OPS
 
 PLATFORM = "tilewire"
 DATATYPE = "FP32"
@@ -29,14 +29,8 @@ EXTENSIONS = (
     "model_repository",
 )
 
-_RANKS: dict[str, dict[str, int]] = {
-    "matmul": {"a": 2, "b": 2, OUTPUT: 2},
-    "softmax": {"x": 1, OUTPUT: 1},
-    "add": {"a": 1, "b": 1, OUTPUT: 1},
-}
 
-
-def model_named(model: str, version: str | None = None) -> Op:
+def model_named(model: str, version: str | None = None) -> AnyOp:
     """Looks a model up.
 
     Raises:
@@ -69,14 +63,14 @@ def describe_server(gateway: Gateway) -> dict[str, object]:
     }
 
 
-def describe_model(op: Op) -> dict[str, object]:
+def describe_model(op: AnyOp) -> dict[str, object]:
     """A model's metadata."""
     return {
         "name": op.name,
         "versions": [VERSION],
         "platform": PLATFORM,
         "inputs": [_tensor(op, name) for name in op.required],
-        "outputs": [_tensor(op, OUTPUT)],
+        "outputs": [_tensor(op, name) for name in op.outputs],
         "parameters": {
             "datatypes": " ".join(DTYPES[name].oip for name in op.dtypes),
             "optional_inputs": " ".join(op.optional),
@@ -85,11 +79,11 @@ def describe_model(op: Op) -> dict[str, object]:
     }
 
 
-def _tensor(op: Op, name: str) -> dict[str, object]:
-    return {"name": name, "datatype": DATATYPE, "shape": [-1] * _RANKS[op.name][name]}
+def _tensor(op: AnyOp, name: str) -> dict[str, object]:
+    return {"name": name, "datatype": op.output_datatypes.get(name, DATATYPE), "shape": [-1] * op.ranks[name]}
 
 
-def configure_model(op: Op) -> dict[str, object]:
+def configure_model(op: AnyOp) -> dict[str, object]:
     """A model's configuration.
 
     `max_batch_size` is 0 because no dimension of a request is a batch of requests; those form by themselves.
@@ -101,12 +95,13 @@ def configure_model(op: Op) -> dict[str, object]:
         "version_policy": {"latest": {"num_versions": 1}},
         "max_batch_size": 0,
         "input": [_configured(op, name) for name in op.required],
-        "output": [_configured(op, OUTPUT)],
+        "output": [_configured(op, name) for name in op.outputs],
     }
 
 
-def _configured(op: Op, name: str) -> dict[str, object]:
-    return {"name": name, "data_type": f"TYPE_{DATATYPE}", "dims": [-1] * _RANKS[op.name][name]}
+def _configured(op: AnyOp, name: str) -> dict[str, object]:
+    datatype = op.output_datatypes.get(name, DATATYPE)
+    return {"name": name, "data_type": f"TYPE_{datatype}", "dims": [-1] * op.ranks[name]}
 
 
 def index_models(*, is_ready: bool) -> list[dict[str, object]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from tilewire.service.gateway.codecs.protocol import Placed
-from tilewire.service.ops.registry import Options, TensorType
+from tilewire.service.ops.op import TensorType
+from tilewire.service.ops.registry import Options
 
 
 class Region(msgspec.Struct, frozen=True):

@@ -23,7 +23,8 @@ from tilewire.service.gateway.api.v2.models import (
 from tilewire.service.gateway.request.context import Gateway, exchange_of
 from tilewire.service.gateway.request.middleware import ExchangeMiddleware
 from tilewire.service.gateway.request.response import json_response
-from tilewire.service.ops.registry import OPS, Op
+from tilewire.service.ops.op import AnyOp
+from tilewire.service.ops.registry import OPS
 
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -40,7 +41,7 @@ def hot_routes(gateway: Gateway) -> dict[str, ASGIApp]:
     }
 
 
-def _plain(gateway: Gateway, op: Op) -> ASGIApp:
+def _plain(gateway: Gateway, op: AnyOp) -> ASGIApp:
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
         response = await _infer(gateway, op, scope)
         await response(scope, receive, send)
@@ -48,7 +49,7 @@ def _plain(gateway: Gateway, op: Op) -> ASGIApp:
     return call
 
 
-async def _infer(gateway: Gateway, op: Op, scope: Scope) -> Response:
+async def _infer(gateway: Gateway, op: AnyOp, scope: Scope) -> Response:
     exchange = exchange_of(scope)
     exchange.op = op.name
     leases = gateway.admission.admit()

@@ -11,11 +11,13 @@ import torch
 from tests.support import float64_oracle as oracle
 from tests.support.float64_oracle import assert_close, random_array
 from tests.support.tensor_bodies import NUMPY, Array
-from tilewire.service.engine.backends.contract import HostBytes, Step
+from tilewire.service.engine.backends.contract import HostBytes
 from tilewire.service.engine.backends.cpu import CpuBackend
-from tilewire.service.engine.loop.batching import join
+from tilewire.service.engine.loop.batching import launch_of
 from tilewire.service.ipc.arena import Segment
-from tilewire.service.ops.registry import OPS, Limits, TensorType, parse_options, plan
+from tilewire.service.ops.op import Limits, TensorType
+from tilewire.service.ops.planning import parse_options, plan
+from tilewire.service.ops.registry import OPS
 
 NBYTES = 2**16
 
@@ -44,9 +46,9 @@ class Room:
         self, op: str, inputs: dict[str, HostBytes | torch.Tensor], types: dict[str, TensorType], **options: object
     ) -> Array:
         parsed = parse_options(OPS[op], options)
-        out = plan(OPS[op], types, parsed, Limits()).out
+        (out,) = plan(OPS[op], types, parsed, Limits()).outputs
         slot = self.place(np.zeros(out.shape, NUMPY[out.dtype]))
-        self.backend.begin(join([Step(op, parsed, inputs, slot)], None)).wait()
+        self.backend.begin([launch_of(OPS[op], parsed, inputs, [slot])]).wait()
         return self.read(slot)
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from tests.support.jobs import template_of
 from tilewire.service.engine.metrics import launch_bytes
-from tilewire.service.ipc.messages import Job, Operand
-from tilewire.service.ops.registry import OPS, Limits, MatmulOptions, TensorType, plan
+from tilewire.service.ipc.messages import Template
+from tilewire.service.ops.matmul import MatmulOptions
+from tilewire.service.ops.op import TensorType
 
 A, B = TensorType("float16", (4, 32)), TensorType("float16", (32, 8))
 OUT_BYTES = 4 * 8 * 2
 
 
-def product(resident: str | None) -> Job:
-    planned = plan(OPS["matmul"], {"a": A, "b": B}, MatmulOptions(), Limits())
-    operands = {"a": Operand(A, 0), "b": Operand(B, 256) if resident is None else Operand(B, resident=resident)}
-    return Job(1, "matmul", operands, MatmulOptions(), planned.out, 1024, planned.flops, planned.moved_bytes)
+def product(resident: str | None) -> Template:
+    return template_of("matmul", MatmulOptions(), {"a": A, "b": B}, {} if resident is None else {"b": resident})
 
 
 def test_one_job_reads_each_operand_once() -> None:

@@ -10,7 +10,6 @@ from tilewire.service.engine.loop.scheduler import Caps, Scheduler, Waiting
 jobs = st.lists(
     st.builds(
         Waiting,
-        work=st.none(),
         key=st.sampled_from([None, "a", "b", "c"]),
         arrived_ns=st.just(0),
         deadline_ns=st.sampled_from([0, 0, 0, 50, 150]),
@@ -79,11 +78,11 @@ def test_jobs_of_a_key_and_a_priority_leave_in_the_order_in_which_they_came(wait
 def test_a_rare_key_is_next_once_its_job_is_the_oldest(before: int, after: int) -> None:
     scheduler: Scheduler = Scheduler(Caps(max_requests=4))
     for _ in range(before):
-        scheduler.add(Waiting(None, key="busy"))
-    rare = Waiting(None, key="rare")
+        scheduler.add(Waiting(key="busy"))
+    rare = Waiting(key="rare")
     scheduler.add(rare)
     for _ in range(after):
-        scheduler.add(Waiting(None, key="busy"))
+        scheduler.add(Waiting(key="busy"))
     num_before_rare = 0
     while rare not in (batch := scheduler.decide(0).batch):
         num_before_rare += 1
@@ -107,21 +106,21 @@ def test_discarded_jobs_never_run(waiting: list[Waiting]) -> None:
 
 def test_without_a_delay_nothing_waits() -> None:
     scheduler: Scheduler = Scheduler()
-    one = Waiting(None, key="a", arrived_ns=100)
+    one = Waiting(key="a", arrived_ns=100)
     scheduler.add(one)
     assert scheduler.decide(100).batch == [one]
 
 
 def test_with_a_delay_an_idle_device_waits_for_a_batch_to_grow() -> None:
     scheduler: Scheduler = Scheduler(Caps(max_requests=2, max_queue_delay_ns=1000))
-    first = Waiting(None, key="a", arrived_ns=100)
+    first = Waiting(key="a", arrived_ns=100)
     scheduler.add(first)
     decision = scheduler.decide(200)
     assert decision.batch == []
     assert decision.wake_ns == 1100
     assert scheduler.decide(200, is_idle=False).batch == [first]
 
-    second, third = Waiting(None, key="a", arrived_ns=300), Waiting(None, key="a", arrived_ns=310)
+    second, third = Waiting(key="a", arrived_ns=300), Waiting(key="a", arrived_ns=310)
     scheduler.add(second)
     assert scheduler.decide(320).batch == []
     scheduler.add(third)
@@ -130,16 +129,16 @@ def test_with_a_delay_an_idle_device_waits_for_a_batch_to_grow() -> None:
 
 def test_a_delay_never_outlasts_a_deadline() -> None:
     scheduler: Scheduler = Scheduler(Caps(max_queue_delay_ns=1000))
-    scheduler.add(Waiting(None, key="a", arrived_ns=100, deadline_ns=500))
+    scheduler.add(Waiting(key="a", arrived_ns=100, deadline_ns=500))
     assert scheduler.decide(200).wake_ns == 500
     assert len(scheduler.decide(500).batch) + len(scheduler.decide(501).expired) == 1
 
 
 def test_the_queue_forgets_keys_that_have_no_jobs() -> None:
     scheduler: Scheduler = Scheduler()
-    keeps_busy = Waiting(None, key="busy")
+    keeps_busy = Waiting(key="busy")
     for number in range(100):
-        scheduler.add(Waiting(None, key=number, priority=1))
+        scheduler.add(Waiting(key=number, priority=1))
         scheduler.decide(0)
     scheduler.add(keeps_busy)
     assert len(scheduler._by_key) == 1

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from tests.support.local_totals import LocalTotals
-from tilewire.service.engine.backends.contract import Joined
+from tilewire.service.engine.backends.contract import LaunchSpec
 from tilewire.service.engine.backends.cpu import CpuBackend, Finished
-from tilewire.service.engine.backends.gpu.host import tensor_of
+from tilewire.service.engine.backends.host import tensor_of
 from tilewire.service.engine.loop.ipc import Mailbox
 from tilewire.service.engine.loop.jobs import Attached, Client, Lost, Stop
 from tilewire.service.engine.loop.loop import EngineLoop
@@ -32,6 +32,7 @@ from tilewire.service.ipc.messages import (
     Welcome,
     encode_frame,
 )
+from tilewire.service.ops.registry import OPS
 from tilewire.service.supervisor.vault import VaultWriter
 
 SEGMENT_BYTES = 2**16
@@ -60,11 +61,12 @@ class Gateway:
 class ForgetfulBackend(CpuBackend):
     """Leaves results as they were."""
 
-    def begin(self, launches: Sequence[Joined]) -> Finished:
+    def begin(self, launches: Sequence[LaunchSpec]) -> Finished:
         running = super().begin(launches)
         for launch in launches:
-            for out in launch.outs:
-                tensor_of(out).zero_()
+            for places, _ in launch.outputs:
+                for place in places:
+                    tensor_of(place).zero_()
         return running
 
 
@@ -142,13 +144,18 @@ def test_a_wrong_answer_ends_the_engine() -> None:
 def test_the_checks_are_reported() -> None:
     reports: list[tuple[str, int, int]] = []
     check_ops(CpuBackend("cpu"), lambda *progress: reports.append(progress))
-    assert reports == [("check", 0, 3), ("check", 1, 3), ("check", 2, 3), ("check", 3, 3)]
+    assert reports == [("check", number, len(OPS)) for number in range(len(OPS) + 1)]
 
 
 def engine_of(mailbox: Mailbox, metrics: EngineMetrics) -> tuple[EngineLoop, Holdings]:
     backend = CpuBackend("cpu")
     vault = VaultWriter(-1)
-    holdings = Holdings(backend, Residents(backend, 2**20, vault), Regions(backend, vault, max_bytes=2**20), metrics)
+    holdings = Holdings(
+        backend,
+        Residents(backend, 2**20, vault),
+        Regions(backend, vault, max_bytes=2**20, max_copied_bytes=2**20),
+        metrics,
+    )
     return EngineLoop(0, mailbox, backend, holdings, metrics), holdings
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import socket
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.errors import ResidentQuota, TooBusy, UnknownName
 from tilewire.service.ipc.arena import Segment
-from tilewire.service.ops.registry import TensorType
+from tilewire.service.ops.op import TensorType
 from tilewire.service.supervisor.vault import VaultFeed, VaultFollower, VaultReader, VaultWriter
 
 
@@ -140,14 +141,26 @@ class Chain:
     def follower(self) -> tuple[Residents, VaultFollower]:
         """A process of the engine that follows, as it begins: with the vault's state."""
         self.vault.drain(self.deposits)
-        kept = self.vault.keepsakes
         begun = residents()
-        for one in kept.tensors:
-            begun.restore(msgspec.structs.replace(one, fd=os.dup(one.fd) if one.fd >= 0 else -1))
-        begun.version = kept.version
+        with self.vault.handover() as kept:
+            for one in kept.tensors:
+                begun.restore(msgspec.structs.replace(one, fd=os.dup(one.fd) if one.fd >= 0 else -1))
+            begun.version = kept.version
         follower = VaultFollower(os.dup(self.follower_end.fileno()))
         self._stack.callback(follower.close)
         return begun, follower
+
+
+def test_a_copy_that_is_replaced_stays_open_while_it_is_handed_over(chain: Chain) -> None:
+    chain.home.put("w", number(1))
+    chain.vault.drain(chain.deposits)
+    with chain.vault.handover() as kept:
+        (one,) = kept.tensors
+        chain.home.put("w", number(2))
+        chain.vault.drain(chain.deposits)
+        assert os.fstat(one.fd).st_size > 0
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(one.fd)
 
 
 def pair(stack: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
@@ -163,6 +176,8 @@ def chain() -> Iterator[Chain]:
 
 
 def num_descriptors() -> int:
+    # Else descriptors that earlier tests let go of could be closed meanwhile.
+    gc.collect()
     return len(list(Path("/proc/self/fd").iterdir()))
 
 

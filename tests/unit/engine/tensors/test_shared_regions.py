@@ -17,17 +17,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from tilewire.service.engine.backends.contract import Step
+from tilewire.service.engine.backends.contract import HostBytes
 from tilewire.service.engine.backends.cpu import CpuBackend
-from tilewire.service.engine.tensors.shared_regions import MAX_REGIONS, OUT, Regions, Use
+from tilewire.service.engine.tensors.shared_regions import MAX_REGIONS, Regions, Use
 from tilewire.service.engine.tensors.shm_files import SharedFile
 from tilewire.service.errors import BeyondLimit, InvalidRequest, UnknownName
 from tilewire.service.ipc.messages import RegionInfo
-from tilewire.service.ops.registry import AddOptions, TensorType
+from tilewire.service.ops.op import TensorType
 from tilewire.service.supervisor.handover import KeptRegion
 from tilewire.service.supervisor.vault import VaultReader, VaultWriter
 
 PAGE = 4096
+OUT = "out"
 KIND = TensorType("float32", (4,))
 
 
@@ -59,7 +60,7 @@ def regions(folder: Path) -> Iterator[Regions]:
     # Else descriptors that earlier tests let go of could be closed meanwhile.
     gc.collect()
     before = num_fds()
-    regions = Regions(CpuBackend(), VaultWriter(-1), max_bytes=8 * PAGE, folder=folder)
+    regions = Regions(CpuBackend(), VaultWriter(-1), max_bytes=8 * PAGE, max_copied_bytes=8 * PAGE, folder=folder)
     yield regions
     regions.unregister(None)
     assert (regions.nbytes, num_fds()) == (0, before)
@@ -73,9 +74,11 @@ def asked(name: str, key: str = "four", offset: int = 0, byte_size: int = PAGE) 
     return RegionInfo(name, key, offset, byte_size)
 
 
-def step_of(uses: dict[str, Use]) -> Step:
-    inputs = {name: Regions.bytes_of(use, KIND) for name, use in uses.items() if name != OUT}
-    return Step("add", AddOptions(), inputs, Regions.bytes_of(uses[OUT], KIND))
+def stage_in(regions: Regions, uses: dict[str, Use]) -> dict[str, HostBytes]:
+    """The operands and the result of a job that uses these places."""
+    inputs = {name: KIND for name in uses if name != OUT}
+    places = {name: Regions.bytes_of(use, KIND) for name, use in uses.items()}
+    return {**places, **regions.stage_in(uses, inputs, {OUT: KIND})}
 
 
 def test_a_name_is_taken_until_it_is_given_back(regions: Regions) -> None:
@@ -138,9 +141,9 @@ def test_an_unregistered_region_lives_until_its_last_use(regions: Regions, folde
         regions.find("r", 0, KIND, field="a")
     regions.register(asked("r", key="one"))
     assert regions.nbytes == 2 * PAGE
-    step = regions.stage_in(step_of(uses), uses)
-    step.out.mapped.fill_(7)
-    regions.stage_out(step, uses)
+    places = stage_in(regions, uses)
+    places[OUT].mapped.fill_(7)
+    regions.stage_out(OUT, uses[OUT], places[OUT])
     assert (folder / "four").read_bytes()[:17] == b"\7" * 16 + b"\0"
     regions.release(uses)
     assert num_fds() == before + 2
@@ -157,12 +160,11 @@ def test_bytes_go_in_and_out_through_the_descriptor(regions: Regions, folder: Pa
         "a": regions.find("in", 7, KIND, field="a"),
         OUT: regions.find("out", 11, KIND, field="out", is_out=True),
     }
-    step = regions.stage_in(step_of(uses), uses)
-    source = step.inputs["a"]
-    assert not isinstance(source, torch.Tensor)
+    places = stage_in(regions, uses)
+    source = places["a"]
     np.testing.assert_array_equal(source.mapped.numpy().view(np.float32), values)
-    step.out.mapped.copy_(source.mapped)
-    regions.stage_out(step, uses)
+    places[OUT].mapped.copy_(source.mapped)
+    regions.stage_out(OUT, uses[OUT], places[OUT])
     assert (folder / "four").read_bytes()[16:32] == values.tobytes()
 
 
@@ -173,9 +175,9 @@ def test_a_cut_object_is_noticed_before_and_after_it_is_found(regions: Regions, 
     with pytest.raises(InvalidRequest, match=r"a: .* was cut"):
         regions.find("r", 8, KIND, field="a")
     with pytest.raises(InvalidRequest, match=r"a: .* was cut"):
-        regions.stage_in(step_of(uses), uses)
+        stage_in(regions, uses)
     with pytest.raises(InvalidRequest, match=r"out: .* was cut"):
-        regions.stage_out(regions.stage_in(step_of({OUT: uses[OUT]}), {OUT: uses[OUT]}), uses)
+        regions.stage_out(OUT, uses[OUT], stage_in(regions, {OUT: uses[OUT]})[OUT])
     assert (folder / "one").stat().st_size == 20
 
 
@@ -188,7 +190,10 @@ def test_a_read_only_object_takes_no_result(regions: Regions, folder: Path) -> N
 
 
 def test_a_second_engine_follows_the_first(folder: Path) -> None:
-    first, second = (Regions(CpuBackend(), VaultWriter(-1), max_bytes=8 * PAGE, folder=folder) for _ in range(2))
+    first, second = (
+        Regions(CpuBackend(), VaultWriter(-1), max_bytes=8 * PAGE, max_copied_bytes=8 * PAGE, folder=folder)
+        for _ in range(2)
+    )
     old = first.register(asked("r"))
     second.register(old)
     assert second.register(old) == old
@@ -213,24 +218,26 @@ def test_the_next_engine_has_what_was_registered_even_without_its_name(folder: P
     ours.setblocking(False)
     reader = VaultReader()
     writer = VaultWriter(theirs.detach())
-    regions = Regions(CpuBackend(), writer, max_bytes=8 * PAGE, folder=folder)
+    regions = Regions(CpuBackend(), writer, max_bytes=8 * PAGE, max_copied_bytes=8 * PAGE, folder=folder)
     kept = regions.register(asked("kept", key="one"))
     regions.register(asked("gone"))
     regions.unregister("gone")
     (folder / "one").unlink()
     reader.drain(ours)
-    (keepsake,) = reader.keepsakes.regions
+    with reader.handover() as handed:
+        (keepsake,) = handed.regions
     assert keepsake.region == kept
     regions.unregister(None)
-    after = Regions(CpuBackend(), VaultWriter(-1), max_bytes=8 * PAGE, folder=folder)
+    after = Regions(CpuBackend(), VaultWriter(-1), max_bytes=8 * PAGE, max_copied_bytes=8 * PAGE, folder=folder)
     after.restore(KeptRegion(keepsake.region, os.dup(keepsake.fd)))
     assert after.infos() == (kept,)
     uses = {OUT: after.find("kept", 0, KIND, field="out", is_out=True)}
-    after.stage_out(after.stage_in(step_of(uses), uses), uses)
+    after.stage_out(OUT, uses[OUT], stage_in(after, uses)[OUT])
     assert after.unregister(None) > kept.stamp
     # The first engine's farewell reaches the vault as well.
     reader.drain(ours)
-    assert reader.keepsakes.regions == []
+    with reader.handover() as handed:
+        assert handed.regions == []
     writer.close()
     ours.close()
     assert num_fds() == before
@@ -238,14 +245,14 @@ def test_the_next_engine_has_what_was_registered_even_without_its_name(folder: P
 
 def test_what_a_device_reaches_is_not_copied(folder: Path) -> None:
     backend = AdoptingBackend()
-    regions = Regions(backend, VaultWriter(-1), max_bytes=8 * PAGE, folder=folder)
+    regions = Regions(backend, VaultWriter(-1), max_bytes=8 * PAGE, max_copied_bytes=8 * PAGE, folder=folder)
     regions.register(asked("r", offset=PAGE + 10, byte_size=100))
     assert list(backend.adopted.values()) == [110]
     uses = {OUT: regions.find("r", 4, KIND, field="out", is_out=True)}
-    step = step_of(uses)
-    assert step.out.is_foreign
-    assert step.out.offset == 14
-    assert regions.stage_in(step, uses).out is step.out
+    out = stage_in(regions, uses)[OUT]
+    assert out.is_foreign
+    assert out.offset == 14
+    assert not regions.stage_in(uses, {}, {OUT: KIND})
     regions.hold(uses)
     regions.unregister("r")
     assert backend.adopted
@@ -256,7 +263,7 @@ def test_what_a_device_reaches_is_not_copied(folder: Path) -> None:
 def test_a_read_only_object_is_copied_even_where_a_device_could_reach_it(folder: Path) -> None:
     (folder / "one").chmod(0o444)
     backend = AdoptingBackend()
-    regions = Regions(backend, VaultWriter(-1), max_bytes=8 * PAGE, folder=folder)
+    regions = Regions(backend, VaultWriter(-1), max_bytes=8 * PAGE, max_copied_bytes=8 * PAGE, folder=folder)
     regions.register(asked("r", key="one"))
     assert not backend.adopted
     regions.unregister(None)
@@ -279,7 +286,9 @@ class AnyOrder(RuleBasedStateMachine):
     def begin(self) -> None:
         self.fds = num_fds()
         self.backend = AdoptingBackend()
-        self.regions = Regions(self.backend, VaultWriter(-1), max_bytes=6 * PAGE, folder=self.folder)
+        self.regions = Regions(
+            self.backend, VaultWriter(-1), max_bytes=6 * PAGE, max_copied_bytes=6 * PAGE, folder=self.folder
+        )
         self.model: dict[str, int] = {}
 
     @rule(name=st.sampled_from("abc"), pages=st.integers(-1, 5), offset=st.integers(-1, 2 * PAGE))

@@ -17,7 +17,7 @@ from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import BodyTooLarge, InvalidRequest, TilewireError, TooBusy, UnknownFormat
 from tilewire.service.gateway.codecs.negotiation import CODECS, SNIFF_BYTES, codec_for_body
 from tilewire.service.gateway.codecs.protocol import Codec
-from tilewire.service.ops.registry import TensorType
+from tilewire.service.ops.op import TensorType
 
 SHAPES = st.lists(st.integers(0, 3), max_size=8).filter(lambda shape: math.prod(shape) <= 500).map(tuple)
 REFUSALS = (InvalidRequest, BodyTooLarge, UnknownFormat, TooBusy)

@@ -13,7 +13,7 @@ from tests.unit.gateway.codecs.arena_room import NUMPY, ArenaRoom, decode
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import BeyondLimit, BodyTooLarge, InvalidRequest
 from tilewire.service.gateway.codecs.json_text import MAX_BODY_BYTES, Json
-from tilewire.service.ops.registry import TensorType
+from tilewire.service.ops.op import TensorType
 
 CODEC = Json()
 

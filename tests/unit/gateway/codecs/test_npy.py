@@ -13,7 +13,7 @@ import pytest
 from tests.unit.gateway.codecs.arena_room import ArenaRoom, decode
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.codecs.npy import MAGIC, Npy
-from tilewire.service.ops.registry import TensorType
+from tilewire.service.ops.op import TensorType
 
 CODEC = Npy()
 HEADER = "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }"

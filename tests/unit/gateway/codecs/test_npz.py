@@ -18,7 +18,7 @@ from tilewire.service.errors import BodyTooLarge, InvalidRequest, TilewireError
 from tilewire.service.gateway.codecs import npz
 from tilewire.service.gateway.codecs.npz import Npz
 from tilewire.service.gateway.codecs.zip_directory import MAX_MEMBERS
-from tilewire.service.ops.registry import TensorType
+from tilewire.service.ops.op import TensorType
 
 CODEC = Npz()
 TENSORS: dict[str, Any] = {

@@ -12,7 +12,7 @@ import safetensors.numpy
 from tests.unit.gateway.codecs.arena_room import NUMPY, decode
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.codecs.safetensors import MAX_HEADER_BYTES, Safetensors
-from tilewire.service.ops.registry import TensorType
+from tilewire.service.ops.op import TensorType
 
 CODEC = Safetensors()
 

@@ -6,9 +6,9 @@ import asyncio
 import time
 from collections.abc import Callable
 
-import msgspec
 import pytest
 
+from tests.support.jobs import SentJob
 from tilewire.service.errors import (
     ClientGone,
     DeadlinePassed,
@@ -21,27 +21,30 @@ from tilewire.service.errors import (
 )
 from tilewire.service.gateway.engines.client import Reply, Request
 from tilewire.service.gateway.engines.router import Engines
+from tilewire.service.gateway.engines.templates import BoundTemplate
 from tilewire.service.ipc.messages import (
     AwaitTensor,
     DeleteTensor,
     Done,
-    Job,
-    Operand,
+    OutputSpec,
     PutTensor,
     RegionInfo,
     RegionList,
     RegisterRegion,
+    Template,
     TensorInfo,
     Tensors,
     Timings,
     UnregisterRegion,
+    Upload,
     Warming,
     Welcome,
 )
-from tilewire.service.ops.registry import AddOptions, TensorType
+from tilewire.service.ops.add import AddOptions
+from tilewire.service.ops.op import TensorType
 
 KIND = TensorType("float32", (2,))
-JOB = Job(0, "add", {}, AddOptions(), KIND, 0, 1, 1)
+JOB = BoundTemplate(Template(1, "add", (), AddOptions(), (OutputSpec(KIND),), 1, 1), (0,))
 
 
 class ScriptedEngine:
@@ -49,6 +52,8 @@ class ScriptedEngine:
         self.welcome = Welcome(index, "cpu", "cpu", "", "", "") if is_ready else None
         self.warming: Warming | None = None
         self.sent: list[Request] = []
+        self.jobs: list[SentJob] = []
+        self.forgotten: list[int] = []
         self.futures: list[asyncio.Future[Reply]] = []
         self.cancelled: list[int] = []
 
@@ -60,6 +65,16 @@ class ScriptedEngine:
         self.sent.append(request)
         self.futures.append(asyncio.get_running_loop().create_future())
         return len(self.futures) - 1, self.futures[-1]
+
+    def submit(
+        self, template: Template, offsets: tuple[int, ...], *, deadline_ns: int = 0, priority: int = 0
+    ) -> tuple[int, asyncio.Future[Reply]]:
+        self.jobs.append(SentJob(template, offsets, deadline_ns, priority))
+        self.futures.append(asyncio.get_running_loop().create_future())
+        return len(self.futures) - 1, self.futures[-1]
+
+    def forget(self, template_id: int) -> None:
+        self.forgotten.append(template_id)
 
     def cancel(self, request_id: int) -> None:
         self.cancelled.append(request_id)
@@ -107,7 +122,7 @@ def test_jobs_go_to_the_least_busy_engine_that_is_ready() -> None:
         engines = Engines([one, two, down])
         tasks = [asyncio.ensure_future(engines.compute(JOB, Stays(), Held())) for _ in range(4)]
         await asyncio.sleep(0)
-        assert (len(one.sent), len(two.sent), len(down.sent)) == (2, 2, 0)
+        assert (len(one.jobs), len(two.jobs), len(down.jobs)) == (2, 2, 0)
         for future in (*one.futures, *two.futures):
             future.set_result(Done(0, Timings()))
         assert len(await asyncio.gather(*tasks)) == 4
@@ -135,9 +150,8 @@ def test_a_client_that_leaves_cancels_its_job_and_waits_for_its_slots() -> None:
 def test_a_deadline_that_an_engine_lets_pass_ends_the_request_and_its_slots_stay_held() -> None:
     async def run() -> None:
         engine, slots = HungEngine(0), Held()
-        late = msgspec.structs.replace(JOB, deadline_ns=time.monotonic_ns())
         with pytest.raises(DeadlinePassed):
-            await Engines([engine]).compute(late, Stays(), slots)
+            await Engines([engine]).compute(JOB, Stays(), slots, deadline_ns=time.monotonic_ns())
         assert engine.cancelled == [0]
         assert slots.answered is engine.futures[0]
         assert not slots.answered.done()
@@ -151,9 +165,9 @@ STORED = TensorInfo("w", KIND, 1.0, version=7)
 def test_the_home_engine_orders_uploads_and_they_are_answered_when_every_engine_has_them() -> None:
     async def run() -> None:
         home, two, three = (ScriptedEngine(index) for index in range(3))
-        task = asyncio.ensure_future(Engines([home, two, three]).put("w", Operand(KIND, 0)))
+        task = asyncio.ensure_future(Engines([home, two, three]).put("w", Upload(KIND, 0)))
         await settle()
-        assert (home.sent, two.sent, three.sent) == ([PutTensor(0, "w", Operand(KIND, 0))], [], [])
+        assert (home.sent, two.sent, three.sent) == ([PutTensor(0, "w", Upload(KIND, 0))], [], [])
         home.futures[0].set_result(Tensors(0, (STORED,), replaced=True))
         await settle()
         assert (len(home.sent), two.sent, three.sent) == (1, [AwaitTensor(0, "w", 7)], [AwaitTensor(0, "w", 7)])
@@ -184,7 +198,7 @@ def test_a_deletion_is_answered_when_every_engine_has_it() -> None:
 def test_a_tensor_that_one_engine_cannot_hold_is_taken_back_by_its_version() -> None:
     async def run() -> None:
         home, other = ScriptedEngine(0), ScriptedEngine(1)
-        task = asyncio.ensure_future(Engines([home, other]).put("w", Operand(KIND, 0)))
+        task = asyncio.ensure_future(Engines([home, other]).put("w", Upload(KIND, 0)))
         await settle()
         home.futures[0].set_result(Tensors(0, (STORED,)))
         await settle()
@@ -207,7 +221,7 @@ def test_an_upload_that_fails_at_home_or_meets_a_restart_changes_nothing_more(
 ) -> None:
     async def run() -> None:
         home, other = ScriptedEngine(0), ScriptedEngine(1)
-        task = asyncio.ensure_future(Engines([home, other]).put("w", Operand(KIND, 0)))
+        task = asyncio.ensure_future(Engines([home, other]).put("w", Upload(KIND, 0)))
         await settle()
         if where == "home":
             home.futures[0].set_exception(failure)
@@ -225,7 +239,7 @@ def test_an_upload_that_fails_at_home_or_meets_a_restart_changes_nothing_more(
 def test_an_upload_waits_for_no_engine_that_would_miss_it() -> None:
     async def run() -> None:
         with pytest.raises(Unavailable):
-            await Engines([ScriptedEngine(0), ScriptedEngine(1, is_ready=False)]).put("w", Operand(KIND, 0))
+            await Engines([ScriptedEngine(0), ScriptedEngine(1, is_ready=False)]).put("w", Upload(KIND, 0))
 
     asyncio.run(run())
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from starlette.types import Message
@@ -14,6 +13,7 @@ from tests.support.tensor_bodies import to_npy, to_safetensors
 from tilewire.service.gateway.auth.authenticator import Access
 from tilewire.service.gateway.codecs.negotiation import codec_for_body
 from tilewire.service.gateway.codecs.protocol import Codec
+from tilewire.service.gateway.engines.templates import BoundTemplate
 from tilewire.service.gateway.request.context import Exchange, Incoming
 from tilewire.service.gateway.request.habits import (
     MAX_ANSWER_BYTES,
@@ -23,17 +23,17 @@ from tilewire.service.gateway.request.habits import (
     Served,
     habit_of,
     is_repeatable,
-    number_of,
 )
 from tilewire.service.gateway.request.heads import form_of
-from tilewire.service.ipc.messages import Job, Operand
-from tilewire.service.ops.registry import AddOptions, TensorType
+from tilewire.service.ipc.messages import InputSpec, OutputSpec, Template
+from tilewire.service.ops.add import AddOptions
+from tilewire.service.ops.op import TensorType
 
 HEAD = head("POST", "/v1/add?b=@w", content_length="10")
 NPY = codec_for_body("application/x-npy", b"")
 BEGIN = 4096
 A = TensorType("float32", (3, 4))
-RESIDENT = Operand(A, resident="w")
+RESIDENT = InputSpec("b", A, resident="w")
 
 
 async def _receive() -> Message:
@@ -77,9 +77,11 @@ def test_requests_that_are_not_remembered(changed: dict[str, Any]) -> None:
 
 def habit_for(form: str, body: bytes, codec: Codec = NPY, **changed: Any) -> Habit | None:
     placed = codec_for_body(None, body[:64]).decode(memoryview(bytearray(body)), BEGIN, _NoRoom())
-    operands = {"b": RESIDENT, **{name or "a": Operand(one.type, one.offset) for name, one in placed.items()}}
-    operands |= changed.get("operands", {})
-    job = Job(7, "add", operands, AddOptions(), A, 0, 12, 96)
+    inputs = [(InputSpec(name or "a", one.type), one.offset) for name, one in placed.items()]
+    inputs += changed.get("operands", [])
+    specs = (RESIDENT, *(spec for spec, _ in inputs))
+    template = Template(7, "add", specs, AddOptions(), (OutputSpec(A),), 12, 96)
+    job = BoundTemplate(template, (*(offset for _, offset in inputs), 0))
     scope = {"path": "/v1/add", "method": "POST", "state": {"exchange": None}, "extensions": {}}
     exchange = exchange_with({}, form=form, nbytes=len(body))
     body_at = changed.get("body_at", 0)
@@ -99,8 +101,8 @@ def test_a_habit_ends_where_the_first_tensor_begins() -> None:
     assert habit.form == form_of(HEAD)
     assert habit.lead == body[:128]
     assert (habit.body_bytes, habit.nbytes) == (len(body), len(HEAD) + len(body))
-    assert habit.placed == (("a", Operand(A, 128)),)
-    assert (habit.residents, habit.resident_types) == ({"b": RESIDENT}, (("w", A),))
+    assert habit.placed == (128,)
+    assert habit.resident_types == (("w", A),)
     assert habit.out_at >= len(body)
     assert habit.slot_bytes == habit.out_at + 48 == habit.out_at + habit.out_bytes
     assert habit.timeout_ns == 5_000_000
@@ -114,17 +116,22 @@ def test_places_count_from_the_start_of_the_slot() -> None:
     habit = habit_for("npy", body, body_at=40)
     assert habit is not None
     assert habit.body_at == 40
-    assert habit.placed == (("a", Operand(A, 168)),)
+    assert habit.placed == (168,)
     assert habit.out_at >= 40 + len(body)
 
 
 @pytest.mark.parametrize(
     "elsewhere",
-    [Operand(A, BEGIN - 48), Operand(A, BEGIN + 10**6), Operand(A, BEGIN + 140), Operand(A, BEGIN + 128, region="r")],
+    [
+        (InputSpec("bias", A), BEGIN - 48),
+        (InputSpec("bias", A), BEGIN + 10**6),
+        (InputSpec("bias", A), BEGIN + 140),
+        (InputSpec("bias", A, region="r"), BEGIN + 128),
+    ],
 )
-def test_a_tensor_that_is_not_in_the_body_makes_no_habit(elsewhere: Operand) -> None:
+def test_a_tensor_that_is_not_in_the_body_makes_no_habit(elsewhere: tuple[InputSpec, int]) -> None:
     body = to_npy(np.arange(12, dtype=np.float32).reshape(3, 4))
-    assert habit_for("npy", body, operands={"bias": elsewhere}) is None
+    assert habit_for("npy", body, operands=[elsewhere]) is None
 
 
 def test_tensors_by_name_lie_where_their_header_says() -> None:
@@ -133,10 +140,8 @@ def test_tensors_by_name_lie_where_their_header_says() -> None:
     assert habit is not None
     header_bytes = len(body) - 4 * (4 + 12)
     assert habit.lead == body[:header_bytes]
-    assert dict(habit.placed) == {
-        "bias": Operand(TensorType("float32", (4,)), header_bytes),
-        "a": Operand(A, header_bytes + 16),
-    }
+    names = [one.name for one in habit.template.inputs if one.resident is None]
+    assert dict(zip(names, habit.placed, strict=True)) == {"bias": header_bytes, "a": header_bytes + 16}
 
 
 def test_a_header_that_is_too_long_to_be_kept_makes_no_habit() -> None:
@@ -149,19 +154,3 @@ def test_a_header_that_is_too_long_to_be_kept_makes_no_habit() -> None:
 def test_a_body_that_is_swapped_where_it_lies_or_that_has_no_tensor_makes_no_habit() -> None:
     assert habit_for("npy", to_npy(np.ones((3, 4), ">f4"))) is None
     assert habit_for("safetensors", to_safetensors({})) is None
-
-
-def test_jobs_that_differ_only_in_place_have_one_number() -> None:
-    job = Job(1, "add", {"a": Operand(A, 256), "b": RESIDENT}, AddOptions(), A, 512, 12, 144)
-    moved = msgspec.structs.replace(job, id=2, operands={"a": Operand(A, 768), "b": RESIDENT}, out_offset=0, priority=1)
-    others: list[dict[str, Any]] = [
-        {"op": "subtract"},
-        {"options": AddOptions(alpha=2)},
-        {"operands": {"a": Operand(A, 256), "b": Operand(A, resident="v")}},
-        {"operands": {"a": Operand(A, 256, fortran=True), "b": RESIDENT}},
-        {"operands": {"a": Operand(TensorType("float32", (4, 3)), 256), "b": RESIDENT}},
-        {"out": TensorType("float16", (3, 4))},
-    ]
-    numbers = [number_of(msgspec.structs.replace(job, **other)) for other in others]
-    assert number_of(job) == number_of(moved) > 0
-    assert len({number_of(job), *numbers}) == 1 + len(others)

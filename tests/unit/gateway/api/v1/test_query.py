@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.api.v1.query import Call, check_name, parse_call
-from tilewire.service.ops.registry import OPS, MatmulOptions
+from tilewire.service.ops.matmul import MatmulOptions
+from tilewire.service.ops.registry import OPS
 
 
 def parse(query: str, header: str | None = None) -> Call:

@@ -17,7 +17,10 @@ from tilewire.service.dtypes import DTYPES
 from tilewire.service.gateway.api.v2.answer import encode_answer
 from tilewire.service.gateway.api.v2.decode import decode_request
 from tilewire.service.gateway.api.v2.request import InferRequest, Output, Region
-from tilewire.service.ops.registry import OPS, AddOptions, MatmulOptions, TensorType
+from tilewire.service.ops.add import AddOptions
+from tilewire.service.ops.matmul import MatmulOptions
+from tilewire.service.ops.op import TensorType
+from tilewire.service.ops.registry import OPS
 
 A = random_array("float32", (2, 3), 1)
 B = random_array("float32", (3, 4), 2)

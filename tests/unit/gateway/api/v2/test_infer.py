@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from starlette.types import Message, Scope
 
+from tests.support.jobs import SentJob
 from tests.support.local_totals import LocalTotals
 from tests.support.oip_bodies import LENGTH, binary_input, from_answer, to_binary
 from tests.support.tensor_bodies import Array
-from tilewire.service.config.process import GatewaySettings, Inherited
+from tilewire.service.config.process import Inherited
+from tilewire.service.config.settings import Settings
 from tilewire.service.errors import InvalidRequest, TilewireError
 from tilewire.service.gateway.api.v2.infer import answer, header_length, infer
 from tilewire.service.gateway.auth.authenticator import Access
@@ -30,15 +32,17 @@ from tilewire.service.ipc.arena import Arena, Segment
 from tilewire.service.ipc.messages import (
     DescribeTensor,
     Done,
-    Job,
     Stale,
+    Template,
     TensorInfo,
     Tensors,
     Timings,
     Warming,
     Welcome,
 )
-from tilewire.service.ops.registry import OPS, MatmulOptions, TensorType
+from tilewire.service.ops.matmul import MatmulOptions
+from tilewire.service.ops.op import TensorType
+from tilewire.service.ops.registry import OPS
 
 SEGMENT_BYTES = 2**20
 A, B = np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -51,7 +55,7 @@ class AddingEngine:
         self.welcome: Welcome | None = Welcome(0, "cpu", "cpu", "", "", "")
         self.warming: Warming | None = None
         self.outstanding = 0
-        self.jobs: list[Job] = []
+        self.jobs: list[SentJob] = []
         self.resident = TensorType("float32", (5, 4))
         self._arena = arena
 
@@ -69,7 +73,20 @@ class AddingEngine:
             # What this gateway learns is out of date as soon as it has learned it.
             self.resident = TensorType("float32", (3, 4))
             return Tensors(1, (info,))
-        assert isinstance(request, Job)
+        raise AssertionError(request)
+
+    def submit(
+        self, template: Template, offsets: tuple[int, ...], *, deadline_ns: int = 0, priority: int = 0
+    ) -> tuple[int, asyncio.Future[Reply]]:
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        future.set_result(self._computed(SentJob(template, offsets, deadline_ns, priority)))
+        return 1, future
+
+    def forget(self, template_id: int) -> None:
+        raise AssertionError
+
+    def _computed(self, request: SentJob) -> Reply:
+        info = TensorInfo("w", self.resident, 0.0)
         self.jobs.append(request)
         if any(one.resident is not None and one.type != self.resident for one in request.operands.values()):
             return Stale(1, (info,))
@@ -86,7 +103,8 @@ class Bench:
         self.arena = Arena(self.segment)
         self.engine = AddingEngine(self.arena)
         self.access = Access()
-        settings = GatewaySettings(0, Inherited(-1), [], SEGMENT_BYTES, max_body_bytes=2**19, max_json_bytes=2**16)
+        whole = Settings(gateways=1, arena_bytes=SEGMENT_BYTES, max_body_bytes=2**19, max_json_bytes=2**16)
+        settings = whole.gateway(0, Inherited(-1), [])
         admission = Admission(Room(self.arena, 0.0), 8, settings.max_body_bytes)
         metrics = GatewayMetrics(LocalTotals())
         self.gateway = Gateway(settings, "0", Engines([self.engine]), self.arena, admission, metrics)

@@ -1,0 +1,91 @@
+"""Writes the servers of `haproxy.cfg` from a list of hosts, and has a running HAProxy read it. Standard library only.
+
+    python hosts.py haproxy.cfg /etc/haproxy/haproxy.cfg 1=10.0.0.1:8000 2=10.0.0.2:8000 --reload 4711
+
+A host keeps its id for as long as it lives: the ring is made of the ids.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+MAX_ID = 2**19
+_SERVER = re.compile(r"^    server .*\n(?:    server .*\n)*", re.MULTILINE)
+_ADDRESS = re.compile(r"[A-Za-z0-9.:\[\]-]+:\d{1,5}")
+
+
+def render(template: str, hosts: Mapping[int, str]) -> str:
+    """Puts these hosts in the place of the template's.
+
+    Args:
+        template: Text of `haproxy.cfg`.
+        hosts: Address of each host, `name:port`, by its id.
+
+    Raises:
+        ValueError: A template without servers, an id out of range, or what is no address.
+    """
+    for server_id, address in hosts.items():
+        if not 0 < server_id < MAX_ID:
+            raise ValueError(f"id {server_id}: expected 1 to {MAX_ID - 1}")
+        if not _ADDRESS.fullmatch(address):
+            raise ValueError(f"host {server_id}: {address[:64]!r} is no address; expected name:port")
+    hashed = [f"    server host-{number} {address} id {number}\n" for number, address in sorted(hosts.items())]
+    other = [line.rstrip("\n") + f" track residents/{line.split()[1]}\n" for line in hashed]
+    head, *rest = _SERVER.split(template)
+    if len(rest) != 2:
+        raise ValueError("the template has to hold the servers of two backends")
+    return head + "".join(hashed) + rest[0] + "".join(other) + rest[1]
+
+
+def number(known: Mapping[str, int], addresses: Iterable[str]) -> dict[str, int]:
+    """Gives each address an id: the one that it had, or else the smallest that nobody has.
+
+    Args:
+        known: Ids by address, of now or earlier.
+        addresses: Addresses that live.
+
+    Returns:
+        Ids by address. An address that is gone gives its id, and its keys, to the next that comes.
+    """
+    alive = list(addresses)
+    ids = {address: known[address] for address in alive if address in known}
+    free = (number for number in range(1, MAX_ID) if number not in set(ids.values()))
+    return ids | {address: next(free) for address in sorted(set(alive) - ids.keys())}
+
+
+def write(path: Path, text: str) -> bool:
+    """Replaces a file at once; returns whether its text changed."""
+    if path.exists() and path.read_text(encoding="utf-8") == text:
+        return False
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+    return True
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Writes the configuration; returns the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("template", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("hosts", nargs="+", metavar="ID=HOST:PORT")
+    parser.add_argument("--reload", type=int, metavar="PID", help="the master process of haproxy -W")
+    arguments = parser.parse_args(argv)
+    try:
+        hosts = {int(one.partition("=")[0]): one.partition("=")[2] for one in arguments.hosts}
+        text = render(arguments.template.read_text(encoding="utf-8"), hosts)
+    except ValueError as error:
+        parser.error(str(error))
+    if write(arguments.out, text) and arguments.reload:
+        os.kill(arguments.reload, signal.SIGUSR2)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,290 @@
+"""Times every plausible configuration of random shapes on this GPU, and writes one line a shape, as it goes.
+
+`python -m tilewire.kernels.autotune.collect --out FOLDER [--seconds 460] [--seed 1] [--scale 1.0] [--ops matmul,softmax]`
+
+Candidates are compiled first, on all cores, each in a process that may crash. A process of its own then measures, so that a
+launch which breaks the device's context costs one shape: the next process goes on after it. `kernels.autotune.fitting`
+reads the file; fitting needs no device. Imports no op by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import multiprocessing
+import random
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import torch
+import triton
+
+from tilewire.kernels.autotune.benches import GpuBench
+from tilewire.kernels.autotune.compiling import Facts, facts_of_variants
+from tilewire.kernels.autotune.crew import Crew, Failure
+from tilewire.kernels.autotune.racing import Heats, race
+from tilewire.kernels.autotune.workloads import as_line, parse_line
+from tilewire.kernels.op import Config, Shape, Tuning, config_text
+from tilewire.kernels.registry import kernel_op, measured_ops
+from tilewire.kernels.runtime.launch import Variant
+from tilewire.kernels.runtime.targets import Target, current
+
+# What is written into the folder.
+FILE = "measured.jsonl"
+# Of the time, for compiling.
+_COMPILE_SHARE = 0.4
+# A shape takes about a second.
+_STALLED_S = 40.0
+_HEATS = Heats(near=1.5, slack_us=6.0, rounds=3, finalists=6, final_rounds=9)
+# Errors (Frobenius) above these are worth a look; by dtype of the shape.
+_TOLERANCE = {"float32": 2e-3, "bfloat16": 1e-2, "float16": 2e-3, "int8": 1e-6}
+
+
+class Recipe(NamedTuple):
+    """What a worker compiles: the binaries of one configuration for one shape."""
+
+    line: str
+    config: Config
+    target: Target
+
+
+def compile_one(recipe: Recipe) -> Facts:
+    """Compiles, into Triton's disk cache; what the binaries need."""
+    shape = parse_line(recipe.line)
+    return facts_of_variants(_binaries(shape, recipe.config, recipe.target), recipe.target)
+
+
+def _binaries(shape: Shape, config: Config, target: Target) -> tuple[Variant, ...]:
+    return tuning_of(shape).binaries(shape, config, target)
+
+
+def tuning_of(shape: Shape) -> Tuning:
+    """How the op of `shape` is tuned."""
+    found = kernel_op(shape.op).tuning
+    assert found is not None, "This is a bug."
+    return found
+
+
+def draw(seed: int, scale: float, ops: Sequence[str]) -> list[Shape]:
+    """Random shapes of every group of the ops, in an order in which every part of the list has all groups."""
+    generator = random.Random(seed)  # noqa: S311 - shapes, no secrets
+    found: dict[Shape, float] = {}
+    for op in measured_ops():
+        if op.name in ops and op.tuning is not None:
+            for group in op.groups:
+                count = math.ceil(group.count * scale)
+                for number in range(count):
+                    found.setdefault(group.draw(generator), (number + generator.random()) / count)
+    return sorted(found, key=found.__getitem__)
+
+
+def candidates(shape: Shape, target: Target, *, has_space: bool = True) -> list[Config]:
+    """Every configuration worth measuring for `shape`, dispatch's own choice first; else the catalogue's alone."""
+    found = tuning_of(shape).space(shape, target) if has_space else shape.candidates(target)
+    return list(dict.fromkeys((shape.chosen(target), *found)))
+
+
+class Candidates:
+    """What is worth measuring for shapes, and which of it compiles.
+
+    Args:
+        shapes: What is measured.
+        target: The device.
+        say: Prints a line of progress.
+        has_space: Whether configurations that the catalogue lacks are measured too.
+    """
+
+    def __init__(self, shapes: Sequence[Shape], target: Target, say: Callable[[str], None], *, has_space: bool) -> None:
+        self._target = target
+        self._say = say
+        self._wanted = {
+            shape: {each: _binaries(shape, each, target) for each in candidates(shape, target, has_space=has_space)}
+            for shape in shapes
+        }
+        self._facts: dict[tuple[Variant, ...], Facts] = {}
+
+    def compile(self, until_s: float, workers: int) -> None:
+        """Compile until the clock says `until_s`."""
+        recipes: dict[tuple[Variant, ...], Recipe] = {}
+        for shape, configs in self._wanted.items():
+            for config, binaries in configs.items():
+                recipes.setdefault(binaries, Recipe(as_line(shape), config, self._target))
+        keys = list(recipes)
+        failures: dict[str, int] = defaultdict(int)
+        self._say(f"{len(self._wanted)} shapes, {len(keys)} sets of binaries to compile")
+
+        def on_done(number: int, outcome: Facts | Failure) -> None:
+            if isinstance(outcome, Facts) and not outcome.objection(self._target):
+                self._facts[keys[number]] = outcome
+            else:
+                reason = outcome.reason if isinstance(outcome, Failure) else "does not fit, or spills"
+                failures[reason[:80]] += 1
+            if (len(self._facts) + 1) % 200 == 0:
+                self._say(f"compiled {len(self._facts) + 1}")
+
+        with Crew(compile_one, num_workers=workers, timeout_s=60.0) as crew:
+            crew.run(list(recipes.values()), on_done, lambda: time.monotonic() >= until_s)
+        self._say(f"{len(self._facts)} of {len(keys)} are able; left out: {dict(failures)}")
+
+    def able(self) -> list[tuple[str, dict[Config, Facts]]]:
+        """For each shape, as a line, the configurations that compiled, fit and spill nothing."""
+        return [
+            (as_line(shape), {each: self._facts[key] for each, key in configs.items() if key in self._facts})
+            for shape, configs in self._wanted.items()
+        ]
+
+
+def measure_shape(bench: Any, shape: Shape, able: dict[Config, Facts], target: Target) -> dict[str, Any]:
+    """Races the candidates of one shape and what others have for it; one line of the file."""
+    own = shape.chosen(target)
+    vendors = bench.vendors(shape)
+    times = race(bench, shape, able, must=[*vendors, *([own] if own in able else [])], heats=_HEATS)
+    errors = bench.errors(shape, list(able))
+    dtype = getattr(shape, "dtype", "float32")
+    bad = {config_text(config): error for config, error in errors.items() if not error <= _TOLERANCE.get(dtype, 0.05)}
+    return {
+        "shape": json.loads(as_line(shape)),
+        "own": config_text(own),
+        "us": {config_text(config): round(us, 3) for config, us in times.items() if not isinstance(config, str)},
+        "vendors": {name: round(us, 3) for name, us in times.items() if isinstance(name, str)},
+        "programs_per_sm": {config_text(config): facts.programs_per_sm(target) for config, facts in able.items()},
+        "bad": bad,
+    }
+
+
+def measure(lines: Sequence[tuple[str, dict[Config, Facts]]], out: Path, until_s: float) -> None:
+    """In a process of its own: measures what the file does not name yet, until the clock says `until_s`."""
+    torch.cuda.set_device(0)
+    bench, target = GpuBench(), current(0)
+    begun, finished = progress_of(out)
+    with out.open("a") as file:
+        for line, able in lines:
+            if time.monotonic() >= until_s:
+                return
+            if line in begun or line in finished:
+                continue
+            _put(file, {"begun": line})
+            _put(file, {"line": line} | measure_shape(bench, parse_line(line), able, target))
+
+
+def watch(
+    lines: Sequence[tuple[str, dict[Config, Facts]]], out: Path, end_s: float, say: Callable[[str], None]
+) -> int | None:
+    """Runs `measure` in a process; its status. One that finishes no shape for a while is ended."""
+    process = multiprocessing.get_context("spawn").Process(target=measure, args=(lines, out, end_s))
+    process.start()
+    last, last_s = -1, time.monotonic()
+    while process.is_alive():
+        process.join(10)
+        done, now_s = len(progress_of(out)[1]), time.monotonic()
+        last, last_s = (done, now_s) if done != last else (last, last_s)
+        say(f"measured {done} of {len(lines)}")
+        if now_s - last_s > _STALLED_S or now_s > end_s + _STALLED_S:
+            process.kill()
+            process.join()
+    return process.exitcode
+
+
+def progress_of(path: Path) -> tuple[set[str], set[str]]:
+    """The shapes that a file says were begun, and those that were finished."""
+    begun, finished = set(), set()
+    for entry in entries_of(path):
+        if "begun" in entry:
+            begun.add(entry["begun"])
+        elif "line" in entry:
+            finished.add(entry["line"])
+    return begun, finished
+
+
+def entries_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a file that are whole."""
+    if not path.is_file():
+        return
+    with path.open() as file:
+        for text in file:
+            try:
+                yield json.loads(text)
+            except ValueError:
+                continue
+
+
+def _put(file: TextIO, entry: dict[str, Any]) -> None:
+    file.write(json.dumps(entry, separators=(",", ":")) + "\n")
+    file.flush()
+
+
+def device_of(target: Target) -> dict[str, Any]:
+    """What the measurements are of; the first line of the file."""
+    properties = torch.cuda.get_device_properties(0)
+    names = ("name", "multi_processor_count", "L2_cache_size", "clock_rate", "memory_clock_rate", "memory_bus_width")
+    return {
+        "device": {name: getattr(properties, name, None) for name in names},
+        "target": dataclasses.asdict(target),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "copy_gbs": _copy_gbs(),
+    }
+
+
+def _copy_gbs() -> float:
+    """Bytes read and written by a device-to-device copy of 2 GiB, GB/s."""
+    source = torch.empty(1 << 30, dtype=torch.int16, device="cuda").random_()
+    destination = torch.empty_like(source)
+    best_ms = math.inf
+    for _ in range(8):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        destination.copy_(source)
+        end.record()
+        torch.cuda.synchronize()
+        best_ms = min(best_ms, begin.elapsed_time(end))
+    return round(2 * source.nbytes / best_ms / 1e6, 1)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Collects; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder for measured.jsonl")
+    parser.add_argument("--seconds", type=float, default=460.0, help="for compiling and measuring together")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the number of shapes")
+    parser.add_argument("--ops", default=",".join(op.name for op in measured_ops()))
+    parser.add_argument("--catalogue", action="store_true", help="only what the catalogue has")
+    parser.add_argument("--workers", type=int, default=0, help="compiling processes; 0 for one on each core")
+    arguments = parser.parse_args(argv)
+    begin_s = time.monotonic()
+    end_s = begin_s + arguments.seconds
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    out = arguments.out / FILE
+    target = current(0)
+
+    def say(text: str) -> None:
+        sys.stdout.write(f"[{time.monotonic() - begin_s:6.1f} s] {text}\n")
+        sys.stdout.flush()
+
+    if not out.is_file():
+        with out.open("w") as file:
+            _put(file, device_of(target))
+    drawn = draw(arguments.seed, arguments.scale, arguments.ops.split(","))
+    shapes = [shape for shape in drawn if tuning_of(shape).is_supported(shape, target)]
+    wanted = Candidates(shapes, target, say, has_space=not arguments.catalogue)
+    wanted.compile(begin_s + _COMPILE_SHARE * arguments.seconds, arguments.workers)
+    lines = wanted.able()
+    while time.monotonic() < end_s and watch(lines, out, end_s, say) != 0:
+        say("the measuring process ended early; going on after the shape that it was at")
+    finished = [entry for entry in entries_of(out) if "line" in entry]
+    bad = {(entry["line"], key): error for entry in finished for key, error in entry["bad"].items()}
+    say(f"{len(finished)} shapes in {out} ({out.stat().st_size} bytes); {len(bad)} results look wrong")
+    for (line, key), error in list(bad.items())[:20]:
+        say(f"wrong: {line} {key} {error:.3g}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

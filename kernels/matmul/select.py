@@ -1,0 +1,227 @@
+"""Choosing a product's configuration: the member of the catalogue with the least predicted time. Pure: no torch, no Triton.
+
+Every tile that has a binary for the product is a candidate, at every sensible split of K. `amounts_of` says how much of each
+term of the model (`members.MODEL`) a candidate has; the device's table says what the terms cost. A hand-written override in
+the table wins over all predictions. `explain` prints why.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tilewire.kernels.matmul.configs import ITEM_BYTES, Config, Problem, cdiv
+from tilewire.kernels.matmul.members import (
+    FEW_ROWS,
+    INTERPRETED,
+    INTERPRETED_TMA,
+    INTERPRETED_VECTORS,
+    MODEL,
+    SCALAR,
+    SPLITS,
+    Tile,
+    arithmetic_of,
+    built_for,
+    can_split,
+    family_of,
+    has_vectors,
+    is_possible,
+    is_sensible,
+    overrides_of,
+    stores_boxes,
+    tiles_for,
+)
+from tilewire.kernels.runtime.targets import Target
+from tilewire.kernels.selection.cost_model import Amounts
+from tilewire.kernels.selection.tables import table_name
+
+# Past the fastest split of a tile, splits whose time is this many times it end the search.
+_PAST_BEST = 1.2
+# Bytes of an operand that stay in L2 while others stream by.
+_L2_BYTES = 24e6
+# Sums of the unit tile of the term `store`.
+_UNIT_TILE = 128 * 128
+
+
+def select(problem: Problem, target: Target, *, is_plain: bool = True) -> Config:
+    """The configuration for `problem` on `target`: with its family, a member of `members(target)`.
+
+    Args:
+        problem: The product.
+        target: The device.
+        is_plain: Whether nothing follows the product.
+
+    Raises:
+        ValueError: The device does not multiply the dtype.
+    """
+    if target.backend == "interpreter":
+        return _select_interpreted(problem)
+    override = _override(problem, target, is_plain=is_plain)
+    if override is not None:
+        return override
+    found = min(_predictions(problem, target, is_plain=is_plain), key=lambda each: each[0], default=None)
+    if found is None:
+        raise ValueError(f"a: {problem.dtype} is not multiplied by {target.name}")
+    return found[1]
+
+
+def select_invariant(problem: Problem, target: Target) -> Config:
+    """A configuration that depends neither on the rows nor on the number of products, and does not split K.
+
+    A row's sums then are the same, bit for bit, whatever it is computed with. Also a member of `members(target)`.
+
+    Args:
+        problem: The product.
+        target: The device.
+    """
+    shown = replace(problem, m=4 * FEW_ROWS, batch=1)
+    if target.backend == "interpreter":
+        return replace(select(shown, target), split_k=1)
+    # The store does depend on the rows, and a batch on their number: only tiles that are built for each.
+    others = [replace(shown, m=rows, batch=batch, is_boxed_out=False) for rows in (1, 4 * FEW_ROWS) for batch in (1, 2)]
+    able = [
+        found
+        for found in _predictions(shown, target, is_plain=False)
+        if found[1].split_k == 1 and all(is_possible(other, found[1], target, is_plain=False) for other in others)
+    ]
+    return min(able, key=lambda found: found[0])[1]
+
+
+def explain(problem: Problem, target: Target, *, is_plain: bool = True) -> str:
+    """One line: what `select` gives `problem`, the terms of its predicted time, and what came next."""
+    chosen = select(problem, target, is_plain=is_plain)
+    head = f"{problem.dtype} {problem.m}x{problem.n}x{problem.k} by table {table_name(target)}: {described(chosen)}"
+    found = sorted(_predictions(problem, target, is_plain=is_plain), key=lambda each: each[0])
+    by_config = {config: (us, tile) for us, config, tile in found}
+    if _override(problem, target, is_plain=is_plain) is not None:
+        return f"{head}, an override of the table; predicted best: {described(found[0][1])}"
+    us, tile = by_config[chosen]
+    terms = MODEL.explained(tile.costs, amounts_of(problem, chosen, tile.occupancy, target, is_plain=is_plain))
+    other = next((each for each in found if replace(each[1], split_k=1) != replace(chosen, split_k=1)), None)
+    after = f"; next {described(other[1])} {other[0]:.1f} µs" if other else ""
+    return (
+        f"{head}, {chosen.tiles(problem) * chosen.split_k} programs on {target.num_sms}, {us:.1f} µs = {terms}{after}"
+    )
+
+
+def described(config: Config) -> str:
+    """A configuration in a few words."""
+    extra = [name for name in ("is_persistent", "is_swapped") if getattr(config, name)]
+    split = [f"split {config.split_k}"] if config.split_k > 1 else []
+    words = [name.removeprefix("is_") for name in extra] + split
+    blocks = f"{config.block_m}x{config.block_n}x{config.block_k}"
+    return " ".join([config.kernel, blocks, f"{config.num_warps} warps", f"{config.num_stages} stages", *words])
+
+
+def amounts_of(problem: Problem, config: Config, occupancy: int, target: Target, *, is_plain: bool) -> Amounts:
+    """How much of each of `MODEL`'s terms a launch has."""
+    item_bytes, out_bytes = ITEM_BYTES[problem.dtype], ITEM_BYTES[problem.out_dtype]
+    rows, columns = cdiv(problem.m, config.block_m), cdiv(problem.n, config.block_n)
+    tiles, splits = rows * columns * problem.batch, config.split_k
+    programs = tiles * splits
+    steps = cdiv(cdiv(problem.k, config.block_k), splits)
+    # A turn is one program of each multiprocessor; a wave, what the device runs at once.
+    turns = cdiv(programs, target.num_sms)
+    waves = cdiv(programs, target.num_sms * occupancy)
+    tile = config.block_m * config.block_n
+    sm_rate = target.sm_flops_per_us(arithmetic_of(problem))
+    matrix_us = 0.0 if config.kernel == "vector" else turns * steps * 2 * tile * config.block_k / sm_rate
+    loaded = turns * steps * config.block_k * item_bytes
+    # Rows and columns past the end are not loaded.
+    loaded *= min(config.block_m, problem.m) + min(config.block_n, problem.n)
+    a_bytes, b_bytes = problem.m * problem.k * item_bytes, problem.k * problem.n * item_bytes
+    # Each group of rows of tiles reads `b` anew where it does not stay in L2.
+    again = cdiv(rows, config.group_m) if b_bytes > _L2_BYTES else 1
+    moved = problem.batch * (a_bytes + b_bytes * again + problem.m * problem.n * out_bytes)
+    stored = (
+        turns * tile * (problem.m / (rows * config.block_m)) * (problem.n / (columns * config.block_n)) / _UNIT_TILE
+    )
+    across = (problem.a_major != "k") + (problem.b_major != "n")
+    is_split = splits > 1
+    return (
+        1.0,
+        1.0 if config.is_persistent else float(waves),
+        stored * (1.0 if stores_boxes(problem, config) or config.kernel != "tma" else 1.5),
+        0.0 if is_plain else stored,
+        float(is_split),
+        2 * 4 * tile * programs / target.bytes_per_us if is_split else 0.0,
+        4e-6 * tile * splits if is_split else 0.0,
+        matrix_us,
+        across * matrix_us,
+        float(waves * steps),
+        loaded / target.sm_l2_bytes_per_us,
+        moved / target.bytes_per_us,
+    )
+
+
+def _select_interpreted(problem: Problem) -> Config:
+    if has_vectors(problem):
+        return next(config for config in INTERPRETED_VECTORS if problem.m <= config.block_m)
+    is_boxed = stores_boxes(problem, INTERPRETED_TMA)
+    split_k = 2 if problem.k > 64 and not is_boxed else 1
+    has_boxes = problem.is_padded_in and problem.is_aligned_out
+    return replace(INTERPRETED_TMA if has_boxes else INTERPRETED, split_k=split_k)
+
+
+def _override(problem: Problem, target: Target, *, is_plain: bool) -> Config | None:
+    """The table's first override that covers `problem` and can compute it."""
+    for override in overrides_of(target):
+        config = override.tile.config
+        is_meant = override.key.removesuffix(SCALAR) == arithmetic_of(problem) and override.covers(problem)
+        if is_meant and is_possible(problem, config, target, is_plain=is_plain):
+            return config
+    return None
+
+
+@dataclass(frozen=True)
+class _Able:
+    """A tile, and whether it has binaries for whole tiles and for tiles that programs share."""
+
+    tile: Tile
+    is_whole: bool
+    is_shared: bool
+
+
+def _predictions(problem: Problem, target: Target, *, is_plain: bool) -> Iterator[tuple[float, Config, Tile]]:
+    """Every candidate with its predicted microseconds; splits of a tile only while more of them help."""
+    facts = (problem.is_aligned_in, problem.is_aligned_out, problem.is_padded_in, problem.is_boxed_out)
+    kind = (problem.dtype, problem.out_dtype, problem.a_major, problem.b_major, problem.precision, *facts)
+    for able in _able(kind, problem.batch > 1, problem.m > FEW_ROWS, is_plain, target):
+        tile, best_us = able.tile, math.inf
+        for split_k in SPLITS if able.is_shared else SPLITS[:1]:
+            if not (able.is_whole if split_k == 1 else able.is_shared):
+                continue
+            config = tile.config if split_k == 1 else replace(tile.config, split_k=split_k)
+            if not is_sensible(problem, config, target):
+                continue
+            us = MODEL.us(tile.costs, amounts_of(problem, config, tile.occupancy, target, is_plain=is_plain))
+            yield us, config, tile
+            if us > _PAST_BEST * best_us:
+                break
+            best_us = min(best_us, us)
+
+
+# Any configuration of each kernel: what family a product is of depends on no more.
+_PROBES = {kernel: Config(kernel, 16, 16, 16) for kernel in ("pointer", "tma", "vector")}
+
+
+@functools.lru_cache(maxsize=4096)
+def _able(
+    kind: tuple[Any, ...], is_batched: bool, has_many_rows: bool, is_plain: bool, target: Target
+) -> tuple[_Able, ...]:
+    """The tiles with binaries for products like this. Looked up, since working it out takes as long as choosing."""
+    problem = Problem(FEW_ROWS + 1 if has_many_rows else 1, 1, 1, 2 if is_batched else 1, *kind)
+    found = []
+    for tile in tiles_for(problem, target):
+        probe = _PROBES[tile.config.kernel]
+        whole, shared = (family_of(problem, replace(probe, split_k=split), is_plain=is_plain) for split in (1, 2))
+        if tile.store not in ("", whole.store):
+            continue
+        is_whole = tile.config in built_for(whole, target)
+        is_shared = tile.config in built_for(shared, target) and can_split(tile.config)
+        if is_whole or is_shared:
+            found.append(_Able(tile, is_whole, is_shared))
+    return tuple(found)

@@ -1,0 +1,204 @@
+"""The configurations of products that are worth measuring on a device, whether the catalogue has them or not. Pure.
+
+Limits here are what is known beforehand: what fits shared memory by count, and how many elements a thread can hold. What
+the compiler makes of a candidate decides the rest.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tilewire.kernels.matmul.configs import ITEM_BYTES, OUT_DTYPES, Config, Problem, is_read_in_pieces
+from tilewire.kernels.matmul.members import (
+    MODEL,
+    SCALAR,
+    SPLITS,
+    arithmetic_of,
+    family_of,
+    has_descriptors,
+    is_main,
+    is_scalar,
+    is_sensible,
+    is_supported,
+    stores_boxes,
+)
+from tilewire.kernels.matmul.select import amounts_of
+from tilewire.kernels.matmul.shape import MatmulShape
+from tilewire.kernels.matmul.variants import build
+from tilewire.kernels.op import Tuning
+from tilewire.kernels.runtime.launch import Variant
+from tilewire.kernels.runtime.targets import Target
+
+# Rows and columns of a tile, for products of many rows.
+_TILES = ((128, 256), (256, 128), (128, 128), (64, 256), (256, 64), (64, 128), (128, 64), (64, 64), (64, 32))
+# Rows of a tile for products of few.
+_FEW = (16, 32, 64)
+_MAX_STAGES, _MAX_FEW_STAGES = 6, 8
+# float32 sums of a thread: 128 leave room for addresses, below 16 a thread has too little to do.
+_MIN_SUMS, _MAX_SUMS = 16, 128
+# Barriers and alignment, bytes.
+_RESERVED = 1024
+
+
+def space(shape: MatmulShape, target: Target) -> Iterator[Config]:
+    """See `Tuning.space`."""
+    problem = shape.problem
+    arithmetic = arithmetic_of(problem)
+    found: list[Config] = []
+    if has_descriptors(problem, target) and problem.is_padded_in:
+        if problem.m > _FEW[1] or problem.batch > 1:
+            found += _tall(arithmetic, problem.dtype, target)
+        found += [
+            config
+            for config in _few(problem.dtype, target)
+            if config.block_m // 2 < max(problem.m, 16) <= config.block_m
+        ]
+    else:
+        found += _pointer(problem, target)
+    if problem.m <= 4 and is_read_in_pieces(problem) and problem.a_major == "k":
+        found += _vector(problem)
+    for config, split_k in itertools.product(dict.fromkeys(found), SPLITS):
+        whole = replace(config, split_k=split_k)
+        is_wasteful = config.block_m > 64 and config.block_m >= 2 * problem.m
+        is_unstored = config.is_persistent and not stores_boxes(problem, whole)
+        if is_sensible(problem, whole, target) and not (is_wasteful or is_unstored):
+            yield whole
+
+
+def binaries(shape: MatmulShape, config: Config, target: Target) -> tuple[Variant, ...]:
+    """See `Tuning.binaries`."""
+    family = family_of(shape.problem, config, is_plain=shape.is_plain)
+    return (build(family, replace(config, split_k=1), target),)
+
+
+@functools.cache
+def _tall(arithmetic: str, dtype: str, target: Target) -> tuple[Config, ...]:
+    """The descriptor kernel for many rows: 128 or 256 bytes of K a step, one, two or three programs on a multiprocessor."""
+    found = []
+    item_bytes, out_bytes = ITEM_BYTES[dtype], ITEM_BYTES[OUT_DTYPES[dtype][0]]
+    for (block_m, block_n), k_bytes, num_warps in itertools.product(_TILES, (128, 256), (4, 8)):
+        sums = block_m * block_n // (32 * num_warps)
+        is_coarse = arithmetic == "tf32x3" and (k_bytes > 128 or sums > 64)
+        is_spread = num_warps == 8 and block_m * block_n < 128 * 128
+        if not _MIN_SUMS <= sums <= _MAX_SUMS or is_coarse or is_spread:
+            continue
+        is_large = block_m * block_n >= 128 * 256
+        halves = 2 if block_m * block_n >= 128 * 128 else 1
+        store_bytes = block_m * block_n * out_bytes // halves
+        beside = (1,) if is_large else (1, 2, 3)
+        for num_stages, programs in _stages((block_m + block_n) * k_bytes, store_bytes, beside, _MAX_STAGES, target):
+            blocks = (block_m, block_n, k_bytes // item_bytes)
+            config = Config("tma", *blocks, num_warps=num_warps, num_stages=num_stages, halves=halves)
+            if not is_large:
+                found.append(config)
+            if programs == 1:
+                found.append(replace(config, is_persistent=True))
+    return tuple(found)
+
+
+@functools.cache
+def _few(dtype: str, target: Target) -> tuple[Config, ...]:
+    """The descriptor kernel for few rows; swapped, the matrix unit's 64 rows are columns of the weight."""
+    found = []
+    for block_m, block_n, k_bytes, is_swapped in itertools.product(_FEW, (32, 64, 128), (256, 512), (False, True)):
+        if is_swapped and (block_n < 64 or block_m > 32):
+            continue
+        stage_bytes = (block_m + block_n) * k_bytes
+        for num_stages, _ in _stages(stage_bytes, 0, (1, 2), _MAX_FEW_STAGES, target):
+            config = Config("tma", block_m, block_n, k_bytes // ITEM_BYTES[dtype], 1, num_stages=num_stages)
+            found.append(replace(config, is_swapped=is_swapped))
+    return tuple(found)
+
+
+def _stages(
+    stage_bytes: int, store_bytes: int, beside: tuple[int, ...], largest: int, target: Target
+) -> list[tuple[int, int]]:
+    """(stages, programs on a multiprocessor) that use the shared memory up."""
+    found = {}
+    for programs in beside:
+        count = min(largest, (target.shared_bytes // programs - _RESERVED - store_bytes) // stage_bytes)
+        # The deepest pipeline is not always the fastest.
+        for stages in dict.fromkeys((count, min(count, 4))):
+            if stages >= (3 if programs == 1 else 2):
+                found.setdefault(stages, programs)
+    return list(found.items())
+
+
+def _pointer(problem: Problem, target: Target) -> Iterator[Config]:
+    """The pointer kernel: for scalar units, old or AMD devices, and operands that are not aligned."""
+    is_fma = is_scalar(problem.dtype, problem.precision, target)
+    item_bytes = ITEM_BYTES[problem.dtype]
+    row = 32 if is_fma else 128 // item_bytes
+    heights = (16, 32) if problem.m <= 32 else (32, 64, 128)
+    lengths = (row, 2 * row, 4 * row) if problem.m <= 32 else (row // 2, row)
+    if not is_read_in_pieces(problem):
+        lengths = (row // 2, row)
+    for block_m, block_n, block_k, num_warps in itertools.product(heights, (32, 64, 128), lengths, (4, 8)):
+        sums = block_m * block_n // (target.warp_size * num_warps)
+        if not 4 <= sums <= 64:
+            continue
+        group_m = 1 if problem.m <= 32 else 8
+        if target.backend == "hip":
+            waves = 2 if block_m * block_n >= 128 * 128 else 0
+            yield Config("pointer", block_m, block_n, block_k, group_m, 1, num_warps, 2, waves_per_eu=waves)
+        else:
+            count = min(4, (target.shared_bytes // 2 - _RESERVED) // ((block_m + block_n) * block_k * item_bytes))
+            if count >= 2:
+                yield Config("pointer", block_m, block_n, block_k, group_m, 1, num_warps, count)
+
+
+def _vector(problem: Problem) -> Iterator[Config]:
+    """The kernel without the matrix unit, for up to four rows: some 8 to 32 KiB of the weight in a block."""
+    block_m = 1 if problem.m == 1 else 2 if problem.m == 2 else 4
+    item_bytes = ITEM_BYTES[problem.dtype]
+    for num_warps, depth, num_stages in itertools.product((2, 4), (2, 4), (2, 3, 4)):
+        pieces = 16 // item_bytes
+        elements = 32 * num_warps * pieces * depth
+        if problem.b_major == "k":
+            shapes = [
+                (depth, 32 * num_warps * pieces),
+                (2 * depth, 16 * num_warps * pieces),
+                (4 * depth, 8 * num_warps * pieces),
+            ]
+        else:
+            shapes = [(length, elements // length) for length in (32 * pieces, 16 * pieces, 8 * pieces)]
+        for block_n, block_k in shapes:
+            if block_m * elements <= 16384:
+                yield Config("vector", block_m, block_n, block_k, 1, num_warps=num_warps, num_stages=num_stages)
+
+
+def key_of(shape: MatmulShape) -> str:
+    """See `Tuning.key`: the arithmetic, and whether operands are read element by element."""
+    problem = shape.problem
+    is_wide = is_read_in_pieces(problem) or (problem.is_padded_in and problem.is_aligned_out)
+    return arithmetic_of(problem) if is_wide else arithmetic_of(problem).removesuffix(" fast") + SCALAR
+
+
+def _amounts(shape: MatmulShape, config: Config, occupancy: int, target: Target) -> tuple[float, ...]:
+    return amounts_of(shape.problem, config, occupancy, target, is_plain=shape.is_plain)
+
+
+def _is_common(shape: MatmulShape, target: Target) -> bool:
+    is_boxed = stores_boxes(shape.problem, Config("tma", 16, 16, 16))
+    return (is_main(shape.problem) and (shape.is_plain or not is_boxed)) or not has_descriptors(shape.problem, target)
+
+
+# Most entries of a section, those of them for all layouts, and the least gain (of the mean logarithm of the time) of one more.
+_SIZES = {"half": (18, 6, 0.001), "ieee": (0, 7, 0.002), "tf32x3": (4, 4, 0.002)}
+
+
+TUNING = Tuning(
+    space=space,
+    binaries=binaries,
+    model=MODEL,
+    amounts=_amounts,
+    key=key_of,
+    entry_of=lambda config: replace(config, split_k=1),
+    is_common=_is_common,
+    sizes=lambda key: _SIZES.get(key, (0, 3, 0.003) if key.endswith(SCALAR) else (11, 5, 0.0015)),
+    config=Config,
+    is_supported=lambda shape, target: is_supported(shape.dtype, target),
+)

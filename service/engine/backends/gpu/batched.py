@@ -1,0 +1,312 @@
+"""Batches of equal small requests that are like ones before: their memory is kept, and their launches are prepared.
+
+Small requests, alone or together, cost the host more than the device: copies to be described, kernels to be chosen, arguments
+to be laid out. All that depends only on types is done once. What is left is three launches on one stream, and the addresses
+of the slots. Runs in the engine's loop thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tilewire.kernels.copy.op import PreparedCopy, Stretch
+from tilewire.service.engine.backends.contract import HostBytes, LaunchSpec
+from tilewire.service.engine.backends.gpu.launch_plan import PlanCache
+from tilewire.service.engine.backends.gpu.pipeline import InFlight, Pipeline
+from tilewire.service.engine.backends.gpu.staging import Staging, stretches_of
+from tilewire.service.engine.backends.host import TORCH_DTYPES
+from tilewire.service.engine.ops.op import Compute
+from tilewire.service.engine.ops.registry import ENGINE_OPS
+from tilewire.service.ops.op import TensorType
+
+# Larger requests gain nothing: copying them takes longer than what is saved.
+MAX_REQUEST_BYTES = 2**19
+# Batches of one signature that can be under way at once, each with memory of its own.
+MAX_CONCURRENT = 2
+# Memory of all plans together, and signatures of which it may only be known that they came once.
+MAX_KEPT_BYTES = 2**28
+MAX_SIGNATURES = 1024
+# Copies go by words of up to this.
+WORD_BYTES = 8
+
+
+@dataclass(eq=False, slots=True)
+class Addresses:
+    """Where the operands and results of a batch lie on the host.
+
+    Attributes:
+        sources: Addresses of each request's operands, in order.
+        outs: Addresses of each request's results, in order.
+        in_bits: All of the former or'ed, modulo the largest word.
+        out_bits: All of the latter or'ed, modulo the largest word.
+    """
+
+    sources: list[int]
+    outs: list[int]
+    in_bits: int
+    out_bits: int
+
+
+class Batched:
+    """Memory for up to so many equal requests, and prepared launches of any number of them.
+
+    Args:
+        launch: The first launch of its signature.
+        capacity: Largest number of requests; 1 for requests that run alone.
+        kernels: The package `tilewire.kernels`.
+        staging: Source of memory.
+        stream: Stream on which it runs; it is the current one.
+        is_invariant: As `GpuBackend`'s.
+
+    Attributes:
+        is_busy: Whether a batch is on the device, and this memory with it.
+        nbytes: Bytes of memory on the device.
+        capacity: See above.
+
+    Raises:
+        ValueError: It takes several launches.
+    """
+
+    def __init__(
+        self,
+        launch: LaunchSpec,
+        capacity: int,
+        kernels: Any,
+        staging: Staging,
+        stream: torch.cuda.Stream,
+        *,
+        is_invariant: bool,
+    ) -> None:
+        self.is_busy = False
+        self.capacity = capacity
+        self._stream = stream
+        self._kernels = kernels
+        self._options = launch.options
+        self._op = ENGINE_OPS[launch.op.name]
+        self._is_invariant = is_invariant
+        self._sources = _Wholes(list(launch.concatenated.values()), launch.count, capacity, staging, self._op.pads_rows)
+        self._results = _Wholes(launch.outputs, launch.count, capacity, staging, self._op.pads_rows)
+        self._names = list(launch.concatenated)
+        self.nbytes = self._sources.nbytes + self._results.nbytes
+        into = [one._replace(source=0) for one in self._sources.copies()]
+        self._copy_in = PreparedCopy(into, staging.device, is_gather=True)
+        self._copy_out = PreparedCopy([_turned(one) for one in self._results.copies()], staging.device, is_gather=False)
+        self._computes: dict[int, Compute] = {}
+        self._compute_for(launch.count, launch.resident)
+
+    def reaches(self, addresses: Addresses) -> bool:
+        """Whether its copies can move from and to these addresses."""
+        return not (addresses.in_bits % self._copy_in.word or addresses.out_bits % self._copy_out.word)
+
+    def run(self, launch: LaunchSpec, addresses: Addresses, pipeline: Pipeline) -> InFlight:
+        """Queues copies and the launch on one stream: what other streams would overlap is less than they cost."""
+        stream, marks = self._stream, pipeline.marks()
+        pipeline.use(stream)
+        marks.begin.record(stream)
+        self._copy_in(addresses.sources)
+        marks.staged.record(stream)
+        self._compute_for(launch.count, launch.resident)({**self._own(), **launch.resident})
+        marks.computed.record(stream)
+        self._copy_out(addresses.outs)
+        marks.end.record(stream)
+        self.is_busy = True
+        return InFlight(marks, [*launch.resident.values()], pipeline, on_end=self._free)
+
+    def _free(self) -> None:
+        self.is_busy = False
+
+    def _own(self) -> dict[str, torch.Tensor]:
+        return dict(zip(self._names, self._sources.tensors, strict=True))
+
+    def _compute_for(self, count: int, resident: Mapping[str, torch.Tensor]) -> Compute:
+        compute = self._computes.get(count)
+        if compute is None:
+            own = dict(zip(self._names, self._sources.first(count), strict=True))
+            outs = self._results.first(count)
+            compute = self._computes[count] = self._op.prepare(
+                self._kernels, {**own, **resident}, self._options, outs, batch_invariant=self._is_invariant
+            )
+        return compute
+
+
+class _Wholes:
+    """Tensors on the device, each the pieces of up to `capacity` requests one after another.
+
+    Args:
+        joined: For each tensor, the pieces of the first launch on the host, and the shape of the whole.
+        count: Number of requests of that launch.
+        capacity: Largest number of requests.
+        staging: Source of memory.
+        can_pad: Whether rows may be padded.
+    """
+
+    def __init__(
+        self,
+        joined: Sequence[tuple[Sequence[HostBytes], tuple[int, ...]]],
+        count: int,
+        capacity: int,
+        staging: Staging,
+        can_pad: bool,
+    ) -> None:
+        self._types = [pieces[0].type for pieces, _ in joined]
+        self._capacity = capacity
+        # Of one request.
+        self._rows = [shape[0] // count if shape else 1 for _, shape in joined]
+        shapes = [shape if capacity == 1 else (shape[0] // count * capacity, *shape[1:]) for _, shape in joined]
+        self.tensors = [
+            staging.empty(shape, TORCH_DTYPES[kind.dtype], can_pad=can_pad)
+            for shape, kind in zip(shapes, self._types, strict=True)
+        ]
+        self.nbytes = sum(tensor.numel() * tensor.itemsize for tensor in self.tensors)
+
+    def first(self, count: int) -> list[torch.Tensor]:
+        """The tensors of so many requests."""
+        if self._capacity == 1:
+            return self.tensors
+        return [tensor[: count * rows] for tensor, rows in zip(self.tensors, self._rows, strict=True)]
+
+    def copies(self) -> list[Stretch]:
+        """Copies of each request's pieces into the wholes, request by request; the addresses on the host are 0."""
+        columns = [
+            _copies(tensor, kind, self._capacity) for tensor, kind in zip(self.tensors, self._types, strict=True)
+        ]
+        return [one for of_request in zip(*columns, strict=True) for one in of_request]
+
+
+def _copies(whole: torch.Tensor, kind: TensorType, capacity: int) -> Iterator[Stretch]:
+    places = [HostBytes(whole, kind, -whole.data_ptr()) for _ in range(capacity)]
+    yield from stretches_of(whole, places, is_padded=not whole.is_contiguous(), is_gather=True)
+
+
+def _turned(one: Stretch) -> Stretch:
+    """The copy back."""
+    return Stretch(one.destination, one.source, one.nbytes, one.row_bytes, one.pitch_to, one.pitch_from)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundBatch:
+    """A `Batched` plan with the addresses of one launch; a `LaunchPlan`.
+
+    Attributes:
+        plan: The plan.
+        addresses: Addresses of the launch.
+    """
+
+    plan: Batched
+    addresses: Addresses
+
+    def run(self, launches: Sequence[LaunchSpec], pipeline: Pipeline) -> InFlight:
+        """See `LaunchPlan.run`."""
+        (launch,) = launches
+        return self.plan.run(launch, self.addresses, pipeline)
+
+
+class BatchedPlans:
+    """The `Batched` launch plans of a device.
+
+    Args:
+        kernels: The package `tilewire.kernels`.
+        staging: Source of memory.
+        pipeline: Streams of the device.
+        is_invariant: As `GpuBackend`'s.
+    """
+
+    def __init__(self, kernels: Any, staging: Staging, pipeline: Pipeline, *, is_invariant: bool) -> None:
+        self._kernels = kernels
+        self._staging = staging
+        self._pipeline = pipeline
+        # Two streams, so that two batches overlap; these have memory and scratch of their own already.
+        self._streams = (pipeline.compute, pipeline.stage_in)
+        self._is_invariant = is_invariant
+        self._num_made = 0
+        self._cache: PlanCache[Batched] = PlanCache(MAX_SIGNATURES, MAX_KEPT_BYTES)
+
+    def find(self, launch: LaunchSpec) -> BoundBatch | None:
+        """Returns a plan that can run a launch now, or None.
+
+        The first launch of a signature gets none: most signatures that come once never come again.
+        """
+        signature = launch.signature
+        if signature is None or not all(self._staging.can_address(places) for places, _ in _joined(launch)):
+            return None
+        if not self._cache.has_seen(signature):
+            if not _is_worth_it(launch):
+                self._cache.refuse(signature)
+            return None
+        plans = self._cache.find(signature)
+        if plans is None:
+            return None
+        plan = self._free(plans, launch) or self._make(plans, launch)
+        if plan is None:
+            return None
+        addresses = addresses_of(launch)
+        return BoundBatch(plan, addresses) if plan.reaches(addresses) else None
+
+    def _free(self, plans: Sequence[Batched], launch: LaunchSpec) -> Batched | None:
+        return next((plan for plan in plans if not plan.is_busy and plan.capacity >= launch.count), None)
+
+    def _make(self, plans: Sequence[Batched], launch: LaunchSpec) -> Batched | None:
+        """Makes one more plan, in place of one that is too small."""
+        count, signature = launch.count, launch.signature
+        for plan in [plan for plan in plans if plan.capacity < count]:
+            self._cache.remove(signature, plan)
+        if len(plans) >= MAX_CONCURRENT:
+            return None
+        stream = self._streams[self._num_made % len(self._streams)]
+        self._num_made += 1
+        capacity = 1 if count == 1 else 1 << (count - 1).bit_length()
+        self._pipeline.use(stream)
+        try:
+            plan = Batched(launch, capacity, self._kernels, self._staging, stream, is_invariant=self._is_invariant)
+        except ValueError:
+            self._cache.refuse(signature)
+            return None
+        self._cache.add(signature, plan)
+        return plan
+
+
+def _joined(launch: LaunchSpec) -> Iterator[tuple[Sequence[HostBytes], tuple[int, ...]]]:
+    yield from launch.concatenated.values()
+    yield from launch.outputs
+
+
+def _is_worth_it(launch: LaunchSpec) -> bool:
+    """Whether a request is small, has operands on the host, and none is empty or in Fortran order."""
+    first = [places[0] for places, _ in _joined(launch)]
+    sizes = [place.type.nbytes for place in first]
+    return (
+        bool(launch.concatenated)
+        and all(sizes)
+        and sum(sizes) <= MAX_REQUEST_BYTES
+        and not any(place.fortran for place in first)
+    )
+
+
+def addresses_of(launch: LaunchSpec) -> Addresses:
+    """Returns the addresses of a launch, request by request."""
+    sources = _interleaved([sources for sources, _ in launch.concatenated.values()])
+    outs = _interleaved([places for places, _ in launch.outputs])
+    in_bits = out_bits = 0
+    for address in sources:
+        in_bits |= address
+    for address in outs:
+        out_bits |= address
+    return Addresses(sources, outs, in_bits % WORD_BYTES, out_bits % WORD_BYTES)
+
+
+def _interleaved(columns: Sequence[Sequence[HostBytes]]) -> list[int]:
+    addresses = [_addresses(column) for column in columns]
+    if len(addresses) == 1:
+        return addresses[0]
+    return [one for of_request in zip(*addresses, strict=True) for one in of_request]
+
+
+def _addresses(places: Sequence[HostBytes]) -> list[int]:
+    # Most pieces are of one segment, and there may be hundreds.
+    mapped = places[0].mapped
+    base = mapped.data_ptr()
+    return [(base if place.mapped is mapped else place.mapped.data_ptr()) + place.offset for place in places]

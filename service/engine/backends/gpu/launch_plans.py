@@ -1,0 +1,56 @@
+"""Chooses the launch plan of a batch.
+
+batched   equal small requests: kept memory, prepared launches, one stream
+chunked   a large request, cut along rows so that copies and kernels overlap
+grouped   small matrix products of unequal shapes: one grouped launch
+single    everything else: copies in, kernels, copies out, on a stream each
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tilewire.service.engine.backends.contract import LaunchSpec
+from tilewire.service.engine.backends.gpu.batched import BatchedPlans
+from tilewire.service.engine.backends.gpu.chunks import Chunked, can_copy, chunks_of
+from tilewire.service.engine.backends.gpu.grouped import Grouped, can_group
+from tilewire.service.engine.backends.gpu.launch_plan import LaunchPlan
+from tilewire.service.engine.backends.gpu.pipeline import Pipeline
+from tilewire.service.engine.backends.gpu.single import Single
+from tilewire.service.engine.backends.gpu.staging import Staging
+
+
+class LaunchPlans:
+    """The launch plans of a device.
+
+    Args:
+        kernels: The package `tilewire.kernels`.
+        staging: Source of memory, and copies.
+        pipeline: Streams of the device.
+        is_invariant: As `GpuBackend`'s.
+    """
+
+    def __init__(self, kernels: Any, staging: Staging, pipeline: Pipeline, *, is_invariant: bool) -> None:
+        self._kernels = kernels
+        self._staging = staging
+        self._is_invariant = is_invariant
+        self._batched = BatchedPlans(kernels, staging, pipeline, is_invariant=is_invariant)
+        self._single = Single(kernels, staging, is_invariant=is_invariant)
+
+    def find(self, launches: Sequence[LaunchSpec]) -> LaunchPlan:
+        """Returns the plan that runs a batch.
+
+        Args:
+            launches: Launches of the batch, all of one op and with equal options.
+        """
+        if len(launches) > 1:
+            epilogue = None if self._is_invariant else can_group(launches, self._staging)
+            return self._single if epilogue is None else Grouped(epilogue, self._staging)
+        (launch,) = launches
+        if (batched := self._batched.find(launch)) is not None:
+            return batched
+        chunks = chunks_of(launch)
+        if chunks is not None and can_copy(launch, chunks):
+            return Chunked(self._kernels, self._staging, chunks, is_invariant=self._is_invariant)
+        return self._single

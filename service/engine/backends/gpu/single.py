@@ -1,0 +1,84 @@
+"""The general launch plan: copies in, kernels and copies out on a stream each, with memory of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tilewire.service.engine.backends.contract import LaunchSpec
+from tilewire.service.engine.backends.gpu.pipeline import InFlight, Pipeline
+from tilewire.service.engine.backends.gpu.staging import Staging
+from tilewire.service.engine.backends.host import TORCH_DTYPES
+from tilewire.service.engine.ops.registry import ENGINE_OPS
+
+
+class Single:
+    """Runs any batch.
+
+    Args:
+        kernels: The package `tilewire.kernels`.
+        staging: Source of memory, and copies.
+        is_invariant: As `GpuBackend`'s.
+    """
+
+    def __init__(self, kernels: Any, staging: Staging, *, is_invariant: bool) -> None:
+        self._kernels = kernels
+        self._staging = staging
+        self._is_invariant = is_invariant
+
+    def run(self, launches: Sequence[LaunchSpec], pipeline: Pipeline) -> InFlight:
+        """See `LaunchPlan.run`."""
+        marks, held = pipeline.marks(), list[torch.Tensor]()
+        marks.begin.record(pipeline.stage_in)
+        pipeline.use(pipeline.stage_in)
+        staged = self._stage(launches, held)
+        marks.staged.record(pipeline.stage_in)
+        pipeline.compute.wait_event(marks.staged)
+        pipeline.use(pipeline.compute)
+        can_pad = ENGINE_OPS[launches[0].op.name].pads_rows
+        outs = [empty_outputs(launch, self._staging, can_pad=can_pad) for launch in launches]
+        self._compute(launches, staged, outs)
+        marks.computed.record(pipeline.compute)
+        pipeline.stage_out.wait_event(marks.computed)
+        pipeline.use(pipeline.stage_out)
+        results = [
+            (result, places)
+            for launch, given in zip(launches, outs, strict=True)
+            for result, (places, _) in zip(given, launch.outputs, strict=True)
+        ]
+        self._staging.scatter(results, held)
+        marks.end.record(pipeline.stage_out)
+        return InFlight(marks, held, pipeline)
+
+    def _stage(self, launches: Sequence[LaunchSpec], held: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+        operands = [operand for one in launches for operand in one.concatenated.values()]
+        can_pad = ENGINE_OPS[launches[0].op.name].pads_rows
+        wholes = iter(self._staging.gather(operands, held, can_pad=can_pad) if operands else ())
+        staged = []
+        for one in launches:
+            held += one.resident.values()
+            staged.append({**one.resident, **{name: next(wholes) for name in one.concatenated}})
+        return staged
+
+    def _compute(
+        self,
+        launches: Sequence[LaunchSpec],
+        staged: Sequence[dict[str, torch.Tensor]],
+        outs: Sequence[list[torch.Tensor]],
+    ) -> None:
+        op, options = ENGINE_OPS[launches[0].op.name], launches[0].options
+        if len(launches) > 1 and not self._is_invariant:
+            # What sums differently than a launch of its own is not for those who want the same bits.
+            op.gpu_many(self._kernels, staged, options, outs)
+            return
+        for operands, results in zip(staged, outs, strict=True):
+            op.gpu(self._kernels, operands, options, results, batch_invariant=self._is_invariant)
+
+
+def empty_outputs(launch: LaunchSpec, staging: Staging, *, can_pad: bool) -> list[torch.Tensor]:
+    """Takes memory for the results of a launch, on the current stream; rows are padded only if `can_pad`."""
+    return [
+        staging.empty(shape, TORCH_DTYPES[places[0].type.dtype], can_pad=can_pad) for places, shape in launch.outputs
+    ]

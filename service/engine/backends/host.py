@@ -1,0 +1,38 @@
+"""Views of slots as CPU tensors: the one place that turns (segment, offset, type) into torch. Copies nothing it need not."""
+
+from __future__ import annotations
+
+import torch
+
+from tilewire.service.dtypes import DTYPES
+from tilewire.service.engine.backends.contract import HostBytes
+
+TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
+
+_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Returns the name of a dtype, as in `TensorType`."""
+    return _NAMES[dtype]
+
+
+def bytes_of(source: HostBytes) -> torch.Tensor:
+    """The tensor's bytes in the segment: uint8 (nbytes,), a view."""
+    return source.mapped[source.offset : source.offset + source.type.nbytes]
+
+
+def shaped(flat: torch.Tensor, source: HostBytes) -> torch.Tensor:
+    """Gives flat bytes (uint8, aligned for the dtype, any device) the source's dtype, shape and order, as a view."""
+    typed = flat.view(TORCH_DTYPES[source.type.dtype])
+    if source.fortran:
+        return typed.view(source.type.shape[::-1]).permute(tuple(reversed(range(len(source.type.shape)))))
+    return typed.view(source.type.shape)
+
+
+def tensor_of(source: HostBytes) -> torch.Tensor:
+    """The slot as a CPU tensor of its dtype and shape: a view where its bytes are aligned for the dtype, else a copy."""
+    flat = bytes_of(source)
+    if source.offset % TORCH_DTYPES[source.type.dtype].itemsize:
+        flat = flat.clone()
+    return shaped(flat, source)

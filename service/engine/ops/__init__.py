@@ -1,0 +1,1 @@
+"""How each op computes on the CPU and on the GPU."""

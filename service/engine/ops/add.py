@@ -1,0 +1,58 @@
+"""Scaled sums: torch on the CPU, Tilewire's kernels on the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tilewire.service.engine.ops.op import Compute, EngineOp, Tensors
+from tilewire.service.ops.add import AddOptions
+
+
+class EngineAdd(EngineOp[AddOptions]):
+    """See `service.ops.add`."""
+
+    name = "add"
+    # A sum reads elements, and is fastest over contiguous ones.
+    pads_rows = False
+
+    def cpu(self, inputs: Tensors, options: AddOptions, out_dtypes: Sequence[torch.dtype]) -> tuple[torch.Tensor, ...]:
+        """See `EngineOp.cpu`."""
+        a, b, (out_dtype,) = inputs["a"], inputs["b"], out_dtypes
+        if a.dtype.is_floating_point:
+            wide = torch.promote_types(torch.promote_types(a.dtype, out_dtype), torch.float32)
+            return (torch.add(a.to(wide), b.to(wide), alpha=options.alpha),)
+        # Integers wrap as NumPy's do, whatever alpha is.
+        alpha = torch.tensor(options.alpha, dtype=torch.int64).to(a.dtype)
+        return (a + b * alpha,)
+
+    def gpu(
+        self,
+        kernels: Any,
+        inputs: Tensors,
+        options: AddOptions,
+        outs: Sequence[torch.Tensor],
+        *,
+        batch_invariant: bool,
+    ) -> None:
+        """See `EngineOp.gpu`. A sum does not depend on what it is batched with."""
+        del batch_invariant
+        (out,) = outs
+        kernels.add(inputs["a"], inputs["b"], alpha=options.alpha, out_dtype=out.dtype, out=out)
+
+    def prepare(
+        self,
+        kernels: Any,
+        inputs: Tensors,
+        options: AddOptions,
+        outs: Sequence[torch.Tensor],
+        *,
+        batch_invariant: bool,
+    ) -> Compute:
+        """See `EngineOp.prepare`."""
+        del batch_invariant
+        (out,) = outs
+        add = kernels.prepare_add(inputs["a"], inputs["b"], out, alpha=options.alpha)
+        return lambda given: add(given["a"], given["b"], out)

@@ -1,0 +1,96 @@
+"""The interface between an op and the backends: how it computes on tensors of the host and of a GPU.
+
+There is one object for each op of `service.ops`, in a file of the same name beside this one. Kernels are passed in: the package
+`tilewire.kernels` needs Triton, and only the GPU backend imports it.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import torch
+
+from tilewire.service.ops.op import OpOptions
+
+OptionsT = TypeVar("OptionsT", bound=OpOptions)
+
+Tensors = Mapping[str, torch.Tensor]
+# Launches an op on inputs like those that it was prepared with.
+Compute = Callable[[Tensors], None]
+
+
+class Epilogue(NamedTuple):
+    """What a grouped matrix product does beside multiplying.
+
+    Attributes:
+        activation: Name of the activation.
+        precision: How float32 operands are multiplied.
+    """
+
+    activation: str
+    precision: str
+
+
+class EngineOp(abc.ABC, Generic[OptionsT]):
+    """How one op computes.
+
+    Attributes:
+        name: Name of the op.
+        pads_rows: Whether kernels read rows, and gain from rows that begin on 16 bytes.
+        multiplies: Whether the first input goes through matrix units, which not every device has for every dtype.
+    """
+
+    name: ClassVar[str]
+    pads_rows: ClassVar[bool] = True
+    multiplies: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def cpu(self, inputs: Tensors, options: OptionsT, out_dtypes: Sequence[torch.dtype]) -> tuple[torch.Tensor, ...]:
+        """Computes on the host.
+
+        Args:
+            inputs: Tensors by input name, of any strides.
+            options: Options of the op.
+            out_dtypes: Dtypes of the results.
+
+        Returns:
+            The results, each in its dtype or in one that converts to it without further rounding.
+        """
+
+    @abc.abstractmethod
+    def gpu(
+        self, kernels: Any, inputs: Tensors, options: OptionsT, outs: Sequence[torch.Tensor], *, batch_invariant: bool
+    ) -> None:
+        """Launches on the current stream of the current device.
+
+        Args:
+            kernels: The package `tilewire.kernels`.
+            inputs: Tensors by input name, on the device.
+            options: Options of the op.
+            outs: Results to fill, on the device; rows may be padded.
+            batch_invariant: Give the same bits whatever a row is batched with.
+        """
+
+    def gpu_many(
+        self, kernels: Any, inputs: Sequence[Tensors], options: OptionsT, outs: Sequence[Sequence[torch.Tensor]]
+    ) -> None:
+        """Launches several requests of unequal shapes; see `gpu`."""
+        for given, results in zip(inputs, outs, strict=True):
+            self.gpu(kernels, given, options, results, batch_invariant=False)
+
+    @abc.abstractmethod
+    def prepare(
+        self, kernels: Any, inputs: Tensors, options: OptionsT, outs: Sequence[torch.Tensor], *, batch_invariant: bool
+    ) -> Compute:
+        """Binds everything but the addresses of the inputs; see `gpu`.
+
+        Raises:
+            ValueError: It takes several launches.
+        """
+
+    def grouped(self, options: OptionsT) -> Epilogue | None:
+        """Returns the epilogue of `a @ b` when requests may be one grouped matrix product, else None."""
+        del options
+        return None

@@ -1,0 +1,124 @@
+"""Programs: every step in turn on the same device, with the values between the steps in one workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tilewire.service.engine.backends.host import TORCH_DTYPES, dtype_name
+from tilewire.service.engine.ops.op import Compute, EngineOp, Tensors
+from tilewire.service.ops.op import TensorType
+from tilewire.service.ops.program.op import PROGRAM, ProgramFamily, ProgramOptions
+from tilewire.service.ops.program.planning import PlannedProgram, PlannedStep
+
+
+class EngineProgram(EngineOp[ProgramOptions]):
+    """Runs the steps of a program; see `service.ops.program`.
+
+    Args:
+        family: The op `program` of the service.
+        ops: How each op computes, by name.
+    """
+
+    name = PROGRAM
+
+    def __init__(self, family: ProgramFamily, ops: Mapping[str, EngineOp[Any]]) -> None:
+        self._family = family
+        self._ops = ops
+
+    def cpu(
+        self, inputs: Tensors, options: ProgramOptions, out_dtypes: Sequence[torch.dtype]
+    ) -> tuple[torch.Tensor, ...]:
+        """Computes step by step; a value is freed after its last reader. See `EngineOp.cpu`."""
+        del out_dtypes
+        planned = self._plan(inputs, options)
+        values = dict(inputs)
+        last = {source: number for number, one in enumerate(planned.steps) for source in one.step.inputs.values()}
+        answered = self._family.bound(options).outputs
+        for number, one in enumerate(planned.steps):
+            given = {field: values[source] for field, source in one.step.inputs.items()}
+            dtypes = [TORCH_DTYPES[out.dtype] for out in one.plan.outputs]
+            results = self._ops[one.step.op.name].cpu(given, one.step.options, dtypes)
+            for name, result, dtype in zip(one.step.outputs, results, dtypes, strict=True):
+                values[name] = result.to(dtype)
+            for source in one.step.inputs.values():
+                if last[source] == number and source not in answered:
+                    values.pop(source, None)
+        return tuple(values[name] for name in answered)
+
+    def gpu(
+        self,
+        kernels: Any,
+        inputs: Tensors,
+        options: ProgramOptions,
+        outs: Sequence[torch.Tensor],
+        *,
+        batch_invariant: bool,
+    ) -> None:
+        """Launches the steps back to back; see `EngineOp.gpu`."""
+        planned = self._plan(inputs, options)
+        values = self._place(planned, inputs, options, outs)
+        for one in planned.steps:
+            given = {field: values[source] for field, source in one.step.inputs.items()}
+            results = [values[name] for name in one.step.outputs]
+            self._ops[one.step.op.name].gpu(kernels, given, one.step.options, results, batch_invariant=batch_invariant)
+
+    def prepare(
+        self,
+        kernels: Any,
+        inputs: Tensors,
+        options: ProgramOptions,
+        outs: Sequence[torch.Tensor],
+        *,
+        batch_invariant: bool,
+    ) -> Compute:
+        """Prepares every step over one workspace, which the returned launch holds; see `EngineOp.prepare`."""
+        planned = self._plan(inputs, options)
+        values = self._place(planned, inputs, options, outs)
+        prepared = [self._prepare_step(kernels, one, values, batch_invariant=batch_invariant) for one in planned.steps]
+
+        def run(given: Tensors) -> None:
+            for step in prepared:
+                step.launch({field: given.get(source, values[source]) for field, source in step.sources})
+
+        return run
+
+    def _prepare_step(self, kernels: Any, one: PlannedStep, values: Tensors, *, batch_invariant: bool) -> _PreparedStep:
+        given = {field: values[source] for field, source in one.step.inputs.items()}
+        results = [values[name] for name in one.step.outputs]
+        op = self._ops[one.step.op.name]
+        launch = op.prepare(kernels, given, one.step.options, results, batch_invariant=batch_invariant)
+        return _PreparedStep(launch, tuple(one.step.inputs.items()))
+
+    def _plan(self, inputs: Tensors, options: ProgramOptions) -> PlannedProgram:
+        types = {name: TensorType(dtype_name(one.dtype), tuple(one.shape)) for name, one in inputs.items()}
+        return self._family.bound(options).plan(types)
+
+    def _place(
+        self, planned: PlannedProgram, inputs: Tensors, options: ProgramOptions, outs: Sequence[torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Returns a tensor for every value; those between the steps are views of one workspace."""
+        values = {**inputs, **dict(zip(self._family.bound(options).outputs, outs, strict=True))}
+        device = outs[0].device
+        workspace = torch.empty(planned.workspace_bytes, dtype=torch.uint8, device=device)
+        for name, offset in planned.offsets.items():
+            kind = planned.values[name]
+            flat = workspace[offset : offset + kind.nbytes].view(TORCH_DTYPES[kind.dtype])
+            values[name] = flat.view(kind.shape)
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class _PreparedStep:
+    """One step whose launch is prepared.
+
+    Attributes:
+        launch: Launches it.
+        sources: Value, program input or `@resident` for each input of the op.
+    """
+
+    launch: Compute
+    sources: tuple[tuple[str, str], ...]

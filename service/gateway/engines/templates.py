@@ -1,0 +1,73 @@
+"""Numbers the templates of this gateway's jobs: equal templates have one number, which an engine is sent once.
+
+Runs in the gateway's event loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
+from tilewire.service.ipc.messages import InputSpec, OutputSpec, Template
+from tilewire.service.ops.registry import Options
+
+# Largest number of templates that a gateway keeps; the one that was used longest ago is forgotten.
+MAX_TEMPLATES = 4096
+
+
+class BoundTemplate(NamedTuple):
+    """A template with the offsets of one job.
+
+    Attributes:
+        template: The template.
+        offsets: Offsets, as in `messages.Job`.
+    """
+
+    template: Template
+    offsets: tuple[int, ...]
+
+
+class Templates:
+    """Caches templates by value.
+
+    Args:
+        on_forget: Called with the number of each template that is dropped.
+        max_templates: Largest number of templates.
+    """
+
+    def __init__(self, on_forget: Callable[[int], object], max_templates: int = MAX_TEMPLATES) -> None:
+        self._on_forget = on_forget
+        self._max_templates = max_templates
+        # Never given twice: an engine may still hold a job of an old one.
+        self._ids = itertools.count(1)
+        self._by_value: OrderedDict[Hashable, Template] = OrderedDict()
+
+    def find(
+        self,
+        op: str,
+        inputs: tuple[InputSpec, ...],
+        options: Options,
+        outputs: tuple[OutputSpec, ...],
+        cost: tuple[int, int],
+    ) -> Template:
+        """Returns the template of these values, numbered.
+
+        Args:
+            op: Name of the op.
+            inputs: Inputs.
+            options: Options of the op, in normal form.
+            outputs: Results.
+            cost: Operations and bytes, as planned.
+        """
+        key = (op, inputs, options, outputs)
+        template = self._by_value.get(key)
+        if template is not None:
+            self._by_value.move_to_end(key)
+            return template
+        if len(self._by_value) >= self._max_templates:
+            _, oldest = self._by_value.popitem(last=False)
+            self._on_forget(oldest.id)
+        template = self._by_value[key] = Template(next(self._ids), op, inputs, options, outputs, *cost)
+        return template

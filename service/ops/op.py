@@ -1,0 +1,292 @@
+"""The interface of an op, and the values that describe its operands, its results and its cost.
+
+An op is one object of a subclass of `Op`, in a file of its own beside this one. It holds all that the service needs of the op
+without any tensor data: inputs, options, dtypes, inference of the outputs, batching, chunking, examples.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+import msgspec
+
+from tilewire.service.dtypes import DTYPES
+from tilewire.service.errors import BeyondLimit, InvalidRequest
+
+OutDType = Literal["float16", "bfloat16", "float32", "float64", "int32", "int64"]
+
+FLOATS16_32 = ("float16", "bfloat16", "float32")
+
+
+class TensorType(msgspec.Struct, frozen=True, array_like=True):
+    """Dtype and shape: all that is known of a tensor before its bytes are touched."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_elements(self) -> int:
+        """Product of the shape, in Python's unbounded integers."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor in C order."""
+        return self.num_elements * DTYPES[self.dtype].itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+Types = Mapping[str, TensorType]
+
+
+class OpOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options of an op; each op has a subclass, tagged with the op's name."""
+
+
+OptionsT = TypeVar("OptionsT", bound=OpOptions)
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Bounds on what one request may ask for.
+
+    Attributes:
+        max_rank: Largest number of dimensions of an operand.
+        max_elements: Largest number of elements of an operand or of a result.
+        max_result_bytes: Largest number of bytes of all results together.
+    """
+
+    max_rank: int = 8
+    max_elements: int = 2**33
+    max_result_bytes: int = 2**30
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Results and cost of a request, inferred from shapes alone.
+
+    Attributes:
+        outputs: Dtype and shape of each result, in the order of `Op.outputs`.
+        flops: Floating-point (for int8: integer) operations.
+        moved_bytes: Bytes read and written when each operand is touched once.
+    """
+
+    outputs: tuple[TensorType, ...]
+    flops: int
+    moved_bytes: int
+
+
+class JoinStrategy(enum.Enum):
+    """How the operands of several requests become those of one launch.
+
+    Attributes:
+        ROWS: Concatenate rows: all dimensions but the last are flattened.
+        FLAT: Concatenate elements.
+        STACK: Stack whole operands when their shapes are equal; else a launch each, or one grouped launch.
+    """
+
+    ROWS = "rows"
+    FLAT = "flat"
+    STACK = "stack"
+
+
+@dataclass(frozen=True, slots=True)
+class Batching(Generic[OptionsT]):
+    """How a request may share a launch. Requests of equal strategy, key and residents do.
+
+    Attributes:
+        strategy: How operands are joined.
+        key: Everything else that must be equal: options, dtypes, widths.
+        options: Options of the joint launch.
+    """
+
+    strategy: JoinStrategy
+    key: Hashable
+    options: OptionsT
+
+
+@dataclass(frozen=True, slots=True)
+class Chunking:
+    """How a large request is cut along rows, so that transfers overlap with computing.
+
+    Attributes:
+        inputs: Names of the inputs of which a chunk needs only its own rows. The others are transferred whole, first.
+        is_flat: A row is one element of the flattened operands; else it is an index of the first dimension.
+    """
+
+    inputs: tuple[str, ...]
+    is_flat: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupCase:
+    """A request with a known answer, which every engine computes before it is ready.
+
+    Attributes:
+        options: Option values.
+        inputs: Values of each input, in float32.
+        outputs: Values of each output, exact.
+    """
+
+    options: Mapping[str, object]
+    inputs: Mapping[str, Sequence[Any]]
+    outputs: Sequence[Sequence[Any]]
+
+
+class Op(abc.ABC, Generic[OptionsT]):
+    """One operation.
+
+    Attributes:
+        name: Name, as in the URL.
+        summary: Description in one sentence.
+        required: Names of the inputs that must be given, in order. An unnamed tensor stands for the first.
+        optional: Names of further inputs.
+        outputs: Names of the results, in order.
+        dtypes: Dtypes that the required inputs may have.
+        options: Class of its options.
+        ranks: Rank of each required input and of each output that `/v2` shows.
+        output_datatypes: `/v2` datatype of each output that is not that of the inputs.
+        is_elementwise: Whether an element of the result depends on the same element of each operand only.
+        example: JSON body for the OpenAPI document.
+        warmup: Request with a known answer.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    required: ClassVar[tuple[str, ...]]
+    optional: ClassVar[tuple[str, ...]] = ()
+    outputs: ClassVar[tuple[str, ...]] = ("out",)
+    dtypes: ClassVar[tuple[str, ...]] = FLOATS16_32
+    options: type[OptionsT]
+    ranks: ClassVar[Mapping[str, int]]
+    output_datatypes: ClassVar[Mapping[str, str]] = {}
+    is_elementwise: ClassVar[bool] = False
+    example: ClassVar[Mapping[str, Any]]
+    warmup: ClassVar[WarmupCase]
+
+    def bound(self, options: OptionsT) -> Op[OptionsT]:
+        """Returns the op whose inputs and outputs are those of a request with these options."""
+        del options
+        return self
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of all inputs, required ones first."""
+        return self.required + self.optional
+
+    @abc.abstractmethod
+    def infer(self, types: Types, options: OptionsT) -> tuple[tuple[TensorType, ...], int]:
+        """Infers the types of the results and the number of operations.
+
+        Args:
+            types: Dtype and shape of each input by name; names, dtypes of required inputs and limits are checked already.
+            options: Options of the op.
+
+        Raises:
+            InvalidRequest: A dtype, shape or option that cannot be right.
+            BeyondLimit: A size that the arithmetic does not allow.
+        """
+
+    def batching(
+        self, types: Types, residents: frozenset[str], options: OptionsT, outputs: Sequence[TensorType]
+    ) -> Batching[OptionsT] | None:
+        """Returns how a request may share a launch, or None when it runs alone.
+
+        Args:
+            types: Dtype and shape of each input; those that are no residents are in C order.
+            residents: Names of the inputs that are resident; requests that share a launch have the same ones.
+            options: Options of the op.
+            outputs: Types of the results.
+        """
+        del types, residents, options, outputs
+        return None
+
+    def chunking(self, types: Types, options: OptionsT, outputs: Sequence[TensorType]) -> Chunking | None:
+        """Returns how a request can be cut along rows, or None when rows depend on one another.
+
+        Args:
+            types: Dtype and shape of each input.
+            options: Options of the op.
+            outputs: Types of the results.
+        """
+        del types, options, outputs
+        return None
+
+
+AnyOp = Op[Any]
+
+
+def check_limits(name: str, operand: TensorType, limits: Limits) -> None:
+    """Checks a tensor against the limits.
+
+    Raises:
+        BeyondLimit: Rank or elements over the limits; the detail names the tensor.
+    """
+    if len(operand.shape) > limits.max_rank:
+        raise BeyondLimit(f"{name}: rank {len(operand.shape)} is over the limit of {limits.max_rank}")
+    # A zero must not hide what the other dimensions ask for: strides are products of them.
+    if math.prod(dim or 1 for dim in operand.shape) > limits.max_elements:
+        raise BeyondLimit(f"{name}: more than {limits.max_elements} elements")
+
+
+def check_out_dtype(asked: str | None, default: str, allowed: tuple[str, ...]) -> str:
+    """Returns the dtype of a result.
+
+    Args:
+        asked: Dtype that the request names, if any.
+        default: Dtype without a request.
+        allowed: Dtypes that can be had.
+
+    Raises:
+        InvalidRequest: Not an allowed dtype.
+    """
+    dtype = asked or default
+    if dtype not in allowed:
+        raise InvalidRequest(f"out_dtype: {dtype} is not offered here; expected one of {', '.join(allowed)}")
+    return dtype
+
+
+def check_same_dtype(types: Types) -> str:
+    """Returns the dtype of `a` and `b`.
+
+    Raises:
+        InvalidRequest: They differ.
+    """
+    a, b = types["a"].dtype, types["b"].dtype
+    if a != b:
+        raise InvalidRequest(f"b: dtype {b} differs from that of a, {a}; both must be the same")
+    return a
+
+
+def check_axis(op: str, x: TensorType, axis: int) -> int:
+    """Returns the index of an axis of `x`, from 0.
+
+    Raises:
+        InvalidRequest: `x` has no dimensions, or not this one.
+    """
+    rank = len(x.shape)
+    if rank < 1:
+        raise InvalidRequest(f"x: rank 0; {op} needs at least 1 dimension")
+    if not -rank <= axis < rank:
+        raise InvalidRequest(f"axis: {axis} is outside [{-rank}, {rank - 1}] for x of rank {rank}")
+    return axis % rank
+
+
+def broadcast_shapes(
+    a: tuple[int, ...], b: tuple[int, ...], what: str, names: tuple[str, str] = ("a", "b")
+) -> tuple[int, ...]:
+    """Returns the shape that two shapes broadcast to, as NumPy does.
+
+    Raises:
+        InvalidRequest: They do not broadcast; the detail names the second of `names`.
+    """
+    rank = max(len(a), len(b))
+    padded_a, padded_b = (1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b
+    if any(x != y and 1 not in (x, y) for x, y in zip(padded_a, padded_b, strict=True)):
+        raise InvalidRequest(f"{names[1]}: {what} {list(b)} do not broadcast with {list(a)} of {names[0]}")
+    return tuple(y if x == 1 else x for x, y in zip(padded_a, padded_b, strict=True))

@@ -1,0 +1,78 @@
+"""Parsing of an op's options and planning of a request, for any op."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+from tilewire.service.errors import BeyondLimit, InvalidRequest
+from tilewire.service.ops.op import AnyOp, Limits, OpOptions, Plan, TensorType, check_limits
+
+
+def parse_options(op: AnyOp, raw: Mapping[str, object]) -> OpOptions:
+    """Converts option values, as text or as JSON values, into the op's value object.
+
+    Raises:
+        InvalidRequest: An unknown option, or a value that is not of its type; the detail names it.
+    """
+    known = op.options.__struct_fields__
+    for name in raw:
+        if name not in known:
+            raise InvalidRequest(f"{name[:64]}: {op.name} has no such option; it has {', '.join(known)}")
+    for name, value in raw.items():
+        try:
+            msgspec.convert({name: value}, op.options, strict=False)
+        except (msgspec.ValidationError, OverflowError, UnicodeEncodeError) as error:
+            reason = str(error).split(" - at ")[0]
+            choices = _choices(op, name)
+            expected = f"expected one of {', '.join(choices)}" if choices else reason
+            raise InvalidRequest(f"{name}: {expected}; got {str(value)[:64]!r}") from None
+    options: OpOptions = msgspec.convert(dict(raw), op.options, strict=False)
+    return options
+
+
+def _choices(op: AnyOp, name: str) -> list[str]:
+    """The values that an option may have, when they can be counted up."""
+    schema = msgspec.json.schema(op.options)["$defs"][op.options.__name__]["properties"][name]
+    return [
+        str(value) for part in (schema, *schema.get("anyOf", ())) for value in part.get("enum", ()) if value is not None
+    ]
+
+
+def plan(op: AnyOp, operands: Mapping[str, TensorType], options: OpOptions, limits: Limits) -> Plan:
+    """Validates operands against the op and infers the results and the cost.
+
+    Args:
+        op: The operation.
+        operands: Dtype and shape of each input by name.
+        options: OpOptions of the op, as `parse_options` returns them.
+        limits: Bounds on the request.
+
+    Raises:
+        InvalidRequest: A missing or unknown input, a dtype or a shape that cannot be right.
+        BeyondLimit: Rank, elements or result size over the limits.
+    """
+    for name in op.required:
+        if name not in operands:
+            raise InvalidRequest(f"{name}: {op.name} needs this input; got {', '.join(operands) or 'none'}")
+    for name, operand in operands.items():
+        _check_operand(op, name, operand, limits)
+    outputs, flops = op.infer(operands, options)
+    for name, out in zip(op.outputs, outputs, strict=True):
+        if math.prod(dim or 1 for dim in out.shape) > limits.max_elements:
+            raise BeyondLimit(f"{name}: {out} has more than {limits.max_elements} elements")
+    out_bytes = sum(out.nbytes for out in outputs)
+    if out_bytes > limits.max_result_bytes:
+        text = ", ".join(map(str, outputs))
+        raise BeyondLimit(f"{op.outputs[0]}: {text} is {out_bytes} bytes, over the limit of {limits.max_result_bytes}")
+    return Plan(outputs, flops, sum(operand.nbytes for operand in operands.values()) + out_bytes)
+
+
+def _check_operand(op: AnyOp, name: str, operand: TensorType, limits: Limits) -> None:
+    if name not in op.inputs:
+        raise InvalidRequest(f"{name[:64]}: {op.name} has no such input; it has {', '.join(op.inputs)}")
+    check_limits(name, operand, limits)
+    if name in op.required and operand.dtype not in op.dtypes:
+        raise InvalidRequest(f"{name}: {op.name} does not take {operand.dtype}; expected one of {', '.join(op.dtypes)}")

@@ -1,0 +1,1 @@
+"""Programs: several ops in one request, and the op `program` that runs them."""

@@ -1,0 +1,141 @@
+"""The op `program`: a request of it carries a program's text as its options, and runs every step.
+
+Everything that handles ops handles programs alike. Operands are the program's inputs and its residents.
+Results are its outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from tilewire.service.dtypes import DTYPES
+from tilewire.service.ops.op import (
+    AnyOp,
+    Batching,
+    JoinStrategy,
+    Limits,
+    Op,
+    OpOptions,
+    TensorType,
+    Types,
+)
+from tilewire.service.ops.program.definition import RESIDENT, Program, parse_program
+from tilewire.service.ops.program.planning import PlannedProgram, PlannedStep, plan_program
+
+PROGRAM = "program"
+# Largest number of programs that stay parsed.
+MAX_PARSED = 256
+# The gateway has checked the sizes; the engine plans again with none.
+NO_LIMITS = Limits(max_rank=2**31, max_elements=2**63, max_result_bytes=2**63)
+
+
+class ProgramOptions(OpOptions, frozen=True, tag=PROGRAM):
+    """Options of a request that runs a program.
+
+    Attributes:
+        text: Canonical JSON of the program.
+    """
+
+    text: str
+
+
+class ProgramOp(Op[ProgramOptions]):
+    """One program, as an op.
+
+    Args:
+        program: The program.
+        limits: Bounds on every value between the steps.
+
+    Attributes:
+        program: The program.
+    """
+
+    name = PROGRAM
+    summary = "Several ops in one request."
+    dtypes = tuple(DTYPES)
+    options = ProgramOptions
+
+    # The program as it is kept: a job names it, so that it runs only while it is the newest.
+    optional = (PROGRAM,)
+
+    def __init__(self, program: Program, limits: Limits) -> None:
+        self.program = program
+        self.required = (*program.inputs, *(RESIDENT + name for name in program.residents))  # type: ignore[misc]
+        self.outputs = program.outputs  # type: ignore[misc]
+        self._limits = limits
+
+    def plan(self, types: Types) -> PlannedProgram:
+        """Plans every step; see `plan_program`."""
+        return plan_program(self.program, types, self._limits)
+
+    def infer(self, types: Types, options: ProgramOptions) -> tuple[tuple[TensorType, ...], int]:
+        """Infers the types of the outputs from those of the inputs; see `Op.infer`."""
+        del options
+        planned = self.plan(types)
+        return tuple(planned.values[name] for name in self.outputs), planned.flops
+
+    def batching(
+        self, types: Types, residents: frozenset[str], options: ProgramOptions, outputs: Sequence[TensorType]
+    ) -> Batching[ProgramOptions] | None:
+        """Joins rows when every step treats the rows of the inputs alone."""
+        own = [types[name] for name in self.program.inputs if name not in residents]
+        if len(own) != len(self.program.inputs) or not _have_equal_rows(own) or not _have_equal_rows(outputs, own[0]):
+            return None
+        if not all(_keeps_rows(step) for step in self.plan(types).steps):
+            return None
+        key = (options.text, tuple((one.dtype, one.shape[1:]) for one in own), tuple(one.shape[1:] for one in outputs))
+        return Batching(JoinStrategy.ROWS, key, options)
+
+
+def _have_equal_rows(types: Sequence[TensorType], like: TensorType | None = None) -> bool:
+    """Whether all have the same number of rows, more than none; inputs, which `like` is absent for, are matrices."""
+    first = like or types[0]
+    return all(
+        bool(one.shape) and one.shape[0] == first.shape[0] > 0 and (like is not None or len(one.shape) == 2)
+        for one in types
+    )
+
+
+def _keeps_rows(planned: PlannedStep) -> bool:
+    """Whether each row of the step's results depends on the same row of its operands only."""
+    step, types = planned.step, planned.inputs
+    residents = frozenset(field for field, source in step.inputs.items() if source.startswith(RESIDENT))
+    rows = [one for field, one in types.items() if field not in residents]
+    if not rows:
+        return False
+    if step.op.is_elementwise:
+        out = planned.plan.outputs[0]
+        wide = all(one.shape == out.shape for one in rows)
+        return wide and all(len(types[field].shape) < len(out.shape) for field in residents)
+    batching = step.op.batching(types, residents, step.options, planned.plan.outputs)
+    return batching is not None and batching.strategy is JoinStrategy.ROWS
+
+
+class ProgramFamily(Op[ProgramOptions]):
+    """The op `program` before its text is known; `bound` gives the op of one program.
+
+    Args:
+        ops: Ops that steps may name.
+    """
+
+    name = PROGRAM
+    summary = ProgramOp.summary
+    required = ()
+    options = ProgramOptions
+
+    def __init__(self, ops: Mapping[str, AnyOp]) -> None:
+        # Parsed once for all jobs of a program; programs are few, and at most 64 KiB each.
+        self._parse = lru_cache(maxsize=MAX_PARSED)(lambda text: parse_program(text, ops))
+
+    def bound(self, options: ProgramOptions, limits: Limits = NO_LIMITS) -> ProgramOp:
+        """Returns the op that runs the program of these options.
+
+        Raises:
+            InvalidRequest: The text is no program.
+        """
+        return ProgramOp(self._parse(options.text), limits)
+
+    def infer(self, types: Types, options: ProgramOptions) -> tuple[tuple[TensorType, ...], int]:
+        """Infers through the bound op; see `Op.infer`."""
+        return self.bound(options).infer(types, options)

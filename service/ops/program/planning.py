@@ -1,0 +1,195 @@
+"""Plans a program for operands of known types: the type of every value, the cost of every step, and the memory in between.
+
+Also decides at the time of the upload whether a program can work at all, as far as sizes are known there.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from tilewire.service.errors import BeyondLimit, InvalidRequest, TilewireError
+from tilewire.service.ops.op import Limits, Plan, TensorType
+from tilewire.service.ops.planning import plan
+from tilewire.service.ops.program.definition import ANY, RESIDENT, Program, Step
+
+# Intermediate values begin at multiples of this many bytes, as allocations of a device do.
+ALIGN_BYTES = 256
+# Most assignments of sizes to the -1s of a program that are tried; beyond, all are given the same size.
+MAX_ASSIGNMENTS = 512
+
+
+class PlannedStep(msgspec.Struct, frozen=True):
+    """One step for operands of known types.
+
+    Attributes:
+        step: The step.
+        inputs: Dtype and shape of each operand, by input of the op.
+        plan: Results and cost.
+    """
+
+    step: Step
+    inputs: Mapping[str, TensorType]
+    plan: Plan
+
+
+class PlannedProgram(msgspec.Struct, frozen=True):
+    """A program for operands of known types.
+
+    Attributes:
+        steps: Steps in order.
+        values: Dtype and shape of every value, program inputs and `@` residents included.
+        offsets: Byte offset of each intermediate value in the workspace.
+        workspace_bytes: Size of the workspace.
+    """
+
+    steps: tuple[PlannedStep, ...]
+    values: Mapping[str, TensorType]
+    offsets: Mapping[str, int]
+    workspace_bytes: int
+
+    @property
+    def flops(self) -> int:
+        """Operations of all steps."""
+        return sum(one.plan.flops for one in self.steps)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that the steps read and write when each operand is touched once."""
+        return sum(one.plan.moved_bytes for one in self.steps)
+
+
+def plan_program(program: Program, types: Mapping[str, TensorType], limits: Limits) -> PlannedProgram:
+    """Plans a program.
+
+    Args:
+        program: The program.
+        types: Dtype and shape of each program input by name, and of each resident by `@` and its name.
+        limits: Bounds on every value.
+
+    Raises:
+        InvalidRequest: An input of another dtype or shape, or a step that cannot work; the detail names it.
+        BeyondLimit: A value, or the memory between the steps, over the limits.
+    """
+    values = dict(types)
+    for name, wanted in program.inputs.items():
+        _check_type(name, types[name], wanted.dtype, wanted.shape)
+    steps = []
+    for number, step in enumerate(program.steps, 1):
+        inputs = {field: values[source] for field, source in step.inputs.items()}
+        try:
+            planned = plan(step.op, inputs, step.options, limits)
+        except TilewireError as error:
+            raise type(error)(f"step {number}: {error}") from None
+        steps.append(PlannedStep(step, inputs, planned))
+        values |= zip(step.outputs, planned.outputs, strict=True)
+    offsets, workspace_bytes = place_values(program, values)
+    if workspace_bytes > limits.max_result_bytes:
+        raise BeyondLimit(
+            f"program: its values between the steps take {workspace_bytes} bytes, over the limit of {limits.max_result_bytes}"
+        )
+    return PlannedProgram(tuple(steps), values, offsets, workspace_bytes)
+
+
+def _check_type(name: str, got: TensorType, dtype: str, shape: Sequence[int]) -> None:
+    fits = len(got.shape) == len(shape) and all(
+        want in (ANY, have) for want, have in zip(shape, got.shape, strict=True)
+    )
+    if got.dtype != dtype or not fits:
+        raise InvalidRequest(f"{name}: the program takes {dtype}[{', '.join(map(str, shape))}]; got {got}")
+
+
+def place_values(program: Program, values: Mapping[str, TensorType]) -> tuple[dict[str, int], int]:
+    """Assigns memory to the intermediate values; a value's bytes are used again after its last reader.
+
+    Outputs of the program have memory of their own elsewhere.
+
+    Args:
+        program: The program.
+        values: Dtype and shape of every value.
+
+    Returns:
+        The byte offset of each intermediate value, and the size of the workspace.
+    """
+    last = {source: number for number, step in enumerate(program.steps) for source in step.inputs.values()}
+    answered, live, offsets, size = set(program.outputs), dict[str, tuple[int, int]](), dict[str, int](), 0
+    for number, step in enumerate(program.steps):
+        for name in step.outputs:
+            if name in answered:
+                continue
+            nbytes = max(-(-values[name].nbytes // ALIGN_BYTES) * ALIGN_BYTES, ALIGN_BYTES)
+            begin = _first_gap(live.values(), nbytes)
+            offsets[name], live[name] = begin, (begin, begin + nbytes)
+            size = max(size, begin + nbytes)
+        # A step may not write what it reads: its inputs end behind it.
+        for name in [one for one in live if last.get(one, number) <= number]:
+            del live[name]
+    return offsets, size
+
+
+def _first_gap(taken: Iterable[tuple[int, int]], nbytes: int) -> int:
+    begin = 0
+    for low, high in sorted(taken):
+        if low - begin >= nbytes:
+            break
+        begin = max(begin, high)
+    return begin
+
+
+def check_possible(program: Program, residents: Mapping[str, TensorType], limits: Limits) -> None:
+    """Refuses a program that no operands could make work, as far as sizes are known.
+
+    Every -1 is tried with each size that the program and its residents name. Steps behind a resident that is not there yet
+    are left for the run.
+
+    Args:
+        program: The program.
+        residents: Dtype and shape of the residents that exist, by name without `@`.
+        limits: Bounds on every value.
+
+    Raises:
+        InvalidRequest: A step that cannot work; the detail has its number.
+        BeyondLimit: A value over the limits whatever the sizes.
+    """
+    free = [(name, axis) for name, one in program.inputs.items() for axis, dim in enumerate(one.shape) if dim == ANY]
+    known = {dim for one in program.inputs.values() for dim in one.shape if dim > 0}
+    known |= {dim for one in residents.values() for dim in one.shape if dim > 0}
+    # One row; a size that nothing names; more than any k.
+    sizes = sorted(known | {1, 3, 2048})
+    error: TilewireError | None = None
+    for chosen in _assignments(len(free), sizes):
+        found = _first_error(program, residents, limits, dict(zip(free, chosen, strict=True)))
+        if found is None:
+            return
+        error = found
+    assert error is not None, "This is a bug."
+    raise error
+
+
+def _assignments(count: int, sizes: Sequence[int]) -> Iterable[tuple[int, ...]]:
+    if len(sizes) ** count <= MAX_ASSIGNMENTS:
+        return itertools.product(sizes, repeat=count)
+    return ((size,) * count for size in sizes)
+
+
+def _first_error(
+    program: Program, residents: Mapping[str, TensorType], limits: Limits, chosen: Mapping[tuple[str, int], int]
+) -> TilewireError | None:
+    """Returns why the program cannot work with these sizes; None when it can, as far as is known."""
+    values = {
+        name: TensorType(one.dtype, tuple(chosen.get((name, axis), dim) for axis, dim in enumerate(one.shape)))
+        for name, one in program.inputs.items()
+    }
+    values |= {RESIDENT + name: one for name, one in residents.items()}
+    for number, step in enumerate(program.steps, 1):
+        if any(source not in values for source in step.inputs.values()):
+            continue
+        inputs = {field: values[source] for field, source in step.inputs.items()}
+        try:
+            planned = plan(step.op, inputs, step.options, limits)
+        except TilewireError as error:
+            return type(error)(f"step {number}: {error}")
+        values |= zip(step.outputs, planned.outputs, strict=True)
+    return None

@@ -1,0 +1,84 @@
+"""`tilewire serve`: what is said of settings, variables and ports that cannot be, before anything is served."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tests.unit.client.scripted_server import closes, scripted
+from tests.unit.client.speaking_server import SpeakingServer, on_a_socket
+from tilewire.service.cli.serve import remedy_of, unknown_variables, words_of
+from tilewire.service.config.settings import Settings
+from tilewire.service.supervisor.listeners import StartError, bind
+
+
+def words(given: dict[str, Any], environment: dict[str, str]) -> list[str]:
+    values = {name.lower().removeprefix("tilewire_"): value for name, value in environment.items()}
+    with pytest.raises(ValidationError) as raised:
+        Settings(**{**values, **given})
+    return [words_of(problem, given, environment) for problem in raised.value.errors()]
+
+
+def test_a_variable_is_blamed_by_its_name() -> None:
+    assert words({}, {"TILEWIRE_PORT": "abc"}) == ["TILEWIRE_PORT: 'abc' is no integer"]
+    assert words({}, {"tilewire_port": "abc"}) == ["tilewire_port: 'abc' is no integer"]
+    assert words({}, {"TILEWIRE_DEVICE": "gpu"}) == ["TILEWIRE_DEVICE: 'gpu' is not auto, cpu, cuda:0 or cuda:0,1"]
+
+
+def test_a_flag_is_blamed_by_its_own() -> None:
+    assert words({"port": "abc"}, {}) == ["--port: 'abc' is no integer"]
+    assert words({"port": "abc"}, {"TILEWIRE_PORT": "1"}) == ["--port: 'abc' is no integer"]
+    assert words({"device": "gpu"}, {}) == ["--device: 'gpu' is not auto, cpu, cuda:0 or cuda:0,1"]
+    (together,) = words({"tls_key": "/dev/null"}, {})
+    assert together == "--tls-certificate and --tls-key go together"
+
+
+def test_unknown_variables_are_named_with_the_nearest() -> None:
+    found = unknown_variables(
+        {"TILEWIRE_PROT": "1", "TILEWIRE_PORT": "1", "TILEWIRE_URL": "x", "TILEWIRE_ZZZ": "", "PATH": ""}
+    )
+    assert found == [
+        ("TILEWIRE_PROT", "did you mean TILEWIRE_PORT?"),
+        ("TILEWIRE_ZZZ", "`tilewire serve --help` lists the settings"),
+    ]
+
+
+def test_the_command_says_both() -> None:
+    environment = {**os.environ, "TILEWIRE_PROT": "1", "TILEWIRE_API_KEYS_FILE": "/no/such/file"}
+    command = [sys.executable, "-P", "-m", "tilewire", "serve", "--device", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "did you mean TILEWIRE_PORT?" in done.stderr
+    environment = {**os.environ, "TILEWIRE_PORT": "abc"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, "TILEWIRE_PORT: 'abc' is no integer\n")
+
+
+def taken(port: int) -> StartError:
+    with pytest.raises(StartError) as raised:
+        bind("127.0.0.1", port)
+    return raised.value
+
+
+def test_a_port_that_a_tilewire_has() -> None:
+    with on_a_socket(SpeakingServer()) as url:
+        port = int(url.rpartition(":")[2])
+        remedy = remedy_of(taken(port), Settings(port=port))
+    assert remedy == f"; a Tilewire answers there already, at {url}: use it, or type --port 0 for a free port"
+
+
+def test_a_port_that_something_else_has() -> None:
+    with scripted(closes) as url:
+        port = int(url.rpartition(":")[2])
+        assert remedy_of(taken(port), Settings(port=port)) == "; another program has it: type --port 0 for a free port"
+
+
+def test_other_errors_have_no_remedy() -> None:
+    with pytest.raises(StartError) as raised:
+        bind("192.0.2.1", 1)
+    assert remedy_of(raised.value, Settings()) == ""

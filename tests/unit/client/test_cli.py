@@ -1,0 +1,227 @@
+"""The client's commands against a server that speaks the contract: text, JSON, files, exit statuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from typer.testing import CliRunner, Result
+
+import tilewire
+from tests.unit.client.speaking_server import SpeakingServer, on_a_socket
+from tilewire._cli.app import COMMANDS, SERVER_COMMANDS, app
+from tilewire._cli.doctor import examine
+from tilewire._installing import how_to_install
+
+X = np.array([[1, 2], [3, 4]], np.float32)
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def server() -> SpeakingServer:
+    return SpeakingServer()
+
+
+@pytest.fixture
+def url(server: SpeakingServer) -> Iterator[str]:
+    with on_a_socket(server) as url:
+        yield url
+
+
+@pytest.fixture
+def run(url: str) -> Run:
+    def run(*arguments: object) -> Result:
+        return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"TILEWIRE_URL": url})
+
+    return run
+
+
+def document(result: Result) -> Any:
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_matmul_of_files(run: Run, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", X)
+    safetensors.numpy.save_file({"b": X}, tmp_path / "b.safetensors")
+    for name, read in (("c.npy", np.load), ("c.npz", lambda path: np.load(path)["out"])):
+        done = run("matmul", tmp_path / "a.npy", tmp_path / "b.safetensors", "-o", tmp_path / name)
+        assert done.exit_code == 0, done.output
+        assert "out: float32 2×2" in done.output
+        np.testing.assert_array_equal(read(tmp_path / name), X @ X)
+    run("matmul", tmp_path / "a.npy", "[[1], [1]]", "-o", tmp_path / "c.json", "--activation", "relu")
+    assert json.loads((tmp_path / "c.json").read_text()) == {"out": [[3], [7]]}
+    run("matmul", tmp_path / "a.npy", "[[1], [1]]", "-o", tmp_path / "c.safetensors", "--out-dtype", "bfloat16")
+    assert safetensors.numpy.load_file(tmp_path / "c.safetensors")["out"].dtype.name == "bfloat16"
+
+
+def test_results_in_the_terminal(run: Run) -> None:
+    assert run("matmul", "[[1, 2]]", "[[3], [4]]").output.strip() == "[[11.]]"
+    got = document(run("add", "[1, 2]", "0.5", "--alpha", 2, "--json"))
+    assert got["outputs"]["out"] == {"shape": [2], "dtype": "float32", "data": [2.0, 3.0]}
+    assert got["batch_size"] == 4
+    assert got["timings_ms"]["queue"] == 1.0
+    assert "values: float32 1×1" in run("search", "[[1, 0]]", "[[1, 0], [0, 1]]", "-k", 1).output
+    assert document(run("softmax", "[0, 0]", "--log", "--json"))["outputs"]["out"]["data"] == pytest.approx(
+        [-0.693147] * 2
+    )
+
+
+def test_tensors(run: Run, server: SpeakingServer, tmp_path: Path) -> None:
+    np.save(tmp_path / "w.npy", X)
+    assert document(run("put", tmp_path / "w.npy", "weights/w", "--json"))[0]["name"] == "weights/w"
+    assert run("put", tmp_path / "w.npy").exit_code == 0
+    listing = run("ls").output
+    assert "weights/w" in listing
+    assert "2×2" in listing
+    assert [entry["name"] for entry in document(run("ls", "weights", "--json"))] == ["weights/w"]
+    assert document(run("matmul", "[[1, 1]]", "@weights/w", "--store", "y", "--json"))["stored"] == "y"
+    assert "stored @y2: float32 1×2" in run("matmul", "[[1, 1]]", "@weights/w", "--store", "y2").output
+    assert run("get", "weights/w", tmp_path / "back.safetensors").exit_code == 0
+    np.testing.assert_array_equal(safetensors.numpy.load_file(tmp_path / "back.safetensors")["weights/w"], X)
+    assert document(run("rm", "w", "y", "--json")) == {"removed": ["w", "y"]}
+    assert set(server.tensors) == {"weights/w", "y2"}
+
+
+def test_programs(run: Run, server: SpeakingServer, tmp_path: Path) -> None:
+    step = {"op": "matmul", "inputs": {"a": "x", "b": "x"}, "as": "y"}
+    program = {"inputs": {"x": {"dtype": "float32", "shape": [2, 2]}}, "steps": [step], "outputs": ["y"]}
+    path = tmp_path / "square.json"
+    path.write_text(json.dumps(program))
+    assert document(run("run", path, "x=[[1, 2], [3, 4]]", "--json"))["outputs"]["y"]["data"] == (X @ X).tolist()
+    assert run("run", path, "x=[[1, 2], [3, 4]]", "--keep", "square").exit_code == 0
+    assert server.programs["square"] == program
+    assert document(run("run", "square", "x=[[0, 1], [1, 0]]", "--json"))["outputs"]["y"]["data"] == [[1, 0], [0, 1]]
+    assert run("run", "square", "x").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("matmul", "[[1]]", "@missing"), 1, "missing"),
+        (("matmul", "nothing.npy", "[[1]]"), 2, "nothing.npy"),
+        (("matmul", "nothing", "[[1]]"), 2, "expected a .npy, .npz or .safetensors file, @name, or JSON"),
+        (
+            ("matmul", "[[1]]", "[[1]]", "-o", "x.txt"),
+            2,
+            "expected a file that ends in .npz, .safetensors, .json, .npy",
+        ),
+        (("matmul", "[[1]]", "[[1]]", "--out-dtype", "flaot"), 2, "no dtype that can be sent"),
+        (("rm", "missing"), 1, "no tensor 'missing'"),
+        (("get", "missing", "x.npy"), 1, "no tensor 'missing'"),
+        (("run", "nothing.json"), 2, "nothing.json"),
+        (("ls", "--url", "localhost:8000"), 2, "type 'http://localhost:8000'"),
+        (("bench", "http://127.0.0.1:9", "--op", "conv"), 2, "--op: 'conv' is none of matmul, softmax, add"),
+    ],
+)
+def test_errors_are_one_line(
+    run: Run, server: SpeakingServer, arguments: tuple[str, ...], status: int, message: str
+) -> None:
+    done = run(*arguments)
+    assert done.exit_code == status, done.output
+    assert message in done.stderr
+    assert done.stderr.startswith("tilewire: ")
+    assert done.stderr.count("\n") == 1
+    if arguments[0] != "bench":
+        as_json = run(*arguments, "--json")
+        assert as_json.exit_code == status
+        assert message in json.loads(as_json.stdout)["error"]
+
+
+def test_health(run: Run, server: SpeakingServer, url: str) -> None:
+    done = run("health")
+    assert (done.exit_code, done.output) == (0, f"{url}: ready, tilewire 0 on a processor (cpu)\n")
+    assert document(run("health", "--json"))["ready"] is True
+    server.is_ready_after = 100
+    assert run("health").exit_code == 1
+    nobody = run("health", "--url", "http://127.0.0.1:9")
+    assert (nobody.exit_code, nobody.output) == (1, "http://127.0.0.1:9: no server answers\n")
+
+
+def test_top(run: Run) -> None:
+    done = run("top", "-n", 2, "-i", 0.1, "--json")
+    assert done.exit_code == 0, done.output
+    looks = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(looks) == 2
+    for look in looks:
+        assert look["requests_per_s"] > 0
+        assert set(look["failed_per_s"]) == {"429"}
+        assert set(look["refused_per_s"]) == {"queue"}
+        assert (look["in_flight"], look["engines_up"]) == (3, 1)
+        matmul = look["ops"]["matmul"]
+        assert (matmul["p50_s"], matmul["p99_s"], matmul["tflops"]) == (0.001, 0.01, pytest.approx(2.0))
+    shown = run("top", "-n", 1, "-i", 0.1).output
+    assert "refused: queue" in shown
+    assert "matmul" in shown
+
+
+def test_bench_of_a_server(run: Run, url: str, server: SpeakingServer) -> None:
+    arguments = ("bench", url, "--rows", 2, "--columns", 4, "-c", 3, "-s", 0.2, "--json")
+    report = document(run(*arguments))
+    assert report["statuses"].keys() == {"200"}
+    assert report["requests_per_s"] > 0
+    assert report["mean_batch"] == 4
+    assert report["p50_ms"] <= report["p99_ms"]
+    assert server.tensors == {}
+
+
+def test_doctor_names_what_is_wrong_and_what_to_type(run: Run) -> None:
+    findings = {finding.what: finding for finding in examine(0)}
+    assert {"python", "packages", "torch", "compiler", "shared memory", "memory", "limits", "port"} <= set(findings)
+    assert all(finding.remedy for finding in findings.values() if finding.verdict == "wrong")
+    with on_a_socket(SpeakingServer()) as url:
+        taken = run("doctor", "--port", url.rpartition(":")[2], "--json")
+    assert taken.exit_code == 1
+    (port,) = [finding for finding in json.loads(taken.stdout) if finding["what"] == "port"]
+    assert port["verdict"] == "wrong"
+    assert "--port 0" in port["remedy"]
+    assert "compiler" in run("doctor", "--port", 0).output
+
+
+def test_help_groups_the_commands_and_serve_is_first(run: Run) -> None:
+    shown = run("--help").output
+    places = [shown.index(f"│ {name} ") for name in COMMANDS if name != "version"]
+    assert places == sorted(places)
+    assert shown.index("Serve") < shown.index("Compute") < shown.index("Resident tensors")
+    assert "--version" in shown
+    assert "--install-completion" in shown
+    assert run("--version").output == f"{tilewire.__version__}\n"
+
+
+def test_commands_of_the_server_are_its_own(run: Run) -> None:
+    from typer.main import get_command
+
+    from tilewire.service.cli.app import app as server_app
+
+    commands: dict[str, Any] = get_command(server_app).commands  # type: ignore[attr-defined]
+    assert set(commands) == {*SERVER_COMMANDS, "bench"}
+    assert "--max-body-bytes" in run("serve", "--help").output
+    assert "no benchmark 'nonsense'" in run("bench", "nonsense").output
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_clients_commands_load_no_server() -> None:
+    code = "import sys, tilewire._cli.app; print({'pydantic', 'torch', 'structlog', 'httpx'} & set(sys.modules))"
+    assert python(code).stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(("missing", "arguments", "extra"), [("typer", "ls", "cli"), ("pydantic", "serve", "server")])
+def test_a_missing_package_is_one_line(missing: str, arguments: str, extra: str) -> None:
+    code = (
+        f"import sys; sys.modules[{missing!r}] = None; sys.argv = ['tilewire', {arguments!r}]; import tilewire.__main__"
+    )
+    done = python(code)
+    assert done.returncode == 2
+    assert done.stderr == f"tilewire: {missing} is not installed; run: {how_to_install(extra)}\n"
+    # In a checkout the name alone would lead to an index that does not have it.
+    assert str(Path(__file__).parents[3]) in how_to_install(extra)

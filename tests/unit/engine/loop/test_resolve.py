@@ -1,0 +1,96 @@
+"""Jobs of a template: offsets bound and checked each time, residents as they are now and never kept alive."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.support.jobs import JobBench, template_of
+from tilewire.service.engine.backends.contract import HostBytes
+from tilewire.service.engine.loop.jobs import BoundJob, JobPlan
+from tilewire.service.engine.loop.resolve import bind, plan_of
+from tilewire.service.errors import UnknownName
+from tilewire.service.ipc.messages import Job, Stale
+from tilewire.service.ops.matmul import MatmulOptions
+from tilewire.service.ops.op import TensorType
+
+A, B = TensorType("float32", (2, 4)), TensorType("float32", (4, 3))
+OUT = TensorType("float32", (2, 3))
+
+
+@pytest.fixture
+def bench() -> Iterator[JobBench]:
+    bench = JobBench(4096)
+    put(bench, torch.ones(4, 3))
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def plan() -> JobPlan:
+    return plan_of(template_of("matmul", MatmulOptions(), {"a": A, "b": B}, {"b": "w"}), "cpu")
+
+
+def put(bench: JobBench, values: torch.Tensor) -> None:
+    kind = TensorType("float32", tuple(values.shape))
+    bench.residents.put("w", HostBytes(values.reshape(-1).view(torch.uint8), kind, 0))
+
+
+def bound(bench: JobBench, plan: JobPlan, *offsets: int, now_ns: int = 7) -> BoundJob:
+    job = bind(Job(1, 1, offsets, 9, 3), plan, bench.client, bench.residents, bench.regions, now_ns)
+    assert isinstance(job, BoundJob)
+    return job
+
+
+def test_jobs_differ_in_where_their_bytes_lie(bench: JobBench, plan: JobPlan) -> None:
+    one, other = bound(bench, plan, 256, 1024), bound(bench, plan, 640, 2048, now_ns=8)
+    a = other.inputs["a"]
+    assert isinstance(a, HostBytes)
+    assert (a.mapped is bench.mapped, a.type, a.offset, a.fortran) == (True, A, 640, False)
+    assert [(out.offset, out.type) for out in other.outs] == [(2048, OUT)]
+    assert (other.arrived_ns, other.deadline_ns, other.priority) == (8, 9, 3)
+    assert other.inputs["b"] is bench.residents.get("w").tensor
+    assert one.key == other.key is not None
+    assert one.signature is other.signature
+    assert (other.rows, other.nbytes) == (2, A.nbytes + OUT.nbytes)
+    assert bench.residents.get("w").hits == 2
+
+
+def test_a_replaced_resident_gives_another_key_and_is_not_kept(bench: JobBench, plan: JobPlan) -> None:
+    first = bound(bench, plan, 256, 1024)
+    key, signature, gone = first.key, first.signature, weakref.ref(bench.residents.get("w").tensor)
+    del first
+    put(bench, torch.zeros(4, 3))
+    gc.collect()
+    assert gone() is None
+    second = bound(bench, plan, 256, 1024)
+    assert second.key != key
+    assert second.signature != signature
+    assert second.inputs["b"] is bench.residents.get("w").tensor
+
+
+def test_a_resident_of_another_type_is_stale_and_a_deleted_one_unknown(bench: JobBench, plan: JobPlan) -> None:
+    put(bench, torch.ones(4, 5))
+    job = Job(5, 1, (256, 1024))
+    stale = bind(job, plan, bench.client, bench.residents, bench.regions, 7)
+    assert stale == Stale(5, (bench.residents.get("w").info("w"),))
+    assert bench.residents.get("w").hits == 0
+    bench.residents.delete("w")
+    with pytest.raises(UnknownName, match=r"^b: no resident tensor 'w'"):
+        bind(job, plan, bench.client, bench.residents, bench.regions, 7)
+
+
+@pytest.mark.parametrize(("a_at", "out_at"), [(4096 - 31, 0), (-1, 0), (0, 4096 - 23), (0, -1)])
+def test_an_operand_outside_the_segment_is_a_bug(bench: JobBench, plan: JobPlan, a_at: int, out_at: int) -> None:
+    with pytest.raises(AssertionError, match="outside its segment"):
+        bound(bench, plan, a_at, out_at)
+
+
+@pytest.mark.parametrize("offsets", [(), (0,), (0, 256, 512)])
+def test_offsets_that_are_not_the_templates_are_a_bug(bench: JobBench, plan: JobPlan, offsets: tuple[int, ...]) -> None:
+    with pytest.raises(AssertionError, match="not the template's offsets"):
+        bound(bench, plan, *offsets)

@@ -1,0 +1,50 @@
+"""Templates of a gateway: one number for equal ones, and an end to how many are kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewire.service.gateway.engines.templates import Templates
+from tilewire.service.ipc.messages import InputSpec, OutputSpec, Template
+from tilewire.service.ops.add import AddOptions
+from tilewire.service.ops.op import TensorType
+
+A = TensorType("float32", (3, 4))
+SAME: dict[str, Any] = {
+    "op": "add",
+    "inputs": (InputSpec("a", A), InputSpec("b", A, resident="w")),
+    "options": AddOptions(),
+    "outputs": (OutputSpec(A),),
+    "cost": (12, 144),
+}
+OTHERS: list[dict[str, Any]] = [
+    {"op": "subtract"},
+    {"options": AddOptions(alpha=2)},
+    {"inputs": (InputSpec("a", A), InputSpec("b", A, resident="v"))},
+    {"inputs": (InputSpec("a", A, fortran=True), InputSpec("b", A, resident="w"))},
+    {"inputs": (InputSpec("a", TensorType("float32", (4, 3))), InputSpec("b", A, resident="w"))},
+    {"inputs": (InputSpec("a", A, region="r"), InputSpec("b", A, resident="w"))},
+    {"outputs": (OutputSpec(TensorType("float16", (3, 4))),)},
+    {"outputs": (OutputSpec(A, "r"),)},
+]
+
+
+def test_equal_templates_have_one_number_and_others_their_own() -> None:
+    templates = Templates(lambda _number: None)
+    first = templates.find(**SAME)
+    assert first == Template(first.id, "add", SAME["inputs"], AddOptions(), SAME["outputs"], 12, 144)
+    assert templates.find(**SAME) is first
+    numbers = [templates.find(**{**SAME, **other}).id for other in OTHERS]
+    assert len({first.id, *numbers}) == 1 + len(OTHERS)
+
+
+def test_the_one_that_was_used_longest_ago_is_forgotten_and_its_number_is_not_given_again() -> None:
+    forgotten: list[int] = []
+    templates = Templates(forgotten.append, max_templates=2)
+    made = [templates.find(**{**SAME, "options": AddOptions(alpha=number)}).id for number in (2, 3)]
+    assert templates.find(**{**SAME, "options": AddOptions(alpha=2)}).id == made[0]
+    newest = templates.find(**SAME).id
+    assert forgotten == [made[1]]
+    again = templates.find(**{**SAME, "options": AddOptions(alpha=3)}).id
+    assert forgotten == [made[1], made[0]]
+    assert len({*made, newest, again}) == 4

@@ -1,0 +1,173 @@
+"""Planning of programs: types of every value, memory that is used again, and what can never work."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilewire.service.errors import BeyondLimit, InvalidRequest
+from tilewire.service.ops.op import JoinStrategy, Limits, TensorType
+from tilewire.service.ops.program.definition import Program, check_program
+from tilewire.service.ops.program.op import ProgramOp
+from tilewire.service.ops.program.planning import ALIGN_BYTES, check_possible, place_values, plan_program
+from tilewire.service.ops.registry import OPS
+
+LIMITS = Limits()
+
+
+def f32(*shape: int) -> TensorType:
+    return TensorType("float32", shape)
+
+
+def program(steps: list[dict[str, Any]], *outputs: str, shape: tuple[int, ...] = (-1, 8), **inputs: Any) -> Program:
+    declared = {"x": {"dtype": "float32", "shape": list(shape)}, **inputs}
+    return check_program({"inputs": declared, "steps": steps, "outputs": list(outputs)}, OPS)
+
+
+def softmax(source: str, name: str, **options: object) -> dict[str, Any]:
+    return {"op": "softmax", "inputs": {"x": source}, "options": options, "as": name}
+
+
+def matmul(a: str, b: str, name: str) -> dict[str, Any]:
+    return {"op": "matmul", "inputs": {"a": a, "b": b}, "as": name}
+
+
+MLP = program([matmul("x", "@w1", "h"), matmul("h", "@w2", "y"), softmax("y", "p")], "p")
+WEIGHTS = {"@w1": f32(8, 16), "@w2": f32(16, 4)}
+
+
+def test_every_value_has_a_type_and_every_step_a_cost() -> None:
+    planned = plan_program(MLP, {"x": f32(3, 8), **WEIGHTS}, LIMITS)
+    assert planned.values["h"] == f32(3, 16)
+    assert planned.values["p"] == f32(3, 4)
+    assert planned.flops == 2 * 3 * 8 * 16 + 2 * 3 * 16 * 4 + 5 * 12
+    assert set(planned.offsets) == {"h", "y"}
+
+
+@pytest.mark.parametrize(
+    ("x", "said"), [(f32(3, 9), "x: the program takes"), (f32(8), "x: "), (TensorType("int8", (3, 8)), "x: ")]
+)
+def test_inputs_of_another_type_are_refused(x: TensorType, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        plan_program(MLP, {"x": x, **WEIGHTS}, LIMITS)
+
+
+def test_a_step_that_does_not_fit_is_refused_with_its_number() -> None:
+    with pytest.raises(InvalidRequest, match=r"^step 2: b: "):
+        plan_program(MLP, {"x": f32(3, 8), "@w1": f32(8, 16), "@w2": f32(15, 4)}, LIMITS)
+
+
+def test_memory_between_the_steps_has_a_limit() -> None:
+    with pytest.raises(BeyondLimit, match="between the steps"):
+        plan_program(MLP, {"x": f32(8, 8), **WEIGHTS}, Limits(max_result_bytes=600))
+
+
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(1, 2000)), min_size=1, max_size=12), st.data())
+def test_values_that_live_together_never_share_memory(steps: list[tuple[int, int]], data: st.DataObject) -> None:
+    names = ["x"]
+    written = []
+    for number, (back, _size) in enumerate(steps):
+        written.append(softmax(names[-1 - back % len(names)], f"v{number}"))
+        names.append(f"v{number}")
+    outputs = data.draw(st.lists(st.sampled_from(names[1:]), min_size=1, unique=True))
+    whole = program(written, *outputs, shape=(-1,))
+    values = {"x": f32(5)} | {f"v{number}": f32(size) for number, (_, size) in enumerate(steps)}
+    offsets, size = place_values(whole, values)
+    assert offsets.keys() == set(names[1:]) - set(outputs)
+    last = {source: number for number, one in enumerate(whole.steps) for source in one.inputs.values()}
+    lives = {
+        name: (number, last.get(name, number))
+        for number, one in enumerate(whole.steps)
+        for name in one.outputs
+        if name in offsets
+    }
+    for name, (begin, end) in lives.items():
+        assert offsets[name] % ALIGN_BYTES == 0
+        assert offsets[name] + values[name].nbytes <= size
+        for other, (other_begin, other_end) in lives.items():
+            if other == name or begin > other_end or other_begin > end:
+                continue
+            low, high = sorted([name, other], key=offsets.__getitem__)
+            assert offsets[low] + values[low].nbytes <= offsets[high], (name, other)
+
+
+def test_memory_is_used_again_after_its_last_reader() -> None:
+    chain = program([softmax("x" if not n else f"v{n - 1}", f"v{n}") for n in range(8)], "v7")
+    _, size = place_values(chain, {"x": f32(64, 8)} | {f"v{n}": f32(64, 8) for n in range(8)})
+    assert size == 2 * 64 * 8 * 4
+
+
+@pytest.mark.parametrize(
+    ("whole", "residents", "said"),
+    [
+        (MLP, {"w1": f32(9, 16), "w2": f32(16, 4)}, r"step 1: b: "),
+        (MLP, {"w1": f32(8, 16), "w2": f32(15, 4)}, r"step 2: b: "),
+        (MLP, {"w1": TensorType("int8", (8, 16))}, r"step 1: b: "),
+        (program([softmax("x", "p", axis=2)], "p"), {}, r"step 1: axis: "),
+        (program([matmul("x", "x", "y")], "y", shape=(4, 8)), {}, r"step 1: b: "),
+    ],
+)
+def test_what_can_never_work_is_refused_at_the_upload(
+    whole: Program, residents: dict[str, TensorType], said: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        check_possible(whole, residents, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("whole", "residents"),
+    [
+        (MLP, {"w1": f32(8, 16), "w2": f32(16, 4)}),
+        (MLP, {}),
+        (MLP, {"w2": f32(3, 3)}),
+        (program([matmul("x", "@w", "y")], "y", shape=(-1, -1)), {"w": f32(77, 5)}),
+        (program([matmul("x", "x", "y")], "y", shape=(-1, -1)), {}),
+    ],
+)
+def test_what_some_sizes_make_work_is_taken(whole: Program, residents: dict[str, TensorType]) -> None:
+    check_possible(whole, residents, LIMITS)
+
+
+def joint(whole: Program, types: dict[str, TensorType]) -> JoinStrategy | None:
+    op = ProgramOp(whole, LIMITS)
+    options = PROGRAM_OPTIONS(whole.text)
+    residents = frozenset(name for name in types if name.startswith("@"))
+    batching = op.batching(types, residents, options, op.infer(types, options)[0])
+    return None if batching is None else batching.strategy
+
+
+def PROGRAM_OPTIONS(text: str) -> Any:
+    return ProgramOp.options(text)
+
+
+ADD = {"op": "add", "inputs": {"a": "x", "b": "@bias"}, "as": "y"}
+OUTER = {"op": "add", "inputs": {"a": "x", "b": "@rows"}, "as": "y"}
+
+
+@pytest.mark.parametrize(
+    ("steps", "output", "types", "is_joint"),
+    [
+        ([matmul("x", "@w1", "h"), softmax("h", "p")], "p", {"@w1": f32(8, 16)}, True),
+        ([ADD, softmax("y", "p")], "p", {"@bias": f32(8)}, True),
+        ([OUTER], "y", {"@rows": f32(3, 1)}, False),
+        ([softmax("x", "p", axis=0)], "p", {}, False),
+        ([matmul("@w1", "x", "h")], "h", {"@w1": f32(4, 3)}, False),
+        ([matmul("x", "@w1", "h"), matmul("h", "h", "y")], "y", {"@w1": f32(8, 3)}, False),
+    ],
+)
+def test_programs_join_rows_only_when_every_step_treats_them_alone(
+    steps: list[dict[str, Any]], output: str, types: dict[str, TensorType], is_joint: bool
+) -> None:
+    whole = program(steps, output)
+    found = joint(whole, {"x": f32(3, 8), **types})
+    assert found is (JoinStrategy.ROWS if is_joint else None)
+
+
+def test_the_largest_program_is_checked_quickly() -> None:
+    names = [f"v{n}" for n in range(32)]
+    whole = program([softmax(a, b) for a, b in itertools.pairwise(["x", *names])], names[-1], shape=(-1,) * 8)
+    check_possible(whole, {}, LIMITS)

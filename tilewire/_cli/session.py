@@ -1,0 +1,166 @@
+"""What every command of the client's side shares: the address, the output as text or JSON, and the exit status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from tilewire._arrays import HostArray, to_safetensors
+from tilewire._client import Client
+from tilewire._errors import TilewireError
+from tilewire._files import Source
+from tilewire._types import Answer
+from tilewire._variables import KEY_VARIABLE, URL_VARIABLE
+from tilewire._wire import DEFAULT_URL
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+UrlOption = Annotated[str, typer.Option("--url", envvar=URL_VARIABLE, help="Address of the server.")]
+KeyOption = Annotated[str | None, typer.Option("--key", envvar=KEY_VARIABLE, help="API key.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", "-o", help="File for the result: .npy, .npz, .safetensors or .json.")
+]
+StoreOption = Annotated[str | None, typer.Option(help="Name under which the result stays on the server.")]
+OutDtypeOption = Annotated[str | None, typer.Option(help="Dtype of the result, as float16.")]
+CastOption = Annotated[
+    str | None, typer.Option(help="Dtype for arrays of a dtype that the op does not take, as float32 for float64.")
+]
+
+URL = DEFAULT_URL
+
+
+@contextmanager
+def connected(url: str, key: str | None, *, is_json: bool = False, cast: str | None = None) -> Iterator[Client]:
+    """Makes a client, and turns its errors into one line and an exit status.
+
+    Args:
+        url: Address of the server.
+        key: API key.
+        is_json: Whether errors are printed as JSON.
+        cast: As for `Client`.
+    """
+    with reported(is_json=is_json), Client(url, api_key=key, cast=cast) as client:
+        yield client
+
+
+@contextmanager
+def reported(*, is_json: bool = False) -> Iterator[None]:
+    """Turns errors into one line and an exit status: 2 for what the caller can change, 1 for what the server said."""
+    try:
+        yield
+    except TilewireError as error:
+        fail(error.detail, EXIT_FAILED, is_json=is_json, status=error.status, request_id=error.request_id)
+    except (TypeError, ValueError, OSError, ImportError) as error:
+        fail(str(error), EXIT_USAGE, is_json=is_json)
+
+
+def fail(message: str, exit_status: int, *, is_json: bool = False, **fields: object) -> None:
+    """Prints an error and ends."""
+    if is_json:
+        print_json({"error": message, **{key: value for key, value in fields.items() if value is not None}})
+    else:
+        typer.echo(f"tilewire: {message}", err=True)
+    raise typer.Exit(exit_status)
+
+
+def print_json(document: object) -> None:
+    """Prints a document in one line."""
+    typer.echo(json.dumps(document, ensure_ascii=False, default=_plain))
+
+
+def operand_of(text: str) -> Any:
+    """Reads an operand of the command line: a file, `@name`, or JSON such as `[[1, 2], [3, 4]]` or `0.5`.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: None of these; the message says which there are.
+    """
+    if text.startswith("@"):
+        return text
+    path = Path(text)
+    if path.suffix in (".npy", ".npz", ".safetensors"):
+        arrays = Source(path).arrays("tensor")
+        if len(arrays) != 1:
+            raise ValueError(f"{text}: holds {len(arrays)} tensors; an operand is one")
+        host = next(iter(arrays.values()))
+        return host.numpy()
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if isinstance(value, list | int | float):
+        return value
+    raise ValueError(f"{text!r}: expected a .npy, .npz or .safetensors file, @name, or JSON such as [[1, 2], [3, 4]]")
+
+
+def show(answer: Answer, out: Path | None, *, is_json: bool) -> None:
+    """Prints an answer, or writes it to a file and says so."""
+    facts: dict[str, object] = {
+        "request_id": answer.request_id,
+        "batch_size": answer.batch_size,
+        "timings_ms": dict(answer.timings_ms),
+    }
+    if answer.handle is not None:
+        info = answer.handle.described
+        stored = {"stored": info.name, "shape": info.shape, "dtype": info.dtype, "bytes": info.nbytes}
+        _say({**stored, **facts}, f"stored @{info.name}: {info.dtype} {_shape(info.shape)}", is_json=is_json)
+        return
+    arrays = {name: np.asarray(array) for name, array in answer.outputs.items()}
+    described = {name: {"shape": array.shape, "dtype": array.dtype.name} for name, array in arrays.items()}
+    if out is not None:
+        write(out, arrays)
+        shapes = ", ".join(f"{name}: {array.dtype.name} {_shape(array.shape)}" for name, array in arrays.items())
+        _say({"out": str(out), "outputs": described, **facts}, f"{out}: {shapes}", is_json=is_json)
+    elif is_json:
+        values = {name: {**described[name], "data": array.tolist()} for name, array in arrays.items()}
+        print_json({"outputs": values, **facts})
+    else:
+        for name, array in arrays.items():
+            typer.echo(f"{name}: {array.dtype.name} {_shape(array.shape)}\n{array}" if len(arrays) > 1 else str(array))
+
+
+def write(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
+    """Writes arrays to a file whose ending says the format.
+
+    Raises:
+        OSError: It cannot be written.
+        ValueError: A format that cannot carry them.
+    """
+    if path.suffix == ".npy" and len(arrays) == 1:
+        np.save(path, next(iter(arrays.values())), allow_pickle=False)
+    elif path.suffix == ".npz":
+        np.savez(path, allow_pickle=False, **arrays)
+    elif path.suffix == ".safetensors":
+        path.write_bytes(b"".join(to_safetensors({name: HostArray.of(array) for name, array in arrays.items()})))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps({name: array.tolist() for name, array in arrays.items()}), encoding="utf-8")
+    else:
+        many = " for several outputs" if len(arrays) > 1 else ", .npy"
+        raise ValueError(f"{path}: expected a file that ends in .npz, .safetensors, .json{many}")
+
+
+def _say(document: dict[str, object], text: str, *, is_json: bool) -> None:
+    if is_json:
+        print_json(document)
+    else:
+        typer.echo(text)
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) or "scalar"
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is no JSON")

@@ -1,0 +1,103 @@
+"""`tilewire put`, `get`, `ls` and `rm`: the resident tensors of a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tilewire._cli.session import URL, JsonOption, KeyOption, UrlOption, connected, print_json
+from tilewire._types import TensorInfo
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def put(
+    path: Annotated[Path, typer.Argument(help="A .npy, .npz or .safetensors file.")],
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Name, or the prefix of several; the file's name without its ending by default."),
+    ] = None,
+    url: UrlOption = URL,
+    key: KeyOption = None,
+    is_json: JsonOption = False,
+) -> None:
+    """Upload the tensors of a file, which then stay on the server's devices."""
+    with connected(url, key, is_json=is_json) as client:
+        stored = [tensor.described for tensor in client.put_file(path, name)]
+        _print([info for info in stored if info is not None], is_json=is_json)
+
+
+def get(
+    name: Annotated[str, typer.Argument(help="Name of the tensor.")],
+    path: Annotated[
+        Path | None, typer.Argument(help="A .npy or .safetensors file; the name's last part with .npy by default.")
+    ] = None,
+    url: UrlOption = URL,
+    key: KeyOption = None,
+    is_json: JsonOption = False,
+) -> None:
+    """Download a tensor to a file."""
+    with connected(url, key, is_json=is_json) as client:
+        written = client.get_file(name, path or Path(f"{name.rpartition('/')[2].removeprefix('@')}.npy"))
+        if is_json:
+            print_json({"out": str(written), "bytes": written.stat().st_size})
+        else:
+            typer.echo(f"{written}: {_size(written.stat().st_size)}")
+
+
+def ls(
+    prefix: Annotated[str, typer.Argument(help="Only names that begin so.")] = "",
+    url: UrlOption = URL,
+    key: KeyOption = None,
+    is_json: JsonOption = False,
+) -> None:
+    """List the tensors that stay on the server's devices."""
+    with connected(url, key, is_json=is_json) as client:
+        listed = [tensor.described for tensor in client.tensors()]
+        _print([info for info in listed if info is not None and info.name.startswith(prefix)], is_json=is_json)
+
+
+def rm(
+    names: Annotated[list[str], typer.Argument(help="Names of tensors.")],
+    url: UrlOption = URL,
+    key: KeyOption = None,
+    is_json: JsonOption = False,
+) -> None:
+    """Remove tensors."""
+    with connected(url, key, is_json=is_json) as client:
+        for name in names:
+            client.delete(name)
+        if is_json:
+            print_json({"removed": names})
+
+
+def _print(infos: list[TensorInfo], *, is_json: bool) -> None:
+    if is_json:
+        fields = ("name", "shape", "dtype", "nbytes", "created", "last_used", "hits")
+        print_json([{field: getattr(info, field) for field in fields} for info in infos])
+        return
+    table = Table(box=None, pad_edge=False)
+    for title, justify in (
+        ("NAME", "left"),
+        ("DTYPE", "left"),
+        ("SHAPE", "left"),
+        ("SIZE", "right"),
+        ("HITS", "right"),
+    ):
+        table.add_column(title, justify="right" if justify == "right" else "left", overflow="fold")
+    for info in infos:
+        shape = "×".join(map(str, info.shape)) or "scalar"
+        table.add_row(info.name, info.dtype, shape, _size(info.nbytes), "" if info.hits is None else str(info.hits))
+    Console().print(table)
+
+
+def _size(num_bytes: float) -> str:
+    for unit in _UNITS:
+        if num_bytes < 1024 or unit == _UNITS[-1]:
+            break
+        num_bytes /= 1024
+    return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
