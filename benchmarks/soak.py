@@ -30,14 +30,16 @@ FLAGS = (
     *("--body-timeout-s", "10"),
 )
 STOP_S = 60.0
+# Longest wait for outages past the time, and time between looks.
+OUTAGES_S, LOOK_S = 90.0, 0.2
 # Clients of each kind, and the time between kills.
 NUM_CLIENTS: dict[type[Client], int] = {Honest: 8, Leaver: 1, Slow: 2, Hostile: 1}
 KILL_EVERY_S = 60.0
 PERCENTILES = (50, 99, 99.9)
 
 
-def soak(server: LiveServer, seconds: float, kill_every_s: float, seed: int) -> dict[str, object]:
-    """Runs all clients for some time; returns the report."""
+def soak(server: LiveServer, seconds: float, kill_every_s: float, seed: int, min_outages: int = 0) -> dict[str, object]:
+    """Runs all clients for some time, and on until so many outages are over; returns the report."""
     tally, watcher, killer = Tally(), Watcher(server), Killer(server, kill_every_s)
     upload_weight(server)
     kinds = [kind for kind, number in NUM_CLIENTS.items() for _ in range(number)]
@@ -45,8 +47,9 @@ def soak(server: LiveServer, seconds: float, kill_every_s: float, seed: int) -> 
     began_s = time.monotonic()
     for thread in (watcher, killer, *clients):
         thread.start()
-    while (rest_s := began_s + seconds - time.monotonic()) > 0 and not tally.wrong:
-        time.sleep(min(rest_s, 1.0))
+    end_s = began_s + seconds
+    while not tally.wrong and time.monotonic() < end_s + (OUTAGES_S if len(killer.outages) < min_outages else 0.0):
+        time.sleep(LOOK_S)
     killer.stop()
     for client in clients:
         client.ending.set()

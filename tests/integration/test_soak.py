@@ -19,7 +19,7 @@ SECONDS, KILL_EVERY_S = 25.0, 6.0
 
 @pytest.mark.slow
 def test_nothing_is_wrong_or_unexplained(start_server: StartServer) -> None:
-    report = soak(start_server(*FLAGS), SECONDS, KILL_EVERY_S, seed=3)
+    report = soak(start_server(*FLAGS), SECONDS, KILL_EVERY_S, seed=3, min_outages=2)
     assert is_good(report), text_of(report)
     outages, counts, by_call = report["outages"], report["counts"], report["right_by_call"]
     assert isinstance(outages, list)
@@ -74,6 +74,16 @@ def test_a_lost_write_is_seen() -> None:
         body, headers = encode("npy", {"x": np.full((4, 4), value - 1, np.int64)})
         assert not get.check(Answer(200, headers, body))
     assert value
+
+
+def test_a_write_without_an_answer_leaves_two_values() -> None:
+    residents, rng = soak_calls.Residents(2), np.random.default_rng(0)
+    put, ended = residents.write(rng)
+    ended(False)
+    name = put.data.split(b" ")[1]
+    gets = [get for get in (residents.read(rng) for _ in range(30)) if get.data.split(b" ")[1] == name]
+    assert gets
+    assert {(get.status, get.or_status) for get in gets} == {(200, 404)}
 
 
 def test_a_slope_is_found() -> None:
