@@ -5,10 +5,15 @@ from __future__ import annotations
 from tilewire.kernels.add import ADD
 from tilewire.kernels.copy import COPY
 from tilewire.kernels.matmul import MATMUL
+from tilewire.kernels.normalize import NORMALIZE
 from tilewire.kernels.op import KernelOp
+from tilewire.kernels.pointwise import POINTWISE
+from tilewire.kernels.reduce import REDUCE
+from tilewire.kernels.search import SEARCH
 from tilewire.kernels.softmax import SOFTMAX
+from tilewire.kernels.topk import TOPK
 
-KERNEL_OPS: tuple[KernelOp, ...] = (MATMUL, SOFTMAX, ADD, COPY)
+KERNEL_OPS: tuple[KernelOp, ...] = (MATMUL, SOFTMAX, ADD, SEARCH, TOPK, REDUCE, NORMALIZE, POINTWISE, COPY)
 _BY_NAME = {op.name: op for op in KERNEL_OPS}
 _BY_KERNEL = {kernel.__name__: op for op in KERNEL_OPS for kernel in op.kernels}
 

@@ -18,6 +18,7 @@ Knows nothing of HTTP messages: `gateway.request.response` writes them, in the f
     ├── DeadlinePassed            504  its deadline passed before it started
     ├── ResidentQuota             507  --resident-bytes would be exceeded
     ├── ClientGone                499  the client left; nobody reads this answer
+    ├── UnknownCoding             501  a transfer coding that is not offered
     └── InternalError             500  a bug; the trace goes to the log
 
 Source: the tree follows httpx's `_exceptions.py` in form.
@@ -161,6 +162,14 @@ class InternalError(TilewireError):
     """A bug of ours."""
 
 
+class UnknownCoding(TilewireError):
+    """The body has a transfer coding besides `chunked`."""
+
+    status = 501
+    code = "unknown_coding"
+    title = "Unknown transfer coding"
+
+
 class Unavailable(TilewireError):
     """Starting, draining, or the engine is restarting."""
 
@@ -207,6 +216,7 @@ BY_CODE: dict[str, type[TilewireError]] = {
         Unavailable,
         DeadlinePassed,
         ResidentQuota,
+        UnknownCoding,
         InternalError,
     )
 }

@@ -107,11 +107,12 @@ def item_norms(b: torch.Tensor, metric: str) -> torch.Tensor:
     out = torch.empty(b.shape[0], dtype=torch.float32, device=b.device)
     if b.shape[0] > 0:
         rows = _rows(b)
-        _norms_pipeline(rows, metric)(rows, out)
+        norms_pipeline(rows, metric)(rows, out)
     return out
 
 
-def _norms_pipeline(rows: torch.Tensor, kind: str) -> Pipeline:
+def norms_pipeline(rows: torch.Tensor, kind: str) -> Pipeline:
+    """Prepares norms of `rows`, (M, K) with neighbours in a row; called with them and (M,) float32."""
     key = (rows.shape, rows.stride(), rows.dtype, kind, rows.device)
 
     def make() -> Pipeline:
@@ -197,12 +198,10 @@ class PreparedSearch:
 
     Args:
         pipelines: (first query, queries, launches) for each cut of the queries.
-        k: Elements of an item.
     """
 
-    def __init__(self, pipelines: list[tuple[int, int, Pipeline]], k: int) -> None:
+    def __init__(self, pipelines: list[tuple[int, int, Pipeline]]) -> None:
         self._pipelines = pipelines
-        self._k = k
 
     @property
     def variants(self) -> tuple[Variant, ...]:
@@ -253,10 +252,14 @@ def prepare(
     precision: str = "ieee",
     batch_invariant: bool = False,
     config: Config | None = None,
+    max_orders: int = MAX_ORDERS,
 ) -> PreparedSearch:
-    """Prepares launches on checked operands; `config` replaces the choice, for tests and tuning."""
+    """Prepares launches on checked operands; `config` replaces the choice, for tests and tuning.
+
+    So many queries at a time that their groups leave at most `max_orders` orders in scratch memory.
+    """
     shapes = (a.shape, a.stride(), b.shape, b.stride(), best)
-    options = (metric, bias is not None, precision, batch_invariant, config)
+    options = (metric, bias is not None, precision, batch_invariant, config, max_orders)
     key = (shapes, a.dtype, are_aligned((a, b)), options, a.device)
 
     def make() -> PreparedSearch:
@@ -270,14 +273,14 @@ def prepare(
         problem = Problem(m, n, k, best, _name(a), precision, is_aligned and k > 0, is_plain)
         target = current(a.get_device())
         chosen = config or choose(invariant(problem) if batch_invariant else problem, target)
-        most = max(chosen.block_m, MAX_ORDERS // -(-n // chosen.group) // chosen.block_m * chosen.block_m)
+        most = max(chosen.block_m, max_orders // -(-n // chosen.group) // chosen.block_m * chosen.block_m)
         pipelines = []
         for first in range(0, m, most):
             rows = queries[first : first + most]
             pipelines.append(
                 (first, len(rows), _pipeline(rows, items, problem, metric, chosen, target, bias is not None))
             )
-        return PreparedSearch(pipelines, k)
+        return PreparedSearch(pipelines)
 
     prepared = _kept.get(key, make)
     assert prepared is not None, "This is a bug."

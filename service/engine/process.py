@@ -105,7 +105,8 @@ def open_backend(device: str, *, batch_invariant: bool) -> Backend:
 
 def import_kernels(device: str) -> None:
     """Imports what the backend of a GPU needs, before it is known whether this process will serve."""
-    if not device.startswith("cpu") and find_spec("triton") is not None:
+    is_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    if is_gpu and find_spec("triton") is not None:
         importlib.import_module("tilewire.service.engine.backends.gpu.backend")
 
 

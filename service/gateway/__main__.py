@@ -22,16 +22,16 @@ from starlette.types import ASGIApp
 
 from tilewire._version import __version__
 from tilewire.service.config.process import GatewaySettings, TracingSettings
-from tilewire.service.gateway.app import create_app, create_metrics_app
-from tilewire.service.gateway.auth.authenticator import Doorman
+from tilewire.service.gateway.app import TilewireApp, create_app, create_metrics_app
+from tilewire.service.gateway.auth.authenticator import Authenticator
 from tilewire.service.gateway.auth.quotas import Quotas, UsagePage
-from tilewire.service.gateway.connection.protocol import DRAIN_GRACE_S, TilewireProtocol
+from tilewire.service.gateway.connection.limits import DRAIN_GRACE_S
+from tilewire.service.gateway.connection.protocol import TilewireProtocol
 from tilewire.service.gateway.engines.busy_poll import Poller
 from tilewire.service.gateway.engines.client import EngineClient
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.context import Gateway
-from tilewire.service.gateway.request.lane import Lane
 from tilewire.service.gateway.request.room import Room
 from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
 from tilewire.service.gateway.telemetry.tracing import Recorder
@@ -84,21 +84,21 @@ def make_gateway(
         arena=arena,
         admission=Admission(Room(arena, settings.room_timeout_s), settings.max_in_flight, settings.max_body_bytes),
         metrics=metrics,
-        doorman=make_doorman(settings),
+        authenticator=make_authenticator(settings),
         recorder=None if settings.tracing is None else open_recorder(settings.tracing, settings.index),
     )
 
 
-def make_doorman(settings: GatewaySettings) -> Doorman:
+def make_authenticator(settings: GatewaySettings) -> Authenticator:
     """Who checks keys, and counts what they use on the page that all gateways share.
 
     Raises:
         KeysError: The file cannot be used.
     """
     if settings.api_keys_file is None:
-        return Doorman(is_read_only=settings.is_read_only)
+        return Authenticator(is_read_only=settings.is_read_only)
     usage = mmap.mmap(settings.inherited.usage, 0)
-    return Doorman(
+    return Authenticator(
         Path(settings.api_keys_file),
         keyless=settings.keyless,
         is_read_only=settings.is_read_only,
@@ -120,7 +120,7 @@ def make_server(gateway: Gateway, app: ASGIApp, tls: ssl.SSLContext | None = Non
     """The HTTP server around an application."""
     config = uvicorn.Config(
         app,
-        http=protocol_for(gateway),
+        http=protocol_for(gateway, app),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -136,15 +136,16 @@ def make_server(gateway: Gateway, app: ASGIApp, tls: ssl.SSLContext | None = Non
     return GatewayServer(config)
 
 
-def protocol_for(gateway: Gateway) -> type[TilewireProtocol]:
-    """The protocol with its limits and its lane; uvicorn wants a class."""
+def protocol_for(gateway: Gateway, app: ASGIApp) -> type[TilewireProtocol]:
+    """The protocol with its limits and the app's ops; uvicorn wants a class."""
     settings = gateway.settings
     limits = {
         "patience_s": settings.body_timeout_s,
         "min_body_bytes_per_s": settings.min_body_bytes_per_s,
         "max_body_s": settings.max_body_s,
         "max_connections": settings.max_connections,
-        "lane": Lane(gateway),
+        "gateway": gateway,
+        "ops": app.ops if isinstance(app, TilewireApp) else {},
     }
     return type("LimitedProtocol", (TilewireProtocol,), limits)
 
@@ -222,7 +223,7 @@ async def serve(settings: GatewaySettings) -> None:
     background = [asyncio.create_task(client.run()) for client in clients]
     background.append(asyncio.create_task(drain_when_told(draining, gateway, servers, control)))
     background.append(asyncio.create_task(say_ready(attached, servers, control)))
-    background.append(asyncio.create_task(gateway.doorman.keep_current()))
+    background.append(asyncio.create_task(gateway.authenticator.keep_current()))
     if context is not None and settings.tls is not None:
         background.append(asyncio.create_task(keep_certificate_current(context, settings.tls)))
     await asyncio.gather(*(server.serve(sockets=[door]) for server, door in servers.items()))

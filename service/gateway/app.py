@@ -22,9 +22,12 @@ from tilewire.service.gateway.api.v1 import kernels, tensors
 from tilewire.service.gateway.api.v1 import routes as native
 from tilewire.service.gateway.api.v2 import routes as oip
 from tilewire.service.gateway.api.v2 import shared_memory_routes as shared_memory
-from tilewire.service.gateway.auth.authenticator import Doorman
-from tilewire.service.gateway.request.context import Gateway, exchange_of
-from tilewire.service.gateway.request.middleware import ExchangeMiddleware
+from tilewire.service.gateway.auth.authenticator import Authenticator
+from tilewire.service.gateway.request.adapter import Api
+from tilewire.service.gateway.request.asgi import op_app
+from tilewire.service.gateway.request.context import Gateway, context_of
+from tilewire.service.gateway.request.middleware import ContextMiddleware
+from tilewire.service.ops.op import AnyOp
 from tilewire.service.ops.registry import OPS
 
 DESCRIPTION = """GPU linear algebra over HTTP.
@@ -34,19 +37,24 @@ parameters: `POST /v1/matmul?activation=gelu&b=@weights/w1`."""
 
 
 class TilewireApp(FastAPI):
-    """FastAPI, with the hot paths in front of its middleware and router.
+    """FastAPI, with the ops in front of its middleware and router.
 
     Attributes:
-        hot: ASGI applications that answer POST, by exact path.
+        ops: API and op of each POST that `request.handle` answers, by exact path.
+        op_apps: The same as ASGI applications.
         needs_keys: The OpenAPI document says so, and `/docs` asks for one.
     """
 
-    hot: Mapping[str, ASGIApp] = {}
+    ops: Mapping[str, tuple[Api, AnyOp]] = {}
+    op_apps: Mapping[str, ASGIApp] = {}
     needs_keys = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI's call."""
-        if scope["type"] == "http" and scope["method"] == "POST" and (app := self.hot.get(scope["path"])) is not None:
+        app = None
+        if scope["type"] == "http" and scope["method"] == "POST":
+            app = self.op_apps.get(scope["path"].removeprefix(scope.get("root_path", "")))
+        if app is not None:
             await app(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
@@ -65,10 +73,10 @@ class TilewireApp(FastAPI):
 def create_app(gateway: Gateway) -> TilewireApp:
     """Makes the ASGI application of one gateway."""
     app = TilewireApp(title="Tilewire", version=gateway.version, description=DESCRIPTION, docs_url=None, redoc_url=None)
-    app.needs_keys = gateway.doorman.needs_keys
+    app.needs_keys = gateway.authenticator.needs_keys
     routers = [
         tensors.router(gateway),
-        native.router(gateway),
+        native.router(),
         kernels.router(gateway),
         oip.router(gateway),
         shared_memory.router(gateway),
@@ -79,14 +87,15 @@ def create_app(gateway: Gateway) -> TilewireApp:
     if gateway.settings.inherited.metrics_listener < 0:
         routers.append(health.metrics_router(gateway))
     _add(app, gateway, routers)
-    app.hot = native.hot_routes(gateway) | oip.hot_routes(gateway)
+    app.ops = native.op_paths(gateway) | oip.op_paths(gateway)
+    app.op_apps = {path: op_app(gateway, api, op) for path, (api, op) in app.ops.items()}
     return app
 
 
 def create_metrics_app(gateway: Gateway) -> FastAPI:
     """Makes the application of `--metrics-port`: probes and scrapers, who need no key there."""
     app = FastAPI(title="Tilewire", version=gateway.version, docs_url=None, redoc_url=None, openapi_url=None)
-    open_gateway = replace(gateway, doorman=Doorman())
+    open_gateway = replace(gateway, authenticator=Authenticator())
     _add(app, open_gateway, [health.router(open_gateway), health.metrics_router(open_gateway)])
     return app
 
@@ -99,7 +108,7 @@ def _add(app: FastAPI, gateway: Gateway, routers: Sequence[APIRouter]) -> None:
     raise_ours = _raise_ours_for(routes)
     app.add_exception_handler(HTTPException, raise_ours)
     app.add_exception_handler(RequestValidationError, raise_ours)
-    app.add_middleware(ExchangeMiddleware, gateway=gateway)
+    app.add_middleware(ContextMiddleware, gateway=gateway)
 
 
 def _raise_ours_for(routes: Sequence[BaseRoute]) -> Callable[[Request, Exception], Awaitable[Never]]:
@@ -112,7 +121,7 @@ def _raise_ours_for(routes: Sequence[BaseRoute]) -> Callable[[Request, Exception
                 raise UnknownName(f"op: no op {path.removeprefix('/v1/')[:64]!r}; there are {', '.join(OPS)}")
             raise UnknownName(f"path: there is nothing at {path!r}")
         if isinstance(error, HTTPException) and error.status_code == MethodNotAllowed.status:
-            exchange_of(request.scope).allow = _methods_at(request.scope, routes)
+            context_of(request.scope).allow = _methods_at(request.scope, routes)
             raise MethodNotAllowed(f"method: {request.method[:16]} is not offered at {path!r}")
         raise InvalidRequest(str(error)[:256])
 

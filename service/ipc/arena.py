@@ -219,4 +219,4 @@ class Arena:
 
 
 def _slot_bytes(nbytes: int) -> int:
-    return max(SLOT_ALIGN, -(-nbytes // SLOT_ALIGN) * SLOT_ALIGN)
+    return (nbytes + SLOT_ALIGN - 1) & -SLOT_ALIGN or SLOT_ALIGN

@@ -20,6 +20,9 @@ from tilewire.service.errors import BeyondLimit, InvalidRequest
 
 OutDType = Literal["float16", "bfloat16", "float32", "float64", "int32", "int64"]
 
+# Largest number of elements that `topk` and `search` choose.
+MAX_K = 1024
+
 FLOATS16_32 = ("float16", "bfloat16", "float32")
 
 
@@ -179,6 +182,14 @@ class Op(abc.ABC, Generic[OptionsT]):
         """Names of all inputs, required ones first."""
         return self.required + self.optional
 
+    def choices(self, option: str) -> list[str]:
+        """Returns the values that an option may have, when they can be counted up."""
+        schema = msgspec.json.schema(self.options)["$defs"][self.options.__name__]["properties"][option]
+        parts = (schema, *schema.get("anyOf", ()))
+        values = [str(value) for part in parts for value in part.get("enum", ()) if value is not None]
+        is_number = any(part.get("type") == "integer" for part in schema.get("anyOf", ()))
+        return ["an integer", *values] if values and is_number else values
+
     @abc.abstractmethod
     def infer(self, types: Types, options: OptionsT) -> tuple[tuple[TensorType, ...], int]:
         """Infers the types of the results and the number of operations.
@@ -275,6 +286,36 @@ def check_axis(op: str, x: TensorType, axis: int) -> int:
     if not -rank <= axis < rank:
         raise InvalidRequest(f"axis: {axis} is outside [{-rank}, {rank - 1}] for x of rank {rank}")
     return axis % rank
+
+
+def check_required(op: AnyOp, options: OpOptions, name: str) -> None:
+    """Checks that an option without a default is given.
+
+    Raises:
+        InvalidRequest: It is not.
+    """
+    if getattr(options, name) is None:
+        choices = op.choices(name)
+        expected = f"one of {', '.join(choices)}" if choices else "a value"
+        raise InvalidRequest(f"{name}: {op.name} needs this option; expected {expected}")
+
+
+def check_k(k: int | None, name: str, available: int) -> int:
+    """Returns how many elements are chosen.
+
+    Args:
+        k: Number that the request asks for.
+        name: Input that they are chosen from.
+        available: Number of elements to choose from.
+
+    Raises:
+        InvalidRequest: Not 1 to `MAX_K`, or more than there are.
+    """
+    if k is None or not 1 <= k <= MAX_K:
+        raise InvalidRequest(f"k: {k}; expected 1 to {MAX_K}")
+    if k > available:
+        raise InvalidRequest(f"k: {k}; {name} has only {available} to choose from")
+    return k
 
 
 def broadcast_shapes(

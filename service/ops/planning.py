@@ -26,19 +26,11 @@ def parse_options(op: AnyOp, raw: Mapping[str, object]) -> OpOptions:
             msgspec.convert({name: value}, op.options, strict=False)
         except (msgspec.ValidationError, OverflowError, UnicodeEncodeError) as error:
             reason = str(error).split(" - at ")[0]
-            choices = _choices(op, name)
+            choices = op.choices(name)
             expected = f"expected one of {', '.join(choices)}" if choices else reason
             raise InvalidRequest(f"{name}: {expected}; got {str(value)[:64]!r}") from None
     options: OpOptions = msgspec.convert(dict(raw), op.options, strict=False)
     return options
-
-
-def _choices(op: AnyOp, name: str) -> list[str]:
-    """The values that an option may have, when they can be counted up."""
-    schema = msgspec.json.schema(op.options)["$defs"][op.options.__name__]["properties"][name]
-    return [
-        str(value) for part in (schema, *schema.get("anyOf", ())) for value in part.get("enum", ()) if value is not None
-    ]
 
 
 def plan(op: AnyOp, operands: Mapping[str, TensorType], options: OpOptions, limits: Limits) -> Plan:

@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING, Union
 from tilewire.service.errors import UnknownName
 from tilewire.service.ops.add import Add
 from tilewire.service.ops.matmul import Matmul
+from tilewire.service.ops.normalize import Normalize
 from tilewire.service.ops.op import AnyOp, OpOptions
+from tilewire.service.ops.pointwise import Pointwise
 from tilewire.service.ops.program.op import PROGRAM, ProgramFamily
+from tilewire.service.ops.reduce import Reduce
+from tilewire.service.ops.search import Search
 from tilewire.service.ops.softmax import Softmax
+from tilewire.service.ops.topk import Topk
 
-OPS: Mapping[str, AnyOp] = {op.name: op for op in (Matmul(), Softmax(), Add())}
+OPS: Mapping[str, AnyOp] = {
+    op.name: op for op in (Matmul(), Softmax(), Add(), Normalize(), Reduce(), Pointwise(), Topk(), Search())
+}
 # A request of this op carries its steps, which are ops of `OPS`.
 PROGRAM_FAMILY = ProgramFamily(OPS)
 

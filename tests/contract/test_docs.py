@@ -76,7 +76,8 @@ def test_a_page_that_differs_is_noticed(tmp_path: Path) -> None:
 
 
 def test_settings_in_the_documents_exist() -> None:
-    flags = {flag_name(name) for name in Settings.model_fields} | {"--no-access-log"}
+    switches = {name for name, field in Settings.model_fields.items() if field.annotation is bool}
+    flags = {flag_name(name) for name in Settings.model_fields} | {flag_name(f"no_{name}") for name in switches}
     variables = {variable_name(name) for name in Settings.model_fields} | set(CLIENT_VARIABLES)
     assert set(re.findall(r"`(--[a-z-]+)", EVERYTHING)) - OTHER_FLAGS <= flags
     assert set(re.findall(r"TILEWIRE_[A-Z_]+[A-Z]", EVERYTHING)) <= variables

@@ -17,6 +17,8 @@ from tests.support.live_server import LiveServer
 from tests.support.raw_http import RawConnection, post
 from tests.support.tensor_bodies import to_npy, to_safetensors
 from tilewire.service.errors import BY_CODE
+from tilewire.service.ops.program.op import PROGRAM
+from tilewire.service.ops.registry import OPS
 from tilewire.service.telemetry.counters import SECONDS_BUCKETS
 
 ONES = to_safetensors({"a": np.ones((4, 4), np.float32), "b": np.ones((4, 4), np.float32)})
@@ -29,7 +31,6 @@ METRICS = {
     "tilewire_stage_duration_seconds": ("histogram", {"op", "stage"}),
     "tilewire_request_bytes": ("counter", {"op"}),
     "tilewire_response_bytes": ("counter", {"op"}),
-    "tilewire_lane_requests": ("counter", {"op"}),
     "tilewire_batch_requests": ("histogram", {"op"}),
     "tilewire_kernel_tflops": ("histogram", {"dtype"}),
     "tilewire_kernel_bandwidth_bytes_per_second": ("histogram", {"op"}),
@@ -54,7 +55,6 @@ METRICS = {
 def used(client: httpx.Client) -> httpx.Client:
     """A client of a server that has done one of everything."""
     for _ in range(3):
-        # The third one may take the lane.
         assert client.post("/v1/matmul", content=ONES).status_code == 200
     assert client.post("/v1/add", content=ONES).status_code == 200
     assert client.post("/v1/softmax", content=ROW).status_code == 200
@@ -84,7 +84,7 @@ def test_labels_are_closed_sets(used: httpx.Client) -> None:
     for _name, labels in scrape(used):
         for label, value in labels:
             values.setdefault(label, set()).add(value)
-    assert values["op"] <= {"matmul", "softmax", "add"}
+    assert values["op"] <= {*OPS, PROGRAM}
     assert values["stage"] <= {"receive", "queue", "h2d", "kernel", "d2h", "send"}
     assert all(code.isdecimal() and len(code) == 3 for code in values["code"])
     assert "pid" not in values

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from tests.support.gateway_bench import GatewayBench, until
-from tests.support.lane_scenes import ONES, SENT, Stream, ask, play
 from tests.support.raw_http import head, post
+from tests.support.repeated_scenes import ONES, SENT, Stream, ask, play
 from tests.support.tensor_bodies import TYPES, to_npy, to_safetensors
 from tilewire.service.errors import DeadlinePassed
 
@@ -249,8 +249,8 @@ async def leave_while_downloading(client: Client) -> None:
     client.reset()
 
 
-def on_lane(rest: Callable[[Client], Awaitable[None]]) -> Callable[[Client], Awaitable[None]]:
-    """Sends enough for the next such request to take the lane."""
+def repeated(rest: Callable[[Client], Awaitable[None]]) -> Callable[[Client], Awaitable[None]]:
+    """Sends such requests before."""
 
     async def play(client: Client) -> None:
         for number in range(3):
@@ -310,10 +310,10 @@ ENDINGS: dict[str, Ending] = {
     "pipelined, left at once": Ending(left(SUM * 5)),
     "pipelined, left while computed": Ending(leave_pipelined_while_computed, is_held=True),
     "pipelined, left in the last": Ending(left_later(SUM * 5 + SUM[:-10])),
-    "on the lane": Ending(on_lane(answered(200, SENT[3]))),
-    "on the lane, left at once": Ending(on_lane(left(SENT[3]))),
-    "on the lane, left while uploading": Ending(on_lane(left_later(SENT[3][:-10]))),
-    "on the lane, left at once while uploading": Ending(on_lane(left(SENT[3][:-10]))),
+    "repeated": Ending(repeated(answered(200, SENT[3]))),
+    "repeated, left at once": Ending(repeated(left(SENT[3]))),
+    "repeated, left while uploading": Ending(repeated(left_later(SENT[3][:-10]))),
+    "repeated, left at once while uploading": Ending(repeated(left(SENT[3][:-10]))),
 }
 NUM_ENDINGS = 20
 # A request that is kept is dozens; metrics that were never counted before are some, once.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,11 @@ import torch
 from tests.support.host_pipeline import host_pipeline
 from tests.support.jobs import JobBench
 from tilewire import kernels
+from tilewire.kernels.normalize.op import prepare_normalize
+from tilewire.kernels.pointwise.op import prepare_pointwise
+from tilewire.kernels.reduce.op import prepare_reduce
+from tilewire.kernels.search.op import item_norms, prepare_search
+from tilewire.kernels.topk.op import prepare_topk
 from tilewire.service.engine.backends.contract import HostBytes, LaunchSpec
 from tilewire.service.engine.backends.gpu.batched import (
     MAX_CONCURRENT,
@@ -28,10 +34,30 @@ from tilewire.service.engine.loop.jobs import BoundJob
 from tilewire.service.ops.add import AddOptions
 from tilewire.service.ops.matmul import MatmulOptions
 from tilewire.service.ops.op import OpOptions, TensorType
+from tilewire.service.ops.planning import parse_options
+from tilewire.service.ops.registry import OPS
 from tilewire.service.ops.softmax import SoftmaxOptions
 
 CPU = torch.device("cpu")
 Given = np.ndarray | torch.Tensor
+
+
+# The package's functions, whether or not it exports all of them.
+KERNELS = SimpleNamespace(
+    matmul=kernels.matmul,
+    grouped_matmul=kernels.grouped_matmul,
+    softmax=kernels.softmax,
+    add=kernels.add,
+    prepare_matmul=kernels.prepare_matmul,
+    prepare_softmax=kernels.prepare_softmax,
+    prepare_add=kernels.prepare_add,
+    prepare_normalize=prepare_normalize,
+    prepare_pointwise=prepare_pointwise,
+    prepare_reduce=prepare_reduce,
+    prepare_search=prepare_search,
+    prepare_topk=prepare_topk,
+    item_norms=item_norms,
+)
 
 
 class Slots(JobBench):
@@ -42,8 +68,8 @@ class Slots(JobBench):
         self.staging = Staging(CPU)
         self.staging.add_mapped(self.mapped)
         self.pipeline = host_pipeline()
-        self.batched = BatchedPlans(kernels, self.staging, self.pipeline, is_invariant=False)
-        self.plans = LaunchPlans(kernels, self.staging, self.pipeline, is_invariant=False)
+        self.batched = BatchedPlans(KERNELS, self.staging, self.pipeline, is_invariant=False)
+        self.plans = LaunchPlans(KERNELS, self.staging, self.pipeline, is_invariant=False)
 
     def given(self, op: str, options: OpOptions, **inputs: Given) -> BoundJob:
         """A job; arrays are put into the segment, tensors are residents."""
@@ -156,6 +182,42 @@ def test_every_op_and_option_alone(slots):
         np.testing.assert_allclose(slots.run(slots.batched.find(launch), launch)[0], expected, rtol=1e-6)
 
 
+FURTHER: list[tuple[str, dict[str, object], dict[str, tuple[int, ...]], tuple[str, ...]]] = [
+    ("normalize", {"kind": "layer"}, {"x": (3, 9), "weight": (9,), "bias": (9,)}, ("weight", "bias")),
+    ("normalize", {"kind": "l2"}, {"x": (2, 8)}, ()),
+    ("reduce", {"kind": "logsumexp"}, {"x": (3, 9)}, ()),
+    ("reduce", {"kind": "argmin", "keepdims": True}, {"x": (3, 9)}, ()),
+    ("pointwise", {"fn": "mul", "scale": 2, "shift": -1}, {"x": (3, 5), "y": (3, 5)}, ()),
+    ("topk", {"k": 3}, {"x": (3, 9)}, ()),
+    ("search", {"k": 4, "metric": "dot"}, {"a": (2, 5), "b": (11, 5), "bias": (11,)}, ("b", "bias")),
+    ("search", {"k": 4, "metric": "l2"}, {"a": (2, 5), "b": (11, 5)}, ("b",)),
+    ("search", {"k": 2, "metric": "cosine"}, {"a": (2, 5), "b": (11, 5)}, ()),
+]
+
+
+@pytest.mark.parametrize(("op", "options", "shapes", "residents"), FURTHER)
+def test_further_ops_give_what_the_cpu_gives_first_and_again_alone_and_together(slots, op, options, shapes, residents):
+    rng = np.random.default_rng(len(shapes))
+    kept = {name: torch.from_numpy(integers(rng, *shapes[name])) for name in residents}
+    own = [name for name in shapes if name not in residents]
+    for count in (1, 1, 1, 2, 2):
+        jobs = []
+        for _ in range(count):
+            arrays = {name: rng.permuted(np.arange(np.prod(shapes[name]), dtype=np.float32)) for name in own}
+            placed = {name: array.reshape(shapes[name]) for name, array in arrays.items()}
+            jobs.append(slots.given(op, parse_options(OPS[op], options), **placed, **kept))
+        launches = join(jobs)
+        slots.backend.begin(launches).wait()
+        wanted = [[tensor_of(out).clone() for out in job.outs] for job in jobs]
+        for job in jobs:
+            for out in job.outs:
+                tensor_of(out).zero_()
+        slots.plans.find(launches).run(launches, slots.pipeline).wait()
+        for job, results in zip(jobs, wanted, strict=True):
+            for out, result in zip(job.outs, results, strict=True):
+                torch.testing.assert_close(tensor_of(out), result, rtol=1e-5, atol=1e-4)
+
+
 def test_a_replaced_resident_is_used_and_the_old_one_is_not(slots):
     a = np.ones((2, 4), np.float32)
     for factor in (1, 5):
@@ -241,7 +303,7 @@ def test_a_request_in_chunks_is_the_whole_request(slots, rows, step):
     ]
     for op, options, inputs, expected, chunks in cases:
         launch = slots.alone(op, options, **inputs)
-        Chunked(kernels, slots.staging, chunks, is_invariant=False).run([launch], slots.pipeline).wait()
+        Chunked(KERNELS, slots.staging, chunks, is_invariant=False).run([launch], slots.pipeline).wait()
         np.testing.assert_allclose(results(launch)[0], expected, rtol=1e-6)
 
 

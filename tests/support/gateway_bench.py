@@ -23,12 +23,11 @@ from tilewire.service.config.settings import Settings
 from tilewire.service.errors import UnknownName
 from tilewire.service.gateway.__main__ import GatewayServer, make_server
 from tilewire.service.gateway.app import create_app
-from tilewire.service.gateway.auth.authenticator import Doorman
+from tilewire.service.gateway.auth.authenticator import Authenticator
 from tilewire.service.gateway.engines.client import Reply, Request
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.context import Gateway
-from tilewire.service.gateway.request.lane import Passage
 from tilewire.service.gateway.request.room import Room
 from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
 from tilewire.service.ipc.arena import Arena, Segment
@@ -145,11 +144,11 @@ class GatewayBench:
     """A gateway and its parts.
 
     Args:
-        doorman: Who checks keys.
+        authenticator: Who checks keys.
         settings: Further settings.
     """
 
-    def __init__(self, doorman: Doorman | None = None, **settings: Any) -> None:
+    def __init__(self, authenticator: Authenticator | None = None, **settings: Any) -> None:
         self.arena = Arena(Segment.create("tests", SEGMENT_BYTES))
         self.engine = SummingEngine(self.arena)
         defaults = Settings(gateways=1, arena_bytes=SEGMENT_BYTES, max_body_bytes=2**21).gateway(0, Inherited(-1), [])
@@ -157,7 +156,13 @@ class GatewayBench:
         self.admission = Admission(Room(self.arena, 0.0), whole.max_in_flight, whole.max_body_bytes)
         self.metrics = GatewayMetrics(LocalTotals())
         self.gateway = Gateway(
-            whole, "0", Engines([self.engine]), self.arena, self.admission, self.metrics, doorman or Doorman()
+            whole,
+            "0",
+            Engines([self.engine]),
+            self.arena,
+            self.admission,
+            self.metrics,
+            authenticator or Authenticator(),
         )
         self.server: GatewayServer = make_server(self.gateway, create_app(self.gateway))
         self.port = 0
@@ -188,10 +193,6 @@ class GatewayBench:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         self._writers.append(writer)
         return reader, writer
-
-    def on_lane(self) -> int:
-        """How many connections' last request took the lane."""
-        return sum(isinstance(one.cycle, Passage) for one in self.server.server_state.connections)  # type: ignore[union-attr]
 
 
 async def until(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:

@@ -73,6 +73,7 @@ class LaunchSpec:
         outputs: For each output, the places of its pieces, one for each request, and the shape of the whole.
         signature: Equal for launches that differ only in addresses and in the number of requests; None when the requests
             are unequal.
+        flops: Number of operations.
     """
 
     op: AnyOp
@@ -81,6 +82,7 @@ class LaunchSpec:
     resident: Mapping[str, torch.Tensor]
     outputs: Sequence[tuple[Sequence[HostBytes], tuple[int, ...]]]
     signature: Hashable | None = None
+    flops: int = 0
 
     @property
     def count(self) -> int:

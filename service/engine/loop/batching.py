@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 
@@ -39,12 +39,15 @@ def join(jobs: Sequence[BoundJob]) -> list[LaunchSpec]:
         outputs.append(([job.outs[number] for job in jobs], shape))
     signature = (first.signature, "joint") if is_uniform else None
     resident = {name: source for name, source in first.inputs.items() if isinstance(source, torch.Tensor)}
-    return [LaunchSpec(first.plan.op, batching.options, concatenated, resident, outputs, signature)]
+    flops = sum([job.plan.template.flops for job in jobs])
+    return [LaunchSpec(first.plan.op, batching.options, concatenated, resident, outputs, signature, flops)]
 
 
 def launch_alone(job: BoundJob) -> LaunchSpec:
     """Returns the launch of one job."""
-    return launch_of(job.plan.op, job.plan.template.options, job.inputs, job.outs, (job.signature, "alone"))
+    template = job.plan.template
+    signature = (job.signature, "alone")
+    return launch_of(job.plan.op, template.options, job.inputs, job.outs, signature, template.flops)
 
 
 def launch_of(
@@ -52,14 +55,15 @@ def launch_of(
     options: OpOptions,
     inputs: dict[str, HostBytes | torch.Tensor],
     outs: Sequence[HostBytes],
-    signature: object = None,
+    signature: Hashable | None = None,
+    flops: int = 0,
 ) -> LaunchSpec:
     """Returns a launch of operands as they are."""
     concatenated = {
         name: ([source], source.type.shape) for name, source in inputs.items() if isinstance(source, HostBytes)
     }
     resident = {name: source for name, source in inputs.items() if isinstance(source, torch.Tensor)}
-    return LaunchSpec(op, options, concatenated, resident, [([out], out.type.shape) for out in outs], signature)
+    return LaunchSpec(op, options, concatenated, resident, [([out], out.type.shape) for out in outs], signature, flops)
 
 
 def _are_uniform(jobs: Sequence[BoundJob]) -> bool:

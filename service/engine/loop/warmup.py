@@ -124,7 +124,7 @@ def check_ops(backend: Backend, report: Report) -> None:
     for number, op in enumerate(OPS.values()):
         report("check", number, len(OPS))
         for result, expected in zip(_run(backend, mapped, op), op.warmup.outputs, strict=True):
-            if not torch.equal(result, torch.tensor(expected, dtype=result.dtype)):
+            if not torch.allclose(result, torch.tensor(expected, dtype=result.dtype), rtol=1e-4):
                 raise CannotStart(f"{op.name} gave {result.tolist()} for {op.warmup.inputs}, not {expected}")
     report("check", len(OPS), len(OPS))
     backend.detach(mapped)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tilewire.service.engine.ops.op import Compute, EngineOp, Tensors
+from tilewire.service.engine.ops.op import Compute, EngineOp, Operands
 from tilewire.service.ops.add import AddOptions
 
 
@@ -18,7 +18,7 @@ class EngineAdd(EngineOp[AddOptions]):
     # A sum reads elements, and is fastest over contiguous ones.
     pads_rows = False
 
-    def cpu(self, inputs: Tensors, options: AddOptions, out_dtypes: Sequence[torch.dtype]) -> tuple[torch.Tensor, ...]:
+    def cpu(self, inputs: Operands, options: AddOptions, out_dtypes: Sequence[torch.dtype]) -> tuple[torch.Tensor, ...]:
         """See `EngineOp.cpu`."""
         a, b, (out_dtype,) = inputs["a"], inputs["b"], out_dtypes
         if a.dtype.is_floating_point:
@@ -31,7 +31,7 @@ class EngineAdd(EngineOp[AddOptions]):
     def gpu(
         self,
         kernels: Any,
-        inputs: Tensors,
+        inputs: Operands,
         options: AddOptions,
         outs: Sequence[torch.Tensor],
         *,
@@ -45,7 +45,7 @@ class EngineAdd(EngineOp[AddOptions]):
     def prepare(
         self,
         kernels: Any,
-        inputs: Tensors,
+        inputs: Operands,
         options: AddOptions,
         outs: Sequence[torch.Tensor],
         *,

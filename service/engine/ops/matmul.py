@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tilewire.service.engine.ops.op import Compute, EngineOp, Epilogue, Tensors
+from tilewire.service.engine.ops.op import Compute, EngineOp, Epilogue, Operands
 from tilewire.service.ops.matmul import MatmulOptions
 
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -29,7 +29,7 @@ class EngineMatmul(EngineOp[MatmulOptions]):
     multiplies = True
 
     def cpu(
-        self, inputs: Tensors, options: MatmulOptions, out_dtypes: Sequence[torch.dtype]
+        self, inputs: Operands, options: MatmulOptions, out_dtypes: Sequence[torch.dtype]
     ) -> tuple[torch.Tensor, ...]:
         """See `EngineOp.cpu`."""
         a, b, (out_dtype,) = inputs["a"], inputs["b"], out_dtypes
@@ -54,7 +54,7 @@ class EngineMatmul(EngineOp[MatmulOptions]):
     def gpu(
         self,
         kernels: Any,
-        inputs: Tensors,
+        inputs: Operands,
         options: MatmulOptions,
         outs: Sequence[torch.Tensor],
         *,
@@ -77,7 +77,7 @@ class EngineMatmul(EngineOp[MatmulOptions]):
         )
 
     def gpu_many(
-        self, kernels: Any, inputs: Sequence[Tensors], options: MatmulOptions, outs: Sequence[Sequence[torch.Tensor]]
+        self, kernels: Any, inputs: Sequence[Operands], options: MatmulOptions, outs: Sequence[Sequence[torch.Tensor]]
     ) -> None:
         """One grouped launch."""
         results = [out for (out,) in outs]
@@ -93,7 +93,7 @@ class EngineMatmul(EngineOp[MatmulOptions]):
     def prepare(
         self,
         kernels: Any,
-        inputs: Tensors,
+        inputs: Operands,
         options: MatmulOptions,
         outs: Sequence[torch.Tensor],
         *,

@@ -16,9 +16,26 @@ from tilewire.service.ops.op import OpOptions
 
 OptionsT = TypeVar("OptionsT", bound=OpOptions)
 
-Tensors = Mapping[str, torch.Tensor]
+
+class Operands(dict[str, torch.Tensor]):
+    """Tensors by input name.
+
+    Args:
+        own: Tensors of this launch; their memory may be used again for others.
+        resident: Resident tensors, which never change.
+
+    Attributes:
+        resident: See above.
+    """
+
+    def __init__(self, own: Mapping[str, torch.Tensor], resident: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(own)
+        self.update(resident)
+        self.resident = resident
+
+
 # Launches an op on inputs like those that it was prepared with.
-Compute = Callable[[Tensors], None]
+Compute = Callable[[Operands], None]
 
 
 class Epilogue(NamedTuple):
@@ -47,7 +64,7 @@ class EngineOp(abc.ABC, Generic[OptionsT]):
     multiplies: ClassVar[bool] = False
 
     @abc.abstractmethod
-    def cpu(self, inputs: Tensors, options: OptionsT, out_dtypes: Sequence[torch.dtype]) -> tuple[torch.Tensor, ...]:
+    def cpu(self, inputs: Operands, options: OptionsT, out_dtypes: Sequence[torch.dtype]) -> tuple[torch.Tensor, ...]:
         """Computes on the host.
 
         Args:
@@ -59,9 +76,8 @@ class EngineOp(abc.ABC, Generic[OptionsT]):
             The results, each in its dtype or in one that converts to it without further rounding.
         """
 
-    @abc.abstractmethod
     def gpu(
-        self, kernels: Any, inputs: Tensors, options: OptionsT, outs: Sequence[torch.Tensor], *, batch_invariant: bool
+        self, kernels: Any, inputs: Operands, options: OptionsT, outs: Sequence[torch.Tensor], *, batch_invariant: bool
     ) -> None:
         """Launches on the current stream of the current device.
 
@@ -72,9 +88,11 @@ class EngineOp(abc.ABC, Generic[OptionsT]):
             outs: Results to fill, on the device; rows may be padded.
             batch_invariant: Give the same bits whatever a row is batched with.
         """
+        if all(out.numel() for out in outs):
+            self.prepare(kernels, inputs, options, outs, batch_invariant=batch_invariant)(inputs)
 
     def gpu_many(
-        self, kernels: Any, inputs: Sequence[Tensors], options: OptionsT, outs: Sequence[Sequence[torch.Tensor]]
+        self, kernels: Any, inputs: Sequence[Operands], options: OptionsT, outs: Sequence[Sequence[torch.Tensor]]
     ) -> None:
         """Launches several requests of unequal shapes; see `gpu`."""
         for given, results in zip(inputs, outs, strict=True):
@@ -82,9 +100,9 @@ class EngineOp(abc.ABC, Generic[OptionsT]):
 
     @abc.abstractmethod
     def prepare(
-        self, kernels: Any, inputs: Tensors, options: OptionsT, outs: Sequence[torch.Tensor], *, batch_invariant: bool
+        self, kernels: Any, inputs: Operands, options: OptionsT, outs: Sequence[torch.Tensor], *, batch_invariant: bool
     ) -> Compute:
-        """Binds everything but the addresses of the inputs; see `gpu`.
+        """Binds everything but the addresses of the inputs; see `gpu`. No result is empty.
 
         Raises:
             ValueError: It takes several launches.

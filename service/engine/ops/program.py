@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from tilewire.service.engine.backends.host import TORCH_DTYPES, dtype_name
-from tilewire.service.engine.ops.op import Compute, EngineOp, Tensors
+from tilewire.service.engine.ops.op import Compute, EngineOp, Operands
 from tilewire.service.ops.op import TensorType
 from tilewire.service.ops.program.op import PROGRAM, ProgramFamily, ProgramOptions
-from tilewire.service.ops.program.planning import PlannedProgram, PlannedStep
+from tilewire.service.ops.program.planning import PlannedProgram
 
 
 class EngineProgram(EngineOp[ProgramOptions]):
@@ -30,7 +30,7 @@ class EngineProgram(EngineOp[ProgramOptions]):
         self._ops = ops
 
     def cpu(
-        self, inputs: Tensors, options: ProgramOptions, out_dtypes: Sequence[torch.dtype]
+        self, inputs: Operands, options: ProgramOptions, out_dtypes: Sequence[torch.dtype]
     ) -> tuple[torch.Tensor, ...]:
         """Computes step by step; a value is freed after its last reader. See `EngineOp.cpu`."""
         del out_dtypes
@@ -39,7 +39,7 @@ class EngineProgram(EngineOp[ProgramOptions]):
         last = {source: number for number, one in enumerate(planned.steps) for source in one.step.inputs.values()}
         answered = self._family.bound(options).outputs
         for number, one in enumerate(planned.steps):
-            given = {field: values[source] for field, source in one.step.inputs.items()}
+            given = _operands(one.step.inputs, values, inputs.resident)
             dtypes = [TORCH_DTYPES[out.dtype] for out in one.plan.outputs]
             results = self._ops[one.step.op.name].cpu(given, one.step.options, dtypes)
             for name, result, dtype in zip(one.step.outputs, results, dtypes, strict=True):
@@ -52,7 +52,7 @@ class EngineProgram(EngineOp[ProgramOptions]):
     def gpu(
         self,
         kernels: Any,
-        inputs: Tensors,
+        inputs: Operands,
         options: ProgramOptions,
         outs: Sequence[torch.Tensor],
         *,
@@ -62,14 +62,14 @@ class EngineProgram(EngineOp[ProgramOptions]):
         planned = self._plan(inputs, options)
         values = self._place(planned, inputs, options, outs)
         for one in planned.steps:
-            given = {field: values[source] for field, source in one.step.inputs.items()}
+            given = _operands(one.step.inputs, values, inputs.resident)
             results = [values[name] for name in one.step.outputs]
             self._ops[one.step.op.name].gpu(kernels, given, one.step.options, results, batch_invariant=batch_invariant)
 
     def prepare(
         self,
         kernels: Any,
-        inputs: Tensors,
+        inputs: Operands,
         options: ProgramOptions,
         outs: Sequence[torch.Tensor],
         *,
@@ -78,27 +78,27 @@ class EngineProgram(EngineOp[ProgramOptions]):
         """Prepares every step over one workspace, which the returned launch holds; see `EngineOp.prepare`."""
         planned = self._plan(inputs, options)
         values = self._place(planned, inputs, options, outs)
-        prepared = [self._prepare_step(kernels, one, values, batch_invariant=batch_invariant) for one in planned.steps]
+        prepared: list[_PreparedStep] = []
+        for one in planned.steps:
+            operands = _operands(one.step.inputs, values, inputs.resident)
+            results = [values[name] for name in one.step.outputs]
+            op = self._ops[one.step.op.name]
+            launch = op.prepare(kernels, operands, one.step.options, results, batch_invariant=batch_invariant)
+            prepared.append(_PreparedStep(launch, one.step.inputs))
 
-        def run(given: Tensors) -> None:
+        def run(given: Operands) -> None:
+            current = {**values, **given}
             for step in prepared:
-                step.launch({field: given.get(source, values[source]) for field, source in step.sources})
+                step.launch(_operands(step.sources, current, given.resident))
 
         return run
 
-    def _prepare_step(self, kernels: Any, one: PlannedStep, values: Tensors, *, batch_invariant: bool) -> _PreparedStep:
-        given = {field: values[source] for field, source in one.step.inputs.items()}
-        results = [values[name] for name in one.step.outputs]
-        op = self._ops[one.step.op.name]
-        launch = op.prepare(kernels, given, one.step.options, results, batch_invariant=batch_invariant)
-        return _PreparedStep(launch, tuple(one.step.inputs.items()))
-
-    def _plan(self, inputs: Tensors, options: ProgramOptions) -> PlannedProgram:
+    def _plan(self, inputs: Operands, options: ProgramOptions) -> PlannedProgram:
         types = {name: TensorType(dtype_name(one.dtype), tuple(one.shape)) for name, one in inputs.items()}
         return self._family.bound(options).plan(types)
 
     def _place(
-        self, planned: PlannedProgram, inputs: Tensors, options: ProgramOptions, outs: Sequence[torch.Tensor]
+        self, planned: PlannedProgram, inputs: Operands, options: ProgramOptions, outs: Sequence[torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         """Returns a tensor for every value; those between the steps are views of one workspace."""
         values = {**inputs, **dict(zip(self._family.bound(options).outputs, outs, strict=True))}
@@ -121,4 +121,12 @@ class _PreparedStep:
     """
 
     launch: Compute
-    sources: tuple[tuple[str, str], ...]
+    sources: Mapping[str, str]
+
+
+def _operands(
+    sources: Mapping[str, str], values: Mapping[str, torch.Tensor], resident: Mapping[str, torch.Tensor]
+) -> Operands:
+    """Returns the operands of a step, by input of its op."""
+    kept = {field: resident[source] for field, source in sources.items() if source in resident}
+    return Operands({field: values[source] for field, source in sources.items() if field not in kept}, kept)

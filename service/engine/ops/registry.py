@@ -7,13 +7,28 @@ from typing import Any
 
 from tilewire.service.engine.ops.add import EngineAdd
 from tilewire.service.engine.ops.matmul import EngineMatmul
+from tilewire.service.engine.ops.normalize import EngineNormalize
 from tilewire.service.engine.ops.op import EngineOp
+from tilewire.service.engine.ops.pointwise import EnginePointwise
 from tilewire.service.engine.ops.program import EngineProgram
+from tilewire.service.engine.ops.reduce import EngineReduce
+from tilewire.service.engine.ops.search import EngineSearch
 from tilewire.service.engine.ops.softmax import EngineSoftmax
+from tilewire.service.engine.ops.topk import EngineTopk
 from tilewire.service.ops.program.op import PROGRAM
 from tilewire.service.ops.registry import OPS, PROGRAM_FAMILY
 
-_STEPS: Mapping[str, EngineOp[Any]] = {op.name: op for op in (EngineMatmul(), EngineSoftmax(), EngineAdd())}
+_ALL: tuple[EngineOp[Any], ...] = (
+    EngineMatmul(),
+    EngineSoftmax(),
+    EngineAdd(),
+    EngineNormalize(),
+    EngineReduce(),
+    EnginePointwise(),
+    EngineTopk(),
+    EngineSearch(),
+)
+_STEPS: Mapping[str, EngineOp[Any]] = {op.name: op for op in _ALL}
 ENGINE_OPS: Mapping[str, EngineOp[Any]] = {**_STEPS, PROGRAM: EngineProgram(PROGRAM_FAMILY, _STEPS)}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tilewire.service.engine.ops.op import Compute, EngineOp, Tensors
+from tilewire.service.engine.ops.op import Compute, EngineOp, Operands
 from tilewire.service.ops.softmax import SoftmaxOptions
 
 
@@ -17,7 +17,7 @@ class EngineSoftmax(EngineOp[SoftmaxOptions]):
     name = "softmax"
 
     def cpu(
-        self, inputs: Tensors, options: SoftmaxOptions, out_dtypes: Sequence[torch.dtype]
+        self, inputs: Operands, options: SoftmaxOptions, out_dtypes: Sequence[torch.dtype]
     ) -> tuple[torch.Tensor, ...]:
         """See `EngineOp.cpu`."""
         del out_dtypes
@@ -27,7 +27,7 @@ class EngineSoftmax(EngineOp[SoftmaxOptions]):
     def gpu(
         self,
         kernels: Any,
-        inputs: Tensors,
+        inputs: Operands,
         options: SoftmaxOptions,
         outs: Sequence[torch.Tensor],
         *,
@@ -41,7 +41,7 @@ class EngineSoftmax(EngineOp[SoftmaxOptions]):
     def prepare(
         self,
         kernels: Any,
-        inputs: Tensors,
+        inputs: Operands,
         options: SoftmaxOptions,
         outs: Sequence[torch.Tensor],
         *,

@@ -21,7 +21,7 @@ def describe_op(op: AnyOp) -> dict[str, Any]:
     """The OpenAPI operation of `POST /v1/{op}`."""
     # The first one is what `/docs` offers to try.
     body: dict[str, Any] = {"application/json": {"schema": {"type": "object"}, "example": dict(op.example)}}
-    body |= {codec.content_type: dict(_BINARY) for codec in CODECS if codec.name != "json"}
+    body |= {codec.content_type: dict(_BINARY) for codec in CODECS if not codec.is_text}
     return {
         "parameters": [*_options(op), *_residents(op), *_COMMON],
         "requestBody": {"content": body, "description": f"Inputs: {', '.join(op.inputs)}."},
@@ -58,7 +58,7 @@ def describe_model_call(*, is_versioned: bool, is_infer: bool) -> dict[str, Any]
 
 def describe_put() -> dict[str, Any]:
     """The OpenAPI operation of `PUT /v1/tensors/{name}`."""
-    content = {codec.content_type: dict(_BINARY) for codec in CODECS if codec.name != "json"}
+    content = {codec.content_type: dict(_BINARY) for codec in CODECS if not codec.is_text}
     return {"requestBody": {"content": content, "description": "One tensor.", "required": True}, "responses": _errors()}
 
 
@@ -68,7 +68,7 @@ def describe_get() -> dict[str, Any]:
 
 
 def _answers() -> dict[str, Any]:
-    return {codec.content_type: dict(_BINARY) if codec.name != "json" else {} for codec in CODECS}
+    return {codec.content_type: dict(_BINARY) if not codec.is_text else {} for codec in CODECS}
 
 
 def _errors() -> dict[str, Any]:

@@ -107,7 +107,7 @@ def _matches(pattern: str, name: str) -> bool:
     return name.startswith(pattern[:-1]) if pattern.endswith(EVERYTHING) else name == pattern
 
 
-class Doorman:
+class Authenticator:
     """Tells who asks.
 
     Args:
@@ -180,11 +180,6 @@ class Doorman:
         """
         if self._quotas is not None and access.key is not None:
             self._quotas.reserve(access.key, nbytes, own_bytes)
-
-    def take_back(self, access: Access, nbytes: int) -> None:
-        """Undoes `admit`, for a request that comes in again."""
-        if self._quotas is not None and access.key is not None:
-            self._quotas.take_back(access.key, nbytes)
 
     def settle(self, access: Access, nbytes: int) -> None:
         """Counts bytes that were not known when the request came in; below 0, those that were declared and never came."""

@@ -204,11 +204,6 @@ class Quotas:
             raise OverQuota(f"key: {key.name} is over its quota of bytes per second", retry_after_s=math.ceil(wait_s))
         self._page.add(tag, 0, nbytes)
 
-    def take_back(self, key: Key, nbytes: int) -> None:
-        """Undoes `admit`, for a request that comes in again."""
-        if key.has_quota:
-            self._page.add(_tag(key.name), -1, -nbytes)
-
     def charge(self, key: Key, nbytes: int) -> None:
         """Counts bytes that were not known when the request was admitted."""
         if nbytes and key.bytes_per_s is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 import ml_dtypes
@@ -25,6 +25,8 @@ from tilewire.service.ops.op import TensorType
 # A Python list takes up to 20 times its text: past this, binary formats are what the user wants.
 MAX_BODY_BYTES = 64 * 2**20
 MAX_OUT_ELEMENTS = 2**22
+# Numbers that are written at once: about a millisecond.
+PIECE_ELEMENTS = 2**11
 
 _NUMPY: dict[str, np.dtype[np.generic]] = {name: np.dtype(getattr(ml_dtypes, name, None) or name) for name in DTYPES}
 
@@ -34,6 +36,7 @@ class Json:
 
     name = "json"
     content_type = "application/json"
+    is_text = True
 
     def decode(self, body: memoryview, offset: int, room: Room) -> Mapping[str, Placed]:
         """Parses the text and writes its tensors into `room`; see `Codec.decode`."""
@@ -49,29 +52,82 @@ class Json:
             tensors[name] = place(repr(name[:64]), TensorType(dtype, shape), numbers, (offset, room))
         return tensors
 
-    def writes(self, dtype: str) -> bool:
-        """Whether the format can hold the dtype: all of ours, as numbers."""
-        return dtype in DTYPES
+    def work_bytes(self, body: memoryview) -> int:
+        """All of the text."""
+        return body.nbytes
 
-    def encode(self, name: str, kind: TensorType, payload: memoryview) -> Sequence[bytes | memoryview]:
+    def lead_bytes(self, body: memoryview) -> int | None:
+        """None: the numbers themselves are text."""
+        return None
+
+    def writes(self, dtypes: Sequence[str]) -> bool:
+        """Whether the format can hold the dtypes: all of ours, as numbers."""
+        return all(dtype in DTYPES for dtype in dtypes)
+
+    def encode(self, outputs: Mapping[str, TensorType], payloads: Sequence[memoryview]) -> Sequence[bytes | memoryview]:
         """Writes the numbers as text; an empty tensor is `[]`, and its shape says the rest.
+
+        Of several tensors, `dtype` and `shape` are objects by name.
 
         Raises:
             BeyondLimit: More elements than are worth writing as text.
         """
+        check_elements(outputs)
+        members = [
+            f"{json.dumps(name)}:{text_of(kind, payload, kind.shape)}"
+            for (name, kind), payload in zip(outputs.items(), payloads, strict=True)
+        ]
+        dtypes: object = {name: kind.dtype for name, kind in outputs.items()}
+        shapes: object = {name: kind.shape for name, kind in outputs.items()}
+        if len(outputs) == 1:
+            ((dtypes, shapes),) = [(kind.dtype, kind.shape) for kind in outputs.values()]
+        members.append(f'"dtype":{_dumps(dtypes)},"shape":{_dumps(shapes)}')
+        return [f"{{{','.join(members)}}}".encode()]
+
+
+def check_elements(outputs: Mapping[str, TensorType]) -> None:
+    """Refuses what is too much to be written as text.
+
+    Raises:
+        BeyondLimit: More elements than are worth it.
+    """
+    for name, kind in outputs.items():
         if kind.num_elements > MAX_OUT_ELEMENTS:
             raise BeyondLimit(
-                f"{name}: {kind} has more than the {MAX_OUT_ELEMENTS} elements that JSON carries; Accept safetensors"
+                f"{name}: {kind} has more than the {MAX_OUT_ELEMENTS} elements that JSON carries; ask for binary data"
             )
-        numbers: object = _numbers(kind, payload).reshape(kind.shape).tolist() if kind.num_elements else []
-        answer = {name: numbers, "dtype": kind.dtype, "shape": kind.shape}
-        return [json.dumps(answer, separators=(",", ":")).encode()]
 
 
-def numbers_of(kind: TensorType, payload: memoryview) -> list[int | float]:
-    """The elements as a flat list, in C order."""
-    numbers: list[int | float] = _numbers(kind, payload).tolist()
-    return numbers
+def text_of(kind: TensorType, payload: memoryview, shape: tuple[int, ...]) -> str:
+    """The elements as nested lists of this shape, in C order; `[]` without elements.
+
+    Numbers are written as Python and Triton write them: NaN and infinities bare.
+    """
+    if not kind.num_elements:
+        return "[]"
+    return "".join(_pieces(_numbers(kind, payload).reshape(shape)))
+
+
+def _pieces(array: npt.NDArray[np.generic]) -> Iterator[str]:
+    """Text of an array, in pieces: the interpreter's lock can be given up between them."""
+    if array.size <= PIECE_ELEMENTS:
+        yield _dumps(array.tolist())
+        return
+    rows_at_once = max(1, PIECE_ELEMENTS * len(array) // array.size)
+    yield "["
+    for at in range(0, len(array), rows_at_once):
+        if at:
+            yield ","
+        piece = array[at : at + rows_at_once]
+        if piece.size <= PIECE_ELEMENTS:
+            yield _dumps(piece.tolist())[1:-1]
+        else:
+            yield from _pieces(piece[0])
+    yield "]"
+
+
+def _dumps(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _numbers(kind: TensorType, payload: memoryview) -> npt.NDArray[np.generic]:

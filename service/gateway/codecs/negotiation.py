@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from tilewire.service.errors import UnknownFormat
 from tilewire.service.gateway.codecs import npy, npz
@@ -51,13 +52,13 @@ def codec_for_body(content_type: str | None, first_bytes: bytes) -> Codec:
     return codec
 
 
-def codec_for_accept(accept: str | None, body: Codec | None, dtype: str | None = None) -> Codec:
+def codec_for_accept(accept: str | None, body: Codec | None, dtypes: Sequence[str] | None = None) -> Codec:
     """Picks the codec that writes the answer.
 
     Args:
         accept: The header's value, or None, which means anything.
         body: The codec of the request's body, preferred among equals; None prefers safetensors.
-        dtype: The answer's, when known: only formats that can hold it come into question.
+        dtypes: Dtypes of the answer's tensors, when known: only formats that can hold them come into question.
 
     Raises:
         UnknownFormat: No format that Accept names can be written.
@@ -65,19 +66,25 @@ def codec_for_accept(accept: str | None, body: Codec | None, dtype: str | None =
     preferred = body or _SAFETENSORS
     # A client that names nothing gets what it sent, never a surprise.
     is_open = accept is None or accept.strip() in ("", "*/*")
-    if is_open and (dtype is None or preferred.writes(dtype)):
+    if is_open and (dtypes is None or preferred.writes(dtypes)):
         return preferred
     order = (preferred,) if is_open else (preferred, *(codec for codec in CODECS if codec is not preferred))
     ranges = {"*/*": 1.0} if is_open else _parse_accept(accept or "")
-    holding = [codec for codec in order if dtype is None or codec.writes(dtype)]
+    holding = [codec for codec in order if dtypes is None or codec.writes(dtypes)]
     best = max(holding, key=lambda codec: _quality(codec, ranges), default=None)
     if best is None or _quality(best, ranges) == 0:
-        able = [codec for codec in CODECS if dtype is None or codec.writes(dtype)]
+        able = [codec for codec in CODECS if dtypes is None or codec.writes(dtypes)]
         wanted = f"Accept {accept[:64]!r}" if accept else f"the format of the body, {preferred.name},"
         raise UnknownFormat(
-            f"Accept: {wanted} names no format that can carry {dtype or 'this'}; it takes {_spoken(able)}"
+            f"Accept: {wanted} names no format that can carry {_spelled(dtypes)}; it takes {_spoken(able)}"
         )
     return best
+
+
+def _spelled(dtypes: Sequence[str] | None) -> str:
+    if dtypes is None:
+        return "this"
+    return dtypes[0] if len(dtypes) == 1 else f"{len(dtypes)} tensors of {', '.join(dtypes)}"
 
 
 def _essence(value: str) -> str:

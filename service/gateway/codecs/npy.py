@@ -39,17 +39,28 @@ class Npy:
 
     name = "npy"
     content_type = "application/x-npy"
+    is_text = False
 
     def decode(self, body: memoryview, offset: int, room: Room) -> Mapping[str, Placed]:
         """Reads the header; see `Codec.decode`."""
         return {"": read_npy(body, offset, "npy")}
 
-    def writes(self, dtype: str) -> bool:
-        """Whether NumPy has the dtype."""
-        return DTYPES[dtype].npy is not None
+    def work_bytes(self, body: memoryview) -> int:
+        """None: only the header is read."""
+        return 0
 
-    def encode(self, name: str, kind: TensorType, payload: memoryview) -> Sequence[bytes | memoryview]:
+    def lead_bytes(self, body: memoryview) -> int | None:
+        """Length of the header; None for a big-endian payload, which `decode` swaps."""
+        text, start = _header_text(body, "npy")
+        return None if ">" in text else start
+
+    def writes(self, dtypes: Sequence[str]) -> bool:
+        """Whether NumPy has the dtype, of a single tensor."""
+        return len(dtypes) == 1 and DTYPES[dtypes[0]].npy is not None
+
+    def encode(self, outputs: Mapping[str, TensorType], payloads: Sequence[memoryview]) -> Sequence[bytes | memoryview]:
         """Writes the header and passes the payload through; see `Codec.encode`."""
+        ((kind,), (payload,)) = outputs.values(), payloads
         return [npy_header(kind), payload]
 
 

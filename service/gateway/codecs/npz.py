@@ -1,4 +1,4 @@
-"""NumPy's npz format: npy files in a zip archive, tensors by name. Owns inflation and its bounds; knows no zip header.
+"""NumPy's npz format: npy files in a zip archive, tensors by name. Owns the bounds on archives; `zipfile` reads them.
 
 Stored members stay where they were received. Deflated ones are inflated into more of the arena: exactly the declared
 bytes are leased before a byte is inflated, and inflation stops there.
@@ -6,23 +6,32 @@ bytes are leased before a byte is inflated, and inflation stops there.
 
 from __future__ import annotations
 
+import io
 import struct
+import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.codecs.npy import npy_header, read_npy
 from tilewire.service.gateway.codecs.protocol import Placed, Room
-from tilewire.service.gateway.codecs.zip_directory import STORED, Member, read_members
 from tilewire.service.ops.op import TensorType
 
 MAGIC = b"PK\x03\x04"
+MAX_MEMBERS = 64
 _SUFFIX = ".npy"
 _IN_BYTES, _OUT_BYTES = 2**14, 2**18
 # Deflate cannot expand further than 1032:1; a declared size beyond that is a lie.
 _MAX_RATIO = 1032
 _ZIP64_FROM_BYTES = 0xFFFFFFFF
+_ZIP64_COUNT = 0xFFFF
+_MAX_TAIL_BYTES = 2**16 + 22
+_LOCAL_HEADER_BYTES = 30
+_LENGTHS_AT = 26
+# Encryption, strong encryption, masked headers.
+_SECRET = 1 << 0 | 1 << 6 | 1 << 13
 
 
 class Npz:
@@ -30,45 +39,172 @@ class Npz:
 
     name = "npz"
     content_type = "application/x-npz"
+    is_text = False
 
     def decode(self, body: memoryview, offset: int, room: Room) -> Mapping[str, Placed]:
         """Reads the archive's directory and each member's header; see `Codec.decode`."""
         tensors: dict[str, Placed] = {}
-        for member in read_members(body):
-            name = member.name.removesuffix(_SUFFIX)
-            if name in tensors:
-                raise InvalidRequest(f"{name[:64]!r}: twice in the archive")
-            packed = body[member.offset : member.offset + member.packed_bytes]
-            if member.method == STORED:
-                tensors[name] = read_npy(packed, offset + member.offset, repr(name[:64]))
-            else:
-                tensors[name] = _read_deflated(packed, member, room, repr(name[:64]))
+        with _opened(body) as archive:
+            for member, data_at in _members(archive, body):
+                name = member.filename.removesuffix(_SUFFIX)
+                if name in tensors:
+                    raise InvalidRequest(f"{name[:64]!r}: twice in the archive")
+                packed = body[data_at : data_at + member.compress_size]
+                if member.compress_type == zipfile.ZIP_STORED:
+                    tensors[name] = read_npy(packed, offset + data_at, repr(name[:64]))
+                else:
+                    tensors[name] = _read_deflated(packed, member, room, repr(name[:64]))
         return tensors
 
-    def writes(self, dtype: str) -> bool:
-        """Whether NumPy has the dtype."""
-        return DTYPES[dtype].npy is not None
+    def work_bytes(self, body: memoryview) -> int:
+        """Bytes to inflate, as the archive declares them."""
+        with _opened(body) as archive:
+            return sum(one.file_size for one in archive.infolist() if one.compress_type != zipfile.ZIP_STORED)
 
-    def encode(self, name: str, kind: TensorType, payload: memoryview) -> Sequence[bytes | memoryview]:
-        """Writes a stored archive of one member around the payload; see `Codec.encode`."""
-        header = npy_header(kind)
-        crc = zlib.crc32(payload, zlib.crc32(header))
-        before, after = _zip_around(f"{name}{_SUFFIX}".encode(), crc, len(header) + payload.nbytes)
-        return [before + header, payload, after]
+    def lead_bytes(self, body: memoryview) -> int | None:
+        """None: each member has its header in front of it."""
+        return None
+
+    def writes(self, dtypes: Sequence[str]) -> bool:
+        """Whether NumPy has the dtypes."""
+        return all(DTYPES[dtype].npy is not None for dtype in dtypes)
+
+    def encode(self, outputs: Mapping[str, TensorType], payloads: Sequence[memoryview]) -> Sequence[bytes | memoryview]:
+        """Writes a stored archive around the payloads; see `Codec.encode`."""
+        chunks: list[bytes | memoryview] = []
+        central, at = [], 0
+        for (name, kind), payload in zip(outputs.items(), payloads, strict=True):
+            header = npy_header(kind)
+            crc = zlib.crc32(payload, zlib.crc32(header))
+            local, entry = _zip_member(f"{name}{_SUFFIX}".encode(), crc, len(header) + payload.nbytes, at)
+            chunks += [local + header, payload]
+            central.append(entry)
+            at += len(local) + len(header) + payload.nbytes
+        return [*chunks, _zip_end(central, at)]
 
 
-def _read_deflated(packed: memoryview, member: Member, room: Room, field: str) -> Placed:
-    if member.size_bytes > _MAX_RATIO * (member.packed_bytes + 1):
-        raise InvalidRequest(f"{field}: {member.packed_bytes} bytes cannot inflate to {member.size_bytes}")
-    if member.size_bytes == 0:
+class _View(io.RawIOBase):
+    """A memoryview as a file, without a copy."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._data.nbytes}[whence]
+        if base + offset < 0:
+            raise ValueError("before the begin of the archive")
+        self._at = base + offset
+        return self._at
+
+    def readinto(self, into: Any) -> int:  # a buffer, which has no name before Python 3.12
+        piece = self._data[self._at : self._at + len(into)]
+        into[: piece.nbytes] = piece
+        self._at += piece.nbytes
+        return piece.nbytes
+
+
+def _opened(body: memoryview) -> zipfile.ZipFile:
+    tail = bytes(body[-_MAX_TAIL_BYTES:])
+    end = tail.rfind(b"PK\x05\x06")
+    if end < 0 or end + 22 > len(tail):
+        raise InvalidRequest("npz: no end of a zip directory; is the archive cut off?")
+    if end + 22 + int.from_bytes(tail[end + 20 : end + 22], "little") != len(tail):
+        raise InvalidRequest("npz: bytes after the end of the zip directory")
+    disk, directory_disk, here, count = struct.unpack_from("<HHHH", tail, end + 4)
+    if disk or directory_disk or here != count:
+        raise InvalidRequest("npz: archives of several disks are not read")
+    # Before zipfile makes an object of each.
+    if MAX_MEMBERS < count < _ZIP64_COUNT:
+        raise InvalidRequest(f"npz: {count} members; at most {MAX_MEMBERS} are read")
+    try:
+        archive = zipfile.ZipFile(_View(body))
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OverflowError) as error:
+        raise InvalidRequest(f"npz: {str(error)[:128]}") from None
+    if count not in (len(archive.infolist()), _ZIP64_COUNT):
+        raise InvalidRequest(f"npz: the zip directory has {len(archive.infolist())} entries; its end says {count}")
+    return archive
+
+
+def _members(archive: zipfile.ZipFile, body: memoryview) -> list[tuple[zipfile.ZipInfo, int]]:
+    """Every member and where its data begin, checked against all others."""
+    members = archive.infolist()
+    if len(members) > MAX_MEMBERS:
+        raise InvalidRequest(f"npz: {len(members)} members; at most {MAX_MEMBERS} are read")
+    names = set()
+    placed = []
+    for member in members:
+        name = member.filename
+        _check_member(member)
+        if name in names:
+            raise InvalidRequest(f"{name[:64]!r}: twice in the archive")
+        names.add(name)
+        placed.append((member, _data_at(body, member)))
+    reached = 0
+    for member, data_at in sorted(placed, key=lambda one: one[1]):
+        if member.header_offset < reached:
+            raise InvalidRequest(f"{member.filename[:64]!r}: overlaps another member")
+        reached = data_at + member.compress_size
+        if reached > archive.start_dir:
+            raise InvalidRequest(f"{member.filename[:64]!r}: reaches beyond the archive")
+    return placed
+
+
+def _check_member(member: zipfile.ZipInfo) -> None:
+    name = member.filename
+    parts = name.replace("\\", "/").split("/")
+    if not name or name != member.orig_filename or name.startswith("/") or ".." in parts:
+        raise InvalidRequest(f"npz: member name {member.orig_filename[:64]!r} is not a plain name")
+    if member.flag_bits & _SECRET:
+        raise InvalidRequest(f"{name[:64]!r}: encrypted")
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise InvalidRequest(f"{name[:64]!r}: zip method {member.compress_type}; expected stored or deflated")
+    if member.compress_type == zipfile.ZIP_STORED and member.compress_size != member.file_size:
+        raise InvalidRequest(
+            f"{name[:64]!r}: stored, but of {member.compress_size} and {member.file_size} bytes at once"
+        )
+
+
+def _data_at(body: memoryview, member: zipfile.ZipInfo) -> int:
+    """Where a member's data begin, behind a local header that agrees with the directory."""
+    header = bytes(body[member.header_offset : member.header_offset + _LOCAL_HEADER_BYTES])
+    if len(header) < _LOCAL_HEADER_BYTES or not header.startswith(MAGIC):
+        raise InvalidRequest(f"{member.filename[:64]!r}: no local header where the zip directory says")
+    (flags, method), lengths = struct.unpack_from("<HH", header, 6), struct.unpack_from("<HH", header, _LENGTHS_AT)
+    begin = member.header_offset + _LOCAL_HEADER_BYTES
+    raw_name = bytes(body[begin : begin + lengths[0]])
+    coding = "utf-8" if flags & 1 << 11 else "cp437"
+    packed, size = struct.unpack_from("<II", header, 18)
+    # Sizes follow the data, or stand in a zip64 field.
+    is_elsewhere = bool(flags & 1 << 3) or 0xFFFFFFFF in (packed, size)
+    agree = is_elsewhere or (packed, size) == (member.compress_size, member.file_size)
+    if method != member.compress_type or not agree or raw_name.decode(coding, "replace") != member.orig_filename:
+        raise InvalidRequest(f"{member.filename[:64]!r}: local header and zip directory disagree")
+    return int(begin + sum(lengths))
+
+
+def _read_deflated(packed: memoryview, member: zipfile.ZipInfo, room: Room, field: str) -> Placed:
+    size = member.file_size
+    if size > _MAX_RATIO * (member.compress_size + 1):
+        raise InvalidRequest(f"{field}: {member.compress_size} bytes cannot inflate to {size}")
+    if not size:
         raise InvalidRequest(f"{field}: not an npy file; it is empty")
-    offset, view = room.take(member.size_bytes)
+    offset, view = room.take(size)
     try:
         done = _inflate(packed, view)
     except zlib.error:
         raise InvalidRequest(f"{field}: its deflated bytes are damaged") from None
-    if done != member.size_bytes or zlib.crc32(view) != member.crc:
-        raise InvalidRequest(f"{field}: does not inflate to the {member.size_bytes} bytes and the CRC that it declares")
+    if done != size or zlib.crc32(view) != member.CRC:
+        raise InvalidRequest(f"{field}: does not inflate to the {size} bytes and the CRC that it declares")
     return read_npy(view, offset, field)
 
 
@@ -90,23 +226,31 @@ def _inflate(packed: memoryview, into: memoryview) -> int:
     return done if read >= packed.nbytes and not inflater.unused_data else -1
 
 
-def _zip_around(name: bytes, crc: int, size: int) -> tuple[bytes, bytes]:
-    """The bytes before and after one stored member of `size` bytes, with zip64 fields when it needs them."""
-    is_wide = size >= _ZIP64_FROM_BYTES
+def _zip_member(name: bytes, crc: int, size: int, at: int) -> tuple[bytes, bytes]:
+    """Local header and directory entry of a stored member at `at`, with zip64 fields when it needs them."""
+    is_wide, is_far = size >= _ZIP64_FROM_BYTES, at >= _ZIP64_FROM_BYTES
     shown = _ZIP64_FROM_BYTES if is_wide else size
-    extra = struct.pack("<HHQQ", 1, 16, size, size) if is_wide else b""
+    sizes = struct.pack("<QQ", size, size) if is_wide else b""
+    local_extra = _zip64_field(sizes)
+    extra = _zip64_field(sizes + (struct.pack("<Q", at) if is_far else b""))
     # Version 4.5 or 2.0, UTF-8 name, stored, 1980-01-01: no clock in an answer.
-    shared = struct.pack(
-        "<HHHHHIIIHH", 45 if is_wide else 20, 1 << 11, 0, 0, 0x21, crc, shown, shown, len(name), len(extra)
-    )
-    before = MAGIC + shared + name + extra
-    central = b"PK\x01\x02" + struct.pack("<H", 45) + shared + struct.pack("<HHHII", 0, 0, 0, 0, 0) + name + extra
-    start = len(before) + size
-    after = central
-    if is_wide:
-        after += b"PK\x06\x06" + struct.pack("<QHHIIQQQQ", 44, 45, 45, 0, 0, 1, 1, len(central), start)
-        after += b"PK\x06\x07" + struct.pack("<IQI", 0, start + len(central), 1)
-    after += b"PK\x05\x06" + struct.pack(
-        "<HHHHIIH", 0, 0, 1, 1, len(central), _ZIP64_FROM_BYTES if is_wide else start, 0
-    )
-    return before, after
+    shared = struct.pack("<HHHHHIII", 45 if is_wide else 20, 1 << 11, 0, 0, 0x21, crc, shown, shown)
+    local = MAGIC + shared + struct.pack("<HH", len(name), len(local_extra)) + name + local_extra
+    entry = b"PK\x01\x02" + struct.pack("<H", 45) + shared + struct.pack("<HH", len(name), len(extra))
+    entry += struct.pack("<HHHII", 0, 0, 0, 0, _ZIP64_FROM_BYTES if is_far else at) + name + extra
+    return local, entry
+
+
+def _zip64_field(values: bytes) -> bytes:
+    return struct.pack("<HH", 1, len(values)) + values if values else b""
+
+
+def _zip_end(entries: Sequence[bytes], start: int) -> bytes:
+    """The directory, which begins at `start`, and its end."""
+    central, count = b"".join(entries), len(entries)
+    end = b""
+    if start >= _ZIP64_FROM_BYTES:
+        end = b"PK\x06\x06" + struct.pack("<QHHIIQQQQ", 44, 45, 45, 0, 0, count, count, len(central), start)
+        end += b"PK\x06\x07" + struct.pack("<IQI", 0, start + len(central), 1)
+    shown = min(start, _ZIP64_FROM_BYTES)
+    return central + end + b"PK\x05\x06" + struct.pack("<HHHHIIH", 0, 0, count, count, len(central), shown, 0)

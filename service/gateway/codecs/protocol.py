@@ -1,7 +1,8 @@
 """The contract of a body format: what a codec reads out of a body and writes around a payload.
 
-Owns the value objects and the Protocols; knows no format and no HTTP. Runs in a gateway's event loop, so a codec looks
-at headers only: payload bytes stay where they were received unless the format has them deflated or as text.
+Owns the value objects and the Protocols; knows no format and no HTTP. A codec looks
+at headers only: payload bytes stay where they were received unless the format has them deflated or as text. Runs in a
+gateway's event loop, or in a thread when there is much to go through.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Codec(Protocol):
     Attributes:
         name: Short name, as in the docs: `safetensors`, `npz`, `npy`, `json`.
         content_type: What our answers in this format say.
+        is_text: Numbers are text, which costs much more to read and write than bytes.
     """
 
     @property
@@ -59,6 +61,11 @@ class Codec(Protocol):
 
     @property
     def content_type(self) -> str:
+        """See the class."""
+        ...
+
+    @property
+    def is_text(self) -> bool:
         """See the class."""
         ...
 
@@ -79,16 +86,34 @@ class Codec(Protocol):
         """
         ...
 
-    def writes(self, dtype: str) -> bool:
-        """Whether the format can hold the dtype."""
+    def work_bytes(self, body: memoryview) -> int:
+        """Bytes of text and of inflated data that `decode` goes through.
+
+        Raises:
+            InvalidRequest: Not a body of this format.
+        """
         ...
 
-    def encode(self, name: str, kind: TensorType, payload: memoryview) -> Sequence[bytes | memoryview]:
-        """Wraps one result for sending; the payload is passed through, not copied, where the format allows.
+    def lead_bytes(self, body: memoryview) -> int | None:
+        """Length of the body's begin that determines what `decode` finds.
 
         Args:
-            name: Of the tensor; formats without names drop it.
-            kind: Its dtype and shape.
-            payload: Its bytes in C order.
+            body: A body that was decoded.
+
+        Returns:
+            None when more than a begin determines it, or when `decode` changes payloads.
+        """
+        ...
+
+    def writes(self, dtypes: Sequence[str]) -> bool:
+        """Whether the format can hold tensors of these dtypes, and as many."""
+        ...
+
+    def encode(self, outputs: Mapping[str, TensorType], payloads: Sequence[memoryview]) -> Sequence[bytes | memoryview]:
+        """Wraps results for sending; payloads are passed through, not copied, where the format allows.
+
+        Args:
+            outputs: Dtypes and shapes by name; formats without names drop those.
+            payloads: Bytes of each in C order.
         """
         ...

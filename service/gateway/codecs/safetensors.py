@@ -31,6 +31,7 @@ class Safetensors:
 
     name = "safetensors"
     content_type = "application/x-safetensors"
+    is_text = False
 
     def decode(self, body: memoryview, offset: int, room: Room) -> Mapping[str, Placed]:
         """Reads the header; see `Codec.decode`."""
@@ -40,19 +41,30 @@ class Safetensors:
         read = _read_layout if len(header) <= CACHED_BYTES else _read_layout.__wrapped__
         return {name: Placed(kind, start + begin) for name, kind, begin in read(header, payload_bytes)}
 
-    def writes(self, dtype: str) -> bool:
-        """Whether the format can hold the dtype: all of ours."""
-        return dtype in DTYPES
+    def work_bytes(self, body: memoryview) -> int:
+        """None: only the header is read."""
+        return 0
 
-    def encode(self, name: str, kind: TensorType, payload: memoryview) -> Sequence[bytes | memoryview]:
-        """Writes the header and passes the payload through; see `Codec.encode`."""
-        return [_head_of(name, kind), payload]
+    def lead_bytes(self, body: memoryview) -> int | None:
+        """Length of the prefix and the header."""
+        return PREFIX_BYTES + int.from_bytes(body[:PREFIX_BYTES], "little")
+
+    def writes(self, dtypes: Sequence[str]) -> bool:
+        """Whether the format can hold the dtypes: all of ours."""
+        return all(dtype in DTYPES for dtype in dtypes)
+
+    def encode(self, outputs: Mapping[str, TensorType], payloads: Sequence[memoryview]) -> Sequence[bytes | memoryview]:
+        """Writes the header and passes the payloads through; see `Codec.encode`."""
+        return [_head_of(tuple(outputs.items())), *payloads]
 
 
 @lru_cache(maxsize=512)
-def _head_of(name: str, kind: TensorType) -> bytes:
-    entry = {"dtype": DTYPES[kind.dtype].safetensors, "shape": kind.shape, "data_offsets": (0, kind.nbytes)}
-    header = msgspec.json.encode({name: entry})
+def _head_of(outputs: tuple[tuple[str, TensorType], ...]) -> bytes:
+    entries, end = {}, 0
+    for name, kind in outputs:
+        begin, end = end, end + kind.nbytes
+        entries[name] = {"dtype": DTYPES[kind.dtype].safetensors, "shape": kind.shape, "data_offsets": (begin, end)}
+    header = msgspec.json.encode(entries)
     # Spaces are legal at the end of the header; with them a reader that maps the file finds an aligned payload.
     header += b" " * (-len(header) % _ALIGNMENT)
     return len(header).to_bytes(PREFIX_BYTES, "little") + header

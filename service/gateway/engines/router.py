@@ -52,7 +52,8 @@ class Departure(Protocol):
         is_disconnected: It has left.
     """
 
-    is_disconnected: bool
+    @property
+    def is_disconnected(self) -> bool: ...
 
     def watch(self, on_gone: Callable[[], None]) -> None:
         """Calls `on_gone` once if the client leaves before `unwatch`."""

@@ -83,6 +83,13 @@ class Leases:
         self._leases.append(lease)
         return lease
 
+    def take_now(self, nbytes: int) -> Lease | None:
+        """As `wait`, without a coroutine; None when the request must wait."""
+        lease = self._room.take_now(nbytes, is_new=not self._leases)
+        if lease is not None:
+            self._leases.append(lease)
+        return lease
+
     async def wait(self, nbytes: int) -> Lease:
         """Takes a slot, for a body or a result, when there is room.
 
@@ -96,7 +103,7 @@ class Leases:
         return lease
 
     def _check(self, nbytes: int) -> None:
-        held_bytes = sum(lease.nbytes for lease in self._leases) if self._leases else 0
+        held_bytes = sum(lease.nbytes for lease in self._leases)
         capacity = self._room.arena.capacity
         if held_bytes + nbytes > capacity:
             raise BodyTooLarge(

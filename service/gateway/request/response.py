@@ -1,106 +1,148 @@
-"""What goes out: tensors straight from their slots, JSON, and errors in the form that the path asks for.
+"""Writes answers: the only place that knows the headers of a head, in an ordinary answer, an error, and on a broken connection.
 
-Owns the bytes of every answer and the moment at which slots go back. Knows no op and no engine.
+Owns the header lines, the form of errors and the moment at which slots go back.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import posixpath
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
 from urllib.parse import unquote_to_bytes
 
 import msgspec
+import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tilewire.service.errors import TilewireError, Unauthorized
+from tilewire.service.errors import ClientGone, InternalError, TilewireError, Unauthorized
+from tilewire.service.gateway.request.adapter import Answer
 from tilewire.service.gateway.request.admission import Leases
-from tilewire.service.gateway.request.context import Exchange, connection_of, exchange_of
-from tilewire.service.ipc.messages import Done, TensorInfo, Timings
-
-# An answer of up to this is copied out of its slot: cheaper than waiting until it has left.
-SMALL_BYTES = 2**16
+from tilewire.service.gateway.request.context import Gateway, RequestContext, context_of
+from tilewire.service.gateway.request.head import REQUEST_ID
+from tilewire.service.ipc.messages import TensorInfo, Timings
 
 # An error that leaves more of a body unread than this costs the connection: discarding it would cost more.
 MAX_DISCARDED_BYTES = 2**16
-LINGER_S = 2.0
+
+logger: structlog.stdlib.BoundLogger = structlog.get_logger("tilewire.gateway")
+
+
+async def respond(
+    gateway: Gateway, context: RequestContext, status: int, answer: Answer, *, closes: bool = False
+) -> None:
+    """Writes an answer and measures how long it takes to leave.
+
+    Args:
+        gateway: Parts.
+        context: The request.
+        status: HTTP status.
+        answer: Body and the headers that describe it.
+        closes: The rest of the body is not read.
+    """
+    began_s = time.perf_counter()
+    nbytes = 0
+    for chunk in answer.chunks:
+        nbytes += len(chunk)
+    context.status, context.sent_bytes = status, nbytes
+    lines = (
+        f"content-type: {answer.content_type}\r\ncontent-length: {nbytes}\r\n{answer.lines}"
+        f"{REQUEST_ID}: {context.request_id}\r\n"
+    )
+    closes = closes or gateway.admission.is_draining
+    await context.stream.respond(status, lines, answer.chunks, closes=closes)
+    if status < HTTPStatus.BAD_REQUEST:
+        context.send_s = time.perf_counter() - began_s
+
+
+async def respond_error(gateway: Gateway, context: RequestContext, error: Exception) -> None:
+    """Answers an error, unless an answer has begun or nobody is there to read it.
+
+    Raises:
+        TilewireError: An answer has begun: the connection is of no use any more.
+    """
+    known = as_tilewire(error, context)
+    if known.is_refusal:
+        gateway.metrics.observe_rejection(known.code)
+    if context.status is not None:
+        raise known
+    if isinstance(known, ClientGone):
+        return
+    body, content_type = _error_body(known, context.request_id, context.head.path)
+    closes = not is_rest_small(context)
+    await respond(
+        gateway, context, known.status, Answer(content_type, [body], _error_lines(known, context)), closes=closes
+    )
+
+
+def as_tilewire(error: Exception, context: RequestContext) -> TilewireError:
+    """The error of the tree that answers whatever was raised; any other is logged, and its text stays here."""
+    if isinstance(error, TilewireError):
+        return error
+    logger.error("a request failed", request_id=context.request_id, exc_info=error)
+    return InternalError("internal error; the request id leads to the log")
+
+
+def is_rest_small(context: RequestContext) -> bool:
+    """Whether what is unread of a body is worth discarding rather than the connection."""
+    if context.stream.is_complete:
+        return True
+    head = context.head
+    is_small = (head.content_length or 0) <= MAX_DISCARDED_BYTES and not head.is_chunked
+    return is_small and not context.received_bytes
+
+
+def common_headers(gateway: Gateway, context: RequestContext) -> list[tuple[bytes, bytes]]:
+    """Headers of every answer that a framework's route writes."""
+    headers = [(REQUEST_ID.encode("ascii"), context.request_id.encode("ascii"))]
+    if gateway.admission.is_draining:
+        headers.append((b"connection", b"close"))
+    return headers
+
+
+def connection_error(error: TilewireError, url: bytes) -> bytes:
+    """A whole answer to what became no request, in the form that the path asks for as far as it was read."""
+    request_id = os.urandom(16).hex()
+    path = unquote_to_bytes(url.partition(b"?")[0]).decode("latin-1")
+    body, content_type = _error_body(error, request_id, path)
+    retry = f"retry-after: {error.retry_after_s}\r\n" if error.retryable else ""
+    head = (
+        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: {content_type}\r\n"
+        f"content-length: {len(body)}\r\n{REQUEST_ID}: {request_id}\r\n{retry}connection: close\r\n\r\n"
+    )
+    return head.encode("ascii") + body
 
 
 class TensorResponse(Response):
-    """A tensor from its slot; the slots go back when the last byte has left or was copied out, or the client is gone.
+    """A tensor from its slot, as the answer of a framework's route; the slots go back when the last byte has left.
 
     Args:
-        chunks: The body, in order; views of slots among them.
-        content_type: Of the body.
-        headers: Further headers.
-        leases: Released at the end, whatever the end is.
-        on_sent: Told how many seconds sending took.
+        gateway: Parts.
+        answer: The body; views of slots among its chunks.
+        leases: Released on success, error or disconnect.
     """
 
-    def __init__(
-        self,
-        chunks: Sequence[bytes | memoryview],
-        content_type: str,
-        headers: Mapping[str, str],
-        leases: Leases,
-        on_sent: Callable[[float], None] | None = None,
-    ) -> None:
-        self.chunks = chunks
-        self.leases = leases
-        self.on_sent = on_sent
-        self.body = b""
+    def __init__(self, gateway: Gateway, answer: Answer, leases: Leases) -> None:
+        self._gateway = gateway
+        self._answer = answer
+        self._leases = leases
         self.background = None
-        self.status_code = 200
-        self.nbytes = sum(len(chunk) for chunk in chunks)
-        self.raw_headers = [
-            (b"content-type", content_type.encode("ascii")),
-            (b"content-length", str(self.nbytes).encode("ascii")),
-            *((name.encode("ascii"), value.encode("ascii")) for name, value in headers.items()),
-        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends; see the class."""
-        began_s = time.perf_counter()
-        connection = connection_of(scope)
+        """Writes past the framework; see the class."""
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            if connection is None or self.nbytes <= SMALL_BYTES:
-                body = b"".join(self.chunks)
-                self._release()
-                await send({"type": "http.response.body", "body": body, "more_body": False})
-            else:
-                for chunk in self.chunks:
-                    for piece in connection.pieces(chunk):
-                        await send({"type": "http.response.body", "body": piece, "more_body": True})
-                await connection.flushed()
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await respond(self._gateway, context_of(scope), HTTPStatus.OK, self._answer)
         finally:
-            self._release()
-        if self.on_sent is not None:
-            self.on_sent(time.perf_counter() - began_s)
-
-    def _release(self) -> None:
-        # The views go before the slots that they show.
-        self.chunks = ()
-        self.leases.release()
+            # The views go before the slots that they show.
+            self._answer = Answer("", ())
+            self._leases.release()
 
 
-def timing_headers(exchange: Exchange, done: Done) -> dict[str, str]:
-    """Headers of a computed answer: where its time went, and how many requests shared the launch."""
-    return {
-        "server-timing": server_timing(exchange.receive_s, done.timings),
-        "x-batch-size": str(done.batch_size),
-    }
-
-
-def server_timing(receive_s: float, timings: Timings) -> str:
-    """Writes `Server-Timing`: the stages that took any time, in milliseconds."""
+def timing_lines(receive_s: float, timings: Timings, batch_size: int) -> str:
+    """Header lines of a computed answer: `Server-Timing` with the stages that took any time, and `X-Batch-Size`."""
     parts = [f"receive;dur={receive_s * 1e3:.3f}"] if receive_s else []
     if timings.queue_ns:
         parts.append(f"queue;dur={timings.queue_ns / 1e6:.3f}")
@@ -110,11 +152,16 @@ def server_timing(receive_s: float, timings: Timings) -> str:
         parts.append(f"kernel;dur={timings.kernel_ns / 1e6:.3f}")
     if timings.d2h_ns:
         parts.append(f"d2h;dur={timings.d2h_ns / 1e6:.3f}")
-    return ", ".join(parts)
+    return f"server-timing: {', '.join(parts)}\r\nx-batch-size: {batch_size}\r\n"
+
+
+def json_answer(content: object, lines: str = "") -> Answer:
+    """An answer in JSON, from msgspec structs, lists, dicts and numbers."""
+    return Answer("application/json", [msgspec.json.encode(content)], lines)
 
 
 def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer in JSON, from msgspec structs, lists, dicts and numbers."""
+    """As `json_answer`, for a framework's route."""
     return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
 
 
@@ -141,31 +188,17 @@ def is_oip(path: str) -> bool:
     return plain == "/v2" or plain.startswith("/v2/")
 
 
-def error_response(error: TilewireError, exchange: Exchange, path: str) -> Response:
-    """Writes an error: `{"error": …}` under `/v2`, RFC 9457 problem details elsewhere."""
-    headers = {"retry-after": str(error.retry_after_s)} if error.retryable else {}
-    if exchange.allow:
-        headers["allow"] = exchange.allow
+def _error_lines(error: TilewireError, context: RequestContext) -> str:
+    lines = f"retry-after: {error.retry_after_s}\r\n" if error.retryable else ""
+    if context.allow:
+        lines += f"allow: {context.allow}\r\n"
     if isinstance(error, Unauthorized):
-        headers["www-authenticate"] = 'Bearer realm="tilewire"'
-    body, content_type = _told(error, exchange.request_id, path)
-    return Response(body, error.status, headers, media_type=content_type)
+        lines += 'www-authenticate: Bearer realm="tilewire"\r\n'
+    return lines
 
 
-def whole_error(error: TilewireError, url: bytes) -> bytes:
-    """A whole answer by hand, to what the application never saw, in the form that the path asks for as far as it was read."""
-    request_id = os.urandom(16).hex()
-    body, content_type = _told(error, request_id, unquote_to_bytes(url.partition(b"?")[0]).decode("latin-1"))
-    retry = f"retry-after: {error.retry_after_s}\r\n" if error.retryable else ""
-    head = (
-        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: {content_type}\r\n"
-        f"content-length: {len(body)}\r\nx-request-id: {request_id}\r\n{retry}connection: close\r\n\r\n"
-    )
-    return head.encode("ascii") + body
-
-
-def _told(error: TilewireError, request_id: str, path: str) -> tuple[bytes, str]:
-    """An error's body, and its content type."""
+def _error_body(error: TilewireError, request_id: str, path: str) -> tuple[bytes, str]:
+    """An error's body and its content type: `{"error": …}` under `/v2`, RFC 9457 problem details elsewhere."""
     if is_oip(path):
         return msgspec.json.encode({"error": error.detail}), "application/json"
     problem: dict[str, object] = {
@@ -176,33 +209,3 @@ def _told(error: TilewireError, request_id: str, path: str) -> tuple[bytes, str]
         "request_id": request_id,
     }
     return msgspec.json.encode(problem), "application/problem+json"
-
-
-async def send_unread(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
-    """Sends an answer although the body is not read to its end.
-
-    A small rest is left to the server, which discards it. For a large one the connection is closed, but not at once: closing
-    with bytes unread resets the connection, and the client would lose the answer. So the answer leaves first, and what still
-    comes is discarded for a moment.
-    """
-    exchange = exchange_of(scope)
-    is_small = (exchange.content_length or 0) <= MAX_DISCARDED_BYTES and not exchange.is_chunked
-    if exchange.incoming.is_complete or (is_small and not exchange.received_bytes):
-        await response(scope, receive, send)
-        return
-    headers = [*response.raw_headers, (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
-    await send({"type": "http.response.body", "body": bytes(response.body), "more_body": True})
-    is_waiting_for_continue = "expect" in exchange.headers and not exchange.incoming.was_read
-    if not is_waiting_for_continue and not exchange.incoming.is_disconnected:
-        await _discard(exchange)
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _discard(exchange: Exchange) -> None:
-    end_s = time.perf_counter() + LINGER_S
-    with contextlib.suppress(TimeoutError):
-        while not (exchange.incoming.is_complete or exchange.incoming.is_disconnected):
-            async with asyncio.timeout(max(0.0, end_s - time.perf_counter())):
-                message = await exchange.incoming()
-                exchange.received_bytes += len(message.get("body", b""))

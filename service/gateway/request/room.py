@@ -54,6 +54,16 @@ class Room:
             raise TooBusy(f"no room for {nbytes} bytes: {self}")
         return self._lease(nbytes, is_new=is_new)
 
+    def take_now(self, nbytes: int, *, is_new: bool) -> Lease | None:
+        """As `take`, but returns None when there is no room, or others wait for it."""
+        arena = self.arena
+        if self._waiting or (is_new and arena.free_bytes < HEADROOM * nbytes) or arena.free_bytes < nbytes:
+            return None
+        try:
+            return arena.lease(nbytes)
+        except TooBusy:
+            return None
+
     async def wait(self, nbytes: int, *, is_new: bool) -> Lease:
         """Takes a slot, when there is room for it.
 

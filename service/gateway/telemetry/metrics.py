@@ -80,9 +80,6 @@ class GatewayMetrics:
         )
         self._received = metrics.counter("tilewire_request_bytes_total", "Bytes of bodies.", ("op",))
         self._sent = metrics.counter("tilewire_response_bytes_total", "Bytes of answers.", ("op",))
-        self._lane = metrics.counter(
-            "tilewire_lane_requests_total", "Requests that took the lane of repeated requests.", ("op",)
-        )
         self._statistics = RequestStatistics(metrics)
         self._rejected = metrics.counter(
             "tilewire_rejected_total", "Requests that were refused, by reason.", ("reason",)
@@ -127,10 +124,6 @@ class GatewayMetrics:
         """Counts the bytes of a body and of its answer."""
         self._received.inc((op,), received)
         self._sent.inc((op,), sent)
-
-    def observe_lane(self, op: str) -> None:
-        """Counts a request that was taken by the lane, whatever became of it."""
-        self._lane.inc((op,))
 
     def observe_rejection(self, reason: str) -> None:
         """Counts a refusal."""

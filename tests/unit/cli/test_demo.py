@@ -51,10 +51,10 @@ class FormatServer(SpeakingServer):
         doubles = inputs if op == "add" else {name: array.astype(np.float64) for name, array in inputs.items()}
         out = self.lie(request, OPS[op](doubles, query).astype(NUMPY[dtype]))
         kind = TensorType(out.dtype.name, out.shape)
-        codec = codec_for_accept(request.headers["accept"], body_codec, kind.dtype)
+        codec = codec_for_accept(request.headers["accept"], body_codec, [kind.dtype])
         payload = memoryview(bytearray(out.tobytes()))
         headers = {"Content-Type": codec.content_type, "Server-Timing": "queue;dur=0.5,kernel;dur=0.25"}
-        return httpx.Response(200, content=b"".join(codec.encode("out", kind, payload)), headers=headers)
+        return httpx.Response(200, content=b"".join(codec.encode({"out": kind}, [payload])), headers=headers)
 
 
 def report(server: Any) -> tuple[int, str]:

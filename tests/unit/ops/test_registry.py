@@ -68,14 +68,16 @@ def test_matmul_shapes_are_numpys(
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dtypes_taken_and_given(op: str, dtype: str) -> None:
-    kind = TensorType(dtype, (4, 4))
-    operands = dict.fromkeys(OPS[op].required, kind)
+    operands = dict.fromkeys(OPS[op].warmup.inputs, TensorType(dtype, (4, 4)))
+    options = OPS[op].warmup.options
     if dtype not in OPS[op].dtypes:
         with pytest.raises(InvalidRequest, match=f"does not take {dtype}"):
-            planned(op, operands)
+            planned(op, operands, options)
         return
     default = {"int8": "int32", "float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16"}.get(dtype, dtype)
-    assert planned(op, operands).outputs == (TensorType(default, (4, 4)),)
+    given = planned(op, operands, options).outputs
+    assert [one.dtype for one in given[:1]] == ["float32" if op == "search" else default]
+    assert [one.dtype for one in given[1:]] == ["int64"] * (len(OPS[op].outputs) - 1)
 
 
 def test_limits() -> None:

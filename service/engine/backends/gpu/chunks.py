@@ -17,6 +17,7 @@ from tilewire.service.engine.backends.gpu.pipeline import Around, InFlight, Pipe
 from tilewire.service.engine.backends.gpu.single import empty_outputs
 from tilewire.service.engine.backends.gpu.staging import LARGE_BYTES, Staging
 from tilewire.service.engine.backends.host import bytes_of, dtype_name
+from tilewire.service.engine.ops.op import Operands
 from tilewire.service.engine.ops.registry import ENGINE_OPS
 from tilewire.service.ops.op import TensorType
 
@@ -120,8 +121,8 @@ class Chunked:
         held += [*outs, *wholes.values()]
         around: list[Around] = []
         for span in chunks.spans():
-            operands = {**launch.resident, **wholes}
-            operands |= {name: _rows_of(wholes[name], chunks, span) for name in chunks.names}
+            cut = {name: _rows_of(wholes[name], chunks, span) for name in chunks.names}
+            operands = Operands({**wholes, **cut}, launch.resident)
             results = [_rows_of(out, chunks, span) for out in outs]
             pipeline.use(pipeline.stage_in)
             for name in chunks.names:

@@ -11,6 +11,7 @@ from tilewire.service.engine.backends.contract import LaunchSpec
 from tilewire.service.engine.backends.gpu.pipeline import InFlight, Pipeline
 from tilewire.service.engine.backends.gpu.staging import Staging
 from tilewire.service.engine.backends.host import TORCH_DTYPES
+from tilewire.service.engine.ops.op import Operands
 from tilewire.service.engine.ops.registry import ENGINE_OPS
 
 
@@ -52,20 +53,20 @@ class Single:
         marks.end.record(pipeline.stage_out)
         return InFlight(marks, held, pipeline)
 
-    def _stage(self, launches: Sequence[LaunchSpec], held: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    def _stage(self, launches: Sequence[LaunchSpec], held: list[torch.Tensor]) -> list[Operands]:
         operands = [operand for one in launches for operand in one.concatenated.values()]
         can_pad = ENGINE_OPS[launches[0].op.name].pads_rows
         wholes = iter(self._staging.gather(operands, held, can_pad=can_pad) if operands else ())
         staged = []
         for one in launches:
             held += one.resident.values()
-            staged.append({**one.resident, **{name: next(wholes) for name in one.concatenated}})
+            staged.append(Operands({name: next(wholes) for name in one.concatenated}, one.resident))
         return staged
 
     def _compute(
         self,
         launches: Sequence[LaunchSpec],
-        staged: Sequence[dict[str, torch.Tensor]],
+        staged: Sequence[Operands],
         outs: Sequence[list[torch.Tensor]],
     ) -> None:
         op, options = ENGINE_OPS[launches[0].op.name], launches[0].options

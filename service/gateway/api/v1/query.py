@@ -19,8 +19,8 @@ CACHED_BYTES = 512
 MAX_TIMEOUT_MS = 86_400_000
 
 
-class Call(msgspec.Struct, frozen=True):
-    """What a native request asks for, before its body is looked at.
+class Query(msgspec.Struct, frozen=True):
+    """What the query of a native request asks for.
 
     Attributes:
         op: The operation.
@@ -37,7 +37,7 @@ class Call(msgspec.Struct, frozen=True):
     timeout_ms: float | None = None
 
 
-def parse_call(op: AnyOp, query: bytes, timeout_header: str | None) -> Call:
+def parse_query(op: AnyOp, query: bytes, timeout_header: str | None) -> Query:
     """Reads a query string; a client's requests mostly have the same one, so short ones are remembered.
 
     Args:
@@ -53,7 +53,7 @@ def parse_call(op: AnyOp, query: bytes, timeout_header: str | None) -> Call:
 
 
 @lru_cache(maxsize=1024)
-def _parse(op_name: str, query: bytes, timeout_header: str | None) -> Call:
+def _parse(op_name: str, query: bytes, timeout_header: str | None) -> Query:
     op = op_named(op_name)
     values = _parameters(query)
     store = values.pop("store", None)
@@ -65,7 +65,7 @@ def _parse(op_name: str, query: bytes, timeout_header: str | None) -> Call:
                 (*op.options.__struct_fields__, *(f"{name}=@…" for name in op.inputs), "store", "timeout_ms")
             )
             raise InvalidRequest(f"{name[:64]}: {op.name} has no such option; it takes {spoken}")
-    return Call(
+    return Query(
         op=op,
         options=parse_options(op, values),
         residents=residents,

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fastapi import APIRouter, Request, Response
 
 from tilewire.service.errors import InvalidRequest, Unavailable
 from tilewire.service.gateway.api.openapi import describe_get, describe_put
+from tilewire.service.gateway.api.v1.calls import encoder_for, read_tensors
 from tilewire.service.gateway.api.v1.query import check_name
 from tilewire.service.gateway.auth.authenticator import authorise
-from tilewire.service.gateway.codecs.negotiation import codec_for_accept
+from tilewire.service.gateway.codecs.negotiation import SNIFF_BYTES, codec_for_accept, codec_for_body
+from tilewire.service.gateway.codecs.protocol import Placed
 from tilewire.service.gateway.request.admission import Leases
-from tilewire.service.gateway.request.compute import MAX_PLANS, receive_tensors, reserve_answer
-from tilewire.service.gateway.request.context import Exchange, Gateway, exchange_of
+from tilewire.service.gateway.request.body import receive_body, refuse_encodings
+from tilewire.service.gateway.request.context import Gateway, RequestContext, context_of
+from tilewire.service.gateway.request.handle import MAX_PLANS, reserve_answer
+from tilewire.service.gateway.request.offload import offload
 from tilewire.service.gateway.request.response import TensorResponse, describe_tensor, json_response
 from tilewire.service.ipc.messages import Done, TensorInfo, Upload
 from tilewire.service.ops.op import check_limits
@@ -23,7 +29,7 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.get("/v1/tensors", summary="List the resident tensors.", response_class=Response)
     async def list_tensors(request: Request) -> Response:
-        access = exchange_of(request.scope).granted
+        access = context_of(request.scope).granted
         infos = await gateway.engines.infos()
         return json_response([describe_tensor(info) for info in infos if access.may_read(info.name)])
 
@@ -34,36 +40,37 @@ def router(gateway: Gateway) -> APIRouter:
         openapi_extra=describe_put(),
     )
     async def put_tensor(name: str, request: Request) -> Response:
-        authorise(exchange_of(request.scope).granted, write=[check_name(name, field="name")])
-        info, was_there = await _put(gateway, exchange_of(request.scope), name)
+        authorise(context_of(request.scope).granted, write=[check_name(name, field="name")])
+        info, was_there = await _put(gateway, context_of(request.scope), name)
         return json_response(describe_tensor(info), 200 if was_there else 201)
 
     @routes.get(
         "/v1/tensors/{name:path}", summary="Fetch a tensor.", response_class=Response, openapi_extra=describe_get()
     )
     async def get_tensor(name: str, request: Request) -> Response:
-        authorise(exchange_of(request.scope).granted, read=[check_name(name, field="name")])
-        return await _download(gateway, exchange_of(request.scope), name)
+        authorise(context_of(request.scope).granted, read=[check_name(name, field="name")])
+        return await _download(gateway, context_of(request.scope), name)
 
     @routes.head("/v1/tensors/{name:path}", summary="Describe a tensor in headers.", response_class=Response)
     async def head_tensor(name: str, request: Request) -> Response:
-        authorise(exchange_of(request.scope).granted, read=[check_name(name, field="name")])
+        authorise(context_of(request.scope).granted, read=[check_name(name, field="name")])
         return Response(headers=_headers(await gateway.engines.describe(name)))
 
     @routes.delete("/v1/tensors/{name:path}", summary="Forget a tensor.", status_code=204, response_class=Response)
     async def delete_tensor(name: str, request: Request) -> Response:
-        authorise(exchange_of(request.scope).granted, write=[check_name(name, field="name")])
+        authorise(context_of(request.scope).granted, write=[check_name(name, field="name")])
         await gateway.engines.delete(name)
         return Response(status_code=204)
 
     return routes
 
 
-async def _put(gateway: Gateway, exchange: Exchange, name: str) -> tuple[TensorInfo, bool]:
+async def _put(gateway: Gateway, context: RequestContext, name: str) -> tuple[TensorInfo, bool]:
     leases = gateway.admission.admit()
     try:
         gateway.engines.check_ready()
-        _codec, tensors = await receive_tensors(gateway, exchange, leases)
+        refuse_encodings(context.head)
+        tensors = await _receive(gateway, context, leases)
         if len(tensors) != 1:
             raise InvalidRequest(f"body: {len(tensors)} tensors; expected exactly one")
         (tensor,) = tensors.values()
@@ -73,24 +80,34 @@ async def _put(gateway: Gateway, exchange: Exchange, name: str) -> tuple[TensorI
         leases.release()
 
 
-async def _download(gateway: Gateway, exchange: Exchange, name: str) -> Response:
+async def _receive(gateway: Gateway, context: RequestContext, leases: Leases) -> Mapping[str, Placed]:
+    settings = gateway.settings
+    gateway.metrics.observe_load(gateway.admission.in_flight, gateway.arena)
+    body = await receive_body(context, leases, settings.max_body_bytes, settings.body_timeout_s)
+    codec = codec_for_body(context.head.headers.get("content-type"), bytes(body.view[:SNIFF_BYTES]))
+    return await read_tensors(codec, body, leases, settings.max_json_bytes)
+
+
+async def _download(gateway: Gateway, context: RequestContext, name: str) -> Response:
     leases = gateway.admission.admit()
     try:
-        return await _fetch(gateway, exchange, name, leases)
+        return await _fetch(gateway, context, name, leases)
     except BaseException:
         leases.release()
         raise
 
 
-async def _fetch(gateway: Gateway, exchange: Exchange, name: str, leases: Leases) -> Response:
+async def _fetch(gateway: Gateway, context: RequestContext, name: str, leases: Leases) -> Response:
     for _attempt in range(MAX_PLANS):
         info = await gateway.engines.describe(name)
-        codec = codec_for_accept(exchange.headers.get("accept"), None, info.type.dtype)
-        reserve_answer(gateway, exchange, info.type.nbytes)
+        codec = codec_for_accept(context.head.headers.get("accept"), None, [info.type.dtype])
+        reserve_answer(gateway, context, info.type.nbytes)
         lease = await leases.wait(info.type.nbytes)
         if isinstance(await gateway.engines.download(info, lease.offset), Done):
-            chunks = codec.encode(name, info.type, lease.view)
-            return TensorResponse(chunks, codec.content_type, _headers(info), leases)
+            encoder = encoder_for(codec, {name: info.type})
+            encoded = await offload(encoder.work_bytes, encoder.encode, [lease.view])
+            encoded.lines = "".join(f"{field}: {value}\r\n" for field, value in _headers(info).items())
+            return TensorResponse(gateway, encoded, leases)
         leases.give_back(lease)
     raise Unavailable("the tensor keeps changing its shape")
 

@@ -1,20 +1,19 @@
-"""The answer to an infer request of the Open Inference Protocol: JSON, and the payload behind it or in it.
+"""The answer to an infer request of the Open Inference Protocol: JSON, and payloads behind it or in it.
 
-Owns the answer's grammar; passes a binary payload through. Knows no HTTP.
+Owns the answer's grammar; passes binary payloads through.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import msgspec
 
 from tilewire.service.dtypes import DTYPES
-from tilewire.service.gateway.api.v2.header import OUTPUT
-from tilewire.service.gateway.api.v2.request import InferRequest
-from tilewire.service.gateway.codecs.json_text import numbers_of
+from tilewire.service.gateway.api.v2.request import InferRequest, Output
+from tilewire.service.gateway.codecs.json_text import text_of
 from tilewire.service.ops.op import AnyOp, TensorType
 
 VERSION = "1"
@@ -24,7 +23,7 @@ class InferAnswer(msgspec.Struct, frozen=True):
     """An answer's body.
 
     Attributes:
-        chunks: In order; a view of the slot among them when the payload is binary.
+        chunks: The body in order; views of slots among them when payloads are binary.
         header_bytes: Length of the JSON when something follows it, else None.
     """
 
@@ -32,32 +31,40 @@ class InferAnswer(msgspec.Struct, frozen=True):
     header_bytes: int | None
 
 
-def encode_answer(op: AnyOp, request: InferRequest, out: TensorType, payload: memoryview) -> InferAnswer:
+def encode_answer(
+    op: AnyOp, request: InferRequest, types: Mapping[str, TensorType], payloads: Mapping[str, memoryview]
+) -> InferAnswer:
     """Writes an answer.
 
     Args:
-        op: The model.
+        op: Model.
         request: What was asked.
-        out: Type of the result.
-        payload: Its bytes in C order; not read when it went into a region.
+        types: Types of all outputs by name.
+        payloads: Bytes of each in C order; not read when it went into a region.
     """
-    wanted = request.output
-    if wanted.region is not None:
-        return InferAnswer([_head.__wrapped__(op.name, request.id, out, "")], None)
-    if not wanted.is_binary:
-        # Numbers as Python and Triton write them: NaN and infinities bare.
-        text = json.dumps(numbers_of(out, payload), separators=(",", ":"))
-        return InferAnswer([_head.__wrapped__(op.name, request.id, out, f',"data":{text}')], None)
-    write = _head if request.id is None else _head.__wrapped__
-    head = write(op.name, request.id, out, f',"parameters":{{"binary_data_size":{out.nbytes}}}')
-    return InferAnswer([head, payload], len(head)) if out.nbytes else InferAnswer([head], None)
+    entries, behind = [], []
+    for name, wanted in request.outputs.items():
+        kind = types[name]
+        if wanted.region is None and not wanted.is_binary:
+            # Numbers lie flat, whatever the shape.
+            text = text_of(kind, payloads[name], (kind.num_elements,))
+            entries.append(_entry.__wrapped__(name, kind, wanted) + f',"data":{text}}}')
+        else:
+            entries.append(_entry(name, kind, wanted) + "}")
+            if wanted.region is None and kind.nbytes:
+                behind.append(payloads[name])
+    echoed = "" if request.id is None else f'"id":{json.dumps(request.id)},'
+    head = (f'{{{echoed}"model_name":"{op.name}","model_version":"{VERSION}","outputs":[{",".join(entries)}]}}').encode(
+        "ascii"
+    )
+    return InferAnswer([head, *behind], len(head) if behind else None)
 
 
 @lru_cache(maxsize=256)
-def _head(op_name: str, request_id: str | None, out: TensorType, rest: str) -> bytes:
-    echoed = "" if request_id is None else f'"id":{json.dumps(request_id)},'
-    shape = ",".join(map(str, out.shape))
-    return (
-        f'{{{echoed}"model_name":"{op_name}","model_version":"{VERSION}","outputs":[{{"name":"{OUTPUT}",'
-        f'"datatype":"{DTYPES[out.dtype].oip}","shape":[{shape}]{rest}}}]}}'
-    ).encode("ascii")
+def _entry(name: str, kind: TensorType, wanted: Output) -> str:
+    """One output without its closing brace."""
+    shape = ",".join(map(str, kind.shape))
+    entry = f'{{"name":"{name}","datatype":"{DTYPES[kind.dtype].oip}","shape":[{shape}]'
+    if wanted.region is None and wanted.is_binary:
+        entry += f',"parameters":{{"binary_data_size":{kind.nbytes}}}'
+    return entry

@@ -5,7 +5,6 @@ Knows no format. Runs in a gateway's event loop; what takes long runs in a threa
 
 from __future__ import annotations
 
-import asyncio
 import re
 import zlib
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from typing import Literal, Protocol
 from tilewire.service.errors import BodyTooLarge, InvalidRequest, UnknownFormat
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.body import regrown
+from tilewire.service.gateway.request.offload import offload
 from tilewire.service.ipc.arena import Lease
 
 Coding = Literal["gzip", "deflate"]
@@ -23,8 +23,6 @@ _CODINGS: dict[str, Coding] = {"gzip": "gzip", "deflate": "deflate"}
 _WBITS: dict[Coding, int] = {"gzip": 31, "deflate": 15}
 # Tensors hardly shrink, and the fastest level gets most of it.
 LEVEL = 1
-# A step that takes longer than handing it to a thread.
-THREAD_BYTES = 2**16
 FED_BYTES, STEP_BYTES = 2**18, 2**20
 # Below this a client that accepts codings by habit gains nothing.
 MIN_HABIT_BYTES = 1024
@@ -90,7 +88,8 @@ async def inflate(source: Lease, leases: Leases, coding: Coding, max_bytes: int,
         if not tail:
             tail = bytes(source.view[fed : fed + FED_BYTES])
             fed += len(tail)
-        piece = await _inflate_step(inflater, tail, coding)
+        # A little may have inflated to much: all but the first step counts as long.
+        piece = await _inflate_step(inflater, tail, coding, len(tail) if end == lead_bytes else STEP_BYTES)
         if not piece and not inflater.unconsumed_tail and fed >= source.nbytes and not inflater.eof:
             raise InvalidRequest(f"body: the {coding} stream is cut off")
         tail = inflater.unconsumed_tail
@@ -113,22 +112,14 @@ class _Inflater(Protocol):
     def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
 
 
-async def _inflate_step(inflater: _Inflater, data: bytes, coding: Coding) -> bytes:
+async def _inflate_step(inflater: _Inflater, data: bytes, coding: Coding, nbytes: int) -> bytes:
     try:
-        if len(data) < THREAD_BYTES:
-            return inflater.decompress(data, STEP_BYTES)
-        return await asyncio.to_thread(inflater.decompress, data, STEP_BYTES)
+        return await offload(nbytes, inflater.decompress, data, STEP_BYTES)
     except zlib.error:
         raise InvalidRequest(f"body: not a {coding} stream") from None
 
 
-async def deflate(chunks: Sequence[bytes | memoryview], coding: Coding) -> bytes:
+def deflate(chunks: Sequence[bytes | memoryview], coding: Coding) -> bytes:
     """Compresses an answer."""
-    if sum(len(chunk) for chunk in chunks) < THREAD_BYTES:
-        return _deflate(chunks, coding)
-    return await asyncio.to_thread(_deflate, chunks, coding)
-
-
-def _deflate(chunks: Sequence[bytes | memoryview], coding: Coding) -> bytes:
     deflater = zlib.compressobj(LEVEL, zlib.DEFLATED, _WBITS[coding])
     return b"".join([*(deflater.compress(chunk) for chunk in chunks), deflater.flush()])

@@ -50,7 +50,8 @@ def decode_request(op: AnyOp, body: memoryview, offset: int, header_bytes: int |
             f"body: {binary_bytes} bytes follow the JSON; the inputs' binary_data_size add up to {declared}"
         )
     inputs = _place_inputs(header.pending, offset + header_bytes, room)
-    return msgspec.structs.replace(header.request, inputs=inputs)
+    has_numbers = any(pending.numbers is not None for pending in header.pending)
+    return msgspec.structs.replace(header.request, inputs=inputs, has_numbers=has_numbers)
 
 
 def _raw_request(op: AnyOp, body: memoryview, offset: int) -> InferRequest:
@@ -64,7 +65,7 @@ def _raw_request(op: AnyOp, body: memoryview, offset: int) -> InferRequest:
         raise InvalidRequest(f"body: {body.nbytes} bytes are no whole number of FP32 elements")
     (name,) = op.inputs
     only = Input(name, kind, placed=Placed(kind, offset))
-    return InferRequest(None, (only,), Output(is_binary=True), op.options())
+    return InferRequest(None, (only,), {name: Output(is_binary=True) for name in op.outputs}, op.options())
 
 
 def _place_inputs(pending: tuple[Pending, ...], offset: int, room: Room) -> tuple[Input, ...]:

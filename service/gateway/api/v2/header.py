@@ -16,16 +16,16 @@ from functools import lru_cache
 from tilewire.service.dtypes import BY_OIP
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.api.v1.query import check_name, resident_name
-from tilewire.service.gateway.api.v2.request import Header, InferRequest, Input, Output, Pending, Region
+from tilewire.service.gateway.api.v2.request import Header, InferRequest, Input, Output, Pending
 from tilewire.service.gateway.codecs.json_text import flatten
 from tilewire.service.gateway.codecs.shapes import check_shape
 from tilewire.service.gateway.codecs.strict_json import parse_object, refuse_overflow
+from tilewire.service.gateway.request.adapter import Region
 from tilewire.service.ops.op import AnyOp, TensorType
 from tilewire.service.ops.planning import parse_options
 from tilewire.service.ops.registry import OPS, Options
 
 WHAT = "inference header"
-OUTPUT = "out"
 MAX_TIMEOUT_US = 86_400_000_000
 # What fits the scheduler's ranks in front of the default.
 MAX_PRIORITY = 2**31 - 1
@@ -63,7 +63,7 @@ def read_header(op_name: str, text: bytes) -> Header:
     request = InferRequest(
         id=_read_id(document.get("id")),
         inputs=(),
-        output=_read_output(document.get("outputs"), default_binary),
+        outputs=_read_outputs(op, document.get("outputs"), default_binary),
         priority=min(_whole(parameters.pop("priority", 0), "priority"), MAX_PRIORITY),
         timeout_us=min(_whole(parameters.pop("timeout", 0), "timeout"), MAX_TIMEOUT_US),
         options=_read_options(op, parameters),
@@ -178,23 +178,23 @@ def _resident(value: object, name: str) -> str:
     return check_name(value.removeprefix("@"), field=name)
 
 
-def _read_output(value: object, default_binary: bool) -> Output:
-    """Reads `outputs`; absent or empty asks for all there are, which is one."""
-    if value is None:
-        return Output(default_binary)
-    if not isinstance(value, list):
+def _read_outputs(op: AnyOp, value: object, default_binary: bool) -> dict[str, Output]:
+    """Reads `outputs`; absent or empty asks for all there are."""
+    if value is not None and not isinstance(value, list):
         raise InvalidRequest(f"outputs: expected a list; got {_kind_of(value)}")
+    if not value:
+        return {name: Output(default_binary) for name in op.outputs}
+    outputs: dict[str, Output] = {}
     for entry in value:
         name = _name_of(entry, "outputs")
-        if name != OUTPUT:
-            raise InvalidRequest(f"outputs: there is no output {name[:64]!r}; there is {OUTPUT}")
-    if len(value) > 1:
-        raise InvalidRequest(f"outputs: {OUTPUT!r} is given twice")
-    if not value:
-        return Output(default_binary)
-    parameters = _parameters(value[0], f"{OUTPUT}: parameters", _OUTPUT_PARAMETERS)
-    region = _read_region(parameters, OUTPUT)
-    return Output(_flag(parameters.get("binary_data", default_binary), f"{OUTPUT}: binary_data"), region)
+        if name not in op.outputs:
+            raise InvalidRequest(f"outputs: there is no output {name[:64]!r}; there is {', '.join(op.outputs)}")
+        if name in outputs:
+            raise InvalidRequest(f"outputs: {name!r} is given twice")
+        parameters = _parameters(entry, f"{name}: parameters", _OUTPUT_PARAMETERS)
+        region = _read_region(parameters, name)
+        outputs[name] = Output(_flag(parameters.get("binary_data", default_binary), f"{name}: binary_data"), region)
+    return outputs
 
 
 def _read_region(parameters: Mapping[str, object], name: str) -> Region | None:

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from tilewire.service.gateway.codecs.protocol import Placed
+from tilewire.service.gateway.request.adapter import Region
 from tilewire.service.ops.op import TensorType
 from tilewire.service.ops.registry import Options
-
-
-class Region(msgspec.Struct, frozen=True):
-    """A stretch of a registered shared-memory region, as the client names it; not checked against any region.
-
-    Attributes:
-        name: Under which it was registered.
-        byte_size: Bytes of the stretch.
-        offset: Of its first byte in the region.
-    """
-
-    name: str
-    byte_size: int
-    offset: int = 0
 
 
 class Input(msgspec.Struct, frozen=True):
@@ -42,7 +31,7 @@ class Input(msgspec.Struct, frozen=True):
 
 
 class Output(msgspec.Struct, frozen=True):
-    """How the result is wanted; every op has one, `out`.
+    """How one output is wanted.
 
     Attributes:
         is_binary: Behind the answer's JSON rather than in it.
@@ -59,18 +48,20 @@ class InferRequest(msgspec.Struct, frozen=True):
     Attributes:
         id: To be echoed; None when the client gave none, or an empty one.
         inputs: In the client's order.
-        output: How the result is wanted.
+        outputs: How outputs are wanted, by name, in the client's order.
         options: Of the op.
         priority: 0 is the default, 1 the most urgent.
         timeout_us: It must have started by then; 0 for never.
+        has_numbers: The JSON holds numbers of inputs.
     """
 
     id: str | None
     inputs: tuple[Input, ...]
-    output: Output
+    outputs: Mapping[str, Output]
     options: Options
     priority: int = 0
     timeout_us: int = 0
+    has_numbers: bool = False
 
 
 class Pending(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""`/v2`: the Open Inference Protocol. HTTP verbs only; `infer`, `models` and `service.telemetry.statistics` do the work."""
+"""`/v2`: the Open Inference Protocol. HTTP verbs only; `calls`, `models` and `service.telemetry.statistics` do the work."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tilewire.service.errors import Unavailable
 from tilewire.service.gateway.api.health import why_not_ready
 from tilewire.service.gateway.api.openapi import describe_model_call
 from tilewire.service.gateway.api.v2.answer import VERSION
-from tilewire.service.gateway.api.v2.infer import answer, header_length, infer, remember
+from tilewire.service.gateway.api.v2.calls import InferApi, InferLimits
 from tilewire.service.gateway.api.v2.models import (
     configure_model,
     describe_model,
@@ -20,8 +19,8 @@ from tilewire.service.gateway.api.v2.models import (
     index_models,
     model_named,
 )
-from tilewire.service.gateway.request.context import Gateway, exchange_of
-from tilewire.service.gateway.request.middleware import ExchangeMiddleware
+from tilewire.service.gateway.request.adapter import Api
+from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.gateway.request.response import json_response
 from tilewire.service.ops.op import AnyOp
 from tilewire.service.ops.registry import OPS
@@ -32,36 +31,15 @@ MODEL = "/v2/models/{model}"
 VERSIONED = "/v2/models/{model}/versions/{version}"
 
 
-def hot_routes(gateway: Gateway) -> dict[str, ASGIApp]:
-    """The infer calls as plain ASGI, by path."""
+def op_paths(gateway: Gateway) -> dict[str, tuple[Api, AnyOp]]:
+    """The infer calls by exact path."""
+    settings = gateway.settings
+    api = InferApi(InferLimits(settings.max_body_bytes, settings.max_json_bytes, settings.allow_shared_memory))
     return {
-        f"/v2/models/{op.name}{version}/infer": ExchangeMiddleware(_plain(gateway, op), gateway)
+        f"/v2/models/{op.name}{version}/infer": (api, op)
         for op in OPS.values()
         for version in ("", f"/versions/{VERSION}")
     }
-
-
-def _plain(gateway: Gateway, op: AnyOp) -> ASGIApp:
-    async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        response = await _infer(gateway, op, scope)
-        await response(scope, receive, send)
-
-    return call
-
-
-async def _infer(gateway: Gateway, op: AnyOp, scope: Scope) -> Response:
-    exchange = exchange_of(scope)
-    exchange.op = op.name
-    leases = gateway.admission.admit()
-    try:
-        inferred = await infer(gateway, exchange, op, header_length(scope), leases)
-        response = await answer(gateway, exchange, op, inferred, leases)
-        remember(gateway, scope, inferred, response)
-    except BaseException:
-        leases.release()
-        raise
-    else:
-        return response
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -74,6 +52,7 @@ def router(gateway: Gateway) -> APIRouter:
 
 
 def _add_server(routes: APIRouter, gateway: Gateway) -> None:
+    @routes.get("/v2/", include_in_schema=False, response_class=Response)
     @routes.get("/v2", summary="What serves, and with what.", response_class=Response)
     async def server() -> Response:
         return json_response(describe_server(gateway))
@@ -113,7 +92,8 @@ def _add_models(routes: APIRouter, gateway: Gateway) -> None:
         return json_response(body, Unavailable.status, {"retry-after": "1"})
 
     async def compute(request: Request) -> Response:
-        return await _infer(gateway, model_named(**request.path_params), request.scope)
+        model_named(**request.path_params)
+        raise AssertionError("This is a bug: models that there are, are answered before the router.")
 
     _add(routes, "GET", "", "Inputs and outputs of a model.", metadata)
     _add(routes, "GET", "/config", "Configuration of a model.", configuration)

@@ -10,11 +10,14 @@ import torch
 
 from tests.support import float64_oracle as oracle
 from tests.support.float64_oracle import assert_close, random_array
+from tests.support.jobs import JobBench
 from tests.support.tensor_bodies import NUMPY, Array
 from tilewire.service.engine.backends.contract import HostBytes
 from tilewire.service.engine.backends.cpu import CpuBackend
-from tilewire.service.engine.loop.batching import launch_of
+from tilewire.service.engine.backends.host import tensor_of
+from tilewire.service.engine.loop.batching import join, launch_of
 from tilewire.service.ipc.arena import Segment
+from tilewire.service.ops.matmul import MatmulOptions
 from tilewire.service.ops.op import Limits, TensorType
 from tilewire.service.ops.planning import parse_options, plan
 from tilewire.service.ops.registry import OPS
@@ -104,3 +107,21 @@ def test_an_answer_writes_nothing_around_its_slot(room: Room) -> None:
     assert np.all(room.read(before) == 7)
     end = after.offset - 256 + 60
     assert not any(room.segment.view[end : after.offset])
+
+
+def test_small_launches_take_one_thread_and_large_ones_all() -> None:
+    """And give the same, whichever came first."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        bench = JobBench(2**24)
+        small, large = (torch.ones(size, size) for size in (8, 512))
+        seen = []
+        for values in (large, small, small, large):
+            job = bench.job("matmul", MatmulOptions(), a=bench.put(values), b=bench.put(values))
+            bench.backend.begin(join([job])).wait()
+            seen.append(torch.get_num_threads())
+            assert tensor_of(job.outs[0]).unique().tolist() == [float(len(values))]
+        assert seen == [2, 1, 1, 2]
+    finally:
+        torch.set_num_threads(before)

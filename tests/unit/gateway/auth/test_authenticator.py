@@ -14,19 +14,19 @@ from tests.support.api_keys import entry, keys_file
 from tilewire.service.config.parsers import KEYLESS
 from tilewire.service.errors import Forbidden, Unauthorized
 from tilewire.service.gateway.auth import authenticator as auth
-from tilewire.service.gateway.auth.authenticator import KEYLESS_PATHS, Access, Doorman, authorise
+from tilewire.service.gateway.auth.authenticator import KEYLESS_PATHS, Access, Authenticator, authorise
 from tilewire.service.keys import digest_of
 
 KEY, OTHER = "tw_one", "tw_other"
 
 
 @pytest.fixture
-def doorman(tmp_path: Path) -> Doorman:
-    return Doorman(keys_file(tmp_path, entry("one", KEY)), keyless=["docs"])
+def authenticator(tmp_path: Path) -> Authenticator:
+    return Authenticator(keys_file(tmp_path, entry("one", KEY)), keyless=["docs"])
 
 
 def test_without_a_file_everyone_may_do_everything() -> None:
-    access = Doorman().identify("/v1/matmul", {})
+    access = Authenticator().identify("/v1/matmul", {})
     authorise(access, op="matmul", read=["a"], write=["b"], shared_memory=True)
     assert access.name is None
 
@@ -40,8 +40,8 @@ def test_without_a_file_everyone_may_do_everything() -> None:
         {"authorization": "Basic b25lOnR3bw==", "x-api-key": KEY},
     ],
 )
-def test_a_key_is_taken_from_either_header(doorman: Doorman, headers: dict[str, str]) -> None:
-    assert doorman.identify("/v1/matmul", headers).name == "one"
+def test_a_key_is_taken_from_either_header(authenticator: Authenticator, headers: dict[str, str]) -> None:
+    assert authenticator.identify("/v1/matmul", headers).name == "one"
 
 
 @pytest.mark.parametrize(
@@ -58,14 +58,14 @@ def test_a_key_is_taken_from_either_header(doorman: Doorman, headers: dict[str, 
         {"x-api-key": "é"},
     ],
 )
-def test_anything_else_is_refused(doorman: Doorman, headers: dict[str, str]) -> None:
+def test_anything_else_is_refused(authenticator: Authenticator, headers: dict[str, str]) -> None:
     with pytest.raises(Unauthorized):
-        doorman.identify("/v1/matmul", headers)
+        authenticator.identify("/v1/matmul", headers)
 
 
-def test_probes_need_no_key_and_may_do_nothing(doorman: Doorman) -> None:
+def test_probes_need_no_key_and_may_do_nothing(authenticator: Authenticator) -> None:
     for path in ("/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", "/docs", "/openapi.json"):
-        access = doorman.identify(path, {})
+        access = authenticator.identify(path, {})
         with pytest.raises(Forbidden):
             authorise(access, op="matmul")
         with pytest.raises(Forbidden):
@@ -76,9 +76,9 @@ def test_probes_need_no_key_and_may_do_nothing(doorman: Doorman) -> None:
     "path",
     ["/metrics", "/", "//healthz", "/healthz/", "/HEALTHZ", "/v2/health/", "/docs/", "/docs/../v1/matmul", "", "/v2"],
 )
-def test_other_spellings_and_other_paths_need_one(doorman: Doorman, path: str) -> None:
+def test_other_spellings_and_other_paths_need_one(authenticator: Authenticator, path: str) -> None:
     with pytest.raises(Unauthorized):
-        doorman.identify(path, {})
+        authenticator.identify(path, {})
 
 
 def test_every_word_of_the_setting_opens_something() -> None:
@@ -109,8 +109,11 @@ def test_a_pattern_matches_itself_or_what_begins_with_it(pattern: str, name: str
 
 def test_read_only_beats_what_a_key_grants(tmp_path: Path) -> None:
     granted = entry("one", KEY, 'write = ["*"]\nread = ["*"]\nshared_memory = true')
-    for doorman in (Doorman(is_read_only=True), Doorman(keys_file(tmp_path, granted), is_read_only=True)):
-        access = doorman.identify("/v1/tensors/a", {"x-api-key": KEY})
+    for authenticator in (
+        Authenticator(is_read_only=True),
+        Authenticator(keys_file(tmp_path, granted), is_read_only=True),
+    ):
+        access = authenticator.identify("/v1/tensors/a", {"x-api-key": KEY})
         authorise(access, read=["a"])
         with pytest.raises(Forbidden):
             authorise(access, write=["a"])
@@ -120,11 +123,11 @@ def test_read_only_beats_what_a_key_grants(tmp_path: Path) -> None:
 
 def test_the_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     path = keys_file(tmp_path, entry("one", KEY))
-    doorman = Doorman(path)
+    authenticator = Authenticator(path)
 
     def knows(key: str) -> bool:
         try:
-            doorman.identify("/", {"x-api-key": key})
+            authenticator.identify("/", {"x-api-key": key})
         except Unauthorized:
             return False
         return True
@@ -136,7 +139,7 @@ def test_the_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
             await asyncio.sleep(0.02)
 
     async def run() -> None:
-        watching = asyncio.create_task(doorman.keep_current())
+        watching = asyncio.create_task(authenticator.keep_current())
         keys_file(tmp_path, entry("one", KEY), entry("other", OTHER))
         await until(one=True, other=True)
         keys_file(tmp_path, entry("other", OTHER))

@@ -133,7 +133,7 @@ def test_there_is_room_for_keys_that_come_and_go() -> None:
     assert not admitted(quotas, Key("k7", DIGEST, requests_per_s=1))
 
 
-# Steps of at most the time between two looks of `Doorman.keep_current`: gateway, and seconds that pass before.
+# Steps of at most the time between two looks of `Authenticator.keep_current`: gateway, and seconds that pass before.
 STEPS = st.lists(st.tuples(st.integers(0, 2), st.floats(0, 0.25)), min_size=1, max_size=300)
 
 
@@ -151,21 +151,6 @@ def test_over_any_time_all_gateways_together_keep_to_the_quota(steps: list[tuple
             quotas.refresh()
         count += admitted(three[gateway], key)
     assert count <= per_s + (clock.now_s - began_s) * per_s + 1e-6
-
-
-def test_what_is_taken_back_may_be_used_again_on_every_gateway() -> None:
-    clock = Clock()
-    one, other = gateways(2, clock)
-    key = Key("replayed", DIGEST, requests_per_s=2, bytes_per_s=1000)
-    for quotas in (one, other):
-        quotas.follow([key])
-    assert admitted(one, key, 600)
-    one.take_back(key, 600)
-    assert admitted(one, key, 600)
-    assert admitted(other, key, 600)
-    assert not admitted(other, key)
-    one.take_back(key, 600)
-    assert admitted(other, key)
 
 
 def test_answers_that_are_reserved_at_once_overshoot_by_one_of_them() -> None:

@@ -54,7 +54,7 @@ def test_an_empty_tensor_of_any_shape_leases_nothing() -> None:
 def test_nan_and_infinity_are_bare() -> None:
     got = decode(CODEC, b'{"x": [NaN, Infinity, -Infinity, 1e999]}')["x"]
     np.testing.assert_array_equal(got, [np.nan, np.inf, -np.inf, np.inf])
-    parts = CODEC.encode("out", TensorType("float32", (4,)), memoryview(got.tobytes()))
+    parts = CODEC.encode({"out": TensorType("float32", (4,))}, [memoryview(got.tobytes())])
     assert b"".join(parts) == b'{"out":[NaN,Infinity,-Infinity,Infinity],"dtype":"float32","shape":[4]}'
 
 
@@ -127,11 +127,11 @@ def test_text_past_the_bound_is_not_parsed() -> None:
 
 def test_an_answer_past_the_bound_is_not_written() -> None:
     with pytest.raises(BeyondLimit):
-        CODEC.encode("out", TensorType("float32", (2**15, 2**15)), memoryview(b""))
+        CODEC.encode({"out": TensorType("float32", (2**15, 2**15))}, [memoryview(b"")])
 
 
 def test_an_empty_answer_of_any_shape_is_short() -> None:
-    assert CODEC.encode("out", TensorType("int8", (2**40, 0)), memoryview(b"")) == [
+    assert CODEC.encode({"out": TensorType("int8", (2**40, 0))}, [memoryview(b"")]) == [
         b'{"out":[],"dtype":"int8","shape":[1099511627776,0]}'
     ]
 

@@ -100,14 +100,14 @@ def test_nothing_acceptable(accept: str) -> None:
 @pytest.mark.parametrize("accept", [None, "*/*", "application/x-npy"])
 def test_a_dtype_that_the_format_cannot_hold(accept: str | None) -> None:
     with pytest.raises(UnknownFormat, match="bfloat16"):
-        codec_for_accept(accept, BY_NAME["npy"], "bfloat16")
+        codec_for_accept(accept, BY_NAME["npy"], ["bfloat16"])
 
 
 def test_a_dtype_chooses_among_what_is_accepted() -> None:
     accept = "application/x-npy, application/x-safetensors;q=0.5"
-    assert codec_for_accept(accept, None, "float32").name == "npy"
-    assert codec_for_accept(accept, None, "bfloat16").name == "safetensors"
-    assert codec_for_accept(None, None, "float8_e5m2").name == "safetensors"
+    assert codec_for_accept(accept, None, ["float32"]).name == "npy"
+    assert codec_for_accept(accept, None, ["bfloat16"]).name == "safetensors"
+    assert codec_for_accept(None, None, ["float8_e5m2"]).name == "safetensors"
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=BY_NAME)

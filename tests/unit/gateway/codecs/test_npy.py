@@ -60,7 +60,7 @@ def test_fortran_order_stays_in_place() -> None:
 @pytest.mark.parametrize("shape", [(), (5,), (2, 3), (0, 7), (1,) * 8])
 def test_numpy_reads_what_we_write(shape: tuple[int, ...]) -> None:
     array = np.ones(shape, dtype=np.int32)
-    head, payload = CODEC.encode("out", TensorType("int32", shape), memoryview(array.tobytes()))
+    head, payload = CODEC.encode({"out": TensorType("int32", shape)}, [memoryview(array.tobytes())])
     assert len(head) % 64 == 0
     got = np.load(io.BytesIO(bytes(head) + bytes(payload)), allow_pickle=False)
     assert got.shape == shape
@@ -68,9 +68,9 @@ def test_numpy_reads_what_we_write(shape: tuple[int, ...]) -> None:
 
 
 def test_what_it_can_hold() -> None:
-    assert CODEC.writes("float64")
-    assert not CODEC.writes("bfloat16")
-    assert not CODEC.writes("float8_e5m2")
+    assert CODEC.writes(["float64"])
+    assert not CODEC.writes(["bfloat16"])
+    assert not CODEC.writes(["float8_e5m2"])
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.tensor_bodies import Array
 from tests.unit.gateway.codecs.arena_room import ArenaRoom, decode
 from tilewire.service.errors import BodyTooLarge, InvalidRequest, TilewireError
 from tilewire.service.gateway.codecs import npz
-from tilewire.service.gateway.codecs.npz import Npz
-from tilewire.service.gateway.codecs.zip_directory import MAX_MEMBERS
+from tilewire.service.gateway.codecs.npz import MAX_MEMBERS, Npz
 from tilewire.service.ops.op import TensorType
 
 CODEC = Npz()
@@ -105,7 +105,7 @@ def test_a_zip64_directory() -> None:
 @pytest.mark.parametrize("shape", [(), (5,), (2, 3), (0, 7)])
 def test_numpy_reads_what_we_write(shape: tuple[int, ...]) -> None:
     array = np.ones(shape, dtype=np.float16)
-    parts = CODEC.encode("out", TensorType("float16", shape), memoryview(array.tobytes()))
+    parts = CODEC.encode({"out": TensorType("float16", shape)}, [memoryview(array.tobytes())])
     assert isinstance(parts[1], memoryview)
     data = b"".join(parts)
     with zipfile.ZipFile(io.BytesIO(data)) as zipped:
@@ -118,15 +118,31 @@ def test_numpy_reads_what_we_write(shape: tuple[int, ...]) -> None:
 
 def test_an_archive_over_4_gib_has_zip64_fields() -> None:
     size = 2**32 + 5
-    before, after = npz._zip_around(b"out.npy", 7, size)
-    packed, unpacked, name_bytes, extra_bytes = struct.unpack_from("<IIHH", before, 18)
+    local, first = npz._zip_member(b"a.npy", 7, size, 0)
+    packed, unpacked, name_bytes, extra_bytes = struct.unpack_from("<IIHH", local, 18)
     assert packed == unpacked == 0xFFFFFFFF
-    assert struct.unpack_from("<HHQQ", before, 30 + name_bytes) == (1, 16, size, size)
+    assert struct.unpack_from("<HHQQ", local, 30 + name_bytes) == (1, 16, size, size)
     assert extra_bytes == 20
+    _, second = npz._zip_member(b"b.npy", 7, 10, len(local) + size)
+    assert struct.unpack_from("<HHQ", second, 46 + 5) == (1, 8, len(local) + size)
+    after = npz._zip_end([first, second], len(local) + size + 10)
     at = after.index(b"PK\x06\x06")
     entries, directory_bytes, start = struct.unpack_from("<QQQ", after, at + 32)
-    assert (entries, directory_bytes, start) == (1, at, len(before) + size)
+    assert (entries, directory_bytes, start) == (2, at, len(local) + size + 10)
     assert struct.unpack_from("<Q", after, after.index(b"PK\x06\x07") + 8) == (start + at,)
+
+
+def test_several_tensors_by_name() -> None:
+    arrays: dict[str, Array] = {
+        "values": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "indices": np.arange(4, dtype=np.int64),
+    }
+    types = {name: TensorType(array.dtype.name, array.shape) for name, array in arrays.items()}
+    data = b"".join(CODEC.encode(types, [memoryview(array.tobytes()) for array in arrays.values()]))
+    read = np.load(io.BytesIO(data), allow_pickle=False)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(read[name], array)
+        np.testing.assert_array_equal(decode(CODEC, data)[name], array)
 
 
 def patched(data: bytearray, signature: bytes, at: int, value: bytes) -> bytes:

@@ -43,7 +43,7 @@ def test_reads_what_the_library_writes() -> None:
 
 def test_the_library_reads_what_we_write() -> None:
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
-    head, payload = CODEC.encode("out", TensorType("float32", (2, 3)), memoryview(values.tobytes()))
+    head, payload = CODEC.encode({"out": TensorType("float32", (2, 3))}, [memoryview(values.tobytes())])
     assert len(head) % 8 == 0
     assert isinstance(payload, memoryview)
     np.testing.assert_array_equal(safetensors.numpy.load(bytes(head) + bytes(payload))["out"], values)

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewire.service.errors import InvalidRequest
-from tilewire.service.gateway.api.v1.query import Call, check_name, parse_call
+from tilewire.service.gateway.api.v1.query import Query, check_name, parse_query
 from tilewire.service.ops.matmul import MatmulOptions
 from tilewire.service.ops.registry import OPS
 
 
-def parse(query: str, header: str | None = None) -> Call:
-    return parse_call(OPS["matmul"], query.encode(), header)
+def parse(query: str, header: str | None = None) -> Query:
+    return parse_query(OPS["matmul"], query.encode(), header)
 
 
 def test_everything_at_once() -> None:
@@ -27,7 +27,7 @@ def test_everything_at_once() -> None:
 
 
 def test_nothing_at_all() -> None:
-    assert parse("") == Call(OPS["matmul"], MatmulOptions(), {}, None, None)
+    assert parse("") == Query(OPS["matmul"], MatmulOptions(), {}, None, None)
 
 
 def test_the_query_wins_over_the_header() -> None:
@@ -39,7 +39,7 @@ def test_the_query_wins_over_the_header() -> None:
 def test_any_bytes_are_read_or_refused(query: bytes) -> None:
     call = None
     with contextlib.suppress(InvalidRequest):
-        call = parse_call(OPS["matmul"], query, None)
+        call = parse_query(OPS["matmul"], query, None)
     assert call is None or call.op is OPS["matmul"]
 
 

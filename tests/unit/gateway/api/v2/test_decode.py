@@ -16,7 +16,8 @@ from tests.unit.gateway.codecs.arena_room import ArenaRoom
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.gateway.api.v2.answer import encode_answer
 from tilewire.service.gateway.api.v2.decode import decode_request
-from tilewire.service.gateway.api.v2.request import InferRequest, Output, Region
+from tilewire.service.gateway.api.v2.request import InferRequest, Output
+from tilewire.service.gateway.request.adapter import Region
 from tilewire.service.ops.add import AddOptions
 from tilewire.service.ops.matmul import MatmulOptions
 from tilewire.service.ops.op import TensorType
@@ -105,7 +106,7 @@ def test_options_priority_and_timeout() -> None:
     assert request == InferRequest(
         id="x",
         inputs=(),
-        output=Output(is_binary=True),
+        outputs={"out": Output(is_binary=True)},
         options=MatmulOptions(transpose_a=True, activation="gelu", out_dtype="bfloat16", precision="tf32"),
         priority=3,
         timeout_us=5000,
@@ -156,7 +157,7 @@ def test_regions_are_described() -> None:
     assert x.type == TensorType("float16", (4, 2))
     assert x.region == Region("in", 16, 64)
     assert x.placed is None
-    assert request.output.region == Region("out", 32, 0)
+    assert request.outputs["out"].region == Region("out", 32, 0)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,7 @@ def test_where_the_output_goes(outputs: object, default: bool | None, expected: 
         document["outputs"] = outputs
     if default is not None:
         document["parameters"] = {"binary_data_output": default}
-    assert read("add", document)[0].output.is_binary is expected
+    assert read("add", document)[0].outputs["out"].is_binary is expected
 
 
 def test_a_raw_body_is_one_float32_vector() -> None:
@@ -186,16 +187,16 @@ def test_a_raw_body_is_one_float32_vector() -> None:
     (only,) = request.inputs
     assert only.placed is not None
     np.testing.assert_array_equal(room.read(only.placed), x)
-    assert request.output.is_binary
+    assert request.outputs["out"].is_binary
 
 
 # ── answers ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def answer_of(request_id: str | None, array: Any, *, is_binary: bool) -> tuple[dict[str, Any], Any, int | None]:
-    request = InferRequest(request_id, (), Output(is_binary), AddOptions())
+    request = InferRequest(request_id, (), {"out": Output(is_binary)}, AddOptions())
     kind = TensorType(array.dtype.name, array.shape)
-    answer = encode_answer(OPS["add"], request, kind, memoryview(array.tobytes()))
+    answer = encode_answer(OPS["add"], request, {"out": kind}, {"out": memoryview(array.tobytes())})
     body = b"".join(answer.chunks)
     header_bytes = None if answer.header_bytes is None else str(answer.header_bytes)
     return *from_answer(body, header_bytes), answer.header_bytes
@@ -221,16 +222,18 @@ def test_an_answer_without_id_has_none() -> None:
 
 def test_nan_and_infinity_are_written_bare() -> None:
     array = np.array([np.nan, np.inf, -np.inf, -0.0], np.float16)
-    request = InferRequest("\ud800\n", (), Output(), AddOptions())
-    answer = encode_answer(OPS["add"], request, TensorType("float16", (4,)), memoryview(array.tobytes()))
+    request = InferRequest("\ud800\n", (), {"out": Output()}, AddOptions())
+    answer = encode_answer(
+        OPS["add"], request, {"out": TensorType("float16", (4,))}, {"out": memoryview(array.tobytes())}
+    )
     body = b"".join(answer.chunks)
     assert b'"data":[NaN,Infinity,-Infinity,-0.0]' in body
     assert json.loads(body)["id"] == "\ud800\n"
 
 
 def test_an_answer_in_a_region_has_no_data_and_no_parameters() -> None:
-    request = InferRequest(None, (), Output(region=Region("r", 8)), AddOptions())
-    answer = encode_answer(OPS["add"], request, TensorType("float32", (2,)), memoryview(b""))
+    request = InferRequest(None, (), {"out": Output(region=Region("r", 8))}, AddOptions())
+    answer = encode_answer(OPS["add"], request, {"out": TensorType("float32", (2,))}, {"out": memoryview(b"")})
     (output,) = json.loads(b"".join(answer.chunks))["outputs"]
     assert output == {"name": "out", "datatype": "FP32", "shape": [2]}
     assert answer.header_bytes is None

@@ -19,13 +19,12 @@ from tests.support.oip_bodies import LENGTH, binary_input, from_answer, to_binar
 from tests.support.tensor_bodies import Array
 from tilewire.service.config.process import Inherited
 from tilewire.service.config.settings import Settings
-from tilewire.service.errors import InvalidRequest, TilewireError
-from tilewire.service.gateway.api.v2.infer import answer, header_length, infer
-from tilewire.service.gateway.auth.authenticator import Access
+from tilewire.service.errors import BY_CODE, InvalidRequest, TilewireError
+from tilewire.service.gateway.app import create_app
 from tilewire.service.gateway.engines.client import Reply, Request
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
-from tilewire.service.gateway.request.context import Exchange, Gateway, Incoming
+from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.gateway.request.room import Room
 from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
 from tilewire.service.ipc.arena import Arena, Segment
@@ -42,7 +41,6 @@ from tilewire.service.ipc.messages import (
 )
 from tilewire.service.ops.matmul import MatmulOptions
 from tilewire.service.ops.op import TensorType
-from tilewire.service.ops.registry import OPS
 
 SEGMENT_BYTES = 2**20
 A, B = np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -102,7 +100,6 @@ class Bench:
         self.segment = Segment.create("tests", SEGMENT_BYTES)
         self.arena = Arena(self.segment)
         self.engine = AddingEngine(self.arena)
-        self.access = Access()
         whole = Settings(gateways=1, arena_bytes=SEGMENT_BYTES, max_body_bytes=2**19, max_json_bytes=2**16)
         settings = whole.gateway(0, Inherited(-1), [])
         admission = Admission(Room(self.arena, 0.0), 8, settings.max_body_bytes)
@@ -112,7 +109,13 @@ class Bench:
     async def call(self, op: str, body: bytes, headers: dict[str, str]) -> tuple[dict[str, str], bytes]:
         """One request; returns the answer's headers and body."""
         headers = {"content-length": str(len(body)), **{name.lower(): value for name, value in headers.items()}}
-        scope: Scope = {"type": "http", "headers": [(name.encode(), value.encode()) for name, value in headers.items()]}
+        scope: Scope = {
+            "type": "http",
+            "method": "POST",
+            "path": f"/v2/models/{op}/infer",
+            "query_string": b"",
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        }
 
         async def receive() -> Message:
             return {"type": "http.request", "body": body, "more_body": False}
@@ -120,19 +123,15 @@ class Bench:
         sent: list[Message] = []
 
         async def send(message: Message) -> None:
-            sent.append({**message, "body": bytes(message.get("body", b""))})
+            sent.append(message)
 
-        exchange = Exchange("id", Incoming(receive), headers, access=self.access)
-        leases = self.gateway.admission.admit()
-        try:
-            inferred = await infer(self.gateway, exchange, OPS[op], header_length(scope), leases)
-            response = await answer(self.gateway, exchange, OPS[op], inferred, leases)
-            await response(scope, receive, send)
-        finally:
-            leases.release()
+        await create_app(self.gateway)(scope, receive, send)
         assert self.arena.used_bytes == 0
-        given = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-        return given, b"".join(message["body"] for message in sent[1:])
+        content = b"".join(message["body"] for message in sent[1:])
+        status = sent[0]["status"]
+        if status != 200:
+            raise next(kind for kind in BY_CODE.values() if kind.status == status)(json.loads(content)["error"])
+        return {name.decode(): value.decode() for name, value in sent[0]["headers"]}, content
 
     def run(self, op: str, body: bytes, headers: dict[str, str]) -> tuple[dict[str, str], Array]:
         """One request that must succeed; returns the answer's headers and its output."""

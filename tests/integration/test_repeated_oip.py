@@ -1,4 +1,4 @@
-"""Infer requests on the short lane: the answers of the ordinary path, byte for byte, and what never takes the lane."""
+"""Repeated infer requests: the answers of fresh connections, byte for byte."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
-from tests.support.exposition import is_idle, scrape, settles, total
+from tests.support.exposition import is_idle, settles
 from tests.support.gateway_bench import GatewayBench, until
-from tests.support.lane_scenes import ONES, WEIGHT, Answer, ask, fixed, play
 from tests.support.live_server import LiveServer
 from tests.support.oip_bodies import LENGTH, from_answer, text_input, to_binary
 from tests.support.raw_http import post
+from tests.support.repeated_scenes import ONES, WEIGHT, Answer, ask, fixed, play
 from tests.support.tensor_bodies import NUMPY, Array
 from tilewire.service.errors import TooBusy
 
@@ -62,9 +62,8 @@ def test_answers_are_those_of_fresh_connections(members: dict[str, Any], dtype: 
             fresh = await ask(await bench.connect(), sent)
             check_sum(fresh, x + x)
             stream = await bench.connect()
-            for number in range(6):
+            for _ in range(6):
                 assert fixed(await ask(stream, sent)) == fixed(fresh)
-                assert bench.on_lane() == (number >= 2)
             ordinary, short = bench.engine.jobs[0], bench.engine.jobs[-1]
             assert (short.priority, short.options, short.out) == (ordinary.priority, ordinary.options, ordinary.out)
             assert bool(short.deadline_ns) == bool(ordinary.deadline_ns)
@@ -81,7 +80,6 @@ def test_every_answer_is_that_of_its_own_payload() -> None:
         stream = await bench.connect()
         for number in range(20):
             check_sum(await ask(stream, sums(number)), ONES * number + WEIGHT)
-            assert bench.on_lane() == (number >= 2)
 
     play(scene)
 
@@ -91,14 +89,12 @@ def test_a_resident_that_becomes_another_one() -> None:
         header = json.dumps({"inputs": [*_inputs(ONES), RESIDENT], **BINARY_OUT}).encode()
         sent = post(ADD, header + ONES.tobytes(), **{LENGTH: str(len(header))})
         stream = await bench.connect()
-        for number in range(5):
+        for _ in range(5):
             check_sum(await ask(stream, sent), ONES + WEIGHT)
-            assert bench.on_lane() == (number >= 2)
         taller = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
         bench.engine.residents["w"] = taller
         for _ in range(4):
             check_sum(await ask(stream, sent), ONES + taller)
-        assert bench.on_lane() == 1
 
     play(scene)
 
@@ -109,7 +105,7 @@ def _inputs(array: Array) -> list[dict[str, Any]]:
     return inputs
 
 
-def test_a_head_whose_body_comes_later_takes_the_lane_if_it_is_the_same() -> None:
+def test_a_head_whose_body_comes_later() -> None:
     async def scene(bench: GatewayBench) -> None:
         stream = await bench.connect()
         for number in range(3):
@@ -118,7 +114,7 @@ def test_a_head_whose_body_comes_later_takes_the_lane_if_it_is_the_same() -> Non
             sent = sums(number)
             at = sent.index(b"\r\n\r\n") + 4
             stream[1].write(sent[:at])
-            await until(lambda: bench.on_lane() == 1)
+            await until(lambda: bench.admission.in_flight == 1)
             stream[1].write(sent[at : at + 30])
             await asyncio.sleep(0.005)
             check_sum(await ask(stream, sent[at + 30 :]), ONES * number + WEIGHT)
@@ -126,7 +122,7 @@ def test_a_head_whose_body_comes_later_takes_the_lane_if_it_is_the_same() -> Non
         other = sums(7).replace(b'"shape": [3, 4]', b'"shape": [4, 3]')
         at = other.index(b"\r\n\r\n") + 4
         stream[1].write(other[:at])
-        await until(lambda: bench.on_lane() == 1)
+        await until(lambda: bench.admission.in_flight == 1)
         check_sum(await ask(stream, other[at:]), (ONES * 7 + WEIGHT).reshape(4, 3))
 
     play(scene)
@@ -147,14 +143,13 @@ NEVER: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("sent", NEVER.values(), ids=NEVER)
-def test_what_never_takes_the_lane(sent: bytes) -> None:
+def test_what_is_never_cached(sent: bytes) -> None:
     async def scene(bench: GatewayBench) -> None:
         stream = await bench.connect()
         fresh = await ask(await bench.connect(), sent)
         assert fresh[0] == 200
         for _ in range(5):
             assert fixed(await ask(stream, sent)) == fixed(fresh)
-            assert bench.on_lane() == 0
 
     play(scene)
 
@@ -166,7 +161,6 @@ def test_some_numbers_in_the_json_and_some_behind_it() -> None:
         stream = await bench.connect()
         for _ in range(5):
             check_sum(await ask(stream, sent), ONES + WEIGHT)
-            assert bench.on_lane() == 0
 
     play(scene)
 
@@ -178,7 +172,6 @@ def test_errors_are_the_protocols() -> None:
             await ask(stream, sums(number))
         bench.engine.error = TooBusy("the device is full")
         short = await ask(stream, sums(4))
-        assert bench.on_lane() == 1
         long = await ask(await bench.connect(), sums(4))
         assert short[0] == long[0] == 429
         assert short[2] == long[2]
@@ -188,10 +181,9 @@ def test_errors_are_the_protocols() -> None:
     play(scene)
 
 
-def test_unmodified_clients_take_the_lane(server: LiveServer) -> None:
+def test_unmodified_clients(server: LiveServer) -> None:
     rng = np.random.default_rng(1)
     with server.client() as watcher:
-        before = total(scrape(watcher), "tilewire_lane_requests_total", op="matmul")
         with triton.InferenceServerClient(f"{server.host}:{server.port}") as client:
             for _ in range(10):
                 a, b = rng.standard_normal((16, 32), np.float32), rng.standard_normal((32, 8), np.float32)
@@ -201,5 +193,4 @@ def test_unmodified_clients_take_the_lane(server: LiveServer) -> None:
                 found = client.infer("matmul", inputs, outputs=[triton.InferRequestedOutput("out")])
                 np.testing.assert_allclose(found.as_numpy("out"), a @ b, rtol=1e-4, atol=1e-4)
                 assert found.get_response()["model_name"] == "matmul"
-        assert settles(watcher, lambda now: total(now, "tilewire_lane_requests_total", op="matmul") == before + 8)
         assert settles(watcher, is_idle)

@@ -1,4 +1,4 @@
-"""Requests with ids and traces of their own on the short lane: each keeps its own, and nothing else comes in by them."""
+"""Requests with ids and traces of their own that repeat others: each keeps its own, and nothing else comes in by them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from tests.support.collector import Collector, attributes_of, collecting
-from tests.support.exposition import is_idle, scrape, settles, total
+from tests.support.exposition import is_idle, settles
 from tests.support.gateway_bench import GatewayBench
-from tests.support.lane_scenes import ONES, WEIGHT, Answer, ask, check_sum, play
 from tests.support.live_server import LiveServer, serving
 from tests.support.raw_http import RawConnection, post
+from tests.support.repeated_scenes import ONES, WEIGHT, Answer, ask, check_sum, play
 from tests.support.tensor_bodies import to_npy, to_safetensors
 from tilewire.service.errors import TooBusy
 
@@ -39,7 +39,6 @@ def test_each_request_keeps_its_id(headers: dict[str, str]) -> None:
             answer = await ask(stream, named(number, **headers))
             check_sum(answer, ONES * number + WEIGHT)
             assert id_of(answer) == f"number-{number:04}"
-            assert bench.on_lane() == (number >= 2)
 
     play(scene)
 
@@ -49,13 +48,10 @@ def test_ids_of_other_lengths_and_other_headers_are_other_heads() -> None:
         stream = await bench.connect()
         for number in range(3):
             await ask(stream, named(number))
-        assert bench.on_lane() == 1
         longer = post("/v1/add?b=@w", to_npy(ONES), x_request_id="number-00004")
         for sent in (longer, named(5, accept="*/*"), post("/v1/add?b=@w", to_npy(ONES))):
             check_sum(await ask(stream, sent), np.frombuffer(sent[-48:], "f4").reshape(3, 4) + WEIGHT)
-            assert bench.on_lane() == 0
         assert id_of(await ask(stream, named(6))) == "number-0006"
-        assert bench.on_lane() == 1
 
     play(scene)
 
@@ -68,7 +64,6 @@ def test_an_id_that_cannot_be_one_is_replaced(given: str) -> None:
         stream = await bench.connect()
         for _ in range(3):
             assert id_of(await ask(stream, sent[0])) == "x" * len(given)
-        assert bench.on_lane() == 1
         fresh, again = id_of(await ask(await bench.connect(), sent[1])), id_of(await ask(stream, sent[1]))
         if given.strip() == "x":
             assert fresh == again == "x"
@@ -80,7 +75,7 @@ def test_an_id_that_cannot_be_one_is_replaced(given: str) -> None:
 
 
 def test_no_header_comes_in_by_an_id() -> None:
-    """A line's end where an id was would be a header that the lane has not looked at."""
+    """A line's end where an id was would be a header that nobody has looked at."""
     given = "a\r\nx-timeout-ms: never"
     plain = post("/v1/add?b=@w", to_npy(ONES), x_request_id="x" * len(given))
     smuggled = post("/v1/add?b=@w", to_npy(ONES), x_request_id=given)
@@ -90,20 +85,17 @@ def test_no_header_comes_in_by_an_id() -> None:
         stream = await bench.connect()
         for _ in range(4):
             assert (await ask(stream, plain))[0] == 200
-        assert bench.on_lane() == 1
         status, _, body = await ask(stream, smuggled)
         assert (status, b"X-Timeout-Ms" in body) == (400, True)
-        assert bench.on_lane() == 0
 
     play(scene)
 
 
-def test_what_leaves_the_lane_keeps_its_id() -> None:
+def test_what_keeps_its_id() -> None:
     async def scene(bench: GatewayBench) -> None:
         stream = await bench.connect()
         for number in range(3):
             await ask(stream, named(number))
-        assert bench.on_lane() == 1
         # The engine says that the resident is another one now, and the request is planned again on the ordinary path.
         taller = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
         bench.engine.residents["w"] = taller
@@ -113,7 +105,6 @@ def test_what_leaves_the_lane_keeps_its_id() -> None:
         # A body that turns out to be another one.
         for number in range(4, 6):
             await ask(stream, named(number))
-        assert bench.on_lane() == 1
         sent = named(6).replace(b"NUMPY", b"NUMPX")
         at = sent.index(b"\r\n\r\n") + 4
         stream[1].write(sent[:at])
@@ -132,7 +123,6 @@ def test_an_error_names_the_request() -> None:
             await ask(stream, named(number))
         bench.engine.error = TooBusy("the device is full")
         status, headers, body = await ask(stream, named(7))
-        assert bench.on_lane() == 1
         assert status == 429
         assert ("x-request-id", "number-0007") in headers
         assert json.loads(body)["request_id"] == "number-0007"
@@ -163,14 +153,12 @@ def log_line(log: Path, request_id: str) -> dict[str, object]:
 def test_each_request_is_traced_under_its_own_caller(server: LiveServer, collector: Collector) -> None:
     body = to_safetensors({"a": ONES, "b": WEIGHT})
     with server.client() as client, RawConnection(server.connect()) as connection:
-        before = total(scrape(client), "tilewire_lane_requests_total")
         traces = [f"{number:032x}" for number in range(1, 9)]
         for number, trace in enumerate(traces):
             # The last is not sampled by its caller: it has its id in the log and no span.
             parent = f"00-{trace}-{number + 1:016x}-{'00' if number == 7 else '01'}"
             connection.send(post("/v1/add", body, x_request_id=f"traced-{number}", traceparent=parent))
             assert connection.answer().status == 200
-        assert settles(client, lambda now: total(now, "tilewire_lane_requests_total") == before + 6)
         assert settles(client, is_idle)
         for number, trace in enumerate(traces):
             assert log_line(server.log, f"traced-{number}")["trace_id"] == trace
@@ -181,13 +169,11 @@ def test_each_request_is_traced_under_its_own_caller(server: LiveServer, collect
                 assert attributes_of(root)["tilewire.request_id"] == f"traced-{number}"
 
 
-def test_httpx_with_ids_takes_the_lane(server: LiveServer) -> None:
+def test_httpx_with_ids(server: LiveServer) -> None:
     with server.client() as client:
         client.put("/v1/tensors/w", content=to_safetensors({"w": WEIGHT}))
-        before = total(scrape(client), "tilewire_lane_requests_total")
         with httpx.Client(base_url=server.url, trust_env=False) as other:
             for number in range(6):
                 given = {"x-request-id": f"httpx-{number}"}
                 answer = other.post("/v1/add?b=@w", content=to_npy(ONES), headers=given)
                 assert answer.headers["x-request-id"] == given["x-request-id"]
-        assert settles(client, lambda now: total(now, "tilewire_lane_requests_total") == before + 4)

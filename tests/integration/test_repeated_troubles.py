@@ -1,4 +1,4 @@
-"""What comes between on the short lane: changed residents, errors, full queues, drains, and clients that leave or wait."""
+"""What comes between repeated requests: changed residents, errors, full queues, drains, and clients that leave or wait."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.support.gateway_bench import GatewayBench, read_answer, until
-from tests.support.lane_scenes import ONES, SENT, WEIGHT, Answer, ask, check_sum, fixed, play, warmed
 from tests.support.raw_http import post
+from tests.support.repeated_scenes import ONES, SENT, WEIGHT, Answer, ask, check_sum, fixed, play, warmed
 from tests.support.tensor_bodies import to_npy
 from tilewire.service.errors import DeadlinePassed, TooBusy, Unavailable
 
@@ -30,7 +30,6 @@ def test_a_resident_of_another_shape(how: str) -> None:
         assert len(bench.engine.jobs) - num_jobs == (1 if how == "learned before" else 2)
         check_sum(await ask(stream, SENT[3]), ONES * 3 + taller)
         check_sum(await ask(stream, SENT[4]), ONES * 4 + taller)
-        assert bench.on_lane() == 1
         assert isinstance(bench.engine.jobs[-1].operands["b"].type.shape, tuple)
         bench.engine.residents["w"] = np.ones((5, 7), np.float32)
         assert (await ask(stream, SENT[5]))[0] == 400
@@ -59,12 +58,11 @@ def test_a_stale_request_and_those_pipelined_behind_it_are_answered_in_order() -
 @pytest.mark.parametrize(
     "error", [Unavailable("the engine restarted"), TooBusy("the device is full"), ValueError("bug")]
 )
-def test_errors_of_the_engine_are_answered_as_on_the_ordinary_path(error: Exception) -> None:
+def test_errors_of_the_engine_are_answered(error: Exception) -> None:
     async def scene(bench: GatewayBench) -> None:
         stream = await warmed(bench)
         bench.engine.error = error
         short = await ask(stream, SENT[1])
-        assert bench.on_lane() == 1
         long = await ask(await bench.connect(), SENT[1])
 
         def told(answer: Answer) -> tuple[int, list[str], bytes]:
@@ -74,7 +72,6 @@ def test_errors_of_the_engine_are_answered_as_on_the_ordinary_path(error: Except
         assert told(short) == told(long)
         bench.engine.error = None
         check_sum(await ask(stream, SENT[2]), ONES * 2 + WEIGHT)
-        assert bench.on_lane() == 1
 
     play(scene)
 
@@ -90,7 +87,6 @@ def test_each_request_has_a_deadline_of_its_own(is_header: bool) -> None:
             before_ns = time.monotonic_ns()
             check_sum(await ask(stream, sent), ONES + WEIGHT)
             assert before_ns + 5e9 <= bench.engine.jobs[-1].deadline_ns <= time.monotonic_ns() + 5e9
-            assert bench.on_lane() == 1
         bench.engine.error = DeadlinePassed("too late")
         assert (await ask(stream, sent))[0] == 504
 
@@ -104,11 +100,9 @@ def test_a_bug_is_500_and_gives_the_slots_back() -> None:
         status, _, body = await ask(stream, SENT[1])
         assert status == 500
         assert b"a bug of ours" not in body
-        assert bench.on_lane() == 1
         assert bench.arena.used_bytes == bench.admission.in_flight == 0
         bench.engine.bug = None
         check_sum(await ask(stream, SENT[2]), ONES * 2 + WEIGHT)
-        assert bench.on_lane() == 1
 
     play(scene)
 
@@ -123,7 +117,7 @@ def test_an_engine_that_is_not_ready_is_503() -> None:
         # While the body comes.
         bench.engine.welcome = welcome
         stream[1].write(SENT[1][:-4])
-        await until(lambda: bench.on_lane() == 1)
+        await until(lambda: bench.admission.in_flight == 1)
         bench.engine.welcome = None
         stream[1].write(SENT[1][-4:])
         assert (await read_answer(stream[0]))[0] == 503
@@ -141,9 +135,7 @@ def test_a_full_queue_and_a_full_arena_are_429() -> None:
         leases.release()
         with contextlib.closing(_Held(bench)):
             assert (await ask(stream, SENT[1]))[0] == 429
-        assert bench.on_lane() == 0
         check_sum(await ask(stream, SENT[2]), ONES * 2 + WEIGHT)
-        assert bench.on_lane() == 1
 
     play(scene, max_in_flight=1)
 
@@ -164,7 +156,6 @@ def test_a_client_that_leaves_while_its_job_runs() -> None:
         bench.engine.is_held = True
         writer.write(SENT[1])
         await until(lambda: len(bench.engine.jobs) == 3)
-        assert bench.on_lane() == 1
         writer.transport.abort()
         await until(lambda: bool(bench.engine.cancelled))
         # The device may still write there.
@@ -181,7 +172,7 @@ def test_a_client_that_leaves_while_its_body_comes() -> None:
     async def scene(bench: GatewayBench) -> None:
         _reader, writer = await warmed(bench)
         writer.write(SENT[1][:-1])
-        await until(lambda: bench.on_lane() == 1)
+        await until(lambda: bench.admission.in_flight == 1)
         assert bench.arena.used_bytes > 0
         writer.close()
         await until(lambda: bench.arena.used_bytes == 0)
@@ -194,7 +185,7 @@ def test_a_body_that_stalls_is_given_up() -> None:
     async def scene(bench: GatewayBench) -> None:
         reader, writer = await warmed(bench)
         writer.write(SENT[1][:-1])
-        await until(lambda: bench.on_lane() == 1)
+        await until(lambda: bench.admission.in_flight == 1)
         status, headers, body = await read_answer(reader)
         assert status == 400
         assert b"no byte for 0.1 s" in body
@@ -258,20 +249,19 @@ def test_a_drain_between_two_requests_is_503() -> None:
     play(scene)
 
 
-def test_an_idle_connection_is_closed_after_a_request_on_the_lane() -> None:
+def test_an_idle_connection_is_closed_after_a_request() -> None:
     async def scene(bench: GatewayBench) -> None:
         stream = await warmed(bench)
         for number in range(3):
             check_sum(await ask(stream, SENT[number]), ONES * number + WEIGHT)
             await asyncio.sleep(0.15)
-        assert bench.on_lane() == 1
         async with asyncio.timeout(5):
             assert await stream[0].read() == b""
 
     play(scene, keep_alive_s=0.3)
 
 
-def test_a_client_that_reads_nothing_stops_the_lane() -> None:
+def test_a_client_that_reads_nothing_is_waited_for() -> None:
     a = np.zeros((1, 60_000), np.float32)
     sent = post("/v1/add?b=@v", to_npy(a))
 

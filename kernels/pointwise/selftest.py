@@ -1,0 +1,50 @@
+"""The self-test of pointwise: each binary once, on small whole numbers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+
+import torch
+
+from tilewire.kernels.build.operands import numbers
+from tilewire.kernels.op import Trial
+from tilewire.kernels.pointwise.configs import Config, Family, enumerate_configs
+from tilewire.kernels.pointwise.op import prepare
+from tilewire.kernels.runtime.targets import Target
+
+
+def trials(target: Target, device: torch.device) -> Iterator[Callable[[], Trial]]:
+    """See `KernelOp.trials`."""
+    for family, config in enumerate_configs(target):
+        yield functools.partial(_trial, family, config, device)
+
+
+def _trial(family: Family, config: Config, device: torch.device) -> Trial:
+    dtype = getattr(torch, family.dtype)
+    other = torch.float16 if family.dtype == "float32" else torch.float32
+    n = 2 * config.block_n - (0 if family.is_aligned else 1)
+    shape = (n,) if family.outer_rank == 0 else (2, config.block_rows + 1, n)
+    values = numbers(shape, device)
+    x, y, out = (_lying(values, inner, dtype, is_padded=family.outer_rank > 0) for inner in family.inner)
+    if not family.is_typed:
+        out = torch.empty_like(out, dtype=other)
+    out.fill_(float("nan"))
+    second = y if family.is_binary else None
+    prepared = prepare(x, second, out, "mul" if family.is_binary else "neg", 2.0, 1.0, config)
+    prepared(x, second, out)
+    expected = (x.float() * y.float() if family.is_binary else -x.float()) * 2 + 1
+    return Trial(prepared.variants, (out.float() == expected).all())
+
+
+def _lying(values: torch.Tensor, inner: str, dtype: torch.dtype, *, is_padded: bool) -> torch.Tensor:
+    """A copy of `values`, or of its first column, whose last dimension goes as `inner` says."""
+    *outer, n = values.shape
+    if inner == "repeat":
+        n, values = 1, values[..., :1]
+    step = 2 if inner == "any" else 1
+    pad = 16 if is_padded else 0
+    storage = torch.empty(
+        (*outer, step * n + pad + (-step * n % 16 if is_padded else 0)), dtype=dtype, device=values.device
+    )
+    return storage[..., : step * n : step].copy_(values)

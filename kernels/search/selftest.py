@@ -1,0 +1,59 @@
+"""The self-test of search: each binary once, on small whole numbers that tie often."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+
+import torch
+
+from tilewire.kernels.op import Trial
+from tilewire.kernels.runtime.targets import Target
+from tilewire.kernels.search.configs import DTYPES, Config, Problem, enumerate_configs
+from tilewire.kernels.search.op import norms_pipeline, prepare
+from tilewire.kernels.topk.configs import WIDTHS
+from tilewire.kernels.topk.selftest import merge_trial
+
+
+def trials(target: Target, device: torch.device) -> Iterator[Callable[[], Trial]]:
+    """See `KernelOp.trials`."""
+    for dtype in DTYPES:
+        yield functools.partial(_norms_trial, dtype, device)
+    for problem, config in enumerate_configs(target):
+        yield functools.partial(_trial, problem, config, device)
+    for width in WIDTHS:
+        yield functools.partial(merge_trial, width, target, device)
+
+
+def _norms_trial(dtype: str, device: torch.device) -> Trial:
+    x = _whole((37, 131), dtype, device)
+    out = torch.full((37,), float("nan"), device=device)
+    pipeline = norms_pipeline(x, "l2")
+    pipeline(x, out)
+    return Trial(pipeline.variants, (out == x.float().square().sum(1)).all())
+
+
+def _trial(problem: Problem, config: Config, device: torch.device) -> Trial:
+    k = min(config.block_k, 64) if problem.is_aligned else 35
+    n = max(3 * config.block_n, problem.width * config.group // 2) + 5
+    a, b = (_whole((size, k), problem.dtype, device) for size in (config.block_m + 3, n))
+    bias = None if problem.is_plain else (torch.arange(n, device=device) % 5).float()
+    scores = a.float() @ b.float().mT
+    norms = None
+    if bias is not None:
+        norms = b.float().square().sum(1)
+        scores = a.float().square().sum(1)[:, None] - 2 * scores + norms + bias
+    best = min(problem.width, n)
+    shape = (a.shape[0], best)
+    values = torch.full(shape, float("nan"), device=device)
+    indices = torch.full(shape, -1, device=device)
+    metric = "dot" if bias is None else "l2"
+    prepared = prepare(a, b, best, metric=metric, bias=bias, precision=problem.precision, config=config)
+    prepared(a, b, norms, bias, values, indices)
+    order = torch.sort(scores, dim=1, descending=bias is None, stable=True).indices[:, :best]
+    return Trial(prepared.variants, (indices == order).all() & (values == scores.gather(1, order)).all())
+
+
+def _whole(shape: tuple[int, int], dtype: str, device: torch.device) -> torch.Tensor:
+    values = torch.arange(shape[0] * shape[1], device=device) * 7919 % 1009 % 7 - 3
+    return values.view(shape).to(getattr(torch, dtype))

@@ -1,0 +1,61 @@
+"""Normalisation: torch on the CPU, Tilewire's kernels on the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tilewire.service.engine.ops.op import Compute, EngineOp, Operands
+from tilewire.service.ops.normalize import DEFAULT_EPS, NormalizeOptions
+
+
+class EngineNormalize(EngineOp[NormalizeOptions]):
+    """See `service.ops.normalize`."""
+
+    name = "normalize"
+    pads_rows = False
+
+    def cpu(
+        self, inputs: Operands, options: NormalizeOptions, out_dtypes: Sequence[torch.dtype]
+    ) -> tuple[torch.Tensor, ...]:
+        """See `EngineOp.cpu`."""
+        del out_dtypes
+        assert options.kind is not None, "This is a bug: planned without a kind."
+        eps = DEFAULT_EPS[options.kind] if options.eps is None else options.eps
+        x = inputs["x"].float().movedim(options.axis, -1)
+        if options.kind == "layer":
+            x = x - x.mean(-1, keepdim=True)
+        if options.kind == "l2":
+            out = x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=eps)
+        else:
+            out = x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+        if (weight := inputs.get("weight")) is not None:
+            out = out * weight.float()
+        if (bias := inputs.get("bias")) is not None:
+            out = out + bias.float()
+        return (out.movedim(-1, options.axis),)
+
+    def prepare(
+        self,
+        kernels: Any,
+        inputs: Operands,
+        options: NormalizeOptions,
+        outs: Sequence[torch.Tensor],
+        *,
+        batch_invariant: bool,
+    ) -> Compute:
+        """See `EngineOp.prepare`. A row does not depend on what it is batched with."""
+        del batch_invariant
+        (out,) = outs
+        normalize = kernels.prepare_normalize(
+            inputs["x"],
+            out,
+            kind=options.kind,
+            weight=inputs.get("weight"),
+            bias=inputs.get("bias"),
+            axis=options.axis,
+            eps=options.eps,
+        )
+        return lambda given: normalize(given["x"], given.get("weight"), given.get("bias"), out)

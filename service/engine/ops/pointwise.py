@@ -1,0 +1,67 @@
+"""Functions of each element: torch on the CPU, Tilewire's kernels on the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from tilewire.service.engine.ops.op import Compute, EngineOp, Operands
+from tilewire.service.ops.pointwise import PointwiseOptions
+
+FUNCTIONS: Mapping[str, Callable[..., torch.Tensor]] = {
+    "mul": torch.mul,
+    "sub": torch.sub,
+    "div": torch.div,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "exp": torch.exp,
+    "log": torch.log,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "abs": torch.abs,
+    "neg": torch.neg,
+    "relu": torch.relu,
+    "gelu": lambda x: functional.gelu(x, approximate="tanh"),
+    "silu": functional.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
+
+
+class EnginePointwise(EngineOp[PointwiseOptions]):
+    """See `service.ops.pointwise`."""
+
+    name = "pointwise"
+    pads_rows = False
+
+    def cpu(
+        self, inputs: Operands, options: PointwiseOptions, out_dtypes: Sequence[torch.dtype]
+    ) -> tuple[torch.Tensor, ...]:
+        """See `EngineOp.cpu`."""
+        del out_dtypes
+        assert options.fn is not None, "This is a bug: planned without a function."
+        operands = [inputs[name].float() for name in ("x", "y") if name in inputs]
+        out = FUNCTIONS[options.fn](*operands)
+        if options.scale != 1:
+            out = out * options.scale
+        return (out + options.shift if options.shift != 0 else out,)
+
+    def prepare(
+        self,
+        kernels: Any,
+        inputs: Operands,
+        options: PointwiseOptions,
+        outs: Sequence[torch.Tensor],
+        *,
+        batch_invariant: bool,
+    ) -> Compute:
+        """See `EngineOp.prepare`. An element does not depend on what it is batched with."""
+        del batch_invariant
+        (out,) = outs
+        pointwise = kernels.prepare_pointwise(
+            inputs["x"], out, fn=options.fn, y=inputs.get("y"), scale=options.scale, shift=options.shift
+        )
+        return lambda given: pointwise(given["x"], given.get("y"), out)

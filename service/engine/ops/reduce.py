@@ -1,0 +1,59 @@
+"""Reductions: torch on the CPU, Tilewire's kernels on the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tilewire.service.engine.ops.op import Compute, EngineOp, Operands
+from tilewire.service.ops.reduce import ReduceOptions
+
+# Of float32 tensors, along the last dimension. Torch gives the first index among equals, and NaN or its index.
+REDUCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum": lambda x: x.sum(-1),
+    "mean": lambda x: x.mean(-1),
+    "max": lambda x: x.amax(-1),
+    "min": lambda x: x.amin(-1),
+    "argmax": lambda x: x.argmax(-1),
+    "argmin": lambda x: x.argmin(-1),
+    "logsumexp": lambda x: x.logsumexp(-1),
+    "norm": lambda x: torch.linalg.vector_norm(x, dim=-1),
+}
+
+
+class EngineReduce(EngineOp[ReduceOptions]):
+    """See `service.ops.reduce`."""
+
+    name = "reduce"
+    pads_rows = False
+
+    def cpu(
+        self, inputs: Operands, options: ReduceOptions, out_dtypes: Sequence[torch.dtype]
+    ) -> tuple[torch.Tensor, ...]:
+        """See `EngineOp.cpu`."""
+        del out_dtypes
+        assert options.kind is not None, "This is a bug: planned without a kind."
+        x = inputs["x"].float()
+        if isinstance(options.axis, str):
+            out = REDUCTIONS[options.kind](x.reshape(-1))
+            return (out.reshape((1,) * x.dim()) if options.keepdims else out,)
+        out = REDUCTIONS[options.kind](x.movedim(options.axis, -1))
+        return (out.unsqueeze(options.axis) if options.keepdims else out,)
+
+    def prepare(
+        self,
+        kernels: Any,
+        inputs: Operands,
+        options: ReduceOptions,
+        outs: Sequence[torch.Tensor],
+        *,
+        batch_invariant: bool,
+    ) -> Compute:
+        """See `EngineOp.prepare`. A row does not depend on what it is batched with."""
+        del batch_invariant
+        (out,) = outs
+        axis = None if isinstance(options.axis, str) else options.axis
+        reduce = kernels.prepare_reduce(inputs["x"], out, kind=options.kind, axis=axis)
+        return lambda given: reduce(given["x"], out)

@@ -1,0 +1,112 @@
+"""Exact search: torch on the CPU, Tilewire's kernels on the GPU. Norms of a resident are computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from tilewire.service.engine.ops.op import Compute, EngineOp, Operands
+from tilewire.service.ops.search import SearchOptions
+
+
+class EngineSearch(EngineOp[SearchOptions]):
+    """See `service.ops.search`."""
+
+    name = "search"
+    pads_rows = False
+
+    def __init__(self) -> None:
+        # By metric: norms of the items, for as long as the tensor of the items lives.
+        self._norms: dict[str, WeakTensorKeyDictionary] = {
+            metric: WeakTensorKeyDictionary() for metric in ("cosine", "l2")
+        }
+
+    def cpu(
+        self, inputs: Operands, options: SearchOptions, out_dtypes: Sequence[torch.dtype]
+    ) -> tuple[torch.Tensor, ...]:
+        """See `EngineOp.cpu`."""
+        del out_dtypes
+        a, b = inputs["a"], inputs["b"]
+        # int8 products are exact in float64, whose matmul is fast; torch's own integer matmul is a plain loop.
+        wide = torch.float64 if a.dtype == torch.int8 else torch.float32
+        scores = torch.matmul(a.to(wide), b.to(wide).mT).float()
+        if options.metric == "cosine":
+            lengths = _squares(a).sqrt().unsqueeze(-1) * self._norms_of(inputs, "cosine", lambda: _squares(b).sqrt())
+            scores = torch.where(lengths == 0, 0.0, scores / lengths)
+        elif options.metric == "l2":
+            squares = _squares(a).unsqueeze(-1) + self._norms_of(inputs, "l2", lambda: _squares(b))
+            scores = (squares - 2 * scores).clamp(min=0)
+        if (bias := inputs.get("bias")) is not None:
+            scores = scores + bias.float()
+        return _best(scores, options.k, largest=options.metric != "l2")
+
+    def prepare(
+        self,
+        kernels: Any,
+        inputs: Operands,
+        options: SearchOptions,
+        outs: Sequence[torch.Tensor],
+        *,
+        batch_invariant: bool,
+    ) -> Compute:
+        """See `EngineOp.prepare`."""
+        values, indices = outs
+        search = kernels.prepare_search(
+            inputs["a"],
+            inputs["b"],
+            values,
+            indices,
+            metric=options.metric,
+            bias=inputs.get("bias"),
+            precision=options.precision,
+            batch_invariant=batch_invariant,
+        )
+
+        def compute(given: Operands) -> None:
+            b = given["b"]
+            norms = None
+            if options.metric != "dot":
+                norms = self._norms_of(given, options.metric, lambda: _item_norms(kernels, b, options.metric))
+            search(given["a"], b, norms, given.get("bias"), values, indices)
+
+        return compute
+
+    def _norms_of(self, inputs: Operands, metric: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Returns the norms of the items; those of resident ones are computed at their first use."""
+        b, norms_of = inputs["b"], self._norms[metric]
+        if "b" not in inputs.resident:
+            return make()
+        if b not in norms_of:
+            norms_of[b] = make()
+        norms: torch.Tensor = norms_of[b]
+        return norms
+
+
+def _item_norms(kernels: Any, b: torch.Tensor, metric: str) -> torch.Tensor:
+    norms: torch.Tensor = kernels.item_norms(b, metric)
+    if b.is_cuda:
+        # Other streams read them, too.
+        torch.cuda.current_stream(b.device).synchronize()
+    return norms
+
+
+def _squares(rows: torch.Tensor) -> torch.Tensor:
+    """Sums of squares of the rows, in float32; exact before that for int8."""
+    if rows.dtype == torch.int8:
+        return rows.double().square().sum(-1).float()
+    return rows.float().square().sum(-1)
+
+
+def _best(scores: torch.Tensor, k: int, *, largest: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Chooses k of each row: the smaller index among equals, NaN after every number."""
+    is_nan = scores.isnan()
+    worst = -torch.inf if largest else torch.inf
+    order = scores.masked_fill(is_nan, worst).argsort(dim=-1, descending=largest, stable=True)
+    if is_nan.any():
+        # Numbers before NaN, each in their order.
+        order = order.gather(-1, is_nan.gather(-1, order).int().argsort(dim=-1, stable=True))
+    order = order[..., :k]
+    return scores.gather(-1, order), order

@@ -1,0 +1,42 @@
+"""The k largest or smallest: torch on the CPU, Tilewire's kernels on the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tilewire.service.engine.ops.op import Compute, EngineOp, Operands
+from tilewire.service.ops.topk import TopkOptions
+
+
+class EngineTopk(EngineOp[TopkOptions]):
+    """See `service.ops.topk`."""
+
+    name = "topk"
+    pads_rows = False
+
+    def cpu(
+        self, inputs: Operands, options: TopkOptions, out_dtypes: Sequence[torch.dtype]
+    ) -> tuple[torch.Tensor, ...]:
+        """See `EngineOp.cpu`. A stable sort gives the smaller index among equals, and NaN above every number."""
+        del out_dtypes
+        assert options.k is not None, "This is a bug: planned without k."
+        values, indices = inputs["x"].sort(dim=options.axis, descending=options.largest, stable=True)
+        return values.narrow(options.axis, 0, options.k), indices.narrow(options.axis, 0, options.k)
+
+    def prepare(
+        self,
+        kernels: Any,
+        inputs: Operands,
+        options: TopkOptions,
+        outs: Sequence[torch.Tensor],
+        *,
+        batch_invariant: bool,
+    ) -> Compute:
+        """See `EngineOp.prepare`. A row does not depend on what it is batched with."""
+        del batch_invariant
+        values, indices = outs
+        topk = kernels.prepare_topk(inputs["x"], values, indices, axis=options.axis, largest=options.largest)
+        return lambda given: topk(given["x"], values, indices)

@@ -1,0 +1,185 @@
+"""The native API's calls: options and residents in the query, tensors in a body of any format, and answers alike.
+
+Owns the choice of formats. Implements `request.adapter`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from tilewire.service.errors import BodyTooLarge
+from tilewire.service.gateway.api.v1.query import Query, parse_query
+from tilewire.service.gateway.codecs.negotiation import SNIFF_BYTES, codec_for_accept, codec_for_body
+from tilewire.service.gateway.codecs.protocol import Codec, Placed
+from tilewire.service.gateway.request.adapter import Answer, Region
+from tilewire.service.gateway.request.admission import Leases
+from tilewire.service.gateway.request.body import refuse_encodings
+from tilewire.service.gateway.request.head import Head
+from tilewire.service.gateway.request.offload import OFFLOAD_BYTES, LoopRoom, offload
+from tilewire.service.ipc.arena import Lease
+from tilewire.service.ops.op import AnyOp, TensorType
+from tilewire.service.ops.registry import Options
+
+
+class NativeApi:
+    """`POST /v1/{op}`.
+
+    Args:
+        max_json_bytes: Largest body of JSON, and largest result that JSON carries.
+    """
+
+    def __init__(self, max_json_bytes: int) -> None:
+        self._max_json_bytes = max_json_bytes
+
+    def read_call(self, op: AnyOp, head: Head) -> NativeCall:
+        """See `Api.read_call`."""
+        headers = head.headers
+        query = parse_query(op, head.query, headers.get("x-timeout-ms"))
+        call = NativeCall(
+            op,
+            query,
+            headers.get("content-type"),
+            headers.get("accept"),
+            self._max_json_bytes,
+            needs_body=any(name not in query.residents for name in op.required),
+        )
+        if call.needs_body:
+            refuse_encodings(head)
+        return call
+
+
+class NativeCall(msgspec.Struct, frozen=True):
+    """What a native request's head asks for; see `Call`.
+
+    Attributes:
+        op: Operation.
+        query: Options, residents, `store` and the deadline.
+        content_type: Value of the header, or None.
+        accept: Value of the header, or None.
+        max_json_bytes: As in `NativeApi`.
+        needs_body: As in `Call`.
+        lead_bytes: As in `Call`.
+    """
+
+    op: AnyOp
+    query: Query
+    content_type: str | None
+    accept: str | None
+    max_json_bytes: int
+    needs_body: bool
+    lead_bytes: int = 0
+
+    @property
+    def residents(self) -> Mapping[str, str]:
+        return self.query.residents
+
+    @property
+    def store(self) -> str | None:
+        return self.query.store
+
+    async def decode(self, body: Lease | None, leases: Leases) -> NativeTask:
+        """See `Call`."""
+        codec, placed, lead_bytes = None, dict[str, Placed](), 0 if body is None else None
+        if body is not None:
+            codec = codec_for_body(self.content_type, bytes(body.view[:SNIFF_BYTES]))
+            placed = dict(await read_tensors(codec, body, leases, self.max_json_bytes))
+            lead_bytes = codec.lead_bytes(body.view)
+        return NativeTask(self, codec, placed, lead_bytes)
+
+
+class NativeTask(msgspec.Struct, frozen=True):
+    """A native request whose operands are known; see `Task`.
+
+    Attributes:
+        call: What the head asks for.
+        codec: Format of the body; None without one.
+        placed: Tensors of the body by name.
+        lead_bytes: As in `Task`.
+    """
+
+    call: NativeCall
+    codec: Codec | None
+    placed: Mapping[str, Placed]
+    lead_bytes: int | None
+
+    declared: Mapping[str, TensorType] = {}
+    regions: Mapping[str, tuple[TensorType, Region]] = {}
+    out_regions: Mapping[str, Region] = {}
+    priority: int = 0
+
+    @property
+    def op(self) -> AnyOp:
+        return self.call.op
+
+    @property
+    def options(self) -> Options:
+        return self.call.query.options
+
+    @property
+    def residents(self) -> Mapping[str, str]:
+        return self.call.query.residents
+
+    @property
+    def timeout_ns(self) -> int:
+        return int((self.call.query.timeout_ms or 0) * 1e6)
+
+    def encoder(self, outputs: Mapping[str, TensorType]) -> CodecEncoder | None:
+        if self.call.store is not None:
+            return None
+        codec = codec_for_accept(self.call.accept, self.codec, [kind.dtype for kind in outputs.values()])
+        check_text(codec, outputs, self.call.max_json_bytes)
+        return encoder_for(codec, outputs)
+
+
+class CodecEncoder(msgspec.Struct, frozen=True):
+    """Writes outputs in one format; see `Encoder`."""
+
+    codec: Codec
+    outputs: Mapping[str, TensorType]
+    work_bytes: int
+
+    def encode(self, payloads: Sequence[memoryview]) -> Answer:
+        """See `Encoder`."""
+        return Answer(self.codec.content_type, self.codec.encode(self.outputs, payloads))
+
+
+def encoder_for(codec: Codec, outputs: Mapping[str, TensorType]) -> CodecEncoder:
+    """Makes an encoder."""
+    return CodecEncoder(codec, outputs, sum(kind.nbytes for kind in outputs.values()) if codec.is_text else 0)
+
+
+def check_text(codec: Codec, outputs: Mapping[str, TensorType], max_bytes: int) -> None:
+    """Refuses results that are too large to be written as text.
+
+    Raises:
+        BodyTooLarge: They are.
+    """
+    if not codec.is_text:
+        return
+    for name, kind in outputs.items():
+        # A number takes more room than its bytes: the bound is on what must be formatted.
+        if kind.nbytes > max_bytes:
+            raise BodyTooLarge(
+                f"{name}: {kind} is too large for JSON; the limit is {max_bytes} bytes, accept safetensors"
+            )
+
+
+async def read_tensors(codec: Codec, body: Lease, leases: Leases, max_json_bytes: int) -> Mapping[str, Placed]:
+    """Reads the tensors' metadata out of a body.
+
+    Args:
+        codec: Format of the body.
+        body: Slot of exactly the body.
+        leases: Source of slots for what is inflated or parsed.
+        max_json_bytes: Largest body of text.
+
+    Raises:
+        TilewireError: See `Codec.decode`.
+    """
+    if codec.is_text and body.nbytes > max_json_bytes:
+        raise BodyTooLarge(f"body: {body.nbytes} bytes of JSON; the limit is {max_json_bytes}, use safetensors")
+    work_bytes = codec.work_bytes(body.view)
+    room = LoopRoom(leases) if work_bytes > OFFLOAD_BYTES else leases
+    return await offload(work_bytes, codec.decode, body.view, body.offset, room)

@@ -1,0 +1,185 @@
+"""Bounds on one connection: how long its heads, bodies, reads and pauses may take, and whether its client is still there.
+
+Owns the timers. A timer that ends without reason to act is set again; none is touched for each request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+import weakref
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from tilewire.service.gateway.auth.authenticator import HEALTH_PATHS
+from tilewire.service.gateway.connection.receive import Owner
+from tilewire.service.gateway.request.body import too_slow
+
+# Time in which an idle connection may still send a request once the gateway drains, in seconds.
+DRAIN_GRACE_S = 0.5
+# Time in which what still comes is discarded behind a last answer, in seconds.
+LINGER_S = 2.0
+# Request line and headers together, and trailers together, in bytes; httptools has no bound of its own.
+MAX_HEAD_BYTES = 2**16
+# Beside its name and its value, a line of either has a colon, a space and its end.
+LINE_BYTES = 4
+
+# Orchestrators are answered whatever the load: they would end a server that is merely busy.
+PROBES = tuple(b"%b %b " % (verb, path.encode("ascii")) for verb in (b"GET", b"HEAD") for path in sorted(HEALTH_PATHS))
+
+# Pauses between looks at whether a client that sends no more is still there, in seconds: short at first, then longer.
+FIRST_PROBE_S, LAST_PROBE_S = 0.02, 2.0
+# `tcpi_state` in the first byte of TCP_INFO, once the other side has refused what we sent.
+TCP_CLOSE = 7
+
+
+class Limited(Owner, Protocol):
+    """A connection that is bounded.
+
+    Attributes:
+        loop: Event loop.
+        patience_s: Longest time for a head to come, and longest time in which a client reads nothing of its answer.
+        timeout_keep_alive: Longest time without a request, in seconds.
+        is_busy: A request is under way.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    patience_s: float
+    timeout_keep_alive: int
+
+    @property
+    def is_busy(self) -> bool: ...
+    @property
+    def takes_interim(self) -> bool: ...
+    def send_400_response(self, msg: str) -> None: ...
+
+
+class Limits:
+    """The timers of one connection.
+
+    Args:
+        connection: That they bound.
+
+    Attributes:
+        body_bytes: Bytes of the body that goes through the parser.
+        idle_since_s: End of the last request, on the loop's clock.
+    """
+
+    def __init__(self, connection: Limited) -> None:
+        # Weak: the connection holds this, and both would wait for the garbage collector.
+        self._connection = cast("Limited", weakref.proxy(connection))
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._unsent_bytes = 0
+        self.body_bytes = 0
+        self.idle_since_s = connection.loop.time()
+        # A client that never sends anything is idle from the start.
+        self._set("idle", connection.timeout_keep_alive, self._check_idle)
+
+    def _set(self, name: str, seconds: float, act: Callable[[], None]) -> None:
+        self._timers[name] = self._connection.loop.call_later(seconds, act)
+
+    def _stop(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+
+    def stop(self) -> None:
+        """The connection is gone."""
+        for name in list(self._timers):
+            self._stop(name)
+
+    def begin_head(self) -> None:
+        """A part of a head is in."""
+        if "head" not in self._timers:
+            self._set("head", self._connection.patience_s, self._give_up_head)
+
+    def end_head(self) -> None:
+        """A head is in."""
+        if self._timers:
+            self._stop("head")
+
+    def _give_up_head(self) -> None:
+        self._stop("head")
+        connection = self._connection
+        if connection.flow.read_paused:
+            # It is we who do not read, until the requests before this one are answered.
+            self.begin_head()
+            return
+        connection.send_400_response(f"the request line and headers did not end within {connection.patience_s:g} s")
+
+    def begin_body(self) -> None:
+        """A part of a body went through the parser."""
+        if "body" not in self._timers:
+            began_s = time.monotonic()
+            self._set("body", self._connection.patience_s, lambda: self._check_rate(began_s))
+
+    def end_body(self) -> None:
+        """The body is in, or comes another way."""
+        self.body_bytes = 0
+        self._stop("body")
+
+    def _check_rate(self, began_s: float) -> None:
+        """A body that goes through the parser must have come at the least rate, and all of it within the longest time."""
+        self._stop("body")
+        connection = self._connection
+        min_bytes_per_s, elapsed_s = connection.min_body_bytes_per_s, time.monotonic() - began_s
+        if connection.flow.read_paused:
+            # It is we who do not read.
+            self.body_bytes, began_s = 0, time.monotonic()
+        elif elapsed_s > connection.max_body_s or self.body_bytes < min_bytes_per_s * elapsed_s:
+            connection.send_400_response(too_slow(min_bytes_per_s, self.body_bytes))
+            return
+        self._set("body", connection.patience_s, lambda: self._check_rate(began_s))
+
+    def begin_write(self) -> None:
+        """The client reads more slowly than we write."""
+        self._unsent_bytes = self._connection.transport.get_write_buffer_size()
+        self._set("write", self._connection.patience_s, self._check_reading)
+
+    def end_write(self) -> None:
+        """The client reads again."""
+        self._stop("write")
+
+    def _check_reading(self) -> None:
+        """A client that reads nothing for so long would hold its slots for ever: it loses its connection."""
+        unsent_bytes = self._connection.transport.get_write_buffer_size()
+        if unsent_bytes >= self._unsent_bytes:
+            self._connection.transport.abort()
+            return
+        self.begin_write()
+
+    def linger(self) -> None:
+        """Closes after a moment, in which what comes is discarded."""
+        if "linger" not in self._timers:
+            self._set("linger", LINGER_S, self._connection.transport.close)
+
+    def _check_idle(self) -> None:
+        connection = self._connection
+        if connection.transport.is_closing():
+            return
+        rest_s: float = connection.timeout_keep_alive
+        if not connection.is_busy:
+            rest_s = self.idle_since_s + connection.timeout_keep_alive - connection.loop.time()
+        if rest_s > 0:
+            self._set("idle", rest_s, self._check_idle)
+        else:
+            connection.transport.close()
+
+    def probe(self, pause_s: float = FIRST_PROBE_S) -> None:
+        """Sees whether a client that sends no more is still there, while nothing of its answer is written.
+
+        An interim response tells: the system of a client that has left refuses it.
+        """
+        connection = self._connection
+        transport = connection.transport
+        if transport.is_closing() or not connection.is_busy:
+            return
+        sock: socket.socket | None = transport.get_extra_info("socket")
+        if sock is not None and sock.family != socket.AF_UNIX:
+            if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSE:
+                transport.abort()
+                return
+            if connection.takes_interim:
+                transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._set("probe", pause_s, lambda: self.probe(min(2 * pause_s, LAST_PROBE_S)))

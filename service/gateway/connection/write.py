@@ -1,0 +1,124 @@
+"""Writes answers to a transport: in few calls, in pieces that TLS encrypts quickly, and until all of it has left."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Sequence
+from typing import Protocol
+
+from tilewire.service.gateway.connection.receive import Owner
+
+# Up to here, head and body of a framework's answer are copied together and leave in one write.
+JOINED_BYTES = 2**17
+# An answer of up to this is copied out of its slot: cheaper than waiting until it has left.
+COPIED_BYTES = 2**18
+# What is written at once is encrypted at once, and nobody else is served meanwhile.
+TLS_PIECE_BYTES = 2**18
+
+
+async def write_answer(owner: Owner, head: bytes, chunks: Sequence[bytes | memoryview], nbytes: int) -> None:
+    """Writes head and body.
+
+    Args:
+        owner: Connection.
+        head: Status line and headers.
+        chunks: Body.
+        nbytes: Length of the body.
+
+    Returns:
+        When the chunks are not needed any more: they were copied, everything has left, or the client is gone.
+    """
+    transport = owner.transport
+    if nbytes <= COPIED_BYTES:
+        transport.write(b"".join((head, *chunks)))
+        return
+    transport.write(head)
+    for chunk in chunks:
+        if not owner.is_encrypted:
+            transport.write(chunk)
+            continue
+        for at in range(0, len(chunk), TLS_PIECE_BYTES):
+            if owner.flow.write_paused:
+                await owner.flow.drain()
+            if transport.is_closing():
+                return
+            transport.write(chunk[at : at + TLS_PIECE_BYTES])
+            # Others have their turn.
+            await asyncio.sleep(0)
+    await flushed(owner)
+
+
+async def flushed(owner: Owner) -> None:
+    """Returns when everything that was written has left, or the client has."""
+    transport = owner.transport
+    if transport.is_closing() or not transport.get_write_buffer_size():
+        return
+    # Without room for buffering, the transport says that it is writable only when its buffer is empty.
+    transport.set_write_buffer_limits(high=0)
+    await owner.flow.drain()
+    if not transport.is_closing():
+        transport.set_write_buffer_limits()
+
+
+class Answering(Protocol):
+    """One answer that a framework writes.
+
+    Attributes:
+        response_started: Its head was written.
+        expected_content_length: Bytes of the body that are still to come; 0 in chunks.
+        is_head_only: The request was a HEAD.
+    """
+
+    response_started: bool
+    expected_content_length: int
+
+    @property
+    def is_head_only(self) -> bool: ...
+
+
+class CoalescingTransport:
+    """A connection's transport, for one answer: its head waits for the first bytes of its body, and both leave in one write.
+
+    Without it each would be a call to the system, and the client would wake twice. A head whose body may come much later, in
+    chunks, or not at all, does not wait.
+
+    Args:
+        transport: Transport of the connection.
+        answering: The answer.
+    """
+
+    def __init__(self, transport: asyncio.Transport, answering: Answering) -> None:
+        self._transport = transport
+        self._head = b""
+        # Weak: the answer has this for its transport, and both would wait for the garbage collector if it never begins.
+        self._answering: weakref.ref[Answering] | None = weakref.ref(answering)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Uvicorn's call: the head, or a piece of the body."""
+        answering = self._answering() if self._answering is not None else None
+        if answering is not None:
+            # The first write after the answer began is its head; one before that is a `100 Continue`.
+            if answering.response_started:
+                self._answering = None
+                if answering.expected_content_length > 0 and not answering.is_head_only:
+                    self._head = bytes(data)
+                    return
+        elif self._head:
+            head, self._head = self._head, b""
+            if len(data) <= JOINED_BYTES:
+                data = b"".join((head, data))
+            else:
+                self._transport.write(head)
+        self._transport.write(data)
+
+    def close(self) -> None:
+        """Uvicorn's call: the last answer is written, or there will be none."""
+        if self._head:
+            self._transport.write(self._head)
+            self._head = b""
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """Uvicorn's call."""
+        return self._transport.is_closing()

@@ -1,0 +1,161 @@
+"""The contract between the request path and an API: what a call asks for, what it computes, and how it is answered.
+
+`api/v1` and `api/v2` implement it. `handle` knows requests only through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from tilewire.service.gateway.codecs.protocol import Placed
+from tilewire.service.gateway.request.admission import Leases
+from tilewire.service.gateway.request.head import Head
+from tilewire.service.ipc.arena import Lease
+from tilewire.service.ops.op import AnyOp, TensorType
+from tilewire.service.ops.registry import Options
+
+
+class Region(msgspec.Struct, frozen=True):
+    """A range of a registered shared-memory region, as the client names it; not checked against any region.
+
+    Attributes:
+        name: Name under which it was registered.
+        byte_size: Bytes of the range.
+        offset: First byte in the region.
+    """
+
+    name: str
+    byte_size: int
+    offset: int = 0
+
+
+class Answer(msgspec.Struct):
+    """A body and the headers that describe it.
+
+    Attributes:
+        content_type: Media type of the body.
+        chunks: The body, in order; views of slots among them.
+        lines: Further header lines, each with its line end.
+    """
+
+    content_type: str
+    chunks: Sequence[bytes | memoryview]
+    lines: str = ""
+
+
+class Encoder(Protocol):
+    """Writes the answers of one task.
+
+    Attributes:
+        work_bytes: Bytes that are formatted or compressed; more than a few do not run in the event loop.
+    """
+
+    @property
+    def work_bytes(self) -> int: ...
+
+    def encode(self, payloads: Sequence[memoryview]) -> Answer:
+        """Writes an answer.
+
+        Args:
+            payloads: Bytes of the outputs in C order; empty views of those that went into regions.
+        """
+        ...
+
+
+class Task(Protocol):
+    """A computation whose operands are known.
+
+    Attributes:
+        op: Operation.
+        options: Options of the op.
+        placed: Tensors in the arena by input; "" stands for an unnamed one.
+        residents: Names of resident tensors by input.
+        declared: Types that the client says residents have, by input; checked.
+        regions: Tensors in registered regions by input.
+        out_regions: Regions that take outputs instead of the arena, by output.
+        timeout_ns: Longest time from the request's begin until it starts; 0 for none.
+        priority: 0 for the default, 1 for the most urgent.
+        lead_bytes: Bytes at the body's begin that determine all of this; None when no part of the body does.
+    """
+
+    @property
+    def op(self) -> AnyOp: ...
+    @property
+    def options(self) -> Options: ...
+    @property
+    def placed(self) -> Mapping[str, Placed]: ...
+    @property
+    def residents(self) -> Mapping[str, str]: ...
+    @property
+    def declared(self) -> Mapping[str, TensorType]: ...
+    @property
+    def regions(self) -> Mapping[str, tuple[TensorType, Region]]: ...
+    @property
+    def out_regions(self) -> Mapping[str, Region]: ...
+    @property
+    def timeout_ns(self) -> int: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def lead_bytes(self) -> int | None: ...
+
+    def encoder(self, outputs: Mapping[str, TensorType]) -> Encoder | None:
+        """Chooses how outputs of these types are answered, and refuses what cannot be.
+
+        Returns:
+            None when the outputs are stored and only described.
+
+        Raises:
+            TilewireError: They cannot be answered as asked.
+        """
+        ...
+
+
+class Call(Protocol):
+    """What a request's head asks for.
+
+    Attributes:
+        op: Operation.
+        residents: Names of resident tensors by input, as far as the head names them.
+        store: Name under which the result becomes resident; None to answer it.
+        lead_bytes: Bytes left free in front of the body, so that its payload begins aligned.
+        needs_body: A body is read; False when residents stand for all inputs.
+    """
+
+    @property
+    def op(self) -> AnyOp: ...
+    @property
+    def residents(self) -> Mapping[str, str]: ...
+    @property
+    def store(self) -> str | None: ...
+    @property
+    def lead_bytes(self) -> int: ...
+    @property
+    def needs_body(self) -> bool: ...
+
+    async def decode(self, body: Lease | None, leases: Leases) -> Task:
+        """Reads a whole body.
+
+        Args:
+            body: Slot with `lead_bytes` free bytes and the body behind them; None without a body.
+            leases: Source of further slots.
+
+        Raises:
+            TilewireError: Anything that cannot be right; the detail names the field.
+        """
+        ...
+
+
+class Api(Protocol):
+    """One API over HTTP."""
+
+    def read_call(self, op: AnyOp, head: Head) -> Call:
+        """Reads all that a head says.
+
+        Raises:
+            TilewireError: Anything that cannot be right; the detail names the parameter or header.
+        """
+        ...

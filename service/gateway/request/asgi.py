@@ -1,0 +1,136 @@
+"""One request's stream over ASGI: for servers other than ours, and for calls that a framework's router has found."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tilewire.service.errors import ClientGone, InvalidRequest
+from tilewire.service.gateway.request.adapter import Api
+from tilewire.service.gateway.request.body import stalled
+from tilewire.service.gateway.request.context import STREAM, Gateway, RequestContext, Stream, make_context
+from tilewire.service.gateway.request.handle import handle
+from tilewire.service.gateway.request.head import read_head
+from tilewire.service.ops.op import AnyOp
+
+# Time in which a rest of a body is discarded behind the answer: closing at once would lose the client its answer.
+LINGER_S = 2.0
+
+
+class AsgiStream:
+    """The stream of one request under any ASGI server; see `context.Stream` for the calls.
+
+    Args:
+        receive: Server's function for the next piece of the body.
+        send: Server's function for the answer.
+
+    Attributes:
+        is_complete: The last byte of the body was read.
+        is_disconnected: The client left.
+        received_bytes: Bytes of the body that were received.
+    """
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._watcher: asyncio.Task[None] | None = None
+        self._on_gone: Callable[[], None] | None = None
+        self.is_complete = False
+        self.is_disconnected = False
+        self.received_bytes = 0
+
+    async def receive(self) -> Message:
+        """The next message, as `receive` gives it."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self.is_disconnected = True
+        else:
+            self.received_bytes += len(message.get("body", b""))
+            self.is_complete = not message.get("more_body", False)
+        return message
+
+    async def receive_into(self, slot: memoryview, timeout_s: float) -> None:
+        """See `context.Stream`."""
+        received = 0
+        while not self.is_complete:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    piece = await self.receive_piece()
+            except TimeoutError:
+                raise InvalidRequest(stalled(timeout_s, received)) from None
+            if self.is_disconnected:
+                raise ClientGone(f"the client left after {received} bytes of its body")
+            end = received + len(piece)
+            if end > len(slot):
+                raise InvalidRequest(f"body: more than the {len(slot)} bytes that Content-Length said")
+            slot[received:end] = piece
+            received = end
+        if received != len(slot):
+            raise InvalidRequest(f"body: {received} bytes came; Content-Length said {len(slot)}")
+
+    async def receive_piece(self) -> bytes:
+        """See `context.Stream`."""
+        piece: bytes = (await self.receive()).get("body", b"")
+        return piece
+
+    def watch(self, on_gone: Callable[[], None]) -> None:
+        """See `context.Stream`."""
+        self._on_gone = on_gone
+        self._watcher = asyncio.ensure_future(self._receive_until_gone())
+
+    def unwatch(self) -> None:
+        """See `context.Stream`."""
+        self._on_gone = None
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+    async def _receive_until_gone(self) -> None:
+        while not self.is_disconnected:
+            await self.receive()
+        if self._on_gone is not None:
+            self._on_gone()
+
+    async def respond(self, status: int, lines: str, chunks: Sequence[bytes | memoryview], *, closes: bool) -> None:
+        """See `context.Stream`. Slots may be reused when this returns, so the body is copied."""
+        pairs = [line.split(": ", 1) for line in lines.split("\r\n") if line]
+        headers = [(name.encode("ascii"), value.encode("latin-1")) for name, value in pairs]
+        if closes:
+            headers.append((b"connection", b"close"))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        lingers = closes and not (self.is_complete or self.is_disconnected)
+        await self._send({"type": "http.response.body", "body": b"".join(chunks), "more_body": lingers})
+        if lingers:
+            await self._discard()
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _discard(self) -> None:
+        end_s = time.perf_counter() + LINGER_S
+        with contextlib.suppress(TimeoutError):
+            while not (self.is_complete or self.is_disconnected):
+                async with asyncio.timeout(max(0.0, end_s - time.perf_counter())):
+                    await self.receive()
+
+
+def stream_of(scope: Scope, receive: Receive, send: Send) -> Stream:
+    """Our own server's stream of this request, or one over ASGI."""
+    stream: Stream | None = scope.get("extensions", {}).get(STREAM)
+    return stream if stream is not None else AsgiStream(receive, send)
+
+
+def open_context(scope: Scope, stream: Stream) -> RequestContext:
+    """The context of a request that came over ASGI."""
+    head, own = read_head(scope["method"], scope["path"], scope["query_string"], scope["headers"])
+    return make_context(head, own, stream)
+
+
+def op_app(gateway: Gateway, api: Api, op: AnyOp) -> ASGIApp:
+    """An ASGI application that runs one op: the entry for servers that are not ours."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await handle(gateway, open_context(scope, stream_of(scope, receive, send)), api, op)
+
+    return app

@@ -1,0 +1,317 @@
+"""The path of every POST of an op, whatever its API, whether or not one like it came before: receive, resolve, submit, respond.
+
+Read from top to bottom it is what happens to a request. A request whose template is cached skips parsing, decoding and
+planning, and nothing else. What can be refused is refused before the step that costs. Runs in the gateway's event loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from http import HTTPStatus
+
+from tilewire.service.errors import InvalidRequest, TilewireError, Unavailable
+from tilewire.service.gateway.auth.authenticator import authorise
+from tilewire.service.gateway.engines.templates import BoundTemplate
+from tilewire.service.gateway.request.access_log import report
+from tilewire.service.gateway.request.adapter import Api, Call, Task
+from tilewire.service.gateway.request.admission import Leases
+from tilewire.service.gateway.request.body import receive_body
+from tilewire.service.gateway.request.context import Gateway, RequestContext
+from tilewire.service.gateway.request.offload import OFFLOAD_BYTES, offload
+from tilewire.service.gateway.request.response import (
+    describe_tensor,
+    json_answer,
+    respond,
+    respond_error,
+    timing_lines,
+)
+from tilewire.service.gateway.request.template import MAX_LEAD_BYTES, RequestTemplate
+from tilewire.service.ipc.arena import Lease
+from tilewire.service.ipc.messages import Done, InputSpec, OutputSpec, Upload
+from tilewire.service.ops.op import AnyOp, TensorType
+from tilewire.service.ops.planning import plan
+from tilewire.service.telemetry import log
+
+# Attempts to plan a request whose residents change their types meanwhile.
+MAX_PLANS = 4
+
+
+async def handle(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp) -> None:
+    """Answers one request, whatever becomes of it.
+
+    Args:
+        gateway: Parts.
+        context: The request.
+        api: Reader of its head and body.
+        op: Operation that its path names.
+    """
+    context.op = op.name
+    context.route = context.head.path
+    log.request_id.set(context.request_id)
+    leases: Leases | None = None
+    try:
+        admit(gateway, context)
+        leases = gateway.admission.admit()
+        call = read_call(gateway, context, api, op)
+        await check_call(gateway, context, call)
+        body = await receive(gateway, context, call, leases)
+        template, slots, done = await compute(gateway, context, call, body, leases)
+        await answer(gateway, context, call, template, slots, done)
+    except Exception as error:  # noqa: BLE001  (the last line of defence: it is logged and answered)
+        await respond_error(gateway, context, error)
+    finally:
+        if leases is not None:
+            leases.release()
+        report(gateway, context)
+
+
+def admit(gateway: Gateway, context: RequestContext) -> None:
+    """Checks who asks, and their quota; every path but those of health passes here, whatever its spelling.
+
+    Raises:
+        TilewireError: The key is missing or unknown, or has used up its quota.
+    """
+    head = context.head
+    head.check()
+    declared = head.content_length or 0
+    context.access = gateway.authenticator.identify(head.path, head.headers)
+    gateway.authenticator.admit(context.access, declared)
+    context.charged_bytes = declared
+
+
+def read_call(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp) -> Call:
+    """Reads what the head asks for, or finds it in the cache."""
+    if context.cached is not None:
+        return context.cached.call
+    call = api.read_call(op, context.head)
+    if context.key is not None:
+        context.cached = gateway.templates.add(context.key, context.head, call)
+    return call
+
+
+async def check_call(gateway: Gateway, context: RequestContext, call: Call) -> None:
+    """Refuses what the head alone shows to be impossible, before the body is read.
+
+    Raises:
+        Forbidden: The key may not do that.
+        Unavailable: No engine is ready.
+        UnknownName: A resident tensor is not there.
+        InvalidRequest: A result of several tensors cannot be stored under one name.
+    """
+    written = () if call.store is None else (call.store,)
+    authorise(context.granted, op=call.op.name, read=call.residents.values(), write=written)
+    gateway.engines.check_ready()
+    for name, resident in call.residents.items():
+        await gateway.engines.type_of(resident, field=name)
+    if call.store is not None and len(call.op.outputs) > 1:
+        raise InvalidRequest(f"store: {call.op.name} has the outputs {', '.join(call.op.outputs)}; one can be stored")
+
+
+async def receive(gateway: Gateway, context: RequestContext, call: Call, leases: Leases) -> Lease | None:
+    """Receives the body into a slot; None when residents stand for all inputs and there is none."""
+    head, settings = context.head, gateway.settings
+    if not call.needs_body and not head.is_chunked and not head.content_length:
+        return None
+    context.receive_began_s = time.perf_counter()
+    # Before, not after: a body that comes slowly holds its slot all the while.
+    gateway.metrics.observe_load(gateway.admission.in_flight, gateway.arena)
+    return await receive_body(
+        context, leases, settings.max_body_bytes, settings.body_timeout_s, lead_bytes=call.lead_bytes
+    )
+
+
+async def compute(
+    gateway: Gateway, context: RequestContext, call: Call, body: Lease | None, leases: Leases
+) -> tuple[RequestTemplate, list[Lease], Done]:
+    """Has the request computed; plans it anew when a resident changes its type meanwhile.
+
+    Returns:
+        What was computed, the slots of its outputs, and the engine's report.
+    """
+    engines, task, begin = gateway.engines, None, 0 if body is None else body.offset + call.lead_bytes
+    template = find_template(context, call, body)
+    if template is not None:
+        authorise(context.granted, read=template.reads, shared_memory=template.uses_regions)
+    for _attempt in range(MAX_PLANS):
+        if template is None or not engines.knows(template.resident_types):
+            if task is None:
+                task = await call.decode(body, leases)
+                uses_regions = bool(task.regions or task.out_regions)
+                authorise(context.granted, read=task.residents.values(), shared_memory=uses_regions)
+            template = await make_template(gateway, context, call, task, body)
+        if not context.receive_s:
+            note_received(gateway, context)
+        if template.encoder is not None:
+            reserve_answer(gateway, context, template.answer_bytes)
+        slots = [leases.take_now(nbytes) or await leases.wait(nbytes) for nbytes in template.slot_bytes]
+        reply = await engines.compute(
+            bound_to(template, begin, slots),
+            context.stream,
+            leases,
+            deadline_ns=deadline_of(template, context),
+            priority=template.priority,
+        )
+        if isinstance(reply, Done):
+            context.timings, context.batch_size = reply.timings, reply.batch_size
+            return template, slots, reply
+        for slot in slots:
+            leases.give_back(slot)
+    raise Unavailable("its resident tensors keep changing their shapes while it waits")
+
+
+def reserve_answer(gateway: Gateway, context: RequestContext, nbytes: int) -> None:
+    """Counts an answer against its key's quota before it is made; what was sent is settled at the end.
+
+    Args:
+        gateway: Parts.
+        context: The request; its body is in.
+        nbytes: Bytes of the tensors that it is answered with, instead of what was reserved before.
+
+    Raises:
+        OverQuota: Other requests of the key have used up what it may.
+    """
+    charged_bytes = context.charged_bytes or 0
+    whole_bytes = max(context.head.content_length or 0, context.received_bytes) + nbytes
+    gateway.authenticator.reserve(context.granted, whole_bytes - charged_bytes, charged_bytes)
+    context.charged_bytes = whole_bytes
+
+
+def find_template(context: RequestContext, call: Call, body: Lease | None) -> RequestTemplate | None:
+    """Looks up a request with the same head and the same bytes in front of its tensors."""
+    if context.cached is None:
+        return None
+    return context.cached.find(memoryview(b"") if body is None else body.view[call.lead_bytes :])
+
+
+def note_received(gateway: Gateway, context: RequestContext) -> None:
+    """Measures how long the body took to come and to be read."""
+    if context.receive_began_s:
+        context.receive_s = time.perf_counter() - context.receive_began_s
+        gateway.metrics.observe_stage(str(context.op), "receive", context.receive_s)
+
+
+async def make_template(
+    gateway: Gateway, context: RequestContext, call: Call, task: Task, body: Lease | None
+) -> RequestTemplate:
+    """Plans a task, and caches the result for requests with the same bytes in front of their tensors."""
+    types = await resident_types(gateway, task)
+    try:
+        template = plan_task(gateway, call, task, types, body)
+    except TilewireError:
+        # It may be our memory of a resident that is wrong: another gateway may have replaced it.
+        current = await current_types(gateway, task)
+        if current == types:
+            raise
+        template = plan_task(gateway, call, task, current, body)
+    if context.cached is not None:
+        gateway.templates.keep(context.cached, template)
+    return template
+
+
+async def resident_types(gateway: Gateway, task: Task) -> dict[str, TensorType]:
+    """Types of the residents by input; perhaps out of date, which the engine notices."""
+    return {field: await gateway.engines.type_of(name, field=field) for field, name in task.residents.items()}
+
+
+async def current_types(gateway: Gateway, task: Task) -> dict[str, TensorType]:
+    """As `resident_types`, but asks an engine about each."""
+    return {field: (await gateway.engines.describe(name, field=field)).type for field, name in task.residents.items()}
+
+
+def plan_task(
+    gateway: Gateway, call: Call, task: Task, types: Mapping[str, TensorType], body: Lease | None
+) -> RequestTemplate:
+    """Works out what a task computes and how it is answered.
+
+    Raises:
+        TilewireError: Operands, limits or the format of the answer do not allow it.
+    """
+    op, begin = task.op, 0 if body is None else body.offset + call.lead_bytes
+    inputs = bind(task, types, begin)
+    planned = plan(op, {spec.name: spec.type for spec, _ in inputs}, task.options, gateway.settings.limits)
+    outputs = dict(zip(op.outputs, planned.outputs, strict=True))
+    encoder = task.encoder(outputs)
+    regions = [task.out_regions.get(name) for name in op.outputs]
+    specs = tuple(
+        OutputSpec(kind, None if region is None else region.name)
+        for kind, region in zip(planned.outputs, regions, strict=True)
+    )
+    lead = None
+    if task.lead_bytes is not None and task.lead_bytes <= MAX_LEAD_BYTES and call.store is None:
+        lead = b"" if body is None else bytes(body.view[call.lead_bytes :][: task.lead_bytes])
+    located = [(spec, offset) for spec, offset in inputs if offset is not None]
+    return RequestTemplate(
+        lead=lead,
+        job=gateway.engines.templates.find(
+            op.name, tuple(spec for spec, _ in inputs), task.options, specs, (planned.flops, planned.moved_bytes)
+        ),
+        reads=tuple(task.residents.values()),
+        resident_types=tuple((name, types[field]) for field, name in task.residents.items()),
+        uses_regions=bool(task.regions or task.out_regions),
+        inputs=tuple((offset, spec.region is None) for spec, offset in located),
+        outputs=tuple(None if region is None else region.offset for region in regions),
+        timeout_ns=task.timeout_ns,
+        priority=task.priority,
+        slot_bytes=tuple(0 if spec.region is not None else spec.type.nbytes for spec in specs),
+        answer_bytes=sum(spec.type.nbytes for spec in specs if spec.region is None),
+        encoder=encoder,
+    )
+
+
+def bind(task: Task, types: Mapping[str, TensorType], begin: int) -> list[tuple[InputSpec, int | None]]:
+    """Joins residents, tensors in regions and those of the body; an unnamed one is the first required input that is left.
+
+    Returns:
+        Inputs and where their bytes begin: None for residents, an offset in the region, or one from `begin`.
+    """
+    inputs: dict[str, tuple[InputSpec, int | None]] = {
+        field: (InputSpec(field, types[field], name), None) for field, name in task.residents.items()
+    }
+    for field, declared in task.declared.items():
+        if declared != types[field]:
+            raise InvalidRequest(f"{field}: {task.residents[field]!r} is {types[field]}; the request says {declared}")
+    for field, (kind, region) in task.regions.items():
+        inputs[field] = (InputSpec(field, kind, region=region.name), region.offset)
+    for name, tensor in task.placed.items():
+        field = name or next((one for one in task.op.required if one not in inputs), task.op.required[0])
+        if field in inputs:
+            raise InvalidRequest(f"{field}: given in the body and as a resident tensor")
+        inputs[field] = (InputSpec(field, tensor.type, fortran=tensor.fortran), tensor.offset - begin)
+    return list(inputs.values())
+
+
+def bound_to(template: RequestTemplate, begin: int, slots: list[Lease]) -> BoundTemplate:
+    """The engine's template, and where the bytes of one request lie."""
+    return BoundTemplate(
+        template.job,
+        (
+            *[begin + offset if is_in_body else offset for offset, is_in_body in template.inputs],
+            *[slot.offset if offset is None else offset for slot, offset in zip(slots, template.outputs, strict=True)],
+        ),
+    )
+
+
+def deadline_of(template: RequestTemplate, context: RequestContext) -> int:
+    """Nanoseconds on the monotonic clock by which the job must have started; 0 for no deadline."""
+    return int(context.began_s * 1e9) + template.timeout_ns if template.timeout_ns else 0
+
+
+async def answer(
+    gateway: Gateway, context: RequestContext, call: Call, template: RequestTemplate, slots: list[Lease], done: Done
+) -> None:
+    """Encodes and writes the outputs, or stores the only one."""
+    lines = timing_lines(context.receive_s, done.timings, done.batch_size)
+    if call.store is not None:
+        info, _ = await gateway.engines.put(call.store, Upload(template.job.outputs[0].type, slots[0].offset))
+        await respond(gateway, context, HTTPStatus.CREATED, json_answer(describe_tensor(info), lines))
+        return
+    assert template.encoder is not None, "This is a bug."
+    encoder, payloads = template.encoder, [slot.view for slot in slots]
+    if encoder.work_bytes > OFFLOAD_BYTES:
+        encoded = await offload(encoder.work_bytes, encoder.encode, payloads)
+    else:
+        encoded = encoder.encode(payloads)
+    encoded.lines = lines + encoded.lines
+    await respond(gateway, context, HTTPStatus.OK, encoded)
+    gateway.metrics.observe_stage(template.job.op, "send", context.send_s)

@@ -1,0 +1,58 @@
+"""Runs work above a size in a thread, so that one request does not block the event loop for others.
+
+The threads release the interpreter's lock in zlib and between pieces of text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from tilewire.service.gateway.request.admission import Leases
+
+ReturnT = TypeVar("ReturnT")
+ParametersP = ParamSpec("ParametersP")
+
+# Bytes of text or of inflated data that take about a millisecond; handing work to a thread takes 50 µs.
+OFFLOAD_BYTES = 2**16
+
+# More threads would share the same core with the loop.
+_THREADS = ThreadPoolExecutor(2, thread_name_prefix="offload")
+
+
+class LoopRoom:
+    """Slots for work in a thread: each is leased in the event loop.
+
+    Args:
+        leases: Slots of the request.
+    """
+
+    def __init__(self, leases: Leases) -> None:
+        self._leases = leases
+        self._loop = asyncio.get_running_loop()
+
+    def take(self, nbytes: int) -> tuple[int, memoryview]:
+        """See `codecs.protocol.Room`."""
+        return asyncio.run_coroutine_threadsafe(self._take(nbytes), self._loop).result()
+
+    async def _take(self, nbytes: int) -> tuple[int, memoryview]:
+        return self._leases.take(nbytes)
+
+
+async def offload(
+    nbytes: int, work: Callable[ParametersP, ReturnT], *args: ParametersP.args, **kwargs: ParametersP.kwargs
+) -> ReturnT:
+    """Calls `work`, in a thread if it has more than `OFFLOAD_BYTES` to go through.
+
+    A request that is cancelled meanwhile still waits for the thread: it uses the request's slots.
+    """
+    if nbytes <= OFFLOAD_BYTES:
+        return work(*args, **kwargs)
+    running = asyncio.get_running_loop().run_in_executor(_THREADS, lambda: work(*args, **kwargs))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise

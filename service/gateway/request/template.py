@@ -1,0 +1,153 @@
+"""Caches what requests are made of: a request whose head and tensor header came before is neither parsed nor planned again.
+
+One cache serves all connections of a gateway. An entry is found by the bytes of a head, without the values that are each
+request's own; below it stand templates, found by the bytes in front of the tensors. What may change between two requests is
+not cached: keys, quotas, the drain and the types of residents are looked at each time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import msgspec
+
+from tilewire.service.gateway.request.adapter import Call, Encoder
+from tilewire.service.gateway.request.head import Head, HeadKey, has_plain_lines, key_of
+from tilewire.service.ipc.messages import Template
+from tilewire.service.ops.op import TensorType
+
+# Bounds of the cache. Entries: more than a busy gateway's connections have layers. Bytes: of heads and tensor headers.
+MAX_HEADS, MAX_BYTES = 4096, 2**24
+# Shapes that share one head, such as those of one body length.
+MAX_TEMPLATES = 8
+# Longest tensor header that is compared.
+MAX_LEAD_BYTES = 2**13
+# Rough size of an entry beside its bytes.
+ENTRY_BYTES = 2**10
+
+
+class RequestTemplate(msgspec.Struct, frozen=True):
+    """A planned request, without its payload.
+
+    Attributes:
+        lead: Bytes in front of the tensors that determine it; None when it cannot serve another request.
+        job: Message that the engine gets once.
+        reads: Names of the resident tensors that it reads.
+        resident_types: Types that those had when it was planned, by name.
+        uses_regions: It reads or writes clients' shared memory.
+        inputs: First byte of each input that is no resident, in order, and whether it counts from the body's begin.
+        outputs: First byte of each output in its region, in order; None for one that gets a slot.
+        timeout_ns: Longest time from the request's begin until it starts; 0 for none.
+        priority: 0 for the default, 1 for the most urgent.
+        slot_bytes: Bytes of a slot for each output; 0 for one in a region.
+        answer_bytes: Bytes of the outputs that are sent.
+        encoder: Writer of the answer; None when the result is stored.
+    """
+
+    lead: bytes | None
+    job: Template
+    reads: tuple[str, ...]
+    resident_types: tuple[tuple[str, TensorType], ...]
+    uses_regions: bool
+    inputs: tuple[tuple[int, bool], ...]
+    outputs: tuple[int | None, ...]
+    timeout_ns: int
+    priority: int
+    slot_bytes: tuple[int, ...]
+    answer_bytes: int
+    encoder: Encoder | None
+
+
+class CachedHead:
+    """A head that was read.
+
+    Attributes:
+        key: Bytes that identify it.
+        head: As parsed.
+        call: What it asks for.
+    """
+
+    __slots__ = ("_templates", "call", "head", "key", "nbytes")
+
+    def __init__(self, key: bytes, head: Head, call: Call) -> None:
+        self.key = key
+        self.head = head
+        self.call = call
+        self.nbytes = ENTRY_BYTES + len(key)
+        self._templates: list[RequestTemplate] = []
+
+    def find(self, body: memoryview) -> RequestTemplate | None:
+        """The template whose lead `body` begins with."""
+        for template in self._templates:
+            lead = template.lead
+            if lead is not None and body[: len(lead)] == lead:
+                return template
+        return None
+
+    def keep(self, template: RequestTemplate) -> int:
+        """Keeps a template instead of the one with the same lead, or of the oldest.
+
+        Returns:
+            Bytes by which the entry has grown.
+        """
+        before = self.nbytes
+        others = [one for one in self._templates if one.lead != template.lead]
+        self._templates = [template, *others][:MAX_TEMPLATES]
+        self.nbytes = ENTRY_BYTES + len(self.key) + sum(len(one.lead or b"") + 256 for one in self._templates)
+        return self.nbytes - before
+
+
+class TemplateCache:
+    """Heads and templates of one gateway, the least recently used ones dropped first.
+
+    Args:
+        max_heads: Bound on entries.
+        max_bytes: Bound on their bytes.
+    """
+
+    def __init__(self, max_heads: int = MAX_HEADS, max_bytes: int = MAX_BYTES) -> None:
+        self._max_heads = max_heads
+        self._max_bytes = max_bytes
+        self._heads: OrderedDict[bytes, CachedHead] = OrderedDict()
+        self._nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._heads)
+
+    def find(self, data: bytes) -> tuple[CachedHead, HeadKey] | None:
+        """Looks up the head that `data` begins with."""
+        key = key_of(data)
+        if key is None:
+            return None
+        cached = self._heads.get(key.text)
+        if cached is None:
+            return None
+        self._heads.move_to_end(key.text)
+        return cached, key
+
+    def add(self, key: HeadKey, head: Head, call: Call) -> CachedHead | None:
+        """Caches a head, unless equal bytes could mean another request."""
+        if not head.is_repeatable or not has_plain_lines(key.text):
+            return None
+        cached = CachedHead(key.text, head, call)
+        self._drop(key.text)
+        self._heads[key.text] = cached
+        self._nbytes += cached.nbytes
+        self._shrink()
+        return cached
+
+    def keep(self, cached: CachedHead, template: RequestTemplate) -> None:
+        """Caches a template under its head."""
+        if template.lead is not None and self._heads.get(cached.key) is cached:
+            self._nbytes += cached.keep(template)
+            self._shrink()
+
+    def _drop(self, key: bytes) -> None:
+        old = self._heads.pop(key, None)
+        if old is not None:
+            self._nbytes -= old.nbytes
+
+    def _shrink(self) -> None:
+        while len(self._heads) > self._max_heads or self._nbytes > self._max_bytes:
+            _, oldest = self._heads.popitem(last=False)
+            self._nbytes -= oldest.nbytes

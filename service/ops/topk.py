@@ -1,0 +1,67 @@
+"""The k largest or smallest elements along one axis, and where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+from tilewire.service.ops.op import (
+    Batching,
+    Chunking,
+    JoinStrategy,
+    Op,
+    OpOptions,
+    TensorType,
+    Types,
+    WarmupCase,
+    check_axis,
+    check_k,
+    check_required,
+)
+
+
+class TopkOptions(OpOptions, frozen=True, tag="topk"):
+    """Options of `topk`."""
+
+    k: Annotated[int | None, msgspec.Meta(description="How many, 1 to 1024 and no more than there are.")] = None
+    axis: Annotated[int, msgspec.Meta(description="The axis along which elements are compared.")] = -1
+    largest: Annotated[bool, msgspec.Meta(description="The largest ones; else the smallest.")] = True
+
+
+class Topk(Op[TopkOptions]):
+    """values, indices = the k largest or smallest elements of x."""
+
+    name = "topk"
+    summary = "values, indices = the k largest or smallest elements along one axis, best first."
+    required = ("x",)
+    outputs = ("values", "indices")
+    options = TopkOptions
+    ranks = {"x": 2, "values": 2, "indices": 2}
+    output_datatypes = {"indices": "INT64"}
+    example = {"x": [[1, 3, 2]], "dtype": "float32"}
+    warmup = WarmupCase({"k": 2}, {"x": [[1, 3, 2], [5, 4, 5]]}, [[[3, 2], [5, 5]], [[1, 2], [0, 2]]])
+
+    def infer(self, types: Types, options: TopkOptions) -> tuple[tuple[TensorType, ...], int]:
+        """See `Op.infer`."""
+        check_required(self, options, "k")
+        x = types["x"]
+        axis = check_axis(self.name, x, options.axis)
+        k = check_k(options.k, "x", x.shape[axis])
+        shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
+        return (TensorType(x.dtype, shape), TensorType("int64", shape)), x.num_elements
+
+    def batching(
+        self, types: Types, residents: frozenset[str], options: TopkOptions, outputs: Sequence[TensorType]
+    ) -> Batching[TopkOptions] | None:
+        """Rows of equal length."""
+        x = types["x"]
+        if residents or options.axis not in (-1, len(x.shape) - 1) or not x.num_elements:
+            return None
+        joint = msgspec.structs.replace(options, axis=-1)
+        return Batching(JoinStrategy.ROWS, (options.k, options.largest, x.dtype, x.shape[-1]), joint)
+
+    def chunking(self, types: Types, options: TopkOptions, outputs: Sequence[TensorType]) -> Chunking | None:
+        """Rows of a matrix."""
+        return Chunking(("x",)) if len(types["x"].shape) == 2 and options.axis in (-1, 1) else None

@@ -1,0 +1,100 @@
+"""normalize in the interpreter, against float64: kinds, lengths, axes, strides, weights, hostile rows."""
+
+import pytest
+import torch
+
+from tilewire.kernels.normalize.configs import KINDS
+from tilewire.kernels.normalize.op import normalize, prepare_normalize
+from tilewire.kernels.normalize.reference import normalize_reference
+
+# The interpreter cuts bfloat16 off instead of rounding it.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
+
+
+def check(x, kind, *, axis=-1, out_dtype=None, **options):
+    out = normalize(x, kind, axis=axis, out_dtype=out_dtype, **options)
+    expected = normalize_reference(x, kind, options.pop("eps", KINDS[kind]), axis=axis, **options)
+    assert out.dtype == (out_dtype or x.dtype)
+    tolerance = TOLERANCE[out.dtype]
+    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.fixture
+def generator():
+    return torch.Generator().manual_seed(20261122)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("n", [1, 16, 33, 64, 100])
+def test_lengths(kind, dtype, n, generator):
+    check(torch.randn((3, n), generator=generator).to(dtype) + 1, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("vector_dtype", [torch.bfloat16, torch.float32])
+def test_weight_and_bias(kind, vector_dtype, generator):
+    x = torch.randn((3, 24), generator=generator).bfloat16()
+    weight, bias = (torch.randn(24, generator=generator).to(vector_dtype) for _ in "ab")
+    check(x, kind, weight=weight, out_dtype=torch.float32)
+    check(x, kind, bias=bias, out_dtype=torch.float32)
+    check(x, kind, weight=weight, bias=bias.float())
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_axes_and_strides(axis, generator):
+    x = torch.randn((6, 20, 18), generator=generator)
+    check(x, "layer", axis=axis)
+    check(x[::2, :, ::2], "rms", axis=axis)
+
+
+def test_eps_bounds_the_scale():
+    x = torch.full((2, 8), 1e-3)
+    check(x, "rms", eps=1.0)
+    check(x, "l2", eps=10.0)
+    assert (normalize(torch.zeros(2, 8), "l2") == 0).all()
+
+
+def test_a_far_mean_costs_no_accuracy(generator):
+    x = torch.randn((2, 90), generator=generator) + 1000
+    torch.testing.assert_close(
+        normalize(x, "layer").double(), normalize_reference(x, "layer", 1e-5), rtol=1e-3, atol=1e-3
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nan_and_infinity_stay_in_their_rows(kind):
+    x = torch.ones(4, 20)
+    x[1, 3] = float("nan")
+    x[2, 5] = float("inf")
+    out = normalize(x, kind)
+    assert out[1].isnan().all()
+    assert out[2, 5].isnan()
+    assert out[[0, 3]].isfinite().all()
+
+
+def test_empty():
+    assert normalize(torch.empty(0, 5), "layer").shape == (0, 5)
+    assert normalize(torch.empty(3, 0), "rms").shape == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("x", "kind", "options", "named"),
+    [
+        (torch.tensor(1.0), "rms", {}, "dimension"),
+        (torch.ones(3).double(), "rms", {}, "x"),
+        (torch.ones(3), "batch", {}, "kind"),
+        (torch.ones(3), "rms", {"axis": 1}, "axis"),
+        (torch.ones(3), "rms", {"weight": torch.ones(4)}, "weight"),
+        (torch.ones(3), "rms", {"bias": torch.ones(3).double()}, "bias"),
+        (torch.ones(3), "rms", {"out_dtype": torch.int32}, "out_dtype"),
+    ],
+)
+def test_refuses(x, kind, options, named):
+    with pytest.raises(ValueError, match=named):
+        normalize(x, kind, **options)
+
+
+def test_prepared_refuses_an_output_that_does_not_fit():
+    with pytest.raises(ValueError, match="out"):
+        prepare_normalize(torch.ones(2, 3), torch.empty(3, 2), kind="rms")

@@ -1,0 +1,113 @@
+"""reduce in the interpreter, against float64: kinds, axes, strides, shared rows, ties, NaN, infinities, nothing."""
+
+import pytest
+import torch
+
+from tilewire.kernels.reduce.configs import KINDS, Config
+from tilewire.kernels.reduce.op import prepare, prepare_reduce, reduce
+from tilewire.kernels.reduce.reference import reduce_reference
+
+INF, NAN = float("inf"), float("nan")
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+
+
+def check(x, kind, *, axis=-1, out=None, **options):
+    got = reduce(x, kind, axis=axis, **options) if out is None else out
+    expected = reduce_reference(x, kind, axis=axis, keepdims=options.get("keepdims", False))
+    if KINDS[kind].is_index:
+        assert torch.equal(got, expected)
+        return
+    tolerance = TOLERANCE[got.dtype]
+    torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.fixture
+def generator():
+    return torch.Generator().manual_seed(20261122)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("n", [1, 16, 31, 100])
+def test_rows(kind, dtype, n, generator):
+    check(torch.randn((3, n), generator=generator).to(dtype), kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("axis", [0, 1, -1, None])
+def test_axes(kind, axis, generator):
+    check(torch.randn((5, 7, 9), generator=generator), kind, axis=axis)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_ties_nan_and_infinities(kind, axis):
+    x = torch.zeros(6, 40)
+    x[0, 20:] = -0.0
+    x[1, 7] = NAN
+    x[1, 9] = NAN
+    x[2] = -INF
+    x[3, 39] = INF
+    x[4] = INF
+    x[5, ::2] = -INF
+    check(x, kind, axis=axis)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_programs_share_a_row(kind, axis, generator):
+    x = torch.randint(-3, 4, (140, 140), generator=generator).float()
+    out = torch.full((140,), -7, dtype=torch.int64 if KINDS[kind].is_index else torch.float32)
+    prepared = prepare(x, out, kind=kind, axis=axis, config=Config(16, 16, 4, parts=3, steps=3))
+    assert len(prepared.variants) == 2
+    prepared(x, out)
+    check(x, kind, axis=axis, out=out)
+
+
+def test_strides_and_dimensions_that_do_not_merge(generator):
+    x = torch.randn((4, 6, 8, 10), generator=generator)
+    check(x[::2, :, ::2, 1:], "sum")
+    check(x[:, :, :, ::3], "argmax")
+    check(x.permute(3, 0, 2, 1), "logsumexp", axis=2)
+    check(x[:, ::2], "argmin", axis=None)
+
+
+def test_keepdims_and_out_dtype(generator):
+    x = torch.randn((4, 6), generator=generator).bfloat16()
+    assert reduce(x, "sum", keepdims=True).shape == (4, 1)
+    assert reduce(x, "max", axis=None, keepdims=True).shape == (1, 1)
+    check(x, "mean", out_dtype=torch.float32)
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("sum", 0.0), ("mean", NAN), ("norm", 0.0), ("logsumexp", -INF)])
+@pytest.mark.parametrize("axis", [1, None])
+def test_nothing_to_reduce(kind, expected, axis):
+    out = reduce(torch.empty(3, 0), kind, axis=axis)
+    assert out.shape == (() if axis is None else (3,))
+    torch.testing.assert_close(out, torch.full_like(out, expected), equal_nan=True)
+
+
+def test_no_result():
+    assert reduce(torch.empty(0, 4), "max").shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("x", "kind", "options", "named"),
+    [
+        (torch.tensor(1.0), "sum", {}, "dimension"),
+        (torch.ones(3, dtype=torch.int32), "sum", {}, "dtype"),
+        (torch.ones(3), "product", {}, "kind"),
+        (torch.ones(3), "sum", {"axis": 1}, "axis"),
+        (torch.ones(3, 0), "max", {}, "no element"),
+        (torch.ones(3), "sum", {"out_dtype": torch.int64}, "out_dtype"),
+        (torch.ones(3), "argmax", {"out_dtype": torch.float32}, "out_dtype"),
+    ],
+)
+def test_refuses(x, kind, options, named):
+    with pytest.raises(ValueError, match=named):
+        reduce(x, kind, **options)
+
+
+def test_prepared_refuses_an_output_that_does_not_fit():
+    with pytest.raises(ValueError, match="out"):
+        prepare_reduce(torch.ones(2, 3), torch.empty(3), kind="sum")

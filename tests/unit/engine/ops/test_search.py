@@ -1,0 +1,195 @@
+"""Exact search on the CPU backend: metrics against float64, exact ties, NaN, excluded items, int8, norms of residents."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.op_bench import OpBench
+from tilewire.service.engine.ops.op import Operands
+from tilewire.service.engine.ops.search import EngineSearch
+from tilewire.service.errors import BeyondLimit, InvalidRequest
+from tilewire.service.ops.search import SearchOptions
+
+METRICS = ("dot", "cosine", "l2")
+
+
+def scores_of(a: torch.Tensor, b: torch.Tensor, metric: str) -> np.ndarray:
+    x, y = a.double().numpy(), b.double().numpy()
+    dots: np.ndarray = x @ y.T
+    if metric == "dot":
+        return dots
+    if metric == "l2":
+        distances: np.ndarray = ((x[..., None, :] - y) ** 2).sum(-1)
+        return distances
+    lengths = np.sqrt((x**2).sum(-1))[..., None] * np.sqrt((y**2).sum(-1))
+    cosines: np.ndarray = np.divide(dots, lengths, out=np.zeros_like(dots), where=lengths != 0)
+    return cosines
+
+
+@pytest.fixture
+def bench() -> OpBench:
+    return OpBench()
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("queries", "items", "k"), [((1, 7), 1, 1), ((5, 33), 100, 10), ((2, 3, 16), 65, 65)])
+def test_scores_are_near_float64_and_in_order(
+    bench: OpBench, metric: str, dtype: torch.dtype, queries: tuple[int, ...], items: int, k: int
+) -> None:
+    generator = torch.Generator().manual_seed(items)
+    a = torch.randn(queries, generator=generator).to(dtype)
+    b = torch.randn((items, queries[-1]), generator=generator).to(dtype)
+    values, indices = bench.run("search", {"a": a, "b": b}, k=k, metric=metric)
+    assert (values.dtype, indices.dtype) == (torch.float32, torch.int64)
+    assert values.shape == indices.shape == (*queries[:-1], k)
+    scores = scores_of(a, b, metric)
+    sign = 1 if metric == "l2" else -1
+    best = np.sort(sign * scores, axis=-1)[..., :k] * sign
+    np.testing.assert_allclose(values, best, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(np.take_along_axis(scores, indices.numpy(), -1), values, rtol=1e-5, atol=1e-4)
+    assert all(len(set(row)) == k for row in indices.reshape(-1, k).tolist())
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
+def test_equal_scores_are_in_the_order_of_their_items(bench: OpBench, metric: str, dtype: torch.dtype) -> None:
+    """Small whole numbers and powers of two, so that every score is exact and ties are many."""
+    rng = np.random.default_rng(1)
+    a, b = (torch.from_numpy(rng.integers(-1, 2, shape)).to(dtype) for shape in ((6, 4), (200, 4)))
+    b = b * 2 if metric == "cosine" else b
+    values, indices = bench.run("search", {"a": a, "b": b}, k=150, metric=metric)
+    scores = torch.from_numpy(scores_of(a, b, metric)).float()
+    order = np.argsort((scores if metric == "l2" else -scores).numpy(), axis=-1, kind="stable")[:, :150]
+    if metric == "cosine":
+        np.testing.assert_allclose(values, np.take_along_axis(scores.numpy(), order, -1), rtol=1e-6)
+    else:
+        np.testing.assert_array_equal(indices, order)
+        np.testing.assert_array_equal(values, np.take_along_axis(scores.numpy(), order, -1))
+    ties = values[:, 1:] == values[:, :-1]
+    assert ties.any()
+    assert (indices[:, 1:] > indices[:, :-1])[ties].all()
+
+
+def test_int8_sums_are_exact(bench: OpBench) -> None:
+    rng = np.random.default_rng(2)
+    a, b = (rng.integers(-128, 128, shape).astype(np.int8) for shape in ((3, 1001), (50, 1001)))
+    for metric in ("dot", "l2"):
+        values, indices = bench.run("search", {"a": torch.from_numpy(a), "b": torch.from_numpy(b)}, k=50, metric=metric)
+        wide = (a.astype(np.int64), b.astype(np.int64))
+        exact = wide[0] @ wide[1].T if metric == "dot" else ((wide[0][:, None] - wide[1]) ** 2).sum(-1)
+        found = np.take_along_axis(exact, indices.numpy(), -1)
+        np.testing.assert_allclose(values, found, rtol=3e-7)
+
+
+def test_nan_comes_after_every_number_and_zero_vectors_have_cosine_zero(bench: OpBench) -> None:
+    b = torch.tensor([[torch.nan, 0], [-torch.inf, 0], [0, 0], [1, 0], [torch.nan, 1]])
+    a = torch.tensor([[1.0, 1.0]])
+    values, indices = bench.run("search", {"a": a, "b": b}, k=5)
+    assert indices.tolist() == [[3, 2, 1, 0, 4]]
+    np.testing.assert_array_equal(values, [[1, 0, -np.inf, np.nan, np.nan]])
+    _, indices = bench.run("search", {"a": a, "b": b}, k=5, metric="l2")
+    assert indices.tolist()[0][:2] == [3, 2]
+    assert set(indices.tolist()[0][3:]) == {0, 4} or indices.tolist()[0][-1] == 4
+    values, indices = bench.run("search", {"a": torch.zeros(1, 2), "b": b[2:4]}, k=2, metric="cosine")
+    assert (values.tolist(), indices.tolist()) == ([[0, 0]], [[0, 1]])
+
+
+def test_a_squared_distance_is_never_negative(bench: OpBench) -> None:
+    x = torch.randn(64, 100, generator=torch.Generator().manual_seed(0)) * 1000
+    values, _ = bench.run("search", {"a": x, "b": x}, k=5, metric="l2")
+    assert (values >= 0).all()
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_bias_is_added_and_excludes_items(bench: OpBench, metric: str) -> None:
+    a, b = torch.randn(3, 8), torch.randn(20, 8)
+    bias = torch.zeros(20)
+    bias[::2] = torch.inf if metric == "l2" else -torch.inf
+    bias[1] = -1000 if metric == "l2" else 1000
+    values, indices = bench.run("search", {"a": a, "b": b, "bias": bias}, k=10, metric=metric)
+    assert (indices % 2 == 1).all()
+    assert (indices[:, 0] == 1).all()
+    assert values.isfinite().all()
+
+
+def test_no_queries_and_no_elements(bench: OpBench) -> None:
+    values, indices = bench.run("search", {"a": torch.empty(0, 4), "b": torch.ones(3, 4)}, k=2)
+    assert values.shape == indices.shape == (0, 2)
+    for metric in METRICS:
+        values, indices = bench.run("search", {"a": torch.empty(2, 0), "b": torch.empty(3, 0)}, k=3, metric=metric)
+        assert indices.tolist() == [[0, 1, 2]] * 2
+        assert not values.any()
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_queries_share_a_launch_against_the_same_resident_items(bench: OpBench, metric: str) -> None:
+    residents = {"b": torch.randn(50, 16), "bias": torch.randn(50)}
+    shapes = [(1, 16), (4, 16), (2, 3, 16)]
+    jobs = [bench.sent("search", {"a": torch.randn(shape)}, residents, k=5, metric=metric) for shape in shapes]
+    bench.check_batch(jobs)
+    a = torch.randn(2, 16)
+    keys = [
+        jobs[0].key,
+        bench.sent("search", {"a": a}, {"b": residents["b"]}, k=5, metric=metric).key,
+        bench.sent("search", {"a": a}, {"b": residents["b"].clone()}, k=5, metric=metric).key,
+        bench.sent("search", {"a": a}, residents, k=6, metric=metric).key,
+    ]
+    assert len({*keys, None}) == len(keys) + 1
+    assert bench.sent("search", {"a": a, "b": residents["b"]}, k=5, metric=metric).key is None
+
+
+@pytest.mark.parametrize("metric", ["cosine", "l2"])
+def test_norms_of_a_resident_are_computed_once_and_go_with_it(metric: str) -> None:
+    op = EngineSearch()
+    a, b = torch.randn(2, 8), torch.randn(9, 8)
+    options = SearchOptions(k=3, metric=metric)  # type: ignore[arg-type]
+    kept = op._norms[metric]
+    first = op.cpu(Operands({"a": a}, {"b": b}), options, ())
+    norms = kept[b]
+    again = op.cpu(Operands({"a": a}, {"b": b}), options, ())
+    assert kept[b] is norms
+    # Memory of a launch is used again with other numbers.
+    own = b.clone()
+    alone = op.cpu(Operands({"a": a, "b": own}, {}), options, ())
+    assert len(kept) == 1
+    for one, two, three in zip(first, again, alone, strict=True):
+        assert torch.equal(one, two)
+        assert torch.equal(one, three)
+    del b
+    gc.collect()
+    assert len(kept) == 0
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "name"),
+    [
+        ({"a": torch.ones(2, 4), "b": torch.ones(3, 4)}, {}, "k"),
+        ({"a": torch.ones(2, 4), "b": torch.ones(3, 4)}, {"k": 0}, "k"),
+        ({"a": torch.ones(2, 4), "b": torch.ones(2000, 4)}, {"k": 1025}, "k"),
+        ({"a": torch.ones(4), "b": torch.ones(3, 4)}, {"k": 1}, "a"),
+        ({"a": torch.ones(2, 4), "b": torch.ones(4)}, {"k": 1}, "b"),
+        ({"a": torch.ones(2, 4), "b": torch.ones(3, 5)}, {"k": 1}, "b"),
+        ({"a": torch.ones(2, 4), "b": torch.ones(3, 4).half()}, {"k": 1}, "b"),
+        ({"a": torch.ones(2, 4), "b": torch.ones(3, 4)}, {"k": 1, "metric": "l1"}, "metric"),
+        ({"a": torch.ones(2, 4).half(), "b": torch.ones(3, 4).half()}, {"k": 1, "precision": "tf32"}, "precision"),
+        ({"a": torch.ones(2, 4), "b": torch.ones(3, 4), "bias": torch.ones(4)}, {"k": 1}, "bias"),
+        ({"a": torch.ones(2, 4), "b": torch.ones(3, 4), "bias": torch.ones(3).int()}, {"k": 1}, "bias"),
+        ({"a": torch.ones(2, 4)}, {"k": 1}, "b"),
+    ],
+)
+def test_bad_requests_name_the_field(
+    bench: OpBench, inputs: dict[str, torch.Tensor], options: dict[str, object], name: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=rf"^{name}:"):
+        bench.run("search", inputs, **options)
+
+
+def test_int8_items_that_could_overflow_are_refused(bench: OpBench) -> None:
+    wide = torch.zeros((1, 133_001), dtype=torch.int8)
+    with pytest.raises(BeyondLimit, match=r"^a:"):
+        bench.run("search", {"a": wide, "b": wide}, k=1)
