@@ -21,19 +21,7 @@ KEPT = {
     "SMUG-CL-LEADING-ZEROS-OCTAL": "see above",
 }
 # Defects that are known and open; each ends with its repair.
-OPEN = {
-    "COMP-ASTERISK-WITH-GET": "404 instead of 400",
-    "COMP-OPTIONS-STAR": "404 instead of 200",
-    "RFC9112-7.1-MISSING-HOST": "no rule for Host",
-    "RFC9110-5.4-DUPLICATE-HOST": "no rule for Host",
-    "COMP-DUPLICATE-HOST-SAME": "no rule for Host",
-    "COMP-HOST-WITH-USERINFO": "no rule for Host",
-    "COMP-HOST-WITH-PATH": "no rule for Host",
-    "COMP-HOST-EMPTY-VALUE": "no rule for Host",
-    "SMUG-MULTIPLE-HOST-COMMA": "no rule for Host",
-    "OWN-TE-GZIP-CHUNKED": "the coding is ignored",
-    "OWN-TE-HTTP10-ALONE": "taken, and the connection closed",
-}
+OPEN = {"COMP-OPTIONS-STAR": "there is no resource *: 404"}
 
 
 @pytest.fixture(scope="module")
