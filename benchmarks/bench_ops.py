@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -53,7 +54,7 @@ def run(argv: list[str]) -> int:
             report.add(attempt({"op": op, "check": name}, check))
     for op, name, make in TIMINGS:
         if (not only or op in only) and time.monotonic() - begin_s < arguments.seconds:
-            report.add(attempt({"op": op, "case": name}, lambda make=make: timed(make, arguments.rounds)))
+            report.add(attempt({"op": op, "case": name}, functools.partial(timed, make, arguments.rounds)))
             torch.cuda.empty_cache()
     print(f"wrong or failed: {report.num_bad} of {report.num_rows}; {time.monotonic() - begin_s:.0f} s")
     return 0

@@ -4,7 +4,7 @@
 
 A closed loop: each client sends its next request when its last was answered. Residents have the popularity of a Zipf law.
 A host answers one request after the other. A request whose resident the host lacks first loads it, and the host forgets the
-residents that it has not used for longest. The clock counts service times of a request that hits.
+residents that it has not used for longest, or keeps those that it has. The clock counts service times of a request that hits.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Scenario:
         load_cost: Time to load a missing resident, in service times.
         changed: Number of hosts that go, and later come back empty.
         policy: `ring` or `round robin`.
+        forgets: Whether a full host makes room for a resident that it lacks; else it keeps those that it has.
         seed: Of the random numbers.
     """
 
@@ -59,6 +60,7 @@ class Scenario:
     load_cost: float = 20.0
     changed: int = 1
     policy: str = RING
+    forgets: bool = True
     seed: int = 1
 
 
@@ -113,9 +115,12 @@ class Fleet:
         self._turn = 0
         self._now = 0.0
         self.join(list(range(1, scenario.hosts + 1)))
-        # The most popular ones last: they are then the last to be forgotten.
-        for resident in reversed(range(scenario.residents)):
-            self._keep(self._held[self.ids[self.owner(resident)]], resident)
+        # Forgetful hosts get the most popular ones last: they are then the last to be forgotten.
+        order = range(scenario.residents)
+        for resident in reversed(order) if scenario.forgets else order:
+            home = [self.ids[self.owner(resident)]]
+            for server_id in home if scenario.policy == RING or scenario.forgets else self.ids:
+                self._keep(self._held[server_id], resident)
 
     def join(self, ids: Sequence[int]) -> None:
         """Makes these hosts the ones that are up; new ones are empty.
@@ -183,6 +188,8 @@ class Fleet:
 
     def _keep(self, held: dict[int, None], resident: int) -> None:
         if len(held) >= self._capacity:
+            if not self.scenario.forgets:
+                return
             del held[next(iter(held))]
         held[resident] = None
 

@@ -13,26 +13,27 @@ import torch
 
 from tilewire.kernels.normalize import configs as normalize_configs
 from tilewire.kernels.normalize import op as normalize_op
-from tilewire.kernels.normalize import variants as normalize_variants
 from tilewire.kernels.normalize.reference import normalize_reference
+from tilewire.kernels.normalize.variants import variant as normalize_variant
 from tilewire.kernels.pointwise import configs as pointwise_configs
 from tilewire.kernels.pointwise import op as pointwise_op
-from tilewire.kernels.pointwise import variants as pointwise_variants
 from tilewire.kernels.pointwise.reference import pointwise_reference
+from tilewire.kernels.pointwise.variants import build as build_pointwise
 from tilewire.kernels.reduce import configs as reduce_configs
 from tilewire.kernels.reduce import op as reduce_op
-from tilewire.kernels.reduce import variants as reduce_variants
 from tilewire.kernels.reduce.reference import reduce_reference
+from tilewire.kernels.reduce.variants import main_variant
+from tilewire.kernels.registry import kernel_op
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.search import configs as search_configs
 from tilewire.kernels.search import op as search_op
-from tilewire.kernels.search import variants as search_variants
 from tilewire.kernels.search.reference import search_reference
+from tilewire.kernels.search.variants import product_variant, rescore_variant
 from tilewire.kernels.topk import configs as topk_configs
 from tilewire.kernels.topk import op as topk_op
-from tilewire.kernels.topk import variants as topk_variants
 from tilewire.kernels.topk.reference import topk_reference
+from tilewire.kernels.topk.variants import built
 
 Row = dict[str, Any]
 Check = tuple[str, str, Callable[[], Row]]
@@ -139,9 +140,10 @@ def wanted_variants(target: Target, only: tuple[str, ...]) -> list[Variant]:
     return list(dict.fromkeys(found))
 
 
-def _is_wanted(variant: Variant) -> bool:
-    """Whether a binary is of the dtypes that the cases have, which are most."""
-    return not any("fp16" in kind or "f16" in kind.replace("bf16", "") for _, kind in variant.signature)
+def _usual(op: str, target: Target) -> list[Variant]:
+    """The binaries of an op, but for float16, which no case has."""
+    listed = kernel_op(op).variants(target)
+    return [variant for variant in listed if not any("fp16" in kind for _, kind in variant.signature)]
 
 
 def _search_wanted(target: Target) -> list[Variant]:
@@ -150,18 +152,18 @@ def _search_wanted(target: Target) -> list[Variant]:
         problem = search_configs.Problem(1, 1, k, 10, "bfloat16")
         for config in configs:
             grouped = replace(config, group=search_configs.group_of(problem, config))
-            found += [search_variants.product_variant(problem, grouped, target)]
-            found += [search_variants.rescore_variant(problem, grouped, target)]
-    listed = search_variants.variants(target)
+            found += [product_variant(problem, grouped, target)]
+            found += [rescore_variant(problem, grouped, target)]
+    listed = _usual("search", target)
     tf32 = [variant for variant in listed if dict(variant.constants).get("PRECISION") in ("tf32", "tf32x3")]
-    return [*found, *(variant for variant in listed if _is_wanted(variant) and variant not in tf32)]
+    return [*found, *(variant for variant in listed if variant not in tf32)]
 
 
 def _topk_wanted(target: Target) -> list[Variant]:
-    found = []
+    found: list[Variant] = []
     for config in _topk_candidates(target):
-        found += topk_variants.built("float32", 16, config, target, is_aligned=True).values()
-    return [*found, *filter(_is_wanted, topk_variants.variants(target))]
+        found += built("float32", 16, config, target, is_aligned=True).values()
+    return [*found, *_usual("topk", target)]
 
 
 def _topk_candidates(target: Target) -> list[topk_configs.Config]:
@@ -174,25 +176,25 @@ def _reduce_wanted(target: Target) -> list[Variant]:
     found = []
     for config, state in itertools.product(_REDUCE, reduce_configs.STATES):
         problem = reduce_configs.Problem(64, 64, 1_000_000, "float32", state)
-        found.append(reduce_variants.main_variant(problem, config, target))
+        found.append(main_variant(problem, config, target))
     for config in _COLUMNS:
         problem = reduce_configs.Problem(64, 64, 64, "float32", 0, is_row=False)
-        found.append(reduce_variants.main_variant(problem, config, target))
-    return [*found, *filter(_is_wanted, reduce_variants.variants(target))]
+        found.append(main_variant(problem, config, target))
+    return [*found, *_usual("reduce", target)]
 
 
 def _normalize_wanted(target: Target) -> list[Variant]:
     problem = normalize_configs.Problem(8192, 4096, "bfloat16", "bfloat16", "bfloat16")
-    found = [normalize_variants.variant(problem, config, target) for config in _NORMALIZE]
-    return [*found, *filter(_is_wanted, normalize_variants.variants(target))]
+    found = [normalize_variant(problem, config, target) for config in _NORMALIZE]
+    return [*found, *_usual("normalize", target)]
 
 
 def _pointwise_wanted(target: Target) -> list[Variant]:
     found = []
     for config, dtype, is_binary in itertools.product(_POINTWISE, _DTYPES, (True, False)):
         problem = pointwise_configs.Problem(1, 1 << 26, dtype, dtype, is_binary, True, ("unit",) * 3)
-        found.append(pointwise_variants.build(problem.family, config, target))
-    return [*found, *filter(_is_wanted, pointwise_variants.variants(target))]
+        found.append(build_pointwise(problem.family, config, target))
+    return [*found, *_usual("pointwise", target)]
 
 
 def random(shape: tuple[int, ...], dtype: str = "float32", seed: int = 1) -> torch.Tensor:
@@ -365,6 +367,11 @@ def _checks() -> Iterator[Check]:
         yield "pointwise", f"{fn} {dtype}", functools.partial(check_pointwise, fn, dtype)
 
 
+def _ignore(call: Callable[[], None], _index: int) -> None:
+    """`call` for every operand set alike."""
+    call()
+
+
 def _contestant(make: Callable[[], Callable[[int], object]]) -> Any:
     """What `make` returns, or its error as text."""
     try:
@@ -390,12 +397,12 @@ def time_search(m: int, n: int, k: int) -> tuple[dict[str, Any], float]:
 
     found = {"chosen": _contestant(lambda: launch(None))}
     for number, step in enumerate(search_op.prepare(a, b, 10, metric="dot", bias=None).single_steps(*tensors)):
-        found[f"chosen, launch {number}"] = lambda _, step=step: step()
+        found[f"chosen, launch {number}"] = functools.partial(_ignore, step)
     key = (768 if k > 256 else 128, 1 if m <= 16 else 64 if m <= 64 else 256)
     problem = search_configs.Problem(m, n, k, 10, "bfloat16")
     for config in SEARCH[key]:
         grouped = replace(config, group=search_configs.group_of(problem, config))
-        found[f"{grouped}"[7:-1]] = _contestant(lambda config=grouped: launch(config))
+        found[f"{grouped}"[7:-1]] = _contestant(functools.partial(launch, grouped))
     scores = torch.empty((m, n), dtype=torch.bfloat16, device=DEVICE)
 
     def theirs(_: int) -> None:
@@ -420,12 +427,12 @@ def time_topk(rows: int, n: int, k: int, dtype: str) -> tuple[dict[str, Any], fl
     found = {"chosen": _contestant(lambda: launch(None)), "torch": lambda _: torch.topk(x, k)}
     prepared = topk_op.prepare(x, values, indices, axis=1, largest=True)
     for number, step in enumerate(prepared.single_steps(x, values, indices)):
-        found[f"chosen, launch {number}"] = lambda _, step=step: step()
+        found[f"chosen, launch {number}"] = functools.partial(_ignore, step)
     if (rows, n, k) == (64, 1_000_000, 10):
         from tilewire.kernels.runtime.targets import current  # noqa: PLC0415 - needs the device
 
         for config in _topk_candidates(current(0)):
-            found[f"groups {config.groups} select {config.select}"] = _contestant(lambda config=config: launch(config))
+            found[f"groups {config.groups} select {config.select}"] = _contestant(functools.partial(launch, config))
     return found, float(x.numel() * x.element_size())
 
 
@@ -457,7 +464,7 @@ def time_reduce(shape: tuple[int, ...], axis: int, kind: str, dtype: str) -> tup
         problem = reduce_configs.Problem(4096, 4096, 4096, dtype, 0, is_row=False)
         candidates = [reduce_configs.share(problem, config, _target()) for config in _COLUMNS]
     for config in candidates:
-        found[f"{config}"[7:-1]] = _contestant(lambda config=config: launch(config))
+        found[f"{config}"[7:-1]] = _contestant(functools.partial(launch, config))
     return found, float(x.numel() * x.element_size())
 
 
@@ -496,7 +503,7 @@ def time_normalize(rows: int, n: int, kind: str, dtype: str) -> tuple[dict[str, 
     found: dict[str, Any] = {"chosen": _contestant(lambda: launch(None)), "torch": theirs}
     if n == 4096 and dtype == "bfloat16":
         for config in _NORMALIZE:
-            found[f"{config}"[7:-1]] = _contestant(lambda config=config: launch(config))
+            found[f"{config}"[7:-1]] = _contestant(functools.partial(launch, config))
     return found, 2.0 * sets * rows * n * xs[0].element_size()
 
 
@@ -516,7 +523,7 @@ def time_pointwise(fn: str, size: int, dtype: str) -> tuple[dict[str, Any], floa
     }
     found: dict[str, Any] = {"chosen": _contestant(lambda: launch(None)), "torch": theirs[fn]}
     for config in _POINTWISE:
-        found[f"{config}"[7:-1]] = _contestant(lambda config=config: launch(config))
+        found[f"{config}"[7:-1]] = _contestant(functools.partial(launch, config))
     return found, float((3 if other is not None else 2) * size * x.element_size())
 
 

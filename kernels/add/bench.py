@@ -38,7 +38,8 @@ class AddOperands:
         """See `Operands`."""
         a, b, out = self._sets[0]
         expected = a.double() + b.double()
-        return (out.double() - expected).norm() / expected.norm()
+        error: torch.Tensor = (out.double() - expected).norm() / expected.norm()
+        return error
 
     def poison(self) -> None:
         """See `Operands`."""

@@ -71,17 +71,25 @@ def tuning_of(shape: Shape) -> Tuning:
     return found
 
 
-def draw(seed: int, scale: float, ops: Sequence[str]) -> list[Shape]:
-    """Random shapes of every group of the ops, in an order in which every part of the list has all groups."""
+def drawn(seed: int, scale: float, ops: Sequence[str]) -> dict[Shape, str]:
+    """Random shapes and the name of the group of each, in an order in which every part has all groups."""
     generator = random.Random(seed)  # noqa: S311 - shapes, no secrets
-    found: dict[Shape, float] = {}
+    places: dict[Shape, float] = {}
+    groups: dict[Shape, str] = {}
     for op in measured_ops():
         if op.name in ops and op.tuning is not None:
             for group in op.groups:
                 count = math.ceil(group.count * scale)
                 for number in range(count):
-                    found.setdefault(group.draw(generator), (number + generator.random()) / count)
-    return sorted(found, key=found.__getitem__)
+                    shape = group.draw(generator)
+                    places.setdefault(shape, (number + generator.random()) / count)
+                    groups.setdefault(shape, group.name)
+    return {shape: groups[shape] for shape in sorted(places, key=places.__getitem__)}
+
+
+def draw(seed: int, scale: float, ops: Sequence[str]) -> list[Shape]:
+    """Random shapes of every group of the ops."""
+    return list(drawn(seed, scale, ops))
 
 
 def candidates(shape: Shape, target: Target, *, has_space: bool = True) -> list[Config]:

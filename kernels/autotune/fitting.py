@@ -225,8 +225,8 @@ class Choice:
         for is_rare, kept in ((False, [*common, *everywhere]), (True, list(everywhere))):
             rows = np.flatnonzero(self.is_rare == is_rare)
             if len(rows) and kept:
-                best = np.argmin(self.predicted[np.ix_(rows, kept)], axis=1)
-                loss = self.loss[np.ix_(rows, kept)][np.arange(len(rows)), best]
+                best = np.argmin(self.predicted[rows][:, kept], axis=1)
+                loss = self.loss[rows][:, kept][np.arange(len(rows)), best]
                 found[rows] = np.where(np.isfinite(loss), loss, 4.0)
         return found
 
@@ -266,11 +266,12 @@ def fit(measured: Sequence[Measured], target: Target, say: Callable[[str], None]
         costs = Costs(tuning, learned, target)
         choice = Choice(costs, learned, tuning, target)
         old = table_for(target).get(op, {}).get(key, {"tiles": []})["tiles"]
-        kernels = {entry.kernel for entry in costs.seen}
-        # What was not measured stays, since nothing else may serve shapes that were not either.
-        kept = {_entry_of(each, tuning): each for each in old if tuning.keeps or each["kernel"] not in kernels}
+        kept = {_entry_of(each, tuning): each for each in old if tuning.keeps}
         common, everywhere = choice.select(*tuning.sizes(key), start=list(kept))
         chosen = {choice.entries[index]: index in everywhere for index in (*everywhere, *common)}
+        # Some shapes can only be computed by a kernel that is seldom the best.
+        kernels = {entry.kernel for entry in chosen}
+        kept |= {_entry_of(each, tuning): each for each in old if each["kernel"] not in kernels}
         tiles = [each for entry, each in kept.items() if entry not in chosen]
         tiles += [
             _shown(

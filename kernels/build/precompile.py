@@ -95,10 +95,12 @@ def parse_target(text: str) -> Target:
     Raises:
         ValueError: It names no device that there are configurations for.
     """
+    if text in KNOWN:
+        return KNOWN[text]
     for target in KNOWN.values():
-        if text in (target.name, f"{target.backend}:{target.arch}"):
+        if text == f"{target.backend}:{target.arch}":
             return target
-    known = ", ".join(f"{target.backend}:{target.arch}" for target in KNOWN.values())
+    known = ", ".join(dict.fromkeys(f"{target.backend}:{target.arch}" for target in KNOWN.values()))
     raise ValueError(f"target: {text!r} is not one of {known}")
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import importlib.util
+from collections.abc import Sequence
 
 import torch
 
@@ -11,6 +14,21 @@ from tilewire.kernels.matmul.configs import Config
 from tilewire.kernels.matmul.plan import Epilogue, prepare
 from tilewire.kernels.matmul.shape import MatmulShape
 from tilewire.kernels.op import Call
+
+
+def _searched(sets: Sequence[tuple[torch.Tensor, ...]]) -> dict[str, Call]:
+    """CuBLASLt with its heuristics' proposals timed; nothing where `nvmath-python` is not installed."""
+    if importlib.util.find_spec("nvmath") is None or sets[0][0].device.type != "cuda":
+        return {}
+    product = importlib.import_module("nvmath.linalg.advanced").Matmul(*sets[0][:2])
+    product.plan()
+    product.autotune(iterations=5)
+
+    def call(index: int) -> None:
+        product.reset_operands(*sets[index][:2])
+        product.execute()
+
+    return {"cublaslt searched": call}
 
 
 class MatmulOperands:
@@ -68,7 +86,7 @@ class MatmulOperands:
         return {
             "torch": functools.partial(call, library="cublas"),
             "torch lt": functools.partial(call, library="cublaslt"),
-        }
+        } | _searched(sets)
 
     def error(self) -> torch.Tensor | None:
         """See `Operands`."""
@@ -79,7 +97,8 @@ class MatmulOperands:
         if self._expected is None:
             torch.backends.cuda.matmul.allow_tf32 = False
             self._expected = torch.matmul(a.to(wide), b.to(wide))
-        return (out.to(wide) - self._expected).norm() / self._expected.norm()
+        error: torch.Tensor = (out.to(wide) - self._expected).norm() / self._expected.norm()
+        return error
 
     def poison(self) -> None:
         """See `Operands`."""

@@ -179,8 +179,8 @@ def _of(generator: random.Random, m: int, n: int, k: int, dtype: str = "", *, is
     """A product of these sizes in a random layout; bfloat16 where no dtype is named."""
     dtype, _, precision = (dtype or "bfloat16").partition(" ")
     is_half = dtype in ("bfloat16", "float16")
-    a_major, b_major = generator.choice(["kn"] * 10 + ["kk"] * 7 + ["mn"] * 3) if is_half else "kk"
-    return MatmulShape(m, n, k, 1, dtype, "", precision or "ieee", a_major, b_major, is_padded)
+    majors = generator.choice(["kn"] * 10 + ["kk"] * 7 + ["mn"] * 3) if is_half else "kk"
+    return MatmulShape(m, n, k, 1, dtype, "", precision or "ieee", majors[0], majors[1], is_padded)
 
 
 def _size(generator: random.Random, least: int, largest: int) -> int:
@@ -190,12 +190,13 @@ def _size(generator: random.Random, least: int, largest: int) -> int:
 
 
 def _random(generator: random.Random, dtype: str = "", largest: int = 8192) -> MatmulShape:
-    return _of(generator, *(_size(generator, 16, largest) for _ in range(3)), dtype)
+    m, n, k = (_size(generator, 16, largest) for _ in range(3))
+    return _of(generator, m, n, k, dtype)
 
 
 def _between(generator: random.Random, least: int, largest: int, dtype: str = "") -> MatmulShape:
-    sizes = (log_uniform(generator, least, largest) // 64 * 64 for _ in range(3))
-    return _of(generator, *(max(64, size) for size in sizes), dtype)
+    m, n, k = (max(64, log_uniform(generator, least, largest) // 64 * 64) for _ in range(3))
+    return _of(generator, m, n, k, dtype)
 
 
 def _layer(generator: random.Random, least: int, largest: int, dtype: str = "") -> MatmulShape:
@@ -205,8 +206,8 @@ def _layer(generator: random.Random, least: int, largest: int, dtype: str = "") 
 
 
 def _unaligned(generator: random.Random) -> MatmulShape:
-    sizes = (log_uniform(generator, 64, 4096) | 1 for _ in range(3))
-    return _of(generator, *sizes, is_padded=False)
+    m, n, k = (log_uniform(generator, 64, 4096) | 1 for _ in range(3))
+    return _of(generator, m, n, k, is_padded=False)
 
 
 # For int8, float8 and tf32: any size, large ones and layers in turn.

@@ -33,7 +33,7 @@ from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target
 
 # Rows and columns of a tile, for products of many rows.
-_TILES = ((128, 256), (256, 128), (128, 128), (64, 256), (256, 64), (64, 128), (128, 64), (64, 64), (64, 32))
+_TILES = ((128, 256), (256, 128), (128, 128), (64, 256), (256, 64), (64, 128), (128, 64), (64, 64), (64, 32), (128, 32))
 # Rows of a tile for products of few.
 _FEW = (16, 32, 64)
 _MAX_STAGES, _MAX_FEW_STAGES = 6, 8
@@ -117,7 +117,7 @@ def _stages(
     stage_bytes: int, store_bytes: int, beside: tuple[int, ...], largest: int, target: Target
 ) -> list[tuple[int, int]]:
     """(stages, programs on a multiprocessor) that use the shared memory up."""
-    found = {}
+    found: dict[int, int] = {}
     for programs in beside:
         count = min(largest, (target.shared_bytes // programs - _RESERVED - store_bytes) // stage_bytes)
         # The deepest pipeline is not always the fastest.

@@ -90,7 +90,7 @@ _LOOP = (
     Config("tma", 256, 128, 64, 8, 4),
 )
 # float32 sums on the CUDA cores, and tf32 with half the elements of 16-bit types.
-_FLOAT32 = (Config("tma", 16, 128, 32, 4, 4, is_swapped=True), Config("tma", 64, 128, 32, 8, 3))
+_FLOAT32 = (Config("tma", 16, 128, 32, 4, 4, is_swapped=True), Config("tma", 64, 64, 32, 8, 3))
 _POINTER = (
     Config("pointer", 16, 128, 64, 4, 3, is_swapped=True),
     Config("pointer", 64, 128, 64, 4, 3),

@@ -37,7 +37,8 @@ class SoftmaxOperands:
         """See `Operands`."""
         x, out = self._sets[0]
         expected = torch.softmax(x.double(), -1)
-        return (out.double() - expected).norm() / expected.norm()
+        error: torch.Tensor = (out.double() - expected).norm() / expected.norm()
+        return error
 
     def poison(self) -> None:
         """See `Operands`."""

@@ -35,6 +35,7 @@ BENCHMARKS = (
     "start",
     "client",
     "ring",
+    "hosts",
 )
 
 

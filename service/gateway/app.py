@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Never
 
@@ -14,20 +14,19 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Match, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from tilewire.service.errors import InvalidRequest, MethodNotAllowed, UnknownName
 from tilewire.service.gateway.api import console, docs, health
-from tilewire.service.gateway.api.v1 import kernels, tensors
+from tilewire.service.gateway.api.paths import OpPaths
+from tilewire.service.gateway.api.v1 import kernels, programs, tensors
 from tilewire.service.gateway.api.v1 import routes as native
 from tilewire.service.gateway.api.v2 import routes as oip
 from tilewire.service.gateway.api.v2 import shared_memory_routes as shared_memory
 from tilewire.service.gateway.auth.authenticator import Authenticator
-from tilewire.service.gateway.request.adapter import Api
 from tilewire.service.gateway.request.asgi import op_app
 from tilewire.service.gateway.request.context import Gateway, context_of
 from tilewire.service.gateway.request.middleware import ContextMiddleware
-from tilewire.service.ops.op import AnyOp
 from tilewire.service.ops.registry import OPS
 
 DESCRIPTION = """GPU linear algebra over HTTP.
@@ -40,22 +39,22 @@ class TilewireApp(FastAPI):
     """FastAPI, with the ops in front of its middleware and router.
 
     Attributes:
-        ops: API and op of each POST that `request.handle` answers, by exact path.
-        op_apps: The same as ASGI applications.
+        gateway: Parts; None before they are known.
+        ops: API and op of each POST that `request.handle` answers.
         needs_keys: The OpenAPI document says so, and `/docs` asks for one.
     """
 
-    ops: Mapping[str, tuple[Api, AnyOp]] = {}
-    op_apps: Mapping[str, ASGIApp] = {}
+    gateway: Gateway | None = None
+    ops = OpPaths({})
     needs_keys = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI's call."""
-        app = None
-        if scope["type"] == "http" and scope["method"] == "POST":
-            app = self.op_apps.get(scope["path"].removeprefix(scope.get("root_path", "")))
-        if app is not None:
-            await app(scope, receive, send)
+        target = None
+        if self.gateway is not None and scope["type"] == "http" and scope["method"] == "POST":
+            target = self.ops.get(scope["path"].removeprefix(scope.get("root_path", "")))
+        if target is not None and self.gateway is not None:
+            await op_app(self.gateway, *target)(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
 
@@ -77,6 +76,7 @@ def create_app(gateway: Gateway) -> TilewireApp:
     routers = [
         tensors.router(gateway),
         native.router(),
+        programs.router(gateway),
         kernels.router(gateway),
         oip.router(gateway),
         shared_memory.router(gateway),
@@ -87,8 +87,9 @@ def create_app(gateway: Gateway) -> TilewireApp:
     if gateway.settings.inherited.metrics_listener < 0:
         routers.append(health.metrics_router(gateway))
     _add(app, gateway, routers)
-    app.ops = native.op_paths(gateway) | oip.op_paths(gateway)
-    app.op_apps = {path: op_app(gateway, api, op) for path, (api, op) in app.ops.items()}
+    ops = native.op_paths(gateway) | oip.op_paths(gateway)
+    app.ops = OpPaths(ops, programs.program_api(gateway), oip.infer_api(gateway))
+    app.gateway = gateway
     return app
 
 

@@ -44,7 +44,7 @@ class InputSpec(msgspec.Struct, frozen=True, array_like=True):
         resident: Name of a resident tensor, or None.
         region: Name of a registered region, or None.
         fortran: Whether the bytes are in Fortran order.
-        version: Version that the resident must have; 0 for any.
+        version: Version that the resident must have; None for any.
     """
 
     name: str
@@ -52,7 +52,7 @@ class InputSpec(msgspec.Struct, frozen=True, array_like=True):
     resident: str | None = None
     region: str | None = None
     fortran: bool = False
-    version: int = 0
+    version: int | None = None
 
 
 class OutputSpec(msgspec.Struct, frozen=True, array_like=True):

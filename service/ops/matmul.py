@@ -26,7 +26,7 @@ from tilewire.service.ops.op import (
 )
 
 Activation = Literal["none", "relu", "leaky_relu", "gelu", "silu", "sigmoid", "tanh"]
-Precision = Literal["tf32", "tf32x3", "ieee"]
+Precision = Literal["tf32", "tf32x3", "ieee", "fast"]
 
 # The largest K whose int8 products cannot overflow an int32 accumulator: 2^31 / 127^2, rounded down.
 MAX_INT8_K = 133_000
@@ -44,7 +44,9 @@ class MatmulOptions(OpOptions, frozen=True, tag="matmul"):
     transpose_b: Annotated[bool, msgspec.Meta(description="Swap the last two dimensions of `b`.")] = False
     activation: Annotated[Activation, msgspec.Meta(description="Applied to the sum with bias, in float32.")] = "none"
     out_dtype: Annotated[OutDType | None, msgspec.Meta(description="Dtype of the result.")] = None
-    precision: Annotated[Precision, msgspec.Meta(description="How float32 inputs are multiplied.")] = "ieee"
+    precision: Annotated[
+        Precision, msgspec.Meta(description="How float32 inputs are multiplied; `fast` is for sums of float8 products.")
+    ] = "ieee"
 
 
 class Matmul(Op[MatmulOptions]):
@@ -73,7 +75,9 @@ class Matmul(Op[MatmulOptions]):
         default = {"int8": "int32"}.get(dtype, "bfloat16" if dtype in _FP8 else dtype)
         allowed = ("int32", *FLOATS16_32) if dtype == "int8" else FLOATS16_32
         out = TensorType(check_out_dtype(options.out_dtype, default, allowed), (*batch, m, n))
-        if options.precision != "ieee" and dtype != "float32":
+        if options.precision == "fast" and dtype not in _FP8:
+            raise InvalidRequest(f"precision: fast is for float8 inputs; a is {dtype}")
+        if options.precision not in ("ieee", "fast") and dtype != "float32":
             raise InvalidRequest(f"precision: {options.precision} is for float32 inputs; a is {dtype}")
         if out.dtype == "int32" and options.activation not in ("none", "relu"):
             raise InvalidRequest(f"activation: {options.activation} needs a floating out_dtype; it is int32")

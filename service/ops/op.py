@@ -172,6 +172,15 @@ class Op(abc.ABC, Generic[OptionsT]):
     example: ClassVar[Mapping[str, Any]]
     warmup: ClassVar[WarmupCase]
 
+    @property
+    def model(self) -> str:
+        """Name of the model of `/v2`."""
+        return self.name
+
+    def complete(self, options: OpOptions) -> OpOptions:
+        """Returns the options that a job carries, from those that a request has given."""
+        return options
+
     def bound(self, options: OptionsT) -> Op[OptionsT]:
         """Returns the op whose inputs and outputs are those of a request with these options."""
         del options

@@ -30,6 +30,16 @@ else:
     Options = Union[tuple(op.options for op in (*OPS.values(), PROGRAM_FAMILY))]  # noqa: UP007  (made from a tuple)
 
 
+def program_resident(name: str) -> str:
+    """Returns the name of the resident that holds a program's text; no tensor of a client can have it."""
+    return f"{PROGRAM}:{name}"
+
+
+def is_program(resident: str) -> bool:
+    """Whether a resident of this name holds a program's text."""
+    return resident.startswith(program_resident(""))
+
+
 def op_for(name: str, options: OpOptions) -> AnyOp:
     """Returns the op of a message: one of `OPS`, or the program that its options carry.
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from tilewire.service.errors import BeyondLimit, InvalidRequest
-from tilewire.service.ops.matmul import MAX_INT8_K, Precision
+from tilewire.service.ops.matmul import MAX_INT8_K
 from tilewire.service.ops.op import (
     FLOATS16_32,
     Batching,
@@ -25,6 +25,7 @@ from tilewire.service.ops.op import (
 )
 
 Metric = Literal["dot", "cosine", "l2"]
+Precision = Literal["tf32", "tf32x3", "ieee"]
 
 
 class SearchOptions(OpOptions, frozen=True, tag="search"):

@@ -23,6 +23,7 @@ from tilewire.service.cli.serve import flag_name, variable_name
 from tilewire.service.config.settings import Settings
 from tilewire.service.errors import BY_CODE
 from tilewire.service.gateway.api.v2.header import read_header
+from tilewire.service.ops.registry import OPS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -195,7 +196,7 @@ def test_python_of_the_documents_runs(block: str, server_url: str, tmp_path: Pat
 
 def test_the_infer_request_of_the_api_is_one() -> None:
     (example,) = re.findall(r"^```json\n(.*?)^```", section(API, "Open Inference Protocol"), re.MULTILINE | re.DOTALL)
-    header = read_header("matmul", example.encode())
+    header = read_header(OPS["matmul"], example.encode())
     assert [one.input.name for one in header.pending] == ["a", "b"]
 
 

@@ -132,15 +132,19 @@ def test_requests_without_a_resident_go_to_any_host(fleet: list[Replica], proxy:
     assert all(later > earlier for later, earlier in zip(after, before, strict=True))
 
 
-def test_a_host_that_is_taken_away_and_given_back_moves_its_own_keys(fleet: list[Replica], proxy: Proxy) -> None:
+def test_a_host_that_is_taken_away_and_given_back_moves_its_own_keys(fleet: list[Replica], tmp_path: Path) -> None:
     both = addresses(fleet)
-    for left in IDS:
-        proxy.reload({left: both[left]})
+    with proxying(tmp_path / "haproxy", both) as proxy:
         with proxy.client() as client:
-            statuses = {name: client.head(f"/v1/tensors/{name}").status_code for name in NAMES}
-        here = names_on(fleet[IDS.index(left)].server)
-        assert {name for name, status in statuses.items() if status == 200} == here & set(NAMES)
-        proxy.reload(both)
+            for name in NAMES:
+                client.put(f"/v1/tensors/{name}", content=to_safetensors({"w": weight(name)})).raise_for_status()
+        for left in IDS:
+            proxy.reload({left: both[left]})
+            with proxy.client() as client:
+                statuses = {name: client.head(f"/v1/tensors/{name}").status_code for name in NAMES}
+            here = names_on(fleet[IDS.index(left)].server)
+            assert {name for name, status in statuses.items() if status == 200} == here & set(NAMES)
+            proxy.reload(both)
 
 
 # ── a host is lost ────────────────────────────────────────────────────────────────────────────────

@@ -27,12 +27,28 @@ from tilewire.kernels.matmul.grouped.op import variant as grouped_variant
 from tilewire.kernels.matmul.members import family_of, tiles_of
 from tilewire.kernels.matmul.select import select as choose
 from tilewire.kernels.matmul.variants import build
+from tilewire.kernels.normalize.configs import Problem as NormalizeProblem
+from tilewire.kernels.normalize.configs import choose as choose_normalize
+from tilewire.kernels.normalize.variants import variant as normalize_variant
+from tilewire.kernels.pointwise.configs import Problem as PointwiseProblem
+from tilewire.kernels.pointwise.configs import choose as choose_pointwise
+from tilewire.kernels.pointwise.variants import build as build_pointwise
+from tilewire.kernels.reduce.configs import STATES
+from tilewire.kernels.reduce.configs import Problem as ReduceProblem
+from tilewire.kernels.reduce.configs import choose as choose_reduce
+from tilewire.kernels.reduce.variants import main_variant
 from tilewire.kernels.runtime.targets import KNOWN
+from tilewire.kernels.search.configs import Problem as SearchProblem
+from tilewire.kernels.search.configs import choose as choose_search
+from tilewire.kernels.search.variants import product_variant, rescore_variant
 from tilewire.kernels.selection.tables import is_tuned
 from tilewire.kernels.softmax.configs import Problem as SoftmaxProblem
 from tilewire.kernels.softmax.select import select as choose_softmax
 from tilewire.kernels.softmax.variants import KERNELS
 from tilewire.kernels.softmax.variants import build as build_softmax
+from tilewire.kernels.topk.configs import Problem as TopKProblem
+from tilewire.kernels.topk.configs import choose as choose_topk
+from tilewire.kernels.topk.variants import built
 
 PATTERNS = {
     "wgmma": r"wgmma\.mma_async",
@@ -99,9 +115,50 @@ def variants(target):
         problem = AddProblem(1, 1 << 20, dtype, dtype)
         yield f"add {dtype}", build_add(problem.family, choose_add(problem, target), target)
     yield from grouped_variants(target)
+    yield from ranking_variants(target)
+    yield from row_variants(target)
     for index, variant in enumerate(staging_variants()):
         # Words of 1 to 8 bytes at addresses that promise no more: never 16 at once.
         yield f"staging unaligned {index}", variant
+
+
+def ranking_variants(target):
+    """Top-k and search; what gathers rows or keys is called unaligned, since it has no wide loads to look for."""
+    for k, n in ((10, 1_000_000), (50, 4000), (1000, 4000)):
+        problem = TopKProblem(64, n, k, "float32")
+        for role, variant in built(
+            problem.dtype, problem.width, choose_topk(problem, target), target, is_aligned=True
+        ).items():
+            yield f"topk {k} {n} {role}{'' if role in ('row', 'groups') else ' unaligned'}", variant
+    for dtype, m, k, is_plain in (
+        ("bfloat16", 1, 768, True),
+        ("bfloat16", 64, 128, True),
+        ("bfloat16", 256, 768, True),
+        ("bfloat16", 256, 768, False),
+        ("int8", 256, 768, False),
+        ("float32", 64, 256, False),
+    ):
+        problem = SearchProblem(m, 1_000_000, k, 10, dtype, is_plain=is_plain)
+        config = choose_search(problem, target)
+        name = f"search {m} {k} {dtype} {is_plain}"
+        yield name, product_variant(problem, config, target)
+        yield f"{name} again unaligned", rescore_variant(problem, config, target)
+
+
+def row_variants(target):
+    """Reductions, normalisations and pointwise functions."""
+    for dtype in ("float32", "bfloat16"):
+        for state in STATES:
+            for is_row in (True, False):
+                problem = ReduceProblem(64, 4096, 1_000_000, dtype, state, is_row=is_row)
+                name = f"reduce {dtype} {state} {'row' if is_row else 'column'}"
+                yield name, main_variant(problem, choose_reduce(problem, target), target)
+        for n in (4096, 50_000):
+            problem = NormalizeProblem(8192, n, dtype, dtype, dtype)
+            yield f"normalize {dtype} {n}", normalize_variant(problem, choose_normalize(problem, target), target)
+        for is_binary in (True, False):
+            problem = PointwiseProblem(1, 1 << 20, dtype, dtype, is_binary, True, ("unit",) * 3)
+            yield f"pointwise {dtype}", build_pointwise(problem.family, choose_pointwise(problem, target), target)
 
 
 def grouped_variants(target):

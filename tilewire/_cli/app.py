@@ -37,6 +37,7 @@ SERVER_COMMANDS = {
     "demo": ServerCommand(SERVE, "Run a whole round against a server, and check every answer against NumPy."),
     "key": ServerCommand(SERVE, "Make an API key."),
     "tune": ServerCommand(KERNELS, "Measure kernels on this machine's GPU and write its table."),
+    "explain": ServerCommand(KERNELS, "Say in one line which configuration a shape gets, and why."),
     "precompile": ServerCommand(KERNELS, "Compile every kernel of devices that need not be here."),
 }
 # As they stand in `--help`.
@@ -45,7 +46,7 @@ COMMANDS = (
     *("matmul", "softmax", "add", "search", "run"),
     *("put", "get", "ls", "rm"),
     *("health", "top", "bench"),
-    *("tune", "precompile", "version"),
+    *("tune", "explain", "precompile", "version"),
 )
 
 

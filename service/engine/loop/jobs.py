@@ -56,7 +56,7 @@ class JobPlan:
         template: The template.
         op: The op.
         inputs: Inputs on the host, in the order of a job's offsets.
-        residents: The other inputs: name of the input, name of the resident, its type, and its version or 0 for any.
+        residents: The other inputs: name of the input, name of the resident, its type, and its version or None for any.
         outputs: Results, behind the inputs in the order of a job's offsets.
         batching: How jobs share a launch; None when they run alone.
         row_shapes: Shape of each output of a launch of one row, where rows are joined.
@@ -70,7 +70,7 @@ class JobPlan:
     template: Template
     op: AnyOp
     inputs: tuple[Span, ...]
-    residents: tuple[tuple[str, str, TensorType, int], ...]
+    residents: tuple[tuple[str, str, TensorType, int | None], ...]
     outputs: tuple[Span, ...]
     batching: Batching[Any] | None
     row_shapes: tuple[tuple[int, ...], ...]

@@ -92,7 +92,7 @@ def bind(
     if plan.residents:
         found = [residents.get(resident, field=name) for name, resident, *_ in plan.residents]
         for (name, _, kind, version), resident in zip(plan.residents, found, strict=True):
-            if resident.type != kind or version not in (0, resident.version):
+            if resident.type != kind or version not in (None, resident.version):
                 return _stale(job, plan, found)
             inputs[name] = resident.tensor
     binding = plan.binding
@@ -146,7 +146,7 @@ def _stale(job: Job, plan: JobPlan, found: Sequence[Resident]) -> Stale:
     infos = [
         resident.info(name)
         for (_, name, kind, version), resident in zip(plan.residents, found, strict=True)
-        if resident.type != kind or version not in (0, resident.version)
+        if resident.type != kind or version not in (None, resident.version)
     ]
     return Stale(job.id, tuple(infos))
 

@@ -25,6 +25,8 @@ from tilewire.service.ops.op import TensorType
 # A Python list takes up to 20 times its text: past this, binary formats are what the user wants.
 MAX_BODY_BYTES = 64 * 2**20
 MAX_OUT_ELEMENTS = 2**22
+# Key of a body that is no tensor, but a program to run.
+PROGRAM_KEY = "program"
 # Numbers that are written at once: about a millisecond.
 PIECE_ELEMENTS = 2**11
 
@@ -45,12 +47,18 @@ class Json:
                 f"JSON body: {body.nbytes} bytes; at most {MAX_BODY_BYTES} are read, use safetensors for more"
             )
         document = parse_object(body, "JSON body")
+        document.pop(PROGRAM_KEY, None)
         default = _dtype(document.pop("dtype", "float32"), "dtype")
         tensors: dict[str, Placed] = {}
         for name, value in document.items():
             dtype, shape, numbers = _read_tensor(repr(name[:64]), value, default)
             tensors[name] = place(repr(name[:64]), TensorType(dtype, shape), numbers, (offset, room))
         return tensors
+
+    def metadata(self, body: memoryview) -> Mapping[str, str]:
+        """Returns the text of the key `program`, an object; see `Codec.metadata`."""
+        program = parse_object(body, "JSON body").get(PROGRAM_KEY)
+        return {} if program is None else {PROGRAM_KEY: json.dumps(program)}
 
     def work_bytes(self, body: memoryview) -> int:
         """All of the text."""

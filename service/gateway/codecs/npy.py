@@ -45,6 +45,10 @@ class Npy:
         """Reads the header; see `Codec.decode`."""
         return {"": read_npy(body, offset, "npy")}
 
+    def metadata(self, body: memoryview) -> Mapping[str, str]:
+        """None: the format has no place for it."""
+        return {}
+
     def work_bytes(self, body: memoryview) -> int:
         """None: only the header is read."""
         return 0

@@ -56,6 +56,10 @@ class Npz:
                     tensors[name] = _read_deflated(packed, member, room, repr(name[:64]))
         return tensors
 
+    def metadata(self, body: memoryview) -> Mapping[str, str]:
+        """None: the format has no place for it."""
+        return {}
+
     def work_bytes(self, body: memoryview) -> int:
         """Bytes to inflate, as the archive declares them."""
         with _opened(body) as archive:

@@ -86,6 +86,17 @@ class Codec(Protocol):
         """
         ...
 
+    def metadata(self, body: memoryview) -> Mapping[str, str]:
+        """Reads the strings that stand beside the tensors, by name.
+
+        Args:
+            body: A whole body.
+
+        Raises:
+            InvalidRequest: Not a body of this format.
+        """
+        ...
+
     def work_bytes(self, body: memoryview) -> int:
         """Bytes of text and of inflated data that `decode` goes through.
 

@@ -41,6 +41,14 @@ class Safetensors:
         read = _read_layout if len(header) <= CACHED_BYTES else _read_layout.__wrapped__
         return {name: Placed(kind, start + begin) for name, kind, begin in read(header, payload_bytes)}
 
+    def metadata(self, body: memoryview) -> Mapping[str, str]:
+        """Returns `__metadata__`; see `Codec.metadata`."""
+        header = parse_object(memoryview(_header_bytes(body)), "safetensors header")
+        found = header.get("__metadata__", {})
+        if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+            raise InvalidRequest("__metadata__: expected an object whose values are strings")
+        return found
+
     def work_bytes(self, body: memoryview) -> int:
         """None: only the header is read."""
         return 0

@@ -11,7 +11,8 @@ import asyncio
 import math
 import urllib.parse
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from types import MappingProxyType
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
@@ -27,12 +28,11 @@ from tilewire.service.gateway.connection.limits import (
 )
 from tilewire.service.gateway.connection.parser import RequestParser, check_head
 from tilewire.service.gateway.connection.stream import RequestStream
-from tilewire.service.gateway.request.adapter import Api
+from tilewire.service.gateway.request.adapter import Targets
 from tilewire.service.gateway.request.context import STREAM, Gateway, make_context
 from tilewire.service.gateway.request.handle import handle
 from tilewire.service.gateway.request.head import key_of, read_head
 from tilewire.service.gateway.request.response import connection_error
-from tilewire.service.ops.op import AnyOp
 
 # Method, target, version.
 REQUEST_LINE_WORDS = 3
@@ -43,7 +43,7 @@ class TilewireProtocol(HttpToolsProtocol):
 
     Attributes:
         gateway: Parts of the gateway whose ops are answered here; None for none.
-        ops: API and op of each POST that `request.handle` answers, by exact path.
+        ops: API and op of each POST that `request.handle` answers.
         patience_s: Longest time for a head to come, and longest time in which a client reads nothing of its answer.
         min_body_bytes_per_s: Least rate of a body that takes longer than `patience_s`.
         max_body_s: Longest time for a body at that rate: a longer body has a larger least rate.
@@ -52,7 +52,7 @@ class TilewireProtocol(HttpToolsProtocol):
     """
 
     gateway: Gateway | None = None
-    ops: Mapping[str, tuple[Api, AnyOp]] = {}
+    ops: Targets = MappingProxyType({})
     patience_s = 30.0
     min_body_bytes_per_s = 0
     max_body_s = math.inf

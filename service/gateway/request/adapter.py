@@ -14,6 +14,7 @@ from tilewire.service.gateway.codecs.protocol import Placed
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.head import Head
 from tilewire.service.ipc.arena import Lease
+from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.ops.op import AnyOp, TensorType
 from tilewire.service.ops.registry import Options
 
@@ -74,6 +75,7 @@ class Task(Protocol):
         placed: Tensors in the arena by input; "" stands for an unnamed one.
         residents: Names of resident tensors by input.
         declared: Types that the client says residents have, by input; checked.
+        pinned: Residents that the engine must have in this very version, by input.
         regions: Tensors in registered regions by input.
         out_regions: Regions that take outputs instead of the arena, by output.
         timeout_ns: Longest time from the request's begin until it starts; 0 for none.
@@ -92,6 +94,8 @@ class Task(Protocol):
     @property
     def declared(self) -> Mapping[str, TensorType]: ...
     @property
+    def pinned(self) -> Mapping[str, TensorInfo]: ...
+    @property
     def regions(self) -> Mapping[str, tuple[TensorType, Region]]: ...
     @property
     def out_regions(self) -> Mapping[str, Region]: ...
@@ -101,6 +105,14 @@ class Task(Protocol):
     def priority(self) -> int: ...
     @property
     def lead_bytes(self) -> int | None: ...
+
+    async def renew(self) -> Task:
+        """Returns the task with the newest version of what it pins.
+
+        Raises:
+            UnknownName: It is there no more.
+        """
+        ...
 
     def encoder(self, outputs: Mapping[str, TensorType]) -> Encoder | None:
         """Chooses how outputs of these types are answered, and refuses what cannot be.
@@ -123,6 +135,7 @@ class Call(Protocol):
         store: Name under which the result becomes resident; None to answer it.
         lead_bytes: Bytes left free in front of the body, so that its payload begins aligned.
         needs_body: A body is read; False when residents stand for all inputs.
+        program: Name of the kept program that is run; None for an op, and for a program in the body.
     """
 
     @property
@@ -135,6 +148,8 @@ class Call(Protocol):
     def lead_bytes(self) -> int: ...
     @property
     def needs_body(self) -> bool: ...
+    @property
+    def program(self) -> str | None: ...
 
     async def decode(self, body: Lease | None, leases: Leases) -> Task:
         """Reads a whole body.
@@ -158,4 +173,12 @@ class Api(Protocol):
         Raises:
             TilewireError: Anything that cannot be right; the detail names the parameter or header.
         """
+        ...
+
+
+class Targets(Protocol):
+    """API and op of each POST that `request.handle` answers."""
+
+    def get(self, path: str, /) -> tuple[Api, AnyOp] | None:
+        """Returns the API and the op of a path, or None for one that is not of ops."""
         ...

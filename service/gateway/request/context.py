@@ -15,6 +15,7 @@ from tilewire.service.gateway.auth.authenticator import Access, Authenticator
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.head import TRACE_PARENT, TRACE_STATE, Head, HeadKey, request_id_of
+from tilewire.service.gateway.request.programs import Programs
 from tilewire.service.gateway.request.template import CachedHead, TemplateCache
 from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
 from tilewire.service.gateway.telemetry.tracing import Recorder, TraceParent, parse_traceparent
@@ -39,6 +40,7 @@ class Gateway:
         authenticator: Check of API keys and quotas.
         recorder: Sink of spans, or None.
         templates: Cache of requests that were read and planned.
+        programs: Kept programs.
     """
 
     settings: GatewaySettings
@@ -50,6 +52,10 @@ class Gateway:
     authenticator: Authenticator = field(default_factory=Authenticator)
     recorder: Recorder | None = None
     templates: TemplateCache = field(default_factory=TemplateCache)
+    programs: Programs = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "programs", Programs(self.engines, self.settings.limits))
 
 
 class Stream(Protocol):

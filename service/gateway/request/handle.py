@@ -54,7 +54,7 @@ async def handle(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp)
         admit(gateway, context)
         leases = gateway.admission.admit()
         call = read_call(gateway, context, api, op)
-        await check_call(gateway, context, call)
+        await check_call(gateway, context, call, leases)
         body = await receive(gateway, context, call, leases)
         template, slots, done = await compute(gateway, context, call, body, leases)
         await answer(gateway, context, call, template, slots, done)
@@ -90,13 +90,13 @@ def read_call(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp) ->
     return call
 
 
-async def check_call(gateway: Gateway, context: RequestContext, call: Call) -> None:
+async def check_call(gateway: Gateway, context: RequestContext, call: Call, leases: Leases) -> None:
     """Refuses what the head alone shows to be impossible, before the body is read.
 
     Raises:
         Forbidden: The key may not do that.
         Unavailable: No engine is ready.
-        UnknownName: A resident tensor is not there.
+        UnknownName: A resident tensor or a program is not there.
         InvalidRequest: A result of several tensors cannot be stored under one name.
     """
     written = () if call.store is None else (call.store,)
@@ -104,6 +104,8 @@ async def check_call(gateway: Gateway, context: RequestContext, call: Call) -> N
     gateway.engines.check_ready()
     for name, resident in call.residents.items():
         await gateway.engines.type_of(resident, field=name)
+    if call.program is not None:
+        await gateway.programs.find(call.program, leases)
     if call.store is not None and len(call.op.outputs) > 1:
         raise InvalidRequest(f"store: {call.op.name} has the outputs {', '.join(call.op.outputs)}; one can be stored")
 
@@ -157,6 +159,8 @@ async def compute(
             return template, slots, reply
         for slot in slots:
             leases.give_back(slot)
+        if template.is_pinned:
+            template, task = None, None if task is None else await task.renew()
     raise Unavailable("its resident tensors keep changing their shapes while it waits")
 
 
@@ -249,6 +253,7 @@ def plan_task(
         reads=tuple(task.residents.values()),
         resident_types=tuple((name, types[field]) for field, name in task.residents.items()),
         uses_regions=bool(task.regions or task.out_regions),
+        is_pinned=bool(task.pinned),
         inputs=tuple((offset, spec.region is None) for spec, offset in located),
         outputs=tuple(None if region is None else region.offset for region in regions),
         timeout_ns=task.timeout_ns,
@@ -271,6 +276,8 @@ def bind(task: Task, types: Mapping[str, TensorType], begin: int) -> list[tuple[
     for field, declared in task.declared.items():
         if declared != types[field]:
             raise InvalidRequest(f"{field}: {task.residents[field]!r} is {types[field]}; the request says {declared}")
+    for field, info in task.pinned.items():
+        inputs[field] = (InputSpec(field, info.type, info.name, version=info.version), None)
     for field, (kind, region) in task.regions.items():
         inputs[field] = (InputSpec(field, kind, region=region.name), region.offset)
     for name, tensor in task.placed.items():

@@ -35,6 +35,7 @@ class RequestTemplate(msgspec.Struct, frozen=True):
         reads: Names of the resident tensors that it reads.
         resident_types: Types that those had when it was planned, by name.
         uses_regions: It reads or writes clients' shared memory.
+        is_pinned: It needs residents in the version that it was planned with.
         inputs: First byte of each input that is no resident, in order, and whether it counts from the body's begin.
         outputs: First byte of each output in its region, in order; None for one that gets a slot.
         timeout_ns: Longest time from the request's begin until it starts; 0 for none.
@@ -49,6 +50,7 @@ class RequestTemplate(msgspec.Struct, frozen=True):
     reads: tuple[str, ...]
     resident_types: tuple[tuple[str, TensorType], ...]
     uses_regions: bool
+    is_pinned: bool
     inputs: tuple[tuple[int, bool], ...]
     outputs: tuple[int | None, ...]
     timeout_ns: int

@@ -40,12 +40,17 @@ class ProgramOptions(OpOptions, frozen=True, tag=PROGRAM):
     text: str
 
 
+class NoOptions(OpOptions, frozen=True):
+    """Options of a run: none."""
+
+
 class ProgramOp(Op[ProgramOptions]):
     """One program, as an op.
 
     Args:
         program: The program.
         limits: Bounds on every value between the steps.
+        model: Name of the kept program; empty for one that is not kept.
 
     Attributes:
         program: The program.
@@ -54,16 +59,27 @@ class ProgramOp(Op[ProgramOptions]):
     name = PROGRAM
     summary = "Several ops in one request."
     dtypes = tuple(DTYPES)
-    options = ProgramOptions
+    options = NoOptions  # type: ignore[assignment]
 
     # The program as it is kept: a job names it, so that it runs only while it is the newest.
     optional = (PROGRAM,)
 
-    def __init__(self, program: Program, limits: Limits) -> None:
+    def __init__(self, program: Program, limits: Limits, model: str = "") -> None:
         self.program = program
+        self._model = model
         self.required = (*program.inputs, *(RESIDENT + name for name in program.residents))  # type: ignore[misc]
         self.outputs = program.outputs  # type: ignore[misc]
         self._limits = limits
+
+    @property
+    def model(self) -> str:
+        """Name of the kept program."""
+        return self._model
+
+    def complete(self, options: OpOptions) -> ProgramOptions:
+        """Returns the program's text; see `Op.complete`."""
+        del options
+        return ProgramOptions(self.program.text)
 
     def plan(self, types: Types) -> PlannedProgram:
         """Plans every step; see `plan_program`."""

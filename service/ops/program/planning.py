@@ -138,7 +138,7 @@ def _first_gap(taken: Iterable[tuple[int, int]], nbytes: int) -> int:
     return begin
 
 
-def check_possible(program: Program, residents: Mapping[str, TensorType], limits: Limits) -> None:
+def check_possible(program: Program, residents: Mapping[str, TensorType], limits: Limits) -> Mapping[str, TensorType]:
     """Refuses a program that no operands could make work, as far as sizes are known.
 
     Every -1 is tried with each size that the program and its residents name. Steps behind a resident that is not there yet
@@ -148,6 +148,9 @@ def check_possible(program: Program, residents: Mapping[str, TensorType], limits
         program: The program.
         residents: Dtype and shape of the residents that exist, by name without `@`.
         limits: Bounds on every value.
+
+    Returns:
+        Dtype and shape of the values, for some sizes that work.
 
     Raises:
         InvalidRequest: A step that cannot work; the detail has its number.
@@ -160,9 +163,9 @@ def check_possible(program: Program, residents: Mapping[str, TensorType], limits
     sizes = sorted(known | {1, 3, 2048})
     error: TilewireError | None = None
     for chosen in _assignments(len(free), sizes):
-        found = _first_error(program, residents, limits, dict(zip(free, chosen, strict=True)))
-        if found is None:
-            return
+        found = _try_sizes(program, residents, limits, dict(zip(free, chosen, strict=True)))
+        if not isinstance(found, TilewireError):
+            return found
         error = found
     assert error is not None, "This is a bug."
     raise error
@@ -174,10 +177,10 @@ def _assignments(count: int, sizes: Sequence[int]) -> Iterable[tuple[int, ...]]:
     return ((size,) * count for size in sizes)
 
 
-def _first_error(
+def _try_sizes(
     program: Program, residents: Mapping[str, TensorType], limits: Limits, chosen: Mapping[tuple[str, int], int]
-) -> TilewireError | None:
-    """Returns why the program cannot work with these sizes; None when it can, as far as is known."""
+) -> Mapping[str, TensorType] | TilewireError:
+    """Returns the values with these sizes as far as they are known, or why the program cannot work with them."""
     values = {
         name: TensorType(one.dtype, tuple(chosen.get((name, axis), dim) for axis, dim in enumerate(one.shape)))
         for name, one in program.inputs.items()
@@ -192,4 +195,4 @@ def _first_error(
         except TilewireError as error:
             return type(error)(f"step {number}: {error}")
         values |= zip(step.outputs, planned.outputs, strict=True)
-    return None
+    return values

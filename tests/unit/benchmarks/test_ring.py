@@ -122,6 +122,16 @@ def test_room_is_never_exceeded() -> None:
     assert row["copies"] == pytest.approx(1.25, abs=0.05)
 
 
+def test_hosts_that_keep_what_they_have_hit_the_most_popular_ones() -> None:
+    # By turns every host keeps the same residents: the hit rate is their share of the popularity.
+    scenario = replace(SMALL, policy=ROUND_ROBIN, forgets=False, room=1.5)
+    kept = round(scenario.room * scenario.residents / scenario.hosts)
+    popularity = [1 / rank for rank in range(1, scenario.residents + 1)]
+    steady = phase_of(simulate(scenario), "steady")
+    assert steady["hit_rate"] == pytest.approx(sum(popularity[:kept]) / sum(popularity), abs=0.02)
+    assert simulate(scenario)["copies"] == kept * scenario.hosts / scenario.residents
+
+
 def test_more_room_gives_more_hits() -> None:
     rates = [phase_of(simulate(replace(SMALL, room=room)), "steady")["hit_rate"] for room in (1.1, 2.0, 4.0)]
     assert rates == sorted(rates)

@@ -16,6 +16,8 @@ import safetensors.numpy
 
 from tests.unit.gateway.codecs.arena_room import decode
 from tilewire.service.gateway.codecs.safetensors import Safetensors
+from tilewire.service.ops.program.definition import parse_program
+from tilewire.service.ops.registry import OPS as REGISTRY
 
 Array = np.ndarray[Any, Any]
 
@@ -87,6 +89,9 @@ class SpeakingServer:
             assert request.headers["content-type"] == "application/json"
             status = 200 if name in self.programs else 201
             self.programs[name] = json.loads(request.content)
+            # As far as the service has the ops, its own parser reads what the client writes.
+            if {step["op"] for step in self.programs[name]["steps"]} <= REGISTRY.keys():
+                parse_program(request.content, REGISTRY)
             return httpx.Response(status, json=self.programs[name])
         if name not in self.programs:
             return problem(404, f"name: no program {name!r}")

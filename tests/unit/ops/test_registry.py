@@ -150,3 +150,13 @@ def test_an_alpha_beyond_64_bits_needs_an_exponent_whichever_comes_first(spellin
         else:
             with pytest.raises(InvalidRequest, match=r"alpha: .*64 bits.*exponent"):
                 planned("add", {"a": f32(5), "b": f32(5)}, {"alpha": value})
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float16", "float32"])
+def test_fast_sums_are_for_float8_alone(dtype: str) -> None:
+    operands = dict.fromkeys("ab", TensorType(dtype, (4, 4)))
+    if dtype.startswith("float8"):
+        assert planned("matmul", operands, {"precision": "fast"}).outputs[0].dtype == "bfloat16"
+        return
+    with pytest.raises(InvalidRequest, match=rf"^precision: fast is for float8 inputs; a is {dtype}"):
+        planned("matmul", operands, {"precision": "fast"})

@@ -19,6 +19,7 @@ from tilewire.service.gateway.request.body import refuse_encodings
 from tilewire.service.gateway.request.head import Head
 from tilewire.service.gateway.request.offload import OFFLOAD_BYTES, LoopRoom, offload
 from tilewire.service.ipc.arena import Lease
+from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.ops.op import AnyOp, TensorType
 from tilewire.service.ops.registry import Options
 
@@ -70,6 +71,7 @@ class NativeCall(msgspec.Struct, frozen=True):
     max_json_bytes: int
     needs_body: bool
     lead_bytes: int = 0
+    program: str | None = None
 
     @property
     def residents(self) -> Mapping[str, str]:
@@ -105,6 +107,7 @@ class NativeTask(msgspec.Struct, frozen=True):
     lead_bytes: int | None
 
     declared: Mapping[str, TensorType] = {}
+    pinned: Mapping[str, TensorInfo] = {}
     regions: Mapping[str, tuple[TensorType, Region]] = {}
     out_regions: Mapping[str, Region] = {}
     priority: int = 0
@@ -124,6 +127,9 @@ class NativeTask(msgspec.Struct, frozen=True):
     @property
     def timeout_ns(self) -> int:
         return int((self.call.query.timeout_ms or 0) * 1e6)
+
+    async def renew(self) -> NativeTask:
+        return self
 
     def encoder(self, outputs: Mapping[str, TensorType]) -> CodecEncoder | None:
         if self.call.store is not None:

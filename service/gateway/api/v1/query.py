@@ -37,6 +37,34 @@ class Query(msgspec.Struct, frozen=True):
     timeout_ms: float | None = None
 
 
+class RunQuery(msgspec.Struct, frozen=True):
+    """What the query of a program's run asks for.
+
+    Attributes:
+        residents: Names of resident tensors by the input that they stand for.
+        timeout_ms: It must have started by then, or None.
+    """
+
+    residents: Mapping[str, str]
+    timeout_ms: float | None = None
+
+
+def parse_run_query(query: bytes, timeout_header: str | None) -> RunQuery:
+    """Reads the query string of a program's run; which inputs there are is not known yet.
+
+    Raises:
+        InvalidRequest: A repeated parameter, or a value that cannot be right; the detail names it.
+    """
+    values = _parameters(query)
+    timeout = values.pop("timeout_ms", None)
+    if "store" in values:
+        raise InvalidRequest("store: the outputs of a program are answered; keep one with an op of its own")
+    return RunQuery(
+        {name: resident_name(value, field=name[:64]) for name, value in values.items()},
+        _parse_timeout("timeout_ms", timeout) if timeout else _parse_timeout("X-Timeout-Ms", timeout_header),
+    )
+
+
 def parse_query(op: AnyOp, query: bytes, timeout_header: str | None) -> Query:
     """Reads a query string; a client's requests mostly have the same one, so short ones are remembered.
 

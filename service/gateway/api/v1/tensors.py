@@ -21,6 +21,7 @@ from tilewire.service.gateway.request.offload import offload
 from tilewire.service.gateway.request.response import TensorResponse, describe_tensor, json_response
 from tilewire.service.ipc.messages import Done, TensorInfo, Upload
 from tilewire.service.ops.op import check_limits
+from tilewire.service.ops.registry import is_program
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -31,7 +32,9 @@ def router(gateway: Gateway) -> APIRouter:
     async def list_tensors(request: Request) -> Response:
         access = context_of(request.scope).granted
         infos = await gateway.engines.infos()
-        return json_response([describe_tensor(info) for info in infos if access.may_read(info.name)])
+        return json_response(
+            [describe_tensor(info) for info in infos if access.may_read(info.name) and not is_program(info.name)]
+        )
 
     @routes.put(
         "/v1/tensors/{name:path}",

@@ -54,9 +54,9 @@ def encode_answer(
             if wanted.region is None and kind.nbytes:
                 behind.append(payloads[name])
     echoed = "" if request.id is None else f'"id":{json.dumps(request.id)},'
-    head = (f'{{{echoed}"model_name":"{op.name}","model_version":"{VERSION}","outputs":[{",".join(entries)}]}}').encode(
-        "ascii"
-    )
+    head = (
+        f'{{{echoed}"model_name":"{op.model}","model_version":"{VERSION}","outputs":[{",".join(entries)}]}}'
+    ).encode("ascii")
     return InferAnswer([head, *behind], len(head) if behind else None)
 
 

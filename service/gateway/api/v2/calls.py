@@ -22,10 +22,15 @@ from tilewire.service.gateway.request.adapter import Answer, Region
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.head import Head
 from tilewire.service.gateway.request.offload import OFFLOAD_BYTES, LoopRoom, offload
+from tilewire.service.gateway.request.programs import KeptProgram, Programs
 from tilewire.service.ipc.arena import Lease
+from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.ops.op import AnyOp, TensorType
-from tilewire.service.ops.registry import Options
+from tilewire.service.ops.program.definition import RESIDENT
+from tilewire.service.ops.program.op import PROGRAM
+from tilewire.service.ops.registry import PROGRAM_FAMILY, Options
 
+MODELS = "/v2/models/"
 HEADER_LENGTH = "inference-header-content-length"
 BINARY, JSON = "application/octet-stream", "application/json"
 _LENGTH = re.compile(r"\d{1,19}", re.ASCII)
@@ -48,23 +53,31 @@ class InferLimits(msgspec.Struct, frozen=True):
 
 
 class InferApi:
-    """`POST /v2/models/{op}/infer`.
+    """`POST /v2/models/{model}/infer`.
 
     Args:
         limits: Bounds.
+        programs: Kept programs, which are models too.
     """
 
-    def __init__(self, limits: InferLimits) -> None:
+    def __init__(self, limits: InferLimits, programs: Programs) -> None:
         self._limits = limits
+        self._programs = programs
 
     def read_call(self, op: AnyOp, head: Head) -> InferCall:
         """See `Api.read_call`."""
         header_bytes = header_length(head)
         coding = coding_of_body(head.headers.get("content-encoding"))
-        call = InferCall(op, self._limits, header_bytes, coding, head.headers.get("accept-encoding"))
+        accepted = head.headers.get("accept-encoding")
+        call = InferCall(op, self._limits, header_bytes, coding, accepted, self._programs, model_of(head.path))
         if coding is None:
             call.check_lengths(head.content_length)
         return call
+
+
+def model_of(path: str) -> str:
+    """Returns the model that the path of an infer call names."""
+    return path.removeprefix(MODELS).partition("/")[0]
 
 
 def header_length(head: Head) -> int | None:
@@ -90,6 +103,8 @@ class InferCall(msgspec.Struct, frozen=True):
         header_bytes: Length of the JSON at the body's begin; None for a body that is all JSON.
         coding: Content coding of the body, or None.
         accept_encoding: Value of the header, or None.
+        programs: Kept programs.
+        model: Name of the model.
     """
 
     op: AnyOp
@@ -97,10 +112,17 @@ class InferCall(msgspec.Struct, frozen=True):
     header_bytes: int | None
     coding: Coding | None
     accept_encoding: str | None
+    programs: Programs
+    model: str
 
     residents: Mapping[str, str] = {}
     store: str | None = None
     needs_body: bool = True
+
+    @property
+    def program(self) -> str | None:
+        """See `Call`."""
+        return self.model if self.op is PROGRAM_FAMILY else None
 
     @property
     def lead_bytes(self) -> int:
@@ -140,10 +162,12 @@ class InferCall(msgspec.Struct, frozen=True):
         self.check_lengths(view.nbytes)
         json_bytes = view.nbytes if self.header_bytes is None else self.header_bytes
         room = LoopRoom(leases) if json_bytes > OFFLOAD_BYTES else leases
-        request = await offload(json_bytes, decode_request, self.op, view, body.offset + at, self.header_bytes, room)
+        kept = None if self.program is None else await self.programs.find(self.program, leases)
+        op = self.op if kept is None else kept.op
+        request = await offload(json_bytes, decode_request, op, view, body.offset + at, self.header_bytes, room)
         # Numbers of the JSON lie elsewhere, and so does all of an inflated body.
         is_repeatable = self.coding is None and not request.has_numbers
-        task = InferTask(self, request, json_bytes if is_repeatable else None)
+        task = InferTask(self, request, json_bytes if is_repeatable else None, op, leases, kept)
         if task.regions or task.out_regions:
             check_allowed(self.limits.allows_regions)
         return task
@@ -156,21 +180,34 @@ class InferTask(msgspec.Struct, frozen=True):
         call: What the head asks for.
         request: What the body says.
         lead_bytes: As in `Task`.
+        op: Model.
+        leases: Source of room for a program's text.
+        kept: The kept program; None for an op.
     """
 
     call: InferCall
     request: InferRequest
     lead_bytes: int | None
+    op: AnyOp
+    leases: Leases
+    kept: KeptProgram | None = None
 
     @property
-    def op(self) -> AnyOp:
+    def pinned(self) -> Mapping[str, TensorInfo]:
         """See `Task`."""
-        return self.call.op
+        return {} if self.kept is None else {PROGRAM: self.kept.info}
+
+    async def renew(self) -> InferTask:
+        """See `Task`."""
+        if self.kept is None:
+            return self
+        kept = await self.call.programs.fetch(self.kept.name, self.leases)
+        return msgspec.structs.replace(self, op=kept.op, kept=kept)
 
     @property
     def options(self) -> Options:
         """See `Task`."""
-        return self.request.options
+        return self.op.complete(self.request.options)
 
     @property
     def placed(self) -> Mapping[str, Placed]:
@@ -180,7 +217,8 @@ class InferTask(msgspec.Struct, frozen=True):
     @property
     def residents(self) -> Mapping[str, str]:
         """See `Task`."""
-        return {one.name: one.resident for one in self.request.inputs if one.resident is not None}
+        steps = {} if self.kept is None else {RESIDENT + name: name for name in self.kept.op.program.residents}
+        return {**steps, **{one.name: one.resident for one in self.request.inputs if one.resident is not None}}
 
     @property
     def declared(self) -> Mapping[str, TensorType]:

@@ -15,9 +15,6 @@ from tilewire.service.gateway.codecs.json_text import place
 from tilewire.service.gateway.codecs.protocol import Placed, Room
 from tilewire.service.ops.op import AnyOp, TensorType
 
-# Longer headers are read each time: the cache stays small whatever clients send.
-CACHED_BYTES = 1024
-
 
 def decode_request(op: AnyOp, body: memoryview, offset: int, header_bytes: int | None, room: Room) -> InferRequest:
     """Reads a whole request body.
@@ -41,8 +38,7 @@ def decode_request(op: AnyOp, body: memoryview, offset: int, header_bytes: int |
         return _raw_request(op, body, offset)
     assert header_bytes <= body.nbytes, "This is a bug: the caller checks it."
     text = bytes(body[:header_bytes])
-    read = read_header if header_bytes <= CACHED_BYTES else read_header.__wrapped__
-    header = read(op.name, text)
+    header = read_header(op, text)
     binary_bytes = body.nbytes - header_bytes
     declared = sum(pending.binary_bytes or 0 for pending in header.pending)
     if declared != binary_bytes:

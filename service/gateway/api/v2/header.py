@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import lru_cache
 
 from tilewire.service.dtypes import BY_OIP
 from tilewire.service.errors import InvalidRequest
@@ -23,7 +22,7 @@ from tilewire.service.gateway.codecs.strict_json import parse_object, refuse_ove
 from tilewire.service.gateway.request.adapter import Region
 from tilewire.service.ops.op import AnyOp, TensorType
 from tilewire.service.ops.planning import parse_options
-from tilewire.service.ops.registry import OPS, Options
+from tilewire.service.ops.registry import Options
 
 WHAT = "inference header"
 MAX_TIMEOUT_US = 86_400_000_000
@@ -40,18 +39,16 @@ _OUTPUT_PARAMETERS = ("binary_data", *_REGION_PARAMETERS)
 _SCALARS = {bool, int, float, str}
 
 
-@lru_cache(maxsize=512)
-def read_header(op_name: str, text: bytes) -> Header:
-    """Reads the JSON; a client's requests mostly have the same one, so `oip` calls this through its cache for short ones.
+def read_header(op: AnyOp, text: bytes) -> Header:
+    """Reads the JSON.
 
     Args:
-        op_name: The model that is asked.
+        op: The model.
         text: All of the JSON.
 
     Raises:
         InvalidRequest: Anything that cannot be right; the detail names the field.
     """
-    op = OPS[op_name]
     document = parse_object(text, WHAT)
     parameters = _parameters(document, "parameters")
     pending = _read_inputs(op, document.get("inputs"))

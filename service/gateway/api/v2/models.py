@@ -9,11 +9,15 @@ generators send whatever is among the inputs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import msgspec
+
 from tilewire.service.dtypes import DTYPES
-from tilewire.service.errors import UnknownName
+from tilewire.service.errors import InvalidRequest, UnknownName
 from tilewire.service.gateway.api.v2.answer import VERSION
 from tilewire.service.gateway.request.context import Gateway
-from tilewire.service.ops.op import AnyOp
+from tilewire.service.ops.op import AnyOp, TensorType
 from tilewire.service.ops.registry import OPS
 
 PLATFORM = "tilewire"
@@ -30,8 +34,90 @@ EXTENSIONS = (
 )
 
 
+class Model(msgspec.Struct, frozen=True):
+    """What clients see of an op or of a kept program.
+
+    Attributes:
+        name: Name.
+        inputs: Name, datatype and shape of each required input.
+        outputs: Name, datatype and shape of each output.
+        parameters: Further facts, as text.
+    """
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    parameters: Mapping[str, str]
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """One input or output of a model.
+
+    Attributes:
+        name: Name.
+        datatype: Datatype in the protocol's words.
+        shape: Sizes; -1 for any.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+async def find_model(gateway: Gateway, model: str, version: str | None = None) -> Model:
+    """Looks up an op, or a kept program.
+
+    Raises:
+        UnknownName: No such model, or no such version of it.
+    """
+    if model in OPS:
+        return model_of_op(model_named(model, version))
+    leases = gateway.admission.admit()
+    try:
+        kept = await gateway.programs.find(model, leases)
+        values = await gateway.programs.values(kept)
+    except (UnknownName, InvalidRequest):
+        kept, values = None, {}
+    finally:
+        leases.release()
+    if kept is None or version not in (None, VERSION):
+        return model_of_op(model_named(model, version))
+    program = kept.op.program
+    return Model(
+        model,
+        tuple(Tensor(name, DTYPES[one.dtype].oip, one.shape) for name, one in program.inputs.items()),
+        tuple(_output_of(name, values.get(name)) for name in program.outputs),
+        {"steps": str(len(program.steps)), "residents": " ".join(program.residents)},
+    )
+
+
+def _output_of(name: str, kind: TensorType | None) -> Tensor:
+    """An output of a program; one that depends on residents that are not there has no known rank."""
+    if kind is None:
+        return Tensor(name, DATATYPE, (-1,))
+    return Tensor(name, DTYPES[kind.dtype].oip, (-1,) * len(kind.shape))
+
+
+def model_of_op(op: AnyOp) -> Model:
+    """Describes an op."""
+
+    def tensor(name: str) -> Tensor:
+        return Tensor(name, op.output_datatypes.get(name, DATATYPE), (-1,) * op.ranks[name])
+
+    return Model(
+        op.name,
+        tuple(map(tensor, op.required)),
+        tuple(map(tensor, op.outputs)),
+        {
+            "datatypes": " ".join(DTYPES[name].oip for name in op.dtypes),
+            "optional_inputs": " ".join(op.optional),
+            "options": " ".join(op.options.__struct_fields__),
+        },
+    )
+
+
 def model_named(model: str, version: str | None = None) -> AnyOp:
-    """Looks a model up.
+    """Looks up an op.
 
     Raises:
         UnknownName: No such model, or no such version of it.
@@ -63,48 +149,40 @@ def describe_server(gateway: Gateway) -> dict[str, object]:
     }
 
 
-def describe_model(op: AnyOp) -> dict[str, object]:
+def describe_model(model: Model) -> dict[str, object]:
     """A model's metadata."""
     return {
-        "name": op.name,
+        "name": model.name,
         "versions": [VERSION],
         "platform": PLATFORM,
-        "inputs": [_tensor(op, name) for name in op.required],
-        "outputs": [_tensor(op, name) for name in op.outputs],
-        "parameters": {
-            "datatypes": " ".join(DTYPES[name].oip for name in op.dtypes),
-            "optional_inputs": " ".join(op.optional),
-            "options": " ".join(op.options.__struct_fields__),
-        },
+        "inputs": model.inputs,
+        "outputs": model.outputs,
+        "parameters": model.parameters,
     }
 
 
-def _tensor(op: AnyOp, name: str) -> dict[str, object]:
-    return {"name": name, "datatype": op.output_datatypes.get(name, DATATYPE), "shape": [-1] * op.ranks[name]}
-
-
-def configure_model(op: AnyOp) -> dict[str, object]:
+def configure_model(model: Model) -> dict[str, object]:
     """A model's configuration.
 
     `max_batch_size` is 0 because no dimension of a request is a batch of requests; those form by themselves.
     """
     return {
-        "name": op.name,
+        "name": model.name,
         "platform": PLATFORM,
         "backend": PLATFORM,
         "version_policy": {"latest": {"num_versions": 1}},
         "max_batch_size": 0,
-        "input": [_configured(op, name) for name in op.required],
-        "output": [_configured(op, name) for name in op.outputs],
+        "input": [_configured(one) for one in model.inputs],
+        "output": [_configured(one) for one in model.outputs],
     }
 
 
-def _configured(op: AnyOp, name: str) -> dict[str, object]:
-    datatype = op.output_datatypes.get(name, DATATYPE)
-    return {"name": name, "data_type": f"TYPE_{datatype}", "dims": [-1] * op.ranks[name]}
+def _configured(tensor: Tensor) -> dict[str, object]:
+    return {"name": tensor.name, "data_type": f"TYPE_{tensor.datatype}", "dims": tensor.shape}
 
 
-def index_models(*, is_ready: bool) -> list[dict[str, object]]:
+async def index_models(gateway: Gateway, *, is_ready: bool) -> list[dict[str, object]]:
     """The repository's index."""
     state = {"state": "READY", "reason": ""} if is_ready else {"state": "UNAVAILABLE", "reason": "no engine is ready"}
-    return [{"name": name, "version": VERSION, **state} for name in OPS]
+    programs = await gateway.programs.names() if is_ready else []
+    return [{"name": name, "version": VERSION, **state} for name in (*OPS, *programs)]

@@ -16,6 +16,7 @@ from tilewire.service.gateway.api.v2.models import (
     configure_model,
     describe_model,
     describe_server,
+    find_model,
     index_models,
     model_named,
 )
@@ -31,10 +32,16 @@ MODEL = "/v2/models/{model}"
 VERSIONED = "/v2/models/{model}/versions/{version}"
 
 
+def infer_api(gateway: Gateway) -> InferApi:
+    """The API of every infer call."""
+    settings = gateway.settings
+    limits = InferLimits(settings.max_body_bytes, settings.max_json_bytes, settings.allow_shared_memory)
+    return InferApi(limits, gateway.programs)
+
+
 def op_paths(gateway: Gateway) -> dict[str, tuple[Api, AnyOp]]:
     """The infer calls by exact path."""
-    settings = gateway.settings
-    api = InferApi(InferLimits(settings.max_body_bytes, settings.max_json_bytes, settings.allow_shared_memory))
+    api = infer_api(gateway)
     return {
         f"/v2/models/{op.name}{version}/infer": (api, op)
         for op in OPS.values()
@@ -59,7 +66,7 @@ def _add_server(routes: APIRouter, gateway: Gateway) -> None:
 
     @routes.post("/v2/repository/index", summary="The models.", response_class=Response)
     async def index() -> Response:
-        return json_response(index_models(is_ready=why_not_ready(gateway) is None))
+        return json_response(await index_models(gateway, is_ready=why_not_ready(gateway) is None))
 
 
 def _add_statistics(routes: APIRouter, gateway: Gateway) -> None:
@@ -69,26 +76,26 @@ def _add_statistics(routes: APIRouter, gateway: Gateway) -> None:
         return json_response({"model_stats": await gateway.metrics.statistics()})
 
     async def statistics(request: Request) -> Response:
-        op = model_named(**request.path_params)
+        model = await find_model(gateway, **request.path_params)
         every = await gateway.metrics.statistics()
-        return json_response({"model_stats": [one for one in every if one.name == op.name]})
+        return json_response({"model_stats": [one for one in every if one.name == model.name]})
 
     _add(routes, "GET", "/stats", "Statistics of a model.", statistics)
 
 
 def _add_models(routes: APIRouter, gateway: Gateway) -> None:
     async def metadata(request: Request) -> Response:
-        return json_response(describe_model(model_named(**request.path_params)))
+        return json_response(describe_model(await find_model(gateway, **request.path_params)))
 
     async def configuration(request: Request) -> Response:
-        return json_response(configure_model(model_named(**request.path_params)))
+        return json_response(configure_model(await find_model(gateway, **request.path_params)))
 
     async def ready(request: Request) -> Response:
-        op = model_named(**request.path_params)
+        model = await find_model(gateway, **request.path_params)
         reason = why_not_ready(gateway)
         if reason is None:
-            return json_response({"name": op.name, "ready": True})
-        body = {"name": op.name, "ready": False, "error": reason}
+            return json_response({"name": model.name, "ready": True})
+        body = {"name": model.name, "ready": False, "error": reason}
         return json_response(body, Unavailable.status, {"retry-after": "1"})
 
     async def compute(request: Request) -> Response:

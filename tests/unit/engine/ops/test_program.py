@@ -100,7 +100,7 @@ def test_a_program_that_was_replaced_is_not_run(bench: JobBench) -> None:
     version = bench.residents.get(name, field="program").version
     x = bench.put(torch.randn(2, 8))
 
-    def run(version: int) -> BoundJob | Stale:
+    def run(version: int | None) -> BoundJob | Stale:
         inputs = (
             InputSpec("x", x.type),
             InputSpec("program", TensorType("int8", (len(text),)), resident=name, version=version),
@@ -111,7 +111,7 @@ def test_a_program_that_was_replaced_is_not_run(bench: JobBench) -> None:
         return bind(Job(7, 7, (x.offset, out.offset)), plan, bench.client, bench.residents, bench.regions, 0)
 
     assert isinstance(run(version), BoundJob)
-    assert isinstance(run(0), BoundJob)
+    assert isinstance(run(None), BoundJob)
     stale = run(version - 1)
     assert isinstance(stale, Stale)
     assert [one.version for one in stale.tensors] == [version]

@@ -1,0 +1,159 @@
+"""Kept programs: stores their texts beside the resident tensors, and caches what was read.
+
+A program is a resident whose name no tensor can have and whose bytes are its canonical text. So it has one order over all
+engines, and outlives them. A request pins the version that it was planned with; the engine refuses any other.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import msgspec
+
+from tilewire.service.errors import Unavailable, UnknownName
+from tilewire.service.gateway.engines.router import Engines
+from tilewire.service.gateway.request.admission import Leases
+from tilewire.service.ipc.messages import Done, TensorInfo, Upload
+from tilewire.service.ops.op import Limits, TensorType
+from tilewire.service.ops.program.definition import RESIDENT, Program, check_program_name, parse_program
+from tilewire.service.ops.program.op import ProgramOp
+from tilewire.service.ops.program.planning import check_possible
+from tilewire.service.ops.registry import OPS, is_program, program_resident
+
+# Attempts to fetch a text that is replaced meanwhile.
+MAX_FETCHES = 4
+# Largest number of programs that stay parsed.
+MAX_CACHED = 256
+
+
+class KeptProgram(msgspec.Struct, frozen=True):
+    """A program as the engines keep it.
+
+    Attributes:
+        name: Name, as in the URL.
+        info: Description of the resident that holds its text.
+        op: The op that runs it.
+    """
+
+    name: str
+    info: TensorInfo
+    op: ProgramOp
+
+
+class Programs:
+    """The kept programs of one gateway.
+
+    Args:
+        engines: Keepers of the texts.
+        limits: Bounds on every value of a program.
+    """
+
+    def __init__(self, engines: Engines, limits: Limits) -> None:
+        self._engines = engines
+        self._limits = limits
+        self._cache: OrderedDict[str, KeptProgram] = OrderedDict()
+
+    def bind(self, program: Program, name: str = "") -> ProgramOp:
+        """Returns the op that runs a program within the limits."""
+        return ProgramOp(program, self._limits, name)
+
+    async def find(self, name: str, leases: Leases) -> KeptProgram:
+        """Returns a program as it was last known here; an engine notices when it was replaced.
+
+        Raises:
+            UnknownName: There is none.
+            InvalidRequest: Not a name.
+        """
+        kept = self._cache.get(name)
+        if kept is None:
+            return await self.fetch(name, leases)
+        self._cache.move_to_end(name)
+        return kept
+
+    async def fetch(self, name: str, leases: Leases) -> KeptProgram:
+        """Returns a program as the engines keep it now.
+
+        Raises:
+            UnknownName: There is none.
+            InvalidRequest: Not a name.
+        """
+        check_program_name(name, frozenset())
+        self._cache.pop(name, None)
+        for _attempt in range(MAX_FETCHES):
+            info = await self._describe(name)
+            lease = await leases.wait(info.type.nbytes)
+            reply = await self._engines.download(info, lease.offset)
+            text = bytes(lease.view)
+            leases.give_back(lease)
+            if isinstance(reply, Done):
+                return self._keep(name, info, parse_program(text, OPS))
+        raise Unavailable(f"program: {name!r} keeps changing")
+
+    async def put(self, name: str, text: bytes, leases: Leases) -> tuple[KeptProgram, bool]:
+        """Checks and keeps a program.
+
+        Returns:
+            The program, and whether it replaced another.
+
+        Raises:
+            InvalidRequest: Not a program, not a name, or one that can never work; the detail has the step's number.
+            ResidentQuota: Past the quota.
+        """
+        check_program_name(name, frozenset(OPS))
+        program = parse_program(text, OPS)
+        check_possible(program, await self._residents_of(program), self._limits)
+        canonical = program.text.encode()
+        lease = await leases.wait(len(canonical))
+        lease.view[:] = canonical
+        source = Upload(TensorType("int8", (len(canonical),)), lease.offset)
+        info, was_there = await self._engines.put(program_resident(name), source)
+        return self._keep(name, info, program), was_there
+
+    async def delete(self, name: str) -> None:
+        """Forgets a program.
+
+        Raises:
+            UnknownName: There is none.
+        """
+        check_program_name(name, frozenset())
+        self._cache.pop(name, None)
+        try:
+            await self._engines.delete(program_resident(name))
+        except UnknownName:
+            raise _unknown(name) from None
+
+    async def values(self, kept: KeptProgram) -> Mapping[str, TensorType]:
+        """Returns dtypes and shapes of a program's values for some sizes that work, as far as its residents exist."""
+        return check_possible(kept.op.program, await self._residents_of(kept.op.program), self._limits)
+
+    async def names(self) -> list[str]:
+        """Returns the names of all kept programs, sorted."""
+        prefix = program_resident("")
+        return sorted(info.name.removeprefix(prefix) for info in await self._engines.infos() if is_program(info.name))
+
+    def _keep(self, name: str, info: TensorInfo, program: Program) -> KeptProgram:
+        kept = self._cache[name] = KeptProgram(name, info, self.bind(program, name))
+        if len(self._cache) > MAX_CACHED:
+            self._cache.popitem(last=False)
+        return kept
+
+    async def _describe(self, name: str) -> TensorInfo:
+        try:
+            return await self._engines.describe(program_resident(name))
+        except UnknownName:
+            raise _unknown(name) from None
+
+    async def _residents_of(self, program: Program) -> dict[str, TensorType]:
+        """Types of the residents that exist."""
+        types = {}
+        for name in program.residents:
+            try:
+                types[name] = (await self._engines.describe(name, field=RESIDENT + name)).type
+            except UnknownName:
+                continue
+        return types
+
+
+def _unknown(name: str) -> UnknownName:
+    return UnknownName(f"program: no program {name[:64]!r}")

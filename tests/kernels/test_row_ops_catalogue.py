@@ -1,0 +1,105 @@
+"""The catalogue of search, topk, reduce, normalize and pointwise: each choice is in it, and a sample gives right results."""
+
+import functools
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilewire.kernels.normalize import configs as normalize_configs
+from tilewire.kernels.normalize.variants import variant as normalize_variant
+from tilewire.kernels.pointwise import configs as pointwise_configs
+from tilewire.kernels.pointwise.variants import build as build_pointwise
+from tilewire.kernels.reduce import configs as reduce_configs
+from tilewire.kernels.reduce.variants import main_variant
+from tilewire.kernels.reduce.variants import merge_variant as reduce_merge
+from tilewire.kernels.registry import kernel_op
+from tilewire.kernels.runtime.targets import INTERPRETER, KNOWN
+from tilewire.kernels.search import configs as search_configs
+from tilewire.kernels.search.variants import finish_variant, product_variant, rescore_variant
+from tilewire.kernels.topk import configs as topk_configs
+from tilewire.kernels.topk.variants import built, select_variant
+
+TARGETS = {**KNOWN, "interpreter": INTERPRETER}
+OPS = ("search", "topk", "reduce", "normalize", "pointwise")
+# Every so many of the trials: some forty for the five ops.
+SAMPLES = {"search": 16, "topk": 11, "reduce": 9, "normalize": 9, "pointwise": 7}
+names = st.sampled_from(sorted(TARGETS))
+dtypes = st.sampled_from(topk_configs.DTYPES)
+lengths = st.one_of(st.integers(1, 300), st.sampled_from([1024, 4096, 8192, 16384, 65536]), st.integers(1, 1 << 24))
+
+
+@functools.cache
+def listed(op, name):
+    return frozenset(kernel_op(op).variants(TARGETS[name]))
+
+
+@settings(deadline=None)
+@given(lengths, lengths, st.integers(1, 1024), dtypes, st.booleans(), names)
+def test_every_topk(rows, n, k, dtype, is_aligned, name):
+    problem = topk_configs.Problem(rows, n, min(k, n), dtype, is_aligned)
+    config = topk_configs.choose(problem, TARGETS[name])
+    found = built(dtype, problem.width, config, TARGETS[name], is_aligned=is_aligned)
+    assert set(found.values()) <= listed("topk", name)
+
+
+@settings(deadline=None)
+@given(lengths, lengths, lengths, st.integers(1, 1024), st.sampled_from(search_configs.DTYPES), st.data(), names)
+def test_every_search(m, n, k, best, dtype, data, name):
+    precisions = search_configs.PRECISIONS if dtype == "float32" and name != "interpreter" else ("ieee",)
+    precision = data.draw(st.sampled_from(precisions))
+    is_aligned, is_plain = data.draw(st.booleans()), data.draw(st.booleans())
+    target = TARGETS[name]
+    problem = search_configs.Problem(m, n, k, best, dtype, precision, is_aligned, is_plain)
+    config = search_configs.choose(problem, target)
+    assert product_variant(problem, config, target) in listed("search", name)
+    assert rescore_variant(problem, config, target) in listed("search", name)
+    assert finish_variant(problem.width, config.group, target) in listed("search", name)
+    block = topk_configs.select_block(problem.width, -(-n // config.group), target)
+    assert select_variant(problem.width, block, target) in listed("search", name)
+    other = search_configs.choose(search_configs.invariant(problem), target)
+    assert product_variant(problem, other, target) in listed("search", name)
+
+
+@settings(deadline=None)
+@given(
+    lengths, lengths, lengths, dtypes, st.sampled_from(reduce_configs.STATES), st.booleans(), st.integers(0, 2), names
+)
+def test_every_reduction(outer, inner, n, dtype, state, is_row, lying, name):
+    problem = reduce_configs.Problem(outer * inner, inner, n, dtype, state, is_row, lying == 0, is_row or lying < 2)
+    config = reduce_configs.choose(problem, TARGETS[name])
+    assert config.parts <= reduce_configs.MAX_PARTS
+    assert config.parts * config.steps * config.block_n >= n
+    assert (config.parts - 1) * config.steps * config.block_n < n
+    assert main_variant(problem, config, TARGETS[name]) in listed("reduce", name)
+    assert reduce_merge(state, TARGETS[name]) in listed("reduce", name)
+
+
+@settings(deadline=None)
+@given(lengths, lengths, dtypes, dtypes, st.booleans(), st.booleans(), names)
+def test_every_normalisation(rows, n, dtype, out_dtype, is_typed, is_aligned, name):
+    vector_dtype = dtype if is_typed and dtype == out_dtype else "float32"
+    problem = normalize_configs.Problem(rows, n, dtype, out_dtype, vector_dtype, is_aligned)
+    config = normalize_configs.choose(problem, TARGETS[name])
+    assert normalize_variant(problem, config, TARGETS[name]) in listed("normalize", name)
+
+
+@settings(deadline=None)
+@given(lengths, lengths, dtypes, dtypes, st.booleans(), st.booleans(), st.data(), names)
+def test_every_pointwise_function(rows, n, dtype, out_dtype, is_binary, is_aligned, data, name):
+    ways = st.sampled_from(["unit", "repeat", "any"])
+    x_inner, y_inner = data.draw(ways), data.draw(ways)
+    inner = (x_inner, y_inner if is_binary else x_inner, data.draw(st.sampled_from(["unit", "any"])))
+    problem = pointwise_configs.Problem(rows, n, dtype, out_dtype, is_binary, is_aligned, inner)
+    config = pointwise_configs.choose(problem, TARGETS[name])
+    assert build_pointwise(problem.family, config, TARGETS[name]) in listed("pointwise", name)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_sample_of_the_self_test_is_right(op):
+    trials = itertools.islice(kernel_op(op).trials(INTERPRETER, torch.device("cpu")), 0, None, SAMPLES[op])
+    for start in trials:
+        trial = start()
+        assert bool(trial.is_right), [variant.described() for variant in trial.variants]
