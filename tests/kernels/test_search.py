@@ -8,6 +8,8 @@ from tilewire.kernels.search.op import item_norms, prepare, prepare_search, sear
 from tilewire.kernels.search.reference import scores_reference, search_reference
 
 INF, NAN = float("inf"), float("nan")
+# A search takes seconds in the interpreter.
+SLOW_DTYPES = [pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.bfloat16, torch.float16)]
 
 
 def whole(shape, dtype, generator, most=4):
@@ -27,7 +29,7 @@ def generator():
     return torch.Generator().manual_seed(20261122)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, *SLOW_DTYPES])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (3, 70, 16), (2, 45, 33)])
 @pytest.mark.parametrize("metric", ["dot", "l2"])
 def test_whole_numbers(dtype, m, n, k, metric, generator):
@@ -48,7 +50,7 @@ def test_a_bias_moves_and_excludes(metric, generator):
     check_whole(a, b, 40, metric=metric, bias=bias)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float32, *SLOW_DTYPES])
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_cosine(dtype, has_bias, generator):
     a, b = whole((4, 24), dtype, generator), whole((60, 24), dtype, generator)

@@ -24,7 +24,7 @@ def generator():
     return torch.Generator().manual_seed(20261122)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (10, 10), (32, 3), (33, 16), (64, 1), (65, 10), (400, 16), (1000, 17)])
 def test_lengths(dtype, largest, n, k, generator):
