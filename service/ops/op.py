@@ -20,8 +20,6 @@ from tilewire.service.errors import BeyondLimit, InvalidRequest
 
 OutDType = Literal["float16", "bfloat16", "float32", "float64", "int32", "int64"]
 
-# Largest number of elements that `topk` and `search` choose.
-MAX_K = 1024
 
 FLOATS16_32 = ("float16", "bfloat16", "float32")
 
@@ -309,19 +307,20 @@ def check_required(op: AnyOp, options: OpOptions, name: str) -> None:
         raise InvalidRequest(f"{name}: {op.name} needs this option; expected {expected}")
 
 
-def check_k(k: int | None, name: str, available: int) -> int:
+def check_k(k: int | None, name: str, available: int, max_k: int | None = None) -> int:
     """Returns how many elements are chosen.
 
     Args:
         k: Number that the request asks for.
         name: Input that they are chosen from.
         available: Number of elements to choose from.
+        max_k: Largest number that the op offers; None for any.
 
     Raises:
-        InvalidRequest: Not 1 to `MAX_K`, or more than there are.
+        InvalidRequest: Less than 1, more than `max_k`, or more than there are.
     """
-    if k is None or not 1 <= k <= MAX_K:
-        raise InvalidRequest(f"k: {k}; expected 1 to {MAX_K}")
+    if k is None or k < 1 or (max_k is not None and k > max_k):
+        raise InvalidRequest(f"k: {k}; expected 1 {'or more' if max_k is None else f'to {max_k}'}")
     if k > available:
         raise InvalidRequest(f"k: {k}; {name} has only {available} to choose from")
     return k

@@ -10,6 +10,9 @@ import torch
 from tilewire.service.engine.ops.op import Compute, EngineOp, Operands
 from tilewire.service.ops.topk import TopkOptions
 
+# Beyond it the kernels' sorting networks no longer fit a program; a whole sort then costs little more.
+MAX_KERNEL_K = 1024
+
 
 class EngineTopk(EngineOp[TopkOptions]):
     """See `service.ops.topk`."""
@@ -22,9 +25,7 @@ class EngineTopk(EngineOp[TopkOptions]):
     ) -> tuple[torch.Tensor, ...]:
         """See `EngineOp.cpu`. A stable sort gives the smaller index among equals, and NaN above every number."""
         del out_dtypes
-        assert options.k is not None, "This is a bug: planned without k."
-        values, indices = inputs["x"].sort(dim=options.axis, descending=options.largest, stable=True)
-        return values.narrow(options.axis, 0, options.k), indices.narrow(options.axis, 0, options.k)
+        return _sorted(inputs["x"], options)
 
     def prepare(
         self,
@@ -38,5 +39,20 @@ class EngineTopk(EngineOp[TopkOptions]):
         """See `EngineOp.prepare`. A row does not depend on what it is batched with."""
         del batch_invariant
         values, indices = outs
+        assert options.k is not None, "This is a bug: planned without k."
+        if options.k > MAX_KERNEL_K:
+            return lambda given: _sort_into(given["x"], options, values, indices)
         topk = kernels.prepare_topk(inputs["x"], values, indices, axis=options.axis, largest=options.largest)
         return lambda given: topk(given["x"], values, indices)
+
+
+def _sorted(x: torch.Tensor, options: TopkOptions) -> tuple[torch.Tensor, torch.Tensor]:
+    assert options.k is not None, "This is a bug: planned without k."
+    values, indices = x.sort(dim=options.axis, descending=options.largest, stable=True)
+    return values.narrow(options.axis, 0, options.k), indices.narrow(options.axis, 0, options.k)
+
+
+def _sort_into(x: torch.Tensor, options: TopkOptions, values: torch.Tensor, indices: torch.Tensor) -> None:
+    best, where = _sorted(x, options)
+    values.copy_(best)
+    indices.copy_(where)
