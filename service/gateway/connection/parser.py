@@ -120,7 +120,7 @@ def check_head(method: str, version: str, target: bytes, headers: Sequence[tuple
     """Refuses what the parser lets through and a proxy may read otherwise.
 
     Args:
-        method: Of the request.
+        method: Method of the request.
         version: `1.1`, `1.0`, ….
         target: As it stood in the request line.
         headers: Names in lower case, and values.
