@@ -7,7 +7,7 @@ SET_UP := constraints/cpu.txt deploy/set_up.py pyproject.toml
 PYTEST_ARGS ?= -n auto --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo test test-all check lint format type arch docs many bench gpu-test screenshot dist image-test clean
+.PHONY: help serve demo test test-all check lint format type arch docs many soak fuzz bench gpu-test screenshot dist image-test clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,12 @@ docs: $(VENV)/.dev ## write what is generated: docs/configuration.md
 
 many: $(VENV)/.dev ## a hundred thousand different requests, every answer compared
 	MANY_REQUESTS=100000 $(BIN)/python -m pytest tests/integration/test_many_requests.py
+
+soak: $(VENV)/.dev ## MINUTES (20) of mixed, slow and hostile clients with a kill each minute; every answer checked
+	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),20)
+
+fuzz: $(VENV)/.dev ## N (1,000,000) mutated requests through sockets, parser and codecs together
+	$(BIN)/python -m benchmarks.fuzz --requests $(or $(N),1000000)
 
 bench: $(VENV)/.server ## the kernel benchmark, on a GPU
 	$(BIN)/tilewire bench kernels

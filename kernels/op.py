@@ -133,7 +133,7 @@ class Tuning:
         key: Section of the table for a shape; empty where its configurations are not tuned.
         entry_of: The part of a configuration that has an entry of its own: without splits.
         is_common: Whether every entry is built for a shape, and not only those for all layouts.
-        sizes: Of a key: most entries, those of them for all layouts, and the least gain of a further one.
+        sizes: Limits of a key: largest number of entries, of those for all layouts, and smallest gain of a further one.
         config: Type of the configurations.
         is_supported: Whether a target has kernels for a shape.
         keeps: Whether entries of the table stay, so that sizes which were not measured have one.

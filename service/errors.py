@@ -1,6 +1,6 @@
-"""Every way a request can fail, one class per cause. Owns the status, the code and whether to try again.
+"""Defines one class per cause of failure. Owns the status, the code and whether to try again.
 
-Knows nothing of HTTP messages: `gateway.request.response` writes them, in the form that the path asks for.
+`gateway.request.response` writes the messages, in the form that the path asks for.
 
     TilewireError
     ├── InvalidRequest            400  a body, shape, dtype, option or name that cannot be right

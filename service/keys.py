@@ -1,7 +1,7 @@
 """API keys: what a key looks like, the file that lists who may do what, and how a new entry is made.
 
-Owns the format of `--api-keys-file` and the hash. Knows no request and no HTTP; `gateway.auth.authenticator` asks it.
-Read by the supervisor before it starts anything, and by each gateway.
+Owns the format of `--api-keys-file` and the hash; `gateway.auth.authenticator` checks requests against it. Read by the
+supervisor before it starts anything, and by each gateway.
 
     [[keys]]
     name = "search"
@@ -52,7 +52,7 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         name: For logs and metrics; the key itself is in neither.
-        sha256: Of the key, in hexadecimal.
+        sha256: SHA-256 of the key, in hexadecimal.
         ops: Ops that it may run; `*` for all.
         read: Resident tensors that it may use and fetch: names, or prefixes that end with `*`.
         write: Those that it may store, replace and delete, likewise.

@@ -104,8 +104,8 @@ class Costs:
     """Costs of one key's configurations, fitted.
 
     Args:
-        tuning: Of the op.
-        measured: Of that key, held-out shapes left out.
+        tuning: Tuning interface of the op.
+        measured: Measurements of that key without the held-out shapes.
         target: The device.
     """
 
@@ -198,7 +198,7 @@ class Choice:
     Args:
         costs: Fitted.
         measured: Shapes.
-        tuning: Of the op.
+        tuning: Tuning interface of the op.
         target: The device.
     """
 

@@ -1,4 +1,4 @@
-"""Timing kernels on a GPU: interleaved, from CUDA graphs, over rotating operands. Knows no op.
+"""Times kernels on a GPU: interleaved, from CUDA graphs, over rotating operands.
 
 A graph of many calls hides the host's cost of a launch, for every contestant alike, so what is measured is the device.
 Contestants take turns within each round, so that clocks, heat and neighbours fall on all of them, and every round another

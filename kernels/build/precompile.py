@@ -46,7 +46,7 @@ class Compiled:
 
     Attributes:
         num_variants: Binaries of the target.
-        compiled: Of them, those that were not in the cache, by op.
+        compiled: Number of binaries that were not in the cache, by op.
         cache: The folder that holds them.
     """
 

@@ -1,4 +1,4 @@
-"""Many stretches of memory in one launch: once (`copy_stretches`), or again and again (`PreparedCopy`). Knows no op."""
+"""Many stretches of memory in one launch: once (`copy_stretches`), or again and again (`PreparedCopy`)."""
 
 from __future__ import annotations
 

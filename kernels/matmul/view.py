@@ -1,4 +1,4 @@
-"""Shapes and strides of a product brought into the kernels' form. Pure: knows no tensor and no kernel."""
+"""Converts shapes and strides of a product to the form that the kernels take."""
 
 from __future__ import annotations
 

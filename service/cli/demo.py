@@ -61,7 +61,7 @@ def run(base_url: str, *, transport: httpx.BaseTransport | None = None, console:
     """Puts a running server through every format, op and a choice of dtypes, and prints what came of it.
 
     Args:
-        base_url: Of the server.
+        base_url: URL of the server.
         transport: Replaces the network, as in httpx.
         console: Where the report goes; the terminal by default.
 

@@ -1,4 +1,4 @@
-"""How many cores this process may use: what it is pinned to, and what its container's quota is worth. Knows no setting."""
+"""Counts the cores that this process may use, from its affinity and its container's quota."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory this process may use: the machine's, or its container's limit. Knows no setting."""
+"""Reads how much memory this process may use: the machine's, or its container's limit."""
 
 from __future__ import annotations
 

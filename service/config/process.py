@@ -1,6 +1,6 @@
-"""What one process is told at its start: the slices of `Settings` that cross to the gateways and engines.
+"""Defines the slices of `Settings` that gateways and engines receive at their start.
 
-Owns their fields only. Knows neither flags nor the environment, nor the library that reads them: a gateway starts without it.
+Owns their fields only; a gateway starts without the library that reads flags and the environment.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Inherited(msgspec.Struct, frozen=True):
     """Descriptors that a gateway gets from the supervisor; -1 for those that are not needed.
 
     Attributes:
-        listener: Of `--port`.
-        metrics_listener: Of `--metrics-port`.
+        listener: Listening socket of `--port`.
+        metrics_listener: Listening socket of `--metrics-port`.
         usage: The page on which gateways count what API keys use.
     """
 

@@ -1,6 +1,6 @@
-"""Every setting, its default and its limits; the only reader of the environment.
+"""Defines every setting, its default and its limits; the only reader of the environment.
 
-Owns `Settings`, what a person sets; each process gets a slice of it (`process_settings.py`). Knows no process and no socket.
+Owns `Settings`, what a person sets; each process gets a slice of it (`process.py`).
 `docs/configuration.md` and `tilewire serve --help` are written from `Settings`.
 """
 

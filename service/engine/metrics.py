@@ -1,4 +1,4 @@
-"""Defines and counts the engine's metrics of launches and stages. Knows no HTTP."""
+"""Defines and counts the engine's metrics of launches and stages."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class EngineMetrics:
 
     Args:
         sink: Where figures go; may be called by any thread.
-        identity: Of the backend.
-        version: Of Tilewire.
+        identity: Identity of the backend.
+        version: Version of Tilewire.
         restarts: Number of engines that died before this one.
     """
 
@@ -127,7 +127,7 @@ class EngineMetrics:
 
         Args:
             batch: Templates of its jobs, all of one op.
-            dtype: Of their inputs.
+            dtype: Dtype of their inputs.
             timings: Where the launch's time went.
         """
         op, kernel_ns = batch[0].op, timings.kernel_ns

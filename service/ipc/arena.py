@@ -1,7 +1,7 @@
 """Shared memory between a gateway and its engines: segments, slots and leases.
 
 A `Segment` is a sealed memfd that two processes map. An `Arena` hands out slots of one segment; only the gateway that made
-the segment allocates from it, so nothing here takes a lock. Knows no tensors and no sockets.
+the segment allocates from it, so nothing here takes a lock.
 """
 
 from __future__ import annotations

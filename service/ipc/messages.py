@@ -1,7 +1,7 @@
-"""What crosses the Unix socket between a gateway and an engine: the dictionary of messages, and their frames.
+"""Defines the messages that cross the Unix socket between a gateway and an engine, and their frames.
 
 A frame is a 4-byte little-endian length and a MessagePack list of messages, so that many small messages share one write.
-Tensors never cross: only where they lie. Knows no sockets and no device.
+Tensors never cross: only where they lie.
 """
 
 from __future__ import annotations
@@ -92,11 +92,11 @@ class RegionInfo(msgspec.Struct, frozen=True):
 
     Attributes:
         name: As requests call it.
-        key: Of the shared-memory object, as the client gave it.
+        key: Name of the shared-memory object, as the client gave it.
         offset: Where the region begins in the object.
         byte_size: Its length.
         stamp: Given by the first engine, larger for each later registration or unregistration.
-        inode: Of the object: every engine must have opened the same one.
+        inode: Inode of the object; every engine must have opened the same one.
     """
 
     name: str
@@ -213,8 +213,8 @@ class DeleteTensor(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
     """Forget `name`; requests under way finish with it. For the home engine; the others follow it through the vault.
 
     Attributes:
-        id: Of this request.
-        name: Of the tensor.
+        id: Number of this request.
+        name: Name of the tensor.
         version: Delete it only while it has this version; 0 for any.
     """
 
@@ -228,9 +228,9 @@ class AwaitTensor(msgspec.Struct, frozen=True, array_like=True, tag="await"):
     """Answer when the home engine's changes up to `version` are in force here.
 
     Attributes:
-        id: Of this request.
-        name: Of the tensor that the change is about; the answer is its failure when it could not be taken over.
-        version: Of the change.
+        id: Number of this request.
+        name: Name of the changed tensor; the answer is its failure when it could not be taken over.
+        version: Version of the change.
     """
 
     id: int
@@ -250,7 +250,7 @@ class RegisterRegion(msgspec.Struct, frozen=True, array_like=True, tag="register
     """Make a client's shared memory usable under a name.
 
     Attributes:
-        id: Of this request.
+        id: Number of this request.
         region: What to register; its stamp is 0 when the engine shall give one.
     """
 
@@ -263,8 +263,8 @@ class UnregisterRegion(msgspec.Struct, frozen=True, array_like=True, tag="unregi
     """Forget a region, or all; jobs under way finish with it. Unknown names are no error.
 
     Attributes:
-        id: Of this request.
-        name: Of the region; None for all.
+        id: Number of this request.
+        name: Name of the region; None for all.
         stamp: Only registrations up to this one; 0 for whatever there is now.
     """
 
@@ -325,9 +325,9 @@ class Warming(msgspec.Struct, frozen=True, array_like=True, tag="warming"):
     """The engine is not ready yet; this is how far it is.
 
     Attributes:
-        device: Of the engine.
+        device: Device of the engine.
         stage: `residents`, `compile`, `load`, `tune`, `run` or `check`.
-        done: Of `total` steps of the stage.
+        done: Steps of the stage that are done, of `total`.
         total: Steps; 0 when nobody knows.
     """
 

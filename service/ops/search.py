@@ -24,6 +24,9 @@ from tilewire.service.ops.op import (
     check_same_dtype,
 )
 
+# Largest number of items that are chosen.
+MAX_K = 1024
+
 Metric = Literal["dot", "cosine", "l2"]
 Precision = Literal["tf32", "tf32x3", "ieee"]
 
@@ -72,7 +75,7 @@ class Search(Op[SearchOptions]):
             raise InvalidRequest(f"bias: dtype {bias.dtype}; expected one of {', '.join(FLOATS16_32)}")
         if bias is not None and bias.shape != (n,):
             raise InvalidRequest(f"bias: shape {list(bias.shape)}; expected [{n}]")
-        shape = (*a.shape[:-1], check_k(options.k, "b", n))
+        shape = (*a.shape[:-1], check_k(options.k, "b", n, MAX_K))
         return (TensorType("float32", shape), TensorType("int64", shape)), 2 * rows * n * width
 
     def batching(

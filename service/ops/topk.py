@@ -25,7 +25,7 @@ from tilewire.service.ops.op import (
 class TopkOptions(OpOptions, frozen=True, tag="topk"):
     """Options of `topk`."""
 
-    k: Annotated[int | None, msgspec.Meta(description="How many, 1 to 1024 and no more than there are.")] = None
+    k: Annotated[int | None, msgspec.Meta(description="How many, 1 or more and no more than there are.")] = None
     axis: Annotated[int, msgspec.Meta(description="The axis along which elements are compared.")] = -1
     largest: Annotated[bool, msgspec.Meta(description="The largest ones; else the smallest.")] = True
 

@@ -1,4 +1,4 @@
-"""Runs one gateway or engine process over all its restarts. Knows neither HTTP messages nor a device."""
+"""Runs one gateway or engine process over all its restarts."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Spare:
 
     Args:
         module: What it runs.
-        arguments: Of its command.
+        arguments: Command-line arguments of the process.
         is_wanted: Whether there is one at all.
     """
 

@@ -1,7 +1,7 @@
 """The parent of all processes: binds the port, starts engines and gateways, restarts what dies, drains in order.
 
-Owns the listening sockets, the vault of resident tensors and the sums of all metrics. Knows neither HTTP messages nor a device;
-imports no torch. One asyncio loop. Its life as named phases:
+Owns the listening sockets, the vault of resident tensors and the sums of all metrics. Runs one asyncio loop, without torch.
+Its life as named phases:
 
     bind → start engines → start gateways → announce → watch → drain gateways → drain engines → exit
 """

@@ -175,7 +175,7 @@ class VaultReader:
     Attributes:
         kept: Last change of each tensor.
         kept_regions: Regions that are registered.
-        version: Of the last change of a tensor.
+        version: Version of the last change of a tensor.
         feeds: Ends of the engines that follow.
     """
 

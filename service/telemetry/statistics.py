@@ -1,7 +1,7 @@
 """Counts what the protocol's statistics report, over every gateway and every engine, live or dead.
 
 Gateways count requests and their times in the engine; engines count launches. The sums live where those of `/metrics` live,
-but `/metrics` does not show them: by batch size they are too many series for a scrape. Knows no HTTP and no device.
+but `/metrics` does not show them: by batch size they are too many series for a scrape.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class ModelStats(msgspec.Struct):
     """All that is counted for one op.
 
     Attributes:
-        name: Of the op.
-        version: Of the model.
+        name: Name of the op.
+        version: Version of the model.
         last_inference: When a request was last computed, in milliseconds of Unix time; 0 for never.
         inference_count: Requests computed.
         execution_count: Launches; the quotient is the mean batch.
@@ -103,7 +103,7 @@ class RequestStatistics:
         Args:
             op: That it asked for.
             seconds: From its headers to the last byte of its answer.
-            timings: Of the engine; None for a request that failed.
+            timings: Stage times of the engine; None for a request that failed.
         """
         if timings is None:
             self._requests.inc((op, "fail"))

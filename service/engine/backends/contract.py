@@ -1,4 +1,4 @@
-"""The contract of a backend: what the engine's loop asks of whatever computes. Knows no scheduler, no socket and no client.
+"""Defines the interface of a backend: what the engine's loop calls to compute.
 
 All calls come from the engine's loop thread; but while it is in `warm_up`, `attach` may come from another one.
 """
@@ -48,7 +48,7 @@ class HostBytes:
     Attributes:
         mapped: The segment, as a uint8 tensor that `Backend.attach` gave.
         type: Dtype and shape.
-        offset: Of the first byte; not aligned to anything.
+        offset: Offset of the first byte; not aligned.
         fortran: In Fortran order.
         is_foreign: In a client's region, as `Backend.adopt` gave it. Its pages are pinned for the device, but the client may
             cut the file under our mapping: the CPU must never touch these bytes.
@@ -185,7 +185,7 @@ class Backend(Protocol):
         """Makes a client's memory reachable for the device, which alone will touch it; `detach` undoes it.
 
         Args:
-            fd: Of the client's shared-memory object, open for reading and writing.
+            fd: Descriptor of the client's shared-memory object, open for reading and writing.
             offset: Where to begin, a multiple of the page size.
             nbytes: How much.
 

@@ -1,4 +1,4 @@
-"""Reads an AMD device through AMD SMI, which comes with ROCm. Knows no metric."""
+"""Reads an AMD device through AMD SMI, which comes with ROCm."""
 
 from __future__ import annotations
 

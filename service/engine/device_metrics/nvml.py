@@ -1,4 +1,4 @@
-"""Reads an NVIDIA device through NVML. Knows no metric."""
+"""Reads an NVIDIA device through NVML."""
 
 from __future__ import annotations
 

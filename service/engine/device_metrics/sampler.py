@@ -1,7 +1,6 @@
 """Samples a meter about once a second and shows what it reads in `/metrics`, also under the names that Triton gives it.
 
-A thread of its own in the engine process: reading a device can take milliseconds, which no job should wait for. Knows no
-library and no job.
+A thread of its own in the engine process: reading a device can take milliseconds, which no job should wait for.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class Sampler:
     Args:
         sink: Where figures go; called by the sampler's own thread.
         device: As torch calls it.
-        meter: Of that device.
+        meter: Meter of that device.
         period_s: From reading to reading.
     """
 

@@ -2,7 +2,6 @@
 
 Owns the sockets of gateways that have said hello: receives and sends for all of them in the one thread that has the device, so
 that no job waits for a thread to wake. Messages that are sent between two `flush` calls leave in one write for each gateway.
-Knows no device and no scheduling.
 """
 
 from __future__ import annotations

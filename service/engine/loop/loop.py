@@ -76,12 +76,12 @@ class EngineLoop:
     """Runs jobs of all gateways on one device.
 
     Args:
-        index: Of this engine.
+        index: Index of this engine.
         mailbox: Where messages come from.
         backend: What computes.
         holdings: The residents and the regions.
         metrics: Told of what ran.
-        caps: Of a batch.
+        caps: Limits of a batch.
         poll_ns: How long the thread, with nothing to do, looks for work before it sleeps.
         clock_ns: The machine's monotonic clock; deadlines are on it.
     """

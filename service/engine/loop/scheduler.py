@@ -89,7 +89,7 @@ class Scheduler(Generic[WaitingT]):
     """The queue of one engine.
 
     Args:
-        caps: Of a batch.
+        caps: Limits of a batch.
     """
 
     def __init__(self, caps: Caps | None = None) -> None:

@@ -2,8 +2,8 @@
 
 residents → kernels compiled, loaded, run → every op once from slot to slot, against a known answer
 
-Owns the order and the checks; knows neither clients nor the scheduler. Runs in the loop thread, which has the device, before
-the loop: gateways that come meanwhile are told how far it is, their arenas are mapped, and they are attached when it is over.
+Owns the order and the checks. Runs in the loop thread, which has the device, before
+the loop: gateways that connect meanwhile receive its progress, their arenas are mapped, and they are attached when it is over.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Lobby:
 
     Args:
         mailbox: Where they come from.
-        device: Of the engine.
+        device: Device of the engine.
         on_arrival: Called with each gateway, by a thread of the lobby: to map its arena. Pinning gigabytes takes as long as
             the kernels do, and goes on beside them.
 

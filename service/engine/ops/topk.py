@@ -38,5 +38,16 @@ class EngineTopk(EngineOp[TopkOptions]):
         """See `EngineOp.prepare`. A row does not depend on what it is batched with."""
         del batch_invariant
         values, indices = outs
+        if values.shape[options.axis] > kernels.MAX_TOPK:
+            return lambda given: _sort(given["x"], options, values, indices)
         topk = kernels.prepare_topk(inputs["x"], values, indices, axis=options.axis, largest=options.largest)
         return lambda given: topk(given["x"], values, indices)
+
+
+def _sort(x: torch.Tensor, options: TopkOptions, values: torch.Tensor, indices: torch.Tensor) -> None:
+    """Sorts the whole axis, for more elements than the kernels choose."""
+    # The sort of a GPU compares bits: a NaN whose sign is set would be the smallest.
+    keys = torch.where(x.isnan(), torch.nan, x)
+    order = keys.sort(dim=options.axis, descending=options.largest, stable=True).indices
+    indices.copy_(order.narrow(options.axis, 0, values.shape[options.axis]))
+    values.copy_(x.gather(options.axis, indices))

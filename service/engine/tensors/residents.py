@@ -1,7 +1,7 @@
-"""The tensors that stay on the device: names, quota, replacement, order of changes, host copies and hits.
+"""Holds the tensors that stay on the device: names, quota, replacement, order of changes, host copies and hits.
 
 Owned by the engine's loop thread; takes no lock. A tensor that is replaced or deleted lives on in the jobs that resolved it
-before. Knows no client and no request body.
+before.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Residents:
 
     Attributes:
         nbytes: Their sum.
-        version: Of the last change.
+        version: Version of the last change.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Residents:
         """Forgets a tensor.
 
         Args:
-            name: Of the tensor.
+            name: Name of the tensor.
             version: Only while it has this version; 0 for any.
 
         Returns:

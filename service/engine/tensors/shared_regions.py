@@ -2,7 +2,7 @@
 
 A region that the device reaches by itself (`Backend.adopt`) is staged from and to where it lies. Any other is copied through
 its descriptor, in when its batch begins and out when it is done: our CPU never touches a mapping that a client can cut. Owned
-by the engine's loop thread; takes no lock. Knows no socket and no scheduling.
+by the engine's loop thread; takes no lock.
 """
 
 from __future__ import annotations
@@ -222,8 +222,8 @@ class Regions:
         """Finds a tensor in a region; not yet a use, see `hold`.
 
         Args:
-            name: Of the region.
-            offset: Of the tensor, from the region's beginning.
+            name: Name of the region.
+            offset: Offset of the tensor in the region.
             kind: Its dtype and shape.
             field: How error texts call it.
             is_out: It is to be written.

@@ -1,7 +1,6 @@
-"""Who asks, and what may they do: API keys, what is open without one, and rights over ops and resident tensors.
+"""Authenticates and authorises requests: API keys, what is open without one, and rights over ops and resident tensors.
 
-Owns the check of keys, the reload of their file and `authorise`, which every route's work calls. Knows no route's
-work. Runs in the gateway's event loop.
+Owns the check of keys, the reload of their file and `authorise`, which every route calls. Runs in the gateway's event loop.
 
 Only SHA-256 digests are kept. A key is looked up by its digest, and the digest is then compared in constant time: how
 long that takes can tell something about the digest of what was sent, and from a digest nobody comes back to a key.
@@ -77,7 +76,7 @@ def authorise(
     """Checks what a request wants to do; called before its body is read, or as soon as its names are known.
 
     Args:
-        access: Of the exchange.
+        access: Rights and usage of the exchange.
         op: That it runs.
         read: Names of resident tensors that it uses or fetches. Existing or not: the answer is the same.
         write: Names that it stores, replaces or deletes.
@@ -149,7 +148,7 @@ class Authenticator:
 
         Args:
             path: As the router will see it.
-            headers: Of the request.
+            headers: Headers of the request.
 
         Raises:
             Unauthorized: It needs a key and has none that is known.
@@ -172,8 +171,8 @@ class Authenticator:
 
         Args:
             access: Who asks.
-            nbytes: Of the answer, as far as they are not counted yet.
-            own_bytes: Of the same request, those that are counted.
+            nbytes: Bytes of the answer that are not counted yet.
+            own_bytes: Bytes of the same request that are counted.
 
         Raises:
             OverQuota: Other requests of its key have used up what it may.

@@ -1,6 +1,6 @@
-"""What each API key has used over all gateways, and whether it may use more.
+"""Counts what each API key uses over all gateways, and refuses what is over its quota.
 
-Owns the usage page and the buckets. Knows no HTTP and no key's secret. Runs in the gateway's event loop.
+Owns the usage page and the buckets, which hold no secrets. Runs in the gateway's event loop.
 
 Connections are not spread evenly over gateways, so a share of the quota for each would refuse a client that has one
 connection. Instead the supervisor makes one page of shared memory. Each gateway has a stretch of it that it alone
@@ -40,7 +40,7 @@ class UsagePage:
 
     Args:
         memory: The page.
-        index: Of this gateway. What a predecessor of the same index counted goes on.
+        index: Index of this gateway. Counts of a predecessor with the same index continue.
     """
 
     def __init__(self, memory: mmap.mmap, index: int) -> None:
@@ -189,8 +189,8 @@ class Quotas:
 
         Args:
             key: Who asks.
-            nbytes: Of the answer.
-            own_bytes: Of the same request, those that are counted: they do not stand in its own way.
+            nbytes: Bytes of the answer.
+            own_bytes: Bytes of the same request that are counted; they do not refuse it.
 
         Raises:
             OverQuota: Other requests have left such a debt; nothing was counted.

@@ -89,7 +89,7 @@ def read_npy(data: memoryview, offset: int, field: str) -> Placed:
 
     Args:
         data: The whole file, writable.
-        offset: Of `data` in the segment.
+        offset: Offset of `data` in the segment.
         field: How error texts call the tensor.
 
     Raises:

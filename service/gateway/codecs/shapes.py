@@ -1,4 +1,4 @@
-"""What a shape in a header may be, whatever the format: checked before anything is allocated. Knows no format."""
+"""Checks shapes in headers of any format, before anything is allocated."""
 
 from __future__ import annotations
 

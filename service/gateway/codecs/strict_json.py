@@ -1,4 +1,4 @@
-"""JSON text to Python values for bodies and headers that nobody vouches for. Knows no tensor and no format.
+"""Parses JSON text of untrusted bodies and headers.
 
 Stricter than `json.loads` where leniency has been used against servers: UTF-8 without a BOM, one object at the top, no
 duplicate keys, no lone surrogates in keys, and no exception but ours whatever the nesting or the length of a number.

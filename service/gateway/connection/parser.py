@@ -2,16 +2,21 @@
 
 Clients such as Java's own offer HTTP/2 with every request (`Upgrade: h2c`). A server may decline by answering in HTTP/1.1
 (RFC 9110, section 7.8), but httptools takes a request with such an offer to end with its head: here its body is read, too.
-Owns that alone; knows no connection. Runs in the gateway's event loop.
+Refuses heads that others may read otherwise. Runs in the gateway's event loop.
 """
 
 from __future__ import annotations
+
+import re
+from collections.abc import Sequence
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 # What says how long a body is.
 _FRAMING = (b"content-length", b"transfer-encoding")
+# A name or an IPv4 address, or an IPv6 address in brackets; a port. Neither user, path nor list (RFC 9110, section 7.2).
+_HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+;=%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?")
 
 
 class RequestParser:
@@ -109,3 +114,30 @@ def _parser_for(listener: object) -> httptools.HttpRequestParser:
     parser = httptools.HttpRequestParser(listener)
     parser.set_dangerous_leniencies(lenient_data_after_close=True)
     return parser
+
+
+def check_head(method: str, version: str, target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Refuses what the parser lets through and a proxy may read otherwise.
+
+    Args:
+        method: Method of the request.
+        version: `1.1`, `1.0`, ….
+        target: As it stood in the request line.
+        headers: Names in lower case, and values.
+
+    Raises:
+        ValueError: Host is missing, given twice or no authority (RFC 9112, section 3.2). A transfer coding is not `chunked`
+            alone, or the client speaks HTTP/1.0 (section 6.1). The target is `*` without OPTIONS (section 3.2.4).
+    """
+    num_hosts = 0
+    for name, value in headers:
+        if name == b"host":
+            num_hosts += 1
+            if _HOST.fullmatch(value) is None:
+                raise ValueError("Host: expected a name or an address, and at most a port behind it")
+        elif name == b"transfer-encoding" and (value.strip().lower() != b"chunked" or version == "1.0"):
+            raise ValueError("Transfer-Encoding: expected chunked alone, in HTTP/1.1")
+    if num_hosts > 1 or (num_hosts == 0 and version != "1.0"):
+        raise ValueError(f"Host: expected once, got {num_hosts}")
+    if target == b"*" and method != "OPTIONS":
+        raise ValueError("the target * is for OPTIONS alone")

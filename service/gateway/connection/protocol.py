@@ -26,7 +26,7 @@ from tilewire.service.gateway.connection.limits import (
     PROBES,
     Limits,
 )
-from tilewire.service.gateway.connection.parser import RequestParser
+from tilewire.service.gateway.connection.parser import RequestParser, check_head
 from tilewire.service.gateway.connection.stream import RequestStream
 from tilewire.service.gateway.request.adapter import Targets
 from tilewire.service.gateway.request.context import STREAM, Gateway, make_context
@@ -179,10 +179,11 @@ class TilewireProtocol(HttpToolsProtocol):
         nbytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if nbytes > MAX_HEAD_BYTES:
             raise ValueError(f"the request line and headers exceed {MAX_HEAD_BYTES} bytes")
+        method, version = self.parser.get_method().decode("ascii"), self.parser.get_http_version()
+        check_head(method, version, self.url, self.headers)
         self._is_in_head = False
         self._field_bytes = self._trailer_bytes = 0
         self._limits.end_head()
-        method, version = self.parser.get_method().decode("ascii"), self.parser.get_http_version()
         stream = RequestStream(
             self,
             is_head_only=method == "HEAD",

@@ -1,6 +1,6 @@
 """Keeps the event loop from sleeping while an answer or the next request is due: waking takes as long as a small product.
 
-Owns when. Knows no message. Runs in the gateway's event loop.
+Owns the decision when to poll. Runs in the gateway's event loop.
 """
 
 from __future__ import annotations

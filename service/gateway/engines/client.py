@@ -1,6 +1,6 @@
 """The gateway's end of the Unix socket to one engine: connects, says hello, matches answers to requests, reconnects.
 
-Owns request ids and pending answers. Knows no HTTP and no op. Runs in the gateway's event loop.
+Owns request ids and pending answers. Runs in the gateway's event loop.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class EngineClient:
     """A connection to one engine that lasts as long as the gateway; see `Engine` for the calls.
 
     Args:
-        index: Of this gateway.
-        address: Of the engine's socket, in the kernel's namespace: begins with NUL.
+        index: Index of this gateway.
+        address: Abstract address of the engine's socket; begins with NUL.
         segment: This gateway's arena.
         on_change: Called when the engine becomes ready, with its welcome, or is lost, with None.
         poller: Told of what is under way.

@@ -1,6 +1,6 @@
 """All engines of the machine, as a gateway uses them: jobs go to the least busy one, changes of a resident to its home engine.
 
-Owns the routing and a cache of the residents' types, which engines check at use. Knows no HTTP and no body format.
+Owns the routing and a cache of the residents' types, which engines check at use.
 """
 
 from __future__ import annotations

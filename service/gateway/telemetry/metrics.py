@@ -1,6 +1,6 @@
 """Defines and counts the gateway's metrics, and fetches what all processes counted from the supervisor.
 
-Owns the request metrics. Knows no launches; `engine.metrics` does.
+Owns the request metrics; those of launches are in `engine.metrics`.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ class OtlpRecorder:
 
     Args:
         settings: Where to, and how many.
-        version: Of Tilewire.
-        index: Of this gateway.
+        version: Version of Tilewire.
+        index: Index of this gateway.
     """
 
     def __init__(self, settings: TracingSettings, version: str, index: int) -> None:

@@ -1,4 +1,4 @@
-"""Reads the query of a native call: options, resident operands, `store=` and the deadline. Knows no body and no engine."""
+"""Reads the query of a native call: options, resident operands, `store=` and the deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request of the Open Inference Protocol says, once its header is read: value objects. Knows no grammar and no HTTP."""
+"""Holds a parsed request of the Open Inference Protocol as value objects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Input(msgspec.Struct, frozen=True):
     """One input. Its values are in exactly one of `placed`, `region` and `resident`.
 
     Attributes:
-        name: Of the op's input.
+        name: Name of the op's input.
         type: Dtype and shape; None for a resident input whose request leaves them out.
         placed: Where it lies in the arena: binary data in the body, or numbers of the JSON text.
         region: Where it lies in shared memory.
@@ -49,7 +49,7 @@ class InferRequest(msgspec.Struct, frozen=True):
         id: To be echoed; None when the client gave none, or an empty one.
         inputs: In the client's order.
         outputs: How outputs are wanted, by name, in the client's order.
-        options: Of the op.
+        options: Option values of the op.
         priority: 0 is the default, 1 the most urgent.
         timeout_us: It must have started by then; 0 for never.
         has_numbers: The JSON holds numbers of inputs.

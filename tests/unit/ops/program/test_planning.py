@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tilewire.service.errors import BeyondLimit, InvalidRequest
 from tilewire.service.ops.op import JoinStrategy, Limits, TensorType
 from tilewire.service.ops.program.definition import Program, check_program
-from tilewire.service.ops.program.op import ProgramOp
+from tilewire.service.ops.program.op import ProgramOp, ProgramOptions
 from tilewire.service.ops.program.planning import ALIGN_BYTES, check_possible, place_values, plan_program
 from tilewire.service.ops.registry import OPS
 
@@ -134,14 +134,10 @@ def test_what_some_sizes_make_work_is_taken(whole: Program, residents: dict[str,
 
 def joint(whole: Program, types: dict[str, TensorType]) -> JoinStrategy | None:
     op = ProgramOp(whole, LIMITS)
-    options = PROGRAM_OPTIONS(whole.text)
+    options = ProgramOptions(whole.text)
     residents = frozenset(name for name in types if name.startswith("@"))
     batching = op.batching(types, residents, options, op.infer(types, options)[0])
     return None if batching is None else batching.strategy
-
-
-def PROGRAM_OPTIONS(text: str) -> Any:
-    return ProgramOp.options(text)
 
 
 ADD = {"op": "add", "inputs": {"a": "x", "b": "@bias"}, "as": "y"}

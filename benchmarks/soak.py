@@ -1,0 +1,146 @@
+"""Soaks a server: mixed calls, clients that leave, dawdle and attack, replaced residents, and kills; every answer is checked.
+
+    python -m benchmarks.soak --minutes 20 --out soak.json
+
+It starts the server itself. Status 1 says that an answer was wrong, that a 5xx or a broken connection has no kill as its
+reason, or that slots were held at the end. Further calls are entries of `CALLS` in `benchmarks/soak_calls.py`, further attacks
+of `Hostile.ATTACKS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.machine import describe
+from benchmarks.soak_clients import MAX_KEPT, Client, Honest, Hostile, Leaver, Slow, Tally, upload_weight
+from benchmarks.soak_watch import Killer, Watcher
+from tests.support.exposition import is_idle, settles
+from tests.support.live_server import LiveServer, serving
+
+FLAGS = (
+    *("--gateways", "2", "--arena-bytes", "256MiB", "--max-body-bytes", "32MiB", "--max-result-bytes", "32MiB"),
+    *("--body-timeout-s", "10"),
+)
+STOP_S = 60.0
+# Longest wait for outages past the time, and time between looks.
+OUTAGES_S, LOOK_S = 90.0, 0.2
+# Clients of each kind, and the time between kills.
+NUM_CLIENTS: dict[type[Client], int] = {Honest: 8, Leaver: 1, Slow: 2, Hostile: 1}
+KILL_EVERY_S = 60.0
+PERCENTILES = (50, 99, 99.9)
+
+
+def soak(server: LiveServer, seconds: float, kill_every_s: float, seed: int, min_outages: int = 0) -> dict[str, object]:
+    """Runs all clients for some time, and on until so many outages are over; returns the report."""
+    tally, watcher, killer = Tally(), Watcher(server), Killer(server, kill_every_s)
+    upload_weight(server)
+    kinds = [kind for kind, number in NUM_CLIENTS.items() for _ in range(number)]
+    clients = [kind(server, killer, tally, seed * 1000 + number) for number, kind in enumerate(kinds, 1)]
+    began_s = time.monotonic()
+    for thread in (watcher, killer, *clients):
+        thread.start()
+    end_s = began_s + seconds
+    while not tally.wrong and time.monotonic() < end_s + (OUTAGES_S if len(killer.outages) < min_outages else 0.0):
+        time.sleep(LOOK_S)
+    killer.stop()
+    for client in clients:
+        client.ending.set()
+    end_s = time.monotonic() + STOP_S
+    for client in clients:
+        client.join(max(0.0, end_s - time.monotonic()))
+    stuck = sum(client.is_alive() for client in clients)
+    with server.client() as connection:
+        is_free = settles(connection, is_idle)
+    watcher.stop()
+    outages = [
+        {
+            "role": outage.role,
+            "at_s": round(outage.killed_s - began_s, 1),
+            "back_after_s": round(outage.ready_s - outage.killed_s, 2),
+        }
+        for outage in killer.outages
+    ]
+    lives = [life.summary() for life in watcher.lives.values() if life.samples]
+    return _report(tally, time.monotonic() - began_s) | {
+        "clients_stuck": stuck,
+        "slots_free_at_the_end": is_free,
+        "outages": outages,
+        "processes": lives,
+    }
+
+
+def _report(tally: Tally, seconds: float) -> dict[str, object]:
+    times = {
+        name: {f"p{percent:g}_ms": round(float(np.percentile(found, percent)) * 1e3, 2) for percent in PERCENTILES}
+        | {"max_ms": round(max(found) * 1e3, 2), "requests": len(found)}
+        for name, found in sorted(tally.seconds.items())
+    }
+    return {
+        "seconds": round(seconds, 1),
+        "counts": dict(sorted(tally.counts.items())),
+        "right_by_call": dict(sorted(tally.by_call.items())),
+        "num_wrong": len(tally.wrong),
+        "wrong": tally.wrong[:MAX_KEPT],
+        "num_unexplained": len(tally.unexplained),
+        "unexplained": tally.unexplained[:MAX_KEPT],
+        "failures_in_outages": dict(tally.explained),
+        "latency_outside_outages": times,
+    }
+
+
+def is_good(report: dict[str, object]) -> bool:
+    """Whether nothing was wrong, unexplained, stuck or held."""
+    is_clean = not (report["num_wrong"] or report["num_unexplained"] or report["clients_stuck"])
+    return is_clean and bool(report["slots_free_at_the_end"])
+
+
+def text_of(report: dict[str, object]) -> str:
+    """The report for people."""
+    lines = [
+        f"{name}: {report[name]}"
+        for name in ("seconds", "counts", "num_wrong", "num_unexplained", "failures_in_outages")
+    ]
+    for name in ("wrong", "unexplained", "outages", "processes"):
+        entries = report[name]
+        assert isinstance(entries, list)
+        lines += [f"  {name}: {entry}" for entry in entries]
+    times = report["latency_outside_outages"]
+    assert isinstance(times, dict)
+    lines += [f"  {name}: {found}" for name, found in times.items()]
+    lines += [f"{name}: {report[name]}" for name in ("clients_stuck", "slots_free_at_the_end")]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs; prints the report and writes it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--kill-every-s", type=float, default=KILL_EVERY_S)
+    parser.add_argument("--device", default="cpu", help="of the server: cpu, cpu:0,1, cuda")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="the report as JSON")
+    arguments = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        with serving(Path(folder, "log"), *FLAGS, "--device", arguments.device) as server:
+            with server.client() as client:
+                identity = client.get("/v2").json()
+            report = soak(server, arguments.minutes * 60, arguments.kill_every_s, arguments.seed)
+        errors = [line for line in Path(folder, "log").read_text().splitlines() if "Traceback" in line]
+    report["about"] = describe(identity, "benchmarks.soak", list(argv))
+    report["tracebacks_in_the_log"] = len(errors)
+    print(text_of(report))
+    if arguments.out is not None:
+        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    return 0 if is_good(report) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

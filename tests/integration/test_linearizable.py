@@ -1,0 +1,153 @@
+"""Residents behave as one register each, over many gateways, several engines and engines that are killed.
+
+With one engine the whole history is linearizable. With several, reads beside a write may see either value, in any order. What
+is read when nothing changes is linearizable with the changes.
+
+`LINEARIZABLE_SECONDS` says how long each run is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import threading
+import time
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from benchmarks.soak_watch import Killer
+from tests.conftest import StartServer
+from tests.support.linearizability import DELETE, READ, WRITE, Operation, first_violation, settled
+from tests.support.live_server import LiveServer
+from tests.support.raw_http import Answer, ConnectionEnded, RawConnection, head, post
+from tests.support.tensor_bodies import TYPES, from_safetensors, to_npy, to_safetensors
+
+pytestmark = pytest.mark.slow
+
+SECONDS = float(os.environ.get("LINEARIZABLE_SECONDS", "15"))
+NUM_CLIENTS, NUM_NAMES = 8, 2
+# Every so often nobody changes anything for a while; at the end, for longer.
+BUSY_S, CALM_S, LAST_CALM_S = 0.5, 0.15, 1.5
+KILL_EVERY_S = 4.0
+ONE = to_safetensors({"a": np.ones((1, 1), np.float32)})
+SHARES = {WRITE: 0.3, DELETE: 0.05, "get": 0.3, "product": 0.35}
+# Nothing happened, and nothing was read.
+REFUSED = (429,)
+
+
+class Writer(threading.Thread):
+    """One client: writes, deletes, reads and multiplies by the names at random, and notes what it saw."""
+
+    values = itertools.count(1)
+
+    def __init__(self, server: LiveServer, seed: int, ending: threading.Event, calm: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self._server, self._ending, self._calm = server, ending, calm
+        self._rng = np.random.default_rng(seed)
+        self._connection: RawConnection | None = None
+        self.seen: dict[str, list[Operation]] = defaultdict(list)
+        self.trouble: list[str] = []
+
+    def run(self) -> None:
+        while not self._ending.is_set():
+            kind = str(self._rng.choice(list(SHARES), p=list(SHARES.values())))
+            if self._calm.is_set() and kind in (WRITE, DELETE):
+                kind = "product"
+            name = f"register/{self._rng.integers(NUM_NAMES)}"
+            value = next(self.values)
+            began_s = time.monotonic()
+            answer = self._ask(kind, name, value)
+            operation = self._noted(kind, value, answer, began_s)
+            if operation is not None:
+                self.seen[name].append(operation)
+            if answer is None or answer.status >= 400:
+                self._ending.wait(0.1 if answer is None or answer.status == 503 else 0.01)
+        self._drop()
+
+    def _ask(self, kind: str, name: str, value: int) -> Answer | None:
+        path = f"/v1/tensors/{name}"
+        body = to_npy(np.full((1, 1), value, np.float32))
+        data = {
+            WRITE: head("PUT", path, content_length=str(len(body))) + body,
+            DELETE: head("DELETE", path),
+            "get": head("GET", path, accept=TYPES["safetensors"]),
+            "product": post(f"/v1/matmul?b=@{name}", ONE),
+        }[kind]
+        try:
+            if self._connection is None:
+                self._connection = RawConnection(self._server.connect())
+            self._connection.send(data)
+            answer = self._connection.answer()
+        except (ConnectionEnded, OSError):
+            self._drop()
+            return None
+        if self._rng.random() < 0.02:
+            # Another gateway, perhaps.
+            self._drop()
+        return answer
+
+    def _noted(self, kind: str, value: int, answer: Answer | None, began_s: float) -> Operation | None:
+        ended_s = time.monotonic()
+        if answer is None or answer.status == 503:
+            # It may have been done, or may yet be.
+            return None if kind in ("get", "product") else Operation(kind, value, began_s, math.inf)
+        if answer.status in REFUSED:
+            return None
+        if kind == WRITE and answer.status in (200, 201):
+            return Operation(WRITE, value, began_s, ended_s)
+        if kind == DELETE and answer.status in (204, 404):
+            return Operation(DELETE, answer.status == 204, began_s, ended_s)
+        if kind in ("get", "product") and answer.status == 404:
+            return Operation(READ, None, began_s, ended_s)
+        if kind in ("get", "product") and answer.status == 200:
+            (array,) = from_safetensors(answer.body).values()
+            return Operation(READ, int(array.reshape(-1)[0]), began_s, ended_s)
+        self.trouble.append(f"{kind}: {answer.status} {answer.body[:200]!r}")
+        return None
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.sock.close()
+            self._connection = None
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "flags", [("--gateways", "8"), ("--device", "cpu:0,1", "--gateways", "4")], ids=["eight gateways", "two engines"]
+)
+@pytest.mark.parametrize("is_killed", [False, True], ids=["quiet", "killed"])
+def test_names_are_registers(start_server: StartServer, flags: tuple[str, ...], is_killed: bool) -> None:
+    server = start_server(*flags, "--arena-bytes", "64MiB")
+    ending, calm = threading.Event(), threading.Event()
+    writers = [Writer(server, seed, ending, calm) for seed in range(NUM_CLIENTS)]
+    killer = Killer(server, KILL_EVERY_S if is_killed else 10 * SECONDS, roles=("engine",))
+    for thread in (killer, *writers):
+        thread.start()
+    end_s = time.monotonic() + SECONDS
+    while time.monotonic() < end_s:
+        time.sleep(BUSY_S)
+        calm.set()
+        time.sleep(CALM_S)
+        calm.clear()
+    calm.set()
+    killer.stop()
+    time.sleep(CALM_S)
+    calm_s = time.monotonic()
+    time.sleep(LAST_CALM_S)
+    ending.set()
+    for writer in writers:
+        writer.join(60)
+        assert not writer.is_alive()
+        assert writer.trouble == []
+    assert len(killer.outages) >= is_killed
+    for number in range(NUM_NAMES):
+        name = f"register/{number}"
+        history = [one for writer in writers for one in writer.seen[name]]
+        checked = history if "--device" not in flags else settled(history, calm_s)
+        assert sum(one.kind == READ for one in checked) > 20
+        violation = first_violation(checked)
+        assert not violation, f"{name}, {len(checked)} operations:\n" + "\n".join(map(str, violation))
+        print(f"{name}: {len(checked)} of {len(history)} operations, {len(killer.outages)} kills")
