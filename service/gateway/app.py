@@ -116,12 +116,12 @@ def _add(app: FastAPI, gateway: Gateway, routers: Sequence[APIRouter]) -> None:
 
 def _head_routes(router: APIRouter) -> list[BaseRoute]:
     """Makes a HEAD route of each GET route of a router that has none of its own; the server leaves out the bodies."""
-    routes = [route for route in router.routes if isinstance(route, APIRoute)]
-    described = {route.path for route in routes if "HEAD" in route.methods}
+    routes = [(route, route.methods or set()) for route in router.routes if isinstance(route, APIRoute)]
+    described = {route.path for route, methods in routes if "HEAD" in methods}
     return [
         APIRoute(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False, response_class=Response)
-        for route in routes
-        if "GET" in route.methods and route.path not in described
+        for route, methods in routes
+        if "GET" in methods and route.path not in described
     ]
 
 
