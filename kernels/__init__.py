@@ -16,10 +16,12 @@ if find_spec("triton") is not None:
     from tilewire.kernels.search.op import item_norms, prepare_search, search
     from tilewire.kernels.selection.catalogue import variants
     from tilewire.kernels.softmax.op import prepare_softmax, softmax
+    from tilewire.kernels.topk.configs import MAX_K as MAX_TOPK
     from tilewire.kernels.topk.op import prepare_topk, topk
 
     __all__ = [
         "KERNEL_OPS",
+        "MAX_TOPK",
         "add",
         "grouped_matmul",
         "item_norms",

@@ -20,7 +20,6 @@ from tilewire.service.errors import BeyondLimit, InvalidRequest
 
 OutDType = Literal["float16", "bfloat16", "float32", "float64", "int32", "int64"]
 
-
 FLOATS16_32 = ("float16", "bfloat16", "float32")
 
 
@@ -307,20 +306,20 @@ def check_required(op: AnyOp, options: OpOptions, name: str) -> None:
         raise InvalidRequest(f"{name}: {op.name} needs this option; expected {expected}")
 
 
-def check_k(k: int | None, name: str, available: int, max_k: int | None = None) -> int:
+def check_k(k: int | None, name: str, available: int, limit: int | None = None) -> int:
     """Returns how many elements are chosen.
 
     Args:
         k: Number that the request asks for.
         name: Input that they are chosen from.
         available: Number of elements to choose from.
-        max_k: Largest number that the op offers; None for any.
+        limit: Largest number of the op, whatever is available.
 
     Raises:
-        InvalidRequest: Less than 1, more than `max_k`, or more than there are.
+        InvalidRequest: Below 1, above the limit, or more than there are.
     """
-    if k is None or k < 1 or (max_k is not None and k > max_k):
-        raise InvalidRequest(f"k: {k}; expected 1 {'or more' if max_k is None else f'to {max_k}'}")
+    if k is None or k < 1 or (limit is not None and k > limit):
+        raise InvalidRequest(f"k: {k}; expected 1 {'or more' if limit is None else f'to {limit}'}")
     if k > available:
         raise InvalidRequest(f"k: {k}; {name} has only {available} to choose from")
     return k

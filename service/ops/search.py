@@ -24,12 +24,11 @@ from tilewire.service.ops.op import (
     check_same_dtype,
 )
 
+# Largest number of items that are chosen.
+MAX_K = 1024
+
 Metric = Literal["dot", "cosine", "l2"]
 Precision = Literal["tf32", "tf32x3", "ieee"]
-
-
-# Largest k: the bests of a tile stay on the chip.
-MAX_K = 1024
 
 
 class SearchOptions(OpOptions, frozen=True, tag="search"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,11 +11,6 @@ import torch
 from tests.support.host_pipeline import host_pipeline
 from tests.support.jobs import JobBench
 from tilewire import kernels
-from tilewire.kernels.normalize.op import prepare_normalize
-from tilewire.kernels.pointwise.op import prepare_pointwise
-from tilewire.kernels.reduce.op import prepare_reduce
-from tilewire.kernels.search.op import item_norms, prepare_search
-from tilewire.kernels.topk.op import prepare_topk
 from tilewire.service.engine.backends.contract import HostBytes, LaunchSpec
 from tilewire.service.engine.backends.gpu.batched import (
     MAX_CONCURRENT,
@@ -42,24 +36,6 @@ CPU = torch.device("cpu")
 Given = np.ndarray | torch.Tensor
 
 
-# The package's functions, whether or not it exports all of them.
-KERNELS = SimpleNamespace(
-    matmul=kernels.matmul,
-    grouped_matmul=kernels.grouped_matmul,
-    softmax=kernels.softmax,
-    add=kernels.add,
-    prepare_matmul=kernels.prepare_matmul,
-    prepare_softmax=kernels.prepare_softmax,
-    prepare_add=kernels.prepare_add,
-    prepare_normalize=prepare_normalize,
-    prepare_pointwise=prepare_pointwise,
-    prepare_reduce=prepare_reduce,
-    prepare_search=prepare_search,
-    prepare_topk=prepare_topk,
-    item_norms=item_norms,
-)
-
-
 class Slots(JobBench):
     """A segment that fills up, and what runs launches over it."""
 
@@ -68,8 +44,8 @@ class Slots(JobBench):
         self.staging = Staging(CPU)
         self.staging.add_mapped(self.mapped)
         self.pipeline = host_pipeline()
-        self.batched = BatchedPlans(KERNELS, self.staging, self.pipeline, is_invariant=False)
-        self.plans = LaunchPlans(KERNELS, self.staging, self.pipeline, is_invariant=False)
+        self.batched = BatchedPlans(kernels, self.staging, self.pipeline, is_invariant=False)
+        self.plans = LaunchPlans(kernels, self.staging, self.pipeline, is_invariant=False)
 
     def given(self, op: str, options: OpOptions, **inputs: Given) -> BoundJob:
         """A job; arrays are put into the segment, tensors are residents."""
@@ -303,7 +279,7 @@ def test_a_request_in_chunks_is_the_whole_request(slots, rows, step):
     ]
     for op, options, inputs, expected, chunks in cases:
         launch = slots.alone(op, options, **inputs)
-        Chunked(KERNELS, slots.staging, chunks, is_invariant=False).run([launch], slots.pipeline).wait()
+        Chunked(kernels, slots.staging, chunks, is_invariant=False).run([launch], slots.pipeline).wait()
         np.testing.assert_allclose(results(launch)[0], expected, rtol=1e-6)
 
 

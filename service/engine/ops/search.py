@@ -19,7 +19,7 @@ class EngineSearch(EngineOp[SearchOptions]):
     pads_rows = False
 
     def __init__(self) -> None:
-        # By metric: norms of the items, for as long as the tensor of the items lives.
+        # By metric: what `kernels.item_norms` gives of the items, for as long as their tensor lives.
         self._norms: dict[str, WeakTensorKeyDictionary] = {
             metric: WeakTensorKeyDictionary() for metric in ("cosine", "l2")
         }
@@ -34,8 +34,8 @@ class EngineSearch(EngineOp[SearchOptions]):
         wide = torch.float64 if a.dtype == torch.int8 else torch.float32
         scores = torch.matmul(a.to(wide), b.to(wide).mT).float()
         if options.metric == "cosine":
-            lengths = _squares(a).sqrt().unsqueeze(-1) * self._norms_of(inputs, "cosine", lambda: _squares(b).sqrt())
-            scores = torch.where(lengths == 0, 0.0, scores / lengths)
+            norms = self._norms_of(inputs, "cosine", lambda: _inverse_norms(b))
+            scores = scores * _inverse_norms(a).unsqueeze(-1) * norms
         elif options.metric == "l2":
             squares = _squares(a).unsqueeze(-1) + self._norms_of(inputs, "l2", lambda: _squares(b))
             scores = (squares - 2 * scores).clamp(min=0)
@@ -98,6 +98,11 @@ def _squares(rows: torch.Tensor) -> torch.Tensor:
     if rows.dtype == torch.int8:
         return rows.double().square().sum(-1).float()
     return rows.float().square().sum(-1)
+
+
+def _inverse_norms(rows: torch.Tensor) -> torch.Tensor:
+    norms = _squares(rows).sqrt()
+    return torch.where(norms == 0, 0.0, 1 / norms)
 
 
 def _best(scores: torch.Tensor, k: int, *, largest: bool) -> tuple[torch.Tensor, torch.Tensor]:
