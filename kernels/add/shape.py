@@ -38,14 +38,14 @@ class AddShape:
         return (2 * self.rows * self.n + num_read) * ITEM_BYTES[self.dtype]
 
     def check(self) -> None:
-        """See `Shape`."""
+        """Checks that the fields agree; raises `ShapeError`."""
 
     def chosen(self, target: Target) -> Config:
-        """See `Shape`."""
+        """Returns the configuration that dispatch gives this shape."""
         return choose(self.problem, target)
 
     def candidates(self, target: Target) -> list[Config]:
-        """See `Shape`."""
+        """Yields every configuration of the catalogue that computes this shape."""
         return configs_for(self.problem.family, target)
 
 

@@ -49,14 +49,14 @@ class SoftmaxShape:
         return self.rows * self.n * (ITEM_BYTES[self.dtype] + ITEM_BYTES[self.stored_dtype])
 
     def check(self) -> None:
-        """See `Shape`."""
+        """Checks that the fields agree; raises `ShapeError`."""
 
     def chosen(self, target: Target) -> Config:
-        """See `Shape`."""
+        """Returns the configuration that dispatch gives this shape."""
         return select(self.problem, target)
 
     def candidates(self, target: Target) -> Iterator[Config]:
-        """See `Shape`."""
+        """Yields every configuration of the catalogue that computes this shape."""
         return possible(self.problem, target)
 
 

@@ -200,7 +200,7 @@ class BoundBatch:
     addresses: Addresses
 
     def run(self, launches: Sequence[LaunchSpec], pipeline: Pipeline) -> InFlight:
-        """See `LaunchPlan.run`."""
+        """Queues copies and kernels of a batch."""
         (launch,) = launches
         return self.plan.run(launch, self.addresses, pipeline)
 

@@ -48,7 +48,7 @@ class ProgramApi:
         self._max_json_bytes = max_json_bytes
 
     def read_call(self, op: AnyOp, head: Head) -> ProgramCall:
-        """See `Api.read_call`."""
+        """Reads the head of a request."""
         refuse_encodings(head)
         headers = head.headers
         return ProgramCall(
@@ -95,7 +95,7 @@ class ProgramCall(msgspec.Struct, frozen=True):
         return None
 
     async def decode(self, body: Lease | None, leases: Leases) -> ProgramTask:
-        """See `Call`."""
+        """Reads the body of a request."""
         codec, placed, lead_bytes, text = None, dict[str, Placed](), 0 if body is None else None, None
         if body is not None:
             codec = codec_for_body(self.content_type, bytes(body.view[:SNIFF_BYTES]))
