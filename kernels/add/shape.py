@@ -25,7 +25,7 @@ class AddShape:
 
     @property
     def problem(self) -> Problem:
-        """What the choice of blocks depends on, at addresses that divide by 16."""
+        """Returns the problem that the choice of blocks depends on, at addresses that divide by 16."""
         if self.b_shape == "full" or self.rows == 1:
             return Problem(1, self.rows * self.n, self.dtype, self.dtype)
         is_aligned = self.n % (16 // ITEM_BYTES[self.dtype]) == 0

@@ -92,7 +92,7 @@ class MatmulShape:
 
     @property
     def problem(self) -> Problem:
-        """What the choice of a kernel depends on, at addresses that divide by 16."""
+        """Returns the problem that the choice of a kernel depends on, at addresses that divide by 16."""
         view = view_of(*self.extents, is_row_scaled=False)
         assert view is not None, "This is a bug."
         dtypes = Dtypes(self.dtype, self.stored_dtype, self.precision)

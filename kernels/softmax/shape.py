@@ -38,7 +38,7 @@ class SoftmaxShape:
 
     @property
     def problem(self) -> Problem:
-        """What the choice of a kernel depends on, at addresses that divide by 16."""
+        """Returns the problem that the choice of a kernel depends on, at addresses that divide by 16."""
         is_contiguous = self.is_contiguous or self.rows == 1 or self.n == 1
         is_aligned = is_contiguous and self.n % (16 // ITEM_BYTES[self.dtype]) == 0
         return Problem(self.rows, self.n, self.dtype, self.stored_dtype, is_contiguous, is_aligned)

@@ -18,7 +18,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class LogSettings(msgspec.Struct, frozen=True):
-    """How a process logs."""
+    """Log settings of a process."""
 
     level: LogLevel = "info"
     format: LogFormat = "console"
@@ -33,7 +33,7 @@ class TlsSettings(msgspec.Struct, frozen=True):
 
 
 class TracingSettings(msgspec.Struct, frozen=True):
-    """Where spans go, and how many requests make some.
+    """Destination of spans, and the fraction of requests that are traced.
 
     Attributes:
         endpoint: The whole address, with `/v1/traces`.

@@ -66,16 +66,16 @@ Reply = Done | Stale | Tensors | RegionList | Kernels
 
 
 class Engine(Protocol):
-    """What a gateway asks of an engine; a test may put its own here."""
+    """Interface of an engine in a gateway; a test may put its own here."""
 
     @property
     def welcome(self) -> Welcome | None:
-        """Who it is, while it is ready; else None."""
+        """Identity of the engine while it is ready, else None."""
         ...
 
     @property
     def warming(self) -> Warming | None:
-        """How far it is, while it warms up; else None."""
+        """Progress of the engine while it warms up, else None."""
         ...
 
     @property
@@ -127,7 +127,7 @@ class EngineClient:
         address: Abstract address of the engine's socket; begins with NUL.
         segment: This gateway's arena.
         on_change: Called when the engine becomes ready, with its welcome, or is lost, with None.
-        poller: Told of what is under way.
+        poller: Receiver of the number of requests under way.
     """
 
     def __init__(

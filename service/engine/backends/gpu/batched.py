@@ -36,7 +36,7 @@ WORD_BYTES = 8
 
 @dataclass(eq=False, slots=True)
 class Addresses:
-    """Where the operands and results of a batch lie on the host.
+    """Host addresses of the operands and results of a batch.
 
     Attributes:
         sources: Addresses of each request's operands, in order.

@@ -30,7 +30,7 @@ ROWS_STEP = 256
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """How a request is cut.
+    """Division of a request into chunks.
 
     Attributes:
         names: Names of the inputs of which each chunk needs only its rows; the others come whole, first.

@@ -52,7 +52,7 @@ class NativeApi:
 
 
 class NativeCall(msgspec.Struct, frozen=True):
-    """What a native request's head asks for; see `Call`.
+    """Parsed head of a native request; see `Call`.
 
     Attributes:
         op: Operation.
@@ -95,7 +95,7 @@ class NativeTask(msgspec.Struct, frozen=True):
     """A native request whose operands are known; see `Task`.
 
     Attributes:
-        call: What the head asks for.
+        call: Parsed head.
         codec: Format of the body; None without one.
         placed: Tensors of the body by name.
         lead_bytes: As in `Task`.

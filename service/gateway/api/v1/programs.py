@@ -63,7 +63,7 @@ class ProgramApi:
 
 
 class ProgramCall(msgspec.Struct, frozen=True):
-    """What the head of a run asks for; see `Call`.
+    """Parsed head of a program's run; see `Call`.
 
     Attributes:
         op: The op `program`, not bound to any.
@@ -118,7 +118,7 @@ class ProgramTask(msgspec.Struct, frozen=True):
     """A run whose program and operands are known; see `Task`.
 
     Attributes:
-        call: What the head asks for.
+        call: Parsed head.
         codec: Format of the body; None without one.
         placed: Tensors of the body by name.
         lead_bytes: As in `Task`.

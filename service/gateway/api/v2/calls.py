@@ -95,7 +95,7 @@ def header_length(head: Head) -> int | None:
 
 
 class InferCall(msgspec.Struct, frozen=True):
-    """What an infer request's head asks for; see `Call`.
+    """Parsed head of an infer request; see `Call`.
 
     Attributes:
         op: Model.
@@ -177,7 +177,7 @@ class InferTask(msgspec.Struct, frozen=True):
     """An infer request whose operands are known; see `Task`.
 
     Attributes:
-        call: What the head asks for.
+        call: Parsed head.
         request: What the body says.
         lead_bytes: As in `Task`.
         op: Model.
