@@ -1,4 +1,4 @@
-"""What an op gives to everything that handles all ops alike: `KernelOp`. How to add one is said there.
+"""Defines `KernelOp`, one op of the kernels. Its docstring says how to add an op.
 
 Imports no op. `kernels.registry` lists the ops; catalogue, compilation, self-test, report, benchmarks and tuning iterate
 over that list and name none.
@@ -123,7 +123,7 @@ class ShapeGroup:
 
 @dataclass(frozen=True, eq=False)
 class Tuning:
-    """How an op's configurations are measured, fitted and kept in a table.
+    """Measurement, fitting and table of an op's configurations.
 
     Attributes:
         space: Configurations worth measuring for a shape, whether the catalogue has them or not.

@@ -91,7 +91,7 @@ _SIZE = TypeAdapter(ByteSize)
 
 
 def digest_of(key: str) -> str:
-    """What the file holds instead of the key."""
+    """Returns the digest that the file holds instead of the key."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 

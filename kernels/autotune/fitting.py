@@ -50,7 +50,7 @@ _MIN_SHAPES = 2
 
 @dataclass
 class Measured:
-    """What was measured of one shape.
+    """Measurements of one shape.
 
     Attributes:
         shape: The shape.

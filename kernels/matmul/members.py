@@ -159,7 +159,7 @@ def stores_boxes(problem: Problem, config: Config) -> bool:
 
 
 def family_of(problem: Problem, config: Config, *, is_plain: bool) -> Family:
-    """What the binary for `problem` depends on beside `config`.
+    """Returns all that the binary for `problem` depends on besides `config`.
 
     Args:
         problem: The product.

@@ -64,7 +64,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Family:
-    """What a binary depends on beside its blocks.
+    """All that a binary depends on besides its blocks.
 
     Attributes:
         dtype: Name of the inputs' dtype.

@@ -15,7 +15,7 @@ OUT_KINDS = {"float16": 1, "bfloat16": 2, "float32": 3, "int64": 4}
 
 @dataclass(frozen=True)
 class Kind:
-    """What one kind of reduction is made of.
+    """Parts of one kind of reduction.
 
     Attributes:
         state: State that kernels keep: 0 a sum, 1 an order with an index, 2 a maximum with a sum, 3 an order.

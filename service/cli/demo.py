@@ -38,7 +38,7 @@ Totals = dict[tuple[str, ...], float]
 
 @dataclass
 class Outcome:
-    """What came of one case's requests.
+    """Results of one case's requests.
 
     Attributes:
         case: The case.

@@ -242,7 +242,7 @@ class Settings(BaseSettings):
 
     @property
     def limits(self) -> Limits:
-        """What one request may ask for."""
+        """Bounds on one request."""
         return Limits(max_rank=self.max_rank, max_elements=self.max_elements, max_result_bytes=self.max_result_bytes)
 
     @property
@@ -255,7 +255,7 @@ class Settings(BaseSettings):
 
     @property
     def tracing(self) -> TracingSettings | None:
-        """Where spans go, or None."""
+        """Tracing settings, or None."""
         base = self.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
         return TracingSettings(base.rstrip("/") + "/v1/traces", self.trace_ratio) if base else None
 
@@ -293,7 +293,7 @@ class Settings(BaseSettings):
 
     @property
     def log(self) -> LogSettings:
-        """How to log."""
+        """Log settings."""
         return LogSettings(level=self.log_level, format=self.log_format)
 
 

@@ -67,11 +67,11 @@ class ThreadSafeSink:
 
     @property
     def is_congested(self) -> bool:
-        """See `Sink`."""
+        """Whether figures should wait for those sent before."""
         return self._control.is_congested
 
     def send(self, figures: Figures) -> None:
-        """See `Sink`."""
+        """Sends figures."""
         self._loop.call_soon_threadsafe(self._control.send, figures)
 
 

@@ -166,7 +166,7 @@ class Arena:
         self.on_freed: Callable[[], None] | None = None
 
     def __str__(self) -> str:
-        """What is free, for error texts."""
+        """Free memory, for error texts."""
         longest = max(self._sizes, default=0)
         return (
             f"{self.free_bytes} of the {self.capacity} bytes of this gateway's arena are free, {longest} in one piece"

@@ -68,7 +68,7 @@ class OutputSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TensorInfo(msgspec.Struct, frozen=True):
-    """What is known of a resident tensor.
+    """Description of a resident tensor.
 
     Attributes:
         name: Its name, without the `@`.
@@ -108,7 +108,7 @@ class RegionInfo(msgspec.Struct, frozen=True):
 
 
 class Timings(msgspec.Struct, frozen=True, array_like=True):
-    """Where a job's time went in the engine, in nanoseconds, and when it came there, on the machine's monotonic clock."""
+    """Stage times of a job in nanoseconds, and its arrival on the machine's monotonic clock."""
 
     queue_ns: int = 0
     h2d_ns: int = 0
@@ -202,7 +202,7 @@ class GetTensor(msgspec.Struct, frozen=True, array_like=True, tag="get"):
 
 
 class DescribeTensor(msgspec.Struct, frozen=True, array_like=True, tag="describe"):
-    """What is `name`?"""
+    """Requests the description of `name`."""
 
     id: int
     name: str
@@ -275,7 +275,7 @@ class UnregisterRegion(msgspec.Struct, frozen=True, array_like=True, tag="unregi
 
 
 class DescribeKernels(msgspec.Struct, frozen=True, array_like=True, tag="kernels"):
-    """What computes on the engine's device?"""
+    """Requests the description of the engine's kernels."""
 
     id: int
     request_id: str = ""

@@ -168,7 +168,7 @@ class Child:
         return status
 
     def drain(self) -> None:
-        """Tells it to finish and exit."""
+        """Sends `Drain`: the process finishes and exits."""
         self._draining.set()
         if self._control is not None:
             self._control.send(child.Drain())

@@ -86,7 +86,7 @@ class Figures(msgspec.Struct, frozen=True, tag="figures"):
 
 
 class Sink(Protocol):
-    """Where figures go."""
+    """Interface that takes figures."""
 
     @property
     def is_congested(self) -> bool:

@@ -21,7 +21,7 @@ _LAST = "statistics_last_ms"
 
 
 class Duration(msgspec.Struct):
-    """How often something happened and how long it took in all."""
+    """Count and total duration of an event."""
 
     count: int = 0
     ns: int = 0

@@ -24,7 +24,7 @@ class DeviceLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What computes, for `Welcome`, `/v2` and `tilewire_build_info`.
+    """Identity of a backend, for `Welcome`, `/v2` and `tilewire_build_info`.
 
     Attributes:
         backend: `cpu` or `gpu`.
@@ -100,7 +100,7 @@ Report = Callable[[str, int, int], None]
 
 
 def device_of(identity: Identity) -> dict[str, object]:
-    """What `/v1/kernels` says of a device that has no kernels."""
+    """Returns the answer of `/v1/kernels` for a device without kernels."""
     return {
         "device": identity.device,
         "device_name": identity.device_name,
@@ -115,7 +115,7 @@ def device_of(identity: Identity) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """What a backend does before it is ready.
+    """Preparation steps of a backend.
 
     Attributes:
         warmup: `none`, `load` (everything is compiled and loaded) or `run` (and tried once).
@@ -170,7 +170,7 @@ class Backend(Protocol):
         ...
 
     def kernels(self) -> dict[str, object]:
-        """What computes, as `/v1/kernels` shows it for one device."""
+        """Returns the answer of `/v1/kernels` for this device."""
         ...
 
     def attach(self, segment: Segment) -> torch.Tensor:

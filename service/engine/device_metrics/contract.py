@@ -53,7 +53,7 @@ class Meter(Protocol):
 
     @property
     def uuid(self) -> str:
-        """What the maker's tools call the device."""
+        """Identifier of the device in its vendor's tools."""
         ...
 
     def read(self) -> Reading:

@@ -1,4 +1,4 @@
-"""Where the loop thread's events come from: the gateways' sockets, and what other threads post.
+"""Receives the loop thread's events: from the gateways' sockets, and from other threads.
 
 Owns the sockets of gateways that have said hello: receives and sends for all of them in the one thread that has the device, so
 that no job waits for a thread to wake. Messages that are sent between two `flush` calls leave in one write for each gateway.

@@ -35,7 +35,7 @@ class Span(NamedTuple):
 
 
 class Binding(NamedTuple):
-    """What of a job plan depends on the resident tensors.
+    """Part of a job plan that depends on resident tensors.
 
     Attributes:
         generations: Generation of each resident that it was made with.

@@ -21,7 +21,7 @@ DEFAULT_RANK = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """What one batch may hold; a job that alone is over a cap runs alone.
+    """Limits of one batch; a job that alone is over one runs alone.
 
     Attributes:
         max_requests: Jobs.
@@ -69,7 +69,7 @@ class Waiting:
 
 @dataclass(slots=True)
 class Decision(Generic[WaitingT]):
-    """What to do now.
+    """Next action of the loop.
 
     Attributes:
         batch: To run together; empty when nothing waits, or when it is worth waiting for more.
@@ -183,7 +183,7 @@ class Scheduler(Generic[WaitingT]):
 
 
 class _Total:
-    """What a growing batch holds."""
+    """Contents of a growing batch."""
 
     def __init__(self, caps: Caps) -> None:
         self._caps = caps

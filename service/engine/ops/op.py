@@ -39,7 +39,7 @@ Compute = Callable[[Operands], None]
 
 
 class Epilogue(NamedTuple):
-    """What a grouped matrix product does beside multiplying.
+    """Epilogue of a grouped matrix product.
 
     Attributes:
         activation: Name of the activation.
@@ -51,7 +51,7 @@ class Epilogue(NamedTuple):
 
 
 class EngineOp(abc.ABC, Generic[OptionsT]):
-    """How one op computes.
+    """Computation of one op on either backend.
 
     Attributes:
         name: Name of the op.

@@ -67,7 +67,7 @@ class Resident:
     generation: int = 0
 
     def info(self, name: str) -> TensorInfo:
-        """What clients may know of it."""
+        """Description for clients."""
         return TensorInfo(name, self.type, self.created, self.last_used, self.hits, self.version)
 
 
@@ -116,7 +116,7 @@ class Residents:
         self.version = 0
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Number of residents."""
         return len(self._by_name)
 
     def put(self, name: str, source: HostBytes) -> tuple[TensorInfo, bool]:

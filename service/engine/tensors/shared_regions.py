@@ -71,7 +71,7 @@ class Regions:
 
     Args:
         backend: What may reach them by itself.
-        vault: Told of every change.
+        vault: Receiver of every change.
         max_bytes: Their sum, at most.
         max_copied_bytes: Bytes of one request's inputs, at most, that have to be copied; an object may be larger than
             what it occupies.
@@ -104,7 +104,7 @@ class Regions:
         self.nbytes = 0
 
     def __len__(self) -> int:
-        """How many are registered."""
+        """Number of registered regions."""
         return len(self._by_name)
 
     # ── names ─────────────────────────────────────────────────────────────────────────────────────

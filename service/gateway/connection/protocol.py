@@ -202,7 +202,7 @@ class TilewireProtocol(HttpToolsProtocol):
             start()
 
     def _prepare(self, stream: RequestStream, method: str, version: str) -> Callable[[], None]:
-        """What starts a request: `handle` for those of ops, else the application."""
+        """Returns the call that starts a request: `handle` for those of ops, else the application."""
         url = httptools.parse_url(self.url)
         path = (url.path or b"").decode("ascii")
         if "%" in path:

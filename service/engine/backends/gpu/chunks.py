@@ -30,7 +30,7 @@ ROWS_STEP = 256
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """How a request is cut.
+    """Division of a request into chunks.
 
     Attributes:
         names: Names of the inputs of which each chunk needs only its rows; the others come whole, first.
@@ -106,7 +106,7 @@ class Chunked:
         self._is_invariant = is_invariant
 
     def run(self, launches: Sequence[LaunchSpec], pipeline: Pipeline) -> InFlight:
-        """See `LaunchPlan.run`."""
+        """Queues copies and kernels of a batch."""
         (launch,) = launches
         chunks, op = self._chunks, ENGINE_OPS[launch.op.name]
         marks, held = pipeline.marks(), [*launch.resident.values()]

@@ -62,7 +62,7 @@ class DeviceKernels:
 
     @property
     def target(self) -> Target:
-        """What the kernels are compiled for."""
+        """Target that the kernels are compiled for."""
         return current(self._index)
 
     def warm_up(

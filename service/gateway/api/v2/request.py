@@ -31,7 +31,7 @@ class Input(msgspec.Struct, frozen=True):
 
 
 class Output(msgspec.Struct, frozen=True):
-    """How one output is wanted.
+    """Requested form of one output.
 
     Attributes:
         is_binary: Behind the answer's JSON rather than in it.
