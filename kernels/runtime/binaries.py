@@ -7,6 +7,8 @@ from typing import Any
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target
 
+# Operands that kernels read in words of 16 bytes where they are aligned.
+OPERANDS = ("x_ptr", "a_ptr", "b_ptr")
 # Arrays in scratch memory, which begin at multiples of 16 bytes.
 _SCRATCH = {"orders_ptr": "*i32", "keys_ptr": "*i64", "merged_ptr": "*i64"}
 
@@ -17,7 +19,7 @@ def binary(
     constants: dict[str, Any],
     num_warps: int,
     target: Target,
-    aligned: tuple[str, ...] = ("x_ptr", "a_ptr", "b_ptr"),
+    aligned: tuple[str, ...] = OPERANDS,
     **options: Any,
 ) -> Variant:
     """Puts a binary together: sizes are int32, strides int64, scratch orders, keys and indices have fixed types.
