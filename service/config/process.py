@@ -122,6 +122,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_delay_us: float
     busy_poll_s: float
     tensors_dir: str | None
+    programs_dir: str | None
     warmup: str
     forbid_serving_compiles: bool
     batch_invariant: bool

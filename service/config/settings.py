@@ -119,6 +119,9 @@ class Settings(BaseSettings):
     tensors_dir: Path | None = Field(
         None, description="Folder of safetensors files that become resident before ready, as file-stem/tensor-name."
     )
+    programs_dir: Path | None = Field(
+        None, description="Folder of *.json files, each a program that is kept before ready under the file's stem."
+    )
     allow_shared_memory: bool = Field(
         default=False,
         description="Let clients of this host register shared memory (/dev/shm) and name it in /v2 requests.",
@@ -283,6 +286,7 @@ class Settings(BaseSettings):
             restarts=restarts,
             kept=kept,
             tensors_dir=None if self.tensors_dir is None else str(self.tensors_dir),
+            programs_dir=None if self.programs_dir is None else str(self.programs_dir),
             shared_memory_prefix=self.shared_memory_prefix or "",
         )
 
