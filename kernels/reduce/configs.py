@@ -96,8 +96,10 @@ class Config:
 
 
 MAX_PARTS = 512
-# Elements that a program takes of a row that it shares, at least.
+# Smallest share of a program, in elements of one row or in blocks of several rows: more leaves multiprocessors idle, less
+# pays for the second pass (H200, `tilewire bench ops`).
 _SHARE = 32768
+_STEPS = 8
 _ROWS = (
     Config(128, 16, 4),
     Config(32, 64, 4),
@@ -126,7 +128,8 @@ def share(problem: Problem, config: Config, target: Target) -> Config:
     blocks = max(1, -(-problem.n // config.block_n))
     programs = max(1, problem.rows // config.block_rows)
     wanted = 16 * target.num_sms // programs
-    steps = max(min(_SHARE // config.block_n, blocks), -(-blocks // max(1, min(wanted, MAX_PARTS))))
+    least = _STEPS if config.block_rows > 1 else _SHARE // config.block_n
+    steps = max(min(least, blocks), -(-blocks // max(1, min(wanted, MAX_PARTS))))
     return Config(config.block_rows, config.block_n, config.num_warps, -(-blocks // steps), steps)
 
 

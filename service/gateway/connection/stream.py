@@ -239,6 +239,8 @@ class RequestStream(RequestResponseCycle):
         """Takes what is left of a refused body, which the parser does not know of, before the next request is read."""
         receiver = SlotReceiver(self._owner, memoryview(bytearray(self._owed)), 0, self._owner.patience_s)
         self._owner.transport.set_protocol(receiver)
+        # Nothing was read while no slot was there for it.
+        self._owner.flow.resume_reading()
         receiver.done.add_done_callback(lambda done: self._on_discarded(receiver, done))
 
     def _on_discarded(self, receiver: SlotReceiver, done: asyncio.Future[None]) -> None:

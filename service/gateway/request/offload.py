@@ -56,3 +56,6 @@ async def offload(
     except asyncio.CancelledError:
         await asyncio.wait([running])
         raise
+    finally:
+        # An error that it holds leads back to this frame: left here, both would wait for the garbage collector.
+        del running
