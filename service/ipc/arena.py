@@ -38,7 +38,7 @@ class Segment:
 
     Attributes:
         fd: The descriptor to hand to another process.
-        nbytes: Its size.
+        nbytes: Size of the segment.
         view: All of it, writable.
     """
 
@@ -54,7 +54,7 @@ class Segment:
 
         Args:
             name: For `/proc/<pid>/maps` only.
-            nbytes: Its size; pages are taken when first touched.
+            nbytes: Size of the segment; pages are taken when first touched.
         """
         return cls(make_sealed(name, nbytes), nbytes)
 

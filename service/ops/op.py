@@ -100,7 +100,7 @@ class Batching(Generic[OptionsT]):
     """Condition for sharing a launch: equal strategy, key and residents.
 
     Attributes:
-        strategy: How operands are joined.
+        strategy: Way to join operands.
         key: Everything else that must be equal: options, dtypes, widths.
         options: Options of the joint launch.
     """

@@ -76,12 +76,12 @@ class EngineLoop:
 
     Args:
         index: Index of this engine.
-        mailbox: Where messages come from.
-        backend: What computes.
+        mailbox: Source of messages.
+        backend: Backend of the device.
         holdings: The residents and the regions.
         metrics: Receiver of figures about launches.
         caps: Limits of a batch.
-        poll_ns: How long the thread, with nothing to do, looks for work before it sleeps.
+        poll_ns: Time for which an idle thread polls for work before it sleeps.
         clock_ns: The machine's monotonic clock; deadlines are on it.
     """
 
@@ -124,7 +124,7 @@ class EngineLoop:
         """Starts the thread.
 
         Args:
-            prepare: What it does before it attaches gateways; they wait, and are told what it reports.
+            prepare: Work before gateways are attached; they wait, and receive its progress.
             on_ready: Called by the thread when that is done.
         """
         self._prepare, self._on_ready = prepare, on_ready

@@ -61,7 +61,7 @@ class RequestStream(RequestResponseCycle):
         is_http11: The client understands interim responses.
         keep_alive: The connection stays behind the answer.
         expects_continue: The client waits for `100 Continue` before it sends its body.
-        unparsed: What has come of a body that never goes through the parser; None when the parser has it.
+        unparsed: Received bytes of a body that bypasses the parser; None when the parser has it.
         content_length: Length of a body that never goes through the parser.
     """
 
