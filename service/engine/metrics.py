@@ -44,7 +44,7 @@ class EngineMetrics:
         )
         self._bandwidth = metrics.histogram(
             "tilewire_kernel_bandwidth_bytes_per_second",
-            "Achieved bytes per second of each softmax and add launch.",
+            "Achieved bytes per second of each launch of the other ops.",
             ("op",),
             BANDWIDTH_BUCKETS,
         )

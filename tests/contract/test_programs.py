@@ -6,15 +6,17 @@ import io
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
-from tests.support.live_server import LiveServer
+from tests.support.live_server import COMMAND, LiveServer
 from tests.support.problems import check_problem
 from tests.support.tensor_bodies import Array, from_safetensors, to_npy, to_safetensors
 
@@ -202,15 +204,34 @@ def test_a_kept_program_is_a_model(client: httpx.Client, mlp: str) -> None:
     assert "nobody" in nobody.json()["error"]
 
 
+SOFTMAX: dict[str, Any] = {
+    "inputs": {"x": {"dtype": "float32", "shape": [-1, 8]}},
+    "steps": [{"op": "softmax", "inputs": {"x": "x"}, "as": "p"}],
+    "outputs": ["p"],
+}
+
+
+def test_a_folder_of_programs_is_kept_before_ready(start_server: Any, tmp_path: Path) -> None:
+    (tmp_path / "soft.json").write_text(json.dumps(SOFTMAX))
+    server: LiveServer = start_server("--gateways", "1", "--arena-bytes", "32MiB", "--programs-dir", str(tmp_path))
+    with server.client() as client:
+        assert [one["name"] for one in client.get("/v1/programs").raise_for_status().json()] == ["soft"]
+        answer = client.post("/v1/programs/soft", content=to_safetensors({"x": X})).raise_for_status()
+        np.testing.assert_allclose(from_safetensors(answer.content)["p"].sum(-1), 1, rtol=1e-5)
+
+
+def test_a_file_that_is_no_program_ends_the_start(tmp_path: Path) -> None:
+    (tmp_path / "wrong.json").write_text("{}")
+    flags = ["--port", "0", "--device", "cpu", "--gateways", "1", "--programs-dir", str(tmp_path)]
+    done = subprocess.run([*COMMAND, *flags], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert "programs_dir: 'wrong.json'" in done.stderr + done.stdout
+
+
 def test_programs_outlive_the_engine(start_server: Any) -> None:
     server: LiveServer = start_server("--gateways", "1", "--arena-bytes", "32MiB")
-    softmax = {
-        "inputs": {"x": {"dtype": "float32", "shape": [-1, 8]}},
-        "steps": [{"op": "softmax", "inputs": {"x": "x"}, "as": "p"}],
-        "outputs": ["p"],
-    }
     with server.client() as client:
-        client.put("/v1/programs/soft", json=softmax).raise_for_status()
+        client.put("/v1/programs/soft", json=SOFTMAX).raise_for_status()
         (engine,) = server.engines()
         os.kill(engine, signal.SIGKILL)
         end_s = time.monotonic() + 30
