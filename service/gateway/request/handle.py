@@ -105,7 +105,7 @@ async def check_call(gateway: Gateway, context: RequestContext, call: Call, leas
     for name, resident in call.residents.items():
         await gateway.engines.type_of(resident, field=name)
     if call.program is not None:
-        await gateway.programs.find(call.program, leases)
+        await gateway.programs.find(call.program, leases, field=call.program_field)
     if call.store is not None and len(call.op.outputs) > 1:
         raise InvalidRequest(f"store: {call.op.name} has the outputs {', '.join(call.op.outputs)}; one can be stored")
 

@@ -62,6 +62,8 @@ class NativeCall(msgspec.Struct, frozen=True):
         max_json_bytes: As in `NativeApi`.
         needs_body: As in `Call`.
         lead_bytes: As in `Call`.
+        program: As in `Call`.
+        program_field: As in `Call`.
     """
 
     op: AnyOp
@@ -72,6 +74,7 @@ class NativeCall(msgspec.Struct, frozen=True):
     needs_body: bool
     lead_bytes: int = 0
     program: str | None = None
+    program_field: str = "program"
 
     @property
     def residents(self) -> Mapping[str, str]:

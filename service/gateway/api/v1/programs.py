@@ -85,6 +85,7 @@ class ProgramCall(msgspec.Struct, frozen=True):
 
     lead_bytes: int = 0
     needs_body: bool = False
+    program_field: str = "program"
 
     @property
     def residents(self) -> Mapping[str, str]:
@@ -223,9 +224,7 @@ def router(gateway: Gateway) -> APIRouter:
         finally:
             leases.release()
 
-    @routes.api_route(
-        "/v1/programs/{name}", methods=["GET", "HEAD"], summary="Fetch a program.", response_class=Response
-    )
+    @routes.get("/v1/programs/{name}", summary="Fetch a program.", response_class=Response)
     async def get_program(name: str, request: Request) -> Response:
         authorise(context_of(request.scope).granted, op=PROGRAM)
         leases = gateway.admission.admit()

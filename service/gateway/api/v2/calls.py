@@ -118,6 +118,7 @@ class InferCall(msgspec.Struct, frozen=True):
     residents: Mapping[str, str] = {}
     store: str | None = None
     needs_body: bool = True
+    program_field: str = "model"
 
     @property
     def program(self) -> str | None:
@@ -162,7 +163,9 @@ class InferCall(msgspec.Struct, frozen=True):
         self.check_lengths(view.nbytes)
         json_bytes = view.nbytes if self.header_bytes is None else self.header_bytes
         room = LoopRoom(leases) if json_bytes > OFFLOAD_BYTES else leases
-        kept = None if self.program is None else await self.programs.find(self.program, leases)
+        kept = (
+            None if self.program is None else await self.programs.find(self.program, leases, field=self.program_field)
+        )
         op = self.op if kept is None else kept.op
         request = await offload(json_bytes, decode_request, op, view, body.offset + at, self.header_bytes, room)
         # Numbers of the JSON lie elsewhere, and so does all of an inflated body.
@@ -201,7 +204,7 @@ class InferTask(msgspec.Struct, frozen=True):
         """Returns the task with the newest version of its program."""
         if self.kept is None:
             return self
-        kept = await self.call.programs.fetch(self.kept.name, self.leases)
+        kept = await self.call.programs.fetch(self.kept.name, self.leases, field=self.call.program_field)
         return msgspec.structs.replace(self, op=kept.op, kept=kept)
 
     @property
