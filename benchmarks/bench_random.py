@@ -1,17 +1,18 @@
 """What dispatch gives shapes that nobody tuned for, beside what others give them.
 
-`python -m benchmarks.bench_random --seed SEED [--scale 1.0] [--seconds 400] [--ops matmul,softmax] [--out FOLDER]`
+`python -m benchmarks.bench_random [--seed SEED] [--scale 1.0] [--seconds 400] [--ops matmul,softmax] [--out FOLDER]`
 
 Random shapes of every group (`KernelOp.groups`): log-uniform sizes, layers of language models, unaligned operands, each
 dtype. Dispatch's choice, every other member of the catalogue and PyTorch run interleaved, from CUDA graphs, on operand sets
 beyond L2; where `nvmath-python` is installed, cuBLASLt with its heuristics searched runs too. The yardstick is the fastest
-of the others. Never use a seed that tables were fitted to: their `measured.how` names those.
+of the others. A seed is drawn by default; never use one that tables were fitted to: their `measured.how` names those.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ Row = dict[str, Any]
 def run(argv: Sequence[str]) -> int:
     """Run the benchmark with command-line arguments `argv`; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--seed", type=int, default=random.randrange(2**31), help="of the shapes; a new one by default")
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of shapes")
     parser.add_argument("--seconds", type=float, default=400.0, help="for compiling and measuring together")
     parser.add_argument("--ops", default=",".join(op.name for op in measured_ops() if op.tuning is not None))

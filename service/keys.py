@@ -28,6 +28,7 @@ from pathlib import Path
 import msgspec
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
+from tilewire.service.ops.program.op import PROGRAM
 from tilewire.service.ops.registry import OPS
 
 PREFIX = "tw_"
@@ -91,7 +92,7 @@ _SIZE = TypeAdapter(ByteSize)
 
 
 def digest_of(key: str) -> str:
-    """What the file holds instead of the key."""
+    """Returns the digest that the file holds instead of the key."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -102,7 +103,7 @@ def make_key() -> str:
 
 def entry_for(name: str, key: str) -> str:
     """The lines for the file: every op, every tensor to read, none to write."""
-    ops = ", ".join(f'"{op}"' for op in OPS)
+    ops = ", ".join(f'"{op}"' for op in (*OPS, PROGRAM))
     return (
         f'[[keys]]\nname = "{check_name(name)}"\nsha256 = "{digest_of(key)}"\n'
         f'ops = [{ops}]\nread = ["{EVERYTHING}"]\nwrite = []\n'
@@ -165,8 +166,10 @@ def _check_key(key: Key) -> None:
     if _DIGEST.fullmatch(key.sha256) is None:
         raise KeysError(f"{key.name}: sha256: expected 64 hexadecimal digits in lower case")
     for op in key.ops:
-        if op not in OPS and op != EVERYTHING:
-            raise KeysError(f"{key.name}: ops: no op {op[:64]!r}; there are {', '.join(OPS)} and {EVERYTHING}")
+        if op not in OPS and op not in (PROGRAM, EVERYTHING):
+            raise KeysError(
+                f"{key.name}: ops: no op {op[:64]!r}; there are {', '.join(OPS)}, {PROGRAM} and {EVERYTHING}"
+            )
     for pattern in (*key.read, *key.write):
         if not pattern or _PATTERN.fullmatch(pattern) is None:
             raise KeysError(f"{key.name}: {pattern[:64]!r} is neither a tensor's name nor a prefix that ends with *")

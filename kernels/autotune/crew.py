@@ -104,7 +104,7 @@ class _Worker:
             self.connection.send(item)
 
     def result(self, timeout_s: float) -> Any:
-        """What became of the item; None while it is worked on."""
+        """Result of the item; None while it is worked on."""
         try:
             if self.connection.poll():
                 if self._is_up:

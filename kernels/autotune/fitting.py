@@ -50,12 +50,12 @@ _MIN_SHAPES = 2
 
 @dataclass
 class Measured:
-    """What was measured of one shape.
+    """Measurements of one shape.
 
     Attributes:
         shape: The shape.
         us: Microseconds by configuration.
-        programs_per_sm: By configuration.
+        programs_per_sm: Programs on one multiprocessor, by configuration.
         vendors: Microseconds of others, by name.
         is_held_out: Whether it judges the fit instead of being fitted to.
     """

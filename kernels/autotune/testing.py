@@ -1,4 +1,4 @@
-"""What the kernels' tests and tuning share: error bounds by dtype, and grids of shapes with the reason for each.
+"""Error bounds by dtype, and grids of shapes, for the kernels' tests and for tuning.
 
 Imports no test framework and starts no kernel.
 """

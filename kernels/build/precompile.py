@@ -42,7 +42,7 @@ class CompileError(Exception):
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a run of `precompile` did.
+    """Result of a run of `precompile`.
 
     Attributes:
         num_variants: Binaries of the target.

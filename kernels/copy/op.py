@@ -24,8 +24,8 @@ class Stretch(NamedTuple):
     """Bytes to copy; a row of the table, in bytes.
 
     Attributes:
-        source: Address of the first byte.
-        destination: Where it goes.
+        source: Address of the first byte read.
+        destination: Address of the first byte written.
         nbytes: To copy, padding not counted.
         row_bytes: Bytes of a row when one side's rows are padded, else 0.
         pitch_from: Bytes from row to row at the source.

@@ -81,7 +81,7 @@ def _build_tma(family: Family, config: Config, target: Target) -> Variant:
 
 
 def box_shapes(family: Family, config: Config) -> dict[str, tuple[int, ...]]:
-    """What one load or store of each descriptor moves."""
+    """Returns the block that one load or store of each descriptor moves."""
     m, n, k = config.block_m, config.block_n, config.block_k
     boxes = {
         "a": (m, k) if family.a_major == "k" else (k, m),

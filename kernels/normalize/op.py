@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from tilewire.kernels.normalize.configs import DTYPES, KINDS, Config, Problem, choose
@@ -179,8 +177,7 @@ def prepare(
         unit = 16 // min(x.element_size(), out.element_size())
         is_aligned = not is_direct or are_aligned((x, out))
         is_aligned = is_aligned and all(span % unit == 0 for span in (n, stride_x, stride_o))
-        names = [str(dtype).removeprefix("torch.") for dtype in (x.dtype, out.dtype, vector_dtype)]
-        problem = Problem(math.prod(x.shape) // n, n, *names, is_aligned)
+        problem = Problem(x.numel() // n, n, _name(x.dtype), _name(out.dtype), _name(vector_dtype), is_aligned)
         target = current(x.get_device())
         chosen = config or choose(problem, target)
         sizes = {
@@ -203,3 +200,7 @@ def prepare(
     prepared = _kept.get(key, make)
     assert prepared is not None, "This is a bug."
     return prepared
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -17,7 +17,7 @@ def normalize_reference(
     """The normalisation of `x` along `axis` in float64."""
     rows = x.double().movedim(axis, -1)
     if kind == "l2":
-        out = rows / rows.norm(dim=-1, keepdim=True).clamp(min=eps)
+        out: torch.Tensor = rows / rows.norm(dim=-1, keepdim=True).clamp(min=eps)
     else:
         centred = rows - rows.mean(-1, keepdim=True) if kind == "layer" else rows
         out = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)

@@ -20,7 +20,8 @@ def reduce_reference(x: torch.Tensor, kind: str, *, axis: int | None = -1, keepd
     if kind == "logsumexp":
         return torch.logsumexp(wide, axis, keepdim=keepdims)
     if kind == "norm":
-        return torch.linalg.vector_norm(wide, 2, axis, keepdim=keepdims)
+        norm: torch.Tensor = torch.linalg.vector_norm(wide, 2, axis, keepdim=keepdims)
+        return norm
     if kind in ("sum", "mean"):
         return wide.sum(axis, keepdim=keepdims) if kind == "sum" else wide.mean(axis, keepdim=keepdims)
     return wide.amax(axis, keepdim=keepdims) if kind == "max" else wide.amin(axis, keepdim=keepdims)

@@ -153,7 +153,7 @@ class _Block:
         return cell
 
     def address(self, offset: int) -> int:
-        """Where `offset` lies in memory."""
+        """Returns the address of `offset`."""
         return ctypes.addressof(self._memory) + self._base + offset
 
     def pointers(self) -> Any:

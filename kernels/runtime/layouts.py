@@ -24,7 +24,7 @@ _SHORT_ROW_BYTES = 1024
 
 @dataclass(frozen=True)
 class Layout:
-    """How an operand should lie in memory.
+    """Memory layout of an operand.
 
     Attributes:
         is_k_major: for `b` of matmul: stored as (…, N, K), so that K is contiguous; else as its shape says.

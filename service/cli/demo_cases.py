@@ -70,7 +70,7 @@ class Case:
         return _WRITERS[self.format](self.inputs, self.dtype)
 
     def error_of(self, body: bytes) -> float:
-        """How wrong an answer is.
+        """Returns the error of an answer.
 
         Returns:
             The largest error over what the dtype allows: up to 1 is right, infinity is another shape, dtype or a NaN.

@@ -68,10 +68,10 @@ class OutputSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TensorInfo(msgspec.Struct, frozen=True):
-    """What is known of a resident tensor.
+    """Description of a resident tensor.
 
     Attributes:
-        name: Its name, without the `@`.
+        name: Name without the `@`.
         type: Dtype and shape.
         created: Unix time in seconds of its upload.
         last_used: Unix time in seconds of the last request that read it, or None.
@@ -93,8 +93,8 @@ class RegionInfo(msgspec.Struct, frozen=True):
     Attributes:
         name: As requests call it.
         key: Name of the shared-memory object, as the client gave it.
-        offset: Where the region begins in the object.
-        byte_size: Its length.
+        offset: Offset of the region in the object.
+        byte_size: Length of the region.
         stamp: Given by the first engine, larger for each later registration or unregistration.
         inode: Inode of the object; every engine must have opened the same one.
     """
@@ -108,7 +108,7 @@ class RegionInfo(msgspec.Struct, frozen=True):
 
 
 class Timings(msgspec.Struct, frozen=True, array_like=True):
-    """Where a job's time went in the engine, in nanoseconds, and when it came there, on the machine's monotonic clock."""
+    """Stage times of a job in nanoseconds, and its arrival on the machine's monotonic clock."""
 
     queue_ns: int = 0
     h2d_ns: int = 0
@@ -202,7 +202,7 @@ class GetTensor(msgspec.Struct, frozen=True, array_like=True, tag="get"):
 
 
 class DescribeTensor(msgspec.Struct, frozen=True, array_like=True, tag="describe"):
-    """What is `name`?"""
+    """Requests the description of `name`."""
 
     id: int
     name: str
@@ -251,7 +251,7 @@ class RegisterRegion(msgspec.Struct, frozen=True, array_like=True, tag="register
 
     Attributes:
         id: Number of this request.
-        region: What to register; its stamp is 0 when the engine shall give one.
+        region: Region to register; its stamp is 0 when the engine shall give one.
     """
 
     id: int
@@ -275,7 +275,7 @@ class UnregisterRegion(msgspec.Struct, frozen=True, array_like=True, tag="unregi
 
 
 class DescribeKernels(msgspec.Struct, frozen=True, array_like=True, tag="kernels"):
-    """What computes on the engine's device?"""
+    """Requests the description of the engine's kernels."""
 
     id: int
     request_id: str = ""

@@ -127,7 +127,7 @@ class Supervisor:
             )
 
     def _open_for_gateways(self, listeners: list[socket.socket], stack: contextlib.ExitStack) -> list[Inherited]:
-        """What each gateway inherits: the door that all share or its own, the page on which all count what API keys use."""
+        """Opens what each gateway inherits: a listening socket, and the page on which all count API keys' usage."""
         settings = self._settings
         metrics_fd = usage_fd = -1
         if settings.metrics_port is not None:
@@ -206,7 +206,7 @@ class Supervisor:
 
 
 async def _until_ready(host: str, port: int) -> None:
-    """Asks as a client would, until the answer is 200."""
+    """Polls as a client would, until the answer is 200."""
     target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  (read, not bound)
     while True:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):

@@ -138,11 +138,11 @@ def ranking_variants(target):
         ("int8", 256, 768, False),
         ("float32", 64, 256, False),
     ):
-        problem = SearchProblem(m, 1_000_000, k, 10, dtype, is_plain=is_plain)
-        config = choose_search(problem, target)
+        search = SearchProblem(m, 1_000_000, k, 10, dtype, is_plain=is_plain)
+        config = choose_search(search, target)
         name = f"search {m} {k} {dtype} {is_plain}"
-        yield name, product_variant(problem, config, target)
-        yield f"{name} again unaligned", rescore_variant(problem, config, target)
+        yield name, product_variant(search, config, target)
+        yield f"{name} again unaligned", rescore_variant(search, config, target)
 
 
 def row_variants(target):
@@ -154,11 +154,11 @@ def row_variants(target):
                 name = f"reduce {dtype} {state} {'row' if is_row else 'column'}"
                 yield name, main_variant(problem, choose_reduce(problem, target), target)
         for n in (4096, 50_000):
-            problem = NormalizeProblem(8192, n, dtype, dtype, dtype)
-            yield f"normalize {dtype} {n}", normalize_variant(problem, choose_normalize(problem, target), target)
+            rows = NormalizeProblem(8192, n, dtype, dtype, dtype)
+            yield f"normalize {dtype} {n}", normalize_variant(rows, choose_normalize(rows, target), target)
         for is_binary in (True, False):
-            problem = PointwiseProblem(1, 1 << 20, dtype, dtype, is_binary, True, ("unit",) * 3)
-            yield f"pointwise {dtype}", build_pointwise(problem.family, choose_pointwise(problem, target), target)
+            elements = PointwiseProblem(1, 1 << 20, dtype, dtype, is_binary, True, ("unit",) * 3)
+            yield f"pointwise {dtype}", build_pointwise(elements.family, choose_pointwise(elements, target), target)
 
 
 def grouped_variants(target):

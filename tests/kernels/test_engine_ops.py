@@ -93,7 +93,13 @@ def compare(expected: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> N
 def test_an_op_gives_what_torch_gives(name: str, raw: dict[str, Any], make: Make) -> None:
     options = parse_options(OPS[name], raw)
     rounds = [
-        Operands({field: made(*kind, seed=10 * seed + number) for number, (field, kind) in enumerate(make.items())}, {})
+        Operands(
+            {
+                field: made(shape, dtype, 10 * seed + number)
+                for number, (field, (shape, dtype)) in enumerate(make.items())
+            },
+            {},
+        )
         for seed in range(3)
     ]
     check(name, options, rounds)

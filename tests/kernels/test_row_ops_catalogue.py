@@ -97,6 +97,7 @@ def test_every_pointwise_function(rows, n, dtype, out_dtype, is_binary, is_align
     assert build_pointwise(problem.family, config, TARGETS[name]) in listed("pointwise", name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", OPS)
 def test_a_sample_of_the_self_test_is_right(op):
     trials = itertools.islice(kernel_op(op).trials(INTERPRETER, torch.device("cpu")), 0, None, SAMPLES[op])

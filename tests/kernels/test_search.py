@@ -86,7 +86,7 @@ def test_distances_are_never_negative_and_zero_for_the_item_itself(generator):
     assert (values >= 0).all()
 
 
-@pytest.mark.parametrize("best", [17, 65, 257])
+@pytest.mark.parametrize("best", [17, *(pytest.param(best, marks=pytest.mark.slow) for best in (65, 257))])
 def test_many_results(best, generator):
     check_whole(whole((2, 16), torch.float32, generator), whole((300, 16), torch.float32, generator), best)
 

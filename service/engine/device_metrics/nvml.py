@@ -31,7 +31,7 @@ class NvmlMeter:
             raise NoMeter(f"NVML: {error}") from None
 
     def read(self) -> Reading:
-        """See `contract.Meter.read`."""
+        """Reads the device's figures."""
         try:
             memory = _told(lambda: pynvml.nvmlDeviceGetMemoryInfo(self._handle))
             power_mw = _told(lambda: pynvml.nvmlDeviceGetPowerUsage(self._handle))

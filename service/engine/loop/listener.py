@@ -1,4 +1,4 @@
-"""The engine's door: accepts gateways on the Unix socket and shakes hands; then the mailbox has their sockets.
+"""Accepts gateways on the Unix socket and shakes hands; then the mailbox has their sockets.
 
 Runs in the engine's main thread, an asyncio loop. Handles the first message only.
 """

@@ -1,4 +1,4 @@
-"""What stays between requests, residents and regions, and the answers to messages about them.
+"""Handles messages about residents and shared regions.
 
 Runs in the engine's loop thread.
 """

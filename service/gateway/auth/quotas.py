@@ -3,9 +3,9 @@
 Owns the usage page and the buckets, which hold no secrets. Runs in the gateway's event loop.
 
 Connections are not spread evenly over gateways, so a share of the quota for each would refuse a client that has one
-connection. Instead the supervisor makes one page of shared memory. Each gateway has a stretch of it that it alone
+connection. Instead the supervisor makes one page of shared memory. Each gateway has a part of it that it alone
 writes, so there is no lock: for each key, how many requests and bytes went through it since the service started. A
-gateway that wants to admit adds up the stretches of all, and fills and drains its own token bucket by what came since
+gateway that admits adds up the parts of all, and fills and drains its own token bucket by what came since
 it last looked. So the sum over all gateways keeps to the quota; two gateways that admit in the same instant may both
 take the last token, which the next look sees.
 """
@@ -91,8 +91,8 @@ class Bucket:
     """A token bucket that is drained by a running total, whoever caused it.
 
     Args:
-        per_s: What it gains in a second.
-        total: What was used so far.
+        per_s: Tokens gained in a second.
+        total: Tokens used so far.
         now_s: On a monotonic clock.
     """
 
@@ -188,7 +188,7 @@ class Quotas:
         Requests that were admitted together may leave a debt of one bucket, and of one answer beyond it.
 
         Args:
-            key: Who asks.
+            key: Key of the request.
             nbytes: Bytes of the answer.
             own_bytes: Bytes of the same request that are counted; they do not refuse it.
 

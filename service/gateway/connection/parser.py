@@ -1,4 +1,4 @@
-"""The parser of requests: httptools', for a server that takes up no offer of another protocol.
+"""Parses requests with httptools, for a server that takes up no offer of another protocol.
 
 Clients such as Java's own offer HTTP/2 with every request (`Upgrade: h2c`). A server may decline by answering in HTTP/1.1
 (RFC 9110, section 7.8), but httptools takes a request with such an offer to end with its head: here its body is read, too.
@@ -20,7 +20,7 @@ _HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+;=%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9
 
 
 class RequestParser:
-    """What uvicorn asks of a parser.
+    """Interface of a parser that uvicorn uses.
 
     Args:
         listener: Hears the requests. It must take no note of a message's end that `is_early`.

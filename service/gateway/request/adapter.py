@@ -1,6 +1,6 @@
-"""The contract between the request path and an API: what a call asks for, what it computes, and how it is answered.
+"""Defines the interface between the request path and an API: call, task and encoder.
 
-`api/v1` and `api/v2` implement it. `handle` knows requests only through it.
+`api/v1` and `api/v2` implement it. `handle` uses requests only through it.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Task(Protocol):
 
 
 class Call(Protocol):
-    """What a request's head asks for.
+    """Parsed head of a request.
 
     Attributes:
         op: Operation.

@@ -35,7 +35,7 @@ EXTENSIONS = (
 
 
 class Model(msgspec.Struct, frozen=True):
-    """What clients see of an op or of a kept program.
+    """Description of an op or of a kept program for clients.
 
     Attributes:
         name: Name.
