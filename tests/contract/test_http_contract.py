@@ -175,7 +175,7 @@ def paths_to_get(client: httpx.Client) -> list[str]:
         if "get" in calls:
             kind = path.split("/")[2] if path.count("/") > 1 else ""
             filled = path.replace("{version}", "1")
-            paths.append(re.sub(r"\{[^}]*\}", lambda _, kind=kind: names.get(kind, "none"), filled))
+            paths.append(re.sub(r"\{[^}]*\}", names.get(kind, "none"), filled))
     return paths
 
 
