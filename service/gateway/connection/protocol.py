@@ -315,7 +315,7 @@ class TilewireProtocol(HttpToolsProtocol):
         A client that has left and one that has only ended its side look the same.
         """
         cycle = self.cycle
-        if self.is_encrypted or self.is_refused or cycle is None or cycle.response_complete or cycle.more_body:
+        if self.is_encrypted or cycle is None or cycle.response_complete or cycle.more_body:
             return False
         if not self._is_half_closed:
             self._is_half_closed = True
