@@ -1,4 +1,4 @@
-"""What an op gives to everything that handles all ops alike: `KernelOp`. How to add one is said there.
+"""Defines `KernelOp`, one op of the kernels. Its docstring says how to add an op.
 
 Imports no op. `kernels.registry` lists the ops; catalogue, compilation, self-test, report, benchmarks and tuning iterate
 over that list and name none.
@@ -113,7 +113,7 @@ class ShapeGroup:
     Attributes:
         name: Name of the group.
         draw: One random shape.
-        count: How many are measured to tune a device.
+        count: Number of shapes to measure for a device.
     """
 
     name: str
@@ -123,17 +123,17 @@ class ShapeGroup:
 
 @dataclass(frozen=True, eq=False)
 class Tuning:
-    """How an op's configurations are measured, fitted and kept in a table.
+    """Measurement, fitting and table of an op's configurations.
 
     Attributes:
         space: Configurations worth measuring for a shape, whether the catalogue has them or not.
-        binaries: What a configuration launches for a shape, in order.
+        binaries: Binaries that a configuration launches for a shape, in order.
         model: Terms of the predicted time.
-        amounts: How much of each term a launch has: (shape, configuration, programs on a multiprocessor, target).
+        amounts: Amount of each term in a launch: (shape, configuration, programs on a multiprocessor, target).
         key: Section of the table for a shape; empty where its configurations are not tuned.
         entry_of: The part of a configuration that has an entry of its own: without splits.
         is_common: Whether every entry is built for a shape, and not only those for all layouts.
-        sizes: Of a key: most entries, those of them for all layouts, and the least gain of a further one.
+        sizes: Limits of a key: largest number of entries, of those for all layouts, and smallest gain of a further one.
         config: Type of the configurations.
         is_supported: Whether a target has kernels for a shape.
         keeps: Whether entries of the table stay, so that sizes which were not measured have one.
@@ -188,7 +188,7 @@ class KernelOp:
         draw: A random shape, log-uniform in size.
         groups: Kinds of random shapes that benchmarks report on their own.
         operands: Operand sets: (shape, number of sets, generator on the device).
-        tuning: How configurations are measured and fitted; None for an op whose choice is fixed.
+        tuning: Measurement and fitting of configurations; None for an op whose choice is fixed.
         explain: One line on why a shape gets its configuration; None where there is nothing to say.
         table_entries: Lines of the op's section of a tuned table.
     """

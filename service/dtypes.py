@@ -1,4 +1,4 @@
-"""The dtypes that Tilewire serves and their names in each format. A table; knows no tensor and no framework."""
+"""The dtypes that Tilewire serves and their names in each format. A table."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every way a request can fail, one class per cause. Owns the status, the code and whether to try again.
+"""Defines one class per cause of failure. Owns the status, the code and whether to try again.
 
-Knows nothing of HTTP messages: `gateway.request.response` writes them, in the form that the path asks for.
+`gateway.request.response` writes the messages, in the form that the path asks for.
 
     TilewireError
     ├── InvalidRequest            400  a body, shape, dtype, option or name that cannot be right
@@ -38,7 +38,7 @@ class TilewireError(Exception):
         title: The cause in a few words, the same for every instance.
         retryable: Whether the same request can succeed a moment later.
         is_refusal: The request may be right, but this server would not do it: counted in `tilewire_rejected_total`.
-        detail: What is wrong with this request, naming the field.
+        detail: Description of the mistake in this request, naming the field.
         retry_after_s: Seconds to wait before trying again, for retryable ones.
     """
 

@@ -1,7 +1,7 @@
 """API keys: what a key looks like, the file that lists who may do what, and how a new entry is made.
 
-Owns the format of `--api-keys-file` and the hash. Knows no request and no HTTP; `gateway.auth.authenticator` asks it.
-Read by the supervisor before it starts anything, and by each gateway.
+Owns the format of `--api-keys-file` and the hash; `gateway.auth.authenticator` checks requests against it. Read by the
+supervisor before it starts anything, and by each gateway.
 
     [[keys]]
     name = "search"
@@ -28,6 +28,7 @@ from pathlib import Path
 import msgspec
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
+from tilewire.service.ops.program.op import PROGRAM
 from tilewire.service.ops.registry import OPS
 
 PREFIX = "tw_"
@@ -52,7 +53,7 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         name: For logs and metrics; the key itself is in neither.
-        sha256: Of the key, in hexadecimal.
+        sha256: SHA-256 of the key, in hexadecimal.
         ops: Ops that it may run; `*` for all.
         read: Resident tensors that it may use and fetch: names, or prefixes that end with `*`.
         write: Those that it may store, replace and delete, likewise.
@@ -91,7 +92,7 @@ _SIZE = TypeAdapter(ByteSize)
 
 
 def digest_of(key: str) -> str:
-    """What the file holds instead of the key."""
+    """Returns the digest that the file holds instead of the key."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -102,7 +103,7 @@ def make_key() -> str:
 
 def entry_for(name: str, key: str) -> str:
     """The lines for the file: every op, every tensor to read, none to write."""
-    ops = ", ".join(f'"{op}"' for op in OPS)
+    ops = ", ".join(f'"{op}"' for op in (*OPS, PROGRAM))
     return (
         f'[[keys]]\nname = "{check_name(name)}"\nsha256 = "{digest_of(key)}"\n'
         f'ops = [{ops}]\nread = ["{EVERYTHING}"]\nwrite = []\n'
@@ -165,8 +166,10 @@ def _check_key(key: Key) -> None:
     if _DIGEST.fullmatch(key.sha256) is None:
         raise KeysError(f"{key.name}: sha256: expected 64 hexadecimal digits in lower case")
     for op in key.ops:
-        if op not in OPS and op != EVERYTHING:
-            raise KeysError(f"{key.name}: ops: no op {op[:64]!r}; there are {', '.join(OPS)} and {EVERYTHING}")
+        if op not in OPS and op not in (PROGRAM, EVERYTHING):
+            raise KeysError(
+                f"{key.name}: ops: no op {op[:64]!r}; there are {', '.join(OPS)}, {PROGRAM} and {EVERYTHING}"
+            )
     for pattern in (*key.read, *key.write):
         if not pattern or _PATTERN.fullmatch(pattern) is None:
             raise KeysError(f"{key.name}: {pattern[:64]!r} is neither a tensor's name nor a prefix that ends with *")

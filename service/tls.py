@@ -1,7 +1,7 @@
 """The TLS that gateways speak: one context from the files of `--tls-certificate`, `--tls-key` and `--tls-client-ca`.
 
-Owns the versions, what is asked of clients, and the reload of a certificate. Knows no connection. The supervisor
-makes one to find mistakes before anything starts, each gateway one to serve with.
+Owns the versions, what is required of clients, and the reload of a certificate. The supervisor makes one to find mistakes
+before anything starts, each gateway one to serve with.
 """
 
 from __future__ import annotations

@@ -566,7 +566,7 @@ class AsyncTensor(Resident):
         self._client = client
 
     async def describe(self) -> TensorInfo:
-        """Asks the server for the description, which the handle then keeps.
+        """Fetches the description, which the handle then keeps.
 
         Raises:
             NotFound: No tensor of that name.

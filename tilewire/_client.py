@@ -555,7 +555,7 @@ class Tensor(Resident):
         self._client = client
 
     def describe(self) -> TensorInfo:
-        """Asks the server for the description, which the handle then keeps.
+        """Fetches the description, which the handle then keeps.
 
         Raises:
             NotFound: No tensor of that name.

@@ -56,7 +56,7 @@ def from_foreign(value: Any) -> tuple[str, np.ndarray[Any, Any]]:
     """Reads another library's array.
 
     Args:
-        value: Of any device; memory that the CPU cannot read is copied by its library.
+        value: Array of any device; memory that the CPU cannot read is copied by its library.
 
     Returns:
         The dtype's name, and a view of the array; of bfloat16 and float8 a view of the bits.

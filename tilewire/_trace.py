@@ -57,7 +57,7 @@ _FUSED = ("relu", "gelu", "silu", "sigmoid", "tanh")
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What came of a recording.
+    """Result of a recording.
 
     Attributes:
         program: The program.

@@ -1,4 +1,4 @@
-"""What goes into a call and what comes out: operands, options, tensor descriptions, answers. Values only; no HTTP."""
+"""Types of calls: operands, options, tensor descriptions, answers. Values only; no HTTP."""
 
 from __future__ import annotations
 

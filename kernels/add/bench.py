@@ -11,7 +11,7 @@ from tilewire.kernels.op import Call
 
 
 class AddOperands:
-    """See `Operands`."""
+    """Operand sets of one addition, for timing."""
 
     def __init__(self, shape: AddShape, num_sets: int, generator: torch.Generator) -> None:
         dtype = getattr(torch, shape.dtype)
@@ -24,23 +24,23 @@ class AddOperands:
         self._sets = [(values(full), values(b_extents), values(full)) for _ in range(num_sets)]
 
     def launcher(self, config: Config | None) -> Call:
-        """See `Operands`."""
+        """Returns a call that launches one configuration, or the chosen one."""
         prepared, sets = prepare(*self._sets[0], config=config), self._sets
         assert prepared is not None, "This is a bug."
         return lambda index: prepared(*sets[index])
 
     def vendors(self) -> dict[str, Call]:
-        """See `Operands`."""
+        """Returns calls of PyTorch for the same shape, by name."""
         sets = self._sets
         return {"torch": lambda index: torch.add(sets[index][0], sets[index][1], out=sets[index][2])}
 
     def error(self) -> torch.Tensor | None:
-        """See `Operands`."""
+        """Returns the relative error of the first set's output."""
         a, b, out = self._sets[0]
         expected = a.double() + b.double()
         error: torch.Tensor = (out.double() - expected).norm() / expected.norm()
         return error
 
     def poison(self) -> None:
-        """See `Operands`."""
+        """Overwrites the first set's output."""
         self._sets[0][-1].fill_(torch.nan)

@@ -57,7 +57,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Family:
-    """What a binary depends on beside its configuration.
+    """All that a binary depends on besides its configuration.
 
     Attributes:
         dtype: of the inputs.

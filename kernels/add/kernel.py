@@ -48,7 +48,7 @@ def load_tile(ptr, starts, offs_n, stride_n, mask, INNER: tl.constexpr):
 def store_as(total, out_ptr, offs, mask, TYPE: tl.constexpr):
     """Store `total` converted to TYPE at elements `offs`, whatever `out_ptr` is said to point to."""
     if tl.bfloat16 == TYPE:
-        total = total.to(tl.float32)  # The interpreter knows no other way to bfloat16.
+        total = total.to(tl.float32)  # The interpreter has no other way to bfloat16.
     tl.store(out_ptr.to(tl.pointer_type(TYPE)) + offs, total.to(TYPE), mask=mask)
 
 

@@ -25,7 +25,7 @@ class AddShape:
 
     @property
     def problem(self) -> Problem:
-        """What the choice of blocks depends on, at addresses that divide by 16."""
+        """Returns the problem that the choice of blocks depends on, at addresses that divide by 16."""
         if self.b_shape == "full" or self.rows == 1:
             return Problem(1, self.rows * self.n, self.dtype, self.dtype)
         is_aligned = self.n % (16 // ITEM_BYTES[self.dtype]) == 0
@@ -38,14 +38,14 @@ class AddShape:
         return (2 * self.rows * self.n + num_read) * ITEM_BYTES[self.dtype]
 
     def check(self) -> None:
-        """See `Shape`."""
+        """Checks that the fields agree; raises `ShapeError`."""
 
     def chosen(self, target: Target) -> Config:
-        """See `Shape`."""
+        """Returns the configuration that dispatch gives this shape."""
         return choose(self.problem, target)
 
     def candidates(self, target: Target) -> list[Config]:
-        """See `Shape`."""
+        """Yields every configuration of the catalogue that computes this shape."""
         return configs_for(self.problem.family, target)
 
 

@@ -1,4 +1,4 @@
-"""From a family and a configuration to the binary, and the list of all that can be chosen. Knows no tensor."""
+"""Maps a family and a configuration to the binary, and lists all that can be chosen."""
 
 from __future__ import annotations
 

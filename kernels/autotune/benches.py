@@ -118,7 +118,7 @@ class _Subject:
         return self._operands.error()
 
     def call(self, config: Config) -> Call | None:
-        """What launches `config` on a set; None when it cannot be."""
+        """Returns a call that launches `config` on a set; None when it cannot."""
         if config not in self._calls:
             try:
                 self._calls[config] = self._operands.launcher(config)

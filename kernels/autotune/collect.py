@@ -47,7 +47,7 @@ _TOLERANCE = {"float32": 2e-3, "bfloat16": 1e-2, "float16": 2e-3, "int8": 1e-6}
 
 
 class Recipe(NamedTuple):
-    """What a worker compiles: the binaries of one configuration for one shape."""
+    """Binaries of one configuration for one shape, which a worker compiles."""
 
     line: str
     config: Config
@@ -65,7 +65,7 @@ def _binaries(shape: Shape, config: Config, target: Target) -> tuple[Variant, ..
 
 
 def tuning_of(shape: Shape) -> Tuning:
-    """How the op of `shape` is tuned."""
+    """Returns the tuning interface of the op of `shape`."""
     found = kernel_op(shape.op).tuning
     assert found is not None, "This is a bug."
     return found
@@ -102,7 +102,7 @@ class Candidates:
     """What is worth measuring for shapes, and which of it compiles.
 
     Args:
-        shapes: What is measured.
+        shapes: Shapes to measure.
         target: The device.
         say: Prints a line of progress.
         has_space: Whether configurations that the catalogue lacks are measured too.

@@ -24,7 +24,7 @@ _RESERVED_BYTES = KIB
 
 @dataclass(frozen=True)
 class Facts:
-    """What a candidate's binaries need, the greatest of each.
+    """Resources that a candidate's binaries need, the largest of each.
 
     Attributes:
         shared_bytes: of one program.
@@ -39,7 +39,7 @@ class Facts:
     num_threads: int
 
     def programs_per_sm(self, target: Target) -> int:
-        """How many programs run on one multiprocessor of `target` at a time."""
+        """Returns the number of programs that run on one multiprocessor of `target` at a time."""
         by_threads = _THREADS_OF_SM // self.num_threads
         by_shared = (target.shared_bytes + _RESERVED_BYTES) // (self.shared_bytes + _RESERVED_BYTES)
         by_registers = _REGISTERS_OF_SM // (max(1, -(-self.registers // 8) * 8) * self.num_threads)

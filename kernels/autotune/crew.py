@@ -1,4 +1,4 @@
-"""Workers that may crash or hang on their work without harm to anyone else's. Knows nothing of the work.
+"""Runs work in workers that may crash or hang without harm to the others.
 
 Each worker is a fresh process with a pipe of its own and one item at a time, so that it is known which item ended it.
 """
@@ -104,7 +104,7 @@ class _Worker:
             self.connection.send(item)
 
     def result(self, timeout_s: float) -> Any:
-        """What became of the item; None while it is worked on."""
+        """Result of the item; None while it is worked on."""
         try:
             if self.connection.poll():
                 if self._is_up:

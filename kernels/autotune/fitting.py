@@ -50,12 +50,12 @@ _MIN_SHAPES = 2
 
 @dataclass
 class Measured:
-    """What was measured of one shape.
+    """Measurements of one shape.
 
     Attributes:
         shape: The shape.
         us: Microseconds by configuration.
-        programs_per_sm: By configuration.
+        programs_per_sm: Programs on one multiprocessor, by configuration.
         vendors: Microseconds of others, by name.
         is_held_out: Whether it judges the fit instead of being fitted to.
     """
@@ -104,8 +104,8 @@ class Costs:
     """Costs of one key's configurations, fitted.
 
     Args:
-        tuning: Of the op.
-        measured: Of that key, held-out shapes left out.
+        tuning: Tuning interface of the op.
+        measured: Measurements of that key without the held-out shapes.
         target: The device.
     """
 
@@ -198,7 +198,7 @@ class Choice:
     Args:
         costs: Fitted.
         measured: Shapes.
-        tuning: Of the op.
+        tuning: Tuning interface of the op.
         target: The device.
     """
 

@@ -1,4 +1,4 @@
-"""Timing kernels on a GPU: interleaved, from CUDA graphs, over rotating operands. Knows no op.
+"""Times kernels on a GPU: interleaved, from CUDA graphs, over rotating operands.
 
 A graph of many calls hides the host's cost of a launch, for every contestant alike, so what is measured is the device.
 Contestants take turns within each round, so that clocks, heat and neighbours fall on all of them, and every round another
@@ -64,7 +64,7 @@ def _rounds(runs: Mapping[str, _Run], rounds: int) -> dict[str, list[float]]:
 
 
 def sets_beyond_l2(bytes_of_set: int, at_most: int = 64) -> int:
-    """How many sets of operands make every read come from memory: three times L2 at least."""
+    """Returns the number of operand sets that exceeds L2 three times, so that every read comes from memory."""
     l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
     return max(1, min(at_most, -(-3 * l2_bytes // max(1, bytes_of_set))))
 

@@ -1,6 +1,6 @@
-"""What the kernels' tests and tuning share: error bounds by dtype, and grids of shapes with the reason for each.
+"""Error bounds by dtype, and grids of shapes, for the kernels' tests and for tuning.
 
-Knows no test framework and starts no kernel.
+Imports no test framework and starts no kernel.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bringing every binary of a target onto the device before it is needed, from the cache that `precompile` fills. Knows no op.
+"""Loads every binary of a target onto the device before it is needed, from the cache that `precompile` fills.
 
 What was loaded stays; a launch finds it there without asking Triton or the disk.
 """

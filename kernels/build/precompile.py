@@ -42,11 +42,11 @@ class CompileError(Exception):
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a run of `precompile` did.
+    """Result of a run of `precompile`.
 
     Attributes:
         num_variants: Binaries of the target.
-        compiled: Of them, those that were not in the cache, by op.
+        compiled: Number of binaries that were not in the cache, by op.
         cache: The folder that holds them.
     """
 

@@ -1,4 +1,4 @@
-"""What a target's binaries are, in words and numbers, for people and dashboards. Compiles and launches nothing."""
+"""Reports a target's binaries in words and numbers. Compiles and launches nothing."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _describe(variant: Variant, loaded: Loaded | None, source: str) -> Described
 
 
 def tuned(target: Target) -> list[TableEntry]:
-    """What was measured on the very device that `target` names; empty for a device without a table."""
+    """Returns the table entries of the device that `target` names; empty without a table."""
     if not is_tuned(target):
         return []
     table = table_for(target)

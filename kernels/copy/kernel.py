@@ -5,7 +5,7 @@
 With rows, place(i, pitch) = (i div row_r)·pitch + i mod row_r: a side whose rows are padded. Without, place(i) = i.
 Grid: (stretches, blocks of the longest one). A program moves BLOCK words of one stretch. No arithmetic; 2·words·itemsize bytes.
 Stretches are addressed by number, so that one side may lie in host memory that is registered with the driver: the copy then
-runs at the speed of the bus. Knows no tensor shape beyond rows.
+runs at the speed of the bus. Only rows have a shape here.
 """
 
 import triton

@@ -1,4 +1,4 @@
-"""Many stretches of memory in one launch: once (`copy_stretches`), or again and again (`PreparedCopy`). Knows no op."""
+"""Many stretches of memory in one launch: once (`copy_stretches`), or again and again (`PreparedCopy`)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Stretch(NamedTuple):
     """Bytes to copy; a row of the table, in bytes.
 
     Attributes:
-        source: Address of the first byte.
-        destination: Where it goes.
+        source: Address of the first byte read.
+        destination: Address of the first byte written.
         nbytes: To copy, padding not counted.
         row_bytes: Bytes of a row when one side's rows are padded, else 0.
         pitch_from: Bytes from row to row at the source.

@@ -14,7 +14,7 @@ from tilewire.kernels.runtime.targets import Target
 
 
 def trials(_target: Target, device: torch.device) -> Iterator[Callable[[], Trial]]:
-    """See `KernelOp.trials`."""
+    """Yields one call for each binary of a target, which launches and checks it."""
     for word, has_rows in itertools.product(WORDS, (False, True)):
         yield functools.partial(_trial, word, device, has_rows=has_rows)
 

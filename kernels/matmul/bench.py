@@ -32,7 +32,7 @@ def _searched(sets: Sequence[tuple[torch.Tensor, ...]]) -> dict[str, Call]:
 
 
 class MatmulOperands:
-    """See `Operands`."""
+    """Operand sets of one product, for timing."""
 
     def __init__(self, shape: MatmulShape, num_sets: int, generator: torch.Generator) -> None:
         of_a, of_b, of_out = shape.extents
@@ -53,7 +53,7 @@ class MatmulOperands:
             self._epilogue = Epilogue(bias, activation=shape.activation)
 
     def launcher(self, config: Config | None) -> Call:
-        """See `Operands`."""
+        """Returns a call that launches one configuration, or the chosen one."""
         prepared = prepare(*self._sets[0], self._epilogue, self._shape.precision, config)
         assert prepared is not None, "This is a bug."
         sets, bias = self._sets, self._epilogue.bias
@@ -89,7 +89,7 @@ class MatmulOperands:
         } | _searched(sets)
 
     def error(self) -> torch.Tensor | None:
-        """See `Operands`."""
+        """Returns the relative error of the first set's output."""
         if not self._shape.is_plain:
             return None
         a, b, out = self._sets[0]
@@ -101,6 +101,6 @@ class MatmulOperands:
         return error
 
     def poison(self) -> None:
-        """See `Operands`."""
+        """Overwrites the first set's output."""
         out = self._sets[0][2]
         out.fill_(float("nan") if out.dtype.is_floating_point else -7)

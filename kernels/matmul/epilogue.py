@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""What happens to an accumulator after the product: scales, bias, activation, the store. Jit functions only.
+"""Finishes an accumulator after the product: scales, bias, activation, the store. Jit functions only.
 
 Their bodies are Triton's language, so mypy leaves them out, as it does the `kernel.py` files.
 """

@@ -86,7 +86,7 @@ class Override:
     Attributes:
         key: Section of the table.
         sizes: Ranges (first, last) of M, N and K.
-        tile: What products of such sizes run with; its `split_k` counts.
+        tile: Tile of products of such sizes; its `split_k` counts.
     """
 
     key: str
@@ -159,11 +159,11 @@ def stores_boxes(problem: Problem, config: Config) -> bool:
 
 
 def family_of(problem: Problem, config: Config, *, is_plain: bool) -> Family:
-    """What the binary for `problem` depends on beside `config`.
+    """Returns all that the binary for `problem` depends on besides `config`.
 
     Args:
         problem: The product.
-        config: How it is computed.
+        config: Configuration.
         is_plain: Whether nothing follows it.
     """
     majors = (problem.a_major, problem.b_major)

@@ -30,7 +30,7 @@ from tilewire.kernels.runtime.workspace import workspace
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What follows the product. Scales are None, or hold one element or one per row (a) or column (b)."""
+    """Operands of the epilogue. Scales are None, or hold one element or one per row (a) or column (b)."""
 
     bias: torch.Tensor | None = None
     a_scale: torch.Tensor | None = None
@@ -39,7 +39,7 @@ class Epilogue:
 
     @property
     def finish(self) -> Finish:
-        """What of it the choice of a binary depends on."""
+        """Returns the part that the choice of a binary depends on."""
         bias_dtype = "" if self.bias is None else _name(self.bias.dtype)
         return Finish(bias_dtype, _num_scales(self.a_scale), _num_scales(self.b_scale), self.activation)
 

@@ -117,7 +117,7 @@ def described(config: Config) -> str:
 
 
 def amounts_of(problem: Problem, config: Config, occupancy: int, target: Target, *, is_plain: bool) -> Amounts:
-    """How much of each of `MODEL`'s terms a launch has."""
+    """Returns the amount of each of `MODEL`'s terms in a launch."""
     item_bytes, out_bytes = ITEM_BYTES[problem.dtype], ITEM_BYTES[problem.out_dtype]
     rows, columns = cdiv(problem.m, config.block_m), cdiv(problem.n, config.block_n)
     tiles, splits = rows * columns * problem.batch, config.split_k

@@ -22,7 +22,7 @@ _Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def trials(target: Target, device: torch.device) -> Iterator[_Start]:
-    """See `KernelOp.trials`."""
+    """Yields one call for each binary of a target, which launches and checks it."""
     return itertools.chain(_matmul_trials(target, device), _grouped_trials(target, device))
 
 

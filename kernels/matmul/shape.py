@@ -92,7 +92,7 @@ class MatmulShape:
 
     @property
     def problem(self) -> Problem:
-        """What the choice of a kernel depends on, at addresses that divide by 16."""
+        """Returns the problem that the choice of a kernel depends on, at addresses that divide by 16."""
         view = view_of(*self.extents, is_row_scaled=False)
         assert view is not None, "This is a bug."
         dtypes = Dtypes(self.dtype, self.stored_dtype, self.precision)
@@ -104,7 +104,7 @@ class MatmulShape:
         return self.problem.min_bytes
 
     def check(self) -> None:
-        """See `Shape`."""
+        """Checks that the fields agree; raises `ShapeError`."""
         allowed = OUT_DTYPES[self.dtype]
         if self.stored_dtype not in allowed:
             raise ShapeError(f"out_dtype: expected one of {', '.join(allowed)}, got {self.out_dtype!r}")
@@ -116,11 +116,11 @@ class MatmulShape:
             raise ShapeError(f"activation: {self.activation} needs a floating-point output, not int32")
 
     def chosen(self, target: Target) -> Config:
-        """See `Shape`."""
+        """Returns the configuration that dispatch gives this shape."""
         return select(self.problem, target, is_plain=self.is_plain)
 
     def candidates(self, target: Target) -> Iterator[Config]:
-        """See `Shape`."""
+        """Yields every configuration of the catalogue that computes this shape."""
         for config, split_k in itertools.product(_configs_of(target), SPLITS):
             whole = replace(config, split_k=split_k)
             if is_possible(self.problem, whole, target, is_plain=self.is_plain):

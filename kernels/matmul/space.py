@@ -44,7 +44,7 @@ _RESERVED = 1024
 
 
 def space(shape: MatmulShape, target: Target) -> Iterator[Config]:
-    """See `Tuning.space`."""
+    """Returns the configurations worth measuring for a shape."""
     problem = shape.problem
     arithmetic = arithmetic_of(problem)
     found: list[Config] = []
@@ -69,7 +69,7 @@ def space(shape: MatmulShape, target: Target) -> Iterator[Config]:
 
 
 def binaries(shape: MatmulShape, config: Config, target: Target) -> tuple[Variant, ...]:
-    """See `Tuning.binaries`."""
+    """Returns the binaries that a configuration launches for a shape."""
     family = family_of(shape.problem, config, is_plain=shape.is_plain)
     return (build(family, replace(config, split_k=1), target),)
 

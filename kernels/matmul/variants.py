@@ -1,4 +1,4 @@
-"""From a family and a configuration to the binary, and the list of all that can be chosen. Knows no tensor."""
+"""Maps a family and a configuration to the binary, and lists all that can be chosen."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _build_tma(family: Family, config: Config, target: Target) -> Variant:
 
 
 def box_shapes(family: Family, config: Config) -> dict[str, tuple[int, ...]]:
-    """What one load or store of each descriptor moves."""
+    """Returns the block that one load or store of each descriptor moves."""
     m, n, k = config.block_m, config.block_n, config.block_k
     boxes = {
         "a": (m, k) if family.a_major == "k" else (k, m),

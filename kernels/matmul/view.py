@@ -1,4 +1,4 @@
-"""Shapes and strides of a product brought into the kernels' form. Pure: knows no tensor and no kernel."""
+"""Converts shapes and strides of a product to the form that the kernels take."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _fold(view: View) -> View:
 
 
 def problem_of(view: View, dtypes: Dtypes, *, is_in_aligned: bool, is_out_aligned: bool) -> Problem:
-    """What the choice of a kernel depends on.
+    """Returns the problem that the choice of a kernel depends on.
 
     Args:
         view: the product.

@@ -36,4 +36,4 @@ def variant(problem: Problem, config: Config, target: Target) -> Variant:
     constants = {"UNIT": unit_of(problem), "BLOCK_N": config.block_n}
     kernel = normalize_row_kernel if config.block_rows else normalize_loop_kernel
     constants |= {"BLOCK_ROWS": config.block_rows} if config.block_rows else {}
-    return binary(kernel, types, constants, config.num_warps, target)
+    return binary(kernel, types, constants, config.num_warps, target, ("x_ptr", "out_ptr"))

@@ -15,7 +15,7 @@ from tilewire.kernels.runtime.targets import Target
 
 
 def trials(target: Target, device: torch.device) -> Iterator[Callable[[], Trial]]:
-    """See `KernelOp.trials`."""
+    """Yields one call for each binary of a target, which launches and checks it."""
     for family, config in enumerate_configs(target):
         yield functools.partial(_trial, family, config, device)
 

@@ -15,11 +15,11 @@ OUT_KINDS = {"float16": 1, "bfloat16": 2, "float32": 3, "int64": 4}
 
 @dataclass(frozen=True)
 class Kind:
-    """What one kind of reduction is made of.
+    """Parts of one kind of reduction.
 
     Attributes:
         state: State that kernels keep: 0 a sum, 1 an order with an index, 2 a maximum with a sum, 3 an order.
-        number: What is made of the state, as the kernels number it.
+        number: Final function of the state, as the kernels number it.
         flip: -1 where the smallest is best.
         power: 2 for sums of squares.
         has_empty: Whether it is defined for no element.
@@ -96,8 +96,10 @@ class Config:
 
 
 MAX_PARTS = 512
-# Elements that a program takes of a row that it shares, at least.
+# Smallest share of a program, in elements of one row or in blocks of several rows: more leaves multiprocessors idle, less
+# pays for the second pass (H200, `tilewire bench ops`).
 _SHARE = 32768
+_STEPS = 8
 _ROWS = (
     Config(128, 16, 4),
     Config(32, 64, 4),
@@ -126,7 +128,8 @@ def share(problem: Problem, config: Config, target: Target) -> Config:
     blocks = max(1, -(-problem.n // config.block_n))
     programs = max(1, problem.rows // config.block_rows)
     wanted = 16 * target.num_sms // programs
-    steps = max(min(_SHARE // config.block_n, blocks), -(-blocks // max(1, min(wanted, MAX_PARTS))))
+    least = _STEPS if config.block_rows > 1 else _SHARE // config.block_n
+    steps = max(min(least, blocks), -(-blocks // max(1, min(wanted, MAX_PARTS))))
     return Config(config.block_rows, config.block_n, config.num_warps, -(-blocks // steps), steps)
 
 

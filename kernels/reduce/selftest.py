@@ -20,7 +20,7 @@ _KINDS = ("sum", "argmax", "logsumexp", "max")
 
 
 def trials(target: Target, device: torch.device) -> Iterator[Callable[[], Trial]]:
-    """See `KernelOp.trials`."""
+    """Yields one call for each binary of a target, which launches and checks it."""
     for problem, config in enumerate_configs(target):
         yield functools.partial(_trial, problem, config, device)
 

@@ -1,4 +1,4 @@
-"""Loading a CUDA kernel, and launching it with everything but the addresses prepared. Knows no op.
+"""Loads CUDA kernels, and launches them with everything but the addresses prepared.
 
 Triton's loader builds C code when a process starts, and again for each signature; here the driver is called as it is.
 Triton's launcher parses a Python tuple and asks the driver about every pointer at each launch, and encodes every tensor
@@ -153,7 +153,7 @@ class _Block:
         return cell
 
     def address(self, offset: int) -> int:
-        """Where `offset` lies in memory."""
+        """Returns the address of `offset`."""
         return ctypes.addressof(self._memory) + self._base + offset
 
     def pointers(self) -> Any:

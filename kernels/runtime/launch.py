@@ -71,7 +71,7 @@ class Variant:
         return f"{self.kernel.__name__}({signature}; {', '.join(self.divisible)}; {rest})"
 
     def source(self) -> ASTSource:
-        """What Triton compiles for this variant."""
+        """Returns the source that Triton compiles for this variant."""
         names = self.kernel.arg_names
         constants = dict(self.constants)
         types = dict(self.signature) | dict.fromkeys(constants, "constexpr")
@@ -237,7 +237,7 @@ class Kept(Generic[T]):
         self._local = threading.local()
 
     def get(self, key: Any, make: Callable[[], T | None]) -> T | None:
-        """What is kept under `key`, else what `make` gives."""
+        """Returns the value kept under `key`, else that of `make`."""
         kept = self._local.__dict__
         found = kept.get(key)
         if found is None:

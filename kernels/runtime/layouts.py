@@ -1,4 +1,4 @@
-"""Which memory layout an operand should have, and bringing a tensor into it. Knows no kernel.
+"""Which memory layout an operand should have, and bringing a tensor into it.
 
 Whoever places tensors (staging for requests, upload for resident weights) asks here, so that products run in the
 descriptor kernels: rows that start at multiples of 16 bytes, or of a whole line, and for types that the matrix unit only
@@ -24,7 +24,7 @@ _SHORT_ROW_BYTES = 1024
 
 @dataclass(frozen=True)
 class Layout:
-    """How an operand should lie in memory.
+    """Memory layout of an operand.
 
     Attributes:
         is_k_major: for `b` of matmul: stored as (…, N, K), so that K is contiguous; else as its shape says.

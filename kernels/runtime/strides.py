@@ -1,4 +1,4 @@
-"""Merging and broadcasting of dimensions, on shapes and strides alone. Pure: knows no tensor and no kernel."""
+"""Merges and broadcasts dimensions, on shapes and strides alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a GPU offers, as far as choosing a kernel for it goes. Knows no kernel and, but for `current`, no torch.
+"""Describes what a GPU offers for the choice of a kernel. Only `current` imports torch.
 
 Configurations are chosen from a `Target`, never from the device itself, so that the choice can be tested, and kernels
 compiled, on a machine without that device.

@@ -1,4 +1,4 @@
-"""Scratch memory of split-K launches, one set for each stream. Knows no kernel.
+"""Scratch memory of split-K launches, one set for each stream.
 
 Partial sums need no initial value; counters are zero between launches, because the program that finishes a tile puts
 its counter back. Launches on one stream follow one another and share a set; other streams have their own. What was

@@ -30,7 +30,7 @@ class Problem:
         k: Elements of an item.
         best: Items kept of each query.
         dtype: Name of the inputs' dtype.
-        precision: Of float32 products.
+        precision: Precision mode of float32 products.
         is_aligned: Whether rows of queries and items start at multiples of 16 bytes.
         is_plain: Whether similarities are the products themselves: no norms, no bias.
     """

@@ -16,7 +16,7 @@ from tilewire.kernels.topk.selftest import merge_trial
 
 
 def trials(target: Target, device: torch.device) -> Iterator[Callable[[], Trial]]:
-    """See `KernelOp.trials`."""
+    """Yields one call for each binary of a target, which launches and checks it."""
     for dtype in DTYPES:
         yield functools.partial(_norms_trial, dtype, device)
     for problem, config in enumerate_configs(target):

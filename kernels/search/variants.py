@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tilewire.kernels.matmul.configs import resolve_precision
-from tilewire.kernels.runtime.binaries import binary
+from tilewire.kernels.runtime.binaries import OPERANDS, binary
 from tilewire.kernels.runtime.launch import Variant, pointer
 from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.search.configs import DTYPES, ITEM_BYTES, Config, Problem, enumerate_configs
@@ -77,9 +77,9 @@ def product_variant(problem: Problem, config: Config, target: Target) -> Variant
     if config.kernel == "tma":
         types["a_desc"] = f"tensordesc<{item[1:]}[{config.block_m}, {config.block_k}]>"
         types["b_desc"] = f"tensordesc<{item[1:]}[{config.block_n}, {config.block_k}]>"
-        return binary(search_tma_kernel, types, constants, config.num_warps, target, **options)
+        return binary(search_tma_kernel, types, constants, config.num_warps, target, OPERANDS, **options)
     types |= {"a_ptr": item, "b_ptr": item}
-    return binary(search_pointer_kernel, types, constants, config.num_warps, target, **options)
+    return binary(search_pointer_kernel, types, constants, config.num_warps, target, OPERANDS, **options)
 
 
 def rescore_variant(problem: Problem, config: Config, target: Target) -> Variant:

@@ -12,7 +12,7 @@ from tilewire.kernels.softmax.shape import SoftmaxShape
 
 
 class SoftmaxOperands:
-    """See `Operands`."""
+    """Operand sets of one softmax, for timing."""
 
     def __init__(self, shape: SoftmaxShape, num_sets: int, generator: torch.Generator) -> None:
         self._sets = [
@@ -21,25 +21,25 @@ class SoftmaxOperands:
         ]
 
     def launcher(self, config: Config | None) -> Call:
-        """See `Operands`."""
+        """Returns a call that launches one configuration, or the chosen one."""
         prepared, sets = prepare(*self._sets[0], config=config), self._sets
         assert prepared is not None, "This is a bug."
         return lambda index: prepared(*sets[index])
 
     def vendors(self) -> dict[str, Call]:
-        """See `Operands`."""
+        """Returns calls of PyTorch for the same shape, by name."""
         sets = self._sets
         if sets[0][0].dtype != sets[0][1].dtype:
             return {}
         return {"torch": lambda index: torch._softmax(sets[index][0], -1, False, out=sets[index][1])}
 
     def error(self) -> torch.Tensor | None:
-        """See `Operands`."""
+        """Returns the relative error of the first set's output."""
         x, out = self._sets[0]
         expected = torch.softmax(x.double(), -1)
         error: torch.Tensor = (out.double() - expected).norm() / expected.norm()
         return error
 
     def poison(self) -> None:
-        """See `Operands`."""
+        """Overwrites the first set's output."""
         self._sets[0][-1].fill_(torch.nan)

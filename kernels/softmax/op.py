@@ -142,7 +142,7 @@ class PreparedSoftmax:
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """What is launched."""
+        """Variants that are launched."""
         return tuple(launch.variant for launch in self._launches)
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:

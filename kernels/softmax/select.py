@@ -91,7 +91,7 @@ def _possible(problem: Problem, target: Target) -> Iterator[tuple[Config, Tile]]
 
 
 def amounts_of(problem: Problem, config: Config, target: Target) -> Amounts:
-    """How much of each of `MODEL`'s terms a softmax has."""
+    """Returns the amount of each of `MODEL`'s terms in a softmax."""
     read = problem.rows * problem.n * ITEM_BYTES[problem.dtype]
     written = problem.rows * problem.n * ITEM_BYTES[problem.out_dtype]
     is_again = config.kernel in ("loop", "split")

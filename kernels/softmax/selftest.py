@@ -17,7 +17,7 @@ from tilewire.kernels.softmax.op import prepare
 
 
 def trials(target: Target, device: torch.device) -> Iterator[Callable[[], Trial]]:
-    """See `KernelOp.trials`."""
+    """Yields one call for each binary of a target, which launches and checks it."""
     for problem, config in dict.fromkeys(members(target)):
         yield functools.partial(_trial, problem, config, device)
 

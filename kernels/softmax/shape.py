@@ -38,7 +38,7 @@ class SoftmaxShape:
 
     @property
     def problem(self) -> Problem:
-        """What the choice of a kernel depends on, at addresses that divide by 16."""
+        """Returns the problem that the choice of a kernel depends on, at addresses that divide by 16."""
         is_contiguous = self.is_contiguous or self.rows == 1 or self.n == 1
         is_aligned = is_contiguous and self.n % (16 // ITEM_BYTES[self.dtype]) == 0
         return Problem(self.rows, self.n, self.dtype, self.stored_dtype, is_contiguous, is_aligned)
@@ -49,14 +49,14 @@ class SoftmaxShape:
         return self.rows * self.n * (ITEM_BYTES[self.dtype] + ITEM_BYTES[self.stored_dtype])
 
     def check(self) -> None:
-        """See `Shape`."""
+        """Checks that the fields agree; raises `ShapeError`."""
 
     def chosen(self, target: Target) -> Config:
-        """See `Shape`."""
+        """Returns the configuration that dispatch gives this shape."""
         return select(self.problem, target)
 
     def candidates(self, target: Target) -> Iterator[Config]:
-        """See `Shape`."""
+        """Yields every configuration of the catalogue that computes this shape."""
         return possible(self.problem, target)
 
 

@@ -30,7 +30,7 @@ _THREADS_OF_SM = 2048
 
 
 def space(shape: SoftmaxShape, target: Target) -> Iterator[Config]:
-    """See `Tuning.space`."""
+    """Returns the configurations worth measuring for a shape."""
     problem = shape.problem
     if not problem.is_contiguous:
         return
@@ -45,7 +45,7 @@ def space(shape: SoftmaxShape, target: Target) -> Iterator[Config]:
 
 
 def binaries(shape: SoftmaxShape, config: Config, target: Target) -> tuple[Variant, ...]:
-    """See `Tuning.binaries`."""
+    """Returns the binaries that a configuration launches for a shape."""
     problem = replace(shape.problem, rows=1, n=1)
     return tuple(build(kernel, problem, config, target) for kernel in KERNELS[config.kernel])
 

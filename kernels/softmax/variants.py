@@ -1,4 +1,4 @@
-"""From a problem and a configuration to the binaries that compute it. Knows no tensor and launches nothing."""
+"""Maps a problem and a configuration to the binaries that compute it. Launches nothing."""
 
 from __future__ import annotations
 

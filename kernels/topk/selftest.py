@@ -17,7 +17,7 @@ from tilewire.kernels.topk.variants import merge_variant
 
 
 def trials(target: Target, device: torch.device) -> Iterator[Callable[[], Trial]]:
-    """See `KernelOp.trials`."""
+    """Yields one call for each binary of a target, which launches and checks it."""
     for width, config in enumerate_configs(target):
         for dtype in DTYPES:
             for is_aligned in (True, False):

@@ -38,7 +38,7 @@ Totals = dict[tuple[str, ...], float]
 
 @dataclass
 class Outcome:
-    """What came of one case's requests.
+    """Results of one case's requests.
 
     Attributes:
         case: The case.
@@ -46,7 +46,7 @@ class Outcome:
         stages_ms: Per answered request, as `Server-Timing` told it.
         batch_sizes: Per answered request.
         worst_error: Largest error over the allowed one.
-        failures: What went wrong, one text each.
+        failures: Descriptions of failures.
     """
 
     case: Case
@@ -61,9 +61,9 @@ def run(base_url: str, *, transport: httpx.BaseTransport | None = None, console:
     """Puts a running server through every format, op and a choice of dtypes, and prints what came of it.
 
     Args:
-        base_url: Of the server.
+        base_url: URL of the server.
         transport: Replaces the network, as in httpx.
-        console: Where the report goes; the terminal by default.
+        console: Receiver of the report; the terminal by default.
 
     Returns:
         The exit status: 0 if every answer was right, 1 if not.

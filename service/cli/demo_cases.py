@@ -1,4 +1,4 @@
-"""What the demonstration asks: bodies in each format, and what NumPy says the answer is. Knows no server and no timing.
+"""Defines the demonstration's requests: bodies in each format, and NumPy's answers.
 
 References are computed in float64 from the inputs as they are after rounding to their dtype, so that a tolerance covers the
 server's arithmetic alone.
@@ -43,11 +43,11 @@ class Case:
     """One request, to be sent any number of times.
 
     Attributes:
-        format: Of body and answer.
+        format: Format of body and answer.
         op: Name of the op.
-        dtype: Of the inputs.
+        dtype: Dtype of the inputs.
         inputs: Arrays in the body, by input name.
-        out_dtype: Of the result.
+        out_dtype: Dtype of the result.
         expected: The result in float64.
         query: Options and resident inputs.
     """
@@ -70,7 +70,7 @@ class Case:
         return _WRITERS[self.format](self.inputs, self.dtype)
 
     def error_of(self, body: bytes) -> float:
-        """How wrong an answer is.
+        """Returns the error of an answer.
 
         Returns:
             The largest error over what the dtype allows: up to 1 is right, infinity is another shape, dtype or a NaN.

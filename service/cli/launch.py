@@ -1,4 +1,4 @@
-"""Starts a server for as long as a block runs, the way a person would. Owns one child process; knows no request."""
+"""Starts a server for as long as a block runs, the way a person would. Owns one child process."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ def explain(op: str, sizes: str, dtype: str, precision: str, device: str) -> int
     Args:
         op: `matmul` or `softmax`.
         sizes: `MxNxK`, or `ROWSxN`.
-        dtype: Of the inputs.
-        precision: Of a product.
+        dtype: Dtype of the inputs.
+        precision: Precision mode of a product.
         device: Name of a known device; empty for this machine's.
     """
     if device and device not in KNOWN:

@@ -1,4 +1,4 @@
-"""How many cores this process may use: what it is pinned to, and what its container's quota is worth. Knows no setting."""
+"""Counts the cores that this process may use, from its affinity and its container's quota."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def num_cores(cgroup: Path = CGROUP) -> int:
     """Cores that can all be busy at once, at least 1.
 
     Args:
-        cgroup: Where the container's limits are mounted, of version 2 or 1.
+        cgroup: Mount point of the container's limits, of version 2 or 1.
     """
     cores = len(os.sched_getaffinity(0))
     quota = _quota(cgroup)

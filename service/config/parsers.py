@@ -1,4 +1,4 @@
-"""The settings that are words of a small language of their own: how each is read. Knows no other setting."""
+"""Parses the settings that have a syntax of their own."""
 
 from __future__ import annotations
 

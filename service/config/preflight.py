@@ -1,4 +1,4 @@
-"""What can be found wrong with the settings' files before a process is started. Knows no process and no request."""
+"""Checks the files that settings name, before any process is started."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What one process is told at its start: the slices of `Settings` that cross to the gateways and engines.
+"""Defines the slices of `Settings` that gateways and engines receive at their start.
 
-Owns their fields only. Knows neither flags nor the environment, nor the library that reads them: a gateway starts without it.
+Owns their fields only; a gateway starts without the library that reads flags and the environment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class LogSettings(msgspec.Struct, frozen=True):
-    """How a process logs."""
+    """Log settings of a process."""
 
     level: LogLevel = "info"
     format: LogFormat = "console"
@@ -33,7 +33,7 @@ class TlsSettings(msgspec.Struct, frozen=True):
 
 
 class TracingSettings(msgspec.Struct, frozen=True):
-    """Where spans go, and how many requests make some.
+    """Destination of spans, and the fraction of requests that are traced.
 
     Attributes:
         endpoint: The whole address, with `/v1/traces`.
@@ -48,8 +48,8 @@ class Inherited(msgspec.Struct, frozen=True):
     """Descriptors that a gateway gets from the supervisor; -1 for those that are not needed.
 
     Attributes:
-        listener: Of `--port`.
-        metrics_listener: Of `--metrics-port`.
+        listener: Listening socket of `--port`.
+        metrics_listener: Listening socket of `--metrics-port`.
         usage: The page on which gateways count what API keys use.
     """
 
@@ -102,7 +102,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         return self.inherited.fds
 
     def moved(self, to: Mapping[int, int]) -> GatewaySettings:
-        """See `child.Settings`."""
+        """Returns the same settings with this process's numbers of their descriptors."""
         return msgspec.structs.replace(self, inherited=self.inherited.moved(to))
 
 
@@ -122,6 +122,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_delay_us: float
     busy_poll_s: float
     tensors_dir: str | None
+    programs_dir: str | None
     warmup: str
     forbid_serving_compiles: bool
     batch_invariant: bool
@@ -138,7 +139,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(fd for fd in (self.listen_fd, self.vault_fd, *self.kept.fds) if fd >= 0)
 
     def moved(self, to: Mapping[int, int]) -> EngineSettings:
-        """See `child.Settings`."""
+        """Returns the same settings with this process's numbers of their descriptors."""
         return msgspec.structs.replace(
             self,
             listen_fd=to[self.listen_fd],

@@ -1,6 +1,6 @@
-"""Every setting, its default and its limits; the only reader of the environment.
+"""Defines every setting, its default and its limits; the only reader of the environment.
 
-Owns `Settings`, what a person sets; each process gets a slice of it (`process_settings.py`). Knows no process and no socket.
+Owns `Settings`, what a person sets; each process gets a slice of it (`process.py`).
 `docs/configuration.md` and `tilewire serve --help` are written from `Settings`.
 """
 
@@ -118,6 +118,9 @@ class Settings(BaseSettings):
     )
     tensors_dir: Path | None = Field(
         None, description="Folder of safetensors files that become resident before ready, as file-stem/tensor-name."
+    )
+    programs_dir: Path | None = Field(
+        None, description="Folder of *.json files, each a program that is kept before ready under the file's stem."
     )
     allow_shared_memory: bool = Field(
         default=False,
@@ -242,7 +245,7 @@ class Settings(BaseSettings):
 
     @property
     def limits(self) -> Limits:
-        """What one request may ask for."""
+        """Bounds on one request."""
         return Limits(max_rank=self.max_rank, max_elements=self.max_elements, max_result_bytes=self.max_result_bytes)
 
     @property
@@ -255,7 +258,7 @@ class Settings(BaseSettings):
 
     @property
     def tracing(self) -> TracingSettings | None:
-        """Where spans go, or None."""
+        """Tracing settings, or None."""
         base = self.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
         return TracingSettings(base.rstrip("/") + "/v1/traces", self.trace_ratio) if base else None
 
@@ -283,6 +286,7 @@ class Settings(BaseSettings):
             restarts=restarts,
             kept=kept,
             tensors_dir=None if self.tensors_dir is None else str(self.tensors_dir),
+            programs_dir=None if self.programs_dir is None else str(self.programs_dir),
             shared_memory_prefix=self.shared_memory_prefix or "",
         )
 
@@ -293,7 +297,7 @@ class Settings(BaseSettings):
 
     @property
     def log(self) -> LogSettings:
-        """How to log."""
+        """Log settings."""
         return LogSettings(level=self.log_level, format=self.log_format)
 
 

@@ -1,4 +1,4 @@
-"""Defines and counts the engine's metrics of launches and stages. Knows no HTTP."""
+"""Defines and counts the engine's metrics of launches and stages."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class EngineMetrics:
     """The engine's share of `/metrics`.
 
     Args:
-        sink: Where figures go; may be called by any thread.
-        identity: Of the backend.
-        version: Of Tilewire.
+        sink: Receiver of figures; may be called by any thread.
+        identity: Identity of the backend.
+        version: Version of Tilewire.
         restarts: Number of engines that died before this one.
     """
 
@@ -44,7 +44,7 @@ class EngineMetrics:
         )
         self._bandwidth = metrics.histogram(
             "tilewire_kernel_bandwidth_bytes_per_second",
-            "Achieved bytes per second of each softmax and add launch.",
+            "Achieved bytes per second of each launch of the other ops.",
             ("op",),
             BANDWIDTH_BUCKETS,
         )
@@ -127,8 +127,8 @@ class EngineMetrics:
 
         Args:
             batch: Templates of its jobs, all of one op.
-            dtype: Of their inputs.
-            timings: Where the launch's time went.
+            dtype: Dtype of their inputs.
+            timings: Stage times of the launch.
         """
         op, kernel_ns = batch[0].op, timings.kernel_ns
         self._statistics.count(op, len(batch), timings)

@@ -67,11 +67,11 @@ class ThreadSafeSink:
 
     @property
     def is_congested(self) -> bool:
-        """See `Sink`."""
+        """Whether figures should wait for those sent before."""
         return self._control.is_congested
 
     def send(self, figures: Figures) -> None:
-        """See `Sink`."""
+        """Sends figures."""
         self._loop.call_soon_threadsafe(self._control.send, figures)
 
 
@@ -153,6 +153,13 @@ def fill(holdings: Holdings, settings: EngineSettings, logger: structlog.stdlib.
         report("residents", len(residents), 0)
         with leaving_out():
             residents.load_file(path)
+    programs: list[Path] = []
+    if settings.programs_dir is not None:
+        with leaving_out():
+            programs = files_of(Path(settings.programs_dir), "programs_dir", ".json")
+    for path in programs:
+        with leaving_out():
+            residents.load_program(path)
     for kept in settings.kept.tensors:
         report("residents", len(residents), 0)
         residents.restore(kept)

@@ -90,7 +90,7 @@ def make_gateway(
 
 
 def make_authenticator(settings: GatewaySettings) -> Authenticator:
-    """Who checks keys, and counts what they use on the page that all gateways share.
+    """Makes the authenticator, which counts usage on the page that all gateways share.
 
     Raises:
         KeysError: The file cannot be used.
@@ -107,7 +107,7 @@ def make_authenticator(settings: GatewaySettings) -> Authenticator:
 
 
 def open_recorder(tracing: TracingSettings, index: int) -> Recorder | None:
-    """What takes spans; None when the packages for it are missing, which the supervisor has said."""
+    """Returns the recorder of spans; None when its packages are missing, which the supervisor has reported."""
     try:
         # Imported here and not above: the packages are an extra, and cost every gateway's start.
         from tilewire.service.gateway.telemetry.otlp import OtlpRecorder  # noqa: PLC0415
@@ -186,7 +186,7 @@ async def drain_when_told(
 
 
 async def say_ready(attached: asyncio.Event, servers: Iterable[GatewayServer], control: child.Control) -> None:
-    """Tells the supervisor that this gateway computes, once it listens and every engine has its arena."""
+    """Sends `Ready` to the supervisor, once this gateway listens and every engine has its arena."""
     await attached.wait()
     for server in servers:
         await server.is_listening.wait()

@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Never
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Match, Route
@@ -104,12 +105,24 @@ def create_metrics_app(gateway: Gateway) -> FastAPI:
 def _add(app: FastAPI, gateway: Gateway, routers: Sequence[APIRouter]) -> None:
     routes: list[BaseRoute] = [*app.routes]
     for router in routers:
+        router.routes += _head_routes(router)
         app.include_router(router)
         routes += router.routes
     raise_ours = _raise_ours_for(routes)
     app.add_exception_handler(HTTPException, raise_ours)
     app.add_exception_handler(RequestValidationError, raise_ours)
     app.add_middleware(ContextMiddleware, gateway=gateway)
+
+
+def _head_routes(router: APIRouter) -> list[BaseRoute]:
+    """Makes a HEAD route of each GET route of a router that has none of its own; the server leaves out the bodies."""
+    routes = [(route, route.methods or set()) for route in router.routes if isinstance(route, APIRoute)]
+    described = {route.path for route, methods in routes if "HEAD" in methods}
+    return [
+        APIRoute(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False, response_class=Response)
+        for route, methods in routes
+        if "GET" in methods and route.path not in described
+    ]
 
 
 def _raise_ours_for(routes: Sequence[BaseRoute]) -> Callable[[Request, Exception], Awaitable[Never]]:

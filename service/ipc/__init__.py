@@ -1,1 +1,1 @@
-"""What crosses process borders: messages, their link, shared memory."""
+"""Messages between processes, their link, shared memory."""

@@ -1,7 +1,7 @@
 """Shared memory between a gateway and its engines: segments, slots and leases.
 
 A `Segment` is a sealed memfd that two processes map. An `Arena` hands out slots of one segment; only the gateway that made
-the segment allocates from it, so nothing here takes a lock. Knows no tensors and no sockets.
+the segment allocates from it, so nothing here takes a lock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Segment:
 
     Attributes:
         fd: The descriptor to hand to another process.
-        nbytes: Its size.
+        nbytes: Size of the segment.
         view: All of it, writable.
     """
 
@@ -54,7 +54,7 @@ class Segment:
 
         Args:
             name: For `/proc/<pid>/maps` only.
-            nbytes: Its size; pages are taken when first touched.
+            nbytes: Size of the segment; pages are taken when first touched.
         """
         return cls(make_sealed(name, nbytes), nbytes)
 
@@ -166,7 +166,7 @@ class Arena:
         self.on_freed: Callable[[], None] | None = None
 
     def __str__(self) -> str:
-        """What is free, for error texts."""
+        """Free memory, for error texts."""
         longest = max(self._sizes, default=0)
         return (
             f"{self.free_bytes} of the {self.capacity} bytes of this gateway's arena are free, {longest} in one piece"

@@ -1,4 +1,4 @@
-"""One end of the Unix socket between a gateway and an engine. Owns framing and coalescing; knows no message's meaning.
+"""One end of the Unix socket between a gateway and an engine. Owns framing and coalescing.
 
 Runs in an asyncio event loop. All messages that are sent in one turn of the loop leave in one write.
 """

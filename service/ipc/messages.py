@@ -1,7 +1,7 @@
-"""What crosses the Unix socket between a gateway and an engine: the dictionary of messages, and their frames.
+"""Defines the messages that cross the Unix socket between a gateway and an engine, and their frames.
 
 A frame is a 4-byte little-endian length and a MessagePack list of messages, so that many small messages share one write.
-Tensors never cross: only where they lie. Knows no sockets and no device.
+Tensors never cross: only where they lie.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class OutputSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TensorInfo(msgspec.Struct, frozen=True):
-    """What is known of a resident tensor.
+    """Description of a resident tensor.
 
     Attributes:
-        name: Its name, without the `@`.
+        name: Name without the `@`.
         type: Dtype and shape.
         created: Unix time in seconds of its upload.
         last_used: Unix time in seconds of the last request that read it, or None.
@@ -92,11 +92,11 @@ class RegionInfo(msgspec.Struct, frozen=True):
 
     Attributes:
         name: As requests call it.
-        key: Of the shared-memory object, as the client gave it.
-        offset: Where the region begins in the object.
-        byte_size: Its length.
+        key: Name of the shared-memory object, as the client gave it.
+        offset: Offset of the region in the object.
+        byte_size: Length of the region.
         stamp: Given by the first engine, larger for each later registration or unregistration.
-        inode: Of the object: every engine must have opened the same one.
+        inode: Inode of the object; every engine must have opened the same one.
     """
 
     name: str
@@ -108,7 +108,7 @@ class RegionInfo(msgspec.Struct, frozen=True):
 
 
 class Timings(msgspec.Struct, frozen=True, array_like=True):
-    """Where a job's time went in the engine, in nanoseconds, and when it came there, on the machine's monotonic clock."""
+    """Stage times of a job in nanoseconds, and its arrival on the machine's monotonic clock."""
 
     queue_ns: int = 0
     h2d_ns: int = 0
@@ -202,7 +202,7 @@ class GetTensor(msgspec.Struct, frozen=True, array_like=True, tag="get"):
 
 
 class DescribeTensor(msgspec.Struct, frozen=True, array_like=True, tag="describe"):
-    """What is `name`?"""
+    """Requests the description of `name`."""
 
     id: int
     name: str
@@ -213,8 +213,8 @@ class DeleteTensor(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
     """Forget `name`; requests under way finish with it. For the home engine; the others follow it through the vault.
 
     Attributes:
-        id: Of this request.
-        name: Of the tensor.
+        id: Number of this request.
+        name: Name of the tensor.
         version: Delete it only while it has this version; 0 for any.
     """
 
@@ -228,9 +228,9 @@ class AwaitTensor(msgspec.Struct, frozen=True, array_like=True, tag="await"):
     """Answer when the home engine's changes up to `version` are in force here.
 
     Attributes:
-        id: Of this request.
-        name: Of the tensor that the change is about; the answer is its failure when it could not be taken over.
-        version: Of the change.
+        id: Number of this request.
+        name: Name of the changed tensor; the answer is its failure when it could not be taken over.
+        version: Version of the change.
     """
 
     id: int
@@ -250,8 +250,8 @@ class RegisterRegion(msgspec.Struct, frozen=True, array_like=True, tag="register
     """Make a client's shared memory usable under a name.
 
     Attributes:
-        id: Of this request.
-        region: What to register; its stamp is 0 when the engine shall give one.
+        id: Number of this request.
+        region: Region to register; its stamp is 0 when the engine shall give one.
     """
 
     id: int
@@ -263,8 +263,8 @@ class UnregisterRegion(msgspec.Struct, frozen=True, array_like=True, tag="unregi
     """Forget a region, or all; jobs under way finish with it. Unknown names are no error.
 
     Attributes:
-        id: Of this request.
-        name: Of the region; None for all.
+        id: Number of this request.
+        name: Name of the region; None for all.
         stamp: Only registrations up to this one; 0 for whatever there is now.
     """
 
@@ -275,7 +275,7 @@ class UnregisterRegion(msgspec.Struct, frozen=True, array_like=True, tag="unregi
 
 
 class DescribeKernels(msgspec.Struct, frozen=True, array_like=True, tag="kernels"):
-    """What computes on the engine's device?"""
+    """Requests the description of the engine's kernels."""
 
     id: int
     request_id: str = ""
@@ -325,9 +325,9 @@ class Warming(msgspec.Struct, frozen=True, array_like=True, tag="warming"):
     """The engine is not ready yet; this is how far it is.
 
     Attributes:
-        device: Of the engine.
+        device: Device of the engine.
         stage: `residents`, `compile`, `load`, `tune`, `run` or `check`.
-        done: Of `total` steps of the stage.
+        done: Steps of the stage that are done, of `total`.
         total: Steps; 0 when nobody knows.
     """
 

@@ -56,7 +56,7 @@ class Add(Op[AddOptions]):
     warmup = WarmupCase({"alpha": 2}, {"a": [[1, 2]], "b": [[10, 20]]}, [[[21, 42]]])
 
     def infer(self, types: Types, options: AddOptions) -> tuple[tuple[TensorType, ...], int]:
-        """See `Op.infer`."""
+        """Infers the types of the results and the number of operations."""
         dtype = check_same_dtype(types)
         is_float = DTYPES[dtype].is_float
         if not is_float and not isinstance(options.alpha, int):

@@ -82,7 +82,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class JoinStrategy(enum.Enum):
-    """How the operands of several requests become those of one launch.
+    """Strategy that joins the operands of several requests for one launch.
 
     Attributes:
         ROWS: Concatenate rows: all dimensions but the last are flattened.
@@ -97,10 +97,10 @@ class JoinStrategy(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Batching(Generic[OptionsT]):
-    """How a request may share a launch. Requests of equal strategy, key and residents do.
+    """Condition for sharing a launch: equal strategy, key and residents.
 
     Attributes:
-        strategy: How operands are joined.
+        strategy: Way to join operands.
         key: Everything else that must be equal: options, dtypes, widths.
         options: Options of the joint launch.
     """
@@ -112,7 +112,7 @@ class Batching(Generic[OptionsT]):
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
-    """How a large request is cut along rows, so that transfers overlap with computing.
+    """Division of a large request along rows, so that transfers overlap with computing.
 
     Attributes:
         inputs: Names of the inputs of which a chunk needs only its own rows. The others are transferred whole, first.

@@ -69,7 +69,7 @@ class Pointwise(Op[PointwiseOptions]):
     )
 
     def infer(self, types: Types, options: PointwiseOptions) -> tuple[tuple[TensorType, ...], int]:
-        """See `Op.infer`."""
+        """Infers the types of the results and the number of operations."""
         check_required(self, options, "fn")
         x, y = types["x"], types.get("y")
         if (y is not None) != (options.fn in BINARY):

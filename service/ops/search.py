@@ -57,7 +57,7 @@ class Search(Op[SearchOptions]):
     )
 
     def infer(self, types: Types, options: SearchOptions) -> tuple[tuple[TensorType, ...], int]:
-        """See `Op.infer`."""
+        """Infers the types of the results and the number of operations."""
         dtype = check_same_dtype(types)
         a, b, bias = types["a"], types["b"], types.get("bias")
         if len(a.shape) < 2:

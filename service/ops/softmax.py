@@ -43,7 +43,7 @@ class Softmax(Op[SoftmaxOptions]):
     warmup = WarmupCase({}, {"x": [[0, 0], [5, 5]]}, [[[0.5, 0.5], [0.5, 0.5]]])
 
     def infer(self, types: Types, options: SoftmaxOptions) -> tuple[tuple[TensorType, ...], int]:
-        """See `Op.infer`."""
+        """Infers the types of the results and the number of operations."""
         x = types["x"]
         check_axis(self.name, x, options.axis)
         out = TensorType(check_out_dtype(options.out_dtype, x.dtype, FLOATS16_32), x.shape)

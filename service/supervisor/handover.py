@@ -1,6 +1,6 @@
-"""What outlives an engine, as its successor gets it: resident tensors and clients' regions, each with a descriptor.
+"""Describes what a new engine takes over: resident tensors and clients' regions, each with a descriptor.
 
-Part of `EngineSettings`. Knows no process and no socket; the vault fills it.
+Part of `EngineSettings`; the vault fills it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ class Kept(msgspec.Struct, frozen=True):
     """A resident tensor that outlived its engine, or the memory that it was deleted.
 
     Attributes:
-        name: Of the tensor.
-        info: What it is; None when it was deleted.
+        name: Name of the tensor.
+        info: Description; None when it was deleted.
         fd: Descriptor of its host copy, inherited by the engine; -1 when deleted.
-        version: Of the change.
+        version: Version of the change.
     """
 
     name: str
@@ -32,7 +32,7 @@ class KeptRegion(msgspec.Struct, frozen=True):
     """A registered region that outlived its engine.
 
     Attributes:
-        region: What was registered.
+        region: Registered range.
         fd: Descriptor of the shared-memory object, inherited by the engine: the name may be gone by now.
     """
 
@@ -46,7 +46,7 @@ class Keepsakes(msgspec.Struct, frozen=True):
     Attributes:
         tensors: Last change of each tensor.
         regions: Regions that are registered.
-        version: Of the last change that `tensors` contains.
+        version: Version of the last change that `tensors` contains.
     """
 
     tensors: list[Kept] = []

@@ -1,7 +1,7 @@
 """The parent of all processes: binds the port, starts engines and gateways, restarts what dies, drains in order.
 
-Owns the listening sockets, the vault of resident tensors and the sums of all metrics. Knows neither HTTP messages nor a device;
-imports no torch. One asyncio loop. Its life as named phases:
+Owns the listening sockets, the vault of resident tensors and the sums of all metrics. Runs one asyncio loop, without torch.
+Its life as named phases:
 
     bind → start engines → start gateways → announce → watch → drain gateways → drain engines → exit
 """
@@ -127,7 +127,7 @@ class Supervisor:
             )
 
     def _open_for_gateways(self, listeners: list[socket.socket], stack: contextlib.ExitStack) -> list[Inherited]:
-        """What each gateway inherits: the door that all share or its own, the page on which all count what API keys use."""
+        """Opens what each gateway inherits: a listening socket, and the page on which all count API keys' usage."""
         settings = self._settings
         metrics_fd = usage_fd = -1
         if settings.metrics_port is not None:
@@ -206,7 +206,7 @@ class Supervisor:
 
 
 async def _until_ready(host: str, port: int) -> None:
-    """Asks as a client would, until the answer is 200."""
+    """Polls as a client would, until the answer is 200."""
     target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  (read, not bound)
     while True:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):

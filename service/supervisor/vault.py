@@ -175,7 +175,7 @@ class VaultReader:
     Attributes:
         kept: Last change of each tensor.
         kept_regions: Regions that are registered.
-        version: Of the last change of a tensor.
+        version: Version of the last change of a tensor.
         feeds: Ends of the engines that follow.
     """
 
@@ -189,7 +189,7 @@ class VaultReader:
 
     @contextlib.contextmanager
     def handover(self) -> Iterator[Keepsakes]:
-        """What the next engine takes over; none of its descriptors is closed until the block ends."""
+        """Yields what the next engine takes over; none of its descriptors is closed until the block ends."""
         self._num_handovers += 1
         try:
             yield Keepsakes(list(self.kept.values()), list(self.kept_regions.values()), self.version)

@@ -30,7 +30,7 @@ class MetricSpec(msgspec.Struct, frozen=True, array_like=True):
         labels: Names of the labels.
         kind: Counters and histograms are added up over all processes, also dead ones; gauges over live ones.
         bounds: Upper bounds of a histogram's buckets, without infinity.
-        merge: How gauges of several processes become one; `max_ever` includes dead processes.
+        merge: Rule that merges gauges of several processes; `max_ever` includes dead processes.
         is_shown: Whether `/metrics` has it.
     """
 
@@ -64,7 +64,7 @@ class Exemplar(msgspec.Struct, frozen=True, array_like=True):
         name: Name of the histogram.
         labels: Label values of its series.
         bucket: Index of the bucket.
-        value: What was observed.
+        value: Observed value.
         unix_s: Time of the observation.
         shown: Labels that lead to its cause.
     """
@@ -86,7 +86,7 @@ class Figures(msgspec.Struct, frozen=True, tag="figures"):
 
 
 class Sink(Protocol):
-    """Where figures go."""
+    """Interface that takes figures."""
 
     @property
     def is_congested(self) -> bool:
@@ -141,7 +141,7 @@ class Histogram:
 
         Args:
             labels: Label values of the series.
-            value: What was observed; a value on a bound belongs to that bound's bucket.
+            value: Observed value; one on a bound belongs to that bound's bucket.
             times: Number of equal observations.
             shown: Labels of an exemplar; None for no exemplar.
         """
@@ -190,7 +190,7 @@ class MetricSet:
     """Metrics of one thread of a process.
 
     Args:
-        sink: Where their changes go.
+        sink: Receiver of changes.
     """
 
     def __init__(self, sink: Sink) -> None:

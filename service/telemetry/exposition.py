@@ -1,6 +1,6 @@
 """Adds up the metrics of all processes and writes them as Prometheus or OpenMetrics text. Runs in the supervisor.
 
-Counters and histograms of a process that died stay in the sums; its gauges go. Knows no single metric.
+Counters and histograms of a process that died stay in the sums; its gauges go.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Totals(Collector):
 
         Args:
             source: Name of the process; its successor has the same.
-            figures: Its changes.
+            figures: Changes of a process.
         """
         for spec in figures.specs:
             self._specs[spec.name] = spec

@@ -1,7 +1,4 @@
-"""How every process logs: structlog events to standard error, and the libraries' records through the same formatter.
-
-Owns the configuration only. Knows no event.
-"""
+"""Configures the log of every process: structlog events, and libraries' records through the same formatter."""
 
 from __future__ import annotations
 

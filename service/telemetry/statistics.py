@@ -1,7 +1,7 @@
 """Counts what the protocol's statistics report, over every gateway and every engine, live or dead.
 
 Gateways count requests and their times in the engine; engines count launches. The sums live where those of `/metrics` live,
-but `/metrics` does not show them: by batch size they are too many series for a scrape. Knows no HTTP and no device.
+but `/metrics` does not show them: by batch size they are too many series for a scrape.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LAST = "statistics_last_ms"
 
 
 class Duration(msgspec.Struct):
-    """How often something happened and how long it took in all."""
+    """Count and total duration of an event."""
 
     count: int = 0
     ns: int = 0
@@ -53,13 +53,13 @@ class ModelStats(msgspec.Struct):
     """All that is counted for one op.
 
     Attributes:
-        name: Of the op.
-        version: Of the model.
+        name: Name of the op.
+        version: Version of the model.
         last_inference: When a request was last computed, in milliseconds of Unix time; 0 for never.
         inference_count: Requests computed.
         execution_count: Launches; the quotient is the mean batch.
-        inference_stats: By outcome and part.
-        batch_stats: By number of requests in a launch, ascending.
+        inference_stats: Counts and times by outcome and part.
+        batch_stats: Counts and times by number of requests in a launch, ascending.
     """
 
     name: str
@@ -87,7 +87,7 @@ class RequestStatistics:
     """A gateway's share. One thread.
 
     Args:
-        metrics: Where its counters are defined.
+        metrics: Set that its counters are defined in.
     """
 
     def __init__(self, metrics: MetricSet) -> None:
@@ -101,9 +101,9 @@ class RequestStatistics:
         """Counts one request.
 
         Args:
-            op: That it asked for.
+            op: Name of the op.
             seconds: From its headers to the last byte of its answer.
-            timings: Of the engine; None for a request that failed.
+            timings: Stage times of the engine; None for a request that failed.
         """
         if timings is None:
             self._requests.inc((op, "fail"))
@@ -130,7 +130,7 @@ class LaunchStatistics:
     """An engine's share. One thread.
 
     Args:
-        metrics: Where its counters are defined.
+        metrics: Set that its counters are defined in.
     """
 
     def __init__(self, metrics: MetricSet) -> None:

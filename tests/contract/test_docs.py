@@ -23,6 +23,7 @@ from tilewire.service.cli.serve import flag_name, variable_name
 from tilewire.service.config.settings import Settings
 from tilewire.service.errors import BY_CODE
 from tilewire.service.gateway.api.v2.header import read_header
+from tilewire.service.ops.program.definition import parse_program
 from tilewire.service.ops.registry import OPS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -198,6 +199,20 @@ def test_the_infer_request_of_the_api_is_one() -> None:
     (example,) = re.findall(r"^```json\n(.*?)^```", section(API, "Open Inference Protocol"), re.MULTILINE | re.DOTALL)
     header = read_header(OPS["matmul"], example.encode())
     assert [one.input.name for one in header.pending] == ["a", "b"]
+
+
+def test_the_program_of_the_api_is_one() -> None:
+    (example,) = re.findall(r"^```json\n(.*?)^```", section(API, "Programs"), re.MULTILINE | re.DOTALL)
+    program = parse_program(example, OPS)
+    assert program.outputs == ("values", "indices")
+    assert program.residents == ("mlp/w1", "mlp/b1", "mlp/w2")
+
+
+def test_options_of_the_api_are_those_of_the_ops() -> None:
+    table = section(API, "Ops").partition("\n\n| option |")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| .*? \| (.*?) \| .*\|$", table, re.MULTILINE))
+    documented = {name: set(re.findall(r"`(\w+)`", options)) for name, options in rows.items()}
+    assert documented == {name: set(op.options.__struct_fields__) for name, op in OPS.items()}
 
 
 def test_curl_of_the_readme_gives_the_answer_shown(server_url: str) -> None:

@@ -150,11 +150,11 @@ def test_errors_under_v2_have_the_protocols_form(client: httpx.Client) -> None:
         ("GET", "/v1/matmul", {"POST"}),
         ("PUT", "/v1/softmax", {"POST"}),
         ("DELETE", "/v1/add", {"POST"}),
-        ("POST", "/v1/tensors", {"GET"}),
-        ("DELETE", "/v1/tensors", {"GET"}),
+        ("POST", "/v1/tensors", {"GET", "HEAD"}),
+        ("DELETE", "/v1/tensors", {"GET", "HEAD"}),
         ("POST", "/v1/tensors/x", {"GET", "HEAD", "PUT", "DELETE"}),
         ("PATCH", "/v1/tensors/x/y", {"GET", "HEAD", "PUT", "DELETE"}),
-        ("POST", "/metrics", {"GET"}),
+        ("POST", "/metrics", {"GET", "HEAD"}),
         ("DELETE", "/readyz", {"GET", "HEAD"}),
     ],
 )
@@ -164,6 +164,91 @@ def test_other_methods_are_405_and_say_which_are_allowed(
     response = client.request(method, path)
     check_problem(response, 405, "method")
     assert set(response.headers["allow"].split(", ")) == allowed
+
+
+def paths_to_get(client: httpx.Client) -> list[str]:
+    """Every path that the OpenAPI document offers a GET of, filled in, and those that it leaves out."""
+    document = client.get("/openapi.json").json()
+    names = {"tensors": "head/x", "programs": "head", "models": "add", "kernels": "add"}
+    paths = ["/v2/", "/", "/docs", "/openapi.json"]
+    for path, calls in document["paths"].items():
+        if "get" in calls:
+            kind = path.split("/")[2] if path.count("/") > 1 else ""
+            filled = path.replace("{version}", "1")
+            paths.append(re.sub(r"\{[^}]*\}", names.get(kind, "none"), filled))
+    return paths
+
+
+def test_head_is_get_without_a_body(client: httpx.Client) -> None:
+    client.put("/v1/tensors/head/x", content=to_npy(A)).raise_for_status()
+    program = {
+        "inputs": {"x": {"dtype": "float32", "shape": [-1, 8]}},
+        "steps": [{"op": "softmax", "inputs": {"x": "x"}, "as": "p"}],
+        "outputs": ["p"],
+    }
+    client.put("/v1/programs/head", json=program).raise_for_status()
+    found = 0
+    for path in paths_to_get(client):
+        got, headed = client.get(path), client.head(path)
+        assert (headed.status_code, headed.content) == (got.status_code, b""), path
+        if not path.startswith("/v1/tensors/"):
+            assert headed.headers.get("content-type") == got.headers.get("content-type"), path
+        found += got.status_code == 200
+    assert found > 15
+
+
+def test_nothing_is_said_twice_in_the_openapi_document(client: httpx.Client) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    ids = [call["operationId"] for calls in paths.values() for call in calls.values()]
+    assert len(ids) == len(set(ids))
+
+
+def test_the_server_is_described_with_and_without_a_slash(client: httpx.Client) -> None:
+    described = client.get("/v2/")
+    assert described.status_code == 200
+    assert described.json() == client.get("/v2").json()
+
+
+@pytest.mark.parametrize("name", ["authorization", "x-api-key"])
+@pytest.mark.parametrize("path", ["/v1/matmul", "/v1/tensors", "/v2/models/matmul/infer"])
+def test_two_keys_are_400(raw: Raw, name: str, path: str) -> None:
+    connection = raw()
+    twice = f"{name}: Bearer one\r\n{name}: Bearer two\r\n"
+    method = "GET" if path == "/v1/tensors" else "POST"
+    connection.send(f"{method} {path} HTTP/1.1\r\nhost: tests\r\ncontent-length: 0\r\n{twice}\r\n".encode())
+    answer = connection.answer()
+    assert answer.status == 400
+    assert "given twice" in str(answer.json())
+
+
+@pytest.mark.parametrize("coding", ["gzip, chunked", "gzip,\tCHUNKED", "deflate , chunked"])
+@pytest.mark.parametrize("path", ["/v1/matmul", "/v1/tensors/coded", "/v2/models/matmul/infer"])
+def test_other_transfer_codings_are_501_and_close(raw: Raw, coding: str, path: str) -> None:
+    connection = raw()
+    method = "PUT" if "tensors" in path else "POST"
+    connection.send(head(method, path, transfer_encoding=coding) + b"3\r\nabc\r\n")
+    answer = connection.answer()
+    assert answer.status == 501
+    assert "Transfer-Encoding" in str(answer.json())
+    assert answer.headers["connection"] == "close"
+    assert connection.is_closed()
+
+
+@pytest.mark.parametrize("coding", ["gzip", "chunked, gzip", "chunked, chunked", ", chunked", "identity"])
+def test_codings_that_do_not_end_in_chunks_are_400(raw: Raw, coding: str) -> None:
+    connection = raw()
+    connection.send(head("POST", "/v1/matmul", transfer_encoding=coding) + b"0\r\n\r\n")
+    assert connection.answer().status == 400
+    assert connection.is_closed()
+
+
+def test_a_connection_closes_behind_connect(raw: Raw) -> None:
+    connection = raw()
+    connection.send(b"CONNECT tests:443 HTTP/1.1\r\nhost: tests:443\r\n\r\n" + head("GET", "/healthz"))
+    answer = connection.answer()
+    assert answer.status >= 400
+    assert answer.headers["connection"] == "close"
+    assert connection.is_closed()
 
 
 def test_neither_length_nor_chunks_is_411(raw: Raw) -> None:

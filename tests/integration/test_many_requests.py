@@ -10,7 +10,7 @@ import os
 import pytest
 
 from tests.conftest import StartServer
-from tests.support.exposition import is_idle, scrape, settles, total
+from tests.support.exposition import is_idle, scrape, settles
 from tests.support.many_requests import ManyRequests
 
 pytestmark = pytest.mark.slow
@@ -27,6 +27,4 @@ def test_no_answer_is_lost_or_anothers(start_server: StartServer) -> None:
     assert tally.compared + tally.cut == tally.sent
     assert tally.cut > 0
     with server.client() as client:
-        # Two of three connections repeat themselves, with ids or without, and both ways are taken at once.
-        assert NUM_REQUESTS / 3 < total(scrape(client), "tilewire_lane_requests_total") < 3 * NUM_REQUESTS / 4
         assert settles(client, is_idle), scrape(client)

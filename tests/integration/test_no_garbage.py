@@ -19,12 +19,15 @@ from tests.support.raw_http import head, post
 from tests.support.repeated_scenes import ONES, SENT, Stream, ask, play
 from tests.support.tensor_bodies import TYPES, to_npy, to_safetensors
 from tilewire.service.errors import DeadlinePassed
+from tilewire.service.gateway.request.offload import OFFLOAD_BYTES
 
 NUM_REQUESTS = 60
 LARGE = to_npy(np.ones((300, 300), np.float32))
 INFER = json.dumps(
     {"inputs": [{"name": name, "shape": [2, 2], "datatype": "FP32", "data": [[1, 2], [3, 4]]} for name in ("a", "b")]}
 ).encode()
+# So much JSON that a thread reads it.
+WORDY_INFER = json.dumps({"inputs": [], "outputs": [{"name": "out"}] * (2 * OFFLOAD_BYTES // 16)}).encode()
 
 
 def summed(number: int) -> bytes:
@@ -42,6 +45,10 @@ REQUESTS: dict[str, tuple[int, Callable[[int], bytes]]] = {
         lambda number: post("/v2/models/add/infer", INFER, content_type="application/json"),
     ),
     "that are refused": (400, lambda number: post("/v1/add?b=@w", b"no tensor", content_type=TYPES["npy"])),
+    "that are refused in a thread": (
+        400,
+        lambda number: post("/v2/models/add/infer", WORDY_INFER, content_type="application/json"),
+    ),
     "of an op that is not there": (404, lambda number: post(f"/v1/divide{number}", to_npy(ONES))),
     "for health": (200, lambda number: head("GET", "/healthz")),
 }

@@ -351,3 +351,11 @@ def test_a_small_answer_leaves_in_one_piece(raw: Raw) -> None:
         piece = connection.sock.recv(2**16)
         head_end = piece.index(b"\r\n\r\n") + 4
         check_product(piece[head_end:])
+
+
+@pytest.mark.parametrize("request_", [MATMUL, post("/v1/matmul?b=@none", b"")], ids=["computed", "refused"])
+def test_garbage_behind_a_request_and_the_end_leave_it_its_answer(raw: Raw, request_: bytes) -> None:
+    connection = raw()
+    connection.send(request_ + b"xx")
+    connection.sock.shutdown(socket.SHUT_WR)
+    assert final_answer(connection).status == (200 if request_ is MATMUL else 404)

@@ -69,7 +69,7 @@ class Load:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a load.
+    """Results of a load.
 
     Attributes:
         latencies_ms: Milliseconds of each answered request.

@@ -1,4 +1,4 @@
-"""What every command of the client's side shares: the address, the output as text or JSON, and the exit status."""
+"""Shared parts of the client's commands: the address, the output as text or JSON, and the exit status."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class GroupedLaunch:
 
 
 class GroupKind(NamedTuple):
-    """What a grouped launch depends on beside its table.
+    """All that a grouped launch depends on besides its table.
 
     Attributes:
         dtype: name of the inputs' dtype.

@@ -1,1 +1,1 @@
-"""What runs a batch: torch on the CPU, or Triton kernels on a GPU."""
+"""Runs batches: torch on the CPU, or Triton kernels on a GPU."""

@@ -1,4 +1,4 @@
-"""The contract of a backend: what the engine's loop asks of whatever computes. Knows no scheduler, no socket and no client.
+"""Defines the interface of a backend: what the engine's loop calls to compute.
 
 All calls come from the engine's loop thread; but while it is in `warm_up`, `attach` may come from another one.
 """
@@ -24,7 +24,7 @@ class DeviceLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What computes, for `Welcome`, `/v2` and `tilewire_build_info`.
+    """Identity of a backend, for `Welcome`, `/v2` and `tilewire_build_info`.
 
     Attributes:
         backend: `cpu` or `gpu`.
@@ -48,7 +48,7 @@ class HostBytes:
     Attributes:
         mapped: The segment, as a uint8 tensor that `Backend.attach` gave.
         type: Dtype and shape.
-        offset: Of the first byte; not aligned to anything.
+        offset: Offset of the first byte; not aligned.
         fortran: In Fortran order.
         is_foreign: In a client's region, as `Backend.adopt` gave it. Its pages are pinned for the device, but the client may
             cut the file under our mapping: the CPU must never touch these bytes.
@@ -68,7 +68,7 @@ class LaunchSpec:
     Attributes:
         op: The op.
         options: Options of the op.
-        concatenated: By input name, the operands to place one after another, and the shape of the whole.
+        concatenated: Operands to place one after another, and the shape of the whole, by input name.
         resident: Resident inputs, the same for all requests.
         outputs: For each output, the places of its pieces, one for each request, and the shape of the whole.
         signature: Equal for launches that differ only in addresses and in the number of requests; None when the requests
@@ -100,7 +100,7 @@ Report = Callable[[str, int, int], None]
 
 
 def device_of(identity: Identity) -> dict[str, object]:
-    """What `/v1/kernels` says of a device that has no kernels."""
+    """Returns the answer of `/v1/kernels` for a device without kernels."""
     return {
         "device": identity.device,
         "device_name": identity.device_name,
@@ -115,7 +115,7 @@ def device_of(identity: Identity) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """What a backend does before it is ready.
+    """Preparation steps of a backend.
 
     Attributes:
         warmup: `none`, `load` (everything is compiled and loaded) or `run` (and tried once).
@@ -160,8 +160,8 @@ class Backend(Protocol):
         """Brings what computes onto the device, so that no request waits for it; called once, by the thread that computes.
 
         Args:
-            how: How thoroughly.
-            report: Told how far it is, as stages `compile`, `load`, `tune` and `run`.
+            how: Settings of the warm-up.
+            report: Receiver of its progress, as stages `compile`, `load`, `tune` and `run`.
             on_compile: Called with the op of each kernel that is compiled, then and later. What it raises fails the request.
 
         Raises:
@@ -170,7 +170,7 @@ class Backend(Protocol):
         ...
 
     def kernels(self) -> dict[str, object]:
-        """What computes, as `/v1/kernels` shows it for one device."""
+        """Returns the answer of `/v1/kernels` for this device."""
         ...
 
     def attach(self, segment: Segment) -> torch.Tensor:
@@ -185,9 +185,9 @@ class Backend(Protocol):
         """Makes a client's memory reachable for the device, which alone will touch it; `detach` undoes it.
 
         Args:
-            fd: Of the client's shared-memory object, open for reading and writing.
-            offset: Where to begin, a multiple of the page size.
-            nbytes: How much.
+            fd: Descriptor of the client's shared-memory object, open for reading and writing.
+            offset: First byte, a multiple of the page size.
+            nbytes: Number of bytes.
 
         Returns:
             A flat uint8 tensor, or None where the CPU would have to touch the mapping: then its bytes are copied through `fd`.

@@ -1,4 +1,4 @@
-"""Reads an AMD device through AMD SMI, which comes with ROCm. Knows no metric."""
+"""Reads an AMD device through AMD SMI, which comes with ROCm."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AmdSmiMeter:
             raise NoMeter(f"AMD SMI: {error}") from None
 
     def read(self) -> Reading:
-        """See `contract.Meter.read`."""
+        """Reads the device's figures."""
         used = _told(lambda: amdsmi.amdsmi_get_gpu_vram_usage(self._handle)["vram_used"])
         total = _told(lambda: amdsmi.amdsmi_get_gpu_vram_usage(self._handle)["vram_total"])
         watts = _told(lambda: amdsmi.amdsmi_get_power_info(self._handle)["average_socket_power"])

@@ -1,4 +1,4 @@
-"""The contract of a meter: what a device says of itself, whoever made it. Knows no library and no metric."""
+"""Defines the interface of a meter: power, memory, temperature and utilisation of a device of any vendor."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Reading:
     """One moment. None is what this device does not tell.
 
     Attributes:
-        memory_used_bytes: Of the device's memory, by whomever.
+        memory_used_bytes: Bytes of device memory in use, by any process.
         memory_total_bytes: All of it.
-        power_watts: That it draws.
-        temperature_celsius: Of the chip.
+        power_watts: Power draw.
+        temperature_celsius: Temperature of the chip.
         utilization_ratio: Part of the last moment in which a kernel ran, 0 to 1.
     """
 
@@ -53,7 +53,7 @@ class Meter(Protocol):
 
     @property
     def uuid(self) -> str:
-        """What the maker's tools call the device."""
+        """Identifier of the device in its vendor's tools."""
         ...
 
     def read(self) -> Reading:

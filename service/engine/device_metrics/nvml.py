@@ -1,4 +1,4 @@
-"""Reads an NVIDIA device through NVML. Knows no metric."""
+"""Reads an NVIDIA device through NVML."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NvmlMeter:
             raise NoMeter(f"NVML: {error}") from None
 
     def read(self) -> Reading:
-        """See `contract.Meter.read`."""
+        """Reads the device's figures."""
         try:
             memory = _told(lambda: pynvml.nvmlDeviceGetMemoryInfo(self._handle))
             power_mw = _told(lambda: pynvml.nvmlDeviceGetPowerUsage(self._handle))

@@ -1,7 +1,6 @@
 """Samples a meter about once a second and shows what it reads in `/metrics`, also under the names that Triton gives it.
 
-A thread of its own in the engine process: reading a device can take milliseconds, which no job should wait for. Knows no
-library and no job.
+A thread of its own in the engine process: reading a device can take milliseconds, which no job should wait for.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class DeviceGauges:
     """The gauges of one device.
 
     Args:
-        sink: Where figures go.
+        sink: Receiver of figures.
         device: As torch calls it.
         uuid: As its maker's tools call it; the only label of the aliases, for load generators that parse them by that.
     """
@@ -81,9 +80,9 @@ class Sampler:
     """Reads a meter until it is stopped.
 
     Args:
-        sink: Where figures go; called by the sampler's own thread.
+        sink: Receiver of figures; called by the sampler's own thread.
         device: As torch calls it.
-        meter: Of that device.
+        meter: Meter of that device.
         period_s: From reading to reading.
     """
 

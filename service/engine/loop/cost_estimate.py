@@ -1,4 +1,4 @@
-"""How long a job will take at best, for the cap on a batch's time. Knows no queue and no clock."""
+"""Estimates how long a job takes at best, for the limit on a batch's time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def predict_s(backend: str, flops: int, host_bytes: int) -> float:
 
     Args:
         backend: `gpu` or `cpu`.
-        flops: Of the job.
-        host_bytes: That travel between host and device for it; resident operands do not.
+        flops: Operations of the job.
+        host_bytes: Bytes that travel between host and device for it; resident operands do not.
     """
     flops_per_s, bytes_per_s = RATES[backend]
     return flops / flops_per_s + host_bytes / bytes_per_s

@@ -1,8 +1,7 @@
-"""Where the loop thread's events come from: the gateways' sockets, and what other threads post.
+"""Receives the loop thread's events: from the gateways' sockets, and from other threads.
 
 Owns the sockets of gateways that have said hello: receives and sends for all of them in the one thread that has the device, so
 that no job waits for a thread to wake. Messages that are sent between two `flush` calls leave in one write for each gateway.
-Knows no device and no scheduling.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ class Peer:
 
     Args:
         sock: Connected, non-blocking.
-        hello: What it said.
-        segment: Its arena.
+        hello: First message of the gateway.
+        segment: Arena of the gateway.
         changed: Gets this peer when it has something to send and had not.
     """
 
@@ -104,7 +103,7 @@ class Mailbox:
         """Everything that has come.
 
         Args:
-            patience_s: How long to wait for something; None for ever.
+            patience_s: Longest wait for an event; None for ever.
         """
         events: list[Event] = []
         for fd, happened in self._wait(patience_s):

@@ -1,6 +1,6 @@
-"""The engine's door: accepts gateways on the Unix socket and shakes hands; then the mailbox has their sockets.
+"""Accepts gateways on the Unix socket and shakes hands; then the mailbox has their sockets.
 
-Runs in the engine's main thread, an asyncio loop. Knows no device, no scheduling and no message but the first.
+Runs in the engine's main thread, an asyncio loop. Handles the first message only.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""The one owner of the device: takes messages, schedules, launches, completes.
+"""Owns the device: takes messages, schedules, launches, completes.
 
 One thread does all of it, in turns:
 
     mailbox.take → residents, scheduler → answer what the device has finished → backend.begin → mailbox.flush
 
 so nothing takes a lock, and no request waits for another thread to wake: with a thread of its own for the sockets and one that
-waited for the device, a lone request paid five wakes. While the device works, the thread asks it and the sockets in turn. Knows
-no socket: a `Client` has a `send`.
+waited for the device, a lone request paid five wakes. While the device works, the thread polls it and the sockets in turn.
 """
 
 from __future__ import annotations
@@ -63,8 +62,8 @@ WORTH_OVERLAP_S = 200e-6
 # How long figures may wait in this process before `/metrics` can show them.
 FLUSH_S = 0.05
 
-# A small batch is over within this, its launch included, and the thread asks the device without a pause; a longer one is asked
-# now and then, and each time the timer adds its own slack.
+# A small batch is over within this, its launch included, and the thread polls the device without a pause. A longer one is
+# polled now and then, and each time the timer adds its own slack.
 EAGER_NS = 1_000_000
 ASK_AGAIN_S = 20e-6
 
@@ -76,13 +75,13 @@ class EngineLoop:
     """Runs jobs of all gateways on one device.
 
     Args:
-        index: Of this engine.
-        mailbox: Where messages come from.
-        backend: What computes.
+        index: Index of this engine.
+        mailbox: Source of messages.
+        backend: Backend of the device.
         holdings: The residents and the regions.
-        metrics: Told of what ran.
-        caps: Of a batch.
-        poll_ns: How long the thread, with nothing to do, looks for work before it sleeps.
+        metrics: Receiver of figures about launches.
+        caps: Limits of a batch.
+        poll_ns: Time for which an idle thread polls for work before it sleeps.
         clock_ns: The machine's monotonic clock; deadlines are on it.
     """
 
@@ -125,7 +124,7 @@ class EngineLoop:
         """Starts the thread.
 
         Args:
-            prepare: What it does before it attaches gateways; they wait, and are told what it reports.
+            prepare: Work before gateways are attached; they wait, and receive its progress.
             on_ready: Called by the thread when that is done.
         """
         self._prepare, self._on_ready = prepare, on_ready
@@ -138,7 +137,7 @@ class EngineLoop:
 
     @property
     def launched_ns(self) -> int:
-        """When the batch began that the device has had for longest, on the loop's clock; 0 for none."""
+        """Begin of the oldest batch on the device, on the loop's clock; 0 for none."""
         try:
             return self._launched[0].began_ns
         except IndexError:
@@ -189,7 +188,7 @@ class EngineLoop:
         return not launched or (len(launched) < MAX_LAUNCHED and launched[-1].seconds >= WORTH_OVERLAP_S)
 
     def _patience_s(self) -> float | None:
-        """How long to wait for an event: for ever when only an event can give work, not at all when work is at hand."""
+        """Returns how long to wait for an event: for ever when only an event gives work, not at all when work is at hand."""
         if self._launched:
             return 0 if self._clock_ns() - self._launched[0].began_ns < self._eager_ns else ASK_AGAIN_S
         if len(self._scheduler):
@@ -384,7 +383,7 @@ class EngineLoop:
 
     @staticmethod
     def _finished(launched: Launched) -> Timings | None:
-        """Where the time of a batch went, once it is done; None while it is not."""
+        """Returns stage times of a batch once it is done, else None."""
         try:
             return launched.running.wait() if launched.running.is_done() else None
         except BaseException:
@@ -413,7 +412,7 @@ class EngineLoop:
     # ── the thread ────────────────────────────────────────────────────────────────────────────────
 
     def _guard(self, run: Callable[[], None]) -> None:
-        """When the thread fails, the process ends with it: the supervisor starts a new one."""
+        """Ends the process when the thread fails; the supervisor starts a new one."""
         try:
             run()
         except CannotStart as error:

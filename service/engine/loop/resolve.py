@@ -78,7 +78,7 @@ def _row_shapes(
 def bind(
     job: Job, plan: JobPlan, client: Client, residents: Residents, regions: Regions, now_ns: int
 ) -> BoundJob | Stale:
-    """Finds a job's operands as they are now, so that it finishes with them whatever is replaced or unregistered meanwhile.
+    """Resolves a job's operands as they are now; it finishes with them, even if they are replaced or unregistered meanwhile.
 
     Returns:
         The job, whose regions are in use until they are released; or the types of residents that have changed.

@@ -21,14 +21,14 @@ DEFAULT_RANK = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """What one batch may hold; a job that alone is over a cap runs alone.
+    """Limits of one batch; a job that alone is over one runs alone.
 
     Attributes:
         max_requests: Jobs.
         max_rows: Rows of their results.
         max_bytes: Bytes that travel between host and device for them.
         max_seconds: Time that they are predicted to take: what the next job would wait.
-        max_queue_delay_ns: How long a batch that could still grow waits for more while the device is idle.
+        max_queue_delay_ns: Time for which a batch that could still grow waits while the device is idle.
     """
 
     max_requests: int = 64
@@ -69,7 +69,7 @@ class Waiting:
 
 @dataclass(slots=True)
 class Decision(Generic[WaitingT]):
-    """What to do now.
+    """Next action of the loop.
 
     Attributes:
         batch: To run together; empty when nothing waits, or when it is worth waiting for more.
@@ -89,7 +89,7 @@ class Scheduler(Generic[WaitingT]):
     """The queue of one engine.
 
     Args:
-        caps: Of a batch.
+        caps: Limits of a batch.
     """
 
     def __init__(self, caps: Caps | None = None) -> None:
@@ -183,7 +183,7 @@ class Scheduler(Generic[WaitingT]):
 
 
 class _Total:
-    """What a growing batch holds."""
+    """Contents of a growing batch."""
 
     def __init__(self, caps: Caps) -> None:
         self._caps = caps

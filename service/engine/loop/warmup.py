@@ -1,9 +1,9 @@
-"""What an engine does before it says that it is ready, and how it tells how far it is.
+"""Prepares an engine before it is ready, and reports its progress.
 
 residents → kernels compiled, loaded, run → every op once from slot to slot, against a known answer
 
-Owns the order and the checks; knows neither clients nor the scheduler. Runs in the loop thread, which has the device, before
-the loop: gateways that come meanwhile are told how far it is, their arenas are mapped, and they are attached when it is over.
+Owns the order and the checks. Runs in the loop thread, which has the device, before
+the loop: gateways that connect meanwhile receive its progress, their arenas are mapped, and they are attached when it is over.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class Interrupted(Exception):
 
 
 class Lobby:
-    """Where gateways wait while the engine warms up.
+    """Holds gateways that connect while the engine warms up.
 
     Args:
-        mailbox: Where they come from.
-        device: Of the engine.
+        mailbox: Source of the gateways.
+        device: Device of the engine.
         on_arrival: Called with each gateway, by a thread of the lobby: to map its arena. Pinning gigabytes takes as long as
             the kernels do, and goes on beside them.
 
     Attributes:
-        events: What came meanwhile, in order, to be handled when it is over.
+        events: Events that came meanwhile, in order, to be handled when it is over.
     """
 
     def __init__(self, mailbox: Mailbox, device: str, on_arrival: Callable[[Client], None]) -> None:
@@ -69,7 +69,7 @@ class Lobby:
         self.events: list[Event] = []
 
     def report(self, stage: str, done: int, total: int) -> None:
-        """Tells the gateways and the log how far a stage is; to be called several times a second.
+        """Reports the progress of a stage to the gateways and the log; to be called several times a second.
 
         Raises:
             Interrupted: The service is being stopped.

@@ -1,1 +1,1 @@
-"""How each op computes on the CPU and on the GPU."""
+"""Computes each op on the CPU and on the GPU."""

@@ -12,14 +12,14 @@ from tilewire.service.ops.add import AddOptions
 
 
 class EngineAdd(EngineOp[AddOptions]):
-    """See `service.ops.add`."""
+    """Scaled sums on the CPU and on the GPU."""
 
     name = "add"
     # A sum reads elements, and is fastest over contiguous ones.
     pads_rows = False
 
     def cpu(self, inputs: Operands, options: AddOptions, out_dtypes: Sequence[torch.dtype]) -> tuple[torch.Tensor, ...]:
-        """See `EngineOp.cpu`."""
+        """Computes on the host with torch."""
         a, b, (out_dtype,) = inputs["a"], inputs["b"], out_dtypes
         if a.dtype.is_floating_point:
             wide = torch.promote_types(torch.promote_types(a.dtype, out_dtype), torch.float32)
@@ -51,7 +51,7 @@ class EngineAdd(EngineOp[AddOptions]):
         *,
         batch_invariant: bool,
     ) -> Compute:
-        """See `EngineOp.prepare`."""
+        """Binds a launch to everything but the addresses of its inputs."""
         del batch_invariant
         (out,) = outs
         add = kernels.prepare_add(inputs["a"], inputs["b"], out, alpha=options.alpha)

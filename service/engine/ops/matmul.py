@@ -23,7 +23,7 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class EngineMatmul(EngineOp[MatmulOptions]):
-    """See `service.ops.matmul`."""
+    """Matrix products on the CPU and on the GPU."""
 
     name = "matmul"
     multiplies = True
@@ -31,7 +31,7 @@ class EngineMatmul(EngineOp[MatmulOptions]):
     def cpu(
         self, inputs: Operands, options: MatmulOptions, out_dtypes: Sequence[torch.dtype]
     ) -> tuple[torch.Tensor, ...]:
-        """See `EngineOp.cpu`."""
+        """Computes on the host with torch."""
         a, b, (out_dtype,) = inputs["a"], inputs["b"], out_dtypes
         # int8 products are exact in float64, whose matmul is fast; torch's own integer matmul is a plain loop.
         wide = torch.float64 if a.dtype == torch.int8 else torch.float32
@@ -60,7 +60,7 @@ class EngineMatmul(EngineOp[MatmulOptions]):
         *,
         batch_invariant: bool,
     ) -> None:
-        """See `EngineOp.gpu`."""
+        """Launches on the current stream."""
         kernels.matmul(
             inputs["a"],
             inputs["b"],
@@ -99,7 +99,7 @@ class EngineMatmul(EngineOp[MatmulOptions]):
         *,
         batch_invariant: bool,
     ) -> Compute:
-        """See `EngineOp.prepare`."""
+        """Binds a launch to everything but the addresses of its inputs."""
         (out,) = outs
         matmul = kernels.prepare_matmul(
             inputs["a"].mT if options.transpose_a else inputs["a"],
@@ -118,6 +118,6 @@ class EngineMatmul(EngineOp[MatmulOptions]):
         )
 
     def grouped(self, options: MatmulOptions) -> Epilogue | None:
-        """See `EngineOp.grouped`."""
+        """Returns the epilogue, when requests may share one grouped matrix product."""
         is_plain = not (options.transpose_a or options.transpose_b)
         return Epilogue(options.activation, options.precision) if is_plain else None

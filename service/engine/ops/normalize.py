@@ -12,7 +12,7 @@ from tilewire.service.ops.normalize import DEFAULT_EPS, NormalizeOptions
 
 
 class EngineNormalize(EngineOp[NormalizeOptions]):
-    """See `service.ops.normalize`."""
+    """Normalisation on the CPU and on the GPU."""
 
     name = "normalize"
     pads_rows = False
@@ -20,7 +20,7 @@ class EngineNormalize(EngineOp[NormalizeOptions]):
     def cpu(
         self, inputs: Operands, options: NormalizeOptions, out_dtypes: Sequence[torch.dtype]
     ) -> tuple[torch.Tensor, ...]:
-        """See `EngineOp.cpu`."""
+        """Computes on the host with torch."""
         del out_dtypes
         assert options.kind is not None, "This is a bug: planned without a kind."
         eps = DEFAULT_EPS[options.kind] if options.eps is None else options.eps

@@ -39,11 +39,11 @@ Compute = Callable[[Operands], None]
 
 
 class Epilogue(NamedTuple):
-    """What a grouped matrix product does beside multiplying.
+    """Epilogue of a grouped matrix product.
 
     Attributes:
         activation: Name of the activation.
-        precision: How float32 operands are multiplied.
+        precision: Precision mode of float32 operands.
     """
 
     activation: str
@@ -51,7 +51,7 @@ class Epilogue(NamedTuple):
 
 
 class EngineOp(abc.ABC, Generic[OptionsT]):
-    """How one op computes.
+    """Computation of one op on either backend.
 
     Attributes:
         name: Name of the op.

@@ -32,7 +32,7 @@ FUNCTIONS: Mapping[str, Callable[..., torch.Tensor]] = {
 
 
 class EnginePointwise(EngineOp[PointwiseOptions]):
-    """See `service.ops.pointwise`."""
+    """Functions of each element on the CPU and on the GPU."""
 
     name = "pointwise"
     pads_rows = False
@@ -40,7 +40,7 @@ class EnginePointwise(EngineOp[PointwiseOptions]):
     def cpu(
         self, inputs: Operands, options: PointwiseOptions, out_dtypes: Sequence[torch.dtype]
     ) -> tuple[torch.Tensor, ...]:
-        """See `EngineOp.cpu`."""
+        """Computes on the host with torch."""
         del out_dtypes
         assert options.fn is not None, "This is a bug: planned without a function."
         operands = [inputs[name].float() for name in ("x", "y") if name in inputs]

@@ -24,7 +24,7 @@ REDUCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class EngineReduce(EngineOp[ReduceOptions]):
-    """See `service.ops.reduce`."""
+    """Reductions on the CPU and on the GPU."""
 
     name = "reduce"
     pads_rows = False
@@ -32,7 +32,7 @@ class EngineReduce(EngineOp[ReduceOptions]):
     def cpu(
         self, inputs: Operands, options: ReduceOptions, out_dtypes: Sequence[torch.dtype]
     ) -> tuple[torch.Tensor, ...]:
-        """See `EngineOp.cpu`."""
+        """Computes on the host with torch."""
         del out_dtypes
         assert options.kind is not None, "This is a bug: planned without a kind."
         x = inputs["x"].float()

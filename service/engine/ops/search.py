@@ -13,7 +13,7 @@ from tilewire.service.ops.search import SearchOptions
 
 
 class EngineSearch(EngineOp[SearchOptions]):
-    """See `service.ops.search`."""
+    """Exact search on the CPU and on the GPU."""
 
     name = "search"
     pads_rows = False
@@ -27,7 +27,7 @@ class EngineSearch(EngineOp[SearchOptions]):
     def cpu(
         self, inputs: Operands, options: SearchOptions, out_dtypes: Sequence[torch.dtype]
     ) -> tuple[torch.Tensor, ...]:
-        """See `EngineOp.cpu`."""
+        """Computes on the host with torch."""
         del out_dtypes
         a, b = inputs["a"], inputs["b"]
         # int8 products are exact in float64, whose matmul is fast; torch's own integer matmul is a plain loop.
@@ -52,7 +52,7 @@ class EngineSearch(EngineOp[SearchOptions]):
         *,
         batch_invariant: bool,
     ) -> Compute:
-        """See `EngineOp.prepare`."""
+        """Binds a launch to everything but the addresses of its inputs."""
         values, indices = outs
         search = kernels.prepare_search(
             inputs["a"],

@@ -12,14 +12,14 @@ from tilewire.service.ops.softmax import SoftmaxOptions
 
 
 class EngineSoftmax(EngineOp[SoftmaxOptions]):
-    """See `service.ops.softmax`."""
+    """Softmax and log-softmax on the CPU and on the GPU."""
 
     name = "softmax"
 
     def cpu(
         self, inputs: Operands, options: SoftmaxOptions, out_dtypes: Sequence[torch.dtype]
     ) -> tuple[torch.Tensor, ...]:
-        """See `EngineOp.cpu`."""
+        """Computes on the host with torch."""
         del out_dtypes
         run = torch.log_softmax if options.log else torch.softmax
         return (run(inputs["x"], options.axis, dtype=torch.float32),)
@@ -33,7 +33,7 @@ class EngineSoftmax(EngineOp[SoftmaxOptions]):
         *,
         batch_invariant: bool,
     ) -> None:
-        """See `EngineOp.gpu`."""
+        """Launches on the current stream."""
         (out,) = outs
         axis, log = options.axis, options.log
         kernels.softmax(inputs["x"], axis=axis, log=log, out_dtype=out.dtype, batch_invariant=batch_invariant, out=out)
@@ -47,7 +47,7 @@ class EngineSoftmax(EngineOp[SoftmaxOptions]):
         *,
         batch_invariant: bool,
     ) -> Compute:
-        """See `EngineOp.prepare`."""
+        """Binds a launch to everything but the addresses of its inputs."""
         (out,) = outs
         softmax = kernels.prepare_softmax(
             inputs["x"], out, axis=options.axis, log=options.log, batch_invariant=batch_invariant

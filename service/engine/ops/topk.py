@@ -12,7 +12,7 @@ from tilewire.service.ops.topk import TopkOptions
 
 
 class EngineTopk(EngineOp[TopkOptions]):
-    """See `service.ops.topk`."""
+    """Selection of the k largest or smallest on the CPU and on the GPU."""
 
     name = "topk"
     pads_rows = False

@@ -1,6 +1,6 @@
-"""What stays between requests, residents and regions, and the answers to messages about them.
+"""Handles messages about residents and shared regions.
 
-Runs in the engine's loop thread. Knows no queue and no launch.
+Runs in the engine's loop thread.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The tensors that stay on the device: names, quota, replacement, order of changes, host copies and hits.
+"""Holds the tensors that stay on the device: names, quota, replacement, order of changes, host copies and hits.
 
 Owned by the engine's loop thread; takes no lock. A tensor that is replaced or deleted lives on in the jobs that resolved it
-before. Knows no client and no request body.
+before.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from safetensors import SafetensorError, safe_open
 from tilewire.service.dtypes import BY_SAFETENSORS
 from tilewire.service.engine.backends.contract import Backend, HostBytes
 from tilewire.service.engine.backends.host import TORCH_DTYPES, tensor_of
-from tilewire.service.errors import ResidentQuota, TilewireError, TooBusy, UnknownName
+from tilewire.service.errors import InvalidRequest, ResidentQuota, TilewireError, TooBusy, UnknownName
 from tilewire.service.ipc.arena import make_sealed
 from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.ops.op import TensorType
+from tilewire.service.ops.program.definition import check_program_name, parse_program
+from tilewire.service.ops.registry import OPS, program_resident
 from tilewire.service.supervisor.handover import Kept
 from tilewire.service.supervisor.vault import VaultWriter
 from tilewire.service.tensor_names import problem_of
@@ -67,7 +69,7 @@ class Resident:
     generation: int = 0
 
     def info(self, name: str) -> TensorInfo:
-        """What clients may know of it."""
+        """Description for clients."""
         return TensorInfo(name, self.type, self.created, self.last_used, self.hits, self.version)
 
 
@@ -78,7 +80,7 @@ class Residents:
     order (`follow`). An engine's state is the home engine's up to `version`.
 
     Args:
-        backend: Where they live.
+        backend: Backend of the device that holds them.
         quota_bytes: Their sum, at most; the home engine's to keep.
         vault: Gets every change of a home engine.
         max_kept: Number of host copies, at most: each is a descriptor in the supervisor.
@@ -87,7 +89,7 @@ class Residents:
 
     Attributes:
         nbytes: Their sum.
-        version: Of the last change.
+        version: Version of the last change.
     """
 
     def __init__(
@@ -116,7 +118,7 @@ class Residents:
         self.version = 0
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Number of residents."""
         return len(self._by_name)
 
     def put(self, name: str, source: HostBytes) -> tuple[TensorInfo, bool]:
@@ -156,7 +158,7 @@ class Residents:
         """Forgets a tensor.
 
         Args:
-            name: Of the tensor.
+            name: Name of the tensor.
             version: Only while it has this version; 0 for any.
 
         Returns:
@@ -235,6 +237,25 @@ class Residents:
         self._set(kept.name, Resident(info.type, tensor, info.created, info.last_used, info.hits, info.version))
         self._kept.add(kept.name)
 
+    def load_program(self, path: Path) -> None:
+        """Keeps the program of a JSON file under the file's stem.
+
+        Raises:
+            TensorsDirError: It cannot be read, is no program, or does not fit the quota.
+        """
+        try:
+            if not path.is_file():
+                raise InvalidRequest("not a regular file")
+            check_program_name(path.stem, frozenset(OPS))
+            text = bytearray(parse_program(path.read_bytes(), OPS).text.encode())
+            kind, name = TensorType("int8", (len(text),)), program_resident(path.stem)
+            self._check_quota(name, kind.nbytes)
+            flat = torch.frombuffer(text, dtype=torch.uint8)
+            self._set(name, Resident(kind, self._backend.upload(HostBytes(flat, kind, 0)), self._clock()))
+        except (OSError, TilewireError) as error:
+            raise TensorsDirError(f"programs_dir: {path.name!r}: {error}") from error
+        self._of_files.add(name)
+
     def load_file(self, path: Path) -> None:
         """Loads a safetensors file as `file-stem/tensor-name`: all of its tensors, or none.
 
@@ -301,13 +322,13 @@ def _map(fd: int, nbytes: int) -> torch.Tensor:
     return torch.from_file(f"/proc/self/fd/{fd}", shared=True, size=max(1, nbytes), dtype=torch.uint8)
 
 
-def files_of(folder: Path) -> list[Path]:
-    """Returns the safetensors files of a folder, sorted.
+def files_of(folder: Path, setting: str = "tensors_dir", suffix: str = ".safetensors") -> list[Path]:
+    """Returns the files of a folder that a setting names, sorted.
 
     Raises:
         TensorsDirError: It is no folder, or cannot be read.
     """
     try:
-        return sorted(path for path in folder.iterdir() if path.suffix == ".safetensors")
+        return sorted(path for path in folder.iterdir() if path.suffix == suffix)
     except OSError as error:
-        raise TensorsDirError(f"tensors_dir: {folder}: {error.strerror}") from error
+        raise TensorsDirError(f"{setting}: {folder}: {error.strerror}") from error

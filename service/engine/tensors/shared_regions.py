@@ -2,7 +2,7 @@
 
 A region that the device reaches by itself (`Backend.adopt`) is staged from and to where it lies. Any other is copied through
 its descriptor, in when its batch begins and out when it is done: our CPU never touches a mapping that a client can cut. Owned
-by the engine's loop thread; takes no lock. Knows no socket and no scheduling.
+by the engine's loop thread; takes no lock.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Region:
     """A registered region.
 
     Attributes:
-        info: What was registered.
+        info: Description of the registration.
         file: The object.
         mapped: The object from `mapped_from` on, for the device alone; None when bytes are copied through the descriptor.
-        mapped_from: Where `mapped` begins in the object.
+        mapped_from: Offset of `mapped` in the object.
         uses: Jobs that read or write it.
         is_dropped: Unregistered; closed when its last use ends.
     """
@@ -70,13 +70,13 @@ class Regions:
     """The regions that one engine knows.
 
     Args:
-        backend: What may reach them by itself.
-        vault: Told of every change.
+        backend: Backend, which may reach them by itself.
+        vault: Receiver of every change.
         max_bytes: Their sum, at most.
         max_copied_bytes: Bytes of one request's inputs, at most, that have to be copied; an object may be larger than
             what it occupies.
-        prefix: What allowed keys begin with.
-        folder: Where shared-memory objects are.
+        prefix: Prefix of allowed keys.
+        folder: Folder of shared-memory objects.
         clock_ns: The machine's monotonic clock.
     """
 
@@ -104,7 +104,7 @@ class Regions:
         self.nbytes = 0
 
     def __len__(self) -> int:
-        """How many are registered."""
+        """Number of registered regions."""
         return len(self._by_name)
 
     # ── names ─────────────────────────────────────────────────────────────────────────────────────
@@ -222,10 +222,10 @@ class Regions:
         """Finds a tensor in a region; not yet a use, see `hold`.
 
         Args:
-            name: Of the region.
-            offset: Of the tensor, from the region's beginning.
-            kind: Its dtype and shape.
-            field: How error texts call it.
+            name: Name of the region.
+            offset: Offset of the tensor in the region.
+            kind: Dtype and shape of the tensor.
+            field: Name in error texts.
             is_out: It is to be written.
 
         Raises:
@@ -306,7 +306,7 @@ class Regions:
 
         Args:
             name: Name of the output.
-            use: Its place in a region.
+            use: Place of the tensor in a region.
             out: Memory that has it.
 
         Raises:

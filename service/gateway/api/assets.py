@@ -60,10 +60,10 @@ def make_asset(name: str, body: bytes, policy: str) -> Asset:
 
 
 def assets_router(assets: Mapping[str, Asset]) -> APIRouter:
-    """Makes one route, for GET and HEAD, of each path."""
+    """Makes one route of each path."""
     routes = APIRouter(include_in_schema=False)
     for path, asset in assets.items():
-        routes.add_api_route(path, _endpoint(asset), methods=["GET", "HEAD"], response_class=Response)
+        routes.add_api_route(path, _endpoint(asset), response_class=Response)
     return routes
 
 

@@ -13,13 +13,11 @@ def router(gateway: Gateway) -> APIRouter:
     """The routes of probes and scrapers."""
     routes = APIRouter(tags=["health"])
 
-    @routes.head("/healthz", include_in_schema=False, response_class=Response)
     @routes.get("/v2/health/live", summary="Whether the process answers.", response_class=Response)
     @routes.get("/healthz", summary="Alias of live.", response_class=Response)
     async def live() -> Response:
         return json_response({"live": True})
 
-    @routes.head("/readyz", include_in_schema=False, response_class=Response)
     @routes.get("/v2/health/ready", summary="Whether requests are computed.", response_class=Response)
     @routes.get("/readyz", summary="Alias of ready.", response_class=Response)
     async def ready() -> Response:

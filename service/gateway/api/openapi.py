@@ -1,4 +1,4 @@
-"""What `/openapi.json` and `/docs` say of the binary routes, written from the op table. Knows no request."""
+"""Describes the binary routes for `/openapi.json` and `/docs`, from the table of ops."""
 
 from __future__ import annotations
 

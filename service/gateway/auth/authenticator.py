@@ -1,7 +1,6 @@
-"""Who asks, and what may they do: API keys, what is open without one, and rights over ops and resident tensors.
+"""Authenticates and authorises requests: API keys, what is open without one, and rights over ops and resident tensors.
 
-Owns the check of keys, the reload of their file and `authorise`, which every route's work calls. Knows no route's
-work. Runs in the gateway's event loop.
+Owns the check of keys, the reload of their file and `authorise`, which every route calls. Runs in the gateway's event loop.
 
 Only SHA-256 digests are kept. A key is looked up by its digest, and the digest is then compared in constant time: how
 long that takes can tell something about the digest of what was sent, and from a digest nobody comes back to a key.
@@ -40,7 +39,7 @@ RELOAD_S = 2.0
 
 
 class Access(msgspec.Struct, frozen=True):
-    """Who asks, and what they may do.
+    """Identity and rights of a client.
 
     Attributes:
         key: The entry of the key; None when none was needed.
@@ -74,11 +73,11 @@ def authorise(
     write: Iterable[str] = (),
     shared_memory: bool = False,
 ) -> None:
-    """Checks what a request wants to do; called before its body is read, or as soon as its names are known.
+    """Checks the rights of a request; called before its body is read, or as soon as its names are known.
 
     Args:
-        access: Of the exchange.
-        op: That it runs.
+        access: Rights and usage of the exchange.
+        op: Op of the request, if any.
         read: Names of resident tensors that it uses or fetches. Existing or not: the answer is the same.
         write: Names that it stores, replaces or deletes.
         shared_memory: It registers, names or asks about shared memory. Regions are nobody's own: whoever may name one reads and
@@ -108,7 +107,7 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 class Authenticator:
-    """Tells who asks.
+    """Authenticates requests by their API keys.
 
     Args:
         path: The file of keys; None when no key is needed.
@@ -145,11 +144,11 @@ class Authenticator:
         return self._path is not None
 
     def identify(self, path: str, headers: Mapping[str, str]) -> Access:
-        """Tells who asks, before anything of the body is read.
+        """Authenticates a request before its body is read.
 
         Args:
             path: As the router will see it.
-            headers: Of the request.
+            headers: Headers of the request.
 
         Raises:
             Unauthorized: It needs a key and has none that is known.
@@ -162,7 +161,7 @@ class Authenticator:
         """Counts a request in, with the declared length of its body.
 
         Raises:
-            OverQuota: Its key has used up what it may.
+            OverQuota: The key has used up its quota.
         """
         if self._quotas is not None and access.key is not None:
             self._quotas.admit(access.key, nbytes)
@@ -171,9 +170,9 @@ class Authenticator:
         """Counts the bytes of an answer before it is made.
 
         Args:
-            access: Who asks.
-            nbytes: Of the answer, as far as they are not counted yet.
-            own_bytes: Of the same request, those that are counted.
+            access: Identity and rights of the client.
+            nbytes: Bytes of the answer that are not counted yet.
+            own_bytes: Bytes of the same request that are counted.
 
         Raises:
             OverQuota: Other requests of its key have used up what it may.

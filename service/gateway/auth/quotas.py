@@ -1,11 +1,11 @@
-"""What each API key has used over all gateways, and whether it may use more.
+"""Counts what each API key uses over all gateways, and refuses what is over its quota.
 
-Owns the usage page and the buckets. Knows no HTTP and no key's secret. Runs in the gateway's event loop.
+Owns the usage page and the buckets, which hold no secrets. Runs in the gateway's event loop.
 
 Connections are not spread evenly over gateways, so a share of the quota for each would refuse a client that has one
-connection. Instead the supervisor makes one page of shared memory. Each gateway has a stretch of it that it alone
+connection. Instead the supervisor makes one page of shared memory. Each gateway has a part of it that it alone
 writes, so there is no lock: for each key, how many requests and bytes went through it since the service started. A
-gateway that wants to admit adds up the stretches of all, and fills and drains its own token bucket by what came since
+gateway that admits adds up the parts of all, and fills and drains its own token bucket by what came since
 it last looked. So the sum over all gateways keeps to the quota; two gateways that admit in the same instant may both
 take the last token, which the next look sees.
 """
@@ -40,7 +40,7 @@ class UsagePage:
 
     Args:
         memory: The page.
-        index: Of this gateway. What a predecessor of the same index counted goes on.
+        index: Index of this gateway. Counts of a predecessor with the same index continue.
     """
 
     def __init__(self, memory: mmap.mmap, index: int) -> None:
@@ -91,8 +91,8 @@ class Bucket:
     """A token bucket that is drained by a running total, whoever caused it.
 
     Args:
-        per_s: What it gains in a second.
-        total: What was used so far.
+        per_s: Tokens gained in a second.
+        total: Tokens used so far.
         now_s: On a monotonic clock.
     """
 
@@ -188,9 +188,9 @@ class Quotas:
         Requests that were admitted together may leave a debt of one bucket, and of one answer beyond it.
 
         Args:
-            key: Who asks.
-            nbytes: Of the answer.
-            own_bytes: Of the same request, those that are counted: they do not stand in its own way.
+            key: Key of the request.
+            nbytes: Bytes of the answer.
+            own_bytes: Bytes of the same request that are counted; they do not refuse it.
 
         Raises:
             OverQuota: Other requests have left such a debt; nothing was counted.

@@ -119,7 +119,7 @@ def _parse_accept(accept: str) -> dict[str, float]:
 
 
 def _quality(codec: Codec, ranges: dict[str, float]) -> float:
-    """What Accept thinks of a codec: the q of the most specific range that matches it."""
+    """Returns the quality of a codec: that of the most specific range of Accept that matches it."""
     for media in (codec.content_type, *_ALIASES[codec.name], "application/*", "*/*"):
         if media in ranges:
             return ranges[media]

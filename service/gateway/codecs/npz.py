@@ -179,7 +179,7 @@ def _check_member(member: zipfile.ZipInfo) -> None:
 
 
 def _data_at(body: memoryview, member: zipfile.ZipInfo) -> int:
-    """Where a member's data begin, behind a local header that agrees with the directory."""
+    """Returns the begin of a member's data, behind a local header that agrees with the directory."""
     header = bytes(body[member.header_offset : member.header_offset + _LOCAL_HEADER_BYTES])
     if len(header) < _LOCAL_HEADER_BYTES or not header.startswith(MAGIC):
         raise InvalidRequest(f"{member.filename[:64]!r}: no local header where the zip directory says")

@@ -1,7 +1,7 @@
-"""The contract of a body format: what a codec reads out of a body and writes around a payload.
+"""Defines the interface of a body format: what a codec reads out of a body and writes around a payload.
 
-Owns the value objects and the Protocols; knows no format and no HTTP. A codec looks
-at headers only: payload bytes stay where they were received unless the format has them deflated or as text. Runs in a
+Owns the value objects and the Protocols. A codec reads
+headers only: payload bytes stay where they were received unless the format has them deflated or as text. Runs in a
 gateway's event loop, or in a thread when there is much to go through.
 """
 
@@ -20,8 +20,8 @@ class Placed(msgspec.Struct, frozen=True):
 
     Attributes:
         type: Dtype and shape.
-        offset: Of its first byte, from the start of the segment. Not aligned to anything.
-        fortran: Its elements are in Fortran order rather than C order.
+        offset: Offset of its first byte in the segment. Not aligned.
+        fortran: Whether elements are in Fortran order rather than C order.
     """
 
     type: TensorType
@@ -50,7 +50,7 @@ class Codec(Protocol):
 
     Attributes:
         name: Short name, as in the docs: `safetensors`, `npz`, `npy`, `json`.
-        content_type: What our answers in this format say.
+        content_type: Content type of answers in this format.
         is_text: Numbers are text, which costs much more to read and write than bytes.
     """
 
@@ -74,8 +74,8 @@ class Codec(Protocol):
 
         Args:
             body: The bytes as received; writable, and read by the engine from the same place later.
-            offset: Of `body` in the segment.
-            room: Where inflated or parsed tensors go.
+            offset: Offset of `body` in the segment.
+            room: Memory for inflated or parsed tensors.
 
         Returns:
             Tensors by name; an unnamed tensor has the name "".

@@ -1,4 +1,4 @@
-"""JSON text to Python values for bodies and headers that nobody vouches for. Knows no tensor and no format.
+"""Parses JSON text of untrusted bodies and headers.
 
 Stricter than `json.loads` where leniency has been used against servers: UTF-8 without a BOM, one object at the top, no
 duplicate keys, no lone surrogates in keys, and no exception but ours whatever the nesting or the length of a number.
@@ -18,7 +18,7 @@ def parse_object(data: bytes | memoryview, what: str) -> dict[str, object]:
 
     Args:
         data: UTF-8 text.
-        what: How error texts call it, e.g. `safetensors header`.
+        what: Name in error texts, e.g. `safetensors header`.
 
     Raises:
         InvalidRequest: Not such an object; the detail begins with `what`.
@@ -43,7 +43,7 @@ def refuse_overflow(data: bytes | memoryview, what: str) -> None:
 
     Args:
         data: Text that `parse_object` has read.
-        what: How error texts call it.
+        what: Name in error texts.
 
     Raises:
         InvalidRequest: A number such as 1e999. A bare `Infinity` is none.

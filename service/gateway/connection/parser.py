@@ -1,4 +1,4 @@
-"""The parser of requests: httptools', for a server that takes up no offer of another protocol.
+"""Parses requests with httptools, for a server that takes up no offer of another protocol.
 
 Clients such as Java's own offer HTTP/2 with every request (`Upgrade: h2c`). A server may decline by answering in HTTP/1.1
 (RFC 9110, section 7.8), but httptools takes a request with such an offer to end with its head: here its body is read, too.
@@ -20,7 +20,7 @@ _HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+;=%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9
 
 
 class RequestParser:
-    """What uvicorn asks of a parser.
+    """Interface of a parser that uvicorn uses.
 
     Args:
         listener: Hears the requests. It must take no note of a message's end that `is_early`.
@@ -120,14 +120,15 @@ def check_head(method: str, version: str, target: bytes, headers: Sequence[tuple
     """Refuses what the parser lets through and a proxy may read otherwise.
 
     Args:
-        method: Of the request.
+        method: Method of the request.
         version: `1.1`, `1.0`, ….
         target: As it stood in the request line.
         headers: Names in lower case, and values.
 
     Raises:
-        ValueError: Host is missing, given twice or no authority (RFC 9112, section 3.2). A transfer coding is not `chunked`
-            alone, or the client speaks HTTP/1.0 (section 6.1). The target is `*` without OPTIONS (section 3.2.4).
+        ValueError: Host is missing, given twice or no authority (RFC 9112, section 3.2). The last transfer coding, and
+            no other, is not `chunked`, or the client speaks HTTP/1.0 (section 6.1). The target is `*` without OPTIONS
+            (section 3.2.4).
     """
     num_hosts = 0
     for name, value in headers:
@@ -135,9 +136,15 @@ def check_head(method: str, version: str, target: bytes, headers: Sequence[tuple
             num_hosts += 1
             if _HOST.fullmatch(value) is None:
                 raise ValueError("Host: expected a name or an address, and at most a port behind it")
-        elif name == b"transfer-encoding" and (value.strip().lower() != b"chunked" or version == "1.0"):
-            raise ValueError("Transfer-Encoding: expected chunked alone, in HTTP/1.1")
+        elif name == b"transfer-encoding" and (version == "1.0" or not _ends_in_chunks(value)):
+            raise ValueError("Transfer-Encoding: expected chunked, last and once, in HTTP/1.1")
     if num_hosts > 1 or (num_hosts == 0 and version != "1.0"):
         raise ValueError(f"Host: expected once, got {num_hosts}")
     if target == b"*" and method != "OPTIONS":
         raise ValueError("the target * is for OPTIONS alone")
+
+
+def _ends_in_chunks(value: bytes) -> bool:
+    """Whether a body of these transfer codings ends where its chunks do; what codings there are beside is refused later."""
+    codings = [coding.strip(b" \t").lower() for coding in value.split(b",")]
+    return codings[-1] == b"chunked" and codings.count(b"chunked") == 1 and b"" not in codings

@@ -48,7 +48,7 @@ class TilewireProtocol(HttpToolsProtocol):
         min_body_bytes_per_s: Least rate of a body that takes longer than `patience_s`.
         max_body_s: Longest time for a body at that rate: a longer body has a larger least rate.
         max_connections: Connections of this gateway above which new ones are answered 503.
-        is_refused: What still comes is not read.
+        is_refused: Whether further bytes are left unread.
     """
 
     gateway: Gateway | None = None
@@ -202,7 +202,7 @@ class TilewireProtocol(HttpToolsProtocol):
             start()
 
     def _prepare(self, stream: RequestStream, method: str, version: str) -> Callable[[], None]:
-        """What starts a request: `handle` for those of ops, else the application."""
+        """Returns the call that starts a request: `handle` for those of ops, else the application."""
         url = httptools.parse_url(self.url)
         path = (url.path or b"").decode("ascii")
         if "%" in path:
@@ -315,7 +315,7 @@ class TilewireProtocol(HttpToolsProtocol):
         A client that has left and one that has only ended its side look the same.
         """
         cycle = self.cycle
-        if self.is_encrypted or self.is_refused or cycle is None or cycle.response_complete or cycle.more_body:
+        if self.is_encrypted or cycle is None or cycle.response_complete or cycle.more_body:
             return False
         if not self._is_half_closed:
             self._is_half_closed = True

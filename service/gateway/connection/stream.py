@@ -61,7 +61,7 @@ class RequestStream(RequestResponseCycle):
         is_http11: The client understands interim responses.
         keep_alive: The connection stays behind the answer.
         expects_continue: The client waits for `100 Continue` before it sends its body.
-        unparsed: What has come of a body that never goes through the parser; None when the parser has it.
+        unparsed: Received bytes of a body that bypasses the parser; None when the parser has it.
         content_length: Length of a body that never goes through the parser.
     """
 
@@ -123,27 +123,27 @@ class RequestStream(RequestResponseCycle):
 
     @property
     def is_complete(self) -> bool:
-        """See `context.Stream`."""
+        """Whether the last byte of the body is in."""
         return not self.more_body
 
     @property
     def is_disconnected(self) -> bool:
-        """See `context.Stream`."""
+        """Whether the client left."""
         return self.disconnected or self._owner.transport.is_closing()
 
     def watch(self, on_gone: Callable[[], None]) -> None:
-        """See `context.Stream`."""
+        """Calls `on_gone` once if the client leaves before `unwatch`."""
         if self._owner.transport.is_closing():
             on_gone()
         else:
             self._owner.on_gone = on_gone
 
     def unwatch(self) -> None:
-        """See `context.Stream`."""
+        """Ends the watch."""
         self._owner.on_gone = None
 
     async def receive_into(self, slot: memoryview, timeout_s: float) -> None:
-        """See `context.Stream`."""
+        """Receives a body of declared length into a slot."""
         self._send_continue()
         if self._unparsed is not None:
             begun = self.received_bytes = len(self._unparsed)
@@ -180,7 +180,7 @@ class RequestStream(RequestResponseCycle):
             del receiver
 
     async def receive_piece(self) -> bytes:
-        """See `context.Stream`."""
+        """Receives a piece of a chunked body."""
         self._send_continue()
         while not self.body and self.more_body and not self.is_disconnected and not self.response_complete:
             self.flow.resume_reading()
@@ -197,7 +197,7 @@ class RequestStream(RequestResponseCycle):
                 self._owner.transport.write(CONTINUE)
 
     async def respond(self, status: int, lines: str, chunks: Sequence[bytes | memoryview], *, closes: bool) -> None:
-        """See `context.Stream`."""
+        """Writes a whole answer; returns when no chunk is needed any more."""
         owner = self._owner
         if self.flow.write_paused and not self.is_disconnected:
             await self.flow.drain()
@@ -239,6 +239,8 @@ class RequestStream(RequestResponseCycle):
         """Takes what is left of a refused body, which the parser does not know of, before the next request is read."""
         receiver = SlotReceiver(self._owner, memoryview(bytearray(self._owed)), 0, self._owner.patience_s)
         self._owner.transport.set_protocol(receiver)
+        # Nothing was read while no slot was there for it.
+        self._owner.flow.resume_reading()
         receiver.done.add_done_callback(lambda done: self._on_discarded(receiver, done))
 
     def _on_discarded(self, receiver: SlotReceiver, done: asyncio.Future[None]) -> None:

@@ -65,7 +65,7 @@ class Answering(Protocol):
     """One answer that a framework writes.
 
     Attributes:
-        response_started: Its head was written.
+        response_started: Whether its head was written.
         expected_content_length: Bytes of the body that are still to come; 0 in chunks.
         is_head_only: The request was a HEAD.
     """

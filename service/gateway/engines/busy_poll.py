@@ -1,6 +1,6 @@
 """Keeps the event loop from sleeping while an answer or the next request is due: waking takes as long as a small product.
 
-Owns when. Knows no message. Runs in the gateway's event loop.
+Owns the decision when to poll. Runs in the gateway's event loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Poller:
     """Turns the loop round and round for a moment.
 
     Args:
-        seconds: How long after a request was sent; 0 for never.
+        seconds: Time to poll after a request was sent; 0 for never.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -1,6 +1,6 @@
 """The gateway's end of the Unix socket to one engine: connects, says hello, matches answers to requests, reconnects.
 
-Owns request ids and pending answers. Knows no HTTP and no op. Runs in the gateway's event loop.
+Owns request ids and pending answers. Runs in the gateway's event loop.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ Reply = Done | Stale | Tensors | RegionList | Kernels
 
 
 class Engine(Protocol):
-    """What a gateway asks of an engine; a test may put its own here."""
+    """Interface of an engine in a gateway; a test may put its own here."""
 
     @property
     def welcome(self) -> Welcome | None:
-        """Who it is, while it is ready; else None."""
+        """Identity of the engine while it is ready, else None."""
         ...
 
     @property
     def warming(self) -> Warming | None:
-        """How far it is, while it warms up; else None."""
+        """Progress of the engine while it warms up, else None."""
         ...
 
     @property
@@ -123,11 +123,11 @@ class EngineClient:
     """A connection to one engine that lasts as long as the gateway; see `Engine` for the calls.
 
     Args:
-        index: Of this gateway.
-        address: Of the engine's socket, in the kernel's namespace: begins with NUL.
+        index: Index of this gateway.
+        address: Abstract address of the engine's socket; begins with NUL.
         segment: This gateway's arena.
         on_change: Called when the engine becomes ready, with its welcome, or is lost, with None.
-        poller: Told of what is under way.
+        poller: Receiver of the number of requests under way.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class EngineClient:
         return len(self._pending)
 
     def send(self, request: Request) -> tuple[int, asyncio.Future[Reply]]:
-        """See `Engine.send`."""
+        """Sends a request under a fresh id."""
         link = self._ready_link()
         request_id, future = self._expect_reply()
         link.send(msgspec.structs.replace(request, id=request_id, request_id=log.request_id.get()))
@@ -167,7 +167,7 @@ class EngineClient:
     def submit(
         self, template: Template, offsets: tuple[int, ...], *, deadline_ns: int = 0, priority: int = 0
     ) -> tuple[int, asyncio.Future[Reply]]:
-        """See `Engine.submit`."""
+        """Sends a job, and its template unless the engine has it."""
         link = self._ready_link()
         if template.id not in self._templates:
             self._templates.add(template.id)
@@ -177,7 +177,7 @@ class EngineClient:
         return request_id, future
 
     def forget(self, template_id: int) -> None:
-        """See `Engine.forget`."""
+        """Forgets a template, here and in the engine."""
         if template_id in self._templates and self._link is not None:
             self._templates.discard(template_id)
             self._link.send(ForgetTemplate(template_id))
@@ -194,7 +194,7 @@ class EngineClient:
         return request_id, future
 
     def cancel(self, request_id: int) -> None:
-        """See `Engine.cancel`."""
+        """Cancels a request; its future still ends."""
         if self._link is not None and request_id in self._pending:
             self._link.send(Cancel(request_id))
 

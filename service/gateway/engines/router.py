@@ -1,6 +1,6 @@
-"""All engines of the machine, as a gateway uses them: jobs go to the least busy one, changes of a resident to its home engine.
+"""Routes requests to the engines of the machine: jobs to the least busy one, changes of a resident to its home engine.
 
-Owns the routing and a cache of the residents' types, which engines check at use. Knows no HTTP and no body format.
+Owns the routing and a cache of the residents' types, which engines check at use.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ReplyT = TypeVar("ReplyT", Done, Stale, Tensors, RegionList, Kernels)
 
 
 class Departure(Protocol):
-    """Tells when a client leaves.
+    """Reports when a client leaves.
 
     Attributes:
         is_disconnected: It has left.
@@ -204,7 +204,7 @@ class Engines:
         return known if known is not None else (await self.describe(name, field=field)).type
 
     async def describe(self, name: str, *, field: str = "name") -> TensorInfo:
-        """Asks an engine about a resident.
+        """Fetches the description of a resident from an engine.
 
         Raises:
             UnknownName: There is none; the detail names `field`.

@@ -1,6 +1,6 @@
-"""The contract between the request path and an API: what a call asks for, what it computes, and how it is answered.
+"""Defines the interface between the request path and an API: call, task and encoder.
 
-`api/v1` and `api/v2` implement it. `handle` knows requests only through it.
+`api/v1` and `api/v2` implement it. `handle` uses requests only through it.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Task(Protocol):
 
 
 class Call(Protocol):
-    """What a request's head asks for.
+    """Parsed head of a request.
 
     Attributes:
         op: Operation.
@@ -136,6 +136,7 @@ class Call(Protocol):
         lead_bytes: Bytes left free in front of the body, so that its payload begins aligned.
         needs_body: A body is read; False when residents stand for all inputs.
         program: Name of the kept program that is run; None for an op, and for a program in the body.
+        program_field: Name of that field in errors.
     """
 
     @property
@@ -150,6 +151,8 @@ class Call(Protocol):
     def needs_body(self) -> bool: ...
     @property
     def program(self) -> str | None: ...
+    @property
+    def program_field(self) -> str: ...
 
     async def decode(self, body: Lease | None, leases: Leases) -> Task:
         """Reads a whole body.

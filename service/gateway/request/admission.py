@@ -1,6 +1,6 @@
-"""Who may come in: the drain, the number of requests under way, and the memory that one request may hold.
+"""Admits requests: the drain, the number of requests under way, and the memory that one request may hold.
 
-Owns the counts and what each request holds. Knows no HTTP message and no format. Runs in the gateway's event loop.
+Owns the counts and the leases of each request. Runs in the gateway's event loop.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class AsgiStream:
         return message
 
     async def receive_into(self, slot: memoryview, timeout_s: float) -> None:
-        """See `context.Stream`."""
+        """Receives a body of declared length into a slot."""
         received = 0
         while not self.is_complete:
             try:
@@ -73,17 +73,17 @@ class AsgiStream:
             raise InvalidRequest(f"body: {received} bytes came; Content-Length said {len(slot)}")
 
     async def receive_piece(self) -> bytes:
-        """See `context.Stream`."""
+        """Receives a piece of a chunked body."""
         piece: bytes = (await self.receive()).get("body", b"")
         return piece
 
     def watch(self, on_gone: Callable[[], None]) -> None:
-        """See `context.Stream`."""
+        """Calls `on_gone` once if the client leaves before `unwatch`."""
         self._on_gone = on_gone
         self._watcher = asyncio.ensure_future(self._receive_until_gone())
 
     def unwatch(self) -> None:
-        """See `context.Stream`."""
+        """Ends the watch."""
         self._on_gone = None
         if self._watcher is not None:
             self._watcher.cancel()

@@ -1,6 +1,6 @@
-"""The path of every POST of an op, whatever its API, whether or not one like it came before: receive, resolve, submit, respond.
+"""Handles every POST of an op, of any API, first and repeated: receive, resolve, submit, respond.
 
-Read from top to bottom it is what happens to a request. A request whose template is cached skips parsing, decoding and
+The file reads in the order of a request. One whose template is cached skips parsing, decoding and
 planning, and nothing else. What can be refused is refused before the step that costs. Runs in the gateway's event loop.
 """
 
@@ -38,7 +38,7 @@ MAX_PLANS = 4
 
 
 async def handle(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp) -> None:
-    """Answers one request, whatever becomes of it.
+    """Answers one request, on success and on error.
 
     Args:
         gateway: Parts.
@@ -67,7 +67,7 @@ async def handle(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp)
 
 
 def admit(gateway: Gateway, context: RequestContext) -> None:
-    """Checks who asks, and their quota; every path but those of health passes here, whatever its spelling.
+    """Checks the API key and its quota; every path but those of health passes here, in any spelling.
 
     Raises:
         TilewireError: The key is missing or unknown, or has used up its quota.
@@ -81,7 +81,7 @@ def admit(gateway: Gateway, context: RequestContext) -> None:
 
 
 def read_call(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp) -> Call:
-    """Reads what the head asks for, or finds it in the cache."""
+    """Parses the head, or finds it in the cache."""
     if context.cached is not None:
         return context.cached.call
     call = api.read_call(op, context.head)
@@ -105,7 +105,7 @@ async def check_call(gateway: Gateway, context: RequestContext, call: Call, leas
     for name, resident in call.residents.items():
         await gateway.engines.type_of(resident, field=name)
     if call.program is not None:
-        await gateway.programs.find(call.program, leases)
+        await gateway.programs.find(call.program, leases, field=call.program_field)
     if call.store is not None and len(call.op.outputs) > 1:
         raise InvalidRequest(f"store: {call.op.name} has the outputs {', '.join(call.op.outputs)}; one can be stored")
 
@@ -219,7 +219,7 @@ async def resident_types(gateway: Gateway, task: Task) -> dict[str, TensorType]:
 
 
 async def current_types(gateway: Gateway, task: Task) -> dict[str, TensorType]:
-    """As `resident_types`, but asks an engine about each."""
+    """As `resident_types`, but fetches each from an engine."""
     return {field: (await gateway.engines.describe(name, field=field)).type for field, name in task.residents.items()}
 
 

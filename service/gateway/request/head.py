@@ -82,7 +82,7 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class HeadKey(NamedTuple):
-    """What identifies a head.
+    """Key of a head in the template cache.
 
     Attributes:
         text: Head without the values that are each request's own.

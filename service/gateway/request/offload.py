@@ -34,7 +34,7 @@ class LoopRoom:
         self._loop = asyncio.get_running_loop()
 
     def take(self, nbytes: int) -> tuple[int, memoryview]:
-        """See `codecs.protocol.Room`."""
+        """Leases more of the arena for the request."""
         return asyncio.run_coroutine_threadsafe(self._take(nbytes), self._loop).result()
 
     async def _take(self, nbytes: int) -> tuple[int, memoryview]:
@@ -56,3 +56,6 @@ async def offload(
     except asyncio.CancelledError:
         await asyncio.wait([running])
         raise
+    finally:
+        # An error that it holds leads back to this frame: left here, both would wait for the garbage collector.
+        del running

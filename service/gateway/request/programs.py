@@ -58,8 +58,13 @@ class Programs:
         """Returns the op that runs a program within the limits."""
         return ProgramOp(program, self._limits, name)
 
-    async def find(self, name: str, leases: Leases) -> KeptProgram:
+    async def find(self, name: str, leases: Leases, *, field: str = "program") -> KeptProgram:
         """Returns a program as it was last known here; an engine notices when it was replaced.
+
+        Args:
+            name: Name of the program.
+            leases: Source of room for its text.
+            field: Name of the field in errors.
 
         Raises:
             UnknownName: There is none.
@@ -67,12 +72,17 @@ class Programs:
         """
         kept = self._cache.get(name)
         if kept is None:
-            return await self.fetch(name, leases)
+            return await self.fetch(name, leases, field=field)
         self._cache.move_to_end(name)
         return kept
 
-    async def fetch(self, name: str, leases: Leases) -> KeptProgram:
+    async def fetch(self, name: str, leases: Leases, *, field: str = "program") -> KeptProgram:
         """Returns a program as the engines keep it now.
+
+        Args:
+            name: Name of the program.
+            leases: Source of room for its text.
+            field: Name of the field in errors.
 
         Raises:
             UnknownName: There is none.
@@ -81,14 +91,14 @@ class Programs:
         check_program_name(name, frozenset())
         self._cache.pop(name, None)
         for _attempt in range(MAX_FETCHES):
-            info = await self._describe(name)
+            info = await self._describe(name, field)
             lease = await leases.wait(info.type.nbytes)
             reply = await self._engines.download(info, lease.offset)
             text = bytes(lease.view)
             leases.give_back(lease)
             if isinstance(reply, Done):
                 return self._keep(name, info, parse_program(text, OPS))
-        raise Unavailable(f"program: {name!r} keeps changing")
+        raise Unavailable(f"{field}: {name!r} keeps changing")
 
     async def put(self, name: str, text: bytes, leases: Leases) -> tuple[KeptProgram, bool]:
         """Checks and keeps a program.
@@ -121,7 +131,7 @@ class Programs:
         try:
             await self._engines.delete(program_resident(name))
         except UnknownName:
-            raise _unknown(name) from None
+            raise _unknown(name, "program") from None
 
     async def values(self, kept: KeptProgram) -> Mapping[str, TensorType]:
         """Returns dtypes and shapes of a program's values for some sizes that work, as far as its residents exist."""
@@ -138,11 +148,11 @@ class Programs:
             self._cache.popitem(last=False)
         return kept
 
-    async def _describe(self, name: str) -> TensorInfo:
+    async def _describe(self, name: str, field: str) -> TensorInfo:
         try:
             return await self._engines.describe(program_resident(name))
         except UnknownName:
-            raise _unknown(name) from None
+            raise _unknown(name, field) from None
 
     async def _residents_of(self, program: Program) -> dict[str, TensorType]:
         """Types of the residents that exist."""
@@ -155,5 +165,5 @@ class Programs:
         return types
 
 
-def _unknown(name: str) -> UnknownName:
-    return UnknownName(f"program: no program {name[:64]!r}")
+def _unknown(name: str, field: str) -> UnknownName:
+    return UnknownName(f"{field}: no {field} {name[:64]!r}")

@@ -1,4 +1,4 @@
-"""Writes answers: the only place that knows the headers of a head, in an ordinary answer, an error, and on a broken connection.
+"""Writes answers: the only writer of response heads, for ordinary answers, errors and broken connections.
 
 Owns the header lines, the form of errors and the moment at which slots go back.
 """
@@ -166,7 +166,7 @@ def json_response(content: object, status: int = 200, headers: Mapping[str, str]
 
 
 def describe_tensor(info: TensorInfo) -> dict[str, object]:
-    """What clients see of a resident tensor."""
+    """Returns the description of a resident tensor for clients."""
     return {
         "name": info.name,
         "shape": info.type.shape,

@@ -95,7 +95,7 @@ class Room:
             raise
 
     def __str__(self) -> str:
-        """What is free and who waits, for error texts."""
+        """Free memory and waiting requests, for error texts."""
         return f"{self.arena}; {len(self._waiting)} requests wait"
 
     def _lease(self, nbytes: int, *, is_new: bool) -> Lease:

@@ -1,6 +1,6 @@
 """Defines and counts the gateway's metrics, and fetches what all processes counted from the supervisor.
 
-Owns the request metrics. Knows no launches; `engine.metrics` does.
+Owns the request metrics; those of launches are in `engine.metrics`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PLAIN = re.compile(rf"[A-Za-z0-9._:@/+=-]{{1,{MAX_LABEL_CHARACTERS - len('reque
 
 
 class Totals(Sink, Protocol):
-    """Where figures go, and where the sums over all processes come from."""
+    """Interface that takes figures and returns the sums over all processes."""
 
     async def exposition(self, *, openmetrics: bool) -> tuple[bytes, str]:
         """Returns the text of `/metrics` and its content type.

@@ -30,9 +30,9 @@ class OtlpRecorder:
     """Makes OpenTelemetry spans of finished requests; see `tracing.Recorder` for the calls.
 
     Args:
-        settings: Where to, and how many.
-        version: Of Tilewire.
-        index: Of this gateway.
+        settings: Destination and sampling of spans.
+        version: Version of Tilewire.
+        index: Index of this gateway.
     """
 
     def __init__(self, settings: TracingSettings, version: str, index: int) -> None:
@@ -50,11 +50,11 @@ class OtlpRecorder:
         self._tracer = provider.get_tracer("tilewire", version)
 
     def wants(self, parent: TraceParent | None) -> bool:
-        """See `tracing.Recorder`."""
+        """Whether a request is recorded: as its caller decided, else by chance."""
         return is_sampled(parent, self._ratio)
 
     def record(self, finished: Finished) -> str:
-        """See `tracing.Recorder`."""
+        """Queues a request's spans and returns its trace id."""
         root = self._tracer.start_span(
             finished.span.name,
             context=_context_of(finished.parent),
@@ -72,7 +72,7 @@ class OtlpRecorder:
         return trace.format_trace_id(root.get_span_context().trace_id)
 
     def close(self) -> None:
-        """See `tracing.Recorder`."""
+        """Sends what is left, for a moment."""
         # A collector that is gone would hold this for half a minute; the thread dies with the process.
         last = threading.Thread(target=self._provider.shutdown, daemon=True)
         last.start()

@@ -1,7 +1,6 @@
 """Traces: the caller's `traceparent`, and the spans that a request was made of, as plain values.
 
-Owns when each stage began and ended. Knows no OpenTelemetry: `gateway.telemetry.otlp` sends spans. Nothing here runs unless
-somebody traces.
+Owns the begin and end of each stage; `gateway.telemetry.otlp` sends spans. Runs only while tracing is on.
 
 The gateway and the engine read one clock (Linux's monotonic clock is the machine's), so the engine's `arrived_ns`
 stands on the same axis as the gateway's times. Within the engine, stages are laid end to end as they ran: queue, h2d,
@@ -30,7 +29,7 @@ class TraceParent(msgspec.Struct, frozen=True):
         trace_id: 32 hexadecimal digits.
         span_id: 16 hexadecimal digits.
         is_sampled: The caller records its span, and wants ours.
-        state: Of `tracestate`.
+        state: Value of `tracestate`.
     """
 
     trace_id: str
@@ -52,9 +51,9 @@ class Finished(msgspec.Struct, frozen=True):
 
     Attributes:
         span: The request itself; its name is method and route.
-        stages: Its children.
+        stages: Child spans.
         parent: The caller's span, or None.
-        attributes: Of the request's span.
+        attributes: Attributes of the request's span.
         is_error: The server failed.
     """
 

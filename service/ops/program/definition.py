@@ -43,7 +43,9 @@ class InputDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shape: tuple[int, ...]
 
 
-class StepDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"names": "as"}):
+class StepDefinition(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, rename={"names": "as"}
+):
     """One step as it is written.
 
     Attributes:

@@ -36,7 +36,7 @@ WORD_BYTES = 8
 
 @dataclass(eq=False, slots=True)
 class Addresses:
-    """Where the operands and results of a batch lie on the host.
+    """Host addresses of the operands and results of a batch.
 
     Attributes:
         sources: Addresses of each request's operands, in order.
@@ -200,7 +200,7 @@ class BoundBatch:
     addresses: Addresses
 
     def run(self, launches: Sequence[LaunchSpec], pipeline: Pipeline) -> InFlight:
-        """See `LaunchPlan.run`."""
+        """Queues copies and kernels of a batch."""
         (launch,) = launches
         return self.plan.run(launch, self.addresses, pipeline)
 

@@ -30,7 +30,7 @@ ROWS_STEP = 256
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """How a request is cut.
+    """Division of a request into chunks.
 
     Attributes:
         names: Names of the inputs of which each chunk needs only its rows; the others come whole, first.
@@ -95,7 +95,7 @@ class Chunked:
     Args:
         kernels: The package `tilewire.kernels`.
         staging: Source of memory, and copies.
-        chunks: How the request is cut.
+        chunks: Division of the request.
         is_invariant: As `GpuBackend`'s.
     """
 
@@ -106,7 +106,7 @@ class Chunked:
         self._is_invariant = is_invariant
 
     def run(self, launches: Sequence[LaunchSpec], pipeline: Pipeline) -> InFlight:
-        """See `LaunchPlan.run`."""
+        """Queues copies and kernels of a batch."""
         (launch,) = launches
         chunks, op = self._chunks, ENGINE_OPS[launch.op.name]
         marks, held = pipeline.marks(), [*launch.resident.values()]
@@ -155,7 +155,7 @@ def _copy_rows(rows: torch.Tensor, place: HostBytes, chunks: Chunks, span: tuple
     Args:
         rows: Rows on the device, as `_rows_of` returns them.
         place: All rows, on the host.
-        chunks: How the request is cut.
+        chunks: Division of the request.
         span: First row and end of the chunk.
         is_gather: To the device; else from it.
     """

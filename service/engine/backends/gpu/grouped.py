@@ -58,7 +58,7 @@ class Grouped:
         self._device = staging.device
 
     def run(self, launches: Sequence[LaunchSpec], pipeline: Pipeline) -> InFlight:
-        """See `LaunchPlan.run`."""
+        """Queues copies and kernels of a batch."""
         marks, held = pipeline.marks(), list[torch.Tensor]()
         group = Group(launches, self._epilogue, self._device)
         pipeline.use(pipeline.stage_in)

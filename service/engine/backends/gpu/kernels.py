@@ -62,7 +62,7 @@ class DeviceKernels:
 
     @property
     def target(self) -> Target:
-        """What the kernels are compiled for."""
+        """Target that the kernels are compiled for."""
         return current(self._index)
 
     def warm_up(
@@ -72,7 +72,7 @@ class DeviceKernels:
 
         Args:
             how: As there.
-            stream: Where kernels are tried.
+            stream: Stream on which kernels are tried.
             report: As there.
             on_each: As there.
 

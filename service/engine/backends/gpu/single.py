@@ -30,7 +30,7 @@ class Single:
         self._is_invariant = is_invariant
 
     def run(self, launches: Sequence[LaunchSpec], pipeline: Pipeline) -> InFlight:
-        """See `LaunchPlan.run`."""
+        """Queues copies and kernels of a batch."""
         marks, held = pipeline.marks(), list[torch.Tensor]()
         marks.begin.record(pipeline.stage_in)
         pipeline.use(pipeline.stage_in)

@@ -1,7 +1,7 @@
-"""What takes long only the first time, done before a request would wait for it: the driver's memory, torch's own kernels.
+"""Pre-warms allocator pools and lazily loaded kernels of torch, before a request would wait for them.
 
 torch keeps the memory that it has asked the driver for, by stream and by size, and the driver loads each of torch's kernels
-when it is first launched; either can take tens of milliseconds. Knows no op and no batch. Runs in the engine's loop thread.
+when it is first launched; either can take tens of milliseconds. Runs in the engine's loop thread.
 """
 
 from __future__ import annotations

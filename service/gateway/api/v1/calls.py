@@ -35,7 +35,7 @@ class NativeApi:
         self._max_json_bytes = max_json_bytes
 
     def read_call(self, op: AnyOp, head: Head) -> NativeCall:
-        """See `Api.read_call`."""
+        """Reads the head of a request."""
         headers = head.headers
         query = parse_query(op, head.query, headers.get("x-timeout-ms"))
         call = NativeCall(
@@ -52,7 +52,7 @@ class NativeApi:
 
 
 class NativeCall(msgspec.Struct, frozen=True):
-    """What a native request's head asks for; see `Call`.
+    """Parsed head of a native request; see `Call`.
 
     Attributes:
         op: Operation.
@@ -62,6 +62,8 @@ class NativeCall(msgspec.Struct, frozen=True):
         max_json_bytes: As in `NativeApi`.
         needs_body: As in `Call`.
         lead_bytes: As in `Call`.
+        program: As in `Call`.
+        program_field: As in `Call`.
     """
 
     op: AnyOp
@@ -72,6 +74,7 @@ class NativeCall(msgspec.Struct, frozen=True):
     needs_body: bool
     lead_bytes: int = 0
     program: str | None = None
+    program_field: str = "program"
 
     @property
     def residents(self) -> Mapping[str, str]:
@@ -82,7 +85,7 @@ class NativeCall(msgspec.Struct, frozen=True):
         return self.query.store
 
     async def decode(self, body: Lease | None, leases: Leases) -> NativeTask:
-        """See `Call`."""
+        """Reads the body of a request."""
         codec, placed, lead_bytes = None, dict[str, Placed](), 0 if body is None else None
         if body is not None:
             codec = codec_for_body(self.content_type, bytes(body.view[:SNIFF_BYTES]))
@@ -95,7 +98,7 @@ class NativeTask(msgspec.Struct, frozen=True):
     """A native request whose operands are known; see `Task`.
 
     Attributes:
-        call: What the head asks for.
+        call: Parsed head.
         codec: Format of the body; None without one.
         placed: Tensors of the body by name.
         lead_bytes: As in `Task`.
@@ -147,7 +150,7 @@ class CodecEncoder(msgspec.Struct, frozen=True):
     work_bytes: int
 
     def encode(self, payloads: Sequence[memoryview]) -> Answer:
-        """See `Encoder`."""
+        """Writes an answer around the payloads."""
         return Answer(self.codec.content_type, self.codec.encode(self.outputs, payloads))
 
 

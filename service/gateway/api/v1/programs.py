@@ -48,7 +48,7 @@ class ProgramApi:
         self._max_json_bytes = max_json_bytes
 
     def read_call(self, op: AnyOp, head: Head) -> ProgramCall:
-        """See `Api.read_call`."""
+        """Reads the head of a request."""
         refuse_encodings(head)
         headers = head.headers
         return ProgramCall(
@@ -63,7 +63,7 @@ class ProgramApi:
 
 
 class ProgramCall(msgspec.Struct, frozen=True):
-    """What the head of a run asks for; see `Call`.
+    """Parsed head of a program's run; see `Call`.
 
     Attributes:
         op: The op `program`, not bound to any.
@@ -85,6 +85,7 @@ class ProgramCall(msgspec.Struct, frozen=True):
 
     lead_bytes: int = 0
     needs_body: bool = False
+    program_field: str = "program"
 
     @property
     def residents(self) -> Mapping[str, str]:
@@ -95,7 +96,7 @@ class ProgramCall(msgspec.Struct, frozen=True):
         return None
 
     async def decode(self, body: Lease | None, leases: Leases) -> ProgramTask:
-        """See `Call`."""
+        """Reads the body of a request."""
         codec, placed, lead_bytes, text = None, dict[str, Placed](), 0 if body is None else None, None
         if body is not None:
             codec = codec_for_body(self.content_type, bytes(body.view[:SNIFF_BYTES]))
@@ -118,7 +119,7 @@ class ProgramTask(msgspec.Struct, frozen=True):
     """A run whose program and operands are known; see `Task`.
 
     Attributes:
-        call: What the head asks for.
+        call: Parsed head.
         codec: Format of the body; None without one.
         placed: Tensors of the body by name.
         lead_bytes: As in `Task`.
@@ -223,9 +224,7 @@ def router(gateway: Gateway) -> APIRouter:
         finally:
             leases.release()
 
-    @routes.api_route(
-        "/v1/programs/{name}", methods=["GET", "HEAD"], summary="Fetch a program.", response_class=Response
-    )
+    @routes.get("/v1/programs/{name}", summary="Fetch a program.", response_class=Response)
     async def get_program(name: str, request: Request) -> Response:
         authorise(context_of(request.scope).granted, op=PROGRAM)
         leases = gateway.admission.admit()

@@ -1,4 +1,4 @@
-"""Reads the query of a native call: options, resident operands, `store=` and the deadline. Knows no body and no engine."""
+"""Reads the query of a native call: options, resident operands, `store=` and the deadline."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ MAX_TIMEOUT_MS = 86_400_000
 
 
 class Query(msgspec.Struct, frozen=True):
-    """What the query of a native request asks for.
+    """Parsed query of a native request.
 
     Attributes:
         op: The operation.
-        options: Its options.
+        options: Option values of the op.
         residents: Names of resident tensors by the input that they stand for.
         store: Name under which the result becomes resident, or None.
         timeout_ms: It must have started by then, or None.
@@ -38,7 +38,7 @@ class Query(msgspec.Struct, frozen=True):
 
 
 class RunQuery(msgspec.Struct, frozen=True):
-    """What the query of a program's run asks for.
+    """Parsed query of a program's run.
 
     Attributes:
         residents: Names of resident tensors by the input that they stand for.

@@ -65,7 +65,7 @@ class InferApi:
         self._programs = programs
 
     def read_call(self, op: AnyOp, head: Head) -> InferCall:
-        """See `Api.read_call`."""
+        """Reads the head of a request."""
         header_bytes = header_length(head)
         coding = coding_of_body(head.headers.get("content-encoding"))
         accepted = head.headers.get("accept-encoding")
@@ -95,7 +95,7 @@ def header_length(head: Head) -> int | None:
 
 
 class InferCall(msgspec.Struct, frozen=True):
-    """What an infer request's head asks for; see `Call`.
+    """Parsed head of an infer request; see `Call`.
 
     Attributes:
         op: Model.
@@ -118,10 +118,11 @@ class InferCall(msgspec.Struct, frozen=True):
     residents: Mapping[str, str] = {}
     store: str | None = None
     needs_body: bool = True
+    program_field: str = "model"
 
     @property
     def program(self) -> str | None:
-        """See `Call`."""
+        """Name of the kept program; None for an op."""
         return self.model if self.op is PROGRAM_FAMILY else None
 
     @property
@@ -153,7 +154,7 @@ class InferCall(msgspec.Struct, frozen=True):
             )
 
     async def decode(self, body: Lease | None, leases: Leases) -> InferTask:
-        """See `Call`."""
+        """Reads the body of a request."""
         assert body is not None, "This is a bug: an infer request has a body."
         at = self.align_bytes
         if self.coding is not None:
@@ -162,7 +163,9 @@ class InferCall(msgspec.Struct, frozen=True):
         self.check_lengths(view.nbytes)
         json_bytes = view.nbytes if self.header_bytes is None else self.header_bytes
         room = LoopRoom(leases) if json_bytes > OFFLOAD_BYTES else leases
-        kept = None if self.program is None else await self.programs.find(self.program, leases)
+        kept = (
+            None if self.program is None else await self.programs.find(self.program, leases, field=self.program_field)
+        )
         op = self.op if kept is None else kept.op
         request = await offload(json_bytes, decode_request, op, view, body.offset + at, self.header_bytes, room)
         # Numbers of the JSON lie elsewhere, and so does all of an inflated body.
@@ -177,8 +180,8 @@ class InferTask(msgspec.Struct, frozen=True):
     """An infer request whose operands are known; see `Task`.
 
     Attributes:
-        call: What the head asks for.
-        request: What the body says.
+        call: Parsed head.
+        request: Parsed body.
         lead_bytes: As in `Task`.
         op: Model.
         leases: Source of room for a program's text.
@@ -194,40 +197,40 @@ class InferTask(msgspec.Struct, frozen=True):
 
     @property
     def pinned(self) -> Mapping[str, TensorInfo]:
-        """See `Task`."""
+        """Residents that the engine must have in this version, by input."""
         return {} if self.kept is None else {PROGRAM: self.kept.info}
 
     async def renew(self) -> InferTask:
-        """See `Task`."""
+        """Returns the task with the newest version of its program."""
         if self.kept is None:
             return self
-        kept = await self.call.programs.fetch(self.kept.name, self.leases)
+        kept = await self.call.programs.fetch(self.kept.name, self.leases, field=self.call.program_field)
         return msgspec.structs.replace(self, op=kept.op, kept=kept)
 
     @property
     def options(self) -> Options:
-        """See `Task`."""
+        """Options of the op."""
         return self.op.complete(self.request.options)
 
     @property
     def placed(self) -> Mapping[str, Placed]:
-        """See `Task`."""
+        """Tensors in the arena by input."""
         return {one.name: one.placed for one in self.request.inputs if one.placed is not None}
 
     @property
     def residents(self) -> Mapping[str, str]:
-        """See `Task`."""
+        """Names of resident tensors by input."""
         steps = {} if self.kept is None else {RESIDENT + name: name for name in self.kept.op.program.residents}
         return {**steps, **{one.name: one.resident for one in self.request.inputs if one.resident is not None}}
 
     @property
     def declared(self) -> Mapping[str, TensorType]:
-        """See `Task`."""
+        """Types that the client declares for residents, by input."""
         return {one.name: one.type for one in self.request.inputs if one.resident is not None and one.type is not None}
 
     @property
     def regions(self) -> Mapping[str, tuple[TensorType, Region]]:
-        """See `Task`."""
+        """Tensors in registered regions by input."""
         return {
             one.name: (one.type, one.region)
             for one in self.request.inputs
@@ -236,17 +239,17 @@ class InferTask(msgspec.Struct, frozen=True):
 
     @property
     def out_regions(self) -> Mapping[str, Region]:
-        """See `Task`."""
+        """Regions that take outputs, by output."""
         return {name: one.region for name, one in self.request.outputs.items() if one.region is not None}
 
     @property
     def timeout_ns(self) -> int:
-        """See `Task`."""
+        """Longest time until the start, in nanoseconds; 0 for none."""
         return 1000 * self.request.timeout_us
 
     @property
     def priority(self) -> int:
-        """See `Task`."""
+        """Priority: 0 the default, 1 the most urgent."""
         return self.request.priority
 
     def encoder(self, outputs: Mapping[str, TensorType]) -> InferEncoder:
@@ -279,7 +282,7 @@ class InferEncoder(msgspec.Struct, frozen=True):
 
     Attributes:
         op: Model.
-        request: What was asked.
+        request: Parsed request.
         types: Types of all outputs by name.
         accept_encoding: Codings that the client takes, or None.
         work_bytes: As in `Encoder`.
@@ -292,7 +295,7 @@ class InferEncoder(msgspec.Struct, frozen=True):
     work_bytes: int
 
     def encode(self, payloads: Sequence[memoryview]) -> Answer:
-        """See `Encoder`."""
+        """Writes an answer around the payloads."""
         body = encode_answer(self.op, self.request, self.types, dict(zip(self.types, payloads, strict=True)))
         chunks, is_text = body.chunks, body.header_bytes is None
         lines = "" if is_text else f"{HEADER_LENGTH}: {body.header_bytes}\r\n"

@@ -1,6 +1,7 @@
-"""Content codings, gzip and deflate, both ways. Owns what an Accept-Encoding asks for and the bound on what a body inflates to.
+"""Compresses answers and inflates bodies: gzip and deflate.
 
-Knows no format. Runs in a gateway's event loop; what takes long runs in a thread, where zlib holds no lock.
+Owns the choice of a coding from Accept-Encoding and the bound on an inflated body. Runs in a gateway's event loop;
+long work runs in a thread, where zlib holds no lock.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def coding_of_answer(accept: str | None, *, is_text: bool, nbytes: int) -> Codin
     Args:
         accept: The request's Accept-Encoding.
         is_text: The answer is JSON alone.
-        nbytes: Of the answer.
+        nbytes: Bytes of the answer.
     """
     accepted: list[str] = []
     for part in (accept or "").split(","):
@@ -71,8 +72,8 @@ async def inflate(source: Lease, leases: Leases, coding: Coding, max_bytes: int,
 
     Args:
         source: The body as received.
-        leases: Where slots come from.
-        coding: Of the body.
+        leases: Source of slots.
+        coding: Content coding of the body.
         max_bytes: Most that it may inflate to.
         lead_bytes: Left free at the slot's start.
 

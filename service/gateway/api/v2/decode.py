@@ -1,7 +1,7 @@
-"""The body of an infer request of the Open Inference Protocol to one description; the payload stays where it is.
+"""Decodes the body of an infer request to one description; the payload stays where it is.
 
-Owns the places of binary inputs behind the JSON, and raw bodies. Knows no HTTP, no engine and no shared memory: an input or an
-output in a region is described, not resolved. Runs in a gateway's event loop.
+Owns the places of binary inputs behind the JSON, and raw bodies. An input or an output in a shared region is described, not
+resolved. Runs in a gateway's event loop.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def decode_request(op: AnyOp, body: memoryview, offset: int, header_bytes: int |
     Args:
         op: The model that is asked.
         body: The bytes as received and inflated.
-        offset: Of `body` in the arena's segment.
+        offset: Offset of `body` in the arena's segment.
         header_bytes: Length of the JSON at its start, at most that of the body; 0 for a body that is one raw tensor, None
             for one that is all JSON.
-        room: Where numbers of the JSON text go.
+        room: Memory for numbers of the JSON text.
 
     Raises:
         InvalidRequest: Anything that cannot be right; the detail names the field.

@@ -1,7 +1,7 @@
 """The JSON header of an infer request: its grammar, and what is refused.
 
 Stricter than Triton where leniency gives a wrong result in silence: an unknown parameter is refused, because it may be a
-mistyped option. Unknown members of the objects are ignored, as clients add their own. Knows no body and no HTTP.
+mistyped option. Unknown members of the objects are ignored, as clients add their own.
 
 Source: the protocol's texts and its binary, parameters, scheduling and shared-memory extensions, as NVIDIA Triton Inference
 Server documents them.

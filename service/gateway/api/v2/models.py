@@ -1,6 +1,6 @@
-"""What clients of the Open Inference Protocol are told of the server and of its models, written from the table of ops.
+"""Describes the server and its models to clients of the Open Inference Protocol, from the table of ops.
 
-Owns names, versions and extensions. Knows no request.
+Owns names, versions and extensions.
 
 A model takes any rank and several datatypes, for which the protocol has no words: the metadata names the datatype and the rank
 that a caller without an opinion should use, and lists the others among its parameters. Optional inputs stand there too: load
@@ -35,7 +35,7 @@ EXTENSIONS = (
 
 
 class Model(msgspec.Struct, frozen=True):
-    """What clients see of an op or of a kept program.
+    """Description of an op or of a kept program for clients.
 
     Attributes:
         name: Name.

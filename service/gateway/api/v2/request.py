@@ -1,4 +1,4 @@
-"""What a request of the Open Inference Protocol says, once its header is read: value objects. Knows no grammar and no HTTP."""
+"""Holds a parsed request of the Open Inference Protocol as value objects."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Input(msgspec.Struct, frozen=True):
     """One input. Its values are in exactly one of `placed`, `region` and `resident`.
 
     Attributes:
-        name: Of the op's input.
+        name: Name of the op's input.
         type: Dtype and shape; None for a resident input whose request leaves them out.
-        placed: Where it lies in the arena: binary data in the body, or numbers of the JSON text.
-        region: Where it lies in shared memory.
+        placed: Place in the arena: of binary data in the body, or of numbers of the JSON text.
+        region: Place in shared memory.
         resident: Name of the resident tensor that stands for it.
     """
 
@@ -31,11 +31,11 @@ class Input(msgspec.Struct, frozen=True):
 
 
 class Output(msgspec.Struct, frozen=True):
-    """How one output is wanted.
+    """Requested form of one output.
 
     Attributes:
         is_binary: Behind the answer's JSON rather than in it.
-        region: Where in shared memory it goes, and then nothing of it is in the answer.
+        region: Place in shared memory; nothing of it is then in the answer.
     """
 
     is_binary: bool = False
@@ -48,8 +48,8 @@ class InferRequest(msgspec.Struct, frozen=True):
     Attributes:
         id: To be echoed; None when the client gave none, or an empty one.
         inputs: In the client's order.
-        outputs: How outputs are wanted, by name, in the client's order.
-        options: Of the op.
+        outputs: Requested form of outputs by name, in the client's order.
+        options: Option values of the op.
         priority: 0 is the default, 1 the most urgent.
         timeout_us: It must have started by then; 0 for never.
         has_numbers: The JSON holds numbers of inputs.

@@ -1,4 +1,4 @@
-"""Reads what a registration of shared memory says. What can be registered, the engines know. Knows no HTTP."""
+"""Parses registrations of shared memory; the engines decide what can be registered."""
 
 from __future__ import annotations
 

@@ -33,7 +33,15 @@ def bench() -> OpBench:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("shape", "axis", "k"),
-    [((1,), 0, 1), ((5, 33), -1, 33), ((5, 33), 0, 3), ((3, 7, 2), 1, 4), ((2, 1029), 1, 1024), ((0, 4), 1, 2)],
+    [
+        ((1,), 0, 1),
+        ((5, 33), -1, 33),
+        ((5, 33), 0, 3),
+        ((3, 7, 2), 1, 4),
+        ((2, 1029), 1, 1024),
+        ((2, 1100), 1, 1100),
+        ((0, 4), 1, 2),
+    ],
 )
 def test_against_pairs(
     bench: OpBench, shape: tuple[int, ...], axis: int, k: int, dtype: torch.dtype, largest: bool

@@ -1,0 +1,244 @@
+"""Programs over HTTP, as the second edition of the contract has them: kept, run, replaced, refused, and as models of `/v2`."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.support.live_server import COMMAND, LiveServer
+from tests.support.problems import check_problem
+from tests.support.tensor_bodies import Array, from_safetensors, to_npy, to_safetensors
+
+RNG = np.random.default_rng(5)
+W1 = RNG.standard_normal((8, 16), dtype=np.float32)
+B1 = RNG.standard_normal(16, dtype=np.float32)
+W2 = RNG.standard_normal((16, 12), dtype=np.float32)
+X = RNG.standard_normal((3, 8), dtype=np.float32)
+MLP: dict[str, Any] = {
+    "inputs": {"x": {"dtype": "float32", "shape": [-1, 8]}},
+    "steps": [
+        {
+            "op": "matmul",
+            "inputs": {"a": "x", "b": "@mlp/w1", "bias": "@mlp/b1"},
+            "options": {"activation": "relu"},
+            "as": "h",
+        },
+        {"op": "matmul", "inputs": {"a": "h", "b": "@mlp/w2"}, "as": "logits"},
+        {"op": "softmax", "inputs": {"x": "logits"}, "as": "p"},
+        {"op": "topk", "inputs": {"x": "p"}, "options": {"k": 5}, "as": ["values", "indices"]},
+    ],
+    "outputs": ["values", "indices"],
+}
+
+
+def expected(x: Array) -> tuple[Array, Array]:
+    logits = np.maximum(x @ W1 + B1, 0) @ W2
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    indices = np.argsort(-p, axis=-1, kind="stable")[:, :5]
+    return np.take_along_axis(p, indices, -1), indices
+
+
+@pytest.fixture
+def mlp(client: httpx.Client) -> Iterator[str]:
+    for name, array in (("w1", W1), ("b1", B1), ("w2", W2)):
+        client.put(f"/v1/tensors/mlp/{name}", content=to_npy(array)).raise_for_status()
+    response = client.put("/v1/programs/mlp", json=MLP)
+    assert response.status_code == 201, response.text
+    yield "mlp"
+    client.delete("/v1/programs/mlp")
+
+
+def check(values: Array, indices: Array, x: Array = X) -> None:
+    want_values, want_indices = expected(x)
+    np.testing.assert_allclose(values, want_values, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(indices, want_indices)
+
+
+def test_a_kept_program_answers_its_outputs_by_name(client: httpx.Client, mlp: str) -> None:
+    for _ in range(3):
+        response = client.post(f"/v1/programs/{mlp}", content=to_safetensors({"x": X}))
+        assert response.status_code == 200, response.text
+        tensors = from_safetensors(response.content)
+        check(tensors["values"], tensors["indices"])
+        assert tensors["indices"].dtype == np.int64
+        assert int(response.headers["x-batch-size"]) >= 1
+        assert "kernel" in response.headers["server-timing"]
+
+
+def test_any_number_of_rows(client: httpx.Client, mlp: str) -> None:
+    for rows in (1, 7, 64):
+        x = RNG.standard_normal((rows, 8), dtype=np.float32)
+        tensors = from_safetensors(client.post(f"/v1/programs/{mlp}", content=to_safetensors({"x": x})).content)
+        check(tensors["values"], tensors["indices"], x)
+
+
+def test_every_format(client: httpx.Client, mlp: str) -> None:
+    path = f"/v1/programs/{mlp}"
+    npz = io.BytesIO()
+    np.savez(npz, x=X)
+    with np.load(io.BytesIO(client.post(path, content=npz.getvalue()).raise_for_status().content)) as answer:
+        check(answer["values"], answer["indices"])
+    npy = client.post(path, content=to_npy(X), headers={"accept": "application/x-safetensors"})
+    tensors = from_safetensors(npy.raise_for_status().content)
+    check(tensors["values"], tensors["indices"])
+    document = client.post(path, json={"x": X.tolist(), "dtype": "float32"}).raise_for_status().json()
+    check(np.array(document["values"]), np.array(document["indices"]))
+    assert document["dtype"] == {"values": "float32", "indices": "int64"}
+    assert document["shape"] == {"values": [3, 5], "indices": [3, 5]}
+    two = client.post(path, content=to_safetensors({"x": X}), headers={"accept": "application/x-npy"})
+    check_problem(two, 415, "npy")
+
+
+def test_residents_stand_for_inputs(client: httpx.Client, mlp: str) -> None:
+    client.put("/v1/tensors/mlp/x", content=to_npy(X)).raise_for_status()
+    response = client.post(f"/v1/programs/{mlp}?x=@mlp/x", headers={"accept": "application/x-safetensors"})
+    tensors = from_safetensors(response.raise_for_status().content)
+    check(tensors["values"], tensors["indices"])
+    check_problem(client.post(f"/v1/programs/{mlp}?y=@mlp/x"), 400, "y")
+    check_problem(client.post(f"/v1/programs/{mlp}?x=@mlp/none"), 404, "x")
+    check_problem(client.post(f"/v1/programs/{mlp}?k=5", content=to_safetensors({"x": X})), 400, "k")
+
+
+def test_programs_are_listed_fetched_replaced_and_deleted(client: httpx.Client, mlp: str) -> None:
+    (entry,) = [one for one in client.get("/v1/programs").raise_for_status().json() if one["name"] == mlp]
+    assert entry["outputs"] == ["values", "indices"]
+    fetched = client.get(f"/v1/programs/{mlp}").raise_for_status()
+    assert fetched.json() == MLP
+    assert client.head(f"/v1/programs/{mlp}").status_code == 200
+    assert all(not one["name"].startswith("program") for one in client.get("/v1/tensors").json())
+    shorter = {**MLP, "steps": MLP["steps"][:3], "outputs": ["p"]}
+    assert client.put(f"/v1/programs/{mlp}", json=shorter).status_code == 200
+    for _ in range(8):
+        answer = client.post(f"/v1/programs/{mlp}", content=to_safetensors({"x": X}))
+        assert from_safetensors(answer.raise_for_status().content).keys() == {"p"}
+    assert client.delete(f"/v1/programs/{mlp}").status_code == 204
+    for response in (
+        client.delete(f"/v1/programs/{mlp}"),
+        client.get(f"/v1/programs/{mlp}"),
+        client.post(f"/v1/programs/{mlp}", content=to_safetensors({"x": X})),
+    ):
+        check_problem(response, 404, "program")
+
+
+def test_a_program_travels_with_its_inputs(client: httpx.Client, mlp: str) -> None:
+    text = json.dumps({"program": json.dumps(MLP)})
+    body = to_safetensors({"x": X})
+    length = int.from_bytes(body[:8], "little")
+    header = json.loads(body[8 : 8 + length]) | {"__metadata__": json.loads(text)}
+    encoded = json.dumps(header).encode()
+    whole = len(encoded).to_bytes(8, "little") + encoded + body[8 + length :]
+    for _ in range(2):
+        tensors = from_safetensors(client.post("/v1/run", content=whole).raise_for_status().content)
+        check(tensors["values"], tensors["indices"])
+    document = client.post("/v1/run", json={"program": MLP, "x": X.tolist()}).raise_for_status().json()
+    check(np.array(document["values"]), np.array(document["indices"]))
+    check_problem(client.post("/v1/run", content=body), 400, "program")
+    check_problem(client.post("/v1/run", json={"program": {"steps": 1}, "x": X.tolist()}), 400, "program")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"steps": [{"op": "conv", "inputs": {}, "as": "y"}], "outputs": ["y"]}, "step 1"),
+        ({"steps": [{"op": "softmax", "inputs": {"x": "z"}, "as": "y"}], "outputs": ["y"]}, "step 1"),
+        (
+            {
+                "steps": [
+                    {"op": "softmax", "inputs": {"x": "x"}, "as": "y"},
+                    {"op": "matmul", "inputs": {"a": "y", "b": "@mlp/w2"}, "as": "z"},
+                ],
+                "outputs": ["z"],
+            },
+            "step 2",
+        ),
+        ({"outputs": []}, "outputs"),
+        ({"steps": []}, "steps"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_the_upload(
+    client: httpx.Client, mlp: str, changes: dict[str, Any], said: str
+) -> None:
+    check_problem(client.put("/v1/programs/other", json={**MLP, **changes}), 400, said)
+    assert client.get("/v1/programs/other").status_code == 404
+
+
+def test_names_and_inputs_that_cannot_be_right(client: httpx.Client, mlp: str) -> None:
+    check_problem(client.put("/v1/programs/matmul", json=MLP), 400, "name")
+    check_problem(client.put("/v1/programs/a%20b", json=MLP), 400, "name")
+    check_problem(client.post(f"/v1/programs/{mlp}", content=to_safetensors({"x": X[:, :7]})), 400, "x")
+    check_problem(client.post(f"/v1/programs/{mlp}", content=to_safetensors({"x": X.astype(np.float16)})), 400, "x")
+    check_problem(client.post(f"/v1/programs/{mlp}", content=to_safetensors({"y": X})), 400, "y")
+    check_problem(client.post(f"/v1/programs/{mlp}"), 400, "x")
+    check_problem(client.put("/v1/programs/other", content=b"{"), 400, "program")
+
+
+def test_a_kept_program_is_a_model(client: httpx.Client, mlp: str) -> None:
+    metadata = client.get(f"/v2/models/{mlp}").raise_for_status().json()
+    assert metadata["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 8]}]
+    assert [(one["name"], one["datatype"]) for one in metadata["outputs"]] == [("values", "FP32"), ("indices", "INT64")]
+    assert client.get(f"/v2/models/{mlp}/ready").json()["ready"] is True
+    assert client.get(f"/v2/models/{mlp}/config").raise_for_status().json()["input"][0]["name"] == "x"
+    assert mlp in {one["name"] for one in client.post("/v2/repository/index").json()}
+    request = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [3, 8], "data": X.ravel().tolist()}]}
+    answer = client.post(f"/v2/models/{mlp}/infer", json=request).raise_for_status().json()
+    assert answer["model_name"] == mlp
+    outputs = {one["name"]: np.array(one["data"]).reshape(one["shape"]) for one in answer["outputs"]}
+    check(outputs["values"], outputs["indices"])
+    refused = client.post(f"/v2/models/{mlp}/infer", json={**request, "parameters": {"text": "x"}})
+    assert refused.status_code == 400
+    assert "text" in refused.json()["error"]
+    nobody = client.post("/v2/models/nobody/infer", json=request)
+    assert nobody.status_code == 404
+    assert "nobody" in nobody.json()["error"]
+
+
+SOFTMAX: dict[str, Any] = {
+    "inputs": {"x": {"dtype": "float32", "shape": [-1, 8]}},
+    "steps": [{"op": "softmax", "inputs": {"x": "x"}, "as": "p"}],
+    "outputs": ["p"],
+}
+
+
+def test_a_folder_of_programs_is_kept_before_ready(start_server: Any, tmp_path: Path) -> None:
+    (tmp_path / "soft.json").write_text(json.dumps(SOFTMAX))
+    server: LiveServer = start_server("--gateways", "1", "--arena-bytes", "32MiB", "--programs-dir", str(tmp_path))
+    with server.client() as client:
+        assert [one["name"] for one in client.get("/v1/programs").raise_for_status().json()] == ["soft"]
+        answer = client.post("/v1/programs/soft", content=to_safetensors({"x": X})).raise_for_status()
+        np.testing.assert_allclose(from_safetensors(answer.content)["p"].sum(-1), 1, rtol=1e-5)
+
+
+def test_a_file_that_is_no_program_ends_the_start(tmp_path: Path) -> None:
+    (tmp_path / "wrong.json").write_text("{}")
+    flags = ["--port", "0", "--device", "cpu", "--gateways", "1", "--programs-dir", str(tmp_path)]
+    done = subprocess.run([*COMMAND, *flags], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert "programs_dir: 'wrong.json'" in done.stderr + done.stdout
+
+
+def test_programs_outlive_the_engine(start_server: Any) -> None:
+    server: LiveServer = start_server("--gateways", "1", "--arena-bytes", "32MiB")
+    with server.client() as client:
+        client.put("/v1/programs/soft", json=SOFTMAX).raise_for_status()
+        (engine,) = server.engines()
+        os.kill(engine, signal.SIGKILL)
+        end_s = time.monotonic() + 30
+        while server.engines() in ([], [engine]):
+            assert time.monotonic() < end_s
+            time.sleep(0.02)
+        (gateway,) = server.gateways()
+        server.wait_ready(gateway)
+        answer = client.post("/v1/programs/soft", content=to_safetensors({"x": X})).raise_for_status()
+        np.testing.assert_allclose(from_safetensors(answer.content)["p"].sum(-1), 1, rtol=1e-5)
