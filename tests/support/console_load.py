@@ -16,11 +16,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tilewire import Client, Operand, TilewireError
+from tilewire import Client, TilewireError
 
 LONGEST_S = 300.0
 
-Call = tuple[str, Mapping[str, Operand]]
+Call = tuple[str, Mapping[str, Any]]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
