@@ -113,7 +113,7 @@ class ShapeGroup:
     Attributes:
         name: Name of the group.
         draw: One random shape.
-        count: How many are measured to tune a device.
+        count: Number of shapes to measure for a device.
     """
 
     name: str
@@ -127,9 +127,9 @@ class Tuning:
 
     Attributes:
         space: Configurations worth measuring for a shape, whether the catalogue has them or not.
-        binaries: What a configuration launches for a shape, in order.
+        binaries: Binaries that a configuration launches for a shape, in order.
         model: Terms of the predicted time.
-        amounts: How much of each term a launch has: (shape, configuration, programs on a multiprocessor, target).
+        amounts: Amount of each term in a launch: (shape, configuration, programs on a multiprocessor, target).
         key: Section of the table for a shape; empty where its configurations are not tuned.
         entry_of: The part of a configuration that has an entry of its own: without splits.
         is_common: Whether every entry is built for a shape, and not only those for all layouts.
@@ -188,7 +188,7 @@ class KernelOp:
         draw: A random shape, log-uniform in size.
         groups: Kinds of random shapes that benchmarks report on their own.
         operands: Operand sets: (shape, number of sets, generator on the device).
-        tuning: How configurations are measured and fitted; None for an op whose choice is fixed.
+        tuning: Measurement and fitting of configurations; None for an op whose choice is fixed.
         explain: One line on why a shape gets its configuration; None where there is nothing to say.
         table_entries: Lines of the op's section of a tuned table.
     """

@@ -38,7 +38,7 @@ class TilewireError(Exception):
         title: The cause in a few words, the same for every instance.
         retryable: Whether the same request can succeed a moment later.
         is_refusal: The request may be right, but this server would not do it: counted in `tilewire_rejected_total`.
-        detail: What is wrong with this request, naming the field.
+        detail: Description of the mistake in this request, naming the field.
         retry_after_s: Seconds to wait before trying again, for retryable ones.
     """
 

@@ -102,7 +102,7 @@ class Candidates:
     """What is worth measuring for shapes, and which of it compiles.
 
     Args:
-        shapes: What is measured.
+        shapes: Shapes to measure.
         target: The device.
         say: Prints a line of progress.
         has_space: Whether configurations that the catalogue lacks are measured too.

@@ -55,7 +55,7 @@ class Measured:
     Attributes:
         shape: The shape.
         us: Microseconds by configuration.
-        programs_per_sm: By configuration.
+        programs_per_sm: Programs on one multiprocessor, by configuration.
         vendors: Microseconds of others, by name.
         is_held_out: Whether it judges the fit instead of being fitted to.
     """

@@ -25,7 +25,7 @@ class Stretch(NamedTuple):
 
     Attributes:
         source: Address of the first byte.
-        destination: Where it goes.
+        destination: Target of the copy.
         nbytes: To copy, padding not counted.
         row_bytes: Bytes of a row when one side's rows are padded, else 0.
         pitch_from: Bytes from row to row at the source.

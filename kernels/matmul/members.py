@@ -86,7 +86,7 @@ class Override:
     Attributes:
         key: Section of the table.
         sizes: Ranges (first, last) of M, N and K.
-        tile: What products of such sizes run with; its `split_k` counts.
+        tile: Configuration of products of such sizes; its `split_k` counts.
     """
 
     key: str
@@ -163,7 +163,7 @@ def family_of(problem: Problem, config: Config, *, is_plain: bool) -> Family:
 
     Args:
         problem: The product.
-        config: How it is computed.
+        config: Configuration.
         is_plain: Whether nothing follows it.
     """
     majors = (problem.a_major, problem.b_major)

@@ -40,7 +40,7 @@ class Problem:
         out_dtype: Name of the output's dtype.
         is_binary: Whether there are two inputs.
         is_aligned: Whether rows can be read and written in 16-byte pieces.
-        inner: How `x`, `y` and the output go along the last extent: `unit` (stride 1), `repeat` (stride 0) or `any`.
+        inner: Steps of `x`, `y` and the output along the last extent: `unit` (stride 1), `repeat` (stride 0) or `any`.
     """
 
     rows: int

@@ -19,7 +19,7 @@ class Kind:
 
     Attributes:
         state: State that kernels keep: 0 a sum, 1 an order with an index, 2 a maximum with a sum, 3 an order.
-        number: What is made of the state, as the kernels number it.
+        number: Final function of the state, as the kernels number it.
         flip: -1 where the smallest is best.
         power: 2 for sums of squares.
         has_empty: Whether it is defined for no element.

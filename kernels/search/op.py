@@ -65,7 +65,7 @@ def search(
         k: Number of items, 1 to 1024 and at most N.
         metric: `dot` and `cosine`, of which the largest is best, or `l2`, the squared distance, of which the smallest is.
         bias: (N,) added to the scores; float16, bfloat16 or float32.
-        norms: What `item_norms(b, metric)` returns, where it is known already.
+        norms: Result of `item_norms(b, metric)`, where it is known already.
         precision: `ieee`, `tf32` or `tf32x3`: products of float32 that select the items. Scores are float32 sums.
         batch_invariant: Whether a query's result must not depend on the number of queries.
 

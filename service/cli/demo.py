@@ -46,7 +46,7 @@ class Outcome:
         stages_ms: Per answered request, as `Server-Timing` told it.
         batch_sizes: Per answered request.
         worst_error: Largest error over the allowed one.
-        failures: What went wrong, one text each.
+        failures: Descriptions of failures.
     """
 
     case: Case
@@ -63,7 +63,7 @@ def run(base_url: str, *, transport: httpx.BaseTransport | None = None, console:
     Args:
         base_url: URL of the server.
         transport: Replaces the network, as in httpx.
-        console: Where the report goes; the terminal by default.
+        console: Receiver of the report; the terminal by default.
 
     Returns:
         The exit status: 0 if every answer was right, 1 if not.

@@ -24,7 +24,7 @@ def run(targets: list[str], cache: Path | None, num_workers: int, console: Conso
         targets: `cuda:90`, `hip:gfx942`, …
         cache: The folder; None for the one that a server of this user reads.
         num_workers: Processes; 0 for one on each core.
-        console: Where progress is shown.
+        console: Terminal that shows the progress.
 
     Raises:
         ValueError: A target that there are no kernels for, or no Triton.

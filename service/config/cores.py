@@ -13,7 +13,7 @@ def num_cores(cgroup: Path = CGROUP) -> int:
     """Cores that can all be busy at once, at least 1.
 
     Args:
-        cgroup: Where the container's limits are mounted, of version 2 or 1.
+        cgroup: Mount point of the container's limits, of version 2 or 1.
     """
     cores = len(os.sched_getaffinity(0))
     quota = _quota(cgroup)

@@ -13,7 +13,7 @@ def memory_bytes(cgroup: Path = CGROUP) -> int:
     """Bytes of memory.
 
     Args:
-        cgroup: Where the container's limits are mounted, of version 2 or 1.
+        cgroup: Mount point of the container's limits, of version 2 or 1.
     """
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for limit in ("memory.max", "memory/memory.limit_in_bytes"):

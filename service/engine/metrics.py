@@ -21,7 +21,7 @@ class EngineMetrics:
     """The engine's share of `/metrics`.
 
     Args:
-        sink: Where figures go; may be called by any thread.
+        sink: Receiver of figures; may be called by any thread.
         identity: Identity of the backend.
         version: Version of Tilewire.
         restarts: Number of engines that died before this one.
@@ -128,7 +128,7 @@ class EngineMetrics:
         Args:
             batch: Templates of its jobs, all of one op.
             dtype: Dtype of their inputs.
-            timings: Where the launch's time went.
+            timings: Stage times of the launch.
         """
         op, kernel_ns = batch[0].op, timings.kernel_ns
         self._statistics.count(op, len(batch), timings)

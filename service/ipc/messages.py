@@ -71,7 +71,7 @@ class TensorInfo(msgspec.Struct, frozen=True):
     """What is known of a resident tensor.
 
     Attributes:
-        name: Its name, without the `@`.
+        name: Name without the `@`.
         type: Dtype and shape.
         created: Unix time in seconds of its upload.
         last_used: Unix time in seconds of the last request that read it, or None.
@@ -93,8 +93,8 @@ class RegionInfo(msgspec.Struct, frozen=True):
     Attributes:
         name: As requests call it.
         key: Name of the shared-memory object, as the client gave it.
-        offset: Where the region begins in the object.
-        byte_size: Its length.
+        offset: Offset of the region in the object.
+        byte_size: Length of the region.
         stamp: Given by the first engine, larger for each later registration or unregistration.
         inode: Inode of the object; every engine must have opened the same one.
     """
@@ -251,7 +251,7 @@ class RegisterRegion(msgspec.Struct, frozen=True, array_like=True, tag="register
 
     Attributes:
         id: Number of this request.
-        region: What to register; its stamp is 0 when the engine shall give one.
+        region: Region to register; its stamp is 0 when the engine shall give one.
     """
 
     id: int

@@ -100,7 +100,7 @@ class Batching(Generic[OptionsT]):
     """How a request may share a launch. Requests of equal strategy, key and residents do.
 
     Attributes:
-        strategy: How operands are joined.
+        strategy: Way to join operands.
         key: Everything else that must be equal: options, dtypes, widths.
         options: Options of the joint launch.
     """

@@ -65,7 +65,7 @@ class Spare:
     """An engine process that has imported torch and waits: it takes the place of the next engine that dies.
 
     Args:
-        module: What it runs.
+        module: Python module of the process.
         arguments: Command-line arguments of the process.
         is_wanted: Whether there is one at all.
     """
@@ -106,17 +106,17 @@ class Child:
 
     Args:
         name: For the log: `engine-0`, `gateway-1`.
-        spare: Where its processes come from.
-        make: Its settings, given how often it was restarted; their descriptors are open in the block.
+        spare: Source of its processes.
+        make: Factory of its settings for a number of restarts; their descriptors are open in the block.
         totals: Gets its figures.
-        exposition: What it serves as `/metrics`.
+        exposition: Text that it serves as `/metrics`.
         logger: Gets its fate.
         silence_s: When it is ready and has sent no beat for so long, it is ended and replaced; 0 for a child that is
             not watched.
 
     Attributes:
         ready: Set while it does its work.
-        detail: What it said of itself when it became ready.
+        detail: Text of its `Ready` message.
         failure: Why it is not started again; empty while it is.
     """
 

@@ -17,7 +17,7 @@ class Kept(msgspec.Struct, frozen=True):
 
     Attributes:
         name: Name of the tensor.
-        info: What it is; None when it was deleted.
+        info: Description; None when it was deleted.
         fd: Descriptor of its host copy, inherited by the engine; -1 when deleted.
         version: Version of the change.
     """
@@ -32,7 +32,7 @@ class KeptRegion(msgspec.Struct, frozen=True):
     """A registered region that outlived its engine.
 
     Attributes:
-        region: What was registered.
+        region: Registered range.
         fd: Descriptor of the shared-memory object, inherited by the engine: the name may be gone by now.
     """
 

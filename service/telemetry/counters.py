@@ -30,7 +30,7 @@ class MetricSpec(msgspec.Struct, frozen=True, array_like=True):
         labels: Names of the labels.
         kind: Counters and histograms are added up over all processes, also dead ones; gauges over live ones.
         bounds: Upper bounds of a histogram's buckets, without infinity.
-        merge: How gauges of several processes become one; `max_ever` includes dead processes.
+        merge: Rule that merges gauges of several processes; `max_ever` includes dead processes.
         is_shown: Whether `/metrics` has it.
     """
 
@@ -64,7 +64,7 @@ class Exemplar(msgspec.Struct, frozen=True, array_like=True):
         name: Name of the histogram.
         labels: Label values of its series.
         bucket: Index of the bucket.
-        value: What was observed.
+        value: Observed value.
         unix_s: Time of the observation.
         shown: Labels that lead to its cause.
     """
@@ -136,21 +136,33 @@ class Histogram:
         for labels in every:
             self._series(labels)
 
-    def observe(self, labels: Labels, value: float, times: int = 1, shown: Mapping[str, str] | None = None) -> None:
+    def observe(self, labels: Labels, value: float, times: int = 1) -> int:
         """Adds an observation, or several of the same value.
 
         Args:
             labels: Label values of the series.
-            value: What was observed; a value on a bound belongs to that bound's bucket.
+            value: Observed value; one on a bound belongs to that bound's bucket.
             times: Number of equal observations.
-            shown: Labels of an exemplar; None for no exemplar.
+
+        Returns:
+            Index of the bucket.
         """
         pending = self._pending.get(labels) or self._series(labels)
         bucket = bisect_left(self._bounds, value)
         pending[bucket] += times
         pending[-1] += value * times
-        if shown is not None:
-            self._exemplars[labels, bucket] = (value, time.time(), shown)
+        return bucket
+
+    def show(self, labels: Labels, bucket: int, value: float, shown: Mapping[str, str]) -> None:
+        """Makes an observation the exemplar of its bucket.
+
+        Args:
+            labels: Label values of the series.
+            bucket: Index of the bucket.
+            value: Observed value.
+            shown: Labels of the exemplar.
+        """
+        self._exemplars[labels, bucket] = (value, time.time(), shown)
 
     def take(self) -> list[Sample]:
         """Returns what changed since the last call."""
@@ -190,7 +202,7 @@ class MetricSet:
     """Metrics of one thread of a process.
 
     Args:
-        sink: Where their changes go.
+        sink: Receiver of changes.
     """
 
     def __init__(self, sink: Sink) -> None:

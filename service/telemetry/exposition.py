@@ -45,7 +45,7 @@ class Totals(Collector):
 
         Args:
             source: Name of the process; its successor has the same.
-            figures: Its changes.
+            figures: Changes of a process.
         """
         for spec in figures.specs:
             self._specs[spec.name] = spec

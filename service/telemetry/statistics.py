@@ -58,8 +58,8 @@ class ModelStats(msgspec.Struct):
         last_inference: When a request was last computed, in milliseconds of Unix time; 0 for never.
         inference_count: Requests computed.
         execution_count: Launches; the quotient is the mean batch.
-        inference_stats: By outcome and part.
-        batch_stats: By number of requests in a launch, ascending.
+        inference_stats: Counts and times by outcome and part.
+        batch_stats: Counts and times by number of requests in a launch, ascending.
     """
 
     name: str
@@ -87,7 +87,7 @@ class RequestStatistics:
     """A gateway's share. One thread.
 
     Args:
-        metrics: Where its counters are defined.
+        metrics: Set that its counters are defined in.
     """
 
     def __init__(self, metrics: MetricSet) -> None:
@@ -101,7 +101,7 @@ class RequestStatistics:
         """Counts one request.
 
         Args:
-            op: That it asked for.
+            op: Name of the op.
             seconds: From its headers to the last byte of its answer.
             timings: Stage times of the engine; None for a request that failed.
         """
@@ -130,7 +130,7 @@ class LaunchStatistics:
     """An engine's share. One thread.
 
     Args:
-        metrics: Where its counters are defined.
+        metrics: Set that its counters are defined in.
     """
 
     def __init__(self, metrics: MetricSet) -> None:

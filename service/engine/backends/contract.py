@@ -68,7 +68,7 @@ class LaunchSpec:
     Attributes:
         op: The op.
         options: Options of the op.
-        concatenated: By input name, the operands to place one after another, and the shape of the whole.
+        concatenated: Operands to place one after another, and the shape of the whole, by input name.
         resident: Resident inputs, the same for all requests.
         outputs: For each output, the places of its pieces, one for each request, and the shape of the whole.
         signature: Equal for launches that differ only in addresses and in the number of requests; None when the requests
@@ -160,8 +160,8 @@ class Backend(Protocol):
         """Brings what computes onto the device, so that no request waits for it; called once, by the thread that computes.
 
         Args:
-            how: How thoroughly.
-            report: Told how far it is, as stages `compile`, `load`, `tune` and `run`.
+            how: Thoroughness of the warm-up.
+            report: Receiver of its progress, as stages `compile`, `load`, `tune` and `run`.
             on_compile: Called with the op of each kernel that is compiled, then and later. What it raises fails the request.
 
         Raises:
@@ -186,8 +186,8 @@ class Backend(Protocol):
 
         Args:
             fd: Descriptor of the client's shared-memory object, open for reading and writing.
-            offset: Where to begin, a multiple of the page size.
-            nbytes: How much.
+            offset: First byte, a multiple of the page size.
+            nbytes: Number of bytes.
 
         Returns:
             A flat uint8 tensor, or None where the CPU would have to touch the mapping: then its bytes are copied through `fd`.

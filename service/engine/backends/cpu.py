@@ -44,7 +44,7 @@ class CpuBackend:
     """Computes with torch on the CPU; see `contract.Backend` for the calls.
 
     Args:
-        device: What this engine is called: `cpu`, or `cpu:1` beside others.
+        device: Name of this engine: `cpu`, or `cpu:1` beside others.
     """
 
     def __init__(self, device: str = "cpu") -> None:

@@ -21,7 +21,7 @@ class DeviceGauges:
     """The gauges of one device.
 
     Args:
-        sink: Where figures go.
+        sink: Receiver of figures.
         device: As torch calls it.
         uuid: As its maker's tools call it; the only label of the aliases, for load generators that parse them by that.
     """
@@ -80,7 +80,7 @@ class Sampler:
     """Reads a meter until it is stopped.
 
     Args:
-        sink: Where figures go; called by the sampler's own thread.
+        sink: Receiver of figures; called by the sampler's own thread.
         device: As torch calls it.
         meter: Meter of that device.
         period_s: From reading to reading.

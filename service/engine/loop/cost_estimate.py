@@ -13,7 +13,7 @@ def predict_s(backend: str, flops: int, host_bytes: int) -> float:
     Args:
         backend: `gpu` or `cpu`.
         flops: Operations of the job.
-        host_bytes: That travel between host and device for it; resident operands do not.
+        host_bytes: Bytes that travel between host and device for it; resident operands do not.
     """
     flops_per_s, bytes_per_s = RATES[backend]
     return flops / flops_per_s + host_bytes / bytes_per_s

@@ -34,8 +34,8 @@ class Peer:
 
     Args:
         sock: Connected, non-blocking.
-        hello: What it said.
-        segment: Its arena.
+        hello: First message of the gateway.
+        segment: Arena of the gateway.
         changed: Gets this peer when it has something to send and had not.
     """
 
@@ -103,7 +103,7 @@ class Mailbox:
         """Everything that has come.
 
         Args:
-            patience_s: How long to wait for something; None for ever.
+            patience_s: Longest wait for an event; None for ever.
         """
         events: list[Event] = []
         for fd, happened in self._wait(patience_s):

@@ -58,13 +58,13 @@ class JobPlan:
         inputs: Inputs on the host, in the order of a job's offsets.
         residents: The other inputs: name of the input, name of the resident, its type, and its version or None for any.
         outputs: Results, behind the inputs in the order of a job's offsets.
-        batching: How jobs share a launch; None when they run alone.
+        batching: Condition for sharing a launch; None when jobs run alone.
         row_shapes: Shape of each output of a launch of one row, where rows are joined.
         rows: Number of rows of the first result, for the cap on a batch.
         host_bytes: Bytes that travel between host and device.
         seconds: Estimated time that a job adds to a launch.
         has_regions: Whether anything lies in a client's region.
-        binding: What depends on the residents; None before the first job.
+        binding: Part that depends on the residents; None before the first job.
     """
 
     template: Template
@@ -87,11 +87,11 @@ class Client:
 
     Attributes:
         name: Name for the log.
-        segment: Its arena.
+        segment: Arena of the gateway.
         send: Sends it a message, with the others of this turn; for the loop thread.
         mapped: The segment as the backend sees it; None before attach and after detach.
-        waiting: Its queued jobs by id.
-        plans: Its templates by number.
+        waiting: Queued jobs by id.
+        plans: Job plans by number of their template.
         num_launched: Number of its jobs on the device.
         is_gone: Whether its link is lost; it is detached when nothing of it runs.
     """
@@ -170,7 +170,7 @@ class Launched:
     """A batch on the device.
 
     Attributes:
-        batch: Its jobs.
+        batch: Jobs of the batch.
         running: State of the batch, from the backend.
         began_ns: Time of the launch.
         seconds: Estimated duration.

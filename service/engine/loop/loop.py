@@ -77,12 +77,12 @@ class EngineLoop:
 
     Args:
         index: Index of this engine.
-        mailbox: Where messages come from.
-        backend: What computes.
+        mailbox: Source of messages.
+        backend: Backend of the device.
         holdings: The residents and the regions.
         metrics: Told of what ran.
         caps: Limits of a batch.
-        poll_ns: How long the thread, with nothing to do, looks for work before it sleeps.
+        poll_ns: Time for which an idle thread polls for work before it sleeps.
         clock_ns: The machine's monotonic clock; deadlines are on it.
     """
 

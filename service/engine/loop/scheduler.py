@@ -28,7 +28,7 @@ class Caps:
         max_rows: Rows of their results.
         max_bytes: Bytes that travel between host and device for them.
         max_seconds: Time that they are predicted to take: what the next job would wait.
-        max_queue_delay_ns: How long a batch that could still grow waits for more while the device is idle.
+        max_queue_delay_ns: Time for which a batch that could still grow waits while the device is idle.
     """
 
     max_requests: int = 64

@@ -48,13 +48,13 @@ class Lobby:
     """Where gateways wait while the engine warms up.
 
     Args:
-        mailbox: Where they come from.
+        mailbox: Source of the gateways.
         device: Device of the engine.
         on_arrival: Called with each gateway, by a thread of the lobby: to map its arena. Pinning gigabytes takes as long as
             the kernels do, and goes on beside them.
 
     Attributes:
-        events: What came meanwhile, in order, to be handled when it is over.
+        events: Events that came meanwhile, in order, to be handled when it is over.
     """
 
     def __init__(self, mailbox: Mailbox, device: str, on_arrival: Callable[[Client], None]) -> None:

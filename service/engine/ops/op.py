@@ -43,7 +43,7 @@ class Epilogue(NamedTuple):
 
     Attributes:
         activation: Name of the activation.
-        precision: How float32 operands are multiplied.
+        precision: Precision mode of float32 operands.
     """
 
     activation: str

@@ -20,7 +20,7 @@ class EngineProgram(EngineOp[ProgramOptions]):
 
     Args:
         family: The op `program` of the service.
-        ops: How each op computes, by name.
+        ops: Engine's side of each op, by name.
     """
 
     name = PROGRAM

@@ -78,7 +78,7 @@ class Residents:
     order (`follow`). An engine's state is the home engine's up to `version`.
 
     Args:
-        backend: Where they live.
+        backend: Backend of the device that holds them.
         quota_bytes: Their sum, at most; the home engine's to keep.
         vault: Gets every change of a home engine.
         max_kept: Number of host copies, at most: each is a descriptor in the supervisor.

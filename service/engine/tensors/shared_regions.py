@@ -39,10 +39,10 @@ class Region:
     """A registered region.
 
     Attributes:
-        info: What was registered.
+        info: Description of the registration.
         file: The object.
         mapped: The object from `mapped_from` on, for the device alone; None when bytes are copied through the descriptor.
-        mapped_from: Where `mapped` begins in the object.
+        mapped_from: Offset of `mapped` in the object.
         uses: Jobs that read or write it.
         is_dropped: Unregistered; closed when its last use ends.
     """
@@ -70,13 +70,13 @@ class Regions:
     """The regions that one engine knows.
 
     Args:
-        backend: What may reach them by itself.
+        backend: Backend, which may reach them by itself.
         vault: Told of every change.
         max_bytes: Their sum, at most.
         max_copied_bytes: Bytes of one request's inputs, at most, that have to be copied; an object may be larger than
             what it occupies.
-        prefix: What allowed keys begin with.
-        folder: Where shared-memory objects are.
+        prefix: Prefix of allowed keys.
+        folder: Folder of shared-memory objects.
         clock_ns: The machine's monotonic clock.
     """
 
@@ -224,8 +224,8 @@ class Regions:
         Args:
             name: Name of the region.
             offset: Offset of the tensor in the region.
-            kind: Its dtype and shape.
-            field: How error texts call it.
+            kind: Dtype and shape of the tensor.
+            field: Name in error texts.
             is_out: It is to be written.
 
         Raises:
@@ -306,7 +306,7 @@ class Regions:
 
         Args:
             name: Name of the output.
-            use: Its place in a region.
+            use: Place of the tensor in a region.
             out: Memory that has it.
 
         Raises:

@@ -28,7 +28,7 @@ def file_name(key: str, prefix: str) -> str:
 
     Args:
         key: As the client gave it.
-        prefix: What allowed keys begin with.
+        prefix: Prefix of allowed keys.
 
     Raises:
         InvalidRequest: Not the key of an object that clients may name.
@@ -47,7 +47,7 @@ class SharedFile:
     """An open shared-memory object.
 
     Args:
-        fd: Its descriptor; closed with it.
+        fd: Descriptor of the object; closed with it.
 
     Attributes:
         fd: As given.
@@ -69,8 +69,8 @@ class SharedFile:
 
         Args:
             key: As the client gave it.
-            prefix: What allowed keys begin with.
-            folder: Where objects are.
+            prefix: Prefix of allowed keys.
+            folder: Folder of the objects.
 
         Raises:
             InvalidRequest: No such key, not allowed, or no ordinary file.

@@ -77,7 +77,7 @@ def authorise(
 
     Args:
         access: Rights and usage of the exchange.
-        op: That it runs.
+        op: Op of the request, if any.
         read: Names of resident tensors that it uses or fetches. Existing or not: the answer is the same.
         write: Names that it stores, replaces or deletes.
         shared_memory: It registers, names or asks about shared memory. Regions are nobody's own: whoever may name one reads and
@@ -161,7 +161,7 @@ class Authenticator:
         """Counts a request in, with the declared length of its body.
 
         Raises:
-            OverQuota: Its key has used up what it may.
+            OverQuota: The key has used up its quota.
         """
         if self._quotas is not None and access.key is not None:
             self._quotas.admit(access.key, nbytes)

@@ -91,8 +91,8 @@ class Bucket:
     """A token bucket that is drained by a running total, whoever caused it.
 
     Args:
-        per_s: What it gains in a second.
-        total: What was used so far.
+        per_s: Tokens gained in a second.
+        total: Tokens used so far.
         now_s: On a monotonic clock.
     """
 

@@ -169,7 +169,7 @@ def flatten(field: str, value: object) -> tuple[tuple[int, ...], list[int | floa
     """Takes nested lists apart.
 
     Args:
-        field: How error texts call the tensor.
+        field: Name of the tensor in error texts.
         value: As parsed: nested lists of numbers, or a single number.
 
     Returns:
@@ -201,10 +201,10 @@ def place(field: str, kind: TensorType, numbers: list[int | float], where: tuple
     """Writes numbers into the arena.
 
     Args:
-        field: How error texts call the tensor.
+        field: Name of the tensor in error texts.
         kind: Dtype and shape.
         numbers: In C order, as many as the shape holds.
-        where: What an empty tensor gets as its offset, and room for any other.
+        where: Offset of an empty tensor, and room for any other.
 
     Raises:
         InvalidRequest: A number that the dtype cannot hold.

@@ -90,7 +90,7 @@ def read_npy(data: memoryview, offset: int, field: str) -> Placed:
     Args:
         data: The whole file, writable.
         offset: Offset of `data` in the segment.
-        field: How error texts call the tensor.
+        field: Name of the tensor in error texts.
 
     Raises:
         InvalidRequest: Not an npy file of a dtype that we serve, or of another size than it says.

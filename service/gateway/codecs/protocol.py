@@ -21,7 +21,7 @@ class Placed(msgspec.Struct, frozen=True):
     Attributes:
         type: Dtype and shape.
         offset: Offset of its first byte in the segment. Not aligned.
-        fortran: Its elements are in Fortran order rather than C order.
+        fortran: Whether elements are in Fortran order rather than C order.
     """
 
     type: TensorType
@@ -50,7 +50,7 @@ class Codec(Protocol):
 
     Attributes:
         name: Short name, as in the docs: `safetensors`, `npz`, `npy`, `json`.
-        content_type: What our answers in this format say.
+        content_type: Content type of answers in this format.
         is_text: Numbers are text, which costs much more to read and write than bytes.
     """
 
@@ -75,7 +75,7 @@ class Codec(Protocol):
         Args:
             body: The bytes as received; writable, and read by the engine from the same place later.
             offset: Offset of `body` in the segment.
-            room: Where inflated or parsed tensors go.
+            room: Memory for inflated or parsed tensors.
 
         Returns:
             Tensors by name; an unnamed tensor has the name "".

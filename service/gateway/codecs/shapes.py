@@ -15,7 +15,7 @@ def check_shape(value: object, field: str) -> tuple[int, ...]:
 
     Args:
         value: A list or tuple as parsed; anything else is refused.
-        field: How error texts call it, e.g. `a: shape`.
+        field: Name in error texts, e.g. `a: shape`.
 
     Raises:
         InvalidRequest: Not a list of whole, non-negative numbers, or beyond any format's bounds.

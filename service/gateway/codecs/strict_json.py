@@ -18,7 +18,7 @@ def parse_object(data: bytes | memoryview, what: str) -> dict[str, object]:
 
     Args:
         data: UTF-8 text.
-        what: How error texts call it, e.g. `safetensors header`.
+        what: Name in error texts, e.g. `safetensors header`.
 
     Raises:
         InvalidRequest: Not such an object; the detail begins with `what`.
@@ -43,7 +43,7 @@ def refuse_overflow(data: bytes | memoryview, what: str) -> None:
 
     Args:
         data: Text that `parse_object` has read.
-        what: How error texts call it.
+        what: Name in error texts.
 
     Raises:
         InvalidRequest: A number such as 1e999. A bare `Infinity` is none.

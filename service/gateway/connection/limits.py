@@ -59,7 +59,7 @@ class Limits:
     """The timers of one connection.
 
     Args:
-        connection: That they bound.
+        connection: Connection that the limits bound.
 
     Attributes:
         body_bytes: Bytes of the body that goes through the parser.

@@ -19,7 +19,7 @@ class Poller:
     """Turns the loop round and round for a moment.
 
     Args:
-        seconds: How long after a request was sent; 0 for never.
+        seconds: Time to poll after a request was sent; 0 for never.
     """
 
     def __init__(self, seconds: float) -> None:

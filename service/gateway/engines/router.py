@@ -188,8 +188,8 @@ class Engines:
             del future
         if client.is_disconnected:
             raise ClientGone("the client left before its answer")
-        assert isinstance(reply, Done | Stale), "This is a bug."
-        if isinstance(reply, Stale):
+        if not isinstance(reply, Done):
+            assert isinstance(reply, Stale), "This is a bug."
             self.learn(reply)
         return reply
 

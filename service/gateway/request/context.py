@@ -119,7 +119,7 @@ class RequestContext:
         stream: Side of the connection; its body and its answer.
         request_id: The client's id, or ours.
         trace: Caller's span, or None.
-        key: What identifies its head, where the head may be cached.
+        key: Key of its head, where the head may be cached.
         cached: Cached head, or None.
         began_s: When its headers were in, on the performance counter.
         route: Pattern of its path, for spans; empty when there is none.

@@ -73,7 +73,8 @@ def admit(gateway: Gateway, context: RequestContext) -> None:
         TilewireError: The key is missing or unknown, or has used up its quota.
     """
     head = context.head
-    head.check()
+    if context.cached is None:
+        head.check()
     declared = head.content_length or 0
     context.access = gateway.authenticator.identify(head.path, head.headers)
     gateway.authenticator.admit(context.access, declared)
@@ -143,7 +144,7 @@ async def compute(
                 authorise(context.granted, read=task.residents.values(), shared_memory=uses_regions)
             template = await make_template(gateway, context, call, task, body)
         if not context.receive_s:
-            note_received(gateway, context)
+            note_received(context)
         if template.encoder is not None:
             reserve_answer(gateway, context, template.answer_bytes)
         slots = [leases.take_now(nbytes) or await leases.wait(nbytes) for nbytes in template.slot_bytes]
@@ -175,6 +176,8 @@ def reserve_answer(gateway: Gateway, context: RequestContext, nbytes: int) -> No
     Raises:
         OverQuota: Other requests of the key have used up what it may.
     """
+    if context.granted.key is None:
+        return
     charged_bytes = context.charged_bytes or 0
     whole_bytes = max(context.head.content_length or 0, context.received_bytes) + nbytes
     gateway.authenticator.reserve(context.granted, whole_bytes - charged_bytes, charged_bytes)
@@ -188,11 +191,10 @@ def find_template(context: RequestContext, call: Call, body: Lease | None) -> Re
     return context.cached.find(memoryview(b"") if body is None else body.view[call.lead_bytes :])
 
 
-def note_received(gateway: Gateway, context: RequestContext) -> None:
+def note_received(context: RequestContext) -> None:
     """Measures how long the body took to come and to be read."""
     if context.receive_began_s:
         context.receive_s = time.perf_counter() - context.receive_began_s
-        gateway.metrics.observe_stage(str(context.op), "receive", context.receive_s)
 
 
 async def make_template(
@@ -321,4 +323,3 @@ async def answer(
         encoded = encoder.encode(payloads)
     encoded.lines = lines + encoded.lines
     await respond(gateway, context, HTTPStatus.OK, encoded)
-    gateway.metrics.observe_stage(template.job.op, "send", context.send_s)

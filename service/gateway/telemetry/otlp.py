@@ -30,7 +30,7 @@ class OtlpRecorder:
     """Makes OpenTelemetry spans of finished requests; see `tracing.Recorder` for the calls.
 
     Args:
-        settings: Where to, and how many.
+        settings: Destination and sampling of spans.
         version: Version of Tilewire.
         index: Index of this gateway.
     """

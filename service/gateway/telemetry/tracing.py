@@ -51,7 +51,7 @@ class Finished(msgspec.Struct, frozen=True):
 
     Attributes:
         span: The request itself; its name is method and route.
-        stages: Its children.
+        stages: Child spans.
         parent: The caller's span, or None.
         attributes: Attributes of the request's span.
         is_error: The server failed.

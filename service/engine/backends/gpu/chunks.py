@@ -95,7 +95,7 @@ class Chunked:
     Args:
         kernels: The package `tilewire.kernels`.
         staging: Source of memory, and copies.
-        chunks: How the request is cut.
+        chunks: Division of the request.
         is_invariant: As `GpuBackend`'s.
     """
 
@@ -155,7 +155,7 @@ def _copy_rows(rows: torch.Tensor, place: HostBytes, chunks: Chunks, span: tuple
     Args:
         rows: Rows on the device, as `_rows_of` returns them.
         place: All rows, on the host.
-        chunks: How the request is cut.
+        chunks: Division of the request.
         span: First row and end of the chunk.
         is_gather: To the device; else from it.
     """

@@ -72,7 +72,7 @@ class DeviceKernels:
 
         Args:
             how: As there.
-            stream: Where kernels are tried.
+            stream: Stream on which kernels are tried.
             report: As there.
             on_each: As there.
 

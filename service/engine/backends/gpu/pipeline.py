@@ -81,7 +81,7 @@ class InFlight:
     """A batch on the device.
 
     Args:
-        marks: Its events, recorded.
+        marks: Recorded events.
         held: Every tensor that a queued copy or kernel touches.
         pipeline: Takes the events back.
         launches: Events around each launch, where other things happened between them.

@@ -170,7 +170,7 @@ def stretches_of(
 
     Args:
         whole: On the device.
-        places: Its pieces.
+        places: Pieces of the operand.
         is_padded: Rows of `whole` do not follow one another.
         is_gather: To the device; else from it.
     """

@@ -24,7 +24,7 @@ class Query(msgspec.Struct, frozen=True):
 
     Attributes:
         op: The operation.
-        options: Its options.
+        options: Option values of the op.
         residents: Names of resident tensors by the input that they stand for.
         store: Name under which the result becomes resident, or None.
         timeout_ms: It must have started by then, or None.

@@ -38,7 +38,7 @@ def encode_answer(
 
     Args:
         op: Model.
-        request: What was asked.
+        request: Parsed request.
         types: Types of all outputs by name.
         payloads: Bytes of each in C order; not read when it went into a region.
     """

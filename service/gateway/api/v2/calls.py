@@ -178,7 +178,7 @@ class InferTask(msgspec.Struct, frozen=True):
 
     Attributes:
         call: What the head asks for.
-        request: What the body says.
+        request: Parsed body.
         lead_bytes: As in `Task`.
         op: Model.
         leases: Source of room for a program's text.
@@ -279,7 +279,7 @@ class InferEncoder(msgspec.Struct, frozen=True):
 
     Attributes:
         op: Model.
-        request: What was asked.
+        request: Parsed request.
         types: Types of all outputs by name.
         accept_encoding: Codings that the client takes, or None.
         work_bytes: As in `Encoder`.

@@ -72,7 +72,7 @@ async def inflate(source: Lease, leases: Leases, coding: Coding, max_bytes: int,
 
     Args:
         source: The body as received.
-        leases: Where slots come from.
+        leases: Source of slots.
         coding: Content coding of the body.
         max_bytes: Most that it may inflate to.
         lead_bytes: Left free at the slot's start.

@@ -25,7 +25,7 @@ def decode_request(op: AnyOp, body: memoryview, offset: int, header_bytes: int |
         offset: Offset of `body` in the arena's segment.
         header_bytes: Length of the JSON at its start, at most that of the body; 0 for a body that is one raw tensor, None
             for one that is all JSON.
-        room: Where numbers of the JSON text go.
+        room: Memory for numbers of the JSON text.
 
     Raises:
         InvalidRequest: Anything that cannot be right; the detail names the field.

@@ -18,8 +18,8 @@ class Input(msgspec.Struct, frozen=True):
     Attributes:
         name: Name of the op's input.
         type: Dtype and shape; None for a resident input whose request leaves them out.
-        placed: Where it lies in the arena: binary data in the body, or numbers of the JSON text.
-        region: Where it lies in shared memory.
+        placed: Place in the arena: of binary data in the body, or of numbers of the JSON text.
+        region: Place in shared memory.
         resident: Name of the resident tensor that stands for it.
     """
 
@@ -35,7 +35,7 @@ class Output(msgspec.Struct, frozen=True):
 
     Attributes:
         is_binary: Behind the answer's JSON rather than in it.
-        region: Where in shared memory it goes, and then nothing of it is in the answer.
+        region: Place in shared memory; nothing of it is then in the answer.
     """
 
     is_binary: bool = False
@@ -48,7 +48,7 @@ class InferRequest(msgspec.Struct, frozen=True):
     Attributes:
         id: To be echoed; None when the client gave none, or an empty one.
         inputs: In the client's order.
-        outputs: How outputs are wanted, by name, in the client's order.
+        outputs: Requested form of outputs by name, in the client's order.
         options: Option values of the op.
         priority: 0 is the default, 1 the most urgent.
         timeout_us: It must have started by then; 0 for never.
