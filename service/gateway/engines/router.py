@@ -193,6 +193,10 @@ class Engines:
             self.learn(reply)
         return reply
 
+    def known_type(self, name: str) -> TensorType | None:
+        """As `type_of`, as far as it is known here."""
+        return self._types.get(name)
+
     async def type_of(self, name: str, *, field: str) -> TensorType:
         """The dtype and shape of a resident; may be out of date, which the engine notices.
 

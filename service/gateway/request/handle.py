@@ -36,6 +36,9 @@ from tilewire.service.telemetry import log
 # Attempts to plan a request whose residents change their types meanwhile.
 MAX_PLANS = 4
 
+# A look-up in the enumeration costs more than a small function.
+OK = int(HTTPStatus.OK)
+
 
 async def handle(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp) -> None:
     """Answers one request, whatever becomes of it.
@@ -104,7 +107,8 @@ async def check_call(gateway: Gateway, context: RequestContext, call: Call, leas
     authorise(context.granted, op=call.op.name, read=call.residents.values(), write=written)
     gateway.engines.check_ready()
     for name, resident in call.residents.items():
-        await gateway.engines.type_of(resident, field=name)
+        if gateway.engines.known_type(resident) is None:
+            await gateway.engines.type_of(resident, field=name)
     if call.program is not None:
         await gateway.programs.find(call.program, leases)
     if call.store is not None and len(call.op.outputs) > 1:
@@ -292,13 +296,10 @@ def bind(task: Task, types: Mapping[str, TensorType], begin: int) -> list[tuple[
 
 def bound_to(template: RequestTemplate, begin: int, slots: list[Lease]) -> BoundTemplate:
     """The engine's template, and where the bytes of one request lie."""
-    return BoundTemplate(
-        template.job,
-        (
-            *[begin + offset if is_in_body else offset for offset, is_in_body in template.inputs],
-            *[slot.offset if offset is None else offset for slot, offset in zip(slots, template.outputs, strict=True)],
-        ),
-    )
+    offsets = [begin + offset if is_in_body else offset for offset, is_in_body in template.inputs]
+    for slot, offset in zip(slots, template.outputs, strict=True):
+        offsets.append(slot.offset if offset is None else offset)
+    return BoundTemplate(template.job, tuple(offsets))
 
 
 def deadline_of(template: RequestTemplate, context: RequestContext) -> int:
@@ -322,4 +323,4 @@ async def answer(
     else:
         encoded = encoder.encode(payloads)
     encoded.lines = lines + encoded.lines
-    await respond(gateway, context, HTTPStatus.OK, encoded)
+    await respond(gateway, context, OK, encoded)

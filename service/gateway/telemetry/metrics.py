@@ -149,7 +149,8 @@ class GatewayMetrics:
     def observe_load(self, in_flight: int, arena: Arena) -> None:
         """Notes that the gauges moved; the arena is read when they are handed over."""
         self._load = (in_flight, arena)
-        self._flush_soon()
+        if self._flush_at is None:
+            self._flush_soon()
 
     def observe_engine(self, welcome: Welcome, is_up: bool) -> None:
         """Sets whether an engine is up."""
