@@ -184,19 +184,20 @@ class Arena:
             TooBusy: No free stretch is long enough right now.
         """
         size = _slot_bytes(nbytes)
+        starts, sizes = self._starts, self._sizes
         # Mostly the first stretch will do, and a generator costs more than the look.
-        if self._sizes and self._sizes[0] >= size:
+        if sizes and sizes[0] >= size:  # noqa: SIM108  (one line would be too long)
             index = 0
         else:
-            index = next((index for index, free in enumerate(self._sizes) if free >= size), -1)
+            index = next((index for index, free in enumerate(sizes) if free >= size), -1)
         if index < 0:
             raise TooBusy(f"no room for {nbytes} bytes: {self}")
-        offset = self._starts[index]
-        if self._sizes[index] == size:
-            del self._starts[index], self._sizes[index]
+        offset = starts[index]
+        if sizes[index] == size:
+            del starts[index], sizes[index]
         else:
-            self._starts[index] += size
-            self._sizes[index] -= size
+            starts[index] = offset + size
+            sizes[index] -= size
         self.free_bytes -= size
         return Lease(self, offset, nbytes)
 
@@ -204,16 +205,21 @@ class Arena:
         """Takes a slot back; `Lease.release` calls it."""
         size = _slot_bytes(nbytes)
         self.free_bytes += size
-        index = bisect.bisect_left(self._starts, offset)
-        assert index == len(self._starts) or offset + size <= self._starts[index], "This is a bug: slots overlap."
-        if index < len(self._starts) and offset + size == self._starts[index]:
-            size += self._sizes[index]
-            del self._starts[index], self._sizes[index]
-        if index > 0 and self._starts[index - 1] + self._sizes[index - 1] == offset:
-            self._sizes[index - 1] += size
+        starts, sizes, end = self._starts, self._sizes, offset + size
+        index = bisect.bisect_left(starts, offset)
+        assert index == len(starts) or end <= starts[index], "This is a bug: slots overlap."
+        joins_next = index < len(starts) and end == starts[index]
+        if index > 0 and starts[index - 1] + sizes[index - 1] == offset:
+            sizes[index - 1] += size
+            if joins_next:
+                sizes[index - 1] += sizes[index]
+                del starts[index], sizes[index]
+        elif joins_next:
+            starts[index] = offset
+            sizes[index] += size
         else:
-            self._starts.insert(index, offset)
-            self._sizes.insert(index, size)
+            starts.insert(index, offset)
+            sizes.insert(index, size)
         if self.on_freed is not None:
             self.on_freed()
 

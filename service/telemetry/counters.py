@@ -136,21 +136,33 @@ class Histogram:
         for labels in every:
             self._series(labels)
 
-    def observe(self, labels: Labels, value: float, times: int = 1, shown: Mapping[str, str] | None = None) -> None:
+    def observe(self, labels: Labels, value: float, times: int = 1) -> int:
         """Adds an observation, or several of the same value.
 
         Args:
             labels: Label values of the series.
             value: Observed value; one on a bound belongs to that bound's bucket.
             times: Number of equal observations.
-            shown: Labels of an exemplar; None for no exemplar.
+
+        Returns:
+            Index of the bucket.
         """
         pending = self._pending.get(labels) or self._series(labels)
         bucket = bisect_left(self._bounds, value)
         pending[bucket] += times
         pending[-1] += value * times
-        if shown is not None:
-            self._exemplars[labels, bucket] = (value, time.time(), shown)
+        return bucket
+
+    def show(self, labels: Labels, bucket: int, value: float, shown: Mapping[str, str]) -> None:
+        """Makes an observation the exemplar of its bucket.
+
+        Args:
+            labels: Label values of the series.
+            bucket: Index of the bucket.
+            value: Observed value.
+            shown: Labels of the exemplar.
+        """
+        self._exemplars[labels, bucket] = (value, time.time(), shown)
 
     def take(self) -> list[Sample]:
         """Returns what changed since the last call."""

@@ -8,6 +8,7 @@ answered.
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import urllib.parse
 from collections import deque
@@ -88,6 +89,10 @@ class TilewireProtocol(HttpToolsProtocol):
     def is_encrypted(self) -> bool:
         """Whether bytes come through TLS."""
         return self.scheme == "https"
+
+    def default_lines(self) -> bytes:
+        """Header lines of every answer."""
+        return _joined_lines(tuple(self.server_state.default_headers))
 
     @property
     def is_busy(self) -> bool:
@@ -379,6 +384,12 @@ class TilewireProtocol(HttpToolsProtocol):
     def _close_if_idle(self) -> None:
         if self.transport is not None and not self.transport.is_closing() and not self.is_busy:
             self.transport.close()
+
+
+@functools.lru_cache(maxsize=1)
+def _joined_lines(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    """The lines of headers that stay the same for many answers."""
+    return b"".join(b"%b: %b\r\n" % header for header in headers)
 
 
 def _target_of(head: bytes) -> bytes:

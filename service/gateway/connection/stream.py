@@ -45,6 +45,7 @@ class StreamOwner(Owner, Protocol):
     on_gone: Callable[[], None] | None
     patience_s: float
 
+    def default_lines(self) -> bytes: ...
     def on_response_complete(self) -> None: ...
     def take_back(self, stream: RequestStream, *, is_complete: bool) -> None: ...
     def release(self, stream: RequestStream) -> None: ...
@@ -107,10 +108,11 @@ class RequestStream(RequestResponseCycle):
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs what answers the request, as a task of its own."""
-        tasks = self._owner.server_state.tasks
-        task = self._owner.loop.create_task(self._run(work))
-        task.add_done_callback(tasks.discard)
+        owner = self._owner
+        tasks = owner.server_state.tasks
+        task = owner.loop.create_task(self._run(work))
         tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     async def _run(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -206,18 +208,16 @@ class RequestStream(RequestResponseCycle):
         self.response_started = True
         if closes:
             self.keep_alive = False
-        head = b"".join(
+        await write_answer(
+            owner,
             (
                 STATUS_LINE[status],
-                *[b"%b: %b\r\n" % header for header in owner.server_state.default_headers],
+                owner.default_lines(),
                 lines.encode("latin-1"),
                 b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n",
-            )
+            ),
+            () if self.is_head_only else chunks,
         )
-        nbytes = sum(map(len, chunks))
-        if self.is_head_only:
-            chunks, nbytes = (), 0
-        await write_answer(owner, head, chunks, nbytes)
         self._end_response()
 
     def _end_response(self) -> None:

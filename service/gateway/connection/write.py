@@ -17,23 +17,22 @@ COPIED_BYTES = 2**18
 TLS_PIECE_BYTES = 2**18
 
 
-async def write_answer(owner: Owner, head: bytes, chunks: Sequence[bytes | memoryview], nbytes: int) -> None:
+async def write_answer(owner: Owner, head: Sequence[bytes], chunks: Sequence[bytes | memoryview]) -> None:
     """Writes head and body.
 
     Args:
         owner: Connection.
-        head: Status line and headers.
+        head: Pieces of the status line and headers.
         chunks: Body.
-        nbytes: Length of the body.
 
     Returns:
         When the chunks are not needed any more: they were copied, everything has left, or the client is gone.
     """
     transport = owner.transport
-    if nbytes <= COPIED_BYTES:
-        transport.write(b"".join((head, *chunks)))
+    if sum(map(len, chunks)) <= COPIED_BYTES:
+        transport.write(b"".join((*head, *chunks)))
         return
-    transport.write(head)
+    transport.write(b"".join(head))
     for chunk in chunks:
         if not owner.is_encrypted:
             transport.write(chunk)

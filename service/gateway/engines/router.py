@@ -188,10 +188,14 @@ class Engines:
             del future
         if client.is_disconnected:
             raise ClientGone("the client left before its answer")
-        assert isinstance(reply, Done | Stale), "This is a bug."
-        if isinstance(reply, Stale):
+        if not isinstance(reply, Done):
+            assert isinstance(reply, Stale), "This is a bug."
             self.learn(reply)
         return reply
+
+    def known_type(self, name: str) -> TensorType | None:
+        """As `type_of`, as far as it is known here."""
+        return self._types.get(name)
 
     async def type_of(self, name: str, *, field: str) -> TensorType:
         """The dtype and shape of a resident; may be out of date, which the engine notices.

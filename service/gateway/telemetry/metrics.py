@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import re
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tilewire.service.errors import BY_CODE
 from tilewire.service.gateway.api.v2.answer import VERSION
@@ -21,6 +21,8 @@ from tilewire.service.telemetry.statistics import ModelStats, RequestStatistics,
 
 # How long observations may wait in this process before other processes can show them.
 FLUSH_S = 0.05
+
+BAD_REQUEST = 400
 
 OPENMETRICS = "application/openmetrics-text"
 
@@ -51,6 +53,34 @@ class Totals(Sink, Protocol):
         ...
 
 
+class EndedRequest(NamedTuple):
+    """What is counted of a request that has ended.
+
+    Attributes:
+        op: Name of the op.
+        code: HTTP status.
+        seconds: From its headers to the last byte of its answer.
+        receive_s: Seconds in which its body came and was read; 0 without one.
+        send_s: Seconds in which its answer left; 0 for an error.
+        received_bytes: Bytes of the body.
+        sent_bytes: Bytes of the answer's body.
+        timings: Stage times of the engine; None when it was not computed.
+        request_id: Label of the exemplar.
+        trace_id: Label of the exemplar, or None.
+    """
+
+    op: str
+    code: int
+    seconds: float
+    receive_s: float = 0.0
+    send_s: float = 0.0
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    timings: Timings | None = None
+    request_id: str = ""
+    trace_id: str | None = None
+
+
 class GatewayMetrics:
     """The gateway's share of `/metrics`.
 
@@ -62,6 +92,7 @@ class GatewayMetrics:
         self._totals = totals
         self._metrics = metrics = MetricSet(totals)
         self._load: tuple[int, Arena] | None = None
+        self._ended: list[EndedRequest] = []
         self._flush_at: asyncio.TimerHandle | None = None
         self._reading: dict[bool, asyncio.Task[tuple[bytes, str]]] = {}
         self._waiting: dict[bool, asyncio.Task[tuple[bytes, str]]] = {}
@@ -99,31 +130,16 @@ class GatewayMetrics:
         self._stages.prepare(itertools.product(OPS, ("receive", "send")))
         self._metrics.flush()
 
-    def observe_request(
-        self, op: str, code: int, seconds: float, request_id: str = "", trace_id: str | None = None
-    ) -> None:
-        """Counts one answer."""
-        self._requests.inc((op, str(code)))
-        self._duration.observe((op,), seconds, shown=exemplar_of(request_id, trace_id))
-        self._flush_soon()
+    def observe_request(self, ended: EndedRequest) -> None:
+        """Counts a request and its answer; at the next flush, together with others."""
+        self._ended.append(ended)
+        if self._flush_at is None:
+            self._flush_soon()
 
     def observe_key(self, name: str, code: int, nbytes: int) -> None:
         """Counts one answer to the holder of a key; names are those of the keys' file, so they are few."""
         self._key_requests.inc((name, str(code)))
         self._key_bytes.inc((name,), nbytes)
-
-    def observe_outcome(self, op: str, seconds: float, timings: Timings | None) -> None:
-        """Counts a request for the protocol's statistics; without timings it failed."""
-        self._statistics.count(op, seconds, timings)
-
-    def observe_stage(self, op: str, stage: str, seconds: float) -> None:
-        """Counts the time of `receive` or `send`."""
-        self._stages.observe((op, stage), seconds)
-
-    def observe_bytes(self, op: str, received: int, sent: int) -> None:
-        """Counts the bytes of a body and of its answer."""
-        self._received.inc((op,), received)
-        self._sent.inc((op,), sent)
 
     def observe_rejection(self, reason: str) -> None:
         """Counts a refusal."""
@@ -133,7 +149,8 @@ class GatewayMetrics:
     def observe_load(self, in_flight: int, arena: Arena) -> None:
         """Notes that the gauges moved; the arena is read when they are handed over."""
         self._load = (in_flight, arena)
-        self._flush_soon()
+        if self._flush_at is None:
+            self._flush_soon()
 
     def observe_engine(self, welcome: Welcome, is_up: bool) -> None:
         """Sets whether an engine is up."""
@@ -145,6 +162,7 @@ class GatewayMetrics:
         if self._flush_at is not None:
             self._flush_at.cancel()
             self._flush_at = None
+        self._count_ended()
         self._statistics.flush()
         if self._load is not None:
             in_flight, arena = self._load
@@ -152,6 +170,25 @@ class GatewayMetrics:
             self._arena.set(("used",), arena.used_bytes)
             self._arena.set(("free",), arena.free_bytes)
         self._metrics.flush()
+
+    def _count_ended(self) -> None:
+        ended, self._ended = self._ended, []
+        shown: set[tuple[str, int]] = set()
+        # The last one first: of each bucket, the last one whose id can be shown is its exemplar.
+        for one in reversed(ended):
+            op, code, seconds, timings = one.op, one.code, one.seconds, one.timings
+            self._requests.inc((op, str(code)))
+            bucket = self._duration.observe((op,), seconds)
+            if (op, bucket) not in shown and (exemplar := exemplar_of(one.request_id, one.trace_id)) is not None:
+                self._duration.show((op,), bucket, seconds, exemplar)
+                shown.add((op, bucket))
+            if one.receive_s:
+                self._stages.observe((op, "receive"), one.receive_s)
+            if one.send_s:
+                self._stages.observe((op, "send"), one.send_s)
+            self._received.inc((op,), one.received_bytes)
+            self._sent.inc((op,), one.sent_bytes)
+            self._statistics.count(op, seconds, timings if code < BAD_REQUEST else None)
 
     async def expose(self, accept: str) -> tuple[bytes, str]:
         """Returns the text of `/metrics` over all processes, and its content type.

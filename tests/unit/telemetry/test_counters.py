@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from tests.support.local_totals import LocalTotals
 from tilewire.service.gateway.telemetry.metrics import exemplar_of
 from tilewire.service.telemetry.counters import SECONDS_BUCKETS, MetricSet
+from tilewire.service.telemetry.counters import Histogram as Seconds
 from tilewire.service.telemetry.exposition import Exposition, Totals
 
 BOUNDS = (1.0, 2.0)
@@ -112,16 +114,23 @@ def test_figures_wait_while_the_supervisor_does_not_read() -> None:
     assert value_of(sink.totals, "n_total") == 3
 
 
+def observe_shown(histogram: Seconds, value: float, shown: Mapping[str, str] | None) -> None:
+    """Observes a value, and makes it its bucket's exemplar if its id can be shown."""
+    bucket = histogram.observe(("add",), value)
+    if shown is not None:
+        histogram.show(("add",), bucket, value, shown)
+
+
 def test_the_newest_exemplar_of_all_gateways_is_shown() -> None:
     totals = Totals()
     one, other = (MetricSet(LocalTotals(totals, source)) for source in ("one", "other"))
     first, second = (metrics.histogram("seconds", "t", ("op",), BOUNDS) for metrics in (one, other))
-    first.observe(("add",), 0.5, shown=exemplar_of("old", None))
-    first.observe(("add",), 1.5, shown=exemplar_of("middle", "f" * 32))
+    observe_shown(first, 0.5, exemplar_of("old", None))
+    observe_shown(first, 1.5, exemplar_of("middle", "f" * 32))
     one.flush()
-    second.observe(("add",), 1.0, shown=exemplar_of("new", None))
-    second.observe(("add",), 9, shown=exemplar_of("beyond", None))
-    second.observe(("add",), 9, shown=exemplar_of('qu"oted', None))
+    observe_shown(second, 1.0, exemplar_of("new", None))
+    observe_shown(second, 9, exemplar_of("beyond", None))
+    observe_shown(second, 9, exemplar_of('qu"oted', None))
     other.flush()
     body, content_type = asyncio.run(Exposition(totals).read(openmetrics=True))
     assert content_type.startswith("application/openmetrics-text")
