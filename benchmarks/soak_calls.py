@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,9 @@ import numpy as np
 from tests.support.oip_bodies import LENGTH, from_answer, to_binary
 from tests.support.raw_http import Answer, head
 from tests.support.tensor_bodies import TYPES, Array, decode, encode
+
+# NumPy reads the header of npy by `ast`, which fails between threads in some releases of Python 3.11 (recursion depth mismatch).
+_PARSING = threading.Lock()
 
 Rng = np.random.Generator
 Check = Callable[[Answer], bool]
@@ -67,7 +71,8 @@ def equals(expected: Array, rtol: float = 0.0) -> Check:
     """Whether the tensor `out` of an answer is this one."""
 
     def check(answer: Answer) -> bool:
-        out = decode(answer.headers["content-type"], answer.body)
+        with _PARSING:
+            out = decode(answer.headers["content-type"], answer.body)
         return out.shape == expected.shape and bool(np.allclose(out, expected, rtol=rtol, atol=rtol))
 
     return check

@@ -415,7 +415,11 @@ def sockets_of(pid: int) -> int:
 # ── start ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_gateway_is_light_and_knows_no_torch(server: LiveServer) -> None:
+def test_a_gateway_is_light_and_knows_no_torch(start_server: StartServer) -> None:
+    # A server of its own: what a gateway has answered before is no part of what it weighs.
+    server = start_server("--gateways", "2", "--arena-bytes", "64MiB")
+    with server.client() as client:
+        assert client.post("/v1/softmax", json={"x": [[1, 2]]}).status_code == 200
     for pid in server.gateways():
         maps = Path(f"/proc/{pid}/maps").read_text()
         assert "libtorch" not in maps
