@@ -17,7 +17,7 @@ from tests.support.oip_bodies import LENGTH, from_answer, to_binary
 from tests.support.raw_http import Answer, head
 from tests.support.tensor_bodies import TYPES, Array, decode, encode
 
-# NumPy reads the header of npy by `ast`, which fails between threads in some releases of Python 3.11 (recursion depth mismatch).
+# NumPy reads the header of npy by `ast`, which fails between threads in some releases of Python 3.11.
 _PARSING = threading.Lock()
 
 Rng = np.random.Generator
