@@ -88,13 +88,11 @@ def bind(
         InvalidRequest: A tensor does not lie inside its region.
     """
     inputs: dict[str, HostBytes | torch.Tensor] = {}
-    found: list[Resident] = []
-    if plan.residents:
-        found = [residents.get(resident, field=name) for name, resident, *_ in plan.residents]
-        for (name, _, kind, version), resident in zip(plan.residents, found, strict=True):
-            if resident.type != kind or version not in (None, resident.version):
-                return _stale(job, plan, found)
-            inputs[name] = resident.tensor
+    found = [residents.get(resident, field=name) for name, resident, *_ in plan.residents]
+    for (name, _, kind, version), resident in zip(plan.residents, found, strict=True):
+        if resident.type != kind or version not in (None, resident.version):
+            return _stale(job, plan, found)
+        inputs[name] = resident.tensor
     binding = plan.binding
     if binding is None or binding.generations != tuple([resident.generation for resident in found]):
         binding = plan.binding = _binding(plan, found)
@@ -103,9 +101,7 @@ def bind(
     assert len(job.offsets) == len(plan.inputs) + len(plan.outputs), "This is a bug: not the template's offsets."
     offsets = iter(job.offsets)
     outs: list[HostBytes] = []
-    uses: dict[str, Use] = {}
-    if plan.has_regions:
-        uses = _find_regions(plan, job.offsets, regions)
+    uses = _find_regions(plan, job.offsets, regions) if plan.has_regions else {}
     for name, kind, nbytes, fortran, _ in plan.inputs:
         offset = next(offsets)
         if name in uses:
