@@ -28,7 +28,7 @@ from tilewire.service.gateway.request.response import (
 )
 from tilewire.service.gateway.request.template import MAX_LEAD_BYTES, RequestTemplate
 from tilewire.service.ipc.arena import Lease
-from tilewire.service.ipc.messages import Done, InputSpec, OutputSpec, Upload
+from tilewire.service.ipc.messages import Done, InputSpec, OutputSpec
 from tilewire.service.ops.op import AnyOp, TensorType
 from tilewire.service.ops.planning import plan
 from tilewire.service.telemetry import log
@@ -60,7 +60,7 @@ async def handle(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp)
         await check_call(gateway, context, call, leases)
         body = await receive(gateway, context, call, leases)
         template, slots, done = await compute(gateway, context, call, body, leases)
-        await answer(gateway, context, call, template, slots, done)
+        await answer(gateway, context, template, slots, done)
     except Exception as error:  # noqa: BLE001  (the last line of defence: it is logged and answered)
         await respond_error(gateway, context, error)
     finally:
@@ -101,18 +101,14 @@ async def check_call(gateway: Gateway, context: RequestContext, call: Call, leas
         Forbidden: The key may not do that.
         Unavailable: No engine is ready.
         UnknownName: A resident tensor or a program is not there.
-        InvalidRequest: A result of several tensors cannot be stored under one name.
     """
-    written = () if call.store is None else (call.store,)
-    authorise(context.granted, op=call.op.name, read=call.residents.values(), write=written)
+    authorise(context.granted, op=call.op.name, read=call.residents.values(), write=call.writes)
     gateway.engines.check_ready()
     for name, resident in call.residents.items():
         if gateway.engines.known_type(resident) is None:
             await gateway.engines.type_of(resident, field=name)
     if call.program is not None:
         await gateway.programs.find(call.program, leases, field=call.program_field)
-    if call.store is not None and len(call.op.outputs) > 1:
-        raise InvalidRequest(f"store: {call.op.name} has the outputs {', '.join(call.op.outputs)}; one can be stored")
 
 
 async def receive(gateway: Gateway, context: RequestContext, call: Call, leases: Leases) -> Lease | None:
@@ -139,13 +135,14 @@ async def compute(
     engines, task, begin = gateway.engines, None, 0 if body is None else body.offset + call.lead_bytes
     template = find_template(context, call, body)
     if template is not None:
-        authorise(context.granted, read=template.reads, shared_memory=template.uses_regions)
+        authorise(context.granted, read=template.reads, write=template.writes, shared_memory=template.uses_regions)
     for _attempt in range(MAX_PLANS):
         if template is None or not engines.knows(template.resident_types):
             if task is None:
                 task = await call.decode(body, leases)
                 uses_regions = bool(task.regions or task.out_regions)
-                authorise(context.granted, read=task.residents.values(), shared_memory=uses_regions)
+                written = () if task.store is None else (task.store,)
+                authorise(context.granted, read=task.residents.values(), write=written, shared_memory=uses_regions)
             template = await make_template(gateway, context, call, task, body)
         if not context.receive_s:
             note_received(context)
@@ -158,6 +155,7 @@ async def compute(
             leases,
             deadline_ns=deadline_of(template, context),
             priority=template.priority,
+            durable=template.durable,
         )
         if isinstance(reply, Done):
             context.timings, context.batch_size = reply.timings, reply.batch_size
@@ -244,11 +242,11 @@ def plan_task(
     encoder = task.encoder(outputs)
     regions = [task.out_regions.get(name) for name in op.outputs]
     specs = tuple(
-        OutputSpec(kind, None if region is None else region.name)
+        OutputSpec(kind, None if region is None else region.name, task.store)
         for kind, region in zip(planned.outputs, regions, strict=True)
     )
     lead = None
-    if task.lead_bytes is not None and task.lead_bytes <= MAX_LEAD_BYTES and call.store is None:
+    if task.lead_bytes is not None and task.lead_bytes <= MAX_LEAD_BYTES:
         lead = b"" if body is None else bytes(body.view[call.lead_bytes :][: task.lead_bytes])
     located = [(spec, offset) for spec, offset in inputs if offset is not None]
     return RequestTemplate(
@@ -261,11 +259,13 @@ def plan_task(
         uses_regions=bool(task.regions or task.out_regions),
         is_pinned=bool(task.pinned),
         inputs=tuple((offset, spec.region is None) for spec, offset in located),
-        outputs=tuple(None if region is None else region.offset for region in regions),
+        outputs=tuple(None if region is None else region.offset for region in regions) if task.store is None else (),
         timeout_ns=task.timeout_ns,
         priority=task.priority,
-        slot_bytes=tuple(0 if spec.region is not None else spec.type.nbytes for spec in specs),
-        answer_bytes=sum(spec.type.nbytes for spec in specs if spec.region is None),
+        slot_bytes=tuple(0 if spec.region is not None else spec.type.nbytes for spec in specs if spec.resident is None),
+        answer_bytes=sum(spec.type.nbytes for spec in specs if spec.region is None and spec.resident is None),
+        store=task.store,
+        durable=task.durable,
         encoder=encoder,
     )
 
@@ -308,16 +308,15 @@ def deadline_of(template: RequestTemplate, context: RequestContext) -> int:
 
 
 async def answer(
-    gateway: Gateway, context: RequestContext, call: Call, template: RequestTemplate, slots: list[Lease], done: Done
+    gateway: Gateway, context: RequestContext, template: RequestTemplate, slots: list[Lease], done: Done
 ) -> None:
-    """Encodes and writes the outputs, or stores the only one."""
+    """Encodes and writes the outputs, or describes the one that is stored."""
     lines = timing_lines(context.receive_s, done.timings, done.batch_size)
-    if call.store is not None:
-        info, _ = await gateway.engines.put(call.store, Upload(template.job.outputs[0].type, slots[0].offset))
-        await respond(gateway, context, HTTPStatus.CREATED, json_answer(describe_tensor(info), lines))
+    if template.encoder is None:
+        assert done.stored is not None, "This is a bug."
+        await respond(gateway, context, HTTPStatus.CREATED, json_answer(describe_tensor(done.stored.info), lines))
         return
-    assert template.encoder is not None, "This is a bug."
-    encoder, payloads = template.encoder, [slot.view for slot in slots]
+    encoder, payloads = template.encoder, [slot.view for slot in slots] or [memoryview(b"")]
     if encoder.work_bytes > OFFLOAD_BYTES:
         encoded = await offload(encoder.work_bytes, encoder.encode, payloads)
     else:

@@ -42,7 +42,9 @@ class RequestTemplate(msgspec.Struct, frozen=True):
         priority: 0 for the default, 1 for the most urgent.
         slot_bytes: Bytes of a slot for each output; 0 for one in a region.
         answer_bytes: Bytes of the outputs that are sent.
-        encoder: Writer of the answer; None when the result is stored.
+        encoder: Writer of the answer; None when the description of the stored result is the answer.
+        store: Name under which the result becomes resident; None to answer it.
+        durable: The answer waits for the host copy of that.
     """
 
     lead: bytes | None
@@ -58,6 +60,13 @@ class RequestTemplate(msgspec.Struct, frozen=True):
     slot_bytes: tuple[int, ...]
     answer_bytes: int
     encoder: Encoder | None
+    store: str | None = None
+    durable: bool = False
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Names of the resident tensors that it stores."""
+        return () if self.store is None else (self.store,)
 
 
 class CachedHead:

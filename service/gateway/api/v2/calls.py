@@ -116,7 +116,7 @@ class InferCall(msgspec.Struct, frozen=True):
     model: str
 
     residents: Mapping[str, str] = {}
-    store: str | None = None
+    writes: tuple[str, ...] = ()
     needs_body: bool = True
     program_field: str = "model"
 
@@ -213,6 +213,16 @@ class InferTask(msgspec.Struct, frozen=True):
         return self.op.complete(self.request.options)
 
     @property
+    def store(self) -> str | None:
+        """Name under which the result becomes resident, or None."""
+        return next((one.resident for one in self.request.outputs.values()), None)
+
+    @property
+    def durable(self) -> bool:
+        """The answer waits for the host copy of the result."""
+        return self.request.durable
+
+    @property
     def placed(self) -> Mapping[str, Placed]:
         """Tensors in the arena by input."""
         return {one.name: one.placed for one in self.request.inputs if one.placed is not None}
@@ -261,14 +271,18 @@ class InferTask(msgspec.Struct, frozen=True):
                 raise InvalidRequest(
                     f"{name}: shared_memory_byte_size is {region.byte_size}; {kind} takes {kind.nbytes} bytes"
                 )
-            if region is None and not wanted.is_binary:
+            if region is None and wanted.resident is None and not wanted.is_binary:
                 # A number takes more room as text than as bytes: the bound is on what must be formatted.
                 if kind.nbytes > max_bytes:
                     raise BodyTooLarge(
                         f"{name}: {kind} is too large for JSON; the limit is {max_bytes} bytes, ask for binary_data"
                     )
                 check_elements({name: kind})
-        named = {name: outputs[name] for name, wanted in self.request.outputs.items() if wanted.region is None}
+        named = {
+            name: outputs[name]
+            for name, wanted in self.request.outputs.items()
+            if wanted.region is None and wanted.resident is None
+        }
         text_bytes = sum(kind.nbytes for name, kind in named.items() if not self.request.outputs[name].is_binary)
         nbytes = sum(kind.nbytes for kind in named.values())
         is_coded = coding_of_answer(self.call.accept_encoding, is_text=nbytes == text_bytes, nbytes=nbytes) is not None

@@ -19,7 +19,7 @@ from tilewire.service.errors import (
     Unavailable,
     UnknownName,
 )
-from tilewire.service.gateway.engines.client import Reply, Request
+from tilewire.service.gateway.engines.client import NOT_RESIDING, Reply, Request
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.engines.templates import BoundTemplate
 from tilewire.service.ipc.messages import (
@@ -49,6 +49,7 @@ JOB = BoundTemplate(Template(1, "add", (), AddOptions(), (OutputSpec(KIND),), 1,
 
 class ScriptedEngine:
     def __init__(self, index: int, *, is_ready: bool = True) -> None:
+        self.residing = NOT_RESIDING
         self.welcome = Welcome(index, "cpu", "cpu", "", "", "") if is_ready else None
         self.warming: Warming | None = None
         self.sent: list[Request] = []
