@@ -348,6 +348,18 @@ ToEngine = (
 # ── engine → gateway ──────────────────────────────────────────────────────────────────────────────
 
 
+class Residing(msgspec.Struct, frozen=True, array_like=True, tag="residing"):
+    """The engine has followed each home engine up to a version. Sent when that changes.
+
+    Attributes:
+        versions: Version of the last change, by the index of its home engine.
+        nbytes: Bytes of the residents on the device.
+    """
+
+    versions: tuple[int, ...]
+    nbytes: int
+
+
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     """The engine is ready and has mapped the segment.
 
@@ -359,6 +371,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
         torch: Version of PyTorch.
         triton: Version of Triton, or "none".
         resident_bytes: Quota of resident tensors on the device.
+        residing: How far the engine has followed the others.
     """
 
     engine: int
@@ -368,18 +381,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     torch: str
     triton: str
     resident_bytes: int = 0
-
-
-class Residing(msgspec.Struct, frozen=True, array_like=True, tag="residing"):
-    """The engine has followed each home engine up to a version. Sent when that changes.
-
-    Attributes:
-        versions: Version of the last change, by the index of its home engine.
-        nbytes: Bytes of the residents on the device.
-    """
-
-    versions: tuple[int, ...]
-    nbytes: int
+    residing: Residing = Residing((), 0)
 
 
 class Warming(msgspec.Struct, frozen=True, array_like=True, tag="warming"):

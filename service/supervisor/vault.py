@@ -66,12 +66,12 @@ class VaultWriter:
     """An engine's sending end. A change is ordered by its home engine; a copy may come from any engine and thread.
 
     Args:
-        fd: A sequenced-packet socket to the supervisor; negative for no vault.
+        fd: A sequenced-packet socket to the supervisor, which this owns; negative for no vault.
         home: Index of this engine.
     """
 
     def __init__(self, fd: int, home: int = 0) -> None:
-        self._socket = socket.socket(fileno=os.dup(fd)) if fd >= 0 else None
+        self._socket = socket.socket(fileno=fd) if fd >= 0 else None
         self._home = home
 
     def keep(self, info: TensorInfo, fd: int = -1) -> None:
@@ -108,7 +108,7 @@ class VaultFollower:
     """An engine's receiving end: changes and copies of the other engines.
 
     Args:
-        fd: A sequenced-packet socket to the supervisor; negative for none.
+        fd: A sequenced-packet socket to the supervisor, which stays the caller's; negative for none.
 
     Attributes:
         is_open: More changes can come.

@@ -242,9 +242,9 @@ class EngineLoop:
                 torch=identity.torch,
                 triton=identity.triton,
                 resident_bytes=self._holdings.residents.quota_bytes,
+                residing=self._holdings.attach(client),
             )
         )
-        self._holdings.attach(client)
         logger.info("%s attached with %d bytes", client.name, client.segment.nbytes)
 
     def _detach_if_done(self, client: Client) -> None:

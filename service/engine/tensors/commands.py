@@ -94,10 +94,10 @@ class Holdings:
         """Works out the answer to `DescribeKernels`: when nobody waits, since it takes tens of milliseconds."""
         self._kernels = msgspec.json.encode(self.backend.kernels())
 
-    def attach(self, client: Client) -> None:
-        """Begins to report to a gateway how far this engine has followed the others."""
+    def attach(self, client: Client) -> Residing:
+        """Returns how far this engine has followed the others; from now on the gateway gets every change of that."""
         self._clients.append(client)
-        client.send(self._residing())
+        return self._residing()
 
     def detach(self, client: Client) -> None:
         """Drops what only this gateway would have finished."""

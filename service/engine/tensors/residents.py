@@ -243,8 +243,7 @@ class Residents:
             raise Unavailable(f"{info.name}: the engine restarted while it had this tensor")
         resident, fd = self._held[ticket].resident, self._held[ticket].fd
         older, home = self._by_name.get(info.name), home_of(info.name, len(self.versions))
-        is_known = older is not None and older.version == info.version
-        is_last = is_known or info.version > self.versions[home]
+        is_last = info.version > self.versions[home] if older is None else older.version <= info.version
         if is_last:
             resident.version = info.version
             self._set(info.name, resident)

@@ -248,7 +248,7 @@ class EngineClient:
             self.residing = message
             return
         if isinstance(message, Welcome):
-            self.welcome, self.warming = message, None
+            self.welcome, self.warming, self.residing = message, None, message.residing
             if self._on_change is not None:
                 self._on_change(message, True)
             return

@@ -81,6 +81,12 @@ class Directory:
             return False
         return self.is_current(index, name)
 
+    def learn_stored(self, info: TensorInfo) -> None:
+        """Takes over a result that stays on the engine that made it; the others do not have it yet."""
+        self.learn(info, info.version, info.engines[0])
+        others = (index for index in range(len(self._engines)) if index not in info.engines)
+        self._known[info.name].missing = {index: self._engines[index].residing for index in others}
+
     def learn(self, info: TensorInfo, mark: int, asked: int) -> None:
         """Takes over what an engine said.
 

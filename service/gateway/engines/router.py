@@ -215,7 +215,7 @@ class Engines:
             info, was_there = await self._order(index, stored.info, stored.ticket)
             stored = Stored(info, replaced=was_there)
         else:
-            self._directory.learn(stored.info, stored.info.version, index)
+            self._directory.learn_stored(stored.info)
         if durable:
             await self._ask(self._engines[index], AwaitCopy(0, stored.info.name, stored.info.version), Tensors)
         return stored
@@ -231,7 +231,7 @@ class Engines:
             raise
         (ordered,) = reply.tensors
         await self._ask(engine, AdoptTensor(0, ticket, ordered), Tensors)
-        self._directory.learn(ordered, ordered.version, index)
+        self._directory.learn_stored(ordered)
         return ordered, reply.replaced
 
     @staticmethod
