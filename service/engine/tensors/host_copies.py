@@ -107,27 +107,29 @@ class HostCopies:
     # ── the thread ────────────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> None:
-        copier: Copier | None = None
-        while (copy := self._next()) is not None:
-            try:
-                copier = copier or self.backend.open_copier()
-                self._make(copy, copier)
-            except (TilewireError, DeviceLost) as error:
-                copy.problem = str(error)
-            except Exception as error:
-                logger.exception("no host copy of %s", copy.info.name)
-                copy.problem = str(error)
-            self.on_done(copy)
+        copier = self.backend.open_copier()
+        while True:
+            with self._changed:
+                while not self._waiting and not self._is_closing:
+                    self._changed.wait()
+                if self._is_closing:
+                    return
+                copy = self._first_awaited() or self._waiting[0]
+                self._waiting.remove(copy)
+            self._finish(copy, copier)
 
-    def _next(self) -> HostCopy | None:
-        with self._changed:
-            while not self._waiting and not self._is_closing:
-                self._changed.wait()
-            if self._is_closing:
-                return None
-            copy = next((one for one in self._waiting if one.is_awaited), self._waiting[0])
-            self._waiting.remove(copy)
-            return copy
+    def _first_awaited(self) -> HostCopy | None:
+        return next((one for one in self._waiting if one.is_awaited), None)
+
+    def _finish(self, copy: HostCopy, copier: Copier) -> None:
+        try:
+            self._make(copy, copier)
+        except (TilewireError, DeviceLost) as error:
+            copy.problem = str(error)
+        except Exception as error:
+            logger.exception("no host copy of %s", copy.info.name)
+            copy.problem = str(error)
+        self.on_done(copy)
 
     def _make(self, copy: HostCopy, copier: Copier) -> None:
         info, began_s, num_copied = copy.info, time.monotonic(), 0
@@ -135,7 +137,7 @@ class HostCopies:
         try:
             whole = map_file(fd, info.type.nbytes)
             for piece in pieces_of(copy.tensor):
-                if not self._may_go_on(copy, began_s, num_copied + piece.nbytes):
+                if not self._may_go_on(copy, copier, began_s, num_copied + piece.nbytes):
                     return
                 copier.copy(piece, whole[num_copied : num_copied + piece.nbytes])
                 num_copied += piece.nbytes
@@ -143,15 +145,19 @@ class HostCopies:
         finally:
             os.close(fd)
 
-    def _may_go_on(self, copy: HostCopy, began_s: float, num_bytes: int) -> bool:
-        """Waits for a good moment; False when the copy is not needed."""
-        if self.bytes_per_s:
-            end_s = began_s + num_bytes / self.bytes_per_s
+    def _may_go_on(self, copy: HostCopy, copier: Copier, began_s: float, num_bytes: int) -> bool:
+        """Waits for a good moment, and makes the copies that are awaited meanwhile; False when the copy is not needed."""
+        turn_s = began_s + num_bytes / self.bytes_per_s if self.bytes_per_s else 0.0
+        while not (copy.is_awaited or copy.is_needless or self._is_closing):
             with self._changed:
-                while not (copy.is_awaited or copy.is_needless or self._is_closing):
-                    left_s = end_s - time.monotonic()
-                    if left_s <= 0 or not self._changed.wait(left_s):
-                        break
+                if (urgent := self._first_awaited()) is not None:
+                    self._waiting.remove(urgent)
+                elif (left_s := turn_s - time.monotonic()) <= 0:
+                    break
+                else:
+                    self._changed.wait(left_s)
+                    continue
+            self._finish(urgent, copier)
         end_s = time.monotonic() + MAX_YIELD_S
         while self.is_busy() and not copy.is_awaited and time.monotonic() < end_s:
             time.sleep(YIELD_STEP_S)
