@@ -6,6 +6,9 @@ from typing import Literal
 
 # Engines that hold a tensor: all, or those that `TensorInfo.engines` names.
 Placement = Literal["replicate", "single"]
+PLACEMENTS: dict[str, Placement] = {"replicate": "replicate", "single": "single"}
+# Of a client that leaves the choice to the service.
+AUTO = "auto"
 
 # A tensor of at most this part of a device's quota is on every device: there it takes little room from others.
 REPLICATED_PART = 16

@@ -267,6 +267,19 @@ class DescribeTensor(msgspec.Struct, frozen=True, array_like=True, tag="describe
     request_id: str = ""
 
 
+class FetchTensor(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
+    """Bring a tensor that another engine holds onto this device, too, and answer with its description.
+
+    Attributes:
+        id: Number of this request.
+        name: Name of the tensor.
+    """
+
+    id: int
+    name: str
+    request_id: str = ""
+
+
 class DeleteTensor(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
     """Forget `name`; requests under way finish with it. For the home engine; the others follow it through the vault."""
 
@@ -338,6 +351,7 @@ ToEngine = (
     | OrderTensor
     | AdoptTensor
     | AwaitCopy
+    | FetchTensor
     | ListTensors
     | RegisterRegion
     | UnregisterRegion
@@ -353,11 +367,9 @@ class Residing(msgspec.Struct, frozen=True, array_like=True, tag="residing"):
 
     Attributes:
         versions: Version of the last change, by the index of its home engine.
-        nbytes: Bytes of the residents on the device.
     """
 
     versions: tuple[int, ...]
-    nbytes: int
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
@@ -381,7 +393,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     torch: str
     triton: str
     resident_bytes: int = 0
-    residing: Residing = Residing((), 0)
+    residing: Residing = Residing(())
 
 
 class Warming(msgspec.Struct, frozen=True, array_like=True, tag="warming"):

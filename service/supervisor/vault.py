@@ -57,6 +57,12 @@ class RegionDeposit(msgspec.Struct, frozen=True, tag="region"):
     info: RegionInfo | None
 
 
+class Want(msgspec.Struct, frozen=True, tag="want"):
+    """An engine needs a tensor that another one holds."""
+
+    name: str
+
+
 def is_wanted(info: TensorInfo, engine: int) -> bool:
     """Whether an engine shall hold a tensor."""
     return info.placement == "replicate" or engine in info.engines
@@ -86,6 +92,10 @@ class VaultWriter:
         """Deposits that a tensor is no more."""
         self._send(Deposit(name, None, version, self._home, is_of_file), -1)
 
+    def want(self, name: str) -> None:
+        """Asks for the host copy of a tensor; it comes as a change that is a copy, as soon as there is one."""
+        self._send(Want(name), -1)
+
     def keep_region(self, info: RegionInfo, fd: int) -> None:
         """Deposits a region before its registration is acknowledged."""
         self._send(RegionDeposit(info.name, info), fd)
@@ -99,7 +109,7 @@ class VaultWriter:
         if self._socket is not None:
             self._socket.close()
 
-    def _send(self, deposit: Deposit | RegionDeposit, fd: int) -> None:
+    def _send(self, deposit: Deposit | RegionDeposit | Want, fd: int) -> None:
         if self._socket is not None:
             socket.send_fds(self._socket, [msgspec.msgpack.encode(deposit)], [fd] if fd >= 0 else [])
 
@@ -212,6 +222,8 @@ class VaultReader:
         self.feeds: dict[int, VaultFeed] = {}
         self._num_handovers = 0
         self._replaced: list[int] = []
+        # Engines that wait for the host copy of a name.
+        self._wanted: dict[str, set[int]] = {}
 
     @contextlib.contextmanager
     def handover(self, engine: int = 0) -> Iterator[Keepsakes]:
@@ -236,12 +248,16 @@ class VaultReader:
                 return
             if not data:
                 return
-            deposit = msgspec.msgpack.decode(data, type=Deposit | RegionDeposit)
+            deposit = msgspec.msgpack.decode(data, type=Deposit | RegionDeposit | Want)
             fd = fds[0] if fds else -1
             if isinstance(deposit, RegionDeposit):
                 self._take_region(deposit, fd)
+            elif isinstance(deposit, Want):
+                self._wanted.setdefault(deposit.name, set()).add(engine)
+                self._give(deposit.name)
             elif self._take(deposit, fd):
                 self._feed_others(deposit, fd, engine)
+                self._give(deposit.name)
 
     def _take(self, deposit: Deposit, fd: int) -> bool:
         """Keeps a change. Returns whether it is the last of its name."""
@@ -274,6 +290,17 @@ class VaultReader:
             wants_it = deposit.info is not None and is_wanted(deposit.info, index)
             if wants_it or not deposit.is_copy:
                 feed.send(deposit, fd if wants_it else -1)
+
+    def _give(self, name: str) -> None:
+        """Sends a host copy to the engines that wait for it."""
+        kept = self.kept.get(name)
+        if kept is None or kept.info is None:
+            self._wanted.pop(name, None)
+        elif kept.fd >= 0:
+            copy = Deposit(name, kept.info, kept.version, kept.home, is_copy=True)
+            for engine in self._wanted.pop(name, ()):
+                if engine in self.feeds:
+                    self.feeds[engine].send(copy, kept.fd)
 
     def _take_region(self, deposit: RegionDeposit, fd: int) -> None:
         older = self.kept_regions.pop(deposit.name, None)

@@ -17,7 +17,7 @@ from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.host_copies import HostCopies, HostCopy
 from tilewire.service.engine.tensors.residents import Resident, Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
-from tilewire.service.errors import TooBusy
+from tilewire.service.errors import TooBusy, UnknownName
 from tilewire.service.ipc.board import home_of
 from tilewire.service.ipc.messages import (
     AdoptTensor,
@@ -27,6 +27,7 @@ from tilewire.service.ipc.messages import (
     DescribeTensor,
     Done,
     Failed,
+    FetchTensor,
     GetTensor,
     Kernels,
     ListRegions,
@@ -55,6 +56,7 @@ Question = (
     | OrderTensor
     | AdoptTensor
     | AwaitCopy
+    | FetchTensor
     | ListTensors
     | RegisterRegion
     | UnregisterRegion
@@ -86,6 +88,7 @@ class Holdings:
     _clients: list[Client] = field(default_factory=list, init=False)
     _pending: dict[Resident, HostCopy] = field(default_factory=dict, init=False)
     _awaiting: dict[HostCopy, list[tuple[Client, AwaitCopy]]] = field(default_factory=dict, init=False)
+    _fetching: list[tuple[Client, FetchTensor]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.residents.on_drop = self._drop_copy
@@ -103,6 +106,7 @@ class Holdings:
         """Drops what only this gateway would have finished."""
         if client in self._clients:
             self._clients.remove(client)
+        self._fetching = [(one, fetch) for one, fetch in self._fetching if one is not client]
         for ticket in client.tickets:
             self.residents.release(ticket)
         client.tickets.clear()
@@ -114,6 +118,12 @@ class Holdings:
         self._observe()
         for client in self._clients:
             client.send(self._residing())
+        fetching, self._fetching = self._fetching, []
+        for client, fetch in fetching:
+            if (reply := self._fetched(fetch)) is None:
+                self._fetching.append((client, fetch))
+            else:
+                client.send(reply)
 
     def keep(self, job: BoundJob) -> Stored:
         """Makes the result of a job resident where it is; a host copy follows.
@@ -168,6 +178,11 @@ class Holdings:
                 return Kernels(message.id, self._kernels)
             case AwaitCopy():
                 return self._await_copy(client, message)
+            case FetchTensor(name=name):
+                if (reply := self._fetched(message)) is None:
+                    self.residents.want(name)
+                    self._fetching.append((client, message))
+                return reply
             case DescribeTensor():
                 return Tensors(message.id, (self.residents.info(message.name),))
             case ListTensors():
@@ -224,6 +239,12 @@ class Holdings:
         self.copies.hurry(copy)
         return None
 
+    def _fetched(self, message: FetchTensor) -> Tensors | Failed | None:
+        resident = self.residents.at(message.name)
+        if resident is None:
+            return Failed(message.id, UnknownName.code, f"name: no resident tensor {message.name!r}")
+        return None if resident.tensor is None else Tensors(message.id, (self.residents.info(message.name),))
+
     def _download(self, client: Client, message: GetTensor) -> Done | Stale:
         resident = self.residents.get(message.name)
         if resident.tensor is None or resident.type != message.expected:
@@ -232,7 +253,7 @@ class Holdings:
         return Done(message.id, Timings())
 
     def _residing(self) -> Residing:
-        return Residing(tuple(self.residents.versions), self.residents.nbytes)
+        return Residing(tuple(self.residents.versions))
 
     def _observe(self) -> None:
         self.metrics.observe_residents(len(self.residents), self.residents.nbytes)

@@ -369,6 +369,20 @@ class Residents:
         if len(self.versions) > 1:
             self._vault.forget("", self._next_version(None), is_of_file=False)
 
+    def is_spare(self, resident: Resident) -> bool:
+        """Whether a tensor was fetched from another engine, which still holds it."""
+        return resident.tensor is not None and resident.placement == "single" and self.index not in resident.engines
+
+    def want(self, name: str) -> None:
+        """Asks for a tensor that another engine holds; it comes by `follow`.
+
+        Raises:
+            UnknownName: There is none of that name.
+            ResidentQuota: There is no room for it.
+        """
+        self.check_room(name, self.get(name).type.nbytes)
+        self._vault.want(name)
+
     def check_room(self, name: str, nbytes: int) -> None:
         """Refuses a tensor that the quota has no room for, or the system no descriptor.
 
@@ -438,6 +452,18 @@ class Residents:
         return tensors
 
     def _check_quota(self, name: str, more_bytes: int) -> None:
+        spare = sorted(
+            (
+                one
+                for one in self._by_name.values()
+                if self.nbytes + more_bytes > self.quota_bytes and self.is_spare(one)
+            ),
+            key=lambda one: one.last_used or 0.0,
+        )
+        for one in spare:
+            if self.nbytes + more_bytes > self.quota_bytes:
+                self.nbytes -= one.nbytes
+                one.tensor = None
         if self.nbytes + more_bytes > self.quota_bytes:
             raise ResidentQuota(
                 f"{name}: {more_bytes} bytes more than the {self.nbytes} that are resident exceed the quota "

@@ -9,6 +9,7 @@ import msgspec
 from tilewire.service.gateway.codecs.negotiation import CODECS
 from tilewire.service.ops.op import AnyOp
 from tilewire.service.ops.registry import OPS
+from tilewire.service.placement import AUTO, PLACEMENTS
 
 _PROBLEM = {
     "description": "What is wrong, as RFC 9457 problem details; `detail` names the field.",
@@ -31,6 +32,7 @@ def describe_op(op: AnyOp) -> dict[str, Any]:
                 "content": _answers(),
             },
             "201": {"description": "`store=`: what is resident now.", "content": {"application/json": {}}},
+            "410": {**_PROBLEM, "description": "A resident that it names was lost with its engine."},
             "4XX": _PROBLEM,
             "5XX": _PROBLEM,
         },
@@ -59,12 +61,17 @@ def describe_model_call(*, is_versioned: bool, is_infer: bool) -> dict[str, Any]
 def describe_put() -> dict[str, Any]:
     """The OpenAPI operation of `PUT /v1/tensors/{name}`."""
     content = {codec.content_type: dict(_BINARY) for codec in CODECS if not codec.is_text}
-    return {"requestBody": {"content": content, "description": "One tensor.", "required": True}, "responses": _errors()}
+    return {
+        "parameters": [_PLACEMENT],
+        "requestBody": {"content": content, "description": "One tensor.", "required": True},
+        "responses": _errors(),
+    }
 
 
 def describe_get() -> dict[str, Any]:
     """The OpenAPI operation of `GET /v1/tensors/{name}`."""
-    return {"responses": {"200": {"description": "The tensor.", "content": _answers()}, **_errors()}}
+    lost = {**_PROBLEM, "description": "It was lost with its engine: write it again."}
+    return {"responses": {"200": {"description": "The tensor.", "content": _answers()}, "410": lost, **_errors()}}
 
 
 def _answers() -> dict[str, Any]:
@@ -117,6 +124,14 @@ _HEADER_LENGTH: dict[str, Any] = {
     "schema": {"type": "integer", "minimum": 0},
 }
 
+_PLACEMENT: dict[str, Any] = {
+    "name": "placement",
+    "in": "query",
+    "required": False,
+    "description": "Engines that hold it: all, or one; `auto` chooses by its size.",
+    "schema": {"type": "string", "enum": [AUTO, *PLACEMENTS], "default": AUTO},
+}
+
 _COMMON: list[dict[str, Any]] = [
     {
         "name": "store",
@@ -124,6 +139,13 @@ _COMMON: list[dict[str, Any]] = [
         "required": False,
         "description": "`@` and a name: keep the result as a resident tensor; answers 201 with its metadata.",
         "schema": {"type": "string", "pattern": "^@"},
+    },
+    {
+        "name": "durable",
+        "in": "query",
+        "required": False,
+        "description": "With `store`: answer once a copy outside of the engine exists, so that its death loses nothing.",
+        "schema": {"type": "boolean", "default": False},
     },
     {
         "name": "timeout_ms",

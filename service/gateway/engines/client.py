@@ -27,6 +27,7 @@ from tilewire.service.ipc.messages import (
     DescribeTensor,
     Done,
     Failed,
+    FetchTensor,
     ForgetTemplate,
     GetTensor,
     Hello,
@@ -53,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 RECONNECT_S = 0.1
 # Of an engine that has not said anything.
-NOT_RESIDING = Residing((), 0)
+NOT_RESIDING = Residing(())
 
 Request = (
     PutTensor
@@ -63,6 +64,7 @@ Request = (
     | OrderTensor
     | AdoptTensor
     | AwaitCopy
+    | FetchTensor
     | ListTensors
     | RegisterRegion
     | UnregisterRegion

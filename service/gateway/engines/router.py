@@ -13,7 +13,15 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from tilewire.service.errors import ClientGone, DeadlinePassed, Lost, TilewireError, Unavailable, UnknownName
+from tilewire.service.errors import (
+    ClientGone,
+    DeadlinePassed,
+    Lost,
+    ResidentQuota,
+    TilewireError,
+    Unavailable,
+    UnknownName,
+)
 from tilewire.service.gateway.engines.client import Engine, Reply, Request
 from tilewire.service.gateway.engines.directory import Directory
 from tilewire.service.gateway.engines.templates import BoundTemplate, Templates
@@ -25,6 +33,7 @@ from tilewire.service.ipc.messages import (
     DescribeKernels,
     DescribeTensor,
     Done,
+    FetchTensor,
     GetTensor,
     Kernels,
     ListRegions,
@@ -49,6 +58,8 @@ from tilewire.service.placement import Placement, placement_of
 DEADLINE_GRACE_NS = 20_000_000
 # Time in which an engine adopts a tensor that has its version.
 ADOPTION_S = 0.002
+# A tensor is copied from one device to another within this, or the request is 503.
+FETCH_TIMEOUT_S = 30.0
 # Attempts to find the engine of residents that move or change meanwhile.
 MAX_SEARCHES = 8
 
@@ -311,13 +322,25 @@ class Engines:
         if welcome is None:
             raise Unavailable(f"{name}: the engine that orders its changes is restarting")
         placement = placement or placement_of(source.type.nbytes, welcome.resident_bytes)
-        index = home if placement == "replicate" else self._roomiest(name, source.type.nbytes)
-        reply = await self._ask(self._engines[index], PutTensor(0, name, source, placement), Tensors)
+        indices = (home,) if placement == "replicate" else self._directory.ranking_of(name)
+        index, reply = await self._put_first(indices, PutTensor(0, name, source, placement))
         (info,) = reply.tensors
         if reply.ticket:
             return await self._order(index, info, reply.ticket)
         self._directory.learn(info, info.version, index)
         return info, reply.replaced
+
+    async def _put_first(self, indices: Iterable[int], message: PutTensor) -> tuple[int, Tensors]:
+        """Uploads a tensor to the first of these engines that is ready and has room."""
+        refusal: TilewireError = _starting()
+        for index in indices:
+            if self._engines[index].welcome is None:
+                continue
+            try:
+                return index, await self._ask(self._engines[index], message, Tensors)
+            except ResidentQuota as error:
+                refusal = error
+        raise refusal
 
     async def delete(self, name: str) -> None:
         """Forgets a tensor. The home engine of its name gives the deletion a version; other engines follow.
@@ -477,7 +500,29 @@ class Engines:
         for name, field in fields.items():
             await self.describe(name, field=field)
         if self._least_busy(fields) is None:
-            raise Unavailable(f"no engine that is ready holds {' and '.join(fields)}")
+            await self._bring_together(fields)
+
+    async def _bring_together(self, names: Collection[str]) -> None:
+        """Brings residents of several engines to the one that holds most of their bytes.
+
+        Raises:
+            ResidentQuota: It has no room for them.
+            Unavailable: No engine is ready, or it takes too long.
+        """
+        directory = self._directory
+        ready = [index for index, engine in enumerate(self._engines) if engine.welcome is not None]
+        sizes = {name: kind.nbytes for name in names if (kind := directory.types.get(name)) is not None}
+        held = {index: sum(sizes[name] for name in sizes if directory.serves(index, name)) for index in ready}
+        index = max(ready, key=lambda one: held[one])
+        try:
+            async with asyncio.timeout(FETCH_TIMEOUT_S):
+                for name in names:
+                    mark = directory.mark_of(name)
+                    if not directory.serves(index, name):
+                        reply = await self._ask(self._engines[index], FetchTensor(0, name), Tensors)
+                        directory.learn(reply.tensors[0], mark, index)
+        except TimeoutError:
+            raise Unavailable(f"{' and '.join(names)}: they are not on one device yet") from None
 
     def _most_current(self, name: str) -> int:
         """Returns an engine that has every change of a name: its home if that is ready.
@@ -490,15 +535,6 @@ class Engines:
             if self._engines[index].welcome is not None and self._directory.is_current(index, name):
                 return index
         raise Unavailable(f"{name}: the engine that orders its changes is restarting")
-
-    def _roomiest(self, name: str, nbytes: int) -> int:
-        """Returns the first engine in the name's order that is ready and has room; the home engine when none has."""
-        ranked = self._directory.ranking_of(name)
-        for index in ranked:
-            engine = self._engines[index]
-            if engine.welcome is not None and engine.residing.nbytes + nbytes <= engine.welcome.resident_bytes:
-                return index
-        return ranked[0]
 
     async def _ask(self, engine: Engine, request: Request, kind: type[ReplyT]) -> ReplyT:
         _, future = engine.send(request)

@@ -178,6 +178,8 @@ def describe_tensor(info: TensorInfo) -> dict[str, object]:
         "created": _timestamp(info.created),
         "last_used": _timestamp(info.last_used),
         "hits": info.hits,
+        "placement": info.placement,
+        "engines": info.engines,
     }
 
 

@@ -13,6 +13,7 @@ from tilewire.service.ops.op import AnyOp
 from tilewire.service.ops.planning import parse_options
 from tilewire.service.ops.program.op import PROGRAM
 from tilewire.service.ops.registry import Options, op_named
+from tilewire.service.placement import AUTO, PLACEMENTS, Placement
 from tilewire.service.tensor_names import problem_of
 
 MAX_PARAMETERS = 64
@@ -110,6 +111,24 @@ def _parse(op_name: str, query: bytes, timeout_header: str | None) -> Query:
         durable=durable,
         timeout_ms=_parse_timeout("timeout_ms", timeout) if timeout else _parse_timeout("X-Timeout-Ms", timeout_header),
     )
+
+
+def parse_placement(query: bytes) -> Placement | None:
+    """Reads the placement of an upload.
+
+    Returns:
+        Engines that shall hold it; None for those that suit its size.
+
+    Raises:
+        InvalidRequest: Another value, or given twice.
+    """
+    value = _parameters(query).get("placement", AUTO)
+    if value == AUTO:
+        return None
+    placement = PLACEMENTS.get(value)
+    if placement is None:
+        raise InvalidRequest(f"placement: expected {AUTO}, {' or '.join(PLACEMENTS)}; got {value[:64]!r}")
+    return placement
 
 
 def resident_name(value: str, *, field: str) -> str:

@@ -200,7 +200,7 @@ class Scene:
     def __init__(self, *followed: int, quota: int = 10**6) -> None:
         self.engines = [ScriptedEngine(index, quota=quota) for index in range(len(followed))]
         for engine, version in zip(self.engines, followed, strict=True):
-            engine.residing = Residing((version,) * len(followed), 0)
+            engine.residing = Residing((version,) * len(followed))
         self.board = VersionBoard()
         self.router = Engines(self.engines, self.board)
 
@@ -250,7 +250,7 @@ def test_only_engines_with_the_last_change_serve_a_name() -> None:
         await settle()
         assert [len(one.jobs) for one in scene.engines] == [2, 0, 2]
         # It has followed: from now on it serves, too.
-        scene.engines[1].residing = Residing((7, 7, 7), 0)
+        scene.engines[1].residing = Residing((7, 7, 7))
         for _ in range(2):
             scene.compute(W)
         await settle()
@@ -319,7 +319,7 @@ def test_an_engine_without_the_tensor_is_tried_again_when_it_has_followed() -> N
             scene.compute(W)
         await settle()
         assert [len(one.jobs) for one in scene.engines] == [1, 3]
-        scene.engines[0].residing = Residing((7, 0), 8)
+        scene.engines[0].residing = Residing((7, 0))
         scene.compute(W)
         await settle()
         assert [len(one.jobs) for one in scene.engines] == [2, 3]
@@ -377,10 +377,10 @@ def test_a_result_whose_home_is_gone_is_dropped() -> None:
 
 def test_a_single_tensor_goes_to_the_first_engine_in_its_order_that_has_room() -> None:
     async def run() -> None:
-        scene = Scene(0, 0, quota=100)
-        scene.engines[0].residing = Residing((0, 0), 95)
+        scene = Scene(0, 0)
         task = asyncio.ensure_future(scene.router.put(W, Upload(KIND, 0), "single"))
         held, ordered = info(0, 1, placement="single"), info(7, 1, placement="single")
+        await answer(scene.engines[0], ResidentQuota("full"))
         sent = await answer(scene.engines[1], Tensors(0, (held,), ticket=5))
         assert sent == PutTensor(0, W, Upload(KIND, 0), "single")
         await answer(scene.engines[0], Tensors(0, (ordered,)))
@@ -415,8 +415,8 @@ def test_the_list_says_what_is_where() -> None:
         # Without its home: the engine that has followed it furthest decides. What a dead engine holds is listed.
         scene.engines[0].welcome = None
         task = asyncio.ensure_future(scene.router.infos())
-        for engine, infos in zip(scene.engines[1:], [(info(7, 0, placement="single"),), ()], strict=True):
-            await answer(engine, Tensors(0, infos))
+        await answer(scene.engines[1], Tensors(0, (info(7, 0, placement="single"),)))
+        await answer(scene.engines[2], Tensors(0, ()))
         assert await task == [info(7, 0, placement="single")]
 
     asyncio.run(run())
