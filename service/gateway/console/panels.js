@@ -155,7 +155,7 @@ export function showResidents({ status, body }) {
   write(byId("residents-note"), body.length ? `${figure(body.length)} tensors, ${joined(bytes(whole))}${rest}` : "");
   const rows = sorted
     .slice(0, MAX_RESIDENTS)
-    .map((one) => [one.name, `[${one.shape.join(", ")}]`, one.dtype, joined(bytes(one.bytes)), figure(one.hits), ago(one.last_used)]);
+    .map((one) => [one.name, `[${one.shape.join(", ")}]`, one.dtype, joined(bytes(one.bytes)), one.engines?.join(", ") ?? "", figure(one.hits), ago(one.last_used)]);
   fillRows(place, rows, "None. PUT /v1/tensors/{name} makes a tensor stay on the device, so that requests carry only the other operand.");
   byId("resident-names").replaceChildren(
     ...sorted.slice(0, MAX_RESIDENTS).map(({ name }) => {
