@@ -19,6 +19,7 @@ from tilewire.service.ops.op import (
     OpOptions,
     TensorType,
     Types,
+    Work,
 )
 from tilewire.service.ops.program.definition import RESIDENT, Program, parse_program
 from tilewire.service.ops.program.planning import PlannedProgram, PlannedStep, plan_program
@@ -102,6 +103,18 @@ class ProgramOp(Op[ProgramOptions]):
             return None
         key = (options.text, tuple((one.dtype, one.shape[1:]) for one in own), tuple(one.shape[1:] for one in outputs))
         return Batching(JoinStrategy.ROWS, key, options)
+
+    def work(
+        self, types: Types, residents: frozenset[str], options: ProgramOptions, flops: int, moved_bytes: int
+    ) -> tuple[Work, ...]:
+        """Returns the work of every step, under the step's own op; see `Op.work`."""
+        del residents, options, flops, moved_bytes
+        found: list[Work] = []
+        for one in self.plan(types).steps:
+            kept = frozenset(field for field, source in one.step.inputs.items() if source.startswith(RESIDENT))
+            planned = one.plan
+            found += one.step.op.work(one.inputs, kept, one.step.options, planned.flops, planned.moved_bytes)
+        return tuple(found)
 
 
 def _have_equal_rows(types: Sequence[TensorType], like: TensorType | None = None) -> bool:
