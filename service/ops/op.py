@@ -206,6 +206,11 @@ class Op(abc.ABC, Generic[OptionsT]):
         """Names of all inputs, required ones first."""
         return self.required + self.optional
 
+    @property
+    def sole_input(self) -> tuple[str, TensorType] | None:
+        """Name and type of the input of a body that is one tensor's bytes, -1 for a size that may vary; None with several."""
+        return (self.required[0], TensorType("float32", (-1,))) if len(self.inputs) == 1 else None
+
     def choices(self, option: str) -> list[str]:
         """Returns the values that an option may have, when they can be counted up."""
         schema = msgspec.json.schema(self.options)["$defs"][self.options.__name__]["properties"][option]

@@ -77,6 +77,12 @@ class ProgramOp(Op[ProgramOptions]):
         """Name of the kept program."""
         return self._model
 
+    @property
+    def sole_input(self) -> tuple[str, TensorType] | None:
+        """Name and type of a program's only input; see `Op.sole_input`."""
+        found = [(name, TensorType(one.dtype, tuple(one.shape))) for name, one in self.program.inputs.items()]
+        return found[0] if len(found) == 1 else None
+
     def complete(self, options: OpOptions) -> ProgramOptions:
         """Returns the program's text; see `Op.complete`."""
         del options
