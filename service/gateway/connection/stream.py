@@ -305,14 +305,10 @@ class RequestStream(RequestResponseCycle):
             # Takes what is left of a refused body, which the parser does not know of, before the next request is read.
             rest = memoryview(bytearray(self._owed))
             owner.receiver.receive_body(rest, 0, owner.patience_s).add_done_callback(self._on_discarded)
-            return
         owner.on_response_complete()
 
     def _on_discarded(self, body: asyncio.Future[None]) -> None:
-        self._owed = 0
-        if body.exception() is None:
-            self._owner.on_response_complete()
-        else:
+        if body.exception() is not None:
             self._owner.transport.close()
 
 
