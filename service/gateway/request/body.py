@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tilewire.service.errors import BodyTooLarge, ClientGone, InvalidRequest, LengthRequired, UnknownFormat
+from tilewire.service.errors import BodyTooLarge, ClientGone, LengthRequired, UnknownFormat
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.context import Gateway, RequestContext
 from tilewire.service.gateway.request.head import Head
@@ -63,7 +63,9 @@ async def receive_body(
     if declared > max_bytes:
         raise BodyTooLarge(f"Content-Length: {declared} is over the limit of {max_bytes} bytes")
     lease = leases.take_now(lead_bytes + declared) or await leases.wait(lead_bytes + declared)
-    await context.stream.receive_into(lease.view[lead_bytes:], timeout_s)
+    rest = context.stream.receive_into(lease.view[lead_bytes:], timeout_s)
+    if rest is not None:
+        await rest
     return lease
 
 
@@ -110,11 +112,7 @@ async def next_piece(context: RequestContext, timeout_s: float) -> bytes:
         InvalidRequest: No byte came for `timeout_s`.
         ClientGone: The client left.
     """
-    try:
-        async with asyncio.timeout(timeout_s):
-            piece = await context.stream.receive_piece()
-    except TimeoutError:
-        raise InvalidRequest(stalled(timeout_s, context.received_bytes)) from None
+    piece = await context.stream.receive_piece(timeout_s)
     if context.stream.is_disconnected:
         raise ClientGone(f"the client left after {context.received_bytes} bytes of its body")
     return piece
