@@ -16,7 +16,7 @@ import msgspec
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import InvalidRequest, UnknownName
 from tilewire.service.gateway.api.v2.answer import VERSION
-from tilewire.service.gateway.request.context import Gateway
+from tilewire.service.gateway.request.context import Gateway, RequestContext
 from tilewire.service.ops.op import AnyOp, TensorType
 from tilewire.service.ops.registry import OPS
 
@@ -64,7 +64,7 @@ class Tensor(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
 
 
-async def find_model(gateway: Gateway, model: str, version: str | None = None) -> Model:
+async def find_model(gateway: Gateway, context: RequestContext, model: str, version: str | None = None) -> Model:
     """Looks up an op, or a kept program.
 
     Raises:
@@ -72,7 +72,7 @@ async def find_model(gateway: Gateway, model: str, version: str | None = None) -
     """
     if model in OPS:
         return model_of_op(model_named(model, version))
-    leases = gateway.admission.admit()
+    leases = gateway.admission.admit(context.flow)
     try:
         kept = await gateway.programs.find(model, leases)
         values = await gateway.programs.values(kept)

@@ -80,7 +80,7 @@ def _add_statistics(routes: APIRouter, gateway: Gateway) -> None:
         return json_response({"model_stats": await gateway.metrics.statistics()})
 
     async def statistics(request: Request) -> Response:
-        model = await find_model(gateway, **request.path_params)
+        model = await find_model(gateway, context_of(request.scope), **request.path_params)
         every = await gateway.metrics.statistics()
         return json_response({"model_stats": [one for one in every if one.name == model.name]})
 
@@ -89,13 +89,15 @@ def _add_statistics(routes: APIRouter, gateway: Gateway) -> None:
 
 def _add_models(routes: APIRouter, gateway: Gateway) -> None:
     async def metadata(request: Request) -> Response:
-        return json_response(describe_model(await find_model(gateway, **request.path_params)))
+        model = await find_model(gateway, context_of(request.scope), **request.path_params)
+        return json_response(describe_model(model))
 
     async def configuration(request: Request) -> Response:
-        return json_response(configure_model(await find_model(gateway, **request.path_params)))
+        model = await find_model(gateway, context_of(request.scope), **request.path_params)
+        return json_response(configure_model(model))
 
     async def ready(request: Request) -> Response:
-        model = await find_model(gateway, **request.path_params)
+        model = await find_model(gateway, context_of(request.scope), **request.path_params)
         reason = why_not_ready(gateway)
         if reason is None:
             return json_response({"name": model.name, "ready": True})
