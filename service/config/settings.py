@@ -87,7 +87,11 @@ class Settings(BaseSettings):
     max_result_bytes: Bytes = Field(256 * 2**20, ge=1, description="Largest result; more is 422.")
     max_elements: int = Field(2**33, ge=1, description="Most elements of an operand or a result; more is 422.")
     max_rank: int = Field(8, ge=2, le=64, description="Most dimensions of an operand; more is 422.")
-    max_in_flight: int = Field(1024, ge=1, description="Most requests that one gateway works on at once; more are 429.")
+    max_in_flight: int = Field(
+        1024,
+        ge=1,
+        description="Most requests that one gateway works on at once; more are 429. A lone key or address gets seven eighths.",
+    )
     resident_bytes: Bytes = Field(
         4 * 2**30, ge=0, description="Quota of resident tensors on each device; past it a PUT is 507."
     )
