@@ -15,6 +15,7 @@ from tilewire.service.gateway.auth.authenticator import Access, Authenticator
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.head import TRACE_PARENT, TRACE_STATE, Head, HeadKey, request_id_of
+from tilewire.service.gateway.request.origins import Origins
 from tilewire.service.gateway.request.programs import Programs
 from tilewire.service.gateway.request.template import CachedHead, TemplateCache
 from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
@@ -41,6 +42,7 @@ class Gateway:
         recorder: Sink of spans, or None.
         templates: Cache of requests that were read and planned.
         programs: Kept programs.
+        origins: Origins whose web pages may call; None for none.
     """
 
     settings: GatewaySettings
@@ -53,9 +55,12 @@ class Gateway:
     recorder: Recorder | None = None
     templates: TemplateCache = field(default_factory=TemplateCache)
     programs: Programs = field(init=False)
+    origins: Origins | None = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "programs", Programs(self.engines, self.settings.limits))
+        allowed = self.settings.allow_origin
+        object.__setattr__(self, "origins", Origins(allowed) if allowed else None)
 
 
 class Stream(Protocol):
