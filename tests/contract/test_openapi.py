@@ -141,6 +141,7 @@ GOOD: list[tuple[str, str, dict[str, Any]]] = [
     ("POST", "/v1/programs/openapi", {"json": {"x": [[1, 2, 3]]}}),
     ("POST", "/v1/run", {"json": {"program": PROGRAM, "x": [[1, 2, 3]]}}),
     ("GET", "/v1/kernels", {}),
+    ("GET", "/v1/history", {}),
     ("GET", "/v2", {}),
     ("POST", "/v2/repository/index", {}),
     ("GET", "/v2/models/stats", {}),

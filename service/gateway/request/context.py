@@ -136,6 +136,7 @@ class RequestContext:
         batch_size: Number of requests that shared its launch; 0 when it was not computed.
         send_s: Seconds in which its answer left.
         sent_bytes: Bytes of the answer's body.
+        failure: Code of the error that it was answered with; empty without one.
         allow: Methods that the path offers, when this one is not among them.
         access: Holder of the key and its rights; None until it is known.
         charged_bytes: Bytes of body and answer that the key's quota counts so far; None when it was refused at once.
@@ -158,6 +159,7 @@ class RequestContext:
     batch_size: int = 0
     send_s: float = 0.0
     sent_bytes: int = 0
+    failure: str = ""
     allow: str = ""
     access: Access | None = None
     charged_bytes: int | None = None

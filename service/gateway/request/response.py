@@ -76,6 +76,7 @@ async def respond_error(gateway: Gateway, context: RequestContext, error: Except
         raise known
     if isinstance(known, ClientGone):
         return
+    context.failure = known.code
     body, content_type = _error_body(known, context.request_id, context.head.path)
     closes = not is_rest_small(context)
     await respond(

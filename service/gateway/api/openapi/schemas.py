@@ -125,6 +125,37 @@ _NATIVE: dict[str, Schema] = {
         },
         additionalProperties=_ref("Numbers"),
     ),
+    "Interval": _object(
+        {
+            "end": {"type": "number", "description": "Unix time, in seconds."},
+            "seconds": {"type": "number"},
+            "requests": _map(_COUNT),
+            "statuses": _map(_COUNT),
+            "refused": _map(_COUNT),
+            "latency": _map({"type": "number"}),
+            "kernel_seconds": {"type": "number"},
+        },
+        ("requests", "statuses", "refused", "latency", "kernel_seconds"),
+    ),
+    "Failure": _object(
+        {
+            "time": {"type": "number", "description": "Unix time, in seconds."},
+            "method": _STRING,
+            "route": _STRING,
+            "op": {"anyOf": [_STRING, {"type": "null"}]},
+            "status": {"type": "integer"},
+            "reason": {"type": "string", "enum": list(BY_CODE)},
+            "request_id": _STRING,
+            "key": {"anyOf": [_STRING, {"type": "null"}]},
+        }
+    ),
+    "History": _object(
+        {
+            "period_s": {"type": "number"},
+            "intervals": _list(_ref("Interval")),
+            "failures": _list(_ref("Failure")),
+        }
+    ),
     "Devices": _object({"devices": _list({"type": "object"})}),
     "Live": _object({"live": _BOOLEAN}),
     "Ready": _object({"ready": _BOOLEAN, "error": _STRING, "engines": _list({"type": "object"})}, ("error", "engines")),
