@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(table, end="")
     else:
         page = arguments.write.read_text(encoding="utf-8")
-        arguments.write.write_text(_TABLE.sub(lambda found: f"{found[1]}{table}{found[3]}", page), encoding="utf-8")
+        arguments.write.write_text(_TABLE.sub(lambda found: f"{found[1]}\n{table}\n{found[3]}", page), encoding="utf-8")
     return 0
 
 
