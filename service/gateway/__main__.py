@@ -27,6 +27,7 @@ from tilewire.service.gateway.auth.authenticator import Authenticator
 from tilewire.service.gateway.auth.quotas import Quotas, UsagePage
 from tilewire.service.gateway.connection.limits import DRAIN_GRACE_S
 from tilewire.service.gateway.connection.protocol import TilewireProtocol
+from tilewire.service.gateway.connection.receive import SCRATCH_BYTES
 from tilewire.service.gateway.engines.busy_poll import Poller
 from tilewire.service.gateway.engines.client import EngineClient
 from tilewire.service.gateway.engines.router import Engines
@@ -145,6 +146,7 @@ def protocol_for(gateway: Gateway, app: ASGIApp) -> type[TilewireProtocol]:
         "max_body_s": settings.max_body_s,
         "max_connections": settings.max_connections,
         "gateway": gateway,
+        "scratch": memoryview(bytearray(SCRATCH_BYTES)),
         "ops": app.ops if isinstance(app, TilewireApp) else {},
     }
     return type("LimitedProtocol", (TilewireProtocol,), limits)

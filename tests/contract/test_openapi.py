@@ -144,6 +144,7 @@ GOOD: list[tuple[str, str, dict[str, Any]]] = [
     ("GET", "/v1/history", {}),
     ("GET", "/v2", {}),
     ("POST", "/v2/repository/index", {}),
+    ("POST", "/v2/repository/index", {"json": {"ready": True}}),
     ("GET", "/v2/models/stats", {}),
     ("GET", "/v2/models/openapi", {}),
     ("GET", "/v2/models/matmul/versions/1", {}),

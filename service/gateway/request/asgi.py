@@ -57,11 +57,7 @@ class AsgiStream:
         """Receives a body of declared length into a slot."""
         received = 0
         while not self.is_complete:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    piece = await self.receive_piece()
-            except TimeoutError:
-                raise InvalidRequest(stalled(timeout_s, received)) from None
+            piece = await self.receive_piece(timeout_s)
             if self.is_disconnected:
                 raise ClientGone(f"the client left after {received} bytes of its body")
             end = received + len(piece)
@@ -72,9 +68,13 @@ class AsgiStream:
         if received != len(slot):
             raise InvalidRequest(f"body: {received} bytes came; Content-Length said {len(slot)}")
 
-    async def receive_piece(self) -> bytes:
-        """Receives a piece of a chunked body."""
-        piece: bytes = (await self.receive()).get("body", b"")
+    async def receive_piece(self, timeout_s: float) -> bytes:
+        """Receives a piece of a body."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                piece: bytes = (await self.receive()).get("body", b"")
+        except TimeoutError:
+            raise InvalidRequest(stalled(timeout_s, self.received_bytes)) from None
         return piece
 
     def watch(self, on_gone: Callable[[], None]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -81,8 +81,11 @@ class Stream(Protocol):
     @property
     def received_bytes(self) -> int: ...
 
-    async def receive_into(self, slot: memoryview, timeout_s: float) -> None:
+    def receive_into(self, slot: memoryview, timeout_s: float) -> Awaitable[None] | None:
         """Receives a body of declared length into a slot of exactly that length.
+
+        Returns:
+            None when all of it was here; else what ends with the body.
 
         Raises:
             ClientGone: The client left first.
@@ -90,8 +93,12 @@ class Stream(Protocol):
         """
         ...
 
-    async def receive_piece(self) -> bytes:
-        """Receives what has come of a chunked body, at least one byte unless it is complete or the client has left."""
+    async def receive_piece(self, timeout_s: float) -> bytes:
+        """Receives what has come of a chunked body, at least one byte unless it is complete or the client has left.
+
+        Raises:
+            InvalidRequest: No byte came for `timeout_s`.
+        """
         ...
 
     def watch(self, on_gone: Callable[[], None]) -> None:
@@ -102,14 +109,19 @@ class Stream(Protocol):
         """Ends the watch."""
         ...
 
-    async def respond(self, status: int, lines: str, chunks: Sequence[bytes | memoryview], *, closes: bool) -> None:
-        """Writes a whole answer; returns when no chunk is needed any more.
+    def respond(
+        self, status: int, lines: str, chunks: Sequence[bytes | memoryview], *, closes: bool
+    ) -> Awaitable[None] | None:
+        """Writes a whole answer.
 
         Args:
             status: HTTP status.
             lines: Header lines, each with its line end.
             chunks: The body.
             closes: The connection ends behind it; what still comes of the body is discarded for a moment.
+
+        Returns:
+            None when no chunk is needed any more; else what ends then.
         """
         ...
 

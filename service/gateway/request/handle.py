@@ -90,7 +90,7 @@ def read_call(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp) ->
         return context.cached.call
     call = api.read_call(op, context.head)
     if context.key is not None:
-        context.cached = gateway.templates.add(context.key, context.head, call)
+        context.cached = gateway.templates.add(context.key, context.head, (api, op), call)
     return call
 
 

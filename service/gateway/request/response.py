@@ -58,7 +58,9 @@ async def respond(
     if gateway.origins is not None:
         lines += gateway.origins.lines_for(context.head.headers)
     closes = closes or gateway.admission.is_draining
-    await context.stream.respond(status, lines, answer.chunks, closes=closes)
+    written = context.stream.respond(status, lines, answer.chunks, closes=closes)
+    if written is not None:
+        await written
     if status < BAD_REQUEST:
         context.send_s = time.perf_counter() - began_s
 

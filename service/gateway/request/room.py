@@ -83,16 +83,14 @@ class Room:
         num_ahead = len(self._waiting) if is_new else sum(not other.is_new for other in self._waiting)
         self._waiting.insert(num_ahead, waiter)
         self.arena.on_freed = self._grant
+        timer = asyncio.get_running_loop().call_later(self._timeout_s, self._give_up, waiter)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                return await waiter.granted
-        except TimeoutError:
-            detail = f"no room for {nbytes} bytes within {self._timeout_s:g} s: {self}"
-            self._leave(waiter)
-            raise TooBusy(detail) from None
+            return await waiter.granted
         except BaseException:
             self._leave(waiter)
             raise
+        finally:
+            timer.cancel()
 
     def __str__(self) -> str:
         """Free memory and waiting requests, for error texts."""
@@ -126,6 +124,11 @@ class Room:
             smallest = min(smallest, waiter.nbytes)
         if not self._waiting:
             self.arena.on_freed = None
+
+    def _give_up(self, waiter: _Waiter) -> None:
+        if not waiter.granted.done():
+            detail = f"no room for {waiter.nbytes} bytes within {self._timeout_s:g} s: {self}"
+            waiter.granted.set_exception(TooBusy(detail))
 
     def _leave(self, waiter: _Waiter) -> None:
         """Takes a request out that does not wait any more; those behind it may have room."""

@@ -63,7 +63,7 @@ class Totals(Sink, Protocol):
 
 
 class EndedRequest(NamedTuple):
-    """What is counted of a request that has ended.
+    """Figures of a request that has ended.
 
     Attributes:
         op: Name of the op.

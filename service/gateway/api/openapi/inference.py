@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewire.service.errors import BeyondLimit, BodyTooLarge, LengthRequired, UnknownName
+from tilewire.service.errors import BeyondLimit, BodyTooLarge, LengthRequired, UnknownFormat, UnknownName
 from tilewire.service.gateway.api.openapi.parts import (
     ADMITTED,
     ANYWHERE,
@@ -39,18 +39,26 @@ _EXAMPLE = {
 }
 
 
-def describe_call(schema: str, description: str, *, is_open: bool = False, is_list: bool = False) -> Described:
+def describe_call(schema: str, description: str, *, is_open: bool = False) -> Described:
     """Describes a call without parameters that answers JSON.
 
     Args:
         schema: Name of the answer's schema.
         description: Description of the answer.
         is_open: No key is needed.
-        is_list: The answer is a list of such.
     """
-    shown: Described = {"type": "array", "items": ref(schema)} if is_list else ref(schema)
     causes = ANYWHERE if is_open else KEYS
-    return {"responses": {"200": answer(description, json_content(shown))} | oip_errors(causes)}
+    return {"responses": {"200": answer(description, json_content(ref(schema)))} | oip_errors(causes)}
+
+
+def describe_index() -> Described:
+    """Describes `POST /v2/repository/index`."""
+    models = json_content({"type": "array", "items": ref("ModelIndexEntry")})
+    causes = (*ADMITTED, BodyTooLarge, UnknownFormat)
+    return {
+        "requestBody": {"content": json_content(ref("ModelIndexRequest")), "required": False},
+        "responses": {"200": answer("Every model, and whether it is ready.", models)} | oip_errors(causes),
+    }
 
 
 def describe_model_call(schema: str, description: str, *, is_versioned: bool) -> Described:

@@ -215,6 +215,7 @@ _OIP: dict[str, Schema] = {
         }
     ),
     "Statistics": _object({"model_stats": _list(_ref("ModelStatistics"))}),
+    "ModelIndexRequest": _object({"ready": _BOOLEAN}, ("ready",)),
     "ModelIndexEntry": _object({"name": _STRING, "version": _STRING, "state": _STRING, "reason": _STRING}),
     "InferInput": _object(
         {
