@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tilewire.service.config.cores import num_cores
 from tilewire.service.config.memory import memory_bytes
-from tilewire.service.config.parsers import devices_of, keyless_of
+from tilewire.service.config.parsers import devices_of, keyless_of, origins_of
 from tilewire.service.config.process import (
     EngineSettings,
     GatewaySettings,
@@ -176,6 +176,10 @@ class Settings(BaseSettings):
     read_only_tensors: bool = Field(
         default=False, description="Nobody stores, replaces or deletes resident tensors, or uses shared memory."
     )
+    allow_origin: str = Field(
+        "",
+        description="Origins whose web pages may call the service (CORS), parted by commas, or * for all; none without it.",
+    )
     tls_certificate: Path | None = Field(
         None, description="Certificate chain (PEM): serve HTTPS. Read again when it changes."
     )
@@ -205,6 +209,12 @@ class Settings(BaseSettings):
     @classmethod
     def _is_keyless(cls, value: str) -> str:
         keyless_of(value)
+        return value
+
+    @field_validator("allow_origin")
+    @classmethod
+    def _is_origins(cls, value: str) -> str:
+        origins_of(value)
         return value
 
     @model_validator(mode="after")
@@ -277,6 +287,7 @@ class Settings(BaseSettings):
             api_keys_file=None if self.api_keys_file is None else str(self.api_keys_file),
             keyless=keyless_of(self.keyless),
             is_read_only=self.read_only_tensors,
+            allow_origin=origins_of(self.allow_origin),
         )
 
     def engine(self, index: int, listen_fd: int, vault_fd: int, restarts: int, kept: Keepsakes) -> EngineSettings:

@@ -63,6 +63,11 @@ class Access(msgspec.Struct, frozen=True):
         """The key's name, for logs and metrics."""
         return None if self.key is None else self.key.name
 
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether every op, and reading and writing of every tensor, is allowed."""
+        return all(EVERYTHING in granted for granted in (self.ops, self.read, self.write))
+
     def may_read(self, tensor: str) -> bool:
         """Whether a resident tensor may be used and fetched."""
         return EVERYTHING in self.read or any(_matches(pattern, tensor) for pattern in self.read)

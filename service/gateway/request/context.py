@@ -16,6 +16,7 @@ from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.head import TRACE_PARENT, TRACE_STATE, Head, HeadKey, request_id_of
+from tilewire.service.gateway.request.origins import Origins
 from tilewire.service.gateway.request.programs import Programs
 from tilewire.service.gateway.request.template import CachedHead, TemplateCache
 from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
@@ -42,6 +43,7 @@ class Gateway:
         recorder: Sink of spans, or None.
         templates: Cache of requests that were read and planned.
         programs: Kept programs.
+        origins: Origins whose web pages may call; None for none.
     """
 
     settings: GatewaySettings
@@ -54,9 +56,12 @@ class Gateway:
     recorder: Recorder | None = None
     templates: TemplateCache = field(default_factory=TemplateCache)
     programs: Programs = field(init=False)
+    origins: Origins | None = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "programs", Programs(self.engines, self.settings.limits))
+        allowed = self.settings.allow_origin
+        object.__setattr__(self, "origins", Origins(allowed) if allowed else None)
 
 
 class Stream(Protocol):
@@ -147,6 +152,7 @@ class RequestContext:
         batch_size: Number of requests that shared its launch; 0 when it was not computed.
         send_s: Seconds in which its answer left.
         sent_bytes: Bytes of the answer's body.
+        failure: Code of the error that it was answered with; empty without one.
         allow: Methods that the path offers, when this one is not among them.
         access: Holder of the key and its rights; None until it is known.
         flow: Sender with whom it shares; known as soon as `access` is.
@@ -170,6 +176,7 @@ class RequestContext:
     batch_size: int = 0
     send_s: float = 0.0
     sent_bytes: int = 0
+    failure: str = ""
     allow: str = ""
     access: Access | None = None
     flow: Flow = NO_FLOW

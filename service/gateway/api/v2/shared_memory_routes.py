@@ -8,6 +8,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from tilewire.service.errors import InvalidRequest, UnknownName
+from tilewire.service.gateway.api.openapi.inference import describe_region_call
 from tilewire.service.gateway.api.v2.shared_memory import check_allowed, parse_registration, region_name
 from tilewire.service.gateway.auth.authenticator import authorise
 from tilewire.service.gateway.request.body import receive_text
@@ -27,18 +28,36 @@ def router(gateway: Gateway) -> APIRouter:
 
 
 def _add_system(routes: APIRouter, gateway: Gateway) -> None:
-    @routes.get(f"{SYSTEM}/status", summary="The registered regions.", response_class=Response)
+    @routes.get(
+        f"{SYSTEM}/status",
+        name="shared_memory_status",
+        summary="The registered regions.",
+        response_class=Response,
+        openapi_extra=describe_region_call(is_one=False, is_status=True),
+    )
     async def status(request: Request) -> Response:
         _check_right(gateway, request)
         return json_response([_describe(one) for one in await gateway.engines.regions()])
 
-    @routes.get(f"{SYSTEM}/region/{{region:path}}/status", summary="One region.", response_class=Response)
+    @routes.get(
+        f"{SYSTEM}/region/{{region:path}}/status",
+        name="shared_memory_region_status",
+        summary="One region.",
+        response_class=Response,
+        openapi_extra=describe_region_call(is_status=True),
+    )
     async def status_of(region: str, request: Request) -> Response:
         _check_right(gateway, request)
         found = await gateway.engines.regions(region_name(region))
         return json_response([_describe(one) for one in found])
 
-    @routes.post(f"{SYSTEM}/region/{{region:path}}/register", summary="Register a region.", response_class=Response)
+    @routes.post(
+        f"{SYSTEM}/region/{{region:path}}/register",
+        name="register_shared_memory",
+        summary="Register a region.",
+        response_class=Response,
+        openapi_extra=describe_region_call(is_registration=True),
+    )
     async def register(region: str, request: Request) -> Response:
         check_allowed(gateway.settings.allow_shared_memory)
         _check_right(gateway, request)
@@ -46,13 +65,25 @@ def _add_system(routes: APIRouter, gateway: Gateway) -> None:
         await gateway.engines.register_region(parse_registration(region, body))
         return Response()
 
-    @routes.post(f"{SYSTEM}/region/{{region:path}}/unregister", summary="Forget a region.", response_class=Response)
+    @routes.post(
+        f"{SYSTEM}/region/{{region:path}}/unregister",
+        name="unregister_shared_memory",
+        summary="Forget a region.",
+        response_class=Response,
+        openapi_extra=describe_region_call(),
+    )
     async def unregister(region: str, request: Request) -> Response:
         _check_right(gateway, request)
         await gateway.engines.unregister_region(region_name(region))
         return Response()
 
-    @routes.post(f"{SYSTEM}/unregister", summary="Forget all regions.", response_class=Response)
+    @routes.post(
+        f"{SYSTEM}/unregister",
+        name="unregister_all_shared_memory",
+        summary="Forget all regions.",
+        response_class=Response,
+        openapi_extra=describe_region_call(is_one=False),
+    )
     async def unregister_all(request: Request) -> Response:
         _check_right(gateway, request)
         await gateway.engines.unregister_region(None)
@@ -62,7 +93,13 @@ def _add_system(routes: APIRouter, gateway: Gateway) -> None:
 def _add_cuda(routes: APIRouter) -> None:
     """CUDA shared memory is not offered: there are no regions, and unregistering them is no error."""
 
-    @routes.get(f"{CUDA}/status", summary="No regions: not offered.", response_class=Response)
+    @routes.get(
+        f"{CUDA}/status",
+        name="cuda_shared_memory_status",
+        summary="No regions: not offered.",
+        response_class=Response,
+        openapi_extra=describe_region_call(is_one=False, is_status=True),
+    )
     async def status() -> Response:
         return json_response([])
 
@@ -75,7 +112,13 @@ def _add_cuda(routes: APIRouter) -> None:
         raise InvalidRequest(f"CUDA shared memory is not offered, so {region[:64]!r} cannot be registered")
 
     @routes.post(f"{CUDA}/region/{{region:path}}/unregister", include_in_schema=False)
-    @routes.post(f"{CUDA}/unregister", summary="Nothing to forget.", response_class=Response)
+    @routes.post(
+        f"{CUDA}/unregister",
+        name="unregister_all_cuda_shared_memory",
+        summary="Nothing to forget.",
+        response_class=Response,
+        openapi_extra=describe_region_call(is_one=False),
+    )
     async def unregister() -> Response:
         return Response()
 
