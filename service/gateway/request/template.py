@@ -119,13 +119,15 @@ class TemplateCache:
     def find(self, data: bytes) -> tuple[CachedHead, HeadKey] | None:
         """Looks up the head that `data` begins with."""
         key = key_of(data)
-        if key is None:
-            return None
-        cached = self._heads.get(key.text)
-        if cached is None:
-            return None
-        self._heads.move_to_end(key.text)
-        return cached, key
+        cached = None if key is None else self.get(key.text)
+        return None if key is None or cached is None else (cached, key)
+
+    def get(self, key: bytes) -> CachedHead | None:
+        """Looks up a head by its key."""
+        cached = self._heads.get(key)
+        if cached is not None:
+            self._heads.move_to_end(key)
+        return cached
 
     def add(self, key: HeadKey, head: Head, call: Call) -> CachedHead | None:
         """Caches a head, unless equal bytes could mean another request."""

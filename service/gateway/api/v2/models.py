@@ -19,6 +19,7 @@ from tilewire.service.gateway.api.v2.answer import VERSION
 from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.ops.op import AnyOp, TensorType
 from tilewire.service.ops.registry import OPS
+from tilewire.service.telemetry.statistics import ModelStats
 
 PLATFORM = "tilewire"
 DATATYPE = "FP32"
@@ -125,9 +126,29 @@ def model_named(model: str, version: str | None = None) -> AnyOp:
     op = OPS.get(model)
     if op is None:
         raise UnknownName(f"model: no model {model[:64]!r}; there are {', '.join(OPS)}")
-    if version not in (None, VERSION):
-        raise UnknownName(f"version: {model} has no version {str(version)[:64]!r}; it has {VERSION}")
+    check_version(model, version)
     return op
+
+
+def check_version(model: str, version: str | None) -> None:
+    """Checks a version of a model that there is; None is any.
+
+    Raises:
+        UnknownName: There is no such version of it.
+    """
+    if version not in (None, VERSION):
+        raise UnknownName(f"version: {model[:64]} has no version {str(version)[:64]!r}; it has {VERSION}")
+
+
+async def statistics_for(gateway: Gateway, model: str = "", version: str | None = None) -> list[ModelStats]:
+    """Statistics of a model, or of every one without a name.
+
+    Raises:
+        UnknownName: No such model, or no such version of it.
+    """
+    found = await find_model(gateway, model, version) if model else None
+    every = await gateway.metrics.statistics()
+    return every if found is None else [one for one in every if one.name == found.name]
 
 
 def describe_server(gateway: Gateway) -> dict[str, object]:

@@ -11,7 +11,7 @@ from tilewire.service.errors import Unavailable
 from tilewire.service.gateway.api.health import why_not_ready
 from tilewire.service.gateway.api.openapi import describe_model_call
 from tilewire.service.gateway.api.v2.answer import VERSION
-from tilewire.service.gateway.api.v2.calls import InferApi, InferLimits
+from tilewire.service.gateway.api.v2.calls import InferApi, limits_of
 from tilewire.service.gateway.api.v2.models import (
     configure_model,
     describe_model,
@@ -19,6 +19,7 @@ from tilewire.service.gateway.api.v2.models import (
     find_model,
     index_models,
     model_named,
+    statistics_for,
 )
 from tilewire.service.gateway.request.adapter import Api
 from tilewire.service.gateway.request.context import Gateway
@@ -34,9 +35,7 @@ VERSIONED = "/v2/models/{model}/versions/{version}"
 
 def infer_api(gateway: Gateway) -> InferApi:
     """The API of every infer call."""
-    settings = gateway.settings
-    limits = InferLimits(settings.max_body_bytes, settings.max_json_bytes, settings.allow_shared_memory)
-    return InferApi(limits, gateway.programs)
+    return InferApi(limits_of(gateway.settings), gateway.programs)
 
 
 def op_paths(gateway: Gateway) -> dict[str, tuple[Api, AnyOp]]:
@@ -73,12 +72,10 @@ def _add_statistics(routes: APIRouter, gateway: Gateway) -> None:
     # Before the routes of models: `stats` is no model.
     @routes.get("/v2/models/stats", summary="Statistics of every model.", response_class=Response)
     async def every_model() -> Response:
-        return json_response({"model_stats": await gateway.metrics.statistics()})
+        return json_response({"model_stats": await statistics_for(gateway)})
 
     async def statistics(request: Request) -> Response:
-        model = await find_model(gateway, **request.path_params)
-        every = await gateway.metrics.statistics()
-        return json_response({"model_stats": [one for one in every if one.name == model.name]})
+        return json_response({"model_stats": await statistics_for(gateway, **request.path_params)})
 
     _add(routes, "GET", "/stats", "Statistics of a model.", statistics)
 

@@ -1,0 +1,96 @@
+"""One gRPC call before its messages: whose it is, what it may do, and how it ends. Runs in the gateway's event loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+
+import grpc
+
+from tilewire.service.gateway.grpc.status import code_of, hints_of
+from tilewire.service.gateway.grpc.stream import RpcStream
+from tilewire.service.gateway.request.context import Gateway, RequestContext, make_context
+from tilewire.service.gateway.request.head import OWN_HEADERS, Head
+
+# Metadata that name who asks.
+_IDENTITIES = ("authorization", "x-api-key")
+_NOTHING: Mapping[str, str] = {}
+
+
+class RpcCall:
+    """Metadata and deadline of one call.
+
+    Args:
+        path: Path of the method.
+        call: gRPC's side of the call.
+
+    Attributes:
+        path: Path of the method.
+        began_s: When it came, on the performance counter.
+        deadline_s: When the client gives up, on the performance counter; 0 for never.
+        own: Values that are each request's own.
+        identity: Values that name who asks.
+        repeated: Names of values that came more than once.
+    """
+
+    __slots__ = ("began_s", "deadline_s", "identity", "own", "path", "repeated")
+
+    def __init__(self, path: str, call: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        self.path = path
+        self.began_s = time.perf_counter()
+        left_s = call.time_remaining()
+        self.deadline_s = 0.0 if left_s is None else self.began_s + left_s
+        self.own = self.identity = _NOTHING
+        self.repeated: frozenset[str] = frozenset()
+        self._read(call.invocation_metadata() or ())
+
+    def _read(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
+        for name, value in metadata:
+            if not isinstance(value, str):
+                continue
+            if name in OWN_HEADERS:
+                self.own = {**self.own, name: value}
+            elif name in _IDENTITIES:
+                if name in self.identity:
+                    self.repeated |= {name}
+                self.identity = {**self.identity, name: value}
+
+    def check(self, gateway: Gateway) -> None:
+        """Refuses a call before its message is read.
+
+        Raises:
+            Unauthorized: Its key is missing or unknown.
+            Unavailable: The gateway drains.
+            TooBusy: Too many requests are under way.
+        """
+        gateway.authenticator.identify(self.path, self.identity)
+        admission = gateway.admission
+        if admission.is_draining or admission.in_flight >= gateway.settings.max_in_flight:
+            admission.admit().release()
+
+    def head(self, nbytes: int) -> Head:
+        """The head that a request of this call has.
+
+        Args:
+            nbytes: Size of its slot.
+        """
+        return Head("POST", self.path, b"", self.identity, self.repeated, nbytes, is_chunked=False)
+
+    def context(self, head: Head, stream: RpcStream) -> RequestContext:
+        """Makes the context of a request of this call."""
+        context = make_context(head, self.own, stream)
+        context.began_s, context.deadline_s = self.began_s, self.deadline_s
+        context.route = self.path
+        return context
+
+
+def finish(call: grpc.aio.ServicerContext[bytes, bytes], context: RequestContext, stream: RpcStream) -> bytes:
+    """Sets the status and the trailing metadata of a call, and returns its message."""
+    error = context.error
+    if error is None:
+        call.set_trailing_metadata(stream.metadata)
+        return stream.message
+    call.set_trailing_metadata((*stream.metadata, *hints_of(error)))
+    call.set_code(code_of(error))
+    call.set_details(error.detail)
+    return b""
