@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 import grpc
 
@@ -15,6 +16,19 @@ from tilewire.service.gateway.request.head import OWN_HEADERS, Head
 # Metadata that name who asks.
 _IDENTITIES = ("authorization", "x-api-key")
 _NOTHING: Mapping[str, str] = {}
+
+
+class Servicer(Protocol):
+    """gRPC's side of a call, as far as it is used here: `grpc.aio.ServicerContext` has it."""
+
+    def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]] | None: ...
+    def time_remaining(self) -> float | None: ...
+    def set_trailing_metadata(self, metadata: Sequence[tuple[str, str]]) -> None: ...
+    def set_code(self, code: grpc.StatusCode) -> None: ...
+    def set_details(self, details: str) -> None: ...
+    async def read(self) -> bytes: ...
+    async def write(self, message: bytes) -> None: ...
+    async def abort(self, code: grpc.StatusCode, details: str) -> None: ...
 
 
 class RpcCall:
@@ -35,7 +49,7 @@ class RpcCall:
 
     __slots__ = ("began_s", "deadline_s", "identity", "own", "path", "repeated")
 
-    def __init__(self, path: str, call: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+    def __init__(self, path: str, call: Servicer) -> None:
         self.path = path
         self.began_s = time.perf_counter()
         left_s = call.time_remaining()
@@ -84,7 +98,7 @@ class RpcCall:
         return context
 
 
-def finish(call: grpc.aio.ServicerContext[bytes, bytes], context: RequestContext, stream: RpcStream) -> bytes:
+def finish(call: Servicer, context: RequestContext, stream: RpcStream) -> bytes:
     """Sets the status and the trailing metadata of a call, and returns its message."""
     error = context.error
     if error is None:

@@ -114,7 +114,7 @@ def read_message(op: AnyOp, message: bytes, raw_bytes: Sequence[int]) -> Header:
     Raises:
         InvalidRequest: Anything that cannot be right; the detail names the field.
     """
-    return read_document(op, document_of(parse(ModelInferRequest.FromString, message), raw_bytes))
+    return read_document(op, document_of(parse(ModelInferRequest, message), raw_bytes))
 
 
 class RpcForm(msgspec.Struct, frozen=True):

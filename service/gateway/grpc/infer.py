@@ -10,7 +10,7 @@ import grpc
 
 from tilewire.service.errors import InvalidRequest, TilewireError
 from tilewire.service.gateway.api.v2.calls import limits_of
-from tilewire.service.gateway.grpc.call import RpcCall, finish
+from tilewire.service.gateway.grpc.call import RpcCall, Servicer, finish
 from tilewire.service.gateway.grpc.calls import RpcApi
 from tilewire.service.gateway.grpc.inflate import inflate, is_compressed
 from tilewire.service.gateway.grpc.open_inference_pb2 import (
@@ -33,8 +33,6 @@ from tilewire.service.ops.registry import OPS, PROGRAM_FAMILY
 # Requests of one stream that are under way at once; the next ones stay unread.
 MAX_AHEAD = 16
 _OPS = {name.encode(): op for name, op in OPS.items()}
-
-Servicer = grpc.aio.ServicerContext
 
 
 class Running(NamedTuple):
@@ -63,7 +61,7 @@ class InferCalls:
         self._limits = limits_of(gateway.settings)
         self._tasks: set[asyncio.Task[RequestContext]] = set()
 
-    async def infer(self, _requests: AsyncIterator[bytes], call: Servicer[bytes, bytes]) -> bytes:
+    async def infer(self, _requests: AsyncIterator[bytes], call: Servicer) -> bytes:
         """Answers ModelInfer; its message is read only when the call may be answered."""
         opened, stream = RpcCall(INFER, call), RpcStream()
         try:
@@ -80,7 +78,7 @@ class InferCalls:
             raise
         return finish(call, context, stream)
 
-    async def infer_stream(self, _requests: AsyncIterator[bytes], call: Servicer[bytes, bytes]) -> None:
+    async def infer_stream(self, _requests: AsyncIterator[bytes], call: Servicer) -> None:
         """Answers ModelStreamInfer: one answer a request, in their order."""
         opened, stream = RpcCall(STREAM_INFER, call), RpcStream()
         try:
@@ -101,9 +99,7 @@ class InferCalls:
             for left in streams:
                 left.leave()
 
-    async def _read_stream(
-        self, call: Servicer[bytes, bytes], queue: asyncio.Queue[Running | None], streams: set[RpcStream]
-    ) -> None:
+    async def _read_stream(self, call: Servicer, queue: asyncio.Queue[Running | None], streams: set[RpcStream]) -> None:
         while (message := await call.read()) is not grpc.aio.EOF:
             stream = RpcStream(is_streamed=True)
             streams.add(stream)
@@ -112,7 +108,7 @@ class InferCalls:
             await queue.put(Running(stream, task, message))
         await queue.put(None)
 
-    async def _read(self, call: Servicer[bytes, bytes]) -> bytes:
+    async def _read(self, call: Servicer) -> bytes:
         """Reads the only message of a call.
 
         Raises:
@@ -121,7 +117,7 @@ class InferCalls:
         max_s = self._gateway.settings.max_body_s
         try:
             async with asyncio.timeout(max_s):
-                message: bytes = await call.read()
+                message = await call.read()
         except TimeoutError:
             raise InvalidRequest(stalled(max_s, 0)) from None
         if message is grpc.aio.EOF:
@@ -181,7 +177,7 @@ def _streamed(context: RequestContext, running: Running) -> bytes:
     if error is None:
         return running.stream.message
     try:
-        request = parse(ModelInferRequest.FromString, running.message)
+        request = parse(ModelInferRequest, running.message)
     except InvalidRequest:
         request = ModelInferRequest()
     answer = ModelInferResponse(id=request.id, model_name=request.model_name)

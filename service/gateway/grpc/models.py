@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
 
-import grpc
 import msgspec
 from google.protobuf import json_format
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
-from tilewire.service.errors import InvalidRequest, UnknownName
+from tilewire.service.errors import UnknownName
 from tilewire.service.gateway.api.health import why_not_ready
 from tilewire.service.gateway.api.v2.models import (
     configure_model,
@@ -29,11 +27,12 @@ from tilewire.service.gateway.api.v2.shared_memory import (
     no_cuda,
 )
 from tilewire.service.gateway.grpc import open_inference_pb2 as pb
-from tilewire.service.gateway.grpc.call import RpcCall, finish
+from tilewire.service.gateway.grpc.call import RpcCall, Servicer, finish
 from tilewire.service.gateway.grpc.calls import CONTENT_TYPE
 from tilewire.service.gateway.grpc.inflate import inflate, is_compressed
 from tilewire.service.gateway.grpc.paths import SERVICE
 from tilewire.service.gateway.grpc.stream import RpcStream
+from tilewire.service.gateway.grpc.wire import MessageT, parse
 from tilewire.service.gateway.request.access_log import report
 from tilewire.service.gateway.request.adapter import Answer
 from tilewire.service.gateway.request.context import Gateway, RequestContext
@@ -43,10 +42,9 @@ from tilewire.service.gateway.request.response import respond, respond_error
 # Requests of these calls hold names and numbers.
 MAX_REQUEST_BYTES = 2**16
 
-MessageT = TypeVar("MessageT", bound=Message)
 # Computes the answer to a request; the context has the rights of whoever asks.
 Work = Callable[[MessageT, RequestContext], Awaitable[Message]]
-Handler = Callable[[bytes, grpc.aio.ServicerContext[bytes, bytes]], Awaitable[bytes]]
+Handler = Callable[[bytes, Servicer], Awaitable[bytes]]
 
 
 class ModelCalls:
@@ -77,14 +75,14 @@ class ModelCalls:
     def _add(self, name: str, kind: type[MessageT], work: Work[MessageT]) -> None:
         path = f"/{SERVICE}/{name}"
 
-        async def answer(message: bytes, call: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        async def answer(message: bytes, call: Servicer) -> bytes:
             opened, stream = RpcCall(path, call), RpcStream()
             stream.received_bytes = len(message)
             context = opened.context(opened.head(len(message)), stream)
             gateway = self._gateway
             try:
                 admit(gateway, context)
-                result = await work(_parse(kind, message), context)
+                result = await work(_read(kind, message), context)
                 await respond(gateway, context, OK, Answer(CONTENT_TYPE, [result.SerializeToString()]))
             except Exception as error:  # noqa: BLE001  (the last line of defence: it is logged and answered)
                 await respond_error(gateway, context, error)
@@ -158,18 +156,9 @@ class ModelCalls:
         return pb.CudaSharedMemoryUnregisterResponse()
 
 
-def _parse(kind: type[MessageT], message: bytes) -> MessageT:
-    """Parses the request of a call.
-
-    Raises:
-        InvalidRequest: It is none.
-    """
-    if is_compressed(message):
-        message = inflate(message, MAX_REQUEST_BYTES)
-    try:
-        return kind.FromString(message)
-    except DecodeError:
-        raise InvalidRequest(f"request: not a {kind.DESCRIPTOR.name} in the encoding of protocol buffers") from None
+def _read(kind: type[MessageT], message: bytes) -> MessageT:
+    """Parses the request of a call, which may be compressed."""
+    return parse(kind, inflate(message, MAX_REQUEST_BYTES) if is_compressed(message) else message)
 
 
 def _filled(message: MessageT, content: dict[str, object]) -> MessageT:

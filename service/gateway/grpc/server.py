@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
+from typing import Any
 
 import grpc
 from google.protobuf import descriptor_pool
@@ -16,7 +17,7 @@ from tilewire.service.config.process import TlsSettings
 from tilewire.service.errors import TilewireError
 from tilewire.service.gateway.api.health import why_not_ready
 from tilewire.service.gateway.connection.limits import DRAIN_GRACE_S
-from tilewire.service.gateway.grpc.call import RpcCall
+from tilewire.service.gateway.grpc.call import RpcCall, Servicer
 from tilewire.service.gateway.grpc.infer import InferCalls
 from tilewire.service.gateway.grpc.inflate import inflate, is_compressed
 from tilewire.service.gateway.grpc.models import MAX_REQUEST_BYTES, ModelCalls
@@ -28,7 +29,6 @@ from tilewire.service.tls import TlsError, make_context, version_of
 
 logger = logging.getLogger(__name__)
 
-Servicer = grpc.aio.ServicerContext
 # A client may ping an idle connection this often; the library's own bound would close connections of clients that do.
 MIN_PING_MS = 10_000
 
@@ -111,8 +111,8 @@ class GrpcServer:
         if self._server is not None:
             self._spawn(self._server.stop(0))
 
-    def _spawn(self, work: object) -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
@@ -158,7 +158,7 @@ class GrpcServer:
     def _guarded(self, path: str, work: Callable[..., AsyncIterator[object]]) -> Callable[..., AsyncIterator[object]]:
         """Reflection with the check of keys, as documents over HTTP have it."""
 
-        async def checked(requests: AsyncIterator[object], call: Servicer[bytes, bytes]) -> AsyncIterator[object]:
+        async def checked(requests: AsyncIterator[object], call: Servicer) -> AsyncIterator[object]:
             try:
                 self._gateway.authenticator.identify(path, RpcCall(path, call).identity)
             except TilewireError as error:

@@ -9,13 +9,14 @@ Source: the encoding of protocol buffers, https://protobuf.dev/programming-guide
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.grpc.open_inference_pb2 import ModelInferRequest
+
+MessageT = TypeVar("MessageT", bound=Message)
 
 # Raw contents begin on this in their slot: unaligned ones are copied to the device in smaller words.
 ALIGN_BYTES = 64
@@ -118,16 +119,17 @@ def varint(number: int) -> bytes:
     return bytes(encoded)
 
 
-def parse(read: Callable[[bytes], ModelInferRequest], data: bytes) -> ModelInferRequest:
+def parse(kind: type[MessageT], data: bytes) -> MessageT:
     """Parses a message.
 
     Raises:
-        InvalidRequest: It is none.
+        InvalidRequest: It is none of that kind.
     """
     try:
-        return read(data)
+        message: MessageT = kind.FromString(data)
     except DecodeError:
-        raise InvalidRequest("request: not a ModelInferRequest in the encoding of protocol buffers") from None
+        raise InvalidRequest(f"request: not a {kind.DESCRIPTOR.name} in the encoding of protocol buffers") from None
+    return message
 
 
 def _scan(message: bytes) -> tuple[bytes, bytes, bytes, list[memoryview]] | None:
@@ -173,7 +175,7 @@ def _scan(message: bytes) -> tuple[bytes, bytes, bytes, list[memoryview]] | None
 
 
 def _scan_slowly(message: bytes) -> tuple[bytes, bytes, bytes, list[memoryview]]:
-    request = parse(ModelInferRequest.FromString, message)
+    request = parse(ModelInferRequest, message)
     raws = [memoryview(raw) for raw in request.raw_input_contents]
     del request.raw_input_contents[:]
     request.DiscardUnknownFields()
