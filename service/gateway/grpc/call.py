@@ -102,7 +102,9 @@ def finish(call: Servicer, context: RequestContext, stream: RpcStream) -> bytes:
     """Sets the status and the trailing metadata of a call, and returns its message."""
     error = context.error
     if error is None:
-        call.set_trailing_metadata(stream.metadata)
+        # Metadata cost more than the rest of an answer's head: they go to those who name their requests.
+        if context.own:
+            call.set_trailing_metadata(stream.metadata)
         return stream.message
     call.set_trailing_metadata((*stream.metadata, *hints_of(error)))
     call.set_code(code_of(error))

@@ -32,6 +32,10 @@ from tilewire.service.ops.registry import OPS, PROGRAM_FAMILY
 
 # Requests of one stream that are under way at once; the next ones stay unread.
 MAX_AHEAD = 16
+# Longest time of a timer, for settings without a bound.
+FOREVER_S = 1e6
+# Reason of a cancellation that is not the client's.
+STALLED = "stalled"
 _OPS = {name.encode(): op for name, op in OPS.items()}
 
 
@@ -40,12 +44,12 @@ class Running(NamedTuple):
 
     Attributes:
         stream: Its message.
-        task: What answers it.
+        answered: Its context, once it is answered.
         message: As received.
     """
 
     stream: RpcStream
-    task: asyncio.Task[RequestContext]
+    answered: asyncio.Future[RequestContext]
     message: bytes
 
 
@@ -59,7 +63,8 @@ class InferCalls:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._limits = limits_of(gateway.settings)
-        self._tasks: set[asyncio.Task[RequestContext]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def infer(self, _requests: AsyncIterator[bytes], call: Servicer) -> bytes:
         """Answers ModelInfer; its message is read only when the call may be answered."""
@@ -69,9 +74,9 @@ class InferCalls:
             message = await self._read(call)
         except TilewireError as error:
             return finish(call, await self._refuse(opened, stream, error), stream)
-        task = self._start(opened, stream, message)
+        answered = self._start(opened, stream, message)
         try:
-            context = await asyncio.shield(task)
+            context = await answered
         except asyncio.CancelledError:
             # The engine may still write into the request's slots: the task ends when it has answered.
             stream.leave()
@@ -92,7 +97,7 @@ class InferCalls:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._read_stream(call, queue, streams))
                 while (running := await queue.get()) is not None:
-                    context = await asyncio.shield(running.task)
+                    context = await running.answered
                     streams.discard(running.stream)
                     await call.write(_streamed(context, running))
         finally:
@@ -104,8 +109,8 @@ class InferCalls:
             stream = RpcStream(is_streamed=True)
             streams.add(stream)
             # Each request of the stream begins when it is read.
-            task = self._start(RpcCall(STREAM_INFER, call), stream, message)
-            await queue.put(Running(stream, task, message))
+            answered = self._start(RpcCall(STREAM_INFER, call), stream, message)
+            await queue.put(Running(stream, answered, message))
         await queue.put(None)
 
     async def _read(self, call: Servicer) -> bytes:
@@ -114,21 +119,37 @@ class InferCalls:
         Raises:
             InvalidRequest: None came, or it came too slowly.
         """
-        max_s = self._gateway.settings.max_body_s
+        max_s, task = self._gateway.settings.max_body_s, asyncio.current_task()
+        assert task is not None, "This is a bug."
+        # Less work than `asyncio.timeout`, for each request.
+        timer = self._loop.call_later(min(max_s, FOREVER_S), task.cancel, STALLED)
         try:
-            async with asyncio.timeout(max_s):
-                message = await call.read()
-        except TimeoutError:
+            message = await call.read()
+        except asyncio.CancelledError as error:
+            if error.args != (STALLED,):
+                raise
+            task.uncancel()
             raise InvalidRequest(stalled(max_s, 0)) from None
+        finally:
+            timer.cancel()
         if message is grpc.aio.EOF:
             raise InvalidRequest("request: the call ended without a message")
         return message
 
-    def _start(self, opened: RpcCall, stream: RpcStream, message: bytes) -> asyncio.Task[RequestContext]:
-        task = asyncio.get_running_loop().create_task(self._answer(opened, stream, message))
+    def _start(self, opened: RpcCall, stream: RpcStream, message: bytes) -> asyncio.Future[RequestContext]:
+        """Answers a message in a task of its own, which a call that is cancelled does not cancel."""
+        answered: asyncio.Future[RequestContext] = self._loop.create_future()
+        task = self._loop.create_task(self._run(opened, stream, message, answered))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return task
+        return answered
+
+    async def _run(
+        self, opened: RpcCall, stream: RpcStream, message: bytes, answered: asyncio.Future[RequestContext]
+    ) -> None:
+        context = await self._answer(opened, stream, message)
+        if not answered.done():
+            answered.set_result(context)
 
     async def _answer(self, opened: RpcCall, stream: RpcStream, message: bytes) -> RequestContext:
         """Answers one message, on success and on error."""
@@ -166,9 +187,11 @@ class InferCalls:
 
 def _key_of(opened: RpcCall, frame: Frame) -> bytes:
     """Bytes that are equal for requests whose heads mean the same: no value in them can run into the next."""
-    lengths = f"grpc {opened.path} {frame.nbytes} {len(frame.model)} {len(frame.version)}"
-    identity = "".join(f" {name} {len(value)} {value}" for name, value in opened.identity.items())
-    return b"".join((lengths.encode(), identity.encode("latin-1", "replace"), frame.model, frame.version))
+    model, version = frame.model, frame.version
+    key = b"%b %d %d %d %b%b" % (opened.path.encode(), frame.nbytes, len(model), len(version), model, version)
+    for name, value in opened.identity.items():
+        key += f" {name} {len(value)} {value}".encode()
+    return key
 
 
 def _streamed(context: RequestContext, running: Running) -> bytes:
