@@ -159,7 +159,7 @@ class InferCalls:
             if is_compressed(message):
                 message = await offload(len(message), inflate, message, gateway.settings.max_body_bytes)
             stream.frame = frame = frame_of(message)
-        except InvalidRequest as error:
+        except Exception as error:  # noqa: BLE001  (what is no error of ours is logged and answered)
             return await self._refuse(opened, stream, error)
         key = _key_of(opened, frame)
         cached = gateway.templates.get(key)
@@ -177,7 +177,7 @@ class InferCalls:
         await handle(gateway, context, api, _OPS.get(frame.model, PROGRAM_FAMILY))
         return context
 
-    async def _refuse(self, opened: RpcCall, stream: RpcStream, error: TilewireError) -> RequestContext:
+    async def _refuse(self, opened: RpcCall, stream: RpcStream, error: Exception) -> RequestContext:
         """Answers a call whose request is not known."""
         context = opened.context(opened.head(stream.received_bytes), stream)
         await respond_error(self._gateway, context, error)
