@@ -96,9 +96,10 @@ class LiveServer:
     @property
     def grpc_address(self) -> str:
         """Host and port of `--grpc-port 0`."""
-        found = re.search(r"gRPC is served.*?(127\.0\.0\.1:\d+)", self.log.read_text())
-        assert found is not None, self.log.read_text()
-        return found[1]
+        (line,) = (line for line in self.log.read_text().splitlines() if "gRPC is served" in line)
+        found = re.search(r"127\.0\.0\.1:\d+", line)
+        assert found is not None, line
+        return found[0]
 
     def engines(self) -> list[int]:
         """Process ids of the engines."""

@@ -73,10 +73,13 @@ class RpcCall:
         """Refuses a call before its message is read.
 
         Raises:
+            InvalidRequest: It has two keys.
             Unauthorized: Its key is missing or unknown.
             Unavailable: The gateway drains.
             TooBusy: Too many requests are under way.
         """
+        if self.repeated:
+            self.head(0).check()
         gateway.authenticator.identify(self.path, self.identity)
         admission = gateway.admission
         if admission.is_draining or admission.in_flight >= gateway.settings.max_in_flight:

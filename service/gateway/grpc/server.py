@@ -79,7 +79,8 @@ class GrpcServer:
             options=(
                 ("grpc.max_receive_message_length", settings.max_body_bytes),
                 ("grpc.max_send_message_length", -1),
-                ("grpc.max_concurrent_streams", settings.max_in_flight),
+                # Far more than are answered at once: those above that are refused, not kept waiting.
+                ("grpc.max_concurrent_streams", settings.max_connections),
                 ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_MS),
                 # The library would inflate without a bound: see `inflate`.
                 ("grpc.per_message_decompression", 0),
