@@ -24,11 +24,11 @@ class Servicer(Protocol):
     def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]] | None: ...
     def time_remaining(self) -> float | None: ...
     def set_trailing_metadata(self, metadata: Sequence[tuple[str, str]]) -> None: ...
-    def set_code(self, code: grpc.StatusCode) -> None: ...
-    def set_details(self, details: str) -> None: ...
     async def read(self) -> bytes: ...
     async def write(self, message: bytes) -> None: ...
-    async def abort(self, code: grpc.StatusCode, details: str) -> None: ...
+    async def abort(
+        self, code: grpc.StatusCode, details: str, trailing_metadata: Sequence[tuple[str, str]] = ()
+    ) -> None: ...
 
 
 class RpcCall:
@@ -101,15 +101,16 @@ class RpcCall:
         return context
 
 
-def finish(call: Servicer, context: RequestContext, stream: RpcStream) -> bytes:
-    """Sets the status and the trailing metadata of a call, and returns its message."""
+async def finish(call: Servicer, context: RequestContext, stream: RpcStream) -> bytes:
+    """Returns the message of a call, or ends it with the status of its error.
+
+    An error is aborted, so that no message and no other headers come before its status: clients try such calls again only.
+    """
     error = context.error
     if error is None:
         # Metadata cost more than the rest of an answer's head: they go to those who name their requests.
         if context.own:
             call.set_trailing_metadata(stream.metadata)
         return stream.message
-    call.set_trailing_metadata((*stream.metadata, *hints_of(error)))
-    call.set_code(code_of(error))
-    call.set_details(error.detail)
-    return b""
+    await call.abort(code_of(error), error.detail, (*stream.metadata, *hints_of(error)))
+    raise AssertionError("This is a bug: an aborted call goes on.")

@@ -73,7 +73,7 @@ class InferCalls:
             opened.check(self._gateway)
             message = await self._read(call)
         except TilewireError as error:
-            return finish(call, await self._refuse(opened, stream, error), stream)
+            return await finish(call, await self._refuse(opened, stream, error), stream)
         answered = self._start(opened, stream, message)
         try:
             context = await answered
@@ -81,7 +81,7 @@ class InferCalls:
             # The engine may still write into the request's slots: the task ends when it has answered.
             stream.leave()
             raise
-        return finish(call, context, stream)
+        return await finish(call, context, stream)
 
     async def infer_stream(self, _requests: AsyncIterator[bytes], call: Servicer) -> None:
         """Answers ModelStreamInfer: one answer a request, in their order."""
@@ -89,7 +89,7 @@ class InferCalls:
         try:
             opened.check(self._gateway)
         except TilewireError as error:
-            finish(call, await self._refuse(opened, stream, error), stream)
+            await finish(call, await self._refuse(opened, stream, error), stream)
             return
         queue: asyncio.Queue[Running | None] = asyncio.Queue(MAX_AHEAD)
         streams: set[RpcStream] = set()

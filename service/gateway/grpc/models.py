@@ -88,7 +88,7 @@ class ModelCalls:
                 await respond_error(gateway, context, error)
             finally:
                 report(gateway, context)
-            return finish(call, context, stream)
+            return await finish(call, context, stream)
 
         self.handlers[path] = answer
 
