@@ -21,16 +21,17 @@ from tilewire.service.gateway.api.docs import PATHS as DOCS_PATHS
 from tilewire.service.gateway.auth.flows import Flow, flow_of_key
 from tilewire.service.gateway.auth.quotas import Quotas
 from tilewire.service.gateway.console import PATHS
+from tilewire.service.gateway.grpc import paths
 from tilewire.service.keys import EVERYTHING, Key, KeysError, digest_of, read_keys
 
 logger = logging.getLogger(__name__)
 
 # Probes carry no keys.
-HEALTH_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
+HEALTH_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"}) | paths.HEALTH_PATHS
 
 # What each word of `--keyless` opens. Exact paths, as the router will see them: another spelling needs a key.
 KEYLESS_PATHS: Mapping[str, frozenset[str]] = {
-    "docs": frozenset({*DOCS_PATHS, "/openapi.json"}),
+    "docs": frozenset({*DOCS_PATHS, "/openapi.json"}) | paths.REFLECTION_PATHS,
     "console": frozenset(PATHS),
     "metrics": frozenset({"/metrics"}),
 }

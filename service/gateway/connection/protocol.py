@@ -162,7 +162,7 @@ class TilewireProtocol(HttpToolsProtocol):
         gateway = self.gateway
         if gateway is None or self._is_excess or self.is_refused or self.is_busy or self.flow.write_paused:
             return False
-        cached = gateway.templates.find(key)
+        cached = gateway.templates.find(key.text)
         if cached is None:
             return False
         body, length = data[key.nbytes :], cached.head.content_length or 0

@@ -11,6 +11,7 @@ from typing import Protocol
 from starlette.types import Scope
 
 from tilewire.service.config.process import GatewaySettings
+from tilewire.service.errors import TilewireError
 from tilewire.service.gateway.auth.authenticator import Access, Authenticator
 from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
 from tilewire.service.gateway.engines.router import Engines
@@ -157,6 +158,8 @@ class RequestContext:
         access: Holder of the key and its rights; None until it is known.
         flow: Sender with whom it shares; known as soon as `access` is.
         charged_bytes: Bytes of body and answer that the key's quota counts so far; None when it was refused at once.
+        deadline_s: When the client gives up, on the performance counter; 0 for never.
+        error: Error that it was answered with; None before, and for a result.
     """
 
     head: Head
@@ -181,6 +184,8 @@ class RequestContext:
     access: Access | None = None
     flow: Flow = NO_FLOW
     charged_bytes: int | None = None
+    deadline_s: float = 0.0
+    error: TilewireError | None = None
 
     @property
     def received_bytes(self) -> int:

@@ -306,7 +306,11 @@ def bound_to(template: RequestTemplate, begin: int, slots: list[Lease]) -> Bound
 
 def deadline_of(template: RequestTemplate, context: RequestContext) -> int:
     """Nanoseconds on the monotonic clock by which the job must have started; 0 for no deadline."""
-    return int(context.began_s * 1e9) + template.timeout_ns if template.timeout_ns else 0
+    deadline_ns = int(context.began_s * 1e9) + template.timeout_ns if template.timeout_ns else 0
+    if context.deadline_s:
+        given_up_ns = int(context.deadline_s * 1e9)
+        deadline_ns = min(deadline_ns, given_up_ns) if deadline_ns else given_up_ns
+    return deadline_ns
 
 
 async def answer(
