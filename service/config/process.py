@@ -54,7 +54,7 @@ class Inherited(msgspec.Struct, frozen=True):
         board: The page on which engines show the versions of residents.
     """
 
-    listener: int
+    listener: int = -1
     metrics_listener: int = -1
     usage: int = -1
     board: int = -1
@@ -70,9 +70,13 @@ class Inherited(msgspec.Struct, frozen=True):
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of one gateway process; those that `Settings` has too have the same name and meaning."""
+    """Settings of one gateway process; those that `Settings` has too have the same name and meaning.
+
+    `grpc_address` is the address of the gateway that speaks gRPC, as the library reads it; None for those of HTTP.
+    """
 
     index: int
+    grpc_address: str | None
     inherited: Inherited
     engine_addresses: list[str]
     segment_bytes: int
@@ -95,8 +99,14 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     api_keys_file: str | None
     keyless: tuple[str, ...]
     is_read_only: bool
+    allow_origin: tuple[str, ...] = ()
     tls: TlsSettings | None
     tracing: TracingSettings | None
+
+    @property
+    def name(self) -> str:
+        """Name of the process, for logs and metrics."""
+        return f"gateway-{self.index}" if self.grpc_address is None else "gateway-grpc"
 
     @property
     def fds(self) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from tilewire.service.errors import (
     Unavailable,
     UnknownName,
 )
+from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
 from tilewire.service.gateway.engines.client import Engine, Reply, Request
 from tilewire.service.gateway.engines.directory import Directory
 from tilewire.service.gateway.engines.templates import BoundTemplate, Templates
@@ -159,6 +160,7 @@ class Engines:
         *,
         deadline_ns: int = 0,
         priority: int = 0,
+        flow: Flow = NO_FLOW,
         durable: bool = False,
     ) -> Done | Stale:
         """Runs a job on the least busy engine that has its residents.
@@ -168,7 +170,8 @@ class Engines:
             client: When it leaves, the job is cancelled.
             slots: Where the job's tensors lie. When it ends before the engine has answered, they are held until then.
             deadline_ns: Latest start on the machine's monotonic clock; 0 for none.
-            priority: 0 is the default, 1 the most urgent.
+            priority: 0 is the default, 1 the most urgent of its flow.
+            flow: Whose job it is.
             durable: Wait for the host copy of a result that stays on the device.
 
         Returns:
@@ -186,7 +189,7 @@ class Engines:
             if index is None:
                 await self._locate(names)
                 continue
-            reply = await self._run(index, bound, client, slots, deadline_ns, priority)
+            reply = await self._run(index, bound, client, slots, deadline_ns, priority, flow)
             if isinstance(reply, Done) and reply.stored is not None:
                 reply = msgspec.structs.replace(reply, stored=await self._store(index, reply.stored, durable=durable))
             if client.is_disconnected:
@@ -200,10 +203,19 @@ class Engines:
         raise Unavailable("its resident tensors keep moving while it waits")
 
     async def _run(
-        self, index: int, bound: BoundTemplate, client: Departure, slots: Slots, deadline_ns: int, priority: int
+        self,
+        index: int,
+        bound: BoundTemplate,
+        client: Departure,
+        slots: Slots,
+        deadline_ns: int,
+        priority: int,
+        flow: Flow,
     ) -> Done | Stale:
         engine = self._engines[index]
-        request_id, future = engine.submit(bound.template, bound.offsets, deadline_ns=deadline_ns, priority=priority)
+        request_id, future = engine.submit(
+            bound.template, bound.offsets, deadline_ns=deadline_ns, priority=priority, flow=flow
+        )
         # Cancelled or not, the reply is awaited: until it comes, the slots are the engine's.
         client.watch(lambda: engine.cancel(request_id))
         try:
@@ -293,7 +305,7 @@ class Engines:
                 continue
             version = info.version
             self._directory.learn(info, mark, index)
-            if index in info.engines:
+            if index in info.engines or not info.engines:
                 return info
             holder = next((one for one in info.engines if self._engines[one].welcome is not None), None)
             if holder is None:

@@ -45,13 +45,13 @@ def encode_answer(
     entries, behind = [], []
     for name, wanted in request.outputs.items():
         kind = types[name]
-        if wanted.region is None and wanted.resident is None and not wanted.is_binary:
+        if wanted.is_sent and not wanted.is_binary:
             # Numbers lie flat, whatever the shape.
             text = text_of(kind, payloads[name], (kind.num_elements,))
             entries.append(_entry.__wrapped__(name, kind, wanted) + f',"data":{text}}}')
         else:
             entries.append(_entry(name, kind, wanted) + "}")
-            if wanted.region is None and wanted.resident is None and kind.nbytes:
+            if wanted.is_sent and kind.nbytes:
                 behind.append(payloads[name])
     echoed = "" if request.id is None else f'"id":{json.dumps(request.id)},'
     head = (

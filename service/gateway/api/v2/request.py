@@ -43,6 +43,11 @@ class Output(msgspec.Struct, frozen=True):
     region: Region | None = None
     resident: str | None = None
 
+    @property
+    def is_sent(self) -> bool:
+        """Whether its values are in the answer."""
+        return self.region is None and self.resident is None
+
 
 class InferRequest(msgspec.Struct, frozen=True):
     """One decoded request.
