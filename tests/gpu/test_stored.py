@@ -73,8 +73,6 @@ def test_a_result_is_lost_with_its_engine_unless_it_is_durable(server: LiveServe
 
 @pytest.mark.parametrize(("rows", "columns"), [(1000, 3000), (513, 511)], ids=["flat", "padded"])
 def test_the_copier_copies_beside_the_batches(rows: int, columns: int) -> None:
-    from tilewire.service.engine.backends.gpu.backend import GpuBackend
-
     copier = GpuBackend("cuda:0").open_copier()
     tensor = torch.randn(rows, columns + 1, device="cuda")[:, : columns + columns % 2]
     whole = torch.empty(tensor.nbytes, dtype=torch.uint8)
