@@ -37,6 +37,7 @@ BENCHMARKS = (
     "client",
     "ring",
     "hosts",
+    "overload",
 )
 
 

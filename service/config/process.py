@@ -97,6 +97,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     api_keys_file: str | None
     keyless: tuple[str, ...]
     is_read_only: bool
+    allow_origin: tuple[str, ...] = ()
     tls: TlsSettings | None
     tracing: TracingSettings | None
 

@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tilewire.service.config.cores import num_cores
 from tilewire.service.config.memory import memory_bytes
-from tilewire.service.config.parsers import devices_of, keyless_of
+from tilewire.service.config.parsers import devices_of, keyless_of, origins_of
 from tilewire.service.config.process import (
     EngineSettings,
     GatewaySettings,
@@ -87,7 +87,11 @@ class Settings(BaseSettings):
     max_result_bytes: Bytes = Field(256 * 2**20, ge=1, description="Largest result; more is 422.")
     max_elements: int = Field(2**33, ge=1, description="Most elements of an operand or a result; more is 422.")
     max_rank: int = Field(8, ge=2, le=64, description="Most dimensions of an operand; more is 422.")
-    max_in_flight: int = Field(1024, ge=1, description="Most requests that one gateway works on at once; more are 429.")
+    max_in_flight: int = Field(
+        1024,
+        ge=1,
+        description="Most requests that one gateway works on at once; more are 429. A lone key or address gets seven eighths.",
+    )
     resident_bytes: Bytes = Field(
         4 * 2**30, ge=0, description="Quota of resident tensors on each device; past it a PUT is 507."
     )
@@ -172,6 +176,10 @@ class Settings(BaseSettings):
     read_only_tensors: bool = Field(
         default=False, description="Nobody stores, replaces or deletes resident tensors, or uses shared memory."
     )
+    allow_origin: str = Field(
+        "",
+        description="Origins whose web pages may call the service (CORS), parted by commas, or * for all; none without it.",
+    )
     tls_certificate: Path | None = Field(
         None, description="Certificate chain (PEM): serve HTTPS. Read again when it changes."
     )
@@ -208,6 +216,12 @@ class Settings(BaseSettings):
     @classmethod
     def _is_keyless(cls, value: str) -> str:
         keyless_of(value)
+        return value
+
+    @field_validator("allow_origin")
+    @classmethod
+    def _is_origins(cls, value: str) -> str:
+        origins_of(value)
         return value
 
     @model_validator(mode="after")
@@ -288,6 +302,7 @@ class Settings(BaseSettings):
             api_keys_file=None if self.api_keys_file is None else str(self.api_keys_file),
             keyless=keyless_of(self.keyless),
             is_read_only=self.read_only_tensors,
+            allow_origin=origins_of(self.allow_origin),
         )
 
     def engine(self, index: int, listen_fd: int, vault_fd: int, restarts: int, kept: Keepsakes) -> EngineSettings:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from tilewire.service.gateway import process
 from tilewire.service.gateway.app import TilewireApp, create_app, create_metrics_app
 from tilewire.service.gateway.connection.protocol import TilewireProtocol
+from tilewire.service.gateway.connection.receive import SCRATCH_BYTES
 from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.supervisor.listeners import BACKLOG
 from tilewire.service.tls import keep_certificate_current, make_context
@@ -109,6 +110,7 @@ def protocol_for(gateway: Gateway, app: ASGIApp) -> type[TilewireProtocol]:
         "max_body_s": settings.max_body_s,
         "max_connections": settings.max_connections,
         "gateway": gateway,
+        "scratch": memoryview(bytearray(SCRATCH_BYTES)),
         "ops": app.ops if isinstance(app, TilewireApp) else {},
     }
     return type("LimitedProtocol", (TilewireProtocol,), limits)

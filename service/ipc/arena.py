@@ -34,7 +34,7 @@ def make_sealed(name: str, nbytes: int) -> int:
 
 
 class Segment:
-    """A stretch of shared memory without a name; gone when the last process that maps it is.
+    """A range of shared memory without a name; gone when the last process that maps it is.
 
     Attributes:
         fd: The descriptor to hand to another process.
@@ -181,11 +181,11 @@ class Arena:
         """Takes a slot of at least `nbytes`; its contents are undefined.
 
         Raises:
-            TooBusy: No free stretch is long enough right now.
+            TooBusy: No free range is long enough right now.
         """
         size = _slot_bytes(nbytes)
         starts, sizes = self._starts, self._sizes
-        # Mostly the first stretch will do, and a generator costs more than the look.
+        # Mostly the first range will do, and a generator costs more than the look.
         if sizes and sizes[0] >= size:  # noqa: SIM108  (one line would be too long)
             index = 0
         else:

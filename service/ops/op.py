@@ -11,7 +11,7 @@ import enum
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -79,6 +79,24 @@ class Plan(msgspec.Struct, frozen=True):
     outputs: tuple[TensorType, ...]
     flops: int
     moved_bytes: int
+
+
+class Work(NamedTuple):
+    """Part of a job that is counted under one op and dtype.
+
+    Attributes:
+        op: Name of the op.
+        dtype: Dtype of its first input.
+        flops: Operations.
+        moved_bytes: Bytes read and written when each operand is touched once.
+        shared_bytes: Bytes of residents among them, which jobs of one launch read once.
+    """
+
+    op: str
+    dtype: str
+    flops: int
+    moved_bytes: int
+    shared_bytes: int
 
 
 class JoinStrategy(enum.Enum):
@@ -149,10 +167,12 @@ class Op(abc.ABC, Generic[OptionsT]):
         outputs: Names of the results, in order.
         dtypes: Dtypes that the required inputs may have.
         options: Class of its options.
+        needs: Names of the options that have no default.
         ranks: Rank of each required input and of each output that `/v2` shows.
         output_datatypes: `/v2` datatype of each output that is not that of the inputs.
         is_elementwise: Whether an element of the result depends on the same element of each operand only.
         example: JSON body for the OpenAPI document.
+        example_options: Option values that go with it.
         warmup: Request with a known answer.
     """
 
@@ -163,10 +183,12 @@ class Op(abc.ABC, Generic[OptionsT]):
     outputs: ClassVar[tuple[str, ...]] = ("out",)
     dtypes: ClassVar[tuple[str, ...]] = FLOATS16_32
     options: type[OptionsT]
+    needs: ClassVar[tuple[str, ...]] = ()
     ranks: ClassVar[Mapping[str, int]]
     output_datatypes: ClassVar[Mapping[str, str]] = {}
     is_elementwise: ClassVar[bool] = False
     example: ClassVar[Mapping[str, Any]]
+    example_options: ClassVar[Mapping[str, object]] = {}
     warmup: ClassVar[WarmupCase]
 
     @property
@@ -187,6 +209,11 @@ class Op(abc.ABC, Generic[OptionsT]):
     def inputs(self) -> tuple[str, ...]:
         """Names of all inputs, required ones first."""
         return self.required + self.optional
+
+    @property
+    def sole_input(self) -> tuple[str, TensorType] | None:
+        """Name and type of the input of a body that is one tensor's bytes, -1 for a size that may vary; None with several."""
+        return (self.required[0], TensorType("float32", (-1,))) if len(self.inputs) == 1 else None
 
     def choices(self, option: str) -> list[str]:
         """Returns the values that an option may have, when they can be counted up."""
@@ -222,6 +249,22 @@ class Op(abc.ABC, Generic[OptionsT]):
         """
         del types, residents, options, outputs
         return None
+
+    def work(
+        self, types: Types, residents: frozenset[str], options: OptionsT, flops: int, moved_bytes: int
+    ) -> tuple[Work, ...]:
+        """Returns what a job adds to the counters: itself, or the steps of a program.
+
+        Args:
+            types: Dtype and shape of each input.
+            residents: Names of the inputs that are resident.
+            options: Options of the op.
+            flops: Operations of the job.
+            moved_bytes: Bytes read and written when each operand is touched once.
+        """
+        del options
+        shared_bytes = sum(types[name].nbytes for name in residents)
+        return (Work(self.name, next(iter(types.values())).dtype, flops, moved_bytes, shared_bytes),)
 
     def chunking(self, types: Types, options: OptionsT, outputs: Sequence[TensorType]) -> Chunking | None:
         """Returns how a request can be cut along rows, or None when rows depend on one another.
@@ -294,16 +337,17 @@ def check_axis(op: str, x: TensorType, axis: int) -> int:
     return axis % rank
 
 
-def check_required(op: AnyOp, options: OpOptions, name: str) -> None:
-    """Checks that an option without a default is given.
+def check_required(op: AnyOp, options: OpOptions) -> None:
+    """Checks that the options without a default are given.
 
     Raises:
-        InvalidRequest: It is not.
+        InvalidRequest: One is not; the detail names it.
     """
-    if getattr(options, name) is None:
-        choices = op.choices(name)
-        expected = f"one of {', '.join(choices)}" if choices else "a value"
-        raise InvalidRequest(f"{name}: {op.name} needs this option; expected {expected}")
+    for name in op.needs:
+        if getattr(options, name) is None:
+            choices = op.choices(name)
+            expected = f"one of {', '.join(choices)}" if choices else "a value"
+            raise InvalidRequest(f"{name}: {op.name} needs this option; expected {expected}")
 
 
 def check_k(k: int | None, name: str, available: int, limit: int | None = None) -> int:

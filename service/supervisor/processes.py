@@ -27,6 +27,7 @@ from tilewire.service.supervisor.child_process import Child, Spare
 from tilewire.service.supervisor.listeners import StartError, address_of, bind, bind_all, listen_locally
 from tilewire.service.supervisor.vault import VaultFeed, VaultReader
 from tilewire.service.telemetry.exposition import Exposition, Totals
+from tilewire.service.telemetry.history import History
 
 # On top of the drain time-out, for the children's own last steps.
 EXIT_GRACE_S = 5.0
@@ -74,10 +75,12 @@ class Supervisor:
             engines = [asyncio.create_task(engine.run()) for engine in self._engines]
             gateways = [asyncio.create_task(gateway.run()) for gateway in self._gateways]
             announcing = asyncio.create_task(self._announce_when_ready(listeners[0]))
+            keeping = asyncio.create_task(self._history.keep())
             try:
                 await self._watch(stopping, [*engines, *gateways])
             finally:
                 announcing.cancel()
+                keeping.cancel()
                 await self._spare.end()
             for listener in listeners:
                 listener.close()
@@ -93,6 +96,7 @@ class Supervisor:
     def _start_children(self, listeners: list[socket.socket], stack: contextlib.ExitStack) -> None:
         totals = Totals()
         exposition = Exposition(totals)
+        self._history = history = History(totals)
         addresses = []
         devices = devices_of(self._settings.device)
         # Which of the devices it will be for does not matter to what it imports.
@@ -108,6 +112,7 @@ class Supervisor:
                     make,
                     totals,
                     exposition,
+                    history,
                     self._logger,
                     self._settings.engine_timeout_s,
                 )
@@ -124,6 +129,7 @@ class Supervisor:
                     lambda _restarts, settings=settings: contextlib.nullcontext(settings),  # type: ignore[misc]
                     totals,
                     exposition,
+                    history,
                     self._logger,
                 )
             )

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from tilewire.service.gateway.auth.authenticator import HEALTH_PATHS
-from tilewire.service.gateway.connection.receive import Owner
+from tilewire.service.gateway.connection.receive import Connection
 from tilewire.service.gateway.request.body import too_slow
 
 # Time in which an idle connection may still send a request once the gateway drains, in seconds.
@@ -34,7 +34,7 @@ FIRST_PROBE_S, LAST_PROBE_S = 0.02, 2.0
 TCP_CLOSE = 7
 
 
-class Limited(Owner, Protocol):
+class Limited(Connection, Protocol):
     """A connection that is bounded.
 
     Attributes:

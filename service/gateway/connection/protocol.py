@@ -8,7 +8,6 @@ answered.
 from __future__ import annotations
 
 import asyncio
-import functools
 import math
 import urllib.parse
 from collections import deque
@@ -20,6 +19,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tilewire.service.errors import InvalidRequest, TilewireError, Unavailable
+from tilewire.service.gateway.auth.flows import flow_of_address
 from tilewire.service.gateway.connection.limits import (
     DRAIN_GRACE_S,
     LINE_BYTES,
@@ -28,11 +28,12 @@ from tilewire.service.gateway.connection.limits import (
     Limits,
 )
 from tilewire.service.gateway.connection.parser import RequestParser, check_head
+from tilewire.service.gateway.connection.receive import SCRATCH_BYTES, Receiver
 from tilewire.service.gateway.connection.stream import RequestStream
 from tilewire.service.gateway.request.adapter import Targets
 from tilewire.service.gateway.request.context import STREAM, Gateway, make_context
 from tilewire.service.gateway.request.handle import handle
-from tilewire.service.gateway.request.head import key_of, read_head
+from tilewire.service.gateway.request.head import MAX_CACHED_BYTES, HeadKey, key_of, read_head
 from tilewire.service.gateway.request.response import connection_error
 
 # Method, target, version.
@@ -49,6 +50,7 @@ class TilewireProtocol(HttpToolsProtocol):
         min_body_bytes_per_s: Least rate of a body that takes longer than `patience_s`.
         max_body_s: Longest time for a body at that rate: a longer body has a larger least rate.
         max_connections: Connections of this gateway above which new ones are answered 503.
+        scratch: Memory for what is read and not received into a slot; None for memory of this connection's own.
         is_refused: Whether further bytes are left unread.
     """
 
@@ -58,12 +60,18 @@ class TilewireProtocol(HttpToolsProtocol):
     min_body_bytes_per_s = 0
     max_body_s = math.inf
     max_connections = 2**31
+    scratch: memoryview | None = None
     parser: RequestParser  # type: ignore[assignment]
     cycle: RequestStream | None  # type: ignore[assignment]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Asyncio's call: a client connected."""
         super().connection_made(transport)
+        is_encrypted, sock = self.scheme == "https", transport.get_extra_info("socket")
+        self.fd = -1 if is_encrypted or sock is None else sock.fileno()
+        self.receiver = Receiver(self, self.scratch or memoryview(bytearray(SCRATCH_BYTES)))
+        transport.set_protocol(self.receiver)
+        self.client_flow = flow_of_address(self.client[0] if self.client else "")
         self.on_gone: Callable[[], None] | None = None
         # Form of an error, before any request line was read.
         self.url = b""
@@ -74,10 +82,14 @@ class TilewireProtocol(HttpToolsProtocol):
         # Bytes of a head that is not in, or since the last byte of a body; and of the trailers behind it.
         self._field_bytes = self._trailer_bytes = 0
         self._is_half_closed = False
-        # Bytes that a request began with.
-        self._chunk = b""
-        # Requests behind the one under way, the newest first, and what starts each.
-        self._waiting: deque[tuple[RequestStream, Callable[[], None]]] = deque()
+        # Header lines of every answer, and what they were made of.
+        self._default_headers: list[tuple[bytes, bytes]] | None = None
+        self._default_lines = b""
+        # Key of the head that begins the bytes that are parsed, and what starts its request behind them.
+        self._key: HeadKey | None = None
+        self._start: Callable[[], None] | None = None
+        # What starts each request behind the one under way, the newest first.
+        self._waiting: deque[Callable[[], None]] = deque()
         # The parser appends pieces of bodies here by itself: a chunk of one byte costs no call of ours.
         self._pieces: list[bytes] = []
         self.on_body = self._pieces.append  # type: ignore[method-assign, assignment]
@@ -85,14 +97,13 @@ class TilewireProtocol(HttpToolsProtocol):
         self._limits = Limits(self)
         self.parser = RequestParser(self)
 
-    @property
-    def is_encrypted(self) -> bool:
-        """Whether bytes come through TLS."""
-        return self.scheme == "https"
-
     def default_lines(self) -> bytes:
-        """Header lines of every answer."""
-        return _joined_lines(tuple(self.server_state.default_headers))
+        """Header lines of every answer; uvicorn makes new ones each second."""
+        headers = self.server_state.default_headers
+        if headers is not self._default_headers:
+            self._default_headers = headers
+            self._default_lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+        return self._default_lines
 
     @property
     def is_busy(self) -> bool:
@@ -105,31 +116,39 @@ class TilewireProtocol(HttpToolsProtocol):
         cycle = self.cycle
         return cycle is not None and cycle.is_http11 and not cycle.response_started and not self._waiting
 
-    def data_received(self, data: bytes) -> None:
-        """Asyncio's call: bytes came."""
-        if self._is_between and self._start_cached(data):
+    def feed(self, data: memoryview) -> None:
+        """Takes bytes that belong to no body of known length: heads, and what the parser has to look at."""
+        key = key_of(bytes(data[:MAX_CACHED_BYTES])) if self._is_between and self.gateway is not None else None
+        if key is not None and self._start_cached(key, data):
             return
-        if self._is_excess and not data.startswith(PROBES):
+        chunk = bytes(data)
+        if self._is_excess and not chunk.startswith(PROBES):
             self._is_excess = False
             # Others may have left while this one was idle, or asked for its health.
             if len(self.connections) > self.max_connections:
-                self.url = _target_of(data)
+                self.url = _target_of(chunk)
                 self._refuse(Unavailable(f"this gateway has {self.max_connections} connections, which is its limit"))
         if self.is_refused:
             return
+        self._key = key
+        self._parse(chunk)
+        self._key = None
+        start, self._start = self._start, None
+        if start is not None:
+            start()
+
+    def _parse(self, chunk: bytes) -> None:
         before = self._num_requests, self._is_in_head, self._limits.body_bytes
-        self._chunk = data if self._is_between else b""
         try:
-            self.parser.feed_data(data)
+            self.parser.feed_data(chunk)
         except httptools.HttpParserError:
             self.send_400_response("not understood as HTTP")
-        self._chunk = b""
         self._take_pieces()
         if self.is_refused or self._is_between:
             return
         if before == (self._num_requests, self._is_in_head, self._limits.body_bytes):
             # Else most of these bytes may be a body, or a request before this one; what is whole is measured when it is in.
-            self._field_bytes += len(data)
+            self._field_bytes += len(chunk)
         if self._field_bytes > MAX_HEAD_BYTES:
             what = "request line and headers" if self._is_in_head else "trailers"
             self.send_400_response(f"the {what} exceed {MAX_HEAD_BYTES} bytes")
@@ -138,25 +157,21 @@ class TilewireProtocol(HttpToolsProtocol):
         else:
             self._limits.begin_body()
 
-    def _start_cached(self, data: bytes) -> bool:
+    def _start_cached(self, key: HeadKey, data: memoryview) -> bool:
         """Starts a request whose head is cached, past the parser, if it stands alone."""
-        if self.gateway is None or self._is_excess or self.is_refused or self.is_busy or self.flow.write_paused:
+        gateway = self.gateway
+        if gateway is None or self._is_excess or self.is_refused or self.is_busy or self.flow.write_paused:
             return False
-        found = self.gateway.templates.find(data)
-        if found is None:
+        cached = gateway.templates.find(key.text)
+        if cached is None:
             return False
-        cached, key = found
-        body, length = memoryview(data)[key.nbytes :], cached.head.content_length or 0
-        target = self.ops.get(cached.head.path)
-        if len(body) > length or target is None:
+        body, length = data[key.nbytes :], cached.head.content_length or 0
+        if len(body) > length:
             return False
-        if len(body) < length:
-            # Nothing more is read until there is a slot for it.
-            self.flow.pause_reading()
-        self.cycle = stream = RequestStream(self, unparsed=body, content_length=length)
+        self.cycle = stream = RequestStream(self, length, body)
         context = make_context(cached.head, key.own, stream)
         context.cached = cached
-        stream.start(handle(self.gateway, context, *target))
+        stream.start(handle(gateway, context, *cached.target))
         return True
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -189,22 +204,19 @@ class TilewireProtocol(HttpToolsProtocol):
         self._is_in_head = False
         self._field_bytes = self._trailer_bytes = 0
         self._limits.end_head()
-        stream = RequestStream(
-            self,
-            is_head_only=method == "HEAD",
-            is_http11=version == "1.1",
-            # What follows a CONNECT is for whom the client wants to be connected to.
-            keep_alive=version != "1.0" and self.parser.should_keep_alive() and method != "CONNECT",
-            expects_continue=self.expect_100_continue,
-        )
+        stream = RequestStream(self)
+        stream.is_head_only, stream.is_http11 = method == "HEAD", version == "1.1"
+        # What follows a CONNECT is for whom the client wants to be connected to.
+        stream.keep_alive = version != "1.0" and self.parser.should_keep_alive() and method != "CONNECT"
+        stream.waiting_for_100_continue = self.expect_100_continue
         start = self._prepare(stream, method, version)
         is_busy, self.cycle = self.is_busy, stream
         if is_busy:
             # A pipelined request.
             self.flow.pause_reading()
-            self._waiting.appendleft((stream, start))
+            self._waiting.appendleft(start)
         else:
-            start()
+            self._start = start
 
     def _prepare(self, stream: RequestStream, method: str, version: str) -> Callable[[], None]:
         """Returns the call that starts a request: `handle` for those of ops, else the application."""
@@ -216,11 +228,11 @@ class TilewireProtocol(HttpToolsProtocol):
         if self.gateway is not None and target is not None:
             head, own = read_head(method, path, url.query or b"", self.headers)
             context = make_context(head, own, stream)
-            if self._chunk and stream.is_http11:
-                context.key = key_of(self._chunk)
-            self._chunk, gateway = b"", self.gateway
+            if stream.is_http11:
+                context.key = self._key
+            self._key, gateway = None, self.gateway
             return lambda: stream.start(handle(gateway, context, *target))
-        self._chunk = b""
+        self._key = None
         scope = self.scope
         scope["method"], scope["http_version"] = method, version
         scope["path"] = self.root_path + path
@@ -228,7 +240,7 @@ class TilewireProtocol(HttpToolsProtocol):
         scope["query_string"] = url.query or b""
         scope["extensions"] = {STREAM: stream}  # type: ignore[dict-item]
         stream.open_asgi(scope)
-        return lambda: stream.start(stream.run_asgi(self.app))
+        return lambda: stream.start_task(stream.run_asgi(self.app))
 
     def _take_pieces(self) -> None:
         """Hands over what the parser found of a body."""
@@ -244,7 +256,7 @@ class TilewireProtocol(HttpToolsProtocol):
         cycle.body += body
         if len(cycle.body) > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
-        cycle.message_event.set()
+        cycle.notify()
 
     def on_message_complete(self) -> None:
         """The parser's call: the last byte of a body is in, unless it has yet to come."""
@@ -257,7 +269,7 @@ class TilewireProtocol(HttpToolsProtocol):
         cycle = self.cycle
         assert cycle is not None, "This is a bug."
         cycle.more_body = False
-        cycle.message_event.set()
+        cycle.notify()
         if cycle.keep_alive and not self.parser.should_keep_alive():
             # `Connection: close` stood in a trailer: the parser reads nothing behind it.
             cycle.keep_alive = False
@@ -272,8 +284,8 @@ class TilewireProtocol(HttpToolsProtocol):
         self._limits.idle_since_s = self.loop.time()
         self.flow.resume_reading()
         if self._waiting:
-            _stream, start = self._waiting.pop()
-            start()
+            # Not at once: the one before is about to end, and has its slots until then.
+            self.loop.call_soon(self._waiting.pop())
 
     def release(self, stream: RequestStream) -> None:
         """A request is over: on a connection that is gone, both would wait for each other and for the garbage collector."""
@@ -296,7 +308,7 @@ class TilewireProtocol(HttpToolsProtocol):
                 return
             # The body itself is broken: nobody waits for what it would have given.
             cycle.disconnected = True
-            cycle.message_event.set()
+            cycle.notify()
         self._refuse(InvalidRequest(f"request: {msg}"))
 
     def _refuse(self, error: TilewireError) -> None:
@@ -320,7 +332,7 @@ class TilewireProtocol(HttpToolsProtocol):
         A client that has left and one that has only ended its side look the same.
         """
         cycle = self.cycle
-        if self.is_encrypted or cycle is None or cycle.response_complete or cycle.more_body:
+        if self.scheme == "https" or cycle is None or cycle.response_complete or cycle.more_body:
             return False
         if not self._is_half_closed:
             self._is_half_closed = True
@@ -342,20 +354,15 @@ class TilewireProtocol(HttpToolsProtocol):
         if self.cycle is not None and self.cycle.response_complete:
             self.cycle = None
 
-    def stop_body_timer(self) -> None:
-        """The rest of a body comes past the parser, and is watched there."""
+    def end_body(self, *, is_complete: bool) -> None:
+        """A body that came past the parser is in, or will not be."""
         self._limits.end_body()
-
-    def take_back(self, stream: RequestStream, *, is_complete: bool) -> None:
-        """The connection is the parser's again, a fresh one: the old one still waits for the body."""
-        if self.transport.is_closing():
-            return
-        self.parser = RequestParser(self)
-        self.transport.set_protocol(self)
-        self._limits.end_body()
-        # Read on: that is how a client that leaves while its request is computed is noticed.
-        self.flow.resume_reading()
-        self._is_in_head = self._is_between = True
+        if not self._is_between:
+            # A fresh one: the old one still waits for the body.
+            self.parser = RequestParser(self)
+            self._is_in_head = self._is_between = True
+        stream = self.cycle
+        assert stream is not None, "This is a bug."
         if is_complete:
             stream.more_body = False
         else:
@@ -384,12 +391,6 @@ class TilewireProtocol(HttpToolsProtocol):
     def _close_if_idle(self) -> None:
         if self.transport is not None and not self.transport.is_closing() and not self.is_busy:
             self.transport.close()
-
-
-@functools.lru_cache(maxsize=1)
-def _joined_lines(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
-    """The lines of headers that stay the same for many answers."""
-    return b"".join(b"%b: %b\r\n" % header for header in headers)
 
 
 def _target_of(head: bytes) -> bytes:

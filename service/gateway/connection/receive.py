@@ -1,12 +1,10 @@
-"""Receives one body from the socket straight into memory, and watches that it comes fast enough."""
+"""Receives the bytes of a connection: bodies of known length straight into their slots, all else into scratch memory."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import socket
-import time
 from typing import Protocol
 
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -14,144 +12,177 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from tilewire.service.errors import ClientGone, InvalidRequest, TilewireError
 from tilewire.service.gateway.request.body import stalled, too_slow
 
+# Heads with small bodies come in one read; the rest of a larger body goes straight into its slot.
+SCRATCH_BYTES = 2**16
 # From here the rest of a body is read by as many calls as the client keeps up with: the loop's own way from one read to another
 # takes a quarter of the time of a fast connection. After so many bytes the loop has its turn.
 DIRECT_BYTES = 2**20
 TURN_BYTES = 2**23
 
+_NOTHING = memoryview(b"")
 
-class Owner(Protocol):
-    """The connection that a receiver takes over for a while.
+
+class Connection(Protocol):
+    """Connection whose bytes are received.
 
     Attributes:
+        loop: Event loop.
         transport: Transport of the connection.
         flow: Whether reading and writing are paused.
-        is_encrypted: Bytes come through TLS.
+        fd: Descriptor of the socket; -1 where bytes go through TLS.
         min_body_bytes_per_s: Least rate of a body that takes long.
         max_body_s: Longest time for a body at that rate: a longer body has a larger least rate.
     """
 
+    loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
     flow: FlowControl
+    fd: int
     min_body_bytes_per_s: int
     max_body_s: float
 
-    @property
-    def is_encrypted(self) -> bool: ...
+    def feed(self, data: memoryview) -> None: ...
+    def end_body(self, *, is_complete: bool) -> None: ...
+    def eof_received(self) -> bool: ...
     def connection_lost(self, exc: Exception | None) -> None: ...
     def pause_writing(self) -> None: ...
     def resume_writing(self) -> None: ...
 
 
-class SlotReceiver(asyncio.BufferedProtocol):
-    """Receives the rest of one body, then gives the connection back.
+class Receiver(asyncio.BufferedProtocol):
+    """The reading side of one connection, from its first byte to its last.
 
     Args:
-        owner: Connection.
-        rest: Memory that is still to be filled; not empty.
-        begun: Bytes of the body that came before.
-        timeout_s: Longest time without a byte; from then on the body must have come at the connection's least rate, which
-            grows with its length.
+        connection: Connection.
+        scratch: Memory for what is not received into a slot; connections share it, as each chunk is used up at once.
 
     Attributes:
-        done: Ends with the body, or with the error of the tree that says why it will not come.
-        is_complete: All of it is in.
+        received_bytes: Bytes of the last body that have come.
     """
 
-    def __init__(self, owner: Owner, rest: memoryview, begun: int, timeout_s: float) -> None:
-        self._owner = owner
-        self._rest = rest
-        self._received = begun
-        self._timeout_s = timeout_s
-        self._min_bytes_per_s = max(owner.min_body_bytes_per_s, int((begun + rest.nbytes) / owner.max_body_s))
-        self._loop = asyncio.get_running_loop()
-        self._received_before = begun
-        self._began_s = time.monotonic()
-        self._timer = self._loop.call_later(timeout_s, self._check_progress)
-        self._direct = _own_socket(owner) if rest.nbytes >= DIRECT_BYTES else None
-        self.done: asyncio.Future[None] = self._loop.create_future()
-        self.is_complete = False
+    def __init__(self, connection: Connection, scratch: memoryview) -> None:
+        self._connection: Connection | None = connection
+        self._scratch = scratch
+        self._rest = _NOTHING
+        self._body: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timeout_s = self._began_s = self._checked_s = 0.0
+        self._min_bytes_per_s = self._checked_bytes = 0
+        self.received_bytes = 0
 
-    @property
-    def received(self) -> int:
-        """Bytes of the body that have come."""
-        return self._received
+    def receive_body(self, rest: memoryview, begun: int, timeout_s: float) -> asyncio.Future[None]:
+        """Receives the rest of a body.
+
+        Args:
+            rest: Memory that is still to be filled; not empty.
+            begun: Bytes of the body that came before.
+            timeout_s: Longest time without a byte; from then on the body must have come at the connection's least rate,
+                which grows with its length.
+
+        Returns:
+            A future that ends with the body, or with the error of the tree that says why it will not come.
+        """
+        connection = self._connection
+        assert connection is not None, "This is a bug."
+        self._body = body = connection.loop.create_future()
+        self._rest = rest
+        self._timeout_s = timeout_s
+        self._min_bytes_per_s = max(connection.min_body_bytes_per_s, int((begun + rest.nbytes) / connection.max_body_s))
+        self._began_s = self._checked_s = connection.loop.time()
+        self.received_bytes = self._checked_bytes = begun
+        if self._timer is None:
+            self._timer = connection.loop.call_later(timeout_s, self._check_progress)
+        connection.flow.resume_reading()
+        return body
+
+    def stop_body(self) -> None:
+        """Gives up what has not come of a body."""
+        if self._body is not None:
+            self._end_body(None)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Asyncio's call: where the next bytes go. Never past the body, so the next request stays in the socket."""
-        return self._rest
+        """Asyncio's call: where the next bytes go. Never past a body, so the next request stays in the socket."""
+        return self._scratch if self._body is None else self._rest
 
     def buffer_updated(self, nbytes: int) -> None:
         """Asyncio's call: bytes came."""
-        self._advance(nbytes)
-        if self._direct is not None:
-            self._read_on(self._direct)
-        if not self._rest.nbytes:
-            self.is_complete = True
-            # Nothing more is read until the connection is given back.
-            self._owner.flow.pause_reading()
-            self._end(None)
-
-    def _advance(self, nbytes: int) -> None:
+        connection = self._connection
+        assert connection is not None, "This is a bug."
+        if self._body is None:
+            connection.feed(self._scratch[:nbytes])
+            return
         self._rest = self._rest[nbytes:]
-        self._received += nbytes
+        self.received_bytes += nbytes
+        if connection.fd >= 0 and self._rest.nbytes >= DIRECT_BYTES:
+            self._read_on(connection.fd)
+        if not self._rest.nbytes:
+            self._end_body(None)
 
-    def _read_on(self, direct: socket.socket) -> None:
+    def _read_on(self, fd: int) -> None:
         """Takes what has come meanwhile. The end of the connection, and errors, are left for the loop to find."""
-        stop = self._received + TURN_BYTES
+        stop = self.received_bytes + TURN_BYTES
         with contextlib.suppress(OSError):
-            while self._rest.nbytes and self._received < stop and (nbytes := direct.recv_into(self._rest)):
-                self._advance(nbytes)
+            while self._rest.nbytes and self.received_bytes < stop and (nbytes := os.readv(fd, (self._rest,))):
+                self._rest = self._rest[nbytes:]
+                self.received_bytes += nbytes
 
     def eof_received(self) -> bool:
         """Asyncio's call: the client sends nothing more, so half a body is all that there will ever be."""
-        return False
+        return self._body is None and self._connection is not None and self._connection.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Asyncio's call: the client left."""
-        self._end(ClientGone(f"the client left after {self._received} bytes of its body"))
-        self._owner.connection_lost(exc)
+        connection, self._connection = self._connection, None
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._body is not None:
+            body, self._body, self._rest = self._body, None, _NOTHING
+            _resolve(body, ClientGone(f"the client left after {self.received_bytes} bytes of its body"))
+        if connection is not None:
+            connection.connection_lost(exc)
 
     def pause_writing(self) -> None:
         """Asyncio's call."""
-        self._owner.pause_writing()
+        if self._connection is not None:
+            self._connection.pause_writing()
 
     def resume_writing(self) -> None:
         """Asyncio's call."""
-        self._owner.resume_writing()
-
-    def stop(self) -> None:
-        """Ends the watch over the time."""
-        self._timer.cancel()
-        if self._direct is not None:
-            self._direct.close()
-            self._direct = None
+        if self._connection is not None:
+            self._connection.resume_writing()
 
     def _check_progress(self) -> None:
-        if self._received == self._received_before:
-            self._end(InvalidRequest(stalled(self._timeout_s, self._received)))
+        """The time is up, perhaps that of an earlier body: one timer serves many bodies."""
+        self._timer = None
+        if self._body is None or self._connection is None:
             return
-        min_bytes_per_s = self._min_bytes_per_s
-        if self._received < min_bytes_per_s * (time.monotonic() - self._began_s):
-            self._end(InvalidRequest(f"body: {too_slow(min_bytes_per_s, self._received)}"))
-            return
-        self._received_before = self._received
-        self._timer = self._loop.call_later(self._timeout_s, self._check_progress)
+        loop = self._connection.loop
+        now_s = loop.time()
+        due_s = self._checked_s + self._timeout_s
+        if now_s >= due_s:
+            if self.received_bytes == self._checked_bytes:
+                self._end_body(InvalidRequest(stalled(self._timeout_s, self.received_bytes)))
+                return
+            if self.received_bytes < self._min_bytes_per_s * (now_s - self._began_s):
+                self._end_body(InvalidRequest(f"body: {too_slow(self._min_bytes_per_s, self.received_bytes)}"))
+                return
+            self._checked_s, self._checked_bytes, due_s = now_s, self.received_bytes, now_s + self._timeout_s
+        self._timer = loop.call_at(due_s, self._check_progress)
 
-    def _end(self, error: TilewireError | None) -> None:
-        if self.done.done():
-            return
-        if error is None:
-            self.done.set_result(None)
-        else:
-            self.done.set_exception(error)
+    def _end_body(self, error: TilewireError | None) -> None:
+        body, is_complete = self._body, not self._rest.nbytes
+        assert body is not None, "This is a bug."
+        assert self._connection is not None, "This is a bug."
+        self._body, self._rest = None, _NOTHING
+        # At once: the next bytes are the next request's.
+        self._connection.end_body(is_complete=is_complete)
+        _resolve(body, error)
 
 
-def _own_socket(owner: Owner) -> socket.socket | None:
-    """A descriptor of our own for the connection, which uvloop would not let us read; None where bytes come encrypted."""
-    theirs: socket.socket | None = owner.transport.get_extra_info("socket")
-    if owner.is_encrypted or theirs is None:
-        return None
-    own = socket.socket(theirs.family, theirs.type, fileno=os.dup(theirs.fileno()))
-    own.setblocking(False)
-    return own
+def _resolve(body: asyncio.Future[None], error: TilewireError | None) -> None:
+    if body.done():
+        return
+    if error is None:
+        body.set_result(None)
+    else:
+        body.set_exception(error)

@@ -7,50 +7,51 @@ through ASGI, too.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from tilewire.service.errors import ClientGone, InvalidRequest
-from tilewire.service.gateway.connection.receive import Owner, SlotReceiver
+from tilewire.service.gateway.auth.flows import Flow
+from tilewire.service.gateway.connection.receive import Connection, Receiver
 from tilewire.service.gateway.connection.write import CoalescingTransport, write_answer
+from tilewire.service.gateway.request.body import stalled
 
 logger = logging.getLogger(__name__)
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_NO_SCOPE: Mapping[str, Any] = {}
+_NOTHING = memoryview(b"")
 
 
-class StreamOwner(Owner, Protocol):
+class StreamOwner(Connection, Protocol):
     """The connection of a stream; `connection.protocol` implements it.
 
     Attributes:
-        loop: Event loop.
+        receiver: Reading side of the connection.
         server_state: Headers of every answer, and running tasks.
         access_logger: Uvicorn's.
         logger: Uvicorn's.
         on_gone: Called once when the client leaves.
         patience_s: Longest time without a byte of a body that is discarded.
+        client_flow: Flow of the client's address.
     """
 
-    loop: asyncio.AbstractEventLoop
+    receiver: Receiver
     server_state: ServerState
     logger: logging.Logger
     access_logger: logging.Logger
-    flow: FlowControl
     on_gone: Callable[[], None] | None
     patience_s: float
+    client_flow: Flow
 
     def default_lines(self) -> bytes: ...
     def on_response_complete(self) -> None: ...
-    def take_back(self, stream: RequestStream, *, is_complete: bool) -> None: ...
     def release(self, stream: RequestStream) -> None: ...
     def linger(self) -> None: ...
-    def stop_body_timer(self) -> None: ...
 
 
 class RequestStream(RequestResponseCycle):
@@ -58,40 +59,41 @@ class RequestStream(RequestResponseCycle):
 
     Args:
         owner: Connection.
-        is_head_only: The answer has no body.
-        is_http11: The client understands interim responses.
-        keep_alive: The connection stays behind the answer.
-        expects_continue: The client waits for `100 Continue` before it sends its body.
-        unparsed: Received bytes of a body that bypasses the parser; None when the parser has it.
-        content_length: Length of a body that never goes through the parser.
+        content_length: Length of a body that bypasses the parser; None when the parser has it.
+        unparsed: What has come of such a body, in memory that the next read uses again.
     """
 
-    def __init__(
-        self,
-        owner: StreamOwner,
-        *,
-        is_head_only: bool = False,
-        is_http11: bool = True,
-        keep_alive: bool = True,
-        expects_continue: bool = False,
-        unparsed: memoryview | None = None,
-        content_length: int = 0,
-    ) -> None:
+    # What most requests have; the others set their own.
+    is_head_only = False
+    is_http11 = True
+    keep_alive = True
+    waiting_for_100_continue = False
+    disconnected = response_started = response_complete = False
+    received_bytes = 0
+    _is_asked = _is_stalled = False
+    _event: asyncio.Event | None = None
+    _awaited: asyncio.Future[Any] | None = None
+
+    def __init__(self, owner: StreamOwner, content_length: int | None = None, unparsed: memoryview = _NOTHING) -> None:
         # Not uvicorn's constructor: a request of an op needs neither a scope nor a transport of its own.
         self._owner = owner
         self.flow = owner.flow
-        self.is_head_only = is_head_only
-        self.is_http11 = is_http11
-        self.keep_alive = keep_alive
-        self.waiting_for_100_continue = expects_continue
-        self.body = bytearray()
-        self.message_event = asyncio.Event()
-        self.disconnected = self.response_started = self.response_complete = False
-        self.received_bytes = 0
-        self._unparsed = unparsed
+        self.body: Any = bytearray() if content_length is None else unparsed
         # Bytes of a body that the parser does not know of, and that are still in the socket.
-        self._owed = 0 if unparsed is None else content_length - len(unparsed)
-        self.more_body = unparsed is None or self._owed > 0
+        self._owed = 0 if content_length is None else content_length - len(unparsed)
+        self.more_body = content_length is None or self._owed > 0
+
+    @property
+    def message_event(self) -> asyncio.Event:  # type: ignore[override]
+        """Set when a piece of the body came, or the client left."""
+        if self._event is None:
+            self._event = asyncio.Event()
+        return self._event
+
+    def notify(self) -> None:
+        """Wakes whoever waits for a piece of the body."""
+        if self._event is not None:
+            self._event.set()
 
     def open_asgi(self, scope: Any) -> None:
         """Prepares for a framework's route."""
@@ -106,22 +108,82 @@ class RequestStream(RequestResponseCycle):
         self.chunked_encoding = None
         self.expected_content_length = 0
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs what answers the request, as a task of its own."""
-        owner = self._owner
-        tasks = owner.server_state.tasks
-        task = owner.loop.create_task(self._run(work))
+    def start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs a framework's route, as a task of asyncio."""
+        tasks = self._owner.server_state.tasks
+        task = self._owner.loop.create_task(self._run(work))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
     async def _run(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
-        except Exception:
-            logger.exception("an answer was broken off")
-            self._owner.transport.abort()
+        except Exception as error:  # noqa: BLE001  (it is logged)
+            self._break_off(error)
+        self._end()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs what answers an op: at once up to where it waits for something, and on when that is there.
+
+        A task would begin in the next turn of the loop, when what has come of the body has left the processor's cache.
+        """
+        self._work = work
+        self._context = contextvars.copy_context()
+        self._step()
+        if self._awaited is not None:
+            # Uvicorn waits for these when it ends, and cancels them when that takes too long.
+            self._owner.server_state.tasks.add(self)  # type: ignore[arg-type]
+            self._keep_body()
+
+    def cancel(self, msg: object = None) -> None:
+        """Uvicorn's call, as of a task: the server ends."""
+        if self._awaited is not None:
+            self._awaited.cancel(msg)
+
+    def _step(self, _done: object = None) -> None:
+        """Runs the work up to where it waits again."""
+        try:
+            awaited = self._context.run(self._work.send, None)
+        except (StopIteration, asyncio.CancelledError):
+            pass
+        except Exception as error:  # noqa: BLE001  (it is logged)
+            self._break_off(error)
+        else:
+            if awaited is None:
+                # It only lets others have their turn.
+                awaited = self._owner.loop.create_future()
+                self._owner.loop.call_soon(_finish, awaited)
+            # Whoever runs a coroutine notes that way that it has seen the future.
+            awaited._asyncio_future_blocking = False
+            awaited.add_done_callback(self._step)
+            self._awaited = awaited
+            return
+        if self._awaited is not None:
+            self._awaited = None
+            self._owner.server_state.tasks.discard(self)
+        del self._work, self._context
+        self._end()
+
+    def _break_off(self, error: Exception) -> None:
+        logger.error("an answer was broken off", exc_info=error)
+        self._owner.transport.abort()
+
+    def _end(self) -> None:
         self.response_complete = True
         self._owner.release(self)
+
+    def _keep_body(self) -> None:
+        """Copies what has come of a body for which there is no slot yet, as the next read uses the memory again."""
+        if self._is_asked or isinstance(self.body, bytearray):
+            return
+        self.body = bytes(self.body)
+        if self._owed:
+            self.flow.pause_reading()
+
+    @property
+    def client_flow(self) -> Flow:
+        """Flow of the client's address."""
+        return self._owner.client_flow
 
     @property
     def is_complete(self) -> bool:
@@ -144,53 +206,54 @@ class RequestStream(RequestResponseCycle):
         """Ends the watch."""
         self._owner.on_gone = None
 
-    async def receive_into(self, slot: memoryview, timeout_s: float) -> None:
+    def receive_into(self, slot: memoryview, timeout_s: float) -> Awaitable[None] | None:
         """Receives a body of declared length into a slot."""
-        self._send_continue()
-        if self._unparsed is not None:
-            begun = self.received_bytes = len(self._unparsed)
-            slot[:begun] = self._unparsed
-            self._unparsed = memoryview(b"")
-        else:
-            # What came with the head went through the parser.
-            begun = self.received_bytes = len(self.body)
-            slot[:begun] = self.body
-            self.body = bytearray()
+        if self.waiting_for_100_continue:
+            self._send_continue()
+        self._is_asked = True
+        # What came with the head.
+        begun = self.received_bytes = len(self.body)
+        slot[:begun] = self.body
+        self.body = bytearray()
         if begun == slot.nbytes:
-            return
-        if not self.more_body:
-            # The rest of the slot holds what others sent before.
-            raise InvalidRequest(f"body: {begun} bytes came of the {slot.nbytes} that were declared")
-        await self._receive_rest(slot[begun:], begun, timeout_s)
+            return None
+        return self._receive_rest(slot[begun:], begun, timeout_s)
 
     async def _receive_rest(self, rest: memoryview, begun: int, timeout_s: float) -> None:
         owner = self._owner
+        if not self.more_body:
+            # The rest of the slot holds what others sent before.
+            raise InvalidRequest(f"body: {begun} bytes came of the {begun + rest.nbytes} that were declared")
         if self.is_disconnected:
             raise ClientGone(f"the client left after {begun} bytes of its body")
-        receiver = SlotReceiver(owner, rest, begun, timeout_s)
-        owner.stop_body_timer()
-        owner.transport.set_protocol(receiver)
-        owner.flow.resume_reading()
         try:
-            await receiver.done
+            # An error that the future holds leads back to this frame, so that the frame must not hold the future.
+            await owner.receiver.receive_body(rest, begun, timeout_s)
         finally:
-            receiver.stop()
+            owner.receiver.stop_body()
             self._owed = 0
-            self.received_bytes = receiver.received
-            owner.take_back(self, is_complete=receiver.is_complete)
-            # An error that it holds leads back to this frame: left here, both would wait for the garbage collector.
-            del receiver
+            self.received_bytes = owner.receiver.received_bytes
 
-    async def receive_piece(self) -> bytes:
+    async def receive_piece(self, timeout_s: float) -> bytes:
         """Receives a piece of a chunked body."""
         self._send_continue()
-        while not self.body and self.more_body and not self.is_disconnected and not self.response_complete:
-            self.flow.resume_reading()
-            await self.message_event.wait()
-            self.message_event.clear()
+        timer = self._owner.loop.call_later(timeout_s, self._stall)
+        try:
+            while not self.body and self.more_body and not self.is_disconnected and not self.response_complete:
+                if self._is_stalled:
+                    raise InvalidRequest(stalled(timeout_s, self.received_bytes))
+                self.flow.resume_reading()
+                await self.message_event.wait()
+                self.message_event.clear()
+        finally:
+            timer.cancel()
         piece, self.body = bytes(self.body), bytearray()
         self.received_bytes += len(piece)
         return piece
+
+    def _stall(self) -> None:
+        self._is_stalled = True
+        self.notify()
 
     def _send_continue(self) -> None:
         if self.waiting_for_100_continue:
@@ -198,32 +261,46 @@ class RequestStream(RequestResponseCycle):
             if not self._owner.transport.is_closing():
                 self._owner.transport.write(CONTINUE)
 
-    async def respond(self, status: int, lines: str, chunks: Sequence[bytes | memoryview], *, closes: bool) -> None:
-        """Writes a whole answer; returns when no chunk is needed any more."""
-        owner = self._owner
-        if self.flow.write_paused and not self.is_disconnected:
+    def respond(
+        self, status: int, lines: str, chunks: Sequence[bytes | memoryview], *, closes: bool
+    ) -> Awaitable[None] | None:
+        """Writes a whole answer."""
+        if self.flow.write_paused:
+            return self._respond_later(status, lines, chunks, closes)
+        return self._respond(status, lines, chunks, closes)
+
+    async def _respond_later(self, status: int, lines: str, chunks: Sequence[bytes | memoryview], closes: bool) -> None:
+        if not self.is_disconnected:
             await self.flow.drain()
+        written = self._respond(status, lines, chunks, closes)
+        if written is not None:
+            await written
+
+    def _respond(
+        self, status: int, lines: str, chunks: Sequence[bytes | memoryview], closes: bool
+    ) -> Awaitable[None] | None:
+        owner = self._owner
         if self.is_disconnected:
-            return
+            return None
         self.response_started = True
         if closes:
             self.keep_alive = False
-        await write_answer(
-            owner,
-            (
-                STATUS_LINE[status],
-                owner.default_lines(),
-                lines.encode("latin-1"),
-                b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n",
-            ),
-            () if self.is_head_only else chunks,
-        )
+        end = "\r\n" if self.keep_alive else "connection: close\r\n\r\n"
+        head = b"".join((STATUS_LINE[status], owner.default_lines(), f"{lines}{end}".encode("latin-1")))
+        written = write_answer(owner, head, () if self.is_head_only else chunks)
+        if written is None:
+            self._end_response()
+            return None
+        return self._end_later(written)
+
+    async def _end_later(self, written: Awaitable[None]) -> None:
+        await written
         self._end_response()
 
     def _end_response(self) -> None:
         owner = self._owner
         self.response_complete = True
-        self.message_event.set()
+        self.notify()
         if not self.keep_alive:
             if self.more_body and not self.waiting_for_100_continue:
                 # Closing with bytes unread would reset the connection, and the client would lose the answer.
@@ -231,23 +308,16 @@ class RequestStream(RequestResponseCycle):
             else:
                 owner.transport.close()
         elif self._owed:
-            self._discard_rest()
-            return
+            # Takes what is left of a refused body, which the parser does not know of, before the next request is read.
+            rest = memoryview(bytearray(self._owed))
+            owner.receiver.receive_body(rest, 0, owner.patience_s).add_done_callback(self._on_discarded)
         owner.on_response_complete()
 
-    def _discard_rest(self) -> None:
-        """Takes what is left of a refused body, which the parser does not know of, before the next request is read."""
-        receiver = SlotReceiver(self._owner, memoryview(bytearray(self._owed)), 0, self._owner.patience_s)
-        self._owner.transport.set_protocol(receiver)
-        # Nothing was read while no slot was there for it.
-        self._owner.flow.resume_reading()
-        receiver.done.add_done_callback(lambda done: self._on_discarded(receiver, done))
-
-    def _on_discarded(self, receiver: SlotReceiver, done: asyncio.Future[None]) -> None:
-        receiver.stop()
-        self._owed = 0
-        if done.exception() is None:
-            self._owner.take_back(self, is_complete=True)
-            self._owner.on_response_complete()
-        else:
+    def _on_discarded(self, body: asyncio.Future[None]) -> None:
+        if body.exception() is not None:
             self._owner.transport.close()
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

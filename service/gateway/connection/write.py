@@ -3,52 +3,71 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
-from tilewire.service.gateway.connection.receive import Owner
+from tilewire.service.gateway.connection.receive import Connection
 
 # Up to here, head and body of a framework's answer are copied together and leave in one write.
 JOINED_BYTES = 2**17
-# An answer of up to this is copied out of its slot: cheaper than waiting until it has left.
+# Of an answer of up to this, what the system does not take at once is copied out of its slot, so that no client holds it.
 COPIED_BYTES = 2**18
 # What is written at once is encrypted at once, and nobody else is served meanwhile.
 TLS_PIECE_BYTES = 2**18
 
 
-async def write_answer(owner: Owner, head: Sequence[bytes], chunks: Sequence[bytes | memoryview]) -> None:
-    """Writes head and body.
+def write_answer(owner: Connection, head: bytes, chunks: Sequence[bytes | memoryview]) -> Awaitable[None] | None:
+    """Writes head and body, at once as far as the system takes them.
 
     Args:
         owner: Connection.
-        head: Pieces of the status line and headers.
+        head: Status line and headers.
         chunks: Body.
 
     Returns:
-        When the chunks are not needed any more: they were copied, everything has left, or the client is gone.
+        None when the chunks are not needed any more: they have left, or were copied. Else what ends when everything has
+        left, or the client.
     """
     transport = owner.transport
-    if sum(map(len, chunks)) <= COPIED_BYTES:
-        transport.write(b"".join((*head, *chunks)))
-        return
-    transport.write(b"".join(head))
+    nbytes, sent = len(head), 0
     for chunk in chunks:
-        if not owner.is_encrypted:
-            transport.write(chunk)
+        nbytes += len(chunk)
+    if owner.fd >= 0 and not transport.get_write_buffer_size():
+        # An error is left for the transport to find.
+        with contextlib.suppress(OSError):
+            sent = os.writev(owner.fd, (head, *chunks))
+            if sent == nbytes:
+                return None
+    if nbytes > COPIED_BYTES:
+        return _write_rest(owner, (head, *chunks), sent)
+    transport.write(b"".join((head, *chunks))[sent:])
+    return None
+
+
+async def _write_rest(owner: Connection, chunks: Sequence[bytes | memoryview], sent: int) -> None:
+    """Writes what is left of an answer, straight from its slot."""
+    transport = owner.transport
+    for chunk in chunks:
+        rest = memoryview(chunk)[sent:]
+        sent = max(0, sent - len(chunk))
+        if owner.fd >= 0:
+            transport.write(rest)
             continue
-        for at in range(0, len(chunk), TLS_PIECE_BYTES):
+        for at in range(0, len(rest), TLS_PIECE_BYTES):
             if owner.flow.write_paused:
                 await owner.flow.drain()
             if transport.is_closing():
                 return
-            transport.write(chunk[at : at + TLS_PIECE_BYTES])
+            transport.write(rest[at : at + TLS_PIECE_BYTES])
             # Others have their turn.
             await asyncio.sleep(0)
     await flushed(owner)
 
 
-async def flushed(owner: Owner) -> None:
+async def flushed(owner: Connection) -> None:
     """Returns when everything that was written has left, or the client has."""
     transport = owner.transport
     if transport.is_closing() or not transport.get_write_buffer_size():

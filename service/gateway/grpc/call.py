@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
+from urllib.parse import unquote
 
 import grpc
 
+from tilewire.service.gateway.auth.flows import flow_of_address
 from tilewire.service.gateway.grpc.status import code_of, hints_of
 from tilewire.service.gateway.grpc.stream import RpcStream
 from tilewire.service.gateway.request.context import Gateway, RequestContext, make_context
@@ -21,6 +23,7 @@ _NOTHING: Mapping[str, str] = {}
 class Servicer(Protocol):
     """gRPC's side of a call, as far as it is used here: `grpc.aio.ServicerContext` has it."""
 
+    def peer(self) -> str: ...
     def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]] | None: ...
     def time_remaining(self) -> float | None: ...
     def set_trailing_metadata(self, metadata: Sequence[tuple[str, str]]) -> None: ...
@@ -45,12 +48,14 @@ class RpcCall:
         own: Values that are each request's own.
         identity: Values that name who asks.
         repeated: Names of values that came more than once.
+        client_flow: Flow of the client's address.
     """
 
-    __slots__ = ("began_s", "deadline_s", "identity", "own", "path", "repeated")
+    __slots__ = ("began_s", "client_flow", "deadline_s", "identity", "own", "path", "repeated")
 
     def __init__(self, path: str, call: Servicer) -> None:
         self.path = path
+        self.client_flow = flow_of_address(_host_of(call.peer()))
         self.began_s = time.perf_counter()
         left_s = call.time_remaining()
         self.deadline_s = 0.0 if left_s is None else self.began_s + left_s
@@ -80,10 +85,8 @@ class RpcCall:
         """
         if self.repeated:
             self.head(0).check()
-        gateway.authenticator.identify(self.path, self.identity)
-        admission = gateway.admission
-        if admission.is_draining or admission.in_flight >= gateway.settings.max_in_flight:
-            admission.admit().release()
+        access = gateway.authenticator.identify(self.path, self.identity)
+        gateway.admission.admit(access.flow or self.client_flow).release()
 
     def head(self, nbytes: int) -> Head:
         """The head that a request of this call has.
@@ -99,6 +102,12 @@ class RpcCall:
         context.began_s, context.deadline_s = self.began_s, self.deadline_s
         context.route = self.path
         return context
+
+
+def _host_of(peer: str) -> str:
+    """Returns the address in gRPC's name of a peer: `ipv4:127.0.0.1:4711`, `ipv6:%5B::1%5D:4711` or `unix:`."""
+    kind, _, rest = peer.partition(":")
+    return unquote(rest).rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""
 
 
 async def finish(call: Servicer, context: RequestContext, stream: RpcStream) -> bytes:

@@ -68,7 +68,8 @@ class InferCalls:
 
     async def infer(self, _requests: AsyncIterator[bytes], call: Servicer) -> bytes:
         """Answers ModelInfer; its message is read only when the call may be answered."""
-        opened, stream = RpcCall(INFER, call), RpcStream()
+        opened = RpcCall(INFER, call)
+        stream = RpcStream(opened.client_flow)
         try:
             opened.check(self._gateway)
             message = await self._read(call)
@@ -85,7 +86,8 @@ class InferCalls:
 
     async def infer_stream(self, _requests: AsyncIterator[bytes], call: Servicer) -> None:
         """Answers ModelStreamInfer: one answer a request, in their order."""
-        opened, stream = RpcCall(STREAM_INFER, call), RpcStream()
+        opened = RpcCall(STREAM_INFER, call)
+        stream = RpcStream(opened.client_flow)
         try:
             opened.check(self._gateway)
         except TilewireError as error:
@@ -106,10 +108,11 @@ class InferCalls:
 
     async def _read_stream(self, call: Servicer, queue: asyncio.Queue[Running | None], streams: set[RpcStream]) -> None:
         while (message := await call.read()) is not grpc.aio.EOF:
-            stream = RpcStream(is_streamed=True)
-            streams.add(stream)
             # Each request of the stream begins when it is read.
-            answered = self._start(RpcCall(STREAM_INFER, call), stream, message)
+            opened = RpcCall(STREAM_INFER, call)
+            stream = RpcStream(opened.client_flow, is_streamed=True)
+            streams.add(stream)
+            answered = self._start(opened, stream, message)
             await queue.put(Running(stream, answered, message))
         await queue.put(None)
 
@@ -162,7 +165,7 @@ class InferCalls:
         except Exception as error:  # noqa: BLE001  (what is no error of ours is logged and answered)
             return await self._refuse(opened, stream, error)
         key = _key_of(opened, frame)
-        cached = gateway.templates.get(key)
+        cached = gateway.templates.find(key)
         head = opened.head(frame.nbytes) if cached is None else cached.head
         context = opened.context(head, stream)
         context.cached = cached

@@ -76,7 +76,8 @@ class ModelCalls:
         path = f"/{SERVICE}/{name}"
 
         async def answer(message: bytes, call: Servicer) -> bytes:
-            opened, stream = RpcCall(path, call), RpcStream()
+            opened = RpcCall(path, call)
+            stream = RpcStream(opened.client_flow)
             stream.received_bytes = len(message)
             context = opened.context(opened.head(len(message)), stream)
             gateway = self._gateway
@@ -98,11 +99,11 @@ class ModelCalls:
     async def _server_ready(self, _request: Message, _context: RequestContext) -> Message:
         return pb.ServerReadyResponse(ready=why_not_ready(self._gateway) is None)
 
-    async def _model_ready(self, request: pb.ModelReadyRequest, _context: RequestContext) -> Message:
+    async def _model_ready(self, request: pb.ModelReadyRequest, context: RequestContext) -> Message:
         reason = why_not_ready(self._gateway)
         if reason is None:
             try:
-                await find_model(self._gateway, request.name, request.version or None)
+                await find_model(self._gateway, context.flow, request.name, request.version or None)
             except UnknownName as error:
                 # As NVIDIA's server answers: a model that is not there is not ready.
                 reason = error.detail
@@ -111,16 +112,16 @@ class ModelCalls:
     async def _server_metadata(self, _request: Message, _context: RequestContext) -> Message:
         return _filled(pb.ServerMetadataResponse(), describe_server(self._gateway))
 
-    async def _model_metadata(self, request: pb.ModelMetadataRequest, _context: RequestContext) -> Message:
-        model = await find_model(self._gateway, request.name, request.version or None)
+    async def _model_metadata(self, request: pb.ModelMetadataRequest, context: RequestContext) -> Message:
+        model = await find_model(self._gateway, context.flow, request.name, request.version or None)
         return _filled(pb.ModelMetadataResponse(), describe_model(model))
 
-    async def _model_config(self, request: pb.ModelConfigRequest, _context: RequestContext) -> Message:
-        model = await find_model(self._gateway, request.name, request.version or None)
+    async def _model_config(self, request: pb.ModelConfigRequest, context: RequestContext) -> Message:
+        model = await find_model(self._gateway, context.flow, request.name, request.version or None)
         return _filled(pb.ModelConfigResponse(), {"config": configure_model(model)})
 
-    async def _model_statistics(self, request: pb.ModelStatisticsRequest, _context: RequestContext) -> Message:
-        found = await statistics_for(self._gateway, request.name, request.version or None)
+    async def _model_statistics(self, request: pb.ModelStatisticsRequest, context: RequestContext) -> Message:
+        found = await statistics_for(self._gateway, context.flow, request.name, request.version or None)
         return _filled(pb.ModelStatisticsResponse(), {"model_stats": found})
 
     async def _repository_index(self, request: pb.RepositoryIndexRequest, _context: RequestContext) -> Message:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from tilewire.service.errors import ClientGone
+from tilewire.service.gateway.auth.flows import Flow
 from tilewire.service.gateway.grpc.wire import Frame, pieces_of, varint
 
 # Tag of `infer_response` in a `ModelStreamInferResponse`.
@@ -23,6 +24,7 @@ class RpcStream:
     """The stream of one request; see `context.Stream` for the calls.
 
     Args:
+        client_flow: Flow of the client's address.
         is_streamed: The answer is one message of many.
 
     Attributes:
@@ -37,6 +39,7 @@ class RpcStream:
         "_is_streamed",
         "_lines",
         "_on_gone",
+        "client_flow",
         "frame",
         "is_complete",
         "is_disconnected",
@@ -44,7 +47,8 @@ class RpcStream:
         "received_bytes",
     )
 
-    def __init__(self, *, is_streamed: bool = False) -> None:
+    def __init__(self, client_flow: Flow, *, is_streamed: bool = False) -> None:
+        self.client_flow = client_flow
         self._is_streamed = is_streamed
         self._on_gone: Callable[[], None] | None = None
         self._lines = ""
@@ -65,7 +69,7 @@ class RpcStream:
         if self.is_disconnected:
             raise ClientGone("the client left before its request was read")
 
-    async def receive_piece(self) -> bytes:
+    async def receive_piece(self, timeout_s: float) -> bytes:
         """Never called: the length is known."""
         raise AssertionError("This is a bug: a message has a length.")
 

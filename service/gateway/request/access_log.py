@@ -13,6 +13,7 @@ from tilewire.service.errors import ClientGone
 from tilewire.service.gateway.request.context import Gateway, RequestContext
 from tilewire.service.gateway.telemetry.metrics import EndedRequest
 from tilewire.service.gateway.telemetry.tracing import Finished, Span, shifted, stages_of
+from tilewire.service.telemetry.counters import Failure
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("tilewire.access")
 
@@ -54,8 +55,17 @@ def _count(gateway: Gateway, context: RequestContext, code: int, seconds: float,
         if context.charged_bytes is not None:
             gateway.authenticator.settle(context.access, nbytes - context.charged_bytes)
         metrics.observe_key(context.access.key.name, code, nbytes)
+    if context.failure:
+        metrics.observe_failure(_failure(context, code))
     # Uploads and downloads take slots too, so whatever ended moves the gauges.
     metrics.observe_load(gateway.admission.in_flight, gateway.arena)
+
+
+def _failure(context: RequestContext, code: int) -> Failure:
+    name = None if context.access is None else context.access.name
+    # A path that no route has may hold anything.
+    route = context.route or ("" if context.op is None else context.head.path)
+    return Failure(time.time(), context.head.method, route, context.op, code, context.failure, context.request_id, name)
 
 
 def _fields(context: RequestContext, code: int, seconds: float, trace_id: str | None) -> dict[str, str | int | float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,9 +13,11 @@ from starlette.types import Scope
 from tilewire.service.config.process import GatewaySettings
 from tilewire.service.errors import TilewireError
 from tilewire.service.gateway.auth.authenticator import Access, Authenticator
+from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.head import TRACE_PARENT, TRACE_STATE, Head, HeadKey, request_id_of
+from tilewire.service.gateway.request.origins import Origins
 from tilewire.service.gateway.request.programs import Programs
 from tilewire.service.gateway.request.template import CachedHead, TemplateCache
 from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
@@ -42,6 +44,7 @@ class Gateway:
         recorder: Sink of spans, or None.
         templates: Cache of requests that were read and planned.
         programs: Kept programs.
+        origins: Origins whose web pages may call; None for none.
     """
 
     settings: GatewaySettings
@@ -54,9 +57,12 @@ class Gateway:
     recorder: Recorder | None = None
     templates: TemplateCache = field(default_factory=TemplateCache)
     programs: Programs = field(init=False)
+    origins: Origins | None = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "programs", Programs(self.engines, self.settings.limits))
+        allowed = self.settings.allow_origin
+        object.__setattr__(self, "origins", Origins(allowed) if allowed else None)
 
 
 class Stream(Protocol):
@@ -68,8 +74,11 @@ class Stream(Protocol):
         is_complete: The last byte of the body is in.
         is_disconnected: The client left.
         received_bytes: Bytes of the body that were received, also when it broke off.
+        client_flow: Flow of the client's address.
     """
 
+    @property
+    def client_flow(self) -> Flow: ...
     @property
     def is_complete(self) -> bool: ...
     @property
@@ -77,8 +86,11 @@ class Stream(Protocol):
     @property
     def received_bytes(self) -> int: ...
 
-    async def receive_into(self, slot: memoryview, timeout_s: float) -> None:
+    def receive_into(self, slot: memoryview, timeout_s: float) -> Awaitable[None] | None:
         """Receives a body of declared length into a slot of exactly that length.
+
+        Returns:
+            None when all of it was here; else what ends with the body.
 
         Raises:
             ClientGone: The client left first.
@@ -86,8 +98,12 @@ class Stream(Protocol):
         """
         ...
 
-    async def receive_piece(self) -> bytes:
-        """Receives what has come of a chunked body, at least one byte unless it is complete or the client has left."""
+    async def receive_piece(self, timeout_s: float) -> bytes:
+        """Receives what has come of a chunked body, at least one byte unless it is complete or the client has left.
+
+        Raises:
+            InvalidRequest: No byte came for `timeout_s`.
+        """
         ...
 
     def watch(self, on_gone: Callable[[], None]) -> None:
@@ -98,14 +114,19 @@ class Stream(Protocol):
         """Ends the watch."""
         ...
 
-    async def respond(self, status: int, lines: str, chunks: Sequence[bytes | memoryview], *, closes: bool) -> None:
-        """Writes a whole answer; returns when no chunk is needed any more.
+    def respond(
+        self, status: int, lines: str, chunks: Sequence[bytes | memoryview], *, closes: bool
+    ) -> Awaitable[None] | None:
+        """Writes a whole answer.
 
         Args:
             status: HTTP status.
             lines: Header lines, each with its line end.
             chunks: The body.
             closes: The connection ends behind it; what still comes of the body is discarded for a moment.
+
+        Returns:
+            None when no chunk is needed any more; else what ends then.
         """
         ...
 
@@ -132,8 +153,10 @@ class RequestContext:
         batch_size: Number of requests that shared its launch; 0 when it was not computed.
         send_s: Seconds in which its answer left.
         sent_bytes: Bytes of the answer's body.
+        failure: Code of the error that it was answered with; empty without one.
         allow: Methods that the path offers, when this one is not among them.
         access: Holder of the key and its rights; None until it is known.
+        flow: Sender with whom it shares; known as soon as `access` is.
         charged_bytes: Bytes of body and answer that the key's quota counts so far; None when it was refused at once.
         deadline_s: When the client gives up, on the performance counter; 0 for never.
         error: Error that it was answered with; None before, and for a result.
@@ -156,8 +179,10 @@ class RequestContext:
     batch_size: int = 0
     send_s: float = 0.0
     sent_bytes: int = 0
+    failure: str = ""
     allow: str = ""
     access: Access | None = None
+    flow: Flow = NO_FLOW
     charged_bytes: int | None = None
     deadline_s: float = 0.0
     error: TilewireError | None = None

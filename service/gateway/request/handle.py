@@ -55,7 +55,7 @@ async def handle(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp)
     leases: Leases | None = None
     try:
         admit(gateway, context)
-        leases = gateway.admission.admit()
+        leases = gateway.admission.admit(context.flow)
         call = read_call(gateway, context, api, op)
         await check_call(gateway, context, call, leases)
         body = await receive(gateway, context, call, leases)
@@ -79,7 +79,8 @@ def admit(gateway: Gateway, context: RequestContext) -> None:
     if context.cached is None:
         head.check()
     declared = head.content_length or 0
-    context.access = gateway.authenticator.identify(head.path, head.headers)
+    context.access = access = gateway.authenticator.identify(head.path, head.headers)
+    context.flow = access.flow or context.stream.client_flow
     gateway.authenticator.admit(context.access, declared)
     context.charged_bytes = declared
 
@@ -90,7 +91,7 @@ def read_call(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp) ->
         return context.cached.call
     call = api.read_call(op, context.head)
     if context.key is not None:
-        context.cached = gateway.templates.add(context.key, context.head, call)
+        context.cached = gateway.templates.add(context.key, context.head, (api, op), call)
     return call
 
 
@@ -158,6 +159,7 @@ async def compute(
             leases,
             deadline_ns=deadline_of(template, context),
             priority=template.priority,
+            flow=context.flow,
         )
         if isinstance(reply, Done):
             context.timings, context.batch_size = reply.timings, reply.batch_size

@@ -11,10 +11,10 @@ from collections import OrderedDict
 
 import msgspec
 
-from tilewire.service.gateway.request.adapter import Call, Encoder
-from tilewire.service.gateway.request.head import Head, HeadKey, has_plain_lines, key_of
+from tilewire.service.gateway.request.adapter import Api, Call, Encoder
+from tilewire.service.gateway.request.head import Head, HeadKey, has_plain_lines
 from tilewire.service.ipc.messages import Template
-from tilewire.service.ops.op import TensorType
+from tilewire.service.ops.op import AnyOp, TensorType
 
 # Bounds of the cache. Entries: more than a busy gateway's connections have layers. Bytes: of heads and tensor headers.
 MAX_HEADS, MAX_BYTES = 4096, 2**24
@@ -66,14 +66,16 @@ class CachedHead:
     Attributes:
         key: Bytes that identify it.
         head: As parsed.
+        target: API and op of its path.
         call: Parsed head.
     """
 
-    __slots__ = ("_templates", "call", "head", "key", "nbytes")
+    __slots__ = ("_templates", "call", "head", "key", "nbytes", "target")
 
-    def __init__(self, key: bytes, head: Head, call: Call) -> None:
+    def __init__(self, key: bytes, head: Head, target: tuple[Api, AnyOp], call: Call) -> None:
         self.key = key
         self.head = head
+        self.target = target
         self.call = call
         self.nbytes = ENTRY_BYTES + len(key)
         self._templates: list[RequestTemplate] = []
@@ -116,24 +118,18 @@ class TemplateCache:
     def __len__(self) -> int:
         return len(self._heads)
 
-    def find(self, data: bytes) -> tuple[CachedHead, HeadKey] | None:
-        """Looks up the head that `data` begins with."""
-        key = key_of(data)
-        cached = None if key is None else self.get(key.text)
-        return None if key is None or cached is None else (cached, key)
-
-    def get(self, key: bytes) -> CachedHead | None:
+    def find(self, key: bytes) -> CachedHead | None:
         """Looks up a head by its key."""
         cached = self._heads.get(key)
         if cached is not None:
             self._heads.move_to_end(key)
         return cached
 
-    def add(self, key: HeadKey, head: Head, call: Call) -> CachedHead | None:
+    def add(self, key: HeadKey, head: Head, target: tuple[Api, AnyOp], call: Call) -> CachedHead | None:
         """Caches a head, unless equal bytes could mean another request."""
         if not head.is_repeatable or not has_plain_lines(key.text):
             return None
-        cached = CachedHead(key.text, head, call)
+        cached = CachedHead(key.text, head, target, call)
         self._drop(key.text)
         self._heads[key.text] = cached
         self._nbytes += cached.nbytes

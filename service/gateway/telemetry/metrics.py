@@ -16,7 +16,8 @@ from tilewire.service.gateway.api.v2.answer import VERSION
 from tilewire.service.ipc.arena import Arena
 from tilewire.service.ipc.messages import Timings, Welcome
 from tilewire.service.ops.registry import OPS
-from tilewire.service.telemetry.counters import SECONDS_BUCKETS, MetricSet, Sample, Sink
+from tilewire.service.telemetry.counters import SECONDS_BUCKETS, Failure, MetricSet, Sample, Sink
+from tilewire.service.telemetry.history import HistoryReport
 from tilewire.service.telemetry.statistics import ModelStats, RequestStatistics, statistics_of
 
 # How long observations may wait in this process before other processes can show them.
@@ -52,9 +53,17 @@ class Totals(Sink, Protocol):
         """
         ...
 
+    async def history(self) -> HistoryReport:
+        """Returns the last minutes.
+
+        Raises:
+            Unavailable: The supervisor is gone.
+        """
+        ...
+
 
 class EndedRequest(NamedTuple):
-    """What is counted of a request that has ended.
+    """Figures of a request that has ended.
 
     Attributes:
         op: Name of the op.
@@ -146,6 +155,11 @@ class GatewayMetrics:
         self._rejected.inc((reason,))
         self._flush_soon()
 
+    def observe_failure(self, failure: Failure) -> None:
+        """Notes a request that was refused or failed."""
+        self._metrics.note(failure)
+        self._flush_soon()
+
     def observe_load(self, in_flight: int, arena: Arena) -> None:
         """Notes that the gauges moved; the arena is read when they are handed over."""
         self._load = (in_flight, arena)
@@ -222,6 +236,15 @@ class GatewayMetrics:
         """
         self.flush()
         return statistics_of(await self._totals.hidden(), tuple(OPS), VERSION)
+
+    async def history(self) -> HistoryReport:
+        """Returns the last minutes over all processes.
+
+        Raises:
+            Unavailable: The supervisor is gone.
+        """
+        self.flush()
+        return await self._totals.history()
 
     def _flush_soon(self) -> None:
         if self._flush_at is None:

@@ -16,6 +16,7 @@ import msgspec
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import InvalidRequest, UnknownName
 from tilewire.service.gateway.api.v2.answer import VERSION
+from tilewire.service.gateway.auth.flows import Flow
 from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.ops.op import AnyOp, TensorType
 from tilewire.service.ops.registry import OPS
@@ -65,7 +66,7 @@ class Tensor(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
 
 
-async def find_model(gateway: Gateway, model: str, version: str | None = None) -> Model:
+async def find_model(gateway: Gateway, flow: Flow, model: str, version: str | None = None) -> Model:
     """Looks up an op, or a kept program.
 
     Raises:
@@ -73,7 +74,7 @@ async def find_model(gateway: Gateway, model: str, version: str | None = None) -
     """
     if model in OPS:
         return model_of_op(model_named(model, version))
-    leases = gateway.admission.admit()
+    leases = gateway.admission.admit(flow)
     try:
         kept = await gateway.programs.find(model, leases)
         values = await gateway.programs.values(kept)
@@ -140,13 +141,13 @@ def check_version(model: str, version: str | None) -> None:
         raise UnknownName(f"version: {model[:64]} has no version {str(version)[:64]!r}; it has {VERSION}")
 
 
-async def statistics_for(gateway: Gateway, model: str = "", version: str | None = None) -> list[ModelStats]:
+async def statistics_for(gateway: Gateway, flow: Flow, model: str = "", version: str | None = None) -> list[ModelStats]:
     """Statistics of a model, or of every one without a name.
 
     Raises:
         UnknownName: No such model, or no such version of it.
     """
-    found = await find_model(gateway, model, version) if model else None
+    found = await find_model(gateway, flow, model, version) if model else None
     every = await gateway.metrics.statistics()
     return every if found is None else [one for one in every if one.name == found.name]
 
@@ -200,6 +201,28 @@ def configure_model(model: Model) -> dict[str, object]:
 
 def _configured(tensor: Tensor) -> dict[str, object]:
     return {"name": tensor.name, "data_type": f"TYPE_{tensor.datatype}", "dims": tensor.shape}
+
+
+class IndexRequest(msgspec.Struct, frozen=True):
+    """Body of a request for the index.
+
+    Attributes:
+        ready: Whether only models that compute are listed.
+    """
+
+    ready: bool = False
+
+
+def parse_index_request(body: bytes) -> IndexRequest:
+    """Parses the body of a request for the index, which may be empty.
+
+    Raises:
+        InvalidRequest: No JSON object, or `ready` is no boolean.
+    """
+    try:
+        return msgspec.json.decode(body, type=IndexRequest) if body else IndexRequest()
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidRequest(f"ready: expected an object with a boolean; {error}") from None
 
 
 async def index_models(gateway: Gateway, *, is_ready: bool) -> list[dict[str, object]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from tilewire.service.errors import UnknownName
+from tilewire.service.gateway.api.openapi.inference import describe_region_call
 from tilewire.service.gateway.api.v2.shared_memory import (
     check_registration,
     describe_region,
@@ -16,13 +17,11 @@ from tilewire.service.gateway.api.v2.shared_memory import (
     no_cuda,
     parse_registration,
 )
-from tilewire.service.gateway.request.body import receive_body
-from tilewire.service.gateway.request.context import Gateway, RequestContext, context_of
+from tilewire.service.gateway.request.body import receive_text
+from tilewire.service.gateway.request.context import Gateway, context_of
 from tilewire.service.gateway.request.response import json_response
 
 SYSTEM, CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
-
-MAX_REGISTRATION_BYTES = 2**16
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -34,29 +33,59 @@ def router(gateway: Gateway) -> APIRouter:
 
 
 def _add_system(routes: APIRouter, gateway: Gateway) -> None:
-    @routes.get(f"{SYSTEM}/status", summary="The registered regions.", response_class=Response)
+    @routes.get(
+        f"{SYSTEM}/status",
+        name="shared_memory_status",
+        summary="The registered regions.",
+        response_class=Response,
+        openapi_extra=describe_region_call(is_one=False, is_status=True),
+    )
     async def status(request: Request) -> Response:
         found = await list_regions(gateway, context_of(request.scope).granted)
         return json_response([describe_region(one) for one in found])
 
-    @routes.get(f"{SYSTEM}/region/{{region:path}}/status", summary="One region.", response_class=Response)
+    @routes.get(
+        f"{SYSTEM}/region/{{region:path}}/status",
+        name="shared_memory_region_status",
+        summary="One region.",
+        response_class=Response,
+        openapi_extra=describe_region_call(is_status=True),
+    )
     async def status_of(region: str, request: Request) -> Response:
         found = await list_regions(gateway, context_of(request.scope).granted, region)
         return json_response([describe_region(one) for one in found])
 
-    @routes.post(f"{SYSTEM}/region/{{region:path}}/register", summary="Register a region.", response_class=Response)
+    @routes.post(
+        f"{SYSTEM}/region/{{region:path}}/register",
+        name="register_shared_memory",
+        summary="Register a region.",
+        response_class=Response,
+        openapi_extra=describe_region_call(is_registration=True),
+    )
     async def register(region: str, request: Request) -> Response:
         context = context_of(request.scope)
         check_registration(gateway, context.granted)
-        await _register(gateway, context, region)
+        await gateway.engines.register_region(parse_registration(region, await receive_text(gateway, context)))
         return Response()
 
-    @routes.post(f"{SYSTEM}/region/{{region:path}}/unregister", summary="Forget a region.", response_class=Response)
+    @routes.post(
+        f"{SYSTEM}/region/{{region:path}}/unregister",
+        name="unregister_shared_memory",
+        summary="Forget a region.",
+        response_class=Response,
+        openapi_extra=describe_region_call(),
+    )
     async def unregister(region: str, request: Request) -> Response:
         await forget_regions(gateway, context_of(request.scope).granted, region)
         return Response()
 
-    @routes.post(f"{SYSTEM}/unregister", summary="Forget all regions.", response_class=Response)
+    @routes.post(
+        f"{SYSTEM}/unregister",
+        name="unregister_all_shared_memory",
+        summary="Forget all regions.",
+        response_class=Response,
+        openapi_extra=describe_region_call(is_one=False),
+    )
     async def unregister_all(request: Request) -> Response:
         await forget_regions(gateway, context_of(request.scope).granted)
         return Response()
@@ -65,7 +94,13 @@ def _add_system(routes: APIRouter, gateway: Gateway) -> None:
 def _add_cuda(routes: APIRouter) -> None:
     """CUDA shared memory is not offered: there are no regions, and unregistering them is no error."""
 
-    @routes.get(f"{CUDA}/status", summary="No regions: not offered.", response_class=Response)
+    @routes.get(
+        f"{CUDA}/status",
+        name="cuda_shared_memory_status",
+        summary="No regions: not offered.",
+        response_class=Response,
+        openapi_extra=describe_region_call(is_one=False, is_status=True),
+    )
     async def status() -> Response:
         return json_response([])
 
@@ -78,16 +113,12 @@ def _add_cuda(routes: APIRouter) -> None:
         raise no_cuda(region)
 
     @routes.post(f"{CUDA}/region/{{region:path}}/unregister", include_in_schema=False)
-    @routes.post(f"{CUDA}/unregister", summary="Nothing to forget.", response_class=Response)
+    @routes.post(
+        f"{CUDA}/unregister",
+        name="unregister_all_cuda_shared_memory",
+        summary="Nothing to forget.",
+        response_class=Response,
+        openapi_extra=describe_region_call(is_one=False),
+    )
     async def unregister() -> Response:
         return Response()
-
-
-async def _register(gateway: Gateway, context: RequestContext, name: str) -> None:
-    leases = gateway.admission.admit()
-    try:
-        lease = await receive_body(context, leases, MAX_REGISTRATION_BYTES, gateway.settings.body_timeout_s)
-        region = parse_registration(name, bytes(lease.view))
-        await gateway.engines.register_region(region)
-    finally:
-        leases.release()
