@@ -183,13 +183,14 @@ def describe_tensor(info: TensorInfo) -> dict[str, object]:
         "shape": info.type.shape,
         "dtype": info.type.dtype,
         "bytes": info.type.nbytes,
-        "created": _timestamp(info.created),
-        "last_used": _timestamp(info.last_used),
+        "created": timestamp(info.created),
+        "last_used": timestamp(info.last_used),
         "hits": info.hits,
     }
 
 
-def _timestamp(unix_s: float | None) -> str | None:
+def timestamp(unix_s: float | None) -> str | None:
+    """Writes a Unix time as ISO 8601, in UTC and to the millisecond; None stays."""
     return None if unix_s is None else datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds")
 
 
