@@ -31,6 +31,7 @@ from tilewire.service.ipc.messages import (
 )
 from tilewire.service.ops.op import TensorType
 from tilewire.service.telemetry.counters import Figures, Sample
+from tilewire.service.telemetry.history import HistoryReport
 
 WEIGHT = TensorType("float16", (4096, 4096))
 
@@ -87,6 +88,10 @@ class NoTotals:
 
     async def hidden(self) -> list[Sample]:
         """See `Totals.hidden`."""
+        raise Unavailable("nothing is added up here")
+
+    async def history(self) -> HistoryReport:
+        """See `Totals.history`."""
         raise Unavailable("nothing is added up here")
 
 

@@ -78,7 +78,8 @@ def page() -> str:
 def _class(name: str, kind: type) -> str:
     lines = [f"\n### {name}\n\n"]
     if "__init__" in vars(kind) and not name.endswith(("Options", "s")):
-        lines.append(f"```text\n{name}{_signature(kind.__init__)}\n```\n\n")
+        made_by = vars(kind)["__init__"]
+        lines.append(f"```text\n{name}{_signature(made_by)}\n```\n\n")
     lines.append(_body(inspect.getdoc(kind) or ""))
     for member, value in vars(kind).items():
         documented = _documentation(value)
@@ -135,7 +136,7 @@ def _body(docstring: str, *, skip_summary: bool = False) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n"
 
 
-def _errors(kind: type) -> Iterator[str]:
+def _errors(kind: type[Exception]) -> Iterator[str]:
     for error in kind.__subclasses__():
         summary = (inspect.getdoc(error) or "").splitlines()[0]
         yield f"| `{error.__name__}` | `{kind.__name__}` | {summary} |\n"

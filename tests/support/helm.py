@@ -171,7 +171,8 @@ def _nodes(text: str) -> list[Node]:
 
 def _block(rest: Iterator[Node]) -> list[Node]:
     """The nodes up to the `end` that belongs to what was just opened."""
-    depth, block = 1, []
+    depth = 1
+    block: list[Node] = []
     for node in rest:
         word = node[1].partition(" ")[0] if node[0] == "action" else ""
         depth += (word in ("if", "with", "range", "define")) - (word == "end")

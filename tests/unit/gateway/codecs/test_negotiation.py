@@ -122,5 +122,5 @@ def test_a_form_is_refused_with_what_to_type_instead() -> None:
 
 
 def test_other_bodies_are_refused_with_the_formats_that_are_read() -> None:
-    with pytest.raises(UnknownFormat, match="expected safetensors .*npz.*npy.*json"):
+    with pytest.raises(UnknownFormat, match=r"expected safetensors .*npz.*npy.*json"):
         codec_for_body("text/plain", b"words")
