@@ -118,12 +118,14 @@ class Supervisor:
                 )
             )
         inherited = self._open_for_gateways(listeners, stack)
-        for index in range(self._settings.num_gateways):
-            settings = self._settings.gateway(index, inherited[index], addresses)
+        grpc_address = self._reserve_grpc(stack)
+        for index in range(self._settings.num_arenas):
+            is_http = index < self._settings.num_gateways
+            settings = self._settings.gateway(index, inherited[index], addresses, None if is_http else grpc_address)
             self._gateways.append(
                 Child(
-                    f"gateway-{index}",
-                    Spare("tilewire.service.gateway", is_wanted=False),
+                    settings.name,
+                    Spare("tilewire.service.gateway" + ("" if is_http else ".grpc"), is_wanted=False),
                     lambda _restarts, settings=settings: contextlib.nullcontext(settings),  # type: ignore[misc]
                     totals,
                     exposition,
@@ -131,6 +133,15 @@ class Supervisor:
                     self._logger,
                 )
             )
+
+    def _reserve_grpc(self, stack: contextlib.ExitStack) -> str | None:
+        """Binds the port of gRPC, whose library takes no socket: the gateway binds it again, now and at each restart."""
+        settings = self._settings
+        if settings.grpc_port is None:
+            return None
+        address = address_of(stack.enter_context(bind(settings.host, settings.grpc_port, reuse_port=True)))
+        self._logger.info("gRPC is served", address=address)
+        return address
 
     def _open_for_gateways(self, listeners: list[socket.socket], stack: contextlib.ExitStack) -> list[Inherited]:
         """Opens what each gateway inherits: a listening socket, and the page on which all count API keys' usage."""
@@ -143,11 +154,12 @@ class Supervisor:
         if settings.api_keys_file is not None:
             usage_fd = os.memfd_create("tilewire-usage", os.MFD_CLOEXEC)
             stack.callback(os.close, usage_fd)
-            os.ftruncate(usage_fd, page_bytes(settings.num_gateways))
-        return [
+            os.ftruncate(usage_fd, page_bytes(settings.num_arenas))
+        of_http = [
             Inherited(listeners[index % len(listeners)].fileno(), metrics_fd, usage_fd)
             for index in range(settings.num_gateways)
         ]
+        return [*of_http, Inherited(usage=usage_fd)]
 
     def _open_vault(self, index: int, stack: contextlib.ExitStack) -> tuple[int, Callable[[], None]]:
         """The engine's end of its socket to the vault, and what to call before the vault's state is handed to it."""

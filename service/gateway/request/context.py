@@ -11,7 +11,9 @@ from typing import Protocol
 from starlette.types import Scope
 
 from tilewire.service.config.process import GatewaySettings
+from tilewire.service.errors import TilewireError
 from tilewire.service.gateway.auth.authenticator import Access, Authenticator
+from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.head import TRACE_PARENT, TRACE_STATE, Head, HeadKey, request_id_of
@@ -72,8 +74,11 @@ class Stream(Protocol):
         is_complete: The last byte of the body is in.
         is_disconnected: The client left.
         received_bytes: Bytes of the body that were received, also when it broke off.
+        client_flow: Flow of the client's address.
     """
 
+    @property
+    def client_flow(self) -> Flow: ...
     @property
     def is_complete(self) -> bool: ...
     @property
@@ -151,7 +156,10 @@ class RequestContext:
         failure: Code of the error that it was answered with; empty without one.
         allow: Methods that the path offers, when this one is not among them.
         access: Holder of the key and its rights; None until it is known.
+        flow: Sender with whom it shares; known as soon as `access` is.
         charged_bytes: Bytes of body and answer that the key's quota counts so far; None when it was refused at once.
+        deadline_s: When the client gives up, on the performance counter; 0 for never.
+        error: Error that it was answered with; None before, and for a result.
     """
 
     head: Head
@@ -174,7 +182,10 @@ class RequestContext:
     failure: str = ""
     allow: str = ""
     access: Access | None = None
+    flow: Flow = NO_FLOW
     charged_bytes: int | None = None
+    deadline_s: float = 0.0
+    error: TilewireError | None = None
 
     @property
     def received_bytes(self) -> int:

@@ -55,7 +55,7 @@ async def handle(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp)
     leases: Leases | None = None
     try:
         admit(gateway, context)
-        leases = gateway.admission.admit()
+        leases = gateway.admission.admit(context.flow)
         call = read_call(gateway, context, api, op)
         await check_call(gateway, context, call, leases)
         body = await receive(gateway, context, call, leases)
@@ -79,7 +79,8 @@ def admit(gateway: Gateway, context: RequestContext) -> None:
     if context.cached is None:
         head.check()
     declared = head.content_length or 0
-    context.access = gateway.authenticator.identify(head.path, head.headers)
+    context.access = access = gateway.authenticator.identify(head.path, head.headers)
+    context.flow = access.flow or context.stream.client_flow
     gateway.authenticator.admit(context.access, declared)
     context.charged_bytes = declared
 
@@ -158,6 +159,7 @@ async def compute(
             leases,
             deadline_ns=deadline_of(template, context),
             priority=template.priority,
+            flow=context.flow,
         )
         if isinstance(reply, Done):
             context.timings, context.batch_size = reply.timings, reply.batch_size
@@ -304,7 +306,11 @@ def bound_to(template: RequestTemplate, begin: int, slots: list[Lease]) -> Bound
 
 def deadline_of(template: RequestTemplate, context: RequestContext) -> int:
     """Nanoseconds on the monotonic clock by which the job must have started; 0 for no deadline."""
-    return int(context.began_s * 1e9) + template.timeout_ns if template.timeout_ns else 0
+    deadline_ns = int(context.began_s * 1e9) + template.timeout_ns if template.timeout_ns else 0
+    if context.deadline_s:
+        given_up_ns = int(context.deadline_s * 1e9)
+        deadline_ns = min(deadline_ns, given_up_ns) if deadline_ns else given_up_ns
+    return deadline_ns
 
 
 async def answer(

@@ -91,6 +91,7 @@ async def respond_error(gateway: Gateway, context: RequestContext, error: Except
         gateway.metrics.observe_rejection(known.code)
     if context.status is not None:
         raise known
+    context.error = known
     if isinstance(known, ClientGone):
         return
     context.failure = known.code

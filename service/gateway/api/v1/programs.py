@@ -211,7 +211,7 @@ def router(gateway: Gateway) -> APIRouter:
     )
     async def list_programs(request: Request) -> Response:
         authorise(context_of(request.scope).granted, op=PROGRAM)
-        leases = gateway.admission.admit()
+        leases = gateway.admission.admit(context_of(request.scope).flow)
         try:
             names = await gateway.programs.names()
             return json_response([_describe(await gateway.programs.find(name, leases)) for name in names])
@@ -227,7 +227,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def put_program(name: str, request: Request) -> Response:
         context = context_of(request.scope)
         authorise(context.granted, op=PROGRAM, write=[f"programs/{name}"])
-        leases = gateway.admission.admit()
+        leases = gateway.admission.admit(context.flow)
         try:
             gateway.engines.check_ready()
             refuse_encodings(context.head)
@@ -245,7 +245,7 @@ def router(gateway: Gateway) -> APIRouter:
     )
     async def get_program(name: str, request: Request) -> Response:
         authorise(context_of(request.scope).granted, op=PROGRAM)
-        leases = gateway.admission.admit()
+        leases = gateway.admission.admit(context_of(request.scope).flow)
         try:
             kept = await gateway.programs.fetch(name, leases)
         finally:

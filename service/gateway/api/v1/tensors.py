@@ -89,7 +89,7 @@ def router(gateway: Gateway) -> APIRouter:
 
 
 async def _put(gateway: Gateway, context: RequestContext, name: str) -> tuple[TensorInfo, bool]:
-    leases = gateway.admission.admit()
+    leases = gateway.admission.admit(context.flow)
     try:
         gateway.engines.check_ready()
         refuse_encodings(context.head)
@@ -112,7 +112,7 @@ async def _receive(gateway: Gateway, context: RequestContext, leases: Leases) ->
 
 
 async def _download(gateway: Gateway, context: RequestContext, name: str) -> Response:
-    leases = gateway.admission.admit()
+    leases = gateway.admission.admit(context.flow)
     try:
         return await _fetch(gateway, context, name, leases)
     except BaseException:

@@ -18,7 +18,7 @@ from tilewire.service.gateway.api.openapi.inference import (
     describe_ready,
 )
 from tilewire.service.gateway.api.v2.answer import VERSION
-from tilewire.service.gateway.api.v2.calls import InferApi, InferLimits
+from tilewire.service.gateway.api.v2.calls import InferApi, limits_of
 from tilewire.service.gateway.api.v2.models import (
     configure_model,
     describe_model,
@@ -27,6 +27,7 @@ from tilewire.service.gateway.api.v2.models import (
     index_models,
     model_named,
     parse_index_request,
+    statistics_for,
 )
 from tilewire.service.gateway.request.adapter import Api
 from tilewire.service.gateway.request.body import receive_text
@@ -50,9 +51,7 @@ VERSIONED = "/v2/models/{model}/versions/{version}"
 
 def infer_api(gateway: Gateway) -> InferApi:
     """The API of every infer call."""
-    settings = gateway.settings
-    limits = InferLimits(settings.max_body_bytes, settings.max_json_bytes, settings.allow_shared_memory)
-    return InferApi(limits, gateway.programs)
+    return InferApi(limits_of(gateway.settings), gateway.programs)
 
 
 def op_paths(gateway: Gateway) -> dict[str, tuple[Api, AnyOp]]:
@@ -105,26 +104,29 @@ def _add_statistics(routes: APIRouter, gateway: Gateway) -> None:
         response_class=Response,
         openapi_extra=describe_call("Statistics", "Counts and times of every model."),
     )
-    async def statistics() -> Response:
-        return json_response({"model_stats": await gateway.metrics.statistics()})
+    async def statistics(request: Request) -> Response:
+        return json_response({"model_stats": await statistics_for(gateway, context_of(request.scope).flow)})
 
     async def model_statistics(request: Request) -> Response:
-        model = await find_model(gateway, **request.path_params)
-        every = await gateway.metrics.statistics()
-        return json_response({"model_stats": [one for one in every if one.name == model.name]})
+        found = await statistics_for(gateway, context_of(request.scope).flow, **request.path_params)
+        return json_response({"model_stats": found})
 
     _add(routes, "GET", "/stats", "Statistics of a model.", model_statistics, _get("Statistics"))
 
 
 def _add_models(routes: APIRouter, gateway: Gateway) -> None:
     async def model_metadata(request: Request) -> Response:
-        return json_response(describe_model(await find_model(gateway, **request.path_params)))
+        return json_response(
+            describe_model(await find_model(gateway, context_of(request.scope).flow, **request.path_params))
+        )
 
     async def model_configuration(request: Request) -> Response:
-        return json_response(configure_model(await find_model(gateway, **request.path_params)))
+        return json_response(
+            configure_model(await find_model(gateway, context_of(request.scope).flow, **request.path_params))
+        )
 
     async def model_ready(request: Request) -> Response:
-        model = await find_model(gateway, **request.path_params)
+        model = await find_model(gateway, context_of(request.scope).flow, **request.path_params)
         reason = why_not_ready(gateway)
         if reason is None:
             return json_response({"name": model.name, "ready": True})
