@@ -25,7 +25,7 @@ _WORDS = (
     (r"self\.close\(", "self.aclose("),
     (r"^import importlib\n", "import asyncio\nimport importlib\n"),
     (
-        r"^(from tilewire\._arrays\.host import .*\n)",
+        r"^(from tilewire\._transport import wire\n)",
         r"\1from tilewire._transport.async_sockets import AsyncSocketTransport\n",
     ),
     (r"^from tilewire\._transport\.sockets import .*\n", ""),
