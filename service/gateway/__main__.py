@@ -218,7 +218,7 @@ async def serve(settings: GatewaySettings) -> None:
         EngineClient(settings.index, address, segment, on_change, poller) for address in settings.engine_addresses
     ]
     gateway = make_gateway(settings, clients, Arena(segment), metrics)
-    gateway.metrics.observe_load(0, gateway.arena)
+    gateway.metrics.observe_load()
     context = None if settings.tls is None else make_context(settings.tls)
     servers = open_servers(gateway, context)
 

@@ -257,25 +257,11 @@ class RequestStream(RequestResponseCycle):
         self, status: int, lines: str, chunks: Sequence[bytes | memoryview], *, closes: bool
     ) -> Awaitable[None] | None:
         """Writes a whole answer."""
-        if self.flow.write_paused:
-            return self._respond_later(status, lines, chunks, closes)
-        return self._respond(status, lines, chunks, closes)
-
-    async def _respond_later(
-        self, status: int, lines: str, chunks: Sequence[bytes | memoryview], closes: bool
-    ) -> None:
-        if not self.is_disconnected:
-            await self.flow.drain()
-        written = self._respond(status, lines, chunks, closes)
-        if written is not None:
-            await written
-
-    def _respond(
-        self, status: int, lines: str, chunks: Sequence[bytes | memoryview], closes: bool
-    ) -> Awaitable[None] | None:
         owner = self._owner
-        if self.is_disconnected:
+        if self.disconnected or owner.transport.is_closing():
             return None
+        if owner.flow.write_paused:
+            return self._respond_later(status, lines, chunks, closes)
         self.response_started = True
         if closes:
             self.keep_alive = False
@@ -286,6 +272,12 @@ class RequestStream(RequestResponseCycle):
             self._end_response()
             return None
         return self._end_later(written)
+
+    async def _respond_later(self, status: int, lines: str, chunks: Sequence[bytes | memoryview], closes: bool) -> None:
+        await self.flow.drain()
+        written = self.respond(status, lines, chunks, closes=closes)
+        if written is not None:
+            await written
 
     async def _end_later(self, written: Awaitable[None]) -> None:
         await written

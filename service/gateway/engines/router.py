@@ -131,25 +131,6 @@ class Engines:
                 return False
         return self.is_ready
 
-    def submit(
-        self, bound: BoundTemplate, *, deadline_ns: int = 0, priority: int = 0
-    ) -> tuple[Engine, int, asyncio.Future[Reply]]:
-        """Sends a job to the least busy engine.
-
-        Args:
-            bound: The template of the job, and its offsets.
-            deadline_ns: Latest start on the machine's monotonic clock; 0 for none.
-            priority: 0 is the default, 1 the most urgent.
-
-        Returns:
-            The engine, the job's id there, and what holds the reply: until it comes, the slots are the engine's.
-
-        Raises:
-            Unavailable: No engine is ready.
-        """
-        engine = self._least_busy()
-        return engine, *engine.submit(bound.template, bound.offsets, deadline_ns=deadline_ns, priority=priority)
-
     def learn(self, stale: Stale) -> None:
         """Takes over the types that an engine told."""
         self._remember(stale.tensors)
@@ -173,7 +154,8 @@ class Engines:
             TilewireError: Whatever the engine answered; `ClientGone` when the client left; `DeadlinePassed` when the
                 engine has not answered by the deadline.
         """
-        engine, request_id, future = self.submit(bound, deadline_ns=deadline_ns, priority=priority)
+        engine = self._least_busy()
+        request_id, future = engine.submit(bound.template, bound.offsets, deadline_ns=deadline_ns, priority=priority)
         # Cancelled or not, the reply is awaited: until it comes, the slots are the engine's.
         client.watch(lambda: engine.cancel(request_id))
         try:

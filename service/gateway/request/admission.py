@@ -83,9 +83,9 @@ class Leases:
         self._leases.append(lease)
         return lease
 
-    def take_now(self, nbytes: int) -> Lease | None:
-        """As `wait`, without a coroutine; None when the request must wait."""
-        lease = self._room.take_now(nbytes, is_new=not self._leases)
+    def take_now(self, nbytes: int, spare_bytes: int = 0) -> Lease | None:
+        """As `wait`, without a coroutine, and with room for `spare_bytes` behind it; None when the request must wait."""
+        lease = self._room.take_now(nbytes, spare_bytes, is_new=not self._leases)
         if lease is not None:
             self._leases.append(lease)
         return lease

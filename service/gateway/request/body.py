@@ -31,7 +31,13 @@ def refuse_encodings(head: Head) -> None:
 
 
 async def receive_body(
-    context: RequestContext, leases: Leases, max_bytes: int, timeout_s: float, *, lead_bytes: int = 0
+    context: RequestContext,
+    leases: Leases,
+    max_bytes: int,
+    timeout_s: float,
+    *,
+    lead_bytes: int = 0,
+    spare_bytes: int = 0,
 ) -> Lease:
     """Receives the whole body.
 
@@ -41,6 +47,7 @@ async def receive_body(
         max_bytes: Largest body.
         timeout_s: Longest wait for the next byte.
         lead_bytes: Bytes left free at the slot's start, so that what matters in the body begins aligned.
+        spare_bytes: Room behind the body, if there is plenty.
 
     Returns:
         A slot of exactly the body's length behind the lead.
@@ -60,7 +67,7 @@ async def receive_body(
         raise LengthRequired("Content-Length: send it, or use chunked encoding")
     if declared > max_bytes:
         raise BodyTooLarge(f"Content-Length: {declared} is over the limit of {max_bytes} bytes")
-    lease = leases.take_now(lead_bytes + declared) or await leases.wait(lead_bytes + declared)
+    lease = leases.take_now(lead_bytes + declared, spare_bytes) or await leases.wait(lead_bytes + declared)
     rest = context.stream.receive_into(lease.view[lead_bytes:], timeout_s)
     if rest is not None:
         await rest

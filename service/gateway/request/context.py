@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 from starlette.types import Scope
 
 from tilewire.service.config.process import GatewaySettings
@@ -56,6 +57,7 @@ class Gateway:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "programs", Programs(self.engines, self.settings.limits))
+        self.metrics.follow_load(self.admission, self.arena)
 
 
 class Stream(Protocol):
@@ -121,8 +123,7 @@ class Stream(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class RequestContext:
+class RequestContext(msgspec.Struct, eq=False):
     """One request and what becomes of it.
 
     Attributes:
@@ -155,7 +156,7 @@ class RequestContext:
     trace: TraceParent | None = None
     key: HeadKey | None = None
     cached: CachedHead | None = None
-    began_s: float = field(default_factory=time.perf_counter)
+    began_s: float = msgspec.field(default_factory=time.perf_counter)
     route: str = ""
     op: str | None = None
     status: int | None = None

@@ -27,7 +27,7 @@ from tilewire.service.gateway.request.response import (
     timing_lines,
 )
 from tilewire.service.gateway.request.template import MAX_LEAD_BYTES, RequestTemplate
-from tilewire.service.ipc.arena import Lease
+from tilewire.service.ipc.arena import Lease, slot_bytes
 from tilewire.service.ipc.messages import Done, InputSpec, OutputSpec, Upload
 from tilewire.service.ops.op import AnyOp, TensorType
 from tilewire.service.ops.planning import plan
@@ -59,8 +59,8 @@ async def handle(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp)
         call = read_call(gateway, context, api, op)
         await check_call(gateway, context, call, leases)
         body = await receive(gateway, context, call, leases)
-        template, slots, done = await compute(gateway, context, call, body, leases)
-        await answer(gateway, context, call, template, slots, done)
+        template, places, done = await compute(gateway, context, call, body, leases)
+        await answer(gateway, context, call, template, places, done)
     except Exception as error:  # noqa: BLE001  (the last line of defence: it is logged and answered)
         await respond_error(gateway, context, error)
     finally:
@@ -122,19 +122,24 @@ async def receive(gateway: Gateway, context: RequestContext, call: Call, leases:
         return None
     context.receive_began_s = time.perf_counter()
     # Before, not after: a body that comes slowly holds its slot all the while.
-    gateway.metrics.observe_load(gateway.admission.in_flight, gateway.arena)
+    gateway.metrics.observe_load()
     return await receive_body(
-        context, leases, settings.max_body_bytes, settings.body_timeout_s, lead_bytes=call.lead_bytes
+        context,
+        leases,
+        settings.max_body_bytes,
+        settings.body_timeout_s,
+        lead_bytes=call.lead_bytes,
+        spare_bytes=0 if context.cached is None else context.cached.spare_bytes,
     )
 
 
 async def compute(
     gateway: Gateway, context: RequestContext, call: Call, body: Lease | None, leases: Leases
-) -> tuple[RequestTemplate, list[Lease], Done]:
+) -> tuple[RequestTemplate, list[int], Done]:
     """Has the request computed; plans it anew when a resident changes its type meanwhile.
 
     Returns:
-        What was computed, the slots of its outputs, and the engine's report.
+        What was computed, where its outputs begin in the segment, and the engine's report.
     """
     engines, task, begin = gateway.engines, None, 0 if body is None else body.offset + call.lead_bytes
     template = find_template(context, call, body)
@@ -147,13 +152,20 @@ async def compute(
                 uses_regions = bool(task.regions or task.out_regions)
                 authorise(context.granted, read=task.residents.values(), shared_memory=uses_regions)
             template = await make_template(gateway, context, call, task, body)
-        if not context.receive_s:
-            note_received(context)
-        if template.encoder is not None:
-            reserve_answer(gateway, context, template.answer_bytes)
-        slots = [leases.take_now(nbytes) or await leases.wait(nbytes) for nbytes in template.slot_bytes]
+        if context.receive_began_s and not context.receive_s:
+            context.receive_s = time.perf_counter() - context.receive_began_s
+        if context.granted.key is not None and template.encoder is not None:
+            reserve_answer(gateway, context, sum(template.payload_bytes))
+        slot, result_bytes = None, template.result_bytes
+        if body is not None and body.spare_bytes >= result_bytes:
+            base = body.spare_offset
+        else:
+            slot = leases.take_now(result_bytes) or await leases.wait(result_bytes)
+            base = slot.offset
+        offsets = [begin + at if is_in_body else at for at, is_in_body in template.inputs]
+        places = [base + at if is_in_slot else at for at, is_in_slot in template.outputs]
         reply = await engines.compute(
-            bound_to(template, begin, slots),
+            BoundTemplate(template.job, (*offsets, *places)),
             context.stream,
             leases,
             deadline_ns=deadline_of(template, context),
@@ -161,8 +173,8 @@ async def compute(
         )
         if isinstance(reply, Done):
             context.timings, context.batch_size = reply.timings, reply.batch_size
-            return template, slots, reply
-        for slot in slots:
+            return template, places, reply
+        if slot is not None:
             leases.give_back(slot)
         if template.is_pinned:
             template, task = None, None if task is None else await task.renew()
@@ -180,8 +192,6 @@ def reserve_answer(gateway: Gateway, context: RequestContext, nbytes: int) -> No
     Raises:
         OverQuota: Other requests of the key have used up what it may.
     """
-    if context.granted.key is None:
-        return
     charged_bytes = context.charged_bytes or 0
     whole_bytes = max(context.head.content_length or 0, context.received_bytes) + nbytes
     gateway.authenticator.reserve(context.granted, whole_bytes - charged_bytes, charged_bytes)
@@ -193,12 +203,6 @@ def find_template(context: RequestContext, call: Call, body: Lease | None) -> Re
     if context.cached is None:
         return None
     return context.cached.find(memoryview(b"") if body is None else body.view[call.lead_bytes :])
-
-
-def note_received(context: RequestContext) -> None:
-    """Measures how long the body took to come and to be read."""
-    if context.receive_began_s:
-        context.receive_s = time.perf_counter() - context.receive_began_s
 
 
 async def make_template(
@@ -250,6 +254,10 @@ def plan_task(
     lead = None
     if task.lead_bytes is not None and task.lead_bytes <= MAX_LEAD_BYTES and call.store is None:
         lead = b"" if body is None else bytes(body.view[call.lead_bytes :][: task.lead_bytes])
+    outputs_at, result_bytes = list[tuple[int, bool]](), 0
+    for kind, region in zip(planned.outputs, regions, strict=True):
+        outputs_at.append((result_bytes, True) if region is None else (region.offset, False))
+        result_bytes += slot_bytes(kind.nbytes) if region is None else 0
     located = [(spec, offset) for spec, offset in inputs if offset is not None]
     return RequestTemplate(
         lead=lead,
@@ -261,11 +269,11 @@ def plan_task(
         uses_regions=bool(task.regions or task.out_regions),
         is_pinned=bool(task.pinned),
         inputs=tuple((offset, spec.region is None) for spec, offset in located),
-        outputs=tuple(None if region is None else region.offset for region in regions),
+        outputs=tuple(outputs_at),
         timeout_ns=task.timeout_ns,
         priority=task.priority,
-        slot_bytes=tuple(0 if spec.region is not None else spec.type.nbytes for spec in specs),
-        answer_bytes=sum(spec.type.nbytes for spec in specs if spec.region is None),
+        payload_bytes=tuple(0 if spec.region is not None else spec.type.nbytes for spec in specs),
+        result_bytes=result_bytes,
         encoder=encoder,
     )
 
@@ -294,30 +302,23 @@ def bind(task: Task, types: Mapping[str, TensorType], begin: int) -> list[tuple[
     return list(inputs.values())
 
 
-def bound_to(template: RequestTemplate, begin: int, slots: list[Lease]) -> BoundTemplate:
-    """The engine's template, and where the bytes of one request lie."""
-    offsets = [begin + offset if is_in_body else offset for offset, is_in_body in template.inputs]
-    for slot, offset in zip(slots, template.outputs, strict=True):
-        offsets.append(slot.offset if offset is None else offset)
-    return BoundTemplate(template.job, tuple(offsets))
-
-
 def deadline_of(template: RequestTemplate, context: RequestContext) -> int:
     """Nanoseconds on the monotonic clock by which the job must have started; 0 for no deadline."""
     return int(context.began_s * 1e9) + template.timeout_ns if template.timeout_ns else 0
 
 
 async def answer(
-    gateway: Gateway, context: RequestContext, call: Call, template: RequestTemplate, slots: list[Lease], done: Done
+    gateway: Gateway, context: RequestContext, call: Call, template: RequestTemplate, places: list[int], done: Done
 ) -> None:
     """Encodes and writes the outputs, or stores the only one."""
     lines = timing_lines(context.receive_s, done.timings, done.batch_size)
     if call.store is not None:
-        info, _ = await gateway.engines.put(call.store, Upload(template.job.outputs[0].type, slots[0].offset))
+        info, _ = await gateway.engines.put(call.store, Upload(template.job.outputs[0].type, places[0]))
         await respond(gateway, context, HTTPStatus.CREATED, json_answer(describe_tensor(info), lines))
         return
     assert template.encoder is not None, "This is a bug."
-    encoder, payloads = template.encoder, [slot.view for slot in slots]
+    encoder, view = template.encoder, gateway.arena.segment.view
+    payloads = [view[at : at + size] for at, size in zip(places, template.payload_bytes, strict=True)]
     if encoder.work_bytes > OFFLOAD_BYTES:
         encoded = await offload(encoder.work_bytes, encoder.encode, payloads)
     else:
