@@ -26,7 +26,7 @@ Call: TypeAlias = Callable[[int], object]
 
 
 @dataclass(frozen=True)
-class Trial:
+class SelfTest:
     """One binary of the self-test, and whether it gave what it should.
 
     Attributes:
@@ -167,7 +167,7 @@ class KernelOp:
     | `shape.py` | a `Shape`, and `draw`, a random one; pure |
     | `bench.py` | `Operands` of a shape |
     | `space.py` | `TUNING`, for an op whose configurations are measured and fitted |
-    | `selftest.py` | `trials`: each binary once, on numbers whose result is exact |
+    | `selftest.py` | `self_tests`: each binary once, on numbers whose result is exact |
     | `reference.py` | the float64 oracle of the tests |
     | `__init__.py` | the `KernelOp` |
 
@@ -183,7 +183,7 @@ class KernelOp:
         prepare: Public function: checks, and returns a launcher for tensors of the same shapes, strides and alignment.
         kernels: Triton functions that the op launches.
         variants: Every binary that the op can launch on a target.
-        trials: Self-test: one call for each binary of a target, which launches it on a device.
+        self_tests: Self-test: one call for each binary of a target, which launches it on a device.
         shape: Shapes of benchmarks and tuning; None for an op that neither measures.
         draw: A random shape, log-uniform in size.
         groups: Kinds of random shapes that benchmarks report on their own.
@@ -198,7 +198,7 @@ class KernelOp:
     prepare: Callable[..., Any]
     kernels: tuple[Any, ...]
     variants: Callable[[Target], Iterable[Variant]]
-    trials: Callable[[Target, torch.device], Iterator[Callable[[], Trial]]]
+    self_tests: Callable[[Target, torch.device], Iterator[Callable[[], SelfTest]]]
     shape: type[Any] | None = None
     draw: Callable[[random.Random], Any] | None = None
     groups: tuple[ShapeGroup, ...] = ()

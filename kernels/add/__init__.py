@@ -6,7 +6,7 @@ from typing import Any
 from tilewire.kernels.add.bench import AddOperands
 from tilewire.kernels.add.kernel import add_kernel
 from tilewire.kernels.add.op import add, prepare_add
-from tilewire.kernels.add.selftest import trials
+from tilewire.kernels.add.selftest import self_tests
 from tilewire.kernels.add.shape import GROUPS, AddShape, draw
 from tilewire.kernels.add.variants import variants
 from tilewire.kernels.op import KernelOp, TableEntry
@@ -24,7 +24,7 @@ ADD = KernelOp(
     prepare=prepare_add,
     kernels=(add_kernel,),
     variants=variants,
-    trials=trials,
+    self_tests=self_tests,
     shape=AddShape,
     draw=draw,
     groups=GROUPS,

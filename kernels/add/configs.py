@@ -14,7 +14,7 @@ DTYPES = tuple(ITEM_BYTES)
 MAX_RANK = 4
 # Up to here rows that are read element by element get a program each.
 FEW_ROWS_PER_SM = 16
-# How an output type that differs from the inputs' is told to the kernel.
+# How an output type that differs from the inputs' is passed to the kernel.
 KINDS = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4, "int32": 5, "int64": 6}
 
 
@@ -45,23 +45,23 @@ class Problem:
     outer_rank: int = 0
 
     @property
-    def family(self) -> Family:
-        """The family whose binaries compute this."""
+    def specialization(self) -> Specialization:
+        """The specialization whose binaries compute this."""
         inner = (self.a_inner, self.b_inner, self.out_inner)
         is_typed = self.dtype == self.out_dtype
         # The rarer a pattern, the fewer binaries know of it.
         is_common = inner == _UNIT or (inner in _REPEATS and self.is_aligned and is_typed)
         rank = self.outer_rank if inner == _UNIT and is_typed and (self.is_aligned or self.outer_rank == 0) else 3
-        return Family(self.dtype, is_typed, self.is_aligned and is_common, inner if is_common else _ANY, rank)
+        return Specialization(self.dtype, is_typed, self.is_aligned and is_common, inner if is_common else _ANY, rank)
 
 
 @dataclass(frozen=True)
-class Family:
+class Specialization:
     """All that a binary depends on besides its configuration.
 
     Attributes:
         dtype: of the inputs.
-        is_typed: whether the output has the same; else its type is told at run time.
+        is_typed: whether the output has the same; else its type is passed at run time.
         is_aligned: as in `Problem`.
         inner: how `a`, `b` and the output go along the last extent.
         outer_rank: as in `Problem`.
@@ -89,12 +89,12 @@ _ANY = ("any", "any", "any")
 
 
 def choose(problem: Problem, target: Target) -> Config:
-    """The configuration for `problem` on `target`: with its family, one of `members(target)`."""
-    configs = configs_for(problem.family, target)
-    if problem.family.outer_rank == 0:
+    """The configuration for `problem` on `target`: with its specialization, one of `members(target)`."""
+    configs = configs_for(problem.specialization, target)
+    if problem.specialization.outer_rank == 0:
         entries = _measured(target)
         return next(config for config, entry in zip(configs, entries, strict=True) if problem.n <= entry[0])
-    if problem.family.is_aligned:
+    if problem.specialization.is_aligned:
         # Whole blocks move without a mask: the longest that a row fills. Few rows have programs to spare.
         filled = [config for config in configs if config.block_n <= problem.n]
         return configs[-1] if problem.rows <= target.num_sms or not filled else filled[-1]
@@ -104,29 +104,32 @@ def choose(problem: Problem, target: Target) -> Config:
     return next((config for config in configs if config.block_n >= problem.n), configs[-1])
 
 
-def members(target: Target) -> Iterator[tuple[Family, Config]]:
-    """Every family and configuration that `choose` can ask for on `target`."""
+def members(target: Target) -> Iterator[tuple[Specialization, Config]]:
+    """Every specialization and configuration that `choose` can ask for on `target`."""
     for dtype in DTYPES:
-        families = [Family(dtype, True, True, _UNIT, rank) for rank in (0, 1, 3)]
-        families += [Family(dtype, True, True, inner, 3) for inner in _REPEATS]
-        families += [Family(dtype, True, False, _UNIT, rank) for rank in (0, 3)]
-        families += [Family(dtype, False, is_aligned, _UNIT, 3) for is_aligned in (True, False)]
-        families += [Family(dtype, is_typed, False, _ANY, 3) for is_typed in (True, False)]
-        yield from ((family, config) for family in families for config in configs_for(family, target))
+        specializations = [Specialization(dtype, True, True, _UNIT, rank) for rank in (0, 1, 3)]
+        specializations += [Specialization(dtype, True, True, inner, 3) for inner in _REPEATS]
+        specializations += [Specialization(dtype, True, False, _UNIT, rank) for rank in (0, 3)]
+        specializations += [Specialization(dtype, False, is_aligned, _UNIT, 3) for is_aligned in (True, False)]
+        specializations += [Specialization(dtype, is_typed, False, _ANY, 3) for is_typed in (True, False)]
+        for specialization in specializations:
+            yield from ((specialization, config) for config in configs_for(specialization, target))
 
 
-def configs_for(family: Family, target: Target) -> list[Config]:
+def configs_for(specialization: Specialization, target: Target) -> list[Config]:
     """For a single row one for each measured size; else by rising length of a row."""
     if target.backend == "interpreter":
-        if family.outer_rank == 0:
+        if specialization.outer_rank == 0:
             return [Config(1, 64, 4) for _ in _measured(target)]
         return [Config(4, 16, 4), Config(1, 64, 4)]
     threads = [(target.warp_size * num_warps, vectors, num_warps) for _, num_warps, vectors in _measured(target)]
-    sizes = [(count * vectors * 16 // ITEM_BYTES[family.dtype], num_warps) for count, vectors, num_warps in threads]
-    if family.outer_rank == 0:
+    sizes = [
+        (count * vectors * 16 // ITEM_BYTES[specialization.dtype], num_warps) for count, vectors, num_warps in threads
+    ]
+    if specialization.outer_rank == 0:
         return [Config(1, elements, num_warps) for elements, num_warps in sizes]
     elements, num_warps = sizes[len(sizes) // 2]
-    is_common = family.outer_rank == 1
+    is_common = specialization.outer_rank == 1
     lengths = [length for length in _LENGTHS if length < elements and (is_common or length in _FEWER_LENGTHS)]
     return [Config(elements // length, length, num_warps) for length in (*lengths, elements)]
 

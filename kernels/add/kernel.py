@@ -71,7 +71,7 @@ def add_tile(
     COMPUTE: tl.constexpr,
     IS_TYPED: tl.constexpr,
 ):
-    """One tile of a + alpha * b, computed in COMPUTE. Unless IS_TYPED, `out_kind` tells the output's type."""
+    """One tile of a + alpha * b, computed in COMPUTE. Unless IS_TYPED, `out_kind` is the output's type."""
     a = load_tile(a_ptr, from_a, offs_n, stride_an, mask, A_INNER)
     b = load_tile(b_ptr, from_b, offs_n, stride_bn, mask, B_INNER)
     total = a.to(COMPUTE) + tl.full((1, 1), alpha, COMPUTE) * b.to(COMPUTE)

@@ -10,7 +10,7 @@ import torch
 
 from tilewire.kernels.add.configs import DTYPES, KINDS, MAX_RANK, Config, Problem, choose
 from tilewire.kernels.add.variants import build, unit_of
-from tilewire.kernels.runtime.launch import Kept, Launch, are_aligned
+from tilewire.kernels.runtime.launch import Launch, LaunchCache, are_aligned
 from tilewire.kernels.runtime.strides import broadcast_shapes, broadcast_strides, collapse
 from tilewire.kernels.runtime.targets import current
 
@@ -113,7 +113,7 @@ class View:
     out: tuple[int, ...]
 
 
-_kept: Kept[Launch] = Kept()
+_launches: LaunchCache[Launch | None] = LaunchCache()
 
 
 def launch(
@@ -144,7 +144,7 @@ def launch(
 def prepare(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, alpha: float = 1, config: Config | None = None
 ) -> Launch | None:
-    """What `launch` would run, to be called with (a, b, out); None where it would take several launches."""
+    """Returns the launcher, called with (a, b, out); None where it would take several launches."""
     shapes = (a.shape, a.stride(), b.shape, b.stride(), out.shape, out.stride())
     key = (shapes, a.dtype, out.dtype, are_aligned((a, b, out)), alpha, config, a.device)
 
@@ -159,13 +159,13 @@ def prepare(
         problem = _problem(a, b, out, view)
         return _bind(view, problem, config, a, alpha)
 
-    return _kept.get(key, make)
+    return _launches.get(key, make)
 
 
 def _bind(view: View, problem: Problem, config: Config | None, a: torch.Tensor, alpha: float) -> Launch:
     target = current(a.get_device())
     config = config or choose(problem, target)
-    variant = build(problem.family, config, target)
+    variant = build(problem.specialization, config, target)
     row_blocks, column_blocks = -(-problem.rows // config.block_rows), -(-problem.n // config.block_n)
     values = _values(view, problem) | {"alpha": float(alpha) if a.is_floating_point() else int(alpha)}
     return Launch(variant, target, (row_blocks * column_blocks, 1, 1), values, a.get_device())
@@ -197,7 +197,7 @@ def _problem(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, view: View) ->
 
 
 def _values(view: View, problem: Problem) -> dict[str, int]:
-    unit = unit_of(problem.family)
+    unit = unit_of(problem.specialization)
     values = {"rows": problem.rows, "n": problem.n, "extent_1": view.extents[1], "extent_2": view.extents[2]}
     for letter, strides in (("a", view.a), ("b", view.b), ("o", view.out)):
         outer = {f"stride_{letter}{dim}": strides[dim] // unit for dim in range(3)}

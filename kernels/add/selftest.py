@@ -7,31 +7,36 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from tilewire.kernels.add.configs import Config, Family, members
+from tilewire.kernels.add.configs import Config, Specialization, members
 from tilewire.kernels.add.op import prepare
 from tilewire.kernels.build.operands import numbers
-from tilewire.kernels.op import Trial
+from tilewire.kernels.op import SelfTest
 from tilewire.kernels.runtime.targets import Target
 
 
-def trials(target: Target, device: torch.device) -> Iterator[Callable[[], Trial]]:
+def self_tests(target: Target, device: torch.device) -> Iterator[Callable[[], SelfTest]]:
     """Yields one call for each binary of a target, which launches and checks it."""
-    for family, config in dict.fromkeys(members(target)):
-        yield functools.partial(_trial, family, config, device)
+    for specialization, config in dict.fromkeys(members(target)):
+        yield functools.partial(_self_test, specialization, config, device)
 
 
-def _trial(family: Family, config: Config, device: torch.device) -> Trial:
-    dtype = getattr(torch, family.dtype)
-    other = torch.float16 if family.dtype == "float32" else torch.float32
-    n = 2 * config.block_n if family.is_aligned else 2 * config.block_n - 1
-    shape = {0: (n,), 1: (5, n), 3: (2, 3, n)}[family.outer_rank]
+def _self_test(specialization: Specialization, config: Config, device: torch.device) -> SelfTest:
+    dtype = getattr(torch, specialization.dtype)
+    other = torch.float16 if specialization.dtype == "float32" else torch.float32
+    n = 2 * config.block_n if specialization.is_aligned else 2 * config.block_n - 1
+    shape = {0: (n,), 1: (5, n), 3: (2, 3, n)}[specialization.outer_rank]
     values = numbers(shape, device)
-    a, b = (_strided(values, inner, dtype, is_aligned=family.is_aligned) for inner in family.inner[:2])
-    out = _strided(values, family.inner[2], dtype if family.is_typed else other, is_aligned=family.is_aligned)
+    a, b = (_strided(values, inner, dtype, is_aligned=specialization.is_aligned) for inner in specialization.inner[:2])
+    out = _strided(
+        values,
+        specialization.inner[2],
+        dtype if specialization.is_typed else other,
+        is_aligned=specialization.is_aligned,
+    )
     launch = prepare(a, b, out, alpha=2, config=config)
     assert launch is not None, "This is a bug."
     launch(a, b, out)
-    return Trial((launch.variant,), (out.float() == a.float() + 2 * b.float()).all())
+    return SelfTest((launch.variant,), (out.float() == a.float() + 2 * b.float()).all())
 
 
 def _strided(values: torch.Tensor, inner: str, dtype: torch.dtype, *, is_aligned: bool) -> torch.Tensor:

@@ -46,7 +46,7 @@ class AddShape:
 
     def candidates(self, target: Target) -> list[Config]:
         """Yields every configuration of the catalogue that computes this shape."""
-        return configs_for(self.problem.family, target)
+        return configs_for(self.problem.specialization, target)
 
 
 def draw(generator: random.Random) -> AddShape:

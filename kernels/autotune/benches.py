@@ -1,4 +1,4 @@
-"""Timing configurations of any op on this GPU. Implements `kernels.autotune.racing.Bench`; imports no op.
+"""Timing configurations of any op on this GPU. Implements `kernels.autotune.halving.Bench`; imports no op.
 
 For one thread, on the current device.
 """
@@ -99,7 +99,7 @@ class _Subject:
         self._calls |= self.others
 
     def runs(self, name: str) -> bool:
-        """Whether what another has for the shape takes it."""
+        """Whether the function of another library takes the shape."""
         try:
             self.others[name](0)
             torch.cuda.synchronize()

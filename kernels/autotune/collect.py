@@ -28,7 +28,7 @@ import triton
 from tilewire.kernels.autotune.benches import GpuBench
 from tilewire.kernels.autotune.compiling import Facts, facts_of_variants
 from tilewire.kernels.autotune.crew import Crew, Failure
-from tilewire.kernels.autotune.racing import Heats, race
+from tilewire.kernels.autotune.halving import Rounds, race
 from tilewire.kernels.autotune.workloads import as_line, parse_line
 from tilewire.kernels.op import Config, Shape, Tuning, config_text
 from tilewire.kernels.registry import kernel_op, measured_ops
@@ -41,7 +41,7 @@ FILE = "measured.jsonl"
 _COMPILE_SHARE = 0.4
 # A shape takes about a second.
 _STALLED_S = 40.0
-_HEATS = Heats(near=1.5, slack_us=6.0, rounds=3, finalists=6, final_rounds=9)
+_ROUNDS = Rounds(near=1.5, slack_us=6.0, rounds=3, finalists=6, final_rounds=9)
 # Errors (Frobenius) above these are worth a look; by dtype of the shape.
 _TOLERANCE = {"float32": 2e-3, "bfloat16": 1e-2, "float16": 2e-3, "int8": 1e-6}
 
@@ -99,7 +99,7 @@ def candidates(shape: Shape, target: Target, *, has_space: bool = True) -> list[
 
 
 class Candidates:
-    """What is worth measuring for shapes, and which of it compiles.
+    """Configurations worth measuring for shapes, and which of them compile.
 
     Args:
         shapes: Shapes to measure.
@@ -152,7 +152,7 @@ def measure_shape(bench: Any, shape: Shape, able: dict[Config, Facts], target: T
     """Races the candidates of one shape and what others have for it; one line of the file."""
     own = shape.chosen(target)
     vendors = bench.vendors(shape)
-    times = race(bench, shape, able, must=[*vendors, *([own] if own in able else [])], heats=_HEATS)
+    times = race(bench, shape, able, must=[*vendors, *([own] if own in able else [])], rounds=_ROUNDS)
     errors = bench.errors(shape, list(able))
     dtype = getattr(shape, "dtype", "float32")
     bad = {config_text(config): error for config, error in errors.items() if not error <= _TOLERANCE.get(dtype, 0.05)}
@@ -228,7 +228,7 @@ def _put(file: TextIO, entry: dict[str, Any]) -> None:
 
 
 def device_of(target: Target) -> dict[str, Any]:
-    """What the measurements are of; the first line of the file."""
+    """Returns the first line of the file: the device and the versions."""
     properties = torch.cuda.get_device_properties(0)
     names = ("name", "multi_processor_count", "L2_cache_size", "clock_rate", "memory_clock_rate", "memory_bus_width")
     return {

@@ -42,7 +42,7 @@ _NOISE = 0.08
 # A time twice the fastest's weighs 1 / (1 + this).
 _STEEPNESS = 6.0
 _PASSES, _STEPS = 4, 25
-# Single calls (see `racing.Heats`): slower than this many times the fastest plus the host's time, unless they are long.
+# Single calls (see `halving.Rounds`): slower than this many times the fastest plus the host's time, unless they are long.
 _NEAR_BEST, _HOST_US, _LONG_US = 1.5, 6.0, 60.0
 # A configuration that was measured on fewer shapes is not kept.
 _MIN_SHAPES = 2
@@ -193,7 +193,7 @@ def _parts(model: Model, theta: Array, amounts: Array) -> tuple[Array, Array]:
 
 
 class Choice:
-    """What choosing among some configurations would have cost, by prediction and measurement.
+    """Predicted and measured cost of choosing among some configurations.
 
     Args:
         costs: Fitted.

@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 
-# Progress is told this often, whether or not there is any.
-PATIENCE_S = 0.5
+# Progress is reported this often, whether or not there is any.
+PROGRESS_PERIOD_S = 0.5
 PARTS_OF_WORKER = 32
 
 
@@ -75,7 +75,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Part:
-    """What a worker did: binaries compiled anew, by op; what failed, in words; images by number of their variant."""
+    """Result of a worker: binaries compiled anew, by op; failures, in words; images by number of their variant."""
 
     fresh: Counter[str]
     failures: list[str]
@@ -131,7 +131,7 @@ def precompile(target: Target, *, num_workers: int = 0, on_progress: Progress | 
         sizes = len(pending)
         try:
             while pending:
-                finished, pending = wait(pending, PATIENCE_S, FIRST_COMPLETED)
+                finished, pending = wait(pending, PROGRESS_PERIOD_S, FIRST_COMPLETED)
                 for future in finished:
                     part = future.result()
                     compiled += part.fresh

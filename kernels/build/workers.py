@@ -12,7 +12,7 @@ from multiprocessing import forkserver
 
 @contextlib.contextmanager
 def fork_server() -> Iterator[None]:
-    """What workers are forked from, which would keep all that it has imported until this process ends."""
+    """Ends the server that workers are forked from, which would keep its imports until this process ends."""
     try:
         yield
     finally:

@@ -1,10 +1,10 @@
-"""Copies many stretches of memory in one launch: the body of `copy_stretches`.
+"""Copies many ranges of memory in one launch: the body of `copy_ranges`.
 
-    destination_r[place(i, pitch_to_r)] = source_r[place(i, pitch_from_r)]      for i in [0, words_r), for each stretch r
+    destination_r[place(i, pitch_to_r)] = source_r[place(i, pitch_from_r)]      for i in [0, words_r), for each range r
 
 With rows, place(i, pitch) = (i div row_r)·pitch + i mod row_r: a side whose rows are padded. Without, place(i) = i.
-Grid: (stretches, blocks of the longest one). A program moves BLOCK words of one stretch. No arithmetic; 2·words·itemsize bytes.
-Stretches are addressed by number, so that one side may lie in host memory that is registered with the driver: the copy then
+Grid: (ranges, blocks of the longest one). A program moves BLOCK words of one range. No arithmetic; 2·words·itemsize bytes.
+Ranges are addressed by number, so that one side may lie in host memory that is registered with the driver: the copy then
 runs at the speed of the bus. Only rows have a shape here.
 """
 
@@ -13,14 +13,14 @@ import triton.language as tl
 
 
 @triton.jit
-def stretches_kernel(
+def copy_ranges_kernel(
     table_ptr,
     WORD: tl.constexpr,
     HAS_ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Moves one block of one stretch; see the module.
+    """Moves one block of one range; see the module.
 
     A row of the table, in int64: source, destination, words, words of a row, pitch of the source, pitch of the destination.
     """

@@ -1,4 +1,4 @@
-"""Many stretches of memory in one launch: once (`copy_stretches`), or again and again (`PreparedCopy`)."""
+"""Many ranges of memory in one launch: once (`copy_ranges`), or again and again (`CopyPlan`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 import torch
 import triton.language as tl
 
-from tilewire.kernels.copy.kernel import stretches_kernel
-from tilewire.kernels.runtime.launch import Kept, Launch, Variant
+from tilewire.kernels.copy.kernel import copy_ranges_kernel
+from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant
 from tilewire.kernels.runtime.targets import Target, current
 
 # By bytes of a word: what a thread moves at once.
@@ -20,7 +20,7 @@ BLOCK = 1024
 COLUMNS = 6
 
 
-class Stretch(NamedTuple):
+class CopyRange(NamedTuple):
     """Bytes to copy; a row of the table, in bytes.
 
     Attributes:
@@ -40,9 +40,9 @@ class Stretch(NamedTuple):
     pitch_to: int = 0
 
 
-def word_bytes(stretches: Sequence[Stretch]) -> int:
+def word_bytes(ranges: Sequence[CopyRange]) -> int:
     """The widest word that divides every address, length, row and pitch: 8, 4, 2 or 1 bytes."""
-    return _word_bytes(np.array(stretches, dtype=np.int64))
+    return _word_bytes(np.array(ranges, dtype=np.int64))
 
 
 def _word_bytes(table: np.ndarray) -> int:
@@ -50,17 +50,17 @@ def _word_bytes(table: np.ndarray) -> int:
     return next(size for size in WORDS if alignment % size == 0)
 
 
-def copy_stretches(stretches: Sequence[Stretch], device: torch.device) -> torch.Tensor | None:
-    """Copies every stretch in one launch, on the current stream.
+def copy_ranges(ranges: Sequence[CopyRange], device: torch.device) -> torch.Tensor | None:
+    """Copies every range in one launch, on the current stream.
 
     Args:
-        stretches: On the device, or in host memory that is registered with the driver; alive until the launch has run.
+        ranges: On the device, or in host memory that is registered with the driver; alive until the launch has run.
         device: The GPU; or the CPU, in the interpreter.
 
     Returns:
         The table that the launch reads over the bus: hold it until the launch has run. None when there was nothing to copy.
     """
-    laid = _lay_out(stretches)
+    laid = _lay_out(ranges)
     if laid is None:
         return None
     table = torch.from_numpy(laid.rows)
@@ -70,22 +70,22 @@ def copy_stretches(stretches: Sequence[Stretch], device: torch.device) -> torch.
     return table
 
 
-class PreparedCopy:
-    """The same stretches again and again, in one launch, to or from places in host memory that change.
+class CopyPlan:
+    """The same ranges again and again, in one launch, to or from places in host memory that change.
 
     Not for several threads at once, and not again before the launch has run: both would change the table under it.
 
     Args:
-        stretches: At least one byte; the addresses on the host are given with each launch, and are 0 here.
+        ranges: At least one byte; the addresses on the host are given with each launch, and are 0 here.
         device: The GPU; or the CPU, in the interpreter.
-        is_gather: The host is where the stretches come from; else where they go.
+        is_gather: The host is where the ranges come from; else where they go.
 
     Attributes:
         word: Bytes that a thread moves at once: every address on the host must be a multiple.
     """
 
-    def __init__(self, stretches: Sequence[Stretch], device: torch.device, *, is_gather: bool) -> None:
-        laid = _lay_out(stretches)
+    def __init__(self, ranges: Sequence[CopyRange], device: torch.device, *, is_gather: bool) -> None:
+        laid = _lay_out(ranges)
         assert laid is not None, "This is a bug: nothing to copy."
         self.word = laid.word
         self._table = torch.from_numpy(laid.rows)
@@ -97,14 +97,14 @@ class PreparedCopy:
         self._has_rows = laid.has_rows
 
     def __call__(self, addresses: Sequence[int]) -> None:
-        """Launch on the current stream the first stretches, with the address on the host of each, in order."""
+        """Launch on the current stream the first ranges, with the address on the host of each, in order."""
         count = len(addresses)
         self._places[:count] = addresses
         _launch(self.word, self._has_rows, (count, self._blocks, 1), self._device)(self._table)
 
 
 class _Laid(NamedTuple):
-    """Stretches as the kernel reads them: its table, in words, and what the binary and the grid depend on."""
+    """Ranges as the kernel reads them: its table, in words, and what the binary and the grid depend on."""
 
     rows: np.ndarray
     word: int
@@ -112,11 +112,11 @@ class _Laid(NamedTuple):
     grid: tuple[int, int, int]
 
 
-def _lay_out(stretches: Sequence[Stretch]) -> _Laid | None:
+def _lay_out(ranges: Sequence[CopyRange]) -> _Laid | None:
     """The table; None when there is nothing to copy."""
-    # All at once: there may be hundreds of stretches, and this thread also launches.
-    flat = itertools.chain.from_iterable(stretches)
-    rows = np.fromiter(flat, np.int64, len(stretches) * COLUMNS).reshape(-1, COLUMNS)
+    # All at once: there may be hundreds of ranges, and this thread also launches.
+    flat = itertools.chain.from_iterable(ranges)
+    rows = np.fromiter(flat, np.int64, len(ranges) * COLUMNS).reshape(-1, COLUMNS)
     nbytes, row_bytes = rows[:, 2], rows[:, 3]
     longest = int(nbytes.max(initial=0))
     if not longest:
@@ -124,7 +124,7 @@ def _lay_out(stretches: Sequence[Stretch]) -> _Laid | None:
     word = _word_bytes(rows)
     has_rows = bool(row_bytes.any())
     if has_rows:
-        # Without padding the whole stretch is one row.
+        # Without padding the whole range is one row.
         row_bytes[:] = np.where(row_bytes, row_bytes, np.maximum(nbytes, word))
     rows[:, 2:] //= word
     # Blocks in powers of two: a prepared launch is bound to its grid, and few of them should serve all lengths.
@@ -132,7 +132,7 @@ def _lay_out(stretches: Sequence[Stretch]) -> _Laid | None:
     return _Laid(rows, word, has_rows, (len(rows), blocks, 1))
 
 
-_kept: Kept[Launch] = Kept()
+_launches: LaunchCache[Launch] = LaunchCache()
 
 
 def _launch(word: int, has_rows: bool, grid: tuple[int, int, int], device: torch.device) -> Launch:
@@ -141,9 +141,7 @@ def _launch(word: int, has_rows: bool, grid: tuple[int, int, int], device: torch
     def make() -> Launch:
         return Launch(variant(word, has_rows), _target(index, device), grid, {}, index)
 
-    launch = _kept.get((word, has_rows, grid, index), make)
-    assert launch is not None, "This is a bug."
-    return launch
+    return _launches.get((word, has_rows, grid, index), make)
 
 
 def _target(index: int, device: torch.device) -> Target:
@@ -154,10 +152,10 @@ def variant(word: int, has_rows: bool) -> Variant:
     """The binary for words of `word` bytes."""
     constants = {"WORD": WORDS[word], "HAS_ROWS": has_rows, "COLUMNS": COLUMNS, "BLOCK": BLOCK}
     return Variant(
-        stretches_kernel, (("table_ptr", "*i64"),), tuple(constants.items()), ("table_ptr",), (("num_warps", 4),)
+        copy_ranges_kernel, (("table_ptr", "*i64"),), tuple(constants.items()), ("table_ptr",), (("num_warps", 4),)
     )
 
 
 def variants() -> list[Variant]:
-    """Every binary that `copy_stretches` can launch."""
+    """Every binary that `copy_ranges` can launch."""
     return [variant(word, has_rows) for word in WORDS for has_rows in (False, True)]

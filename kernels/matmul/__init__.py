@@ -9,7 +9,7 @@ from tilewire.kernels.matmul.grouped.op import variants as grouped_variants
 from tilewire.kernels.matmul.kernel import matmul_kernel, matmul_tma_kernel
 from tilewire.kernels.matmul.op import matmul, prepare_matmul
 from tilewire.kernels.matmul.select import explain
-from tilewire.kernels.matmul.selftest import trials
+from tilewire.kernels.matmul.selftest import self_tests
 from tilewire.kernels.matmul.shape import GROUPS, MatmulShape, draw
 from tilewire.kernels.matmul.space import TUNING
 from tilewire.kernels.matmul.variants import variants
@@ -36,7 +36,7 @@ MATMUL = KernelOp(
     prepare=prepare_matmul,
     kernels=(matmul_kernel, matmul_tma_kernel, matmul_grouped_kernel),
     variants=lambda target: [*variants(target), *grouped_variants(target)],
-    trials=trials,
+    self_tests=self_tests,
     shape=MatmulShape,
     draw=draw,
     groups=GROUPS,

@@ -30,7 +30,7 @@ OUT_DTYPES = {
     "float8_e4m3fn": ("bfloat16", "float16", "float32"),
     "float8_e5m2": ("bfloat16", "float16", "float32"),
 }
-# How types of vectors, and the steps of scales, are told to the kernels; see `kernels.matmul.epilogue`.
+# How types of vectors, and the steps of scales, are passed to the kernels; see `kernels.matmul.epilogue`.
 KINDS = {"": 0, "float16": 1, "bfloat16": 2, "float32": 3, "int32": 4}
 SCALE_STEPS = {"none": -1, "one": 0, "each": 1}
 # -128 × -128 × 133,000 is the last sum of int8 products sure to fit 31 bits, rounded down.
@@ -86,8 +86,8 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Finish:
-    """What follows the product. All but whether anything does is told to the kernels at run time.
+class EpilogueSpec:
+    """Scales, bias and activation behind the product. All but whether there are any is passed to the kernels at run time.
 
     Attributes:
         bias_dtype: name of the bias' dtype, empty without a bias.
@@ -104,12 +104,12 @@ class Finish:
     @property
     def is_plain(self) -> bool:
         """Whether nothing follows."""
-        return self == Finish()
+        return self == EpilogueSpec()
 
 
 @dataclass(frozen=True)
-class Family:
-    """What a binary depends on beside its configuration. Families are few: `members.members` lists them.
+class Specialization:
+    """Everything beside its configuration that a binary depends on. `members.members` lists them.
 
     Attributes:
         kernel: `pointer`, `tma` or `vector`.
@@ -117,10 +117,10 @@ class Family:
         precision: how float32 inputs are multiplied.
         a_major: as in `Problem`; `any` for both operands when it is for one.
         b_major: as in `Problem`.
-        store: `boxes` (through a descriptor), `pieces` (rows start at multiples of 16 bytes) or `elements`.
-        out_dtype: of the output (`tma`); empty where it is told at run time (`pointer`).
+        store: `tma` (through a descriptor), `vec16` (rows start at multiples of 16 bytes) or `scalar`.
+        out_dtype: of the output (`tma`); empty where it is passed at run time (`pointer`).
         is_batched: whether descriptors have a batch dimension (`tma`).
-        is_plain: whether nothing follows the product (only told apart where the store is `boxes`).
+        is_plain: whether nothing follows the product (a constant only where the store is `tma`).
     """
 
     kernel: str

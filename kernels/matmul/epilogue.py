@@ -7,7 +7,7 @@ Their bodies are Triton's language, so mypy leaves them out, as it does the `ker
 import triton
 import triton.language as tl
 
-# What the kernels are told at run time, so that no binary is needed for each: types of vectors and of the output, and the
+# What the kernels are passed at run time, so that no binary is needed for each: types of vectors and of the output, and the
 # activations in the order of `configs.ACTIVATIONS`.
 FLOAT16 = tl.constexpr(1)
 BFLOAT16 = tl.constexpr(2)
@@ -67,7 +67,7 @@ def load_bias(ptr, kind, offs, mask):
 
 
 @triton.jit
-def finish(
+def apply_epilogue(
     acc,
     offs_m,
     offs_n,
@@ -99,7 +99,7 @@ def finish(
 
 
 @triton.jit
-def finish_integers(acc, offs_n, n, bias_ptr, bias_kind, activation):
+def apply_epilogue_to_integers(acc, offs_n, n, bias_ptr, bias_kind, activation):
     """act(acc + bias) in int32; `relu` is the only activation of integers, and scales have no place."""
     if bias_kind > 0:
         bias = tl.load(bias_ptr.to(tl.pointer_type(tl.int32)) + offs_n, mask=offs_n < n, other=0)
@@ -125,11 +125,11 @@ def finish_as(
     activation,
     TYPE: tl.constexpr,
 ):
-    """`finish_integers` for an int32 output TYPE, else `finish`."""
+    """`apply_epilogue_to_integers` for an int32 output TYPE, else `apply_epilogue`."""
     if tl.int32 == TYPE:
-        acc = finish_integers(acc, offs_n, n, bias_ptr, bias_kind, activation)
+        acc = apply_epilogue_to_integers(acc, offs_n, n, bias_ptr, bias_kind, activation)
     else:
-        acc = finish(
+        acc = apply_epilogue(
             acc,
             offs_m,
             offs_n,
@@ -193,13 +193,13 @@ def store_any(
     stride_on,
     IN_PIECES: tl.constexpr,
 ):
-    """Finish `acc` and store it as whatever `out_kind` says; for the rest see `finish` and `store_typed`."""
+    """Applies the epilogue to `acc` and stores it as `out_kind` says; see `apply_epilogue` and `store_typed`."""
     if acc.dtype == tl.int32:  # noqa: SIM102 - the first is known when compiling, the second is not
         if out_kind == INT32:
-            whole = finish_integers(acc, offs_n, n, bias_ptr, bias_kind, activation)
+            whole = apply_epilogue_to_integers(acc, offs_n, n, bias_ptr, bias_kind, activation)
             store_typed(out_ptr, whole, offs_m, offs_n, m, n, first, stride_om, stride_on, tl.int32, IN_PIECES)
     if out_kind != INT32:
-        tile = finish(
+        tile = apply_epilogue(
             acc,
             offs_m,
             offs_n,

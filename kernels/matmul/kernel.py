@@ -119,7 +119,7 @@ def matmul_kernel(
 
     Grid: (tiles × batch entries, splits of K). One program computes BLOCK_M × BLOCK_N of one entry over its share of K.
     Sizes come in units (M_UNIT…), strides in units of IN_UNIT elements: multiplying by a constant is how the compiler
-    learns that they divide by it, without a recompilation for each value. What follows the product is told at run time;
+    learns that they divide by it, without a recompilation for each value. What follows the product is passed at run time;
     see `store_any` for it and for IN_PIECES. A_MAJOR is "k", "m" or "any":
     the dimension of `a` with stride 1; B_MAJOR likewise "n", "k" or "any". Batch entries are numbered over two
     dimensions, (outer z, inner y), with one stride each.

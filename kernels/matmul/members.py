@@ -15,8 +15,8 @@ from typing import Any
 from tilewire.kernels.matmul.configs import (
     OUT_DTYPES,
     Config,
-    Family,
     Problem,
+    Specialization,
     cdiv,
     is_read_in_pieces,
     precisions_of,
@@ -48,12 +48,12 @@ MODEL = Model(
     Term("launch", "launches", 2.0),
     Term("fill", "waves of programs whose first loads nothing hides", 0.8),
     Term("store", "tiles of 128×128 that one multiprocessor stores", 1.2),
-    Term("finish", "the same, where a bias or an activation follows", 0.3),
+    Term("epilogue", "the same, where a bias or an activation follows", 0.3),
     Term("split", "1 where programs share tiles", 1.0),
     Term("exchange", "µs at the memory's bandwidth for the parts of shared tiles", 0.7),
     Term("sum", "MB that the last program of a shared tile adds up", 8.0),
     Term("matrix", "µs at the full rate of one multiprocessor's matrix units", 1.25, is_overlapped=True),
-    Term("across", "the same, for each operand that is not contiguous along K (a) or N (b)", 0.1, is_overlapped=True),
+    Term("strided", "the same, for each operand that is not contiguous along K (a) or N (b)", 0.1, is_overlapped=True),
     Term("step", "steps of K that follow one another", 0.2, is_overlapped=True),
     Term("load", "µs at L2's bandwidth for what one multiprocessor loads", 1.0, is_overlapped=True),
     Term("memory", "µs at the memory's bandwidth, operands read once a group of tiles", 1.15, is_overlapped=True),
@@ -121,7 +121,7 @@ def tile_of(entry: dict[str, Any], key: str, defaults: dict[str, float]) -> Tile
     """The tile that an entry of the table's section `key` describes."""
     config = Config(**{name: value for name, value in entry.items() if name in _FIELDS})
     costs = MODEL.costs(entry.get("costs", {}), defaults)
-    store = "elements" if key.endswith(SCALAR) else "pieces" if config.kernel == "pointer" else ""
+    store = "scalar" if key.endswith(SCALAR) else "vec16" if config.kernel == "pointer" else ""
     return Tile(config, costs, entry.get("occupancy", 1), store, entry.get("all_layouts", False))
 
 
@@ -158,7 +158,7 @@ def stores_boxes(problem: Problem, config: Config) -> bool:
     return problem.is_boxed_out and _is_default_out(problem) and config.split_k == 1 and has_many_rows
 
 
-def family_of(problem: Problem, config: Config, *, is_plain: bool) -> Family:
+def specialization_of(problem: Problem, config: Config, *, is_plain: bool) -> Specialization:
     """Returns all that the binary for `problem` depends on besides `config`.
 
     Args:
@@ -169,15 +169,17 @@ def family_of(problem: Problem, config: Config, *, is_plain: bool) -> Family:
     majors = (problem.a_major, problem.b_major)
     if config.kernel == "tma":
         is_boxed = stores_boxes(problem, config)
-        store = "boxes" if is_boxed else "pieces"
+        store = "tma" if is_boxed else "vec16"
         is_batched = problem.batch > 1
         is_plain = is_plain and is_boxed
-        return Family("tma", problem.dtype, problem.precision, *majors, store, problem.out_dtype, is_batched, is_plain)
+        return Specialization(
+            "tma", problem.dtype, problem.precision, *majors, store, problem.out_dtype, is_batched, is_plain
+        )
     if config.kernel == "vector":
-        return Family("vector", problem.dtype, "ieee", "k", problem.b_major, "pieces")
+        return Specialization("vector", problem.dtype, "ieee", "k", problem.b_major, "vec16")
     majors = ("any", "any") if "any" in majors else majors
-    store = "pieces" if is_read_in_pieces(problem) else "elements"
-    return Family("pointer", problem.dtype, problem.precision, *majors, store)
+    store = "vec16" if is_read_in_pieces(problem) else "scalar"
+    return Specialization("pointer", problem.dtype, problem.precision, *majors, store)
 
 
 def _is_default_out(problem: Problem) -> bool:
@@ -190,15 +192,15 @@ def is_main(problem: Problem) -> bool:
 
 
 def _is_offered(tile: Tile, store: str, *, for_main: bool, is_plain: bool) -> bool:
-    """Whether the binary of a descriptor tile is built for a family."""
-    if store != "boxes" and tile.config.is_persistent:
+    """Whether the binary of a descriptor tile is built for a specialization."""
+    if store != "tma" and tile.config.is_persistent:
         # Without boxes a tile this large spills.
         return False
-    if store == "boxes" and is_for_few_rows(tile.config):
+    if store == "tma" and is_for_few_rows(tile.config):
         return False
     if tile.all_layouts:
         return True
-    return for_main and ((store == "boxes" and is_plain) or (store == "pieces" and can_split(tile.config)))
+    return for_main and ((store == "tma" and is_plain) or (store == "vec16" and can_split(tile.config)))
 
 
 def is_for_few_rows(config: Config) -> bool:
@@ -221,8 +223,8 @@ def has_vectors(problem: Problem) -> bool:
     return problem.m <= MAX_VECTOR_ROWS and problem.a_major == "k" and is_read_in_pieces(problem)
 
 
-def members(target: Target) -> Iterator[tuple[Family, Config]]:
-    """Every family and configuration (with one split) that `select` and `family_of` can give on `target`."""
+def members(target: Target) -> Iterator[tuple[Specialization, Config]]:
+    """Every specialization and configuration (with one split) that `select` and `specialization_of` can give on `target`."""
     for dtype in OUT_DTYPES:
         if not is_supported(dtype, target):
             continue
@@ -252,51 +254,51 @@ def tiles_for(problem: Problem, target: Target) -> tuple[Tile, ...]:
     return tuple(tile for key in keys for tile in tiles_of(target).get(key, ()))
 
 
-def _pointer_members(shown: Problem, target: Target) -> Iterator[tuple[Family, Config]]:
-    layouts = [("pieces", a_major, b_major) for a_major in "km" for b_major in "nk"]
-    layouts += [("elements", a_major, b_major) for _, a_major, b_major in layouts] + [("elements", "any", "any")]
+def _pointer_members(shown: Problem, target: Target) -> Iterator[tuple[Specialization, Config]]:
+    layouts = [("vec16", a_major, b_major) for a_major in "km" for b_major in "nk"]
+    layouts += [("scalar", a_major, b_major) for _, a_major, b_major in layouts] + [("scalar", "any", "any")]
     for store, a_major, b_major in layouts:
-        family = Family("pointer", shown.dtype, shown.precision, a_major, b_major, store)
+        specialization = Specialization("pointer", shown.dtype, shown.precision, a_major, b_major, store)
         if target.backend == "interpreter":
-            yield family, INTERPRETED
+            yield specialization, INTERPRETED
             continue
         for tile in tiles_for(shown, target):
             if tile.config.kernel == "pointer" and tile.store in ("", store):
-                yield family, tile.config
+                yield specialization, tile.config
 
 
-def _vector_members(shown: Problem, target: Target) -> Iterator[tuple[Family, Config]]:
+def _vector_members(shown: Problem, target: Target) -> Iterator[tuple[Specialization, Config]]:
     tiles = INTERPRETED_VECTORS
     if target.backend != "interpreter":
         tiles = tuple(tile.config for tile in tiles_for(shown, target) if tile.config.kernel == "vector")
     for b_major, config in itertools.product("nk", tiles):
-        yield Family("vector", shown.dtype, "ieee", "k", b_major, "pieces"), config
+        yield Specialization("vector", shown.dtype, "ieee", "k", b_major, "vec16"), config
 
 
-def _tma_members(shown: Problem, target: Target) -> Iterator[tuple[Family, Config]]:
+def _tma_members(shown: Problem, target: Target) -> Iterator[tuple[Specialization, Config]]:
     out_dtypes = dict.fromkeys((OUT_DTYPES[shown.dtype][0], "float32"))
     for out_dtype, a_major, b_major, batch in itertools.product(out_dtypes, "km", "nk", (1, 2)):
         problem = replace(shown, m=FEW_ROWS + 1, batch=batch, out_dtype=out_dtype, a_major=a_major, b_major=b_major)
         if not has_descriptors(problem, target):
             continue
-        for store, is_plain in (("boxes", True), ("boxes", False), ("pieces", False)):
-            boxed = replace(problem, is_boxed_out=store == "boxes")
+        for store, is_plain in (("tma", True), ("tma", False), ("vec16", False)):
+            boxed = replace(problem, is_boxed_out=store == "tma")
             for tile in tiles_for(problem, target):
                 if tile.config.kernel != "tma":
                     continue
-                family = family_of(boxed, tile.config, is_plain=is_plain)
+                specialization = specialization_of(boxed, tile.config, is_plain=is_plain)
                 is_offered = _is_offered(tile, store, for_main=is_main(problem), is_plain=is_plain)
-                if is_offered and family.store == store and family.is_plain == is_plain:
-                    yield family, tile.config
+                if is_offered and specialization.store == store and specialization.is_plain == is_plain:
+                    yield specialization, tile.config
 
 
-def _interpreted_members(shown: Problem) -> Iterator[tuple[Family, Config]]:
+def _interpreted_members(shown: Problem) -> Iterator[tuple[Specialization, Config]]:
     flags = (True, False)
     for out_dtype, batch, is_boxed, is_plain in itertools.product(OUT_DTYPES[shown.dtype], (1, 2), flags, flags):
         for a_major, b_major in itertools.product("km", "nk"):
             problem = replace(shown, m=FEW_ROWS + 1, batch=batch, out_dtype=out_dtype, is_boxed_out=is_boxed)
             problem = replace(problem, a_major=a_major, b_major=b_major)
-            yield family_of(problem, INTERPRETED_TMA, is_plain=is_plain), INTERPRETED_TMA
+            yield specialization_of(problem, INTERPRETED_TMA, is_plain=is_plain), INTERPRETED_TMA
 
 
 def is_scalar(dtype: str, precision: str, target: Target) -> bool:
@@ -336,18 +338,18 @@ def is_possible(problem: Problem, config: Config, target: Target, *, is_plain: b
     """Whether there is a binary of `config` for `problem`, and using it is sensible."""
     if not is_sensible(problem, config, target):
         return False
-    return replace(config, split_k=1) in built_for(family_of(problem, config, is_plain=is_plain), target)
+    return replace(config, split_k=1) in built_for(specialization_of(problem, config, is_plain=is_plain), target)
 
 
-def built_for(family: Family, target: Target) -> Collection[Config]:
-    """The configurations, with one split, that the catalogue has a binary of for `family`."""
-    return by_family(target).get(family, ())
+def built_for(specialization: Specialization, target: Target) -> Collection[Config]:
+    """The configurations, with one split, that the catalogue has a binary of for `specialization`."""
+    return by_specialization(target).get(specialization, ())
 
 
 @functools.cache
-def by_family(target: Target) -> dict[Family, dict[Config, None]]:
-    """`members`, in order, with what is built for each family. Listing the catalogue fills it, so that no request does."""
-    found: dict[Family, dict[Config, None]] = defaultdict(dict)
-    for family, config in members(target):
-        found[family][config] = None
+def by_specialization(target: Target) -> dict[Specialization, dict[Config, None]]:
+    """Configurations of each specialization, in the order of `members`; filled when the catalogue is listed, by no request."""
+    found: dict[Specialization, dict[Config, None]] = defaultdict(dict)
+    for specialization, config in members(target):
+        found[specialization][config] = None
     return dict(found)

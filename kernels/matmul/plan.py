@@ -13,16 +13,16 @@ from tilewire.kernels.matmul.configs import (
     KINDS,
     SCALE_STEPS,
     Config,
-    Family,
-    Finish,
+    EpilogueSpec,
     Problem,
+    Specialization,
     cdiv,
 )
-from tilewire.kernels.matmul.members import family_of
+from tilewire.kernels.matmul.members import specialization_of
 from tilewire.kernels.matmul.select import select, select_invariant
 from tilewire.kernels.matmul.variants import box_shapes, build, units_of
 from tilewire.kernels.matmul.view import Dtypes, Strides, View, problem_of, view_of
-from tilewire.kernels.runtime.launch import Descriptor, Kept, Launch, current_stream
+from tilewire.kernels.runtime.launch import Descriptor, Launch, LaunchCache, current_stream
 from tilewire.kernels.runtime.strides import Extent
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.runtime.workspace import workspace
@@ -38,10 +38,10 @@ class Epilogue:
     activation: str = "none"
 
     @property
-    def finish(self) -> Finish:
+    def spec(self) -> EpilogueSpec:
         """Returns the part that the choice of a binary depends on."""
         bias_dtype = "" if self.bias is None else _name(self.bias.dtype)
-        return Finish(bias_dtype, _num_scales(self.a_scale), _num_scales(self.b_scale), self.activation)
+        return EpilogueSpec(bias_dtype, _num_scales(self.a_scale), _num_scales(self.b_scale), self.activation)
 
 
 class PreparedMatmul:
@@ -52,21 +52,25 @@ class PreparedMatmul:
     Args:
         view: shapes and strides.
         problem: what of them the kernel depends on.
-        finish: what follows the product.
+        spec: what follows the product.
         config: how to compute it.
         device: where.
     """
 
-    def __init__(self, view: View, problem: Problem, finish: Finish, config: Config, device: torch.device) -> None:
+    def __init__(self, view: View, problem: Problem, spec: EpilogueSpec, config: Config, device: torch.device) -> None:
         index = device.index if device.index is not None else -1
         target = current(index)
         self.config = config
         self.problem = problem
-        family = family_of(problem, config, is_plain=finish.is_plain)
+        specialization = specialization_of(problem, config, is_plain=spec.is_plain)
         is_tma = config.kernel == "tma"
-        values = _descriptor_values(view, problem, config, family) if is_tma else _pointer_values(view, family)
-        values |= _told(view, problem, finish, family)
-        self.variant = variant = build(family, config, target)
+        values = (
+            _descriptor_values(view, problem, config, specialization)
+            if is_tma
+            else _pointer_values(view, specialization)
+        )
+        values |= _runtime_args(view, problem, spec, specialization)
+        self.variant = variant = build(specialization, config, target)
         values = {name: values[name] for name, _ in variant.signature if name in values}
         self._launch = Launch(variant, target, _grid(problem, config, target), values, index)
         self._device = device
@@ -94,7 +98,7 @@ class PreparedMatmul:
         self._launch(a, b, out, bias, a_scale, b_scale, partial, count)
 
 
-_kept: Kept[PreparedMatmul] = Kept()
+_launches: LaunchCache[PreparedMatmul | None] = LaunchCache()
 
 
 def launch(
@@ -136,15 +140,15 @@ def prepare(
     precision: str,
     config: Config | Literal["invariant"] | None = None,
 ) -> PreparedMatmul | None:
-    """What `launch` would run, bound but for the addresses; None where it would take several launches."""
-    finish = epilogue.finish
+    """Returns the launcher, bound but for the addresses; None where it would take several launches."""
+    spec = epilogue.spec
     alignment = ((a.data_ptr() | b.data_ptr()) % 16 == 0, out.data_ptr() % 16 == 0)
     shapes = (a.shape, a.stride(), b.shape, b.stride(), out.shape, out.stride())
-    key = (shapes, a.dtype, out.dtype, alignment, finish, precision, config, a.device)
+    key = (shapes, a.dtype, out.dtype, alignment, spec, precision, config, a.device)
 
     def make() -> PreparedMatmul | None:
         extents = (Extent(tuple(tensor.shape), tensor.stride()) for tensor in (a, b, out))
-        view = view_of(*extents, is_row_scaled=finish.a_scale == "each")
+        view = view_of(*extents, is_row_scaled=spec.a_scale == "each")
         if view is None:
             return None
         dtypes = Dtypes(_name(a.dtype), _name(out.dtype), precision)
@@ -153,10 +157,10 @@ def prepare(
         if config == "invariant":
             chosen = select_invariant(problem, target)
         else:
-            chosen = config or select(problem, target, is_plain=finish.is_plain)
-        return PreparedMatmul(view, problem, finish, chosen, a.device)
+            chosen = config or select(problem, target, is_plain=spec.is_plain)
+        return PreparedMatmul(view, problem, spec, chosen, a.device)
 
-    return _kept.get(key, make)
+    return _launches.get(key, make)
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -174,24 +178,24 @@ def _grid(problem: Problem, config: Config, target: Target) -> tuple[int, int, i
     return min(tiles, target.num_sms) if config.is_persistent else tiles, config.split_k, 1
 
 
-def _told(view: View, problem: Problem, finish: Finish, family: Family) -> dict[str, Any]:
-    """What follows the product and how the output lies: what both kernels are told at run time."""
-    unit = 16 // ITEM_BYTES[problem.out_dtype] if family.store == "pieces" else 1
+def _runtime_args(view: View, problem: Problem, spec: EpilogueSpec, specialization: Specialization) -> dict[str, Any]:
+    """Returns the arguments of both kernels for the epilogue and the output."""
+    unit = 16 // ITEM_BYTES[problem.out_dtype] if specialization.store == "vec16" else 1
     return {
         "out_kind": KINDS[problem.out_dtype],
-        "bias_kind": KINDS[finish.bias_dtype],
-        "a_scale_step": SCALE_STEPS[finish.a_scale],
-        "b_scale_step": SCALE_STEPS[finish.b_scale],
-        "activation": ACTIVATIONS.index(finish.activation),
-        "stride_oz": view.out[1 if family.kernel == "tma" else 0] // unit,
+        "bias_kind": KINDS[spec.bias_dtype],
+        "a_scale_step": SCALE_STEPS[spec.a_scale],
+        "b_scale_step": SCALE_STEPS[spec.b_scale],
+        "activation": ACTIVATIONS.index(spec.activation),
+        "stride_oz": view.out[1 if specialization.kernel == "tma" else 0] // unit,
         "stride_oy": view.out[1] // unit,
         "stride_om": view.out[2] // unit,
         "stride_on": view.out[3],
     }
 
 
-def _pointer_values(view: View, family: Family) -> dict[str, Any]:
-    units = units_of(family)
+def _pointer_values(view: View, specialization: Specialization) -> dict[str, Any]:
+    units = units_of(specialization)
     names = ("az", "ay", "am", "ak", "bz", "by", "bk", "bn")
     strides = dict(zip(names, (*view.a, *view.b), strict=True))
     values = {f"stride_{name}": stride // units["in"] for name, stride in strides.items()}
@@ -203,8 +207,8 @@ def _pointer_values(view: View, family: Family) -> dict[str, Any]:
     }
 
 
-def _descriptor_values(view: View, problem: Problem, config: Config, family: Family) -> dict[str, Any]:
-    boxes = box_shapes(family, config)
+def _descriptor_values(view: View, problem: Problem, config: Config, specialization: Specialization) -> dict[str, Any]:
+    boxes = box_shapes(specialization, config)
     m, n, k = view.m, view.n, view.k
     a_rows = (m, k) if problem.a_major == "k" else (k, m)
     b_rows = (k, n) if problem.b_major == "n" else (n, k)
@@ -219,7 +223,7 @@ def _descriptor_values(view: View, problem: Problem, config: Config, family: Fam
         "step_a": int(view.a[1] != 0),
         "step_b": int(view.b[1] != 0),
     }
-    if family.store == "boxes":
+    if specialization.store == "tma":
         out_bytes = ITEM_BYTES[problem.out_dtype]
         values["out_desc"] = _descriptor((m, n), view.out, view.batch[1], boxes["out"], out_bytes)
     return values

@@ -26,11 +26,11 @@ from tilewire.kernels.matmul.members import (
     arithmetic_of,
     built_for,
     can_split,
-    family_of,
     has_vectors,
     is_possible,
     is_sensible,
     overrides_of,
+    specialization_of,
     stores_boxes,
     tiles_for,
 )
@@ -47,7 +47,7 @@ _UNIT_TILE = 128 * 128
 
 
 def select(problem: Problem, target: Target, *, is_plain: bool = True) -> Config:
-    """The configuration for `problem` on `target`: with its family, a member of `members(target)`.
+    """The configuration for `problem` on `target`: with its specialization, a member of `members(target)`.
 
     Args:
         problem: The product.
@@ -139,7 +139,7 @@ def amounts_of(problem: Problem, config: Config, occupancy: int, target: Target,
     stored = (
         turns * tile * (problem.m / (rows * config.block_m)) * (problem.n / (columns * config.block_n)) / _UNIT_TILE
     )
-    across = (problem.a_major != "k") + (problem.b_major != "n")
+    strided = (problem.a_major != "k") + (problem.b_major != "n")
     is_split = splits > 1
     return (
         1.0,
@@ -150,7 +150,7 @@ def amounts_of(problem: Problem, config: Config, occupancy: int, target: Target,
         2 * 4 * tile * programs / target.bytes_per_us if is_split else 0.0,
         4e-6 * tile * splits if is_split else 0.0,
         matrix_us,
-        across * matrix_us,
+        strided * matrix_us,
         float(waves * steps),
         loaded / target.sm_l2_bytes_per_us,
         moved / target.bytes_per_us,
@@ -204,7 +204,7 @@ def _predictions(problem: Problem, target: Target, *, is_plain: bool) -> Iterato
             best_us = min(best_us, us)
 
 
-# Any configuration of each kernel: what family a product is of depends on no more.
+# Any configuration of each kernel: what specialization a product is of depends on no more.
 _PROBES = {kernel: Config(kernel, 16, 16, 16) for kernel in ("pointer", "tma", "vector")}
 
 
@@ -217,7 +217,9 @@ def _able(
     found = []
     for tile in tiles_for(problem, target):
         probe = _PROBES[tile.config.kernel]
-        whole, shared = (family_of(problem, replace(probe, split_k=split), is_plain=is_plain) for split in (1, 2))
+        whole, shared = (
+            specialization_of(problem, replace(probe, split_k=split), is_plain=is_plain) for split in (1, 2)
+        )
         if tile.store not in ("", whole.store):
             continue
         is_whole = tile.config in built_for(whole, target)

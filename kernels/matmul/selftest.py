@@ -10,20 +10,20 @@ from dataclasses import dataclass, replace
 import torch
 
 from tilewire.kernels.build.operands import lay, like, numbers
-from tilewire.kernels.matmul.configs import OUT_DTYPES, PRECISIONS, Config, Family
+from tilewire.kernels.matmul.configs import OUT_DTYPES, PRECISIONS, Config, Specialization
 from tilewire.kernels.matmul.grouped.op import GroupedLaunch
 from tilewire.kernels.matmul.members import can_split, is_supported, members
 from tilewire.kernels.matmul.plan import Epilogue, prepare
-from tilewire.kernels.op import Trial
+from tilewire.kernels.op import SelfTest
 from tilewire.kernels.runtime.targets import Target
 
-_Start = Callable[[], Trial]
+_Start = Callable[[], SelfTest]
 _Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def trials(target: Target, device: torch.device) -> Iterator[_Start]:
+def self_tests(target: Target, device: torch.device) -> Iterator[_Start]:
     """Yields one call for each binary of a target, which launches and checks it."""
-    return itertools.chain(_matmul_trials(target, device), _grouped_trials(target, device))
+    return itertools.chain(_matmul_self_tests(target, device), _grouped_self_tests(target, device))
 
 
 @dataclass(frozen=True)
@@ -38,31 +38,38 @@ class _Layout:
     is_batched: bool
 
 
-def _matmul_trials(target: Target, device: torch.device) -> Iterator[_Start]:
+def _matmul_self_tests(target: Target, device: torch.device) -> Iterator[_Start]:
     operands = functools.cache(functools.partial(_operands, device=device))
-    for family, config in dict.fromkeys(members(target)):
+    for specialization, config in dict.fromkeys(members(target)):
         # Descriptors read rows of any length; only the pointer kernel tells aligned inputs from others.
-        is_aligned = family.store != "elements"
-        rows = config.block_m if config.kernel == "vector" else 80 if family.store == "boxes" else 48
-        layout = _Layout(family.dtype, family.a_major, family.b_major, is_aligned, rows, family.is_batched)
-        yield functools.partial(_matmul_trial, family, config, functools.partial(operands, layout))
+        is_aligned = specialization.store != "scalar"
+        rows = config.block_m if config.kernel == "vector" else 80 if specialization.store == "tma" else 48
+        layout = _Layout(
+            specialization.dtype,
+            specialization.a_major,
+            specialization.b_major,
+            is_aligned,
+            rows,
+            specialization.is_batched,
+        )
+        yield functools.partial(_matmul_self_test, specialization, config, functools.partial(operands, layout))
 
 
-def _matmul_trial(family: Family, config: Config, operands: Callable[[], _Operands]) -> Trial:
+def _matmul_self_test(specialization: Specialization, config: Config, operands: Callable[[], _Operands]) -> SelfTest:
     a, b, expected = operands()
-    dtype = getattr(torch, family.out_dtype or OUT_DTYPES[family.dtype][0])
+    dtype = getattr(torch, specialization.out_dtype or OUT_DTYPES[specialization.dtype][0])
     epilogue = Epilogue()
-    if not family.is_plain:
+    if not specialization.is_plain:
         bias_dtype = torch.int32 if dtype == torch.int32 else torch.float32
         epilogue = Epilogue(torch.ones(b.shape[-1], dtype=bias_dtype, device=b.device), activation="relu")
         expected = (expected + 1).clamp(min=0)
-    out = like(expected, "last", dtype, is_aligned=family.store != "elements")
+    out = like(expected, "last", dtype, is_aligned=specialization.store != "scalar")
     out.fill_(-100)
-    splits = 2 if can_split(config) and family.store != "boxes" else 1
-    prepared = prepare(a, b, out, epilogue, family.precision, replace(config, split_k=splits))
+    splits = 2 if can_split(config) and specialization.store != "tma" else 1
+    prepared = prepare(a, b, out, epilogue, specialization.precision, replace(config, split_k=splits))
     assert prepared is not None, "This is a bug."
     prepared(a, b, out, epilogue.bias, None, None)
-    return Trial((prepared.variant,), (out.float() == expected).all())
+    return SelfTest((prepared.variant,), (out.float() == expected).all())
 
 
 def _operands(layout: _Layout, device: torch.device) -> _Operands:
@@ -82,19 +89,19 @@ def _operands(layout: _Layout, device: torch.device) -> _Operands:
     return laid_a, laid_b, b[..., picked, :].contiguous()
 
 
-def _grouped_trials(target: Target, device: torch.device) -> Iterator[_Start]:
+def _grouped_self_tests(target: Target, device: torch.device) -> Iterator[_Start]:
     kinds = [(dtype, precision) for dtype in OUT_DTYPES for precision in PRECISIONS if is_supported(dtype, target)]
     for (dtype, precision), b_major, is_aligned in itertools.product(kinds, "nk", (True, False)):
         if precision == "ieee" or dtype == "float32":
             layout = _Layout(dtype, "k", b_major, is_aligned, rows=48, is_batched=False)
-            yield functools.partial(_grouped_trial, layout, precision, device)
+            yield functools.partial(_grouped_self_test, layout, precision, device)
 
 
-def _grouped_trial(layout: _Layout, precision: str, device: torch.device) -> Trial:
+def _grouped_self_test(layout: _Layout, precision: str, device: torch.device) -> SelfTest:
     a, b, expected = _operands(layout, device)
     dtype = getattr(torch, OUT_DTYPES[layout.dtype][0])
     outs = [torch.empty(expected.shape, dtype=dtype, device=device) for _ in range(2)]
     grouped = GroupedLaunch([a, a], [b, b], outs, [None, None], "none", precision)
     grouped()
     assert grouped.variant is not None, "This is a bug."
-    return Trial((grouped.variant,), (torch.stack(outs).float() == expected).all())
+    return SelfTest((grouped.variant,), (torch.stack(outs).float() == expected).all())

@@ -17,12 +17,12 @@ from tilewire.kernels.matmul.members import (
     SCALAR,
     SPLITS,
     arithmetic_of,
-    family_of,
     has_descriptors,
     is_main,
     is_scalar,
     is_sensible,
     is_supported,
+    specialization_of,
     stores_boxes,
 )
 from tilewire.kernels.matmul.select import amounts_of
@@ -70,8 +70,8 @@ def space(shape: MatmulShape, target: Target) -> Iterator[Config]:
 
 def binaries(shape: MatmulShape, config: Config, target: Target) -> tuple[Variant, ...]:
     """Returns the binaries that a configuration launches for a shape."""
-    family = family_of(shape.problem, config, is_plain=shape.is_plain)
-    return (build(family, replace(config, split_k=1), target),)
+    specialization = specialization_of(shape.problem, config, is_plain=shape.is_plain)
+    return (build(specialization, replace(config, split_k=1), target),)
 
 
 @functools.cache

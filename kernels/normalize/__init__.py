@@ -2,7 +2,7 @@
 
 from tilewire.kernels.normalize.kernel import normalize_loop_kernel, normalize_row_kernel
 from tilewire.kernels.normalize.op import normalize, prepare_normalize
-from tilewire.kernels.normalize.selftest import trials
+from tilewire.kernels.normalize.selftest import self_tests
 from tilewire.kernels.normalize.variants import variants
 from tilewire.kernels.op import KernelOp
 
@@ -15,5 +15,5 @@ NORMALIZE = KernelOp(
         normalize_row_kernel,
     ),
     variants=variants,
-    trials=trials,
+    self_tests=self_tests,
 )

@@ -1,6 +1,6 @@
 """The normalisation kernels: jit bodies only.
 
-All compute out = (x - mean) · scale · weight + bias along rows of N elements, in float32. The kind is told at run time.
+All compute out = (x - mean) · scale · weight + bias along rows of N elements, in float32. The kind is passed at run time.
 About 8·rows·N flops; rows·N·(input size + output size) bytes at least.
 """
 
@@ -16,7 +16,7 @@ RMS = tl.constexpr(1)
 
 @triton.jit
 def scale_of(square, n, eps, kind):
-    """What a row is multiplied with, from its sum of squares: 1/√(mean + eps), or 1/max(norm, eps) for the 2-norm."""
+    """Computes the factor of a row from its sum of squares: 1/√(mean + eps), or 1/max(norm, eps) for the 2-norm."""
     eps = tl.cast(eps, tl.float32)
     root = tl.sqrt_rn(tl.where(kind <= RMS, square / n + eps, square))
     root = tl.where(kind <= RMS, root, tl.where(root < eps, eps, root))

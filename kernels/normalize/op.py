@@ -6,7 +6,7 @@ import torch
 
 from tilewire.kernels.normalize.configs import DTYPES, KINDS, Config, Problem, choose
 from tilewire.kernels.normalize.variants import unit_of, variant
-from tilewire.kernels.runtime.launch import Kept, Variant, are_aligned
+from tilewire.kernels.runtime.launch import LaunchCache, Variant, are_aligned
 from tilewire.kernels.runtime.pipeline import Pipeline, Step, bound
 from tilewire.kernels.runtime.rows import as_rows, row_stride
 from tilewire.kernels.runtime.targets import current
@@ -148,7 +148,7 @@ class PreparedNormalize:
         return vector.to(self._vector_dtype).contiguous()
 
 
-_kept: Kept[PreparedNormalize] = Kept()
+_launches: LaunchCache[PreparedNormalize] = LaunchCache()
 
 
 def prepare(
@@ -197,9 +197,7 @@ def prepare(
         pipeline = Pipeline(names_of, [Step(launch, names_of)], {}, x.device)
         return PreparedNormalize(pipeline, axis, vector_dtype, is_direct=is_direct)
 
-    prepared = _kept.get(key, make)
-    assert prepared is not None, "This is a bug."
-    return prepared
+    return _launches.get(key, make)
 
 
 def _name(dtype: torch.dtype) -> str:

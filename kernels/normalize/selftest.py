@@ -11,19 +11,19 @@ from tilewire.kernels.build.operands import numbers
 from tilewire.kernels.normalize.configs import Config, Problem, enumerate_configs
 from tilewire.kernels.normalize.op import prepare
 from tilewire.kernels.normalize.reference import normalize_reference
-from tilewire.kernels.op import Trial
+from tilewire.kernels.op import SelfTest
 from tilewire.kernels.runtime.targets import Target
 
 _EPS = 1e-5
 
 
-def trials(target: Target, device: torch.device) -> Iterator[Callable[[], Trial]]:
+def self_tests(target: Target, device: torch.device) -> Iterator[Callable[[], SelfTest]]:
     """Yields one call for each binary of a target, which launches and checks it."""
     for problem, config in enumerate_configs(target):
-        yield functools.partial(_trial, problem, config, device)
+        yield functools.partial(_self_test, problem, config, device)
 
 
-def _trial(problem: Problem, config: Config, device: torch.device) -> Trial:
+def _self_test(problem: Problem, config: Config, device: torch.device) -> SelfTest:
     n = config.block_n * (1 if config.block_rows else 2) - (0 if problem.is_aligned else 1)
     rows = config.block_rows + 2
     dtype, out_dtype, vector_dtype = (
@@ -37,4 +37,4 @@ def _trial(problem: Problem, config: Config, device: torch.device) -> Trial:
     expected = normalize_reference(x, "layer", _EPS, weight=weight, bias=bias)
     # A unit of the output's type, which Triton's interpreter cuts off instead of rounding, and float32's own error.
     bound = expected.abs() * torch.finfo(out_dtype).eps + 1e-4
-    return Trial(prepared.variants, ((out.double() - expected).abs() <= bound).all())
+    return SelfTest(prepared.variants, ((out.double() - expected).abs() <= bound).all())

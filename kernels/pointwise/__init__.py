@@ -3,7 +3,7 @@
 from tilewire.kernels.op import KernelOp
 from tilewire.kernels.pointwise.kernel import pointwise_kernel
 from tilewire.kernels.pointwise.op import pointwise, prepare_pointwise
-from tilewire.kernels.pointwise.selftest import trials
+from tilewire.kernels.pointwise.selftest import self_tests
 from tilewire.kernels.pointwise.variants import variants
 
 POINTWISE = KernelOp(
@@ -12,5 +12,5 @@ POINTWISE = KernelOp(
     prepare=prepare_pointwise,
     kernels=(pointwise_kernel,),
     variants=variants,
-    trials=trials,
+    self_tests=self_tests,
 )

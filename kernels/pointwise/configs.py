@@ -25,7 +25,7 @@ UNARY = {
     "neg": 12,
 }
 BINARY = {"mul": 0, "sub": 1, "div": 2, "maximum": 3, "minimum": 4}
-# How an output type that differs from the inputs' is told to the kernel.
+# How an output type that differs from the inputs' is passed to the kernel.
 OUT_KINDS = {"float16": 1, "bfloat16": 2, "float32": 3}
 
 
@@ -52,23 +52,23 @@ class Problem:
     inner: tuple[str, str, str]
 
     @property
-    def family(self) -> Family:
-        """The family whose binaries compute this: the rarer a pattern, the fewer binaries are made for it."""
+    def specialization(self) -> Specialization:
+        """The specialization whose binaries compute this: the rarer a pattern, the fewer binaries are made for it."""
         is_typed = self.dtype == self.out_dtype
         is_flat = self.rows == 1 and self.inner == _UNIT
         is_common = is_typed and (is_flat or (self.is_aligned and self.inner in _COMMON))
         if not is_common:
-            return Family(self.dtype, is_typed, self.is_binary, False, _ANY, 3)
-        return Family(self.dtype, True, self.is_binary, self.is_aligned, self.inner, 0 if is_flat else 3)
+            return Specialization(self.dtype, is_typed, self.is_binary, False, _ANY, 3)
+        return Specialization(self.dtype, True, self.is_binary, self.is_aligned, self.inner, 0 if is_flat else 3)
 
 
 @dataclass(frozen=True)
-class Family:
+class Specialization:
     """All that a binary depends on besides its blocks.
 
     Attributes:
         dtype: Name of the inputs' dtype.
-        is_typed: Whether the output has the same; else its type is told at run time.
+        is_typed: Whether the output has the same; else its type is passed at run time.
         is_binary: Whether there are two inputs.
         is_aligned: As in `Problem`.
         inner: As in `Problem`.
@@ -99,31 +99,35 @@ _LENGTHS = (32, 256, 1024)
 
 
 def choose(problem: Problem, target: Target) -> Config:
-    """The blocks for `problem` on `target`: with its family, one of `enumerate_configs`."""
-    configs = configs_for(problem.family, target)
+    """The blocks for `problem` on `target`: with its specialization, one of `enumerate_configs`."""
+    configs = configs_for(problem.specialization, target)
     return next((config for config in configs if config.block_n >= problem.n), configs[-1])
 
 
-def configs_for(family: Family, target: Target) -> tuple[Config, ...]:
+def configs_for(specialization: Specialization, target: Target) -> tuple[Config, ...]:
     """Blocks by rising length of a row."""
     if target.backend == "interpreter":
-        return (Config(1, 64, 4),) if family.outer_rank == 0 else (Config(4, 16, 4), Config(1, 64, 4))
-    elements = 4096 // ITEM_BYTES[family.dtype]
-    if family.outer_rank == 0:
+        return (Config(1, 64, 4),) if specialization.outer_rank == 0 else (Config(4, 16, 4), Config(1, 64, 4))
+    elements = 4096 // ITEM_BYTES[specialization.dtype]
+    if specialization.outer_rank == 0:
         return (Config(1, elements, 4),)
-    if family.inner == _ANY:
+    if specialization.inner == _ANY:
         # Each element has offsets of its own, which take registers.
         elements = 1024
     return tuple(Config(elements // length, length, 4) for length in _LENGTHS)
 
 
-def enumerate_configs(target: Target) -> Iterator[tuple[Family, Config]]:
-    """Every family and blocks that `choose` can return on `target`."""
+def enumerate_configs(target: Target) -> Iterator[tuple[Specialization, Config]]:
+    """Every specialization and blocks that `choose` can return on `target`."""
     for dtype in DTYPES:
         for is_binary in (True, False):
-            families = [Family(dtype, True, is_binary, is_aligned, _UNIT, 0) for is_aligned in (True, False)]
+            specializations = [
+                Specialization(dtype, True, is_binary, is_aligned, _UNIT, 0) for is_aligned in (True, False)
+            ]
             repeated = _COMMON if is_binary else _COMMON[:1]
-            families += [Family(dtype, True, is_binary, True, inner, 3) for inner in repeated]
-            families += [Family(dtype, is_typed, is_binary, False, _ANY, 3) for is_typed in (True, False)]
-            for family in families:
-                yield from ((family, config) for config in configs_for(family, target))
+            specializations += [Specialization(dtype, True, is_binary, True, inner, 3) for inner in repeated]
+            specializations += [
+                Specialization(dtype, is_typed, is_binary, False, _ANY, 3) for is_typed in (True, False)
+            ]
+            for specialization in specializations:
+                yield from ((specialization, config) for config in configs_for(specialization, target))

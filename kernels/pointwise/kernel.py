@@ -99,7 +99,7 @@ def pointwise_tile(
     IS_BINARY: tl.constexpr,
     IS_TYPED: tl.constexpr,
 ):
-    """One tile. Unless IS_TYPED, `out_kind` tells the output's type."""
+    """One tile. Unless IS_TYPED, `out_kind` is the output's type."""
     x = load_tile(x_ptr, from_x, offs_n, stride_xn, mask, X_INNER).to(tl.float32)
     if IS_BINARY:
         y = load_tile(y_ptr, from_y, offs_n, stride_yn, mask, Y_INNER).to(tl.float32)

@@ -9,7 +9,7 @@ import torch
 
 from tilewire.kernels.pointwise.configs import BINARY, DTYPES, MAX_RANK, OUT_KINDS, UNARY, Config, Problem, choose
 from tilewire.kernels.pointwise.variants import build, unit_of
-from tilewire.kernels.runtime.launch import Kept, Variant, are_aligned
+from tilewire.kernels.runtime.launch import LaunchCache, Variant, are_aligned
 from tilewire.kernels.runtime.pipeline import Pipeline, Step, bound
 from tilewire.kernels.runtime.strides import broadcast_shapes, broadcast_strides, collapse
 from tilewire.kernels.runtime.targets import current
@@ -146,7 +146,7 @@ class PreparedPointwise:
             prepare(part, other, out_part, *self._options)(part, other, out_part)
 
 
-_kept: Kept[PreparedPointwise] = Kept()
+_launches: LaunchCache[PreparedPointwise] = LaunchCache()
 
 
 def prepare(
@@ -168,9 +168,7 @@ def prepare(
         pipeline = None if view is None else _pipeline(x, y, out, view, (fn, scale, shift), config)
         return PreparedPointwise(pipeline, (fn, scale, shift))
 
-    prepared = _kept.get(key, make)
-    assert prepared is not None, "This is a bug."
-    return prepared
+    return _launches.get(key, make)
 
 
 def _view(x: torch.Tensor, y: torch.Tensor | None, out: torch.Tensor) -> View | None:
@@ -197,8 +195,8 @@ def _pipeline(
     target = current(x.get_device())
     problem = _problem(x, y, out, view)
     config = config or choose(problem, target)
-    family = problem.family
-    unit = unit_of(family)
+    specialization = problem.specialization
+    unit = unit_of(specialization)
     sizes = {
         "scale": float(scale),
         "shift": float(shift),
@@ -214,7 +212,7 @@ def _pipeline(
         sizes |= {f"stride_{letter}n": strides[3]}
     programs = -(-problem.rows // config.block_rows) * -(-problem.n // config.block_n)
     index = x.device.index if x.device.index is not None else -1
-    launch = bound(build(family, config, target), target, programs, sizes, index)
+    launch = bound(build(specialization, config, target), target, programs, sizes, index)
     return Pipeline(_TENSORS, [Step(launch, _TENSORS)], {}, x.device)
 
 

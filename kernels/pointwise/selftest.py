@@ -8,33 +8,35 @@ from collections.abc import Callable, Iterator
 import torch
 
 from tilewire.kernels.build.operands import numbers
-from tilewire.kernels.op import Trial
-from tilewire.kernels.pointwise.configs import Config, Family, enumerate_configs
+from tilewire.kernels.op import SelfTest
+from tilewire.kernels.pointwise.configs import Config, Specialization, enumerate_configs
 from tilewire.kernels.pointwise.op import prepare
 from tilewire.kernels.runtime.targets import Target
 
 
-def trials(target: Target, device: torch.device) -> Iterator[Callable[[], Trial]]:
+def self_tests(target: Target, device: torch.device) -> Iterator[Callable[[], SelfTest]]:
     """Yields one call for each binary of a target, which launches and checks it."""
-    for family, config in enumerate_configs(target):
-        yield functools.partial(_trial, family, config, device)
+    for specialization, config in enumerate_configs(target):
+        yield functools.partial(_self_test, specialization, config, device)
 
 
-def _trial(family: Family, config: Config, device: torch.device) -> Trial:
-    dtype = getattr(torch, family.dtype)
-    other = torch.float16 if family.dtype == "float32" else torch.float32
-    n = 2 * config.block_n - (0 if family.is_aligned else 1)
-    shape = (n,) if family.outer_rank == 0 else (2, config.block_rows + 1, n)
+def _self_test(specialization: Specialization, config: Config, device: torch.device) -> SelfTest:
+    dtype = getattr(torch, specialization.dtype)
+    other = torch.float16 if specialization.dtype == "float32" else torch.float32
+    n = 2 * config.block_n - (0 if specialization.is_aligned else 1)
+    shape = (n,) if specialization.outer_rank == 0 else (2, config.block_rows + 1, n)
     values = numbers(shape, device)
-    x, y, out = (_lying(values, inner, dtype, is_padded=family.outer_rank > 0) for inner in family.inner)
-    if not family.is_typed:
+    x, y, out = (
+        _lying(values, inner, dtype, is_padded=specialization.outer_rank > 0) for inner in specialization.inner
+    )
+    if not specialization.is_typed:
         out = torch.empty_like(out, dtype=other)
     out.fill_(float("nan"))
-    second = y if family.is_binary else None
-    prepared = prepare(x, second, out, "mul" if family.is_binary else "neg", 2.0, 1.0, config)
+    second = y if specialization.is_binary else None
+    prepared = prepare(x, second, out, "mul" if specialization.is_binary else "neg", 2.0, 1.0, config)
     prepared(x, second, out)
-    expected = (x.float() * y.float() if family.is_binary else -x.float()) * 2 + 1
-    return Trial(prepared.variants, (out.float() == expected).all())
+    expected = (x.float() * y.float() if specialization.is_binary else -x.float()) * 2 + 1
+    return SelfTest(prepared.variants, (out.float() == expected).all())
 
 
 def _lying(values: torch.Tensor, inner: str, dtype: torch.dtype, *, is_padded: bool) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from tilewire.kernels.op import KernelOp
 from tilewire.kernels.reduce.kernel import reduce_column_kernel, reduce_merge_kernel, reduce_row_kernel
 from tilewire.kernels.reduce.op import prepare_reduce, reduce
-from tilewire.kernels.reduce.selftest import trials
+from tilewire.kernels.reduce.selftest import self_tests
 from tilewire.kernels.reduce.variants import variants
 
 REDUCE = KernelOp(
@@ -16,5 +16,5 @@ REDUCE = KernelOp(
         reduce_row_kernel,
     ),
     variants=variants,
-    trials=trials,
+    self_tests=self_tests,
 )

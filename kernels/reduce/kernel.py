@@ -26,7 +26,7 @@ BFLOAT16 = tl.constexpr(2)
 
 @triton.jit
 def base_of(top):
-    """What exponents are taken from: the maximum, 0 for an infinite one, since ∞ - ∞ would be NaN."""
+    """Returns the subtrahend of exponents: the maximum, 0 for an infinite one, since ∞ - ∞ would be NaN."""
     return tl.where(tl.abs(top) == float("inf"), 0.0, top)
 
 

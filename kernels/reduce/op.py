@@ -9,7 +9,7 @@ import torch
 
 from tilewire.kernels.reduce.configs import DTYPES, KINDS, OUT_KINDS, Config, Kind, Problem, choose
 from tilewire.kernels.reduce.variants import MERGED_ROWS, main_variant, merge_variant, unit_of
-from tilewire.kernels.runtime.launch import Kept, Variant, are_aligned
+from tilewire.kernels.runtime.launch import LaunchCache, Variant, are_aligned
 from tilewire.kernels.runtime.pipeline import Part, Pipeline, Step, bound
 from tilewire.kernels.runtime.strides import collapse
 from tilewire.kernels.runtime.targets import current
@@ -141,7 +141,7 @@ class View:
     strides: tuple[int, int, int]
 
 
-_kept: Kept[PreparedReduce] = Kept()
+_launches: LaunchCache[PreparedReduce] = LaunchCache()
 
 
 def prepare(
@@ -161,9 +161,7 @@ def prepare(
             return PreparedReduce(_pipeline(x, out, view, kind, config, is_copied=True), moved)
         return PreparedReduce(_pipeline(x, out, view, kind, config, is_copied=False), None)
 
-    prepared = _kept.get(key, make)
-    assert prepared is not None, "This is a bug."
-    return prepared
+    return _launches.get(key, make)
 
 
 def _view(x: torch.Tensor, axis: int | None) -> View | None:

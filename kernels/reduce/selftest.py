@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from tilewire.kernels.build.operands import numbers
-from tilewire.kernels.op import Trial
+from tilewire.kernels.op import SelfTest
 from tilewire.kernels.reduce.configs import Config, Problem, enumerate_configs
 from tilewire.kernels.reduce.op import prepare
 from tilewire.kernels.reduce.reference import reduce_reference
@@ -19,13 +19,13 @@ from tilewire.kernels.runtime.targets import Target
 _KINDS = ("sum", "argmax", "logsumexp", "max")
 
 
-def trials(target: Target, device: torch.device) -> Iterator[Callable[[], Trial]]:
+def self_tests(target: Target, device: torch.device) -> Iterator[Callable[[], SelfTest]]:
     """Yields one call for each binary of a target, which launches and checks it."""
     for problem, config in enumerate_configs(target):
-        yield functools.partial(_trial, problem, config, device)
+        yield functools.partial(_self_test, problem, config, device)
 
 
-def _trial(problem: Problem, config: Config, device: torch.device) -> Trial:
+def _self_test(problem: Problem, config: Config, device: torch.device) -> SelfTest:
     n = 3 * config.block_n - (0 if problem.is_aligned else 1)
     rows = config.block_rows + (16 if problem.is_aligned else 3)
     dtype = getattr(torch, problem.dtype)
@@ -44,4 +44,4 @@ def _trial(problem: Problem, config: Config, device: torch.device) -> Trial:
     prepared(x, out)
     expected = reduce_reference(x, kind, axis=axis)
     is_right = (out.double() - expected).abs() <= (1e-5 * expected.abs() if kind == "logsumexp" else 0.0)
-    return Trial(prepared.variants, is_right.all())
+    return SelfTest(prepared.variants, is_right.all())

@@ -226,25 +226,26 @@ def current_stream(device_index: int) -> int:
     return int(torch._C._cuda_getCurrentRawStream(device_index))
 
 
-class Kept(Generic[T]):
-    """What was prepared, by everything it depends on; each thread has its own, since a launch is one thread's.
+class LaunchCache(Generic[T]):
+    """Caches prepared launches by everything that they depend on. Each thread has its own, since a launch is one thread's.
 
     Bounded by forgetting everything when full: preparing again costs microseconds, and variants stay loaded.
     """
 
-    def __init__(self, max_kept: int = 4096) -> None:
-        self._max_kept = max_kept
+    def __init__(self, max_entries: int = 4096) -> None:
+        self._max_entries = max_entries
         self._local = threading.local()
 
-    def get(self, key: Any, make: Callable[[], T | None]) -> T | None:
-        """Returns the value kept under `key`, else that of `make`."""
-        kept = self._local.__dict__
-        found = kept.get(key)
-        if found is None:
-            if len(kept) >= self._max_kept:
-                kept.clear()
-            found = kept[key] = make()
-        return found
+    def get(self, key: Any, make: Callable[[], T]) -> T:
+        """Returns the value under `key`, else that of `make`, which is kept."""
+        entries: dict[Any, T] = self._local.__dict__
+        try:
+            return entries[key]
+        except KeyError:
+            if len(entries) >= self._max_entries:
+                entries.clear()
+            found = entries[key] = make()
+            return found
 
 
 _loaded: dict[tuple[Variant, int], Loaded] = {}

@@ -9,7 +9,7 @@ from tilewire.kernels.search.kernel import (
     search_tma_kernel,
 )
 from tilewire.kernels.search.op import prepare_search, search
-from tilewire.kernels.search.selftest import trials
+from tilewire.kernels.search.selftest import self_tests
 from tilewire.kernels.search.variants import variants
 
 SEARCH = KernelOp(
@@ -24,5 +24,5 @@ SEARCH = KernelOp(
         search_tma_kernel,
     ),
     variants=variants,
-    trials=trials,
+    self_tests=self_tests,
 )

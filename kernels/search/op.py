@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tilewire.kernels.runtime.launch import Descriptor, Kept, Launch, Variant, are_aligned
+from tilewire.kernels.runtime.launch import Descriptor, Launch, LaunchCache, Variant, are_aligned
 from tilewire.kernels.runtime.pipeline import Part, Pipeline, Step, bound
 from tilewire.kernels.runtime.rows import row_stride
 from tilewire.kernels.runtime.targets import Target, current
@@ -119,9 +119,7 @@ def norms_pipeline(rows: torch.Tensor, kind: str) -> Pipeline:
         step = _norms_step(rows, kind, "x", current(rows.get_device()))
         return Pipeline(("x", "out"), [Step(step.launch, ("x", "out"))], {}, rows.device)
 
-    pipeline = _norms.get(key, make)
-    assert pipeline is not None, "This is a bug."
-    return pipeline
+    return _norms.get(key, make)
 
 
 def _norms_step(rows: torch.Tensor, kind: str, name: str, target: Target) -> Step:
@@ -238,8 +236,8 @@ class PreparedSearch:
         return self._pipelines[0][2].single_steps(*tensors)
 
 
-_norms: Kept[Pipeline] = Kept()
-_kept: Kept[PreparedSearch] = Kept()
+_norms: LaunchCache[Pipeline] = LaunchCache()
+_launches: LaunchCache[PreparedSearch] = LaunchCache()
 
 
 def prepare(
@@ -282,9 +280,7 @@ def prepare(
             )
         return PreparedSearch(pipelines)
 
-    prepared = _kept.get(key, make)
-    assert prepared is not None, "This is a bug."
-    return prepared
+    return _launches.get(key, make)
 
 
 def _pipeline(

@@ -7,33 +7,33 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from tilewire.kernels.op import Trial
+from tilewire.kernels.op import SelfTest
 from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.search.configs import DTYPES, Config, Problem, enumerate_configs
 from tilewire.kernels.search.op import norms_pipeline, prepare
 from tilewire.kernels.topk.configs import WIDTHS
-from tilewire.kernels.topk.selftest import merge_trial
+from tilewire.kernels.topk.selftest import merge_self_test
 
 
-def trials(target: Target, device: torch.device) -> Iterator[Callable[[], Trial]]:
+def self_tests(target: Target, device: torch.device) -> Iterator[Callable[[], SelfTest]]:
     """Yields one call for each binary of a target, which launches and checks it."""
     for dtype in DTYPES:
-        yield functools.partial(_norms_trial, dtype, device)
+        yield functools.partial(_norms_self_test, dtype, device)
     for problem, config in enumerate_configs(target):
-        yield functools.partial(_trial, problem, config, device)
+        yield functools.partial(_self_test, problem, config, device)
     for width in WIDTHS:
-        yield functools.partial(merge_trial, width, target, device)
+        yield functools.partial(merge_self_test, width, target, device)
 
 
-def _norms_trial(dtype: str, device: torch.device) -> Trial:
+def _norms_self_test(dtype: str, device: torch.device) -> SelfTest:
     x = _whole((37, 131), dtype, device)
     out = torch.full((37,), float("nan"), device=device)
     pipeline = norms_pipeline(x, "l2")
     pipeline(x, out)
-    return Trial(pipeline.variants, (out == x.float().square().sum(1)).all())
+    return SelfTest(pipeline.variants, (out == x.float().square().sum(1)).all())
 
 
-def _trial(problem: Problem, config: Config, device: torch.device) -> Trial:
+def _self_test(problem: Problem, config: Config, device: torch.device) -> SelfTest:
     k = min(config.block_k, 64) if problem.is_aligned else 35
     n = max(3 * config.block_n, problem.width * config.group // 2) + 5
     a, b = (_whole((size, k), problem.dtype, device) for size in (config.block_m + 3, n))
@@ -51,7 +51,7 @@ def _trial(problem: Problem, config: Config, device: torch.device) -> Trial:
     prepared = prepare(a, b, best, metric=metric, bias=bias, precision=problem.precision, config=config)
     prepared(a, b, norms, bias, values, indices)
     order = torch.sort(scores, dim=1, descending=bias is None, stable=True).indices[:, :best]
-    return Trial(prepared.variants, (indices == order).all() & (values == scores.gather(1, order)).all())
+    return SelfTest(prepared.variants, (indices == order).all() & (values == scores.gather(1, order)).all())
 
 
 def _whole(shape: tuple[int, int], dtype: str, device: torch.device) -> torch.Tensor:

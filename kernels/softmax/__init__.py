@@ -7,7 +7,7 @@ from tilewire.kernels.op import KernelOp, TableEntry
 from tilewire.kernels.softmax.bench import SoftmaxOperands
 from tilewire.kernels.softmax.op import prepare_softmax, softmax
 from tilewire.kernels.softmax.select import explain
-from tilewire.kernels.softmax.selftest import trials
+from tilewire.kernels.softmax.selftest import self_tests
 from tilewire.kernels.softmax.shape import GROUPS, SoftmaxShape, draw
 from tilewire.kernels.softmax.space import TUNING
 from tilewire.kernels.softmax.variants import KERNELS, variants
@@ -27,7 +27,7 @@ SOFTMAX = KernelOp(
     prepare=prepare_softmax,
     kernels=tuple(kernel for kernels in KERNELS.values() for kernel in kernels),
     variants=variants,
-    trials=trials,
+    self_tests=self_tests,
     shape=SoftmaxShape,
     draw=draw,
     groups=GROUPS,

@@ -1,6 +1,6 @@
 """Softmax as the choice of a kernel sees it, and the finite set of its binaries. Pure: no torch, no Triton, no device.
 
-Short rows share a program, middling ones are held whole in registers, long ones are held by a team of programs or read
+Short rows share a program, middling ones are held whole in registers, long ones are held by a group of programs or read
 twice; when rows are too few to occupy the device each is split over programs.
 """
 
@@ -20,8 +20,8 @@ ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 DTYPES = tuple(ITEM_BYTES)
 # How many parts of one row the merging kernel holds.
 MAX_SPLITS = 512
-# Members of a team up to which the smaller of its two binaries merges them.
-SMALL_TEAM = 16
+# Members of a group up to which the smaller of its two binaries merges them.
+SMALL_GROUP = 16
 # Elements of a row that one program can hold.
 LONGEST_ROW = 32768
 
@@ -29,7 +29,7 @@ LONGEST_ROW = 32768
 MODEL = Model(
     Term("launch", "launches", 2.0),
     Term("turn", "programs that follow one another on a multiprocessor", 0.05),
-    Term("exchange", "rows that a team does, one after the other", 1.5),
+    Term("exchange", "rows that a group does, one after the other", 1.5),
     Term("memory", "µs at the memory's bandwidth", 1.15, is_overlapped=True),
     Term("again", "µs at the memory's bandwidth for a second read", 0.6, is_overlapped=True),
     Term("elements", "µs for what one multiprocessor's threads hold, 256 elements each", 1.0, is_overlapped=True),
@@ -65,13 +65,13 @@ class Config:
     """Blocks and compiler options of one launch.
 
     Attributes:
-        kernel: `row` (whole rows in registers), `loop` (a row read twice), `team` (a row in the registers of several
+        kernel: `row` (whole rows in registers), `loop` (a row read twice), `cooperative` (a row in the registers of several
             programs), `split` (a row over several programs, read twice) or `column` (rows lie across memory).
         block_rows: Rows of one program.
         block_n: Elements of a row held at a time.
         num_warps: Warps of one program.
-        splits: Programs of one row, for `split` and `team`.
-        programs_per_sm: Programs on each multiprocessor, for `team`.
+        splits: Programs of one row, for `split` and `cooperative`.
+        programs_per_sm: Programs on each multiprocessor, for `cooperative`.
     """
 
     kernel: str
@@ -137,9 +137,9 @@ def members(target: Target) -> Iterator[tuple[Problem, Config]]:
         for is_aligned in (True, False):
             problem = Problem(1, 1, dtype, out_dtype, is_aligned=is_aligned, log=log)
             for tile in tiles_for(problem, target):
-                if tile.config.kernel == "team":
-                    # Two binaries: for teams of up to 16, and for larger ones.
-                    yield from ((problem, replace(tile.config, splits=size)) for size in (SMALL_TEAM, SMALL_TEAM + 1))
+                if tile.config.kernel == "cooperative":
+                    # Two binaries: for groups of up to 16, and for larger ones.
+                    yield from ((problem, replace(tile.config, splits=size)) for size in (SMALL_GROUP, SMALL_GROUP + 1))
                 else:
                     yield problem, tile.config
 

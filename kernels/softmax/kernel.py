@@ -235,7 +235,7 @@ def softmax_column_kernel(
 
 
 @triton.jit
-def softmax_team_kernel(
+def softmax_cooperative_kernel(
     x_ptr,
     out_ptr,
     partial_ptr,
@@ -247,46 +247,46 @@ def softmax_team_kernel(
     stride_xi,
     stride_oo,
     stride_oi,
-    team_size,
+    group_size,
     UNIT: tl.constexpr,
     LOG: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    MAX_TEAM: tl.constexpr,
+    MAX_GROUP: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A long row held in the registers of a team of programs, so that it is read once. Grid: (teams × team_size,).
+    """A long row held in the registers of a group of programs, so that it is read once. Grid: (groups × group_size,).
 
-    The members of a team exchange (maximum, sum) through memory and wait for each other once a row. They must all be
+    The members of a group exchange (maximum, sum) through memory and wait for each other once a row. They must all be
     running at the same time, so the launch is a cooperative one: the driver starts all programs or none. `partial_ptr`
-    is (teams, 2, team_size, 2) float32, two slots used in turn: a member that is one row ahead must not overwrite what
-    others still read. `count_ptr` is (teams,) int32 of arrivals, zero before and after the launch.
+    is (groups, 2, group_size, 2) float32, two slots used in turn: a member that is one row ahead must not overwrite what
+    others still read. `count_ptr` is (groups,) int32 of arrivals, zero before and after the launch.
     """
     await_previous(OVERLAP)
     n = n * UNIT
-    team = tl.program_id(0) // team_size
-    member = tl.program_id(0) % team_size
-    num_teams = tl.num_programs(0) // team_size
+    group = tl.program_id(0) // group_size
+    member = tl.program_id(0) % group_size
+    num_groups = tl.num_programs(0) // group_size
     offs_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
     mask = offs_n < n
-    everyone = tl.arange(0, MAX_TEAM)
-    present = everyone < team_size
-    partial_ptr += team * (4 * team_size)
-    count_ptr += team
+    everyone = tl.arange(0, MAX_GROUP)
+    present = everyone < group_size
+    partial_ptr += group * (4 * group_size)
+    count_ptr += group
     turn = 0
-    for row in tl.range(team, rows, num_teams):
+    for row in tl.range(group, rows, num_groups):
         from_x = row_offsets(row, rows_inner, stride_xo, stride_xi, UNIT)
         x = tl.load(x_ptr + from_x + offs_n, mask=mask, other=-float("inf")).to(tl.float32)
         my_top = tl.max(x, axis=0)
         # A member may hold nothing but padding.
         base = tl.where(my_top == -float("inf"), 0.0, my_top)
         my_total = tl.sum(tl.exp(x - base), axis=0)
-        slot = partial_ptr + (turn % 2) * (2 * team_size)
+        slot = partial_ptr + (turn % 2) * (2 * group_size)
         tl.store(slot + member * 2, my_top)
         tl.store(slot + member * 2 + 1, my_total)
         turn += 1
         tl.debug_barrier()
         arrived = tl.atomic_add(count_ptr, 1, sem="acq_rel", scope="gpu") + 1
-        while arrived < turn * team_size:
+        while arrived < turn * group_size:
             arrived = tl.atomic_add(count_ptr, 0, sem="acquire", scope="gpu")
         tops = tl.load(slot + everyone * 2, mask=present, other=-float("inf"), cache_modifier=".cg")
         totals = tl.load(slot + everyone * 2 + 1, mask=present, other=0.0, cache_modifier=".cg")
@@ -295,5 +295,5 @@ def softmax_team_kernel(
         tl.store(out_ptr + to_out + offs_n, normalise(x, top, total, LOG).to(out_ptr.dtype.element_ty), mask=mask)
     # The last to leave puts the counter back.
     left = tl.atomic_add(count_ptr, 1, sem="acq_rel", scope="gpu") + 1
-    if left == (turn + 1) * team_size:
+    if left == (turn + 1) * group_size:
         tl.store(count_ptr, 0)

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from tilewire.kernels.runtime.launch import Kept, Launch, Variant, are_aligned, current_stream
+from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_aligned, current_stream
 from tilewire.kernels.runtime.strides import collapse
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.runtime.workspace import workspace
@@ -152,7 +152,7 @@ class PreparedSoftmax:
             return
         stream = current_stream(self._index) if self._launches[0].is_bound else 0
         partial, count = workspace(self._device, stream, self._num_partials, 1)
-        if self.config.kernel == "team":
+        if self.config.kernel == "cooperative":
             self._launches[0](x, out, partial, count)
             return
         self._launches[0](x, partial)
@@ -163,10 +163,10 @@ def _num_partials(problem: Problem, config: Config, target: Target) -> int:
     """Floats of scratch."""
     if config.kernel == "split":
         return 2 * problem.rows * config.splits
-    return 4 * target.num_sms * config.programs_per_sm if config.kernel == "team" else 0
+    return 4 * target.num_sms * config.programs_per_sm if config.kernel == "cooperative" else 0
 
 
-_kept: Kept[PreparedSoftmax] = Kept()
+_launches: LaunchCache[PreparedSoftmax | None] = LaunchCache()
 
 
 def launch(
@@ -193,7 +193,7 @@ def launch(
 def prepare(
     x: torch.Tensor, out: torch.Tensor, *, log: bool = False, config: Config | Literal["invariant"] | None = None
 ) -> PreparedSoftmax | None:
-    """What `launch` would run, bound but for the addresses; None where the kernels cannot walk the rows."""
+    """Returns the launcher, bound but for the addresses; None where the kernels cannot walk the rows."""
     key = (x.shape, x.stride(), out.stride(), x.dtype, out.dtype, are_aligned((x, out)), log, config, x.device)
 
     def make() -> PreparedSoftmax | None:
@@ -206,15 +206,15 @@ def prepare(
         chosen = select_invariant(problem, target) if config == "invariant" else config or select(problem, target)
         return PreparedSoftmax(view, problem, chosen, x.device)
 
-    return _kept.get(key, make)
+    return _launches.get(key, make)
 
 
 def _grid(problem: Problem, config: Config, target: Target) -> tuple[int, int, int]:
     if config.kernel == "split":
         return problem.rows, config.splits, 1
-    if config.kernel == "team":
-        teams = target.num_sms * config.programs_per_sm // config.splits
-        return min(problem.rows, teams) * config.splits, 1, 1
+    if config.kernel == "cooperative":
+        groups = target.num_sms * config.programs_per_sm // config.splits
+        return min(problem.rows, groups) * config.splits, 1, 1
     return -(-problem.rows // config.block_rows), 1, 1
 
 
@@ -248,5 +248,5 @@ def _values(view: View, problem: Problem, config: Config, variant: Variant) -> d
     values = {f"stride_x{dim}": stride // unit for dim, stride in zip("oin", view.x, strict=True)}
     values |= {f"stride_o{dim}": stride // unit for dim, stride in zip("oin", view.out, strict=True)}
     values |= {"rows": problem.rows, "rows_inner": view.rows[1], "n": problem.n // unit}
-    values |= {"team_size": config.splits, "blocks_per_split": -(-problem.n // (config.block_n * config.splits))}
+    values |= {"group_size": config.splits, "blocks_per_split": -(-problem.n // (config.block_n * config.splits))}
     return {name: value for name, value in values.items() if name in dict(variant.signature)}

@@ -78,10 +78,10 @@ def _possible(problem: Problem, target: Target) -> Iterator[tuple[Config, Tile]]
             if n <= config.block_n <= widest:
                 has_rows = True
                 yield config, tile
-        elif config.kernel == "team":
-            team = -(-n // config.block_n)
-            if 1 < team <= min(MAX_SPLITS, target.num_sms * config.programs_per_sm):
-                yield replace(config, splits=team), tile
+        elif config.kernel == "cooperative":
+            group = -(-n // config.block_n)
+            if 1 < group <= min(MAX_SPLITS, target.num_sms * config.programs_per_sm):
+                yield replace(config, splits=group), tile
         elif is_long(problem, target) or not has_rows:
             if config.kernel == "loop":
                 yield config, tile
@@ -95,9 +95,9 @@ def amounts_of(problem: Problem, config: Config, target: Target) -> Amounts:
     read = problem.rows * problem.n * ITEM_BYTES[problem.dtype]
     written = problem.rows * problem.n * ITEM_BYTES[problem.out_dtype]
     is_again = config.kernel in ("loop", "split")
-    if config.kernel == "team":
-        teams = max(1, target.num_sms * config.programs_per_sm // config.splits)
-        exchanges, turns = -(-problem.rows // teams), config.programs_per_sm
+    if config.kernel == "cooperative":
+        groups = max(1, target.num_sms * config.programs_per_sm // config.splits)
+        exchanges, turns = -(-problem.rows // groups), config.programs_per_sm
         held = exchanges * config.block_n * config.programs_per_sm
     else:
         exchanges = 0

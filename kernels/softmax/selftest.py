@@ -10,19 +10,19 @@ from dataclasses import replace
 import torch
 
 from tilewire.kernels.build.operands import lay, like
-from tilewire.kernels.op import Trial
+from tilewire.kernels.op import SelfTest
 from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.softmax.configs import Config, Problem, members
 from tilewire.kernels.softmax.op import prepare
 
 
-def trials(target: Target, device: torch.device) -> Iterator[Callable[[], Trial]]:
+def self_tests(target: Target, device: torch.device) -> Iterator[Callable[[], SelfTest]]:
     """Yields one call for each binary of a target, which launches and checks it."""
     for problem, config in dict.fromkeys(members(target)):
-        yield functools.partial(_trial, problem, config, device)
+        yield functools.partial(_self_test, problem, config, device)
 
 
-def _trial(problem: Problem, config: Config, device: torch.device) -> Trial:
+def _self_test(problem: Problem, config: Config, device: torch.device) -> SelfTest:
     splits = max(2, config.splits) if config.kernel == "split" else config.splits
     config = replace(config, splits=splits)
     n = 40 if config.kernel == "column" else config.block_n * splits
@@ -38,5 +38,5 @@ def _trial(problem: Problem, config: Config, device: torch.device) -> Trial:
     if problem.log:
         # The driver's logarithm is off in its last bits.
         close = (out.float() - (x - math.log(8))).abs() < 0.02
-        return Trial(prepared.variants, (close | (torch.isinf(x) & (out.float() == x))).all())
-    return Trial(prepared.variants, (out.float() == torch.exp(x) / 8).all())
+        return SelfTest(prepared.variants, (close | (torch.isinf(x) & (out.float() == x))).all())
+    return SelfTest(prepared.variants, (out.float() == torch.exp(x) / 8).all())

@@ -41,7 +41,7 @@ def space(shape: SoftmaxShape, target: Target) -> Iterator[Config]:
         yield LOOP
         splits = (1 << power for power in range(1, MAX_SPLITS.bit_length()))
         yield from (replace(SPLIT, splits=each) for each in splits if each <= -(-problem.n // SPLIT.block_n))
-        yield from _teams(shape, target)
+        yield from _cooperative(shape, target)
 
 
 def binaries(shape: SoftmaxShape, config: Config, target: Target) -> tuple[Variant, ...]:
@@ -60,7 +60,7 @@ def _rows(block_n: int, target: Target) -> Iterator[Config]:
             yield Config("row", 1 << power, block_n, num_warps)
 
 
-def _teams(shape: SoftmaxShape, target: Target) -> Iterator[Config]:
+def _cooperative(shape: SoftmaxShape, target: Target) -> Iterator[Config]:
     """A row in the registers of programs that run together; nothing where they cannot be kept so."""
     if target.backend != "cuda":
         return
@@ -68,9 +68,9 @@ def _teams(shape: SoftmaxShape, target: Target) -> Iterator[Config]:
         held, threads = block_n // (32 * num_warps), 32 * num_warps * programs
         registers = _REGISTERS_OF_SM // threads
         fits = threads <= _THREADS_OF_SM and registers >= held * ITEM_BYTES[shape.dtype] // 4 + 24
-        team = -(-shape.n // block_n)
-        if fits and 8 <= held <= 64 and 1 < team <= min(MAX_SPLITS, target.num_sms * programs):
-            yield Config("team", 1, block_n, num_warps, team, programs)
+        group = -(-shape.n // block_n)
+        if fits and 8 <= held <= 64 and 1 < group <= min(MAX_SPLITS, target.num_sms * programs):
+            yield Config("cooperative", 1, block_n, num_warps, group, programs)
 
 
 def _key(shape: SoftmaxShape) -> str:

@@ -8,21 +8,21 @@ import torch
 
 from tilewire.kernels.runtime.launch import Variant, pointer
 from tilewire.kernels.runtime.targets import Target
-from tilewire.kernels.softmax.configs import ITEM_BYTES, MAX_SPLITS, SMALL_TEAM, Config, Problem, members
+from tilewire.kernels.softmax.configs import ITEM_BYTES, MAX_SPLITS, SMALL_GROUP, Config, Problem, members
 from tilewire.kernels.softmax.kernel import (
     softmax_apply_kernel,
     softmax_column_kernel,
+    softmax_cooperative_kernel,
     softmax_loop_kernel,
     softmax_partial_kernel,
     softmax_row_kernel,
-    softmax_team_kernel,
 )
 
 # What `Config.kernel` stands for, in the order of launch.
 KERNELS = {
     "row": (softmax_row_kernel,),
     "loop": (softmax_loop_kernel,),
-    "team": (softmax_team_kernel,),
+    "cooperative": (softmax_cooperative_kernel,),
     "column": (softmax_column_kernel,),
     "split": (softmax_partial_kernel, softmax_apply_kernel),
 }
@@ -47,7 +47,7 @@ def build(kernel: Any, problem: Problem, config: Config, target: Target) -> Vari
     """The binary of `kernel` (one of `KERNELS[config.kernel]`) that computes `problem` by `config`."""
     x_type, out_type = (pointer(getattr(torch, name)) for name in (problem.dtype, problem.out_dtype))
     pointers = {"x_ptr": x_type, "out_ptr": out_type, "partial_ptr": "*fp32", "count_ptr": "*i32"}
-    sizes = dict.fromkeys(("rows", "n", "blocks_per_split", "rows_inner", "team_size"), "i32")
+    sizes = dict.fromkeys(("rows", "n", "blocks_per_split", "rows_inner", "group_size"), "i32")
     names = kernel.arg_names
     types = pointers | sizes | {name: "i64" for name in names if name.startswith("stride_")}
     constants = {
@@ -56,8 +56,8 @@ def build(kernel: Any, problem: Problem, config: Config, target: Target) -> Vari
         "BLOCK_ROWS": config.block_rows,
         "BLOCK_N": config.block_n,
         "MAX_SPLITS": MAX_SPLITS,
-        "MAX_TEAM": SMALL_TEAM if config.splits <= SMALL_TEAM else MAX_SPLITS,
-        "OVERLAP": target.has_overlap and config.kernel != "team",
+        "MAX_GROUP": SMALL_GROUP if config.splits <= SMALL_GROUP else MAX_SPLITS,
+        "OVERLAP": target.has_overlap and config.kernel != "cooperative",
     }
     aligned = ("x_ptr", "out_ptr", "partial_ptr") if problem.is_aligned else ()
     return Variant(
@@ -71,7 +71,7 @@ def build(kernel: Any, problem: Problem, config: Config, target: Target) -> Vari
 
 def _options(config: Config, target: Target) -> tuple[tuple[str, Any], ...]:
     options: dict[str, Any] = {"num_warps": config.num_warps}
-    if config.kernel == "team":
+    if config.kernel == "cooperative":
         if target.backend == "cuda":
             # All programs at once, or none; and few enough registers, of which a thread gets eight at a time, that all fit.
             registers = 65536 // (32 * config.num_warps * config.programs_per_sm) // 8 * 8

@@ -9,7 +9,7 @@ from tilewire.kernels.topk.kernel import (
     topk_select_kernel,
 )
 from tilewire.kernels.topk.op import prepare_topk, topk
-from tilewire.kernels.topk.selftest import trials
+from tilewire.kernels.topk.selftest import self_tests
 from tilewire.kernels.topk.variants import variants
 
 TOPK = KernelOp(
@@ -24,5 +24,5 @@ TOPK = KernelOp(
         topk_select_kernel,
     ),
     variants=variants,
-    trials=trials,
+    self_tests=self_tests,
 )

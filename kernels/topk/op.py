@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from tilewire.kernels.runtime.launch import Kept, Variant, are_aligned
+from tilewire.kernels.runtime.launch import LaunchCache, Variant, are_aligned
 from tilewire.kernels.runtime.pipeline import Part, Pipeline, Step, bound
 from tilewire.kernels.runtime.rows import as_rows, row_stride
 from tilewire.kernels.runtime.targets import Target, current
@@ -123,7 +123,7 @@ class PreparedTopK:
         return self._pipeline.single_steps(*tensors)
 
 
-_kept: Kept[PreparedTopK] = Kept()
+_launches: LaunchCache[PreparedTopK] = LaunchCache()
 
 
 def prepare(
@@ -155,9 +155,7 @@ def prepare(
         pipeline = _pipeline(problem, stride, flip, config or choose(problem, target), target, x.device)
         return PreparedTopK(pipeline, axis, is_direct=is_direct)
 
-    prepared = _kept.get(key, make)
-    assert prepared is not None, "This is a bug."
-    return prepared
+    return _launches.get(key, make)
 
 
 def _pipeline(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from tilewire.kernels.op import Trial
+from tilewire.kernels.op import SelfTest
 from tilewire.kernels.runtime.pipeline import bound
 from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.topk.configs import DTYPES, WIDTHS, Config, enumerate_configs, merge_sizes
@@ -16,17 +16,17 @@ from tilewire.kernels.topk.reference import topk_reference
 from tilewire.kernels.topk.variants import merge_variant
 
 
-def trials(target: Target, device: torch.device) -> Iterator[Callable[[], Trial]]:
+def self_tests(target: Target, device: torch.device) -> Iterator[Callable[[], SelfTest]]:
     """Yields one call for each binary of a target, which launches and checks it."""
     for width, config in enumerate_configs(target):
         for dtype in DTYPES:
             for is_aligned in (True, False):
-                yield functools.partial(_trial, width, config, dtype, device, is_aligned=is_aligned)
+                yield functools.partial(_self_test, width, config, dtype, device, is_aligned=is_aligned)
     for width in WIDTHS:
-        yield functools.partial(merge_trial, width, target, device)
+        yield functools.partial(merge_self_test, width, target, device)
 
 
-def _trial(width: int, config: Config, dtype: str, device: torch.device, *, is_aligned: bool) -> Trial:
+def _self_test(width: int, config: Config, dtype: str, device: torch.device, *, is_aligned: bool) -> SelfTest:
     if config.row is not None:
         n = config.row.block_n
     else:
@@ -42,10 +42,10 @@ def _trial(width: int, config: Config, dtype: str, device: torch.device, *, is_a
     prepared = prepare(x, values, indices, axis=1, largest=True, config=config)
     prepared(x, values, indices)
     expected, order = topk_reference(x, k)
-    return Trial(prepared.variants, (values == expected).all() & (indices == order).all())
+    return SelfTest(prepared.variants, (values == expected).all() & (indices == order).all())
 
 
-def merge_trial(width: int, target: Target, device: torch.device) -> Trial:
+def merge_self_test(width: int, target: Target, device: torch.device) -> SelfTest:
     """Merges keys of three rows, two chunks each."""
     num_keys = merge_sizes(width, target)[0]
     n = 2 * num_keys - 5
@@ -55,4 +55,4 @@ def merge_trial(width: int, target: Target, device: torch.device) -> Trial:
     index = device.index if device.index is not None else -1
     bound(variant, target, 6, {"n": n, "k": width, "chunks": 2}, index)(keys, merged)
     expected = [torch.sort(part, dim=1, descending=True).values[:, :width] for part in keys.split(num_keys, dim=1)]
-    return Trial((variant,), (merged == torch.cat(expected, dim=1)).all())
+    return SelfTest((variant,), (merged == torch.cat(expected, dim=1)).all())

@@ -11,7 +11,7 @@ import enum
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -79,6 +79,24 @@ class Plan(msgspec.Struct, frozen=True):
     outputs: tuple[TensorType, ...]
     flops: int
     moved_bytes: int
+
+
+class Work(NamedTuple):
+    """Part of a job that is counted under one op and dtype.
+
+    Attributes:
+        op: Name of the op.
+        dtype: Dtype of its first input.
+        flops: Operations.
+        moved_bytes: Bytes read and written when each operand is touched once.
+        shared_bytes: Bytes of residents among them, which jobs of one launch read once.
+    """
+
+    op: str
+    dtype: str
+    flops: int
+    moved_bytes: int
+    shared_bytes: int
 
 
 class JoinStrategy(enum.Enum):
@@ -188,6 +206,11 @@ class Op(abc.ABC, Generic[OptionsT]):
         """Names of all inputs, required ones first."""
         return self.required + self.optional
 
+    @property
+    def sole_input(self) -> tuple[str, TensorType] | None:
+        """Name and type of the input of a body that is one tensor's bytes, -1 for a size that may vary; None with several."""
+        return (self.required[0], TensorType("float32", (-1,))) if len(self.inputs) == 1 else None
+
     def choices(self, option: str) -> list[str]:
         """Returns the values that an option may have, when they can be counted up."""
         schema = msgspec.json.schema(self.options)["$defs"][self.options.__name__]["properties"][option]
@@ -222,6 +245,22 @@ class Op(abc.ABC, Generic[OptionsT]):
         """
         del types, residents, options, outputs
         return None
+
+    def work(
+        self, types: Types, residents: frozenset[str], options: OptionsT, flops: int, moved_bytes: int
+    ) -> tuple[Work, ...]:
+        """Returns what a job adds to the counters: itself, or the steps of a program.
+
+        Args:
+            types: Dtype and shape of each input.
+            residents: Names of the inputs that are resident.
+            options: Options of the op.
+            flops: Operations of the job.
+            moved_bytes: Bytes read and written when each operand is touched once.
+        """
+        del options
+        shared_bytes = sum(types[name].nbytes for name in residents)
+        return (Work(self.name, next(iter(types.values())).dtype, flops, moved_bytes, shared_bytes),)
 
     def chunking(self, types: Types, options: OptionsT, outputs: Sequence[TensorType]) -> Chunking | None:
         """Returns how a request can be cut along rows, or None when rows depend on one another.

@@ -142,7 +142,7 @@ def read_settings(kind: type[SettingsT]) -> SettingsT:
 
 
 def settle() -> None:
-    """What lives now lives for ever: the garbage collector, which would take up to 0.1 s over it, need not look again.
+    """Freezes all objects that live now, over which the garbage collector would take up to 0.1 s.
 
     What is made while serving is freed by its last reference; the collector looks for cycles in few objects at a time.
     """

@@ -90,6 +90,12 @@ def test_repository_index(client: httpx.Client) -> None:
         assert response.json() == [{"name": name, "version": "1", "state": "READY", "reason": ""} for name in OPS]
 
 
+@pytest.mark.parametrize("body", [b'{"ready": 1}', b'{"ready": [true]}', b"[]", b"{"])
+def test_a_repository_index_that_cannot_be_right(client: httpx.Client, body: bytes) -> None:
+    response = client.post("/v2/repository/index", content=body)
+    assert (response.status_code, response.json()["error"][:5]) == (400, "ready")
+
+
 def test_other_spellings_of_the_letters_are_the_same_path(raw: Raw) -> None:
     connection = raw()
     connection.send(post("/%762/models/%6Datmul/infer", to_text({"a": A, "b": B})))

@@ -16,6 +16,7 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.support.exposition import Scrape, scrape, settles, total
 from tests.support.live_server import COMMAND, LiveServer
 from tests.support.problems import check_problem
 from tests.support.tensor_bodies import Array, from_safetensors, to_npy, to_safetensors
@@ -64,6 +65,27 @@ def check(values: Array, indices: Array, x: Array = X) -> None:
     want_values, want_indices = expected(x)
     np.testing.assert_allclose(values, want_values, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(indices, want_indices)
+
+
+def test_operations_are_counted_under_the_ops_of_the_steps(client: httpx.Client, mlp: str) -> None:
+    before = scrape(client)
+    client.post(f"/v1/programs/{mlp}", content=to_safetensors({"x": X})).raise_for_status()
+    products = 2 * len(X) * (W1.size + W2.size)
+
+    def is_counted(now: Scrape) -> bool:
+        def gained(name: str, **labels: str) -> float:
+            return total(now, name, **labels) - total(before, name, **labels)
+
+        # The activation of the first product counts as well.
+        return (
+            products <= gained("tilewire_flops_total", op="matmul", dtype="float32") < 1.5 * products
+            and gained("tilewire_flops_total", op="softmax", dtype="float32") > 0
+            and gained("tilewire_kernel_seconds_total", op="topk", dtype="float32") > 0
+            and gained("tilewire_flops_total", op="program") == 0
+            and gained("tilewire_requests_total", op="program") == 1
+        )
+
+    assert settles(client, is_counted), scrape(client)
 
 
 def test_a_kept_program_answers_its_outputs_by_name(client: httpx.Client, mlp: str) -> None:

@@ -24,7 +24,7 @@ from tilewire.kernels.add.variants import build as build_add
 from tilewire.kernels.copy.op import variants as staging_variants
 from tilewire.kernels.matmul.configs import Problem
 from tilewire.kernels.matmul.grouped.op import variant as grouped_variant
-from tilewire.kernels.matmul.members import family_of, tiles_of
+from tilewire.kernels.matmul.members import specialization_of, tiles_of
 from tilewire.kernels.matmul.select import select as choose
 from tilewire.kernels.matmul.variants import build
 from tilewire.kernels.normalize.configs import Problem as NormalizeProblem
@@ -94,7 +94,7 @@ def table_variants(target):
             # Scalar units, by choice or for want of others, and operands read element by element are named so.
             prefix = "vector" if tile.config.kernel == "vector" or name == "ieee" else "table"
             shown = f"{prefix} {key} {index}{'' if is_wide else ' unaligned'}"
-            yield shown, build(family_of(problem, tile.config, is_plain=True), tile.config, target)
+            yield shown, build(specialization_of(problem, tile.config, is_plain=True), tile.config, target)
 
 
 def variants(target):
@@ -104,7 +104,7 @@ def variants(target):
         name = f"matmul {problem.m} {problem.dtype} {problem.a_major}{problem.b_major} {problem.precision}"
         if not problem.is_aligned_in:
             name += " unaligned"
-        yield name, build(family_of(problem, config, is_plain=False), config, target)
+        yield name, build(specialization_of(problem, config, is_plain=False), config, target)
     for rows, n in ((4096, 256), (4096, 8192), (4096, 65536), (1, 1_000_000)):
         for dtype in ("float32", "bfloat16"):
             problem = SoftmaxProblem(rows, n, dtype, dtype)
@@ -113,7 +113,7 @@ def variants(target):
                 yield f"softmax {n} {dtype} {kernel.__name__}", build_softmax(kernel, problem, whole, target)
     for dtype in ("float32", "bfloat16", "int64"):
         problem = AddProblem(1, 1 << 20, dtype, dtype)
-        yield f"add {dtype}", build_add(problem.family, choose_add(problem, target), target)
+        yield f"add {dtype}", build_add(problem.specialization, choose_add(problem, target), target)
     yield from grouped_variants(target)
     yield from ranking_variants(target)
     yield from row_variants(target)
@@ -158,7 +158,10 @@ def row_variants(target):
             yield f"normalize {dtype} {n}", normalize_variant(rows, choose_normalize(rows, target), target)
         for is_binary in (True, False):
             elements = PointwiseProblem(1, 1 << 20, dtype, dtype, is_binary, True, ("unit",) * 3)
-            yield f"pointwise {dtype}", build_pointwise(elements.family, choose_pointwise(elements, target), target)
+            yield (
+                f"pointwise {dtype}",
+                build_pointwise(elements.specialization, choose_pointwise(elements, target), target),
+            )
 
 
 def grouped_variants(target):

@@ -17,11 +17,11 @@ from tilewire.kernels.add.configs import choose as choose_add
 from tilewire.kernels.add.variants import build as build_add
 from tilewire.kernels.build.selftest import wrong
 from tilewire.kernels.matmul.configs import OUT_DTYPES, Problem, precisions_of
-from tilewire.kernels.matmul.members import family_of, is_supported
+from tilewire.kernels.matmul.members import is_supported, specialization_of
 from tilewire.kernels.matmul.select import select as choose
 from tilewire.kernels.matmul.select import select_invariant as choose_invariant
 from tilewire.kernels.matmul.variants import build
-from tilewire.kernels.op import Trial
+from tilewire.kernels.op import SelfTest
 from tilewire.kernels.registry import kernel_op
 from tilewire.kernels.runtime.targets import INTERPRETER, KNOWN
 from tilewire.kernels.selection.catalogue import OPS, op_of, variants
@@ -71,7 +71,7 @@ def test_every_product_has_its_binary_in_the_catalogue(problem, name, is_plain):
     if not is_supported(problem.dtype, target):
         return
     config = choose(problem, target, is_plain=is_plain)
-    assert build(family_of(problem, config, is_plain=is_plain), config, target) in listed(name)
+    assert build(specialization_of(problem, config, is_plain=is_plain), config, target) in listed(name)
 
 
 @settings(max_examples=500, deadline=None)
@@ -85,7 +85,7 @@ def test_an_invariant_choice_ignores_rows_and_products_and_is_in_the_catalogue(p
     assert choose_invariant(other, target) == config
     assert config.split_k == 1
     for one in (problem, other):
-        assert build(family_of(one, config, is_plain=True), config, target) in listed(name)
+        assert build(specialization_of(one, config, is_plain=True), config, target) in listed(name)
 
 
 @settings(deadline=None)
@@ -106,7 +106,7 @@ def test_every_addition_has_its_binary_in_the_catalogue(rows, n, is_aligned, nam
     dtype, out_dtype = (data.draw(st.sampled_from(["float16", "float32", "int64"])) for _ in "ab")
     out_inner, rank = data.draw(st.sampled_from(["unit", "any"])), data.draw(st.sampled_from([0, 1, 3]))
     problem = AddProblem(rows, n, dtype, out_dtype, is_aligned, inner[0], inner[1], out_inner, rank)
-    assert build_add(problem.family, choose_add(problem, target), target) in listed(name)
+    assert build_add(problem.specialization, choose_add(problem, target), target) in listed(name)
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
@@ -120,7 +120,7 @@ def test_the_catalogue_names_each_binary_once_and_by_its_op(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("op", ["matmul", "softmax", "add", "staging"])
 def test_a_sample_of_the_members_gives_right_results(op):
-    starts = itertools.islice(kernel_op(op).trials(INTERPRETER, torch.device("cpu")), 0, None, SAMPLE)
+    starts = itertools.islice(kernel_op(op).self_tests(INTERPRETER, torch.device("cpu")), 0, None, SAMPLE)
     tried = [start() for start in starts]
     assert op in {op_of(variant) for trial in tried for variant in trial.variants}
     assert {variant for trial in tried for variant in trial.variants} <= listed("interpreter")
@@ -129,5 +129,5 @@ def test_a_sample_of_the_members_gives_right_results(op):
 
 def test_a_wrong_result_is_named():
     first, second = variants(INTERPRETER)[:2]
-    tried = [Trial((first,), torch.tensor(data=True)), Trial((second,), torch.tensor(data=False))]
+    tried = [SelfTest((first,), torch.tensor(data=True)), SelfTest((second,), torch.tensor(data=False))]
     assert wrong(tried) == [second]

@@ -20,7 +20,7 @@ TARGETS = sorted(KNOWN)
 # Products are tuned on an H200 alone: what these devices get is an estimate, and some of it spills.
 SPILLING = {
     "nvidia_a100": "the product of 4096³ in tf32",
-    "nvidia_b200": "unaligned 16-bit products, the team kernel of softmax, search with a bias",
+    "nvidia_b200": "unaligned 16-bit products, the cooperative kernel of softmax, search with a bias",
 }
 
 

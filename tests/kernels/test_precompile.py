@@ -18,7 +18,7 @@ import json, sys
 import tilewire.kernels.selection.catalogue as catalogue, tilewire.kernels.build.precompile as ahead
 from tilewire.kernels.runtime.targets import KNOWN
 target = KNOWN["nvidia_h100"]
-few = tuple(variant for variant in catalogue.variants(target) if variant.kernel.__name__ == "stretches_kernel")[:3]
+few = tuple(variant for variant in catalogue.variants(target) if variant.kernel.__name__ == "copy_ranges_kernel")[:3]
 catalogue.variants = ahead.variants = lambda _target: few
 part = ahead._compile_some(target, range(len(few)))
 print(json.dumps([sorted(part.fresh.items()), part.failures, ahead.images_of(target) is None]))
@@ -41,7 +41,7 @@ def test_what_is_compiled_is_found_again(tmp_path):
     (first, files, names), _ = run(CODE, tmp_path)
     assert first == [[["staging", 3]], [], True]
     assert [(tmp_path / file).read_bytes()[:4] for file in files] == [b"\x7fELF"] * 3
-    assert names == ["stretches_kernel"] * 3
+    assert names == ["copy_ranges_kernel"] * 3
     assert not list(tmp_path.glob("*/*.ttir")), "only binaries are kept"
     (second, *_), _ = run(CODE, tmp_path)
     assert second == [[], [], False]

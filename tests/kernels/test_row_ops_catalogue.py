@@ -24,7 +24,7 @@ from tilewire.kernels.topk.variants import built, select_variant
 
 TARGETS = {**KNOWN, "interpreter": INTERPRETER}
 OPS = ("search", "topk", "reduce", "normalize", "pointwise")
-# Start, end and step in the trials of each op: some forty. Trials of hundreds of results take a minute each in the
+# Start, end and step in the self-tests of each op: some forty. Those of hundreds of results take a minute each in the
 # interpreter: `test_search` and `test_topk` have a few.
 SAMPLES = {
     "search": (4, 100, 40),
@@ -101,13 +101,13 @@ def test_every_pointwise_function(rows, n, dtype, out_dtype, is_binary, is_align
     inner = (x_inner, y_inner if is_binary else x_inner, data.draw(st.sampled_from(["unit", "any"])))
     problem = pointwise_configs.Problem(rows, n, dtype, out_dtype, is_binary, is_aligned, inner)
     config = pointwise_configs.choose(problem, TARGETS[name])
-    assert build_pointwise(problem.family, config, TARGETS[name]) in listed("pointwise", name)
+    assert build_pointwise(problem.specialization, config, TARGETS[name]) in listed("pointwise", name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("op", OPS)
 def test_a_sample_of_the_self_test_is_right(op):
-    trials = itertools.islice(kernel_op(op).trials(INTERPRETER, torch.device("cpu")), *SAMPLES[op])
-    for start in trials:
+    self_tests = itertools.islice(kernel_op(op).self_tests(INTERPRETER, torch.device("cpu")), *SAMPLES[op])
+    for start in self_tests:
         trial = start()
         assert bool(trial.is_right), [variant.described() for variant in trial.variants]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewire.kernels.matmul.configs import ITEM_BYTES, Config, Problem
-from tilewire.kernels.matmul.members import MODEL, SPLITS, family_of, tiles_of
+from tilewire.kernels.matmul.members import MODEL, SPLITS, specialization_of, tiles_of
 from tilewire.kernels.matmul.select import explain, select
 from tilewire.kernels.matmul.variants import build, variants
 from tilewire.kernels.runtime.targets import KNOWN, Target
@@ -95,7 +95,7 @@ def test_a_choice_made_by_hand_wins_and_its_binary_is_built():
     for m, n, k in ((65, 4096, 64), (512, 4096, 4096), (300, 4096, 1 << 15)):
         problem = Problem(m, n, k, 1, "bfloat16", "bfloat16")
         assert select(problem, target) == by_hand
-        assert build(family_of(problem, by_hand, is_plain=True), by_hand, target) in listed
+        assert build(specialization_of(problem, by_hand, is_plain=True), by_hand, target) in listed
         assert "override" in explain(problem, target)
     for m, n in ((64, 4096), (513, 4096), (300, 4097)):
         problem = Problem(m, n, 4096, 1, "bfloat16", "bfloat16")

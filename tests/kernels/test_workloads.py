@@ -81,11 +81,11 @@ SMALL = [
 def test_operands_are_what_the_workload_says(workload):
     """What the op makes of real tensors is the configuration and the binary of the pure problem."""
     make = operands_of(workload, 2, device="cpu").launcher
-    by_itself, told = make(None), make(workload.chosen(INTERPRETER))
-    for call in (by_itself, told):
+    by_itself, chosen = make(None), make(workload.chosen(INTERPRETER))
+    for call in (by_itself, chosen):
         call(0)
         call(1)
-    free, bound = (inspect.getclosurevars(call).nonlocals["prepared"] for call in (by_itself, told))
+    free, bound = (inspect.getclosurevars(call).nonlocals["prepared"] for call in (by_itself, chosen))
     if isinstance(workload, MatmulShape):
         assert free.problem == workload.problem
         assert free.config == bound.config

@@ -22,7 +22,7 @@ from tilewire.kernels.matmul.grouped.kernel import matmul_grouped_kernel
 from tilewire.kernels.matmul.members import is_supported
 from tilewire.kernels.matmul.op import check_product
 from tilewire.kernels.matmul.plan import Epilogue
-from tilewire.kernels.runtime.launch import Kept, Launch, Variant
+from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant
 from tilewire.kernels.runtime.targets import Target, current
 
 MAX_GROUPS = 256
@@ -181,13 +181,12 @@ def launch_table(table: torch.Tensor, num_tiles: int, kind: GroupKind) -> None:
         }
         return Launch(kind.variant(target), target, (1, 1, 1), values, index)
 
-    launch = _kept.get((kind, index), make)
-    assert launch is not None, "This is a bug."
+    launch = _launches.get((kind, index), make)
     launch.resize((min(num_tiles, 4 * target.num_sms), 1, 1), groups=len(table), num_tiles=num_tiles)
     launch(table)
 
 
-_kept: Kept[Launch] = Kept()
+_launches: LaunchCache[Launch] = LaunchCache()
 
 
 def tiles_of(m: int, n: int) -> int:

@@ -153,7 +153,7 @@ class Backend(Protocol):
 
     @property
     def identity(self) -> Identity:
-        """What this is."""
+        """Identity of the device and its libraries."""
         ...
 
     def warm_up(self, how: Preparation, report: Report, on_compile: Callable[[str], None]) -> None:

@@ -33,7 +33,7 @@ def open_meter(device: str) -> Meter:
 
 
 def address_of(device: str) -> Address:
-    """Where a torch device really is: torch counts only what it may see, and in an order of its own."""
+    """Finds the physical device of a torch device: torch counts only what it may see, and in an order of its own."""
     properties = torch.cuda.get_device_properties(device)
     pci = (properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)  # type: ignore[attr-defined]
     return Address(str(properties.uuid), pci)

@@ -13,7 +13,7 @@ from tilewire.service.engine.loop.scheduler import Waiting
 from tilewire.service.engine.tensors.shared_regions import Uses
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import Cancel, ForgetTemplate, Hello, Job, Template, ToEngine, ToGateway
-from tilewire.service.ops.op import AnyOp, Batching, TensorType
+from tilewire.service.ops.op import AnyOp, Batching, TensorType, Work
 
 
 class Span(NamedTuple):
@@ -63,6 +63,7 @@ class JobPlan:
         rows: Number of rows of the first result, for the cap on a batch.
         host_bytes: Bytes that travel between host and device.
         seconds: Estimated time that a job adds to a launch.
+        work: Operations and bytes of a job, by op.
         has_regions: Whether anything lies in a client's region.
         binding: Part that depends on the residents; None before the first job.
     """
@@ -77,6 +78,7 @@ class JobPlan:
     rows: int
     host_bytes: int
     seconds: float
+    work: tuple[Work, ...]
     has_regions: bool
     binding: Binding | None = None
 
@@ -128,11 +130,6 @@ class BoundJob(Waiting):
     outs: list[HostBytes] = field(kw_only=True)
     signature: Hashable = field(kw_only=True)
     uses: Uses = field(kw_only=True)
-
-    @property
-    def dtype(self) -> str:
-        """Dtype of its first input, for labels."""
-        return self.plan.template.inputs[0].type.dtype
 
 
 @dataclass(slots=True)

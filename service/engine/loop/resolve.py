@@ -47,9 +47,10 @@ def plan_of(template: Template, backend: str) -> JobPlan:
     )
     types = {one.name: one.type for one in template.inputs}
     out_types = [one.type for one in outputs]
+    kept = frozenset(name for name, *_ in residents)
     batching = None
     if not any(span.fortran for span in inputs):
-        batching = op.batching(types, frozenset(name for name, *_ in residents), options, out_types)
+        batching = op.batching(types, kept, options, out_types)
     host_bytes = sum(span.nbytes for span in (*inputs, *outputs))
     return JobPlan(
         template=template,
@@ -62,6 +63,7 @@ def plan_of(template: Template, backend: str) -> JobPlan:
         rows=math.prod(out_types[0].shape[:-1]),
         host_bytes=host_bytes,
         seconds=predict_s(backend, template.flops, host_bytes),
+        work=op.work(types, kept, options, template.flops, template.moved_bytes),
         has_regions=any(span.region is not None for span in (*inputs, *outputs)),
     )
 

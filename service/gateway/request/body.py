@@ -9,7 +9,7 @@ import asyncio
 
 from tilewire.service.errors import BodyTooLarge, ClientGone, LengthRequired, UnknownFormat
 from tilewire.service.gateway.request.admission import Leases
-from tilewire.service.gateway.request.context import RequestContext
+from tilewire.service.gateway.request.context import Gateway, RequestContext
 from tilewire.service.gateway.request.head import Head
 from tilewire.service.ipc.arena import Lease
 
@@ -17,6 +17,8 @@ from tilewire.service.ipc.arena import Lease
 FIRST_CHUNKED_BYTES = 2**20
 # Bytes that are copied before others have their turn: about a millisecond.
 COPY_BYTES = 2**22
+# Largest JSON text of a call that moves no tensor.
+MAX_TEXT_BYTES = 2**16
 
 
 def refuse_encodings(head: Head) -> None:
@@ -131,3 +133,20 @@ def stalled(timeout_s: float, received_bytes: int) -> str:
 def too_slow(min_bytes_per_s: int, received_bytes: int) -> str:
     """The detail of a body that trickles in."""
     return f"{received_bytes} bytes had come, slower than {min_bytes_per_s} bytes/s; the request was given up"
+
+
+async def receive_text(gateway: Gateway, context: RequestContext) -> bytes:
+    """Receives the body of a call that moves no tensor; nothing where the request has none.
+
+    Raises:
+        BodyTooLarge: More than 64 KiB.
+        TooBusy: No room within the time-out.
+        InvalidRequest: The body stalled.
+    """
+    if not context.head.is_chunked and not context.head.content_length:
+        return b""
+    leases = gateway.admission.admit()
+    try:
+        return bytes((await receive_body(context, leases, MAX_TEXT_BYTES, gateway.settings.body_timeout_s)).view)
+    finally:
+        leases.release()

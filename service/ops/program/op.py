@@ -19,6 +19,7 @@ from tilewire.service.ops.op import (
     OpOptions,
     TensorType,
     Types,
+    Work,
 )
 from tilewire.service.ops.program.definition import RESIDENT, Program, parse_program
 from tilewire.service.ops.program.planning import PlannedProgram, PlannedStep, plan_program
@@ -76,6 +77,12 @@ class ProgramOp(Op[ProgramOptions]):
         """Name of the kept program."""
         return self._model
 
+    @property
+    def sole_input(self) -> tuple[str, TensorType] | None:
+        """Name and type of a program's only input; see `Op.sole_input`."""
+        found = [(name, TensorType(one.dtype, tuple(one.shape))) for name, one in self.program.inputs.items()]
+        return found[0] if len(found) == 1 else None
+
     def complete(self, options: OpOptions) -> ProgramOptions:
         """Returns the program's text; see `Op.complete`."""
         del options
@@ -102,6 +109,18 @@ class ProgramOp(Op[ProgramOptions]):
             return None
         key = (options.text, tuple((one.dtype, one.shape[1:]) for one in own), tuple(one.shape[1:] for one in outputs))
         return Batching(JoinStrategy.ROWS, key, options)
+
+    def work(
+        self, types: Types, residents: frozenset[str], options: ProgramOptions, flops: int, moved_bytes: int
+    ) -> tuple[Work, ...]:
+        """Returns the work of every step, under the step's own op; see `Op.work`."""
+        del residents, options, flops, moved_bytes
+        found: list[Work] = []
+        for one in self.plan(types).steps:
+            kept = frozenset(field for field, source in one.step.inputs.items() if source.startswith(RESIDENT))
+            planned = one.plan
+            found += one.step.op.work(one.inputs, kept, one.step.options, planned.flops, planned.moved_bytes)
+        return tuple(found)
 
 
 def _have_equal_rows(types: Sequence[TensorType], like: TensorType | None = None) -> bool:

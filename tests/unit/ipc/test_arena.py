@@ -83,7 +83,7 @@ class Leasing(RuleBasedStateMachine):
         for lease, _ in self.leases:
             lease.release()
         assert self.arena.used_bytes == 0
-        # Everything merged: the whole is one stretch again.
+        # Everything merged: the whole is one range again.
         self.arena.lease(self.arena.capacity).release()
         self.segment.close()
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from tilewire.kernels.copy.op import PreparedCopy, Stretch
+from tilewire.kernels.copy.op import CopyPlan, CopyRange
 from tilewire.service.engine.backends.contract import HostBytes, LaunchSpec
 from tilewire.service.engine.backends.gpu.launch_plan import PlanCache
 from tilewire.service.engine.backends.gpu.pipeline import InFlight, Pipeline
-from tilewire.service.engine.backends.gpu.staging import Staging, stretches_of
+from tilewire.service.engine.backends.gpu.staging import Staging, ranges_of
 from tilewire.service.engine.backends.host import TORCH_DTYPES
 from tilewire.service.engine.ops.op import Compute, Operands
 from tilewire.service.engine.ops.registry import ENGINE_OPS
@@ -93,8 +93,8 @@ class Batched:
         self._names = list(launch.concatenated)
         self.nbytes = self._sources.nbytes + self._results.nbytes
         into = [one._replace(source=0) for one in self._sources.copies()]
-        self._copy_in = PreparedCopy(into, staging.device, is_gather=True)
-        self._copy_out = PreparedCopy([_turned(one) for one in self._results.copies()], staging.device, is_gather=False)
+        self._copy_in = CopyPlan(into, staging.device, is_gather=True)
+        self._copy_out = CopyPlan([_turned(one) for one in self._results.copies()], staging.device, is_gather=False)
         self._computes: dict[int, Compute] = {}
         self._compute_for(launch.count, launch.resident)
 
@@ -169,7 +169,7 @@ class _Wholes:
             return self.tensors
         return [tensor[: count * rows] for tensor, rows in zip(self.tensors, self._rows, strict=True)]
 
-    def copies(self) -> list[Stretch]:
+    def copies(self) -> list[CopyRange]:
         """Copies of each request's pieces into the wholes, request by request; the addresses on the host are 0."""
         columns = [
             _copies(tensor, kind, self._capacity) for tensor, kind in zip(self.tensors, self._types, strict=True)
@@ -177,14 +177,14 @@ class _Wholes:
         return [one for of_request in zip(*columns, strict=True) for one in of_request]
 
 
-def _copies(whole: torch.Tensor, kind: TensorType, capacity: int) -> Iterator[Stretch]:
+def _copies(whole: torch.Tensor, kind: TensorType, capacity: int) -> Iterator[CopyRange]:
     places = [HostBytes(whole, kind, -whole.data_ptr()) for _ in range(capacity)]
-    yield from stretches_of(whole, places, is_padded=not whole.is_contiguous(), is_gather=True)
+    yield from ranges_of(whole, places, is_padded=not whole.is_contiguous(), is_gather=True)
 
 
-def _turned(one: Stretch) -> Stretch:
+def _turned(one: CopyRange) -> CopyRange:
     """The copy back."""
-    return Stretch(one.destination, one.source, one.nbytes, one.row_bytes, one.pitch_to, one.pitch_from)
+    return CopyRange(one.destination, one.source, one.nbytes, one.row_bytes, one.pitch_to, one.pitch_from)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from tilewire.kernels.copy.op import Stretch, copy_stretches
+from tilewire.kernels.copy.op import CopyRange, copy_ranges
 from tilewire.kernels.matmul.grouped.op import MAX_GROUPS, TABLE_FIELDS, GroupKind, launch_table, tiles_of
 from tilewire.kernels.runtime.layouts import ROW_BYTES, row_step
 from tilewire.service.dtypes import DTYPES
@@ -102,7 +102,7 @@ class Group:
         )
         self._num_tiles = sum(one.tiles for one in self._sizes)
         self._table_bytes = len(launches) * TABLE_FIELDS * ITEM_BYTES
-        self._results: list[Stretch] = []
+        self._results: list[CopyRange] = []
 
     def gather(self, held: list[torch.Tensor]) -> torch.Tensor:
         """Brings operands and table onto the device, on the current stream; the memory of the results is taken there too.
@@ -118,7 +118,7 @@ class Group:
         nbytes = begin + sum(sum(one.nbytes) for one in self._sizes)
         memory = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
         at = memory.data_ptr() + begin
-        ranges: list[Stretch] = []
+        ranges: list[CopyRange] = []
         rows: list[int] = []
         first = 0
         self._results = []
@@ -126,11 +126,11 @@ class Group:
             places = (at, at + one.nbytes[0], at + one.nbytes[0] + one.nbytes[1])
             at = places[2] + one.nbytes[2]
             ranges += (
-                Stretch(_address(a), places[0], a.type.nbytes, one.rows[0], one.rows[0], one.pitches[0]),
-                Stretch(_address(b), places[1], b.type.nbytes, one.rows[1], one.rows[1], one.pitches[1]),
+                CopyRange(_address(a), places[0], a.type.nbytes, one.rows[0], one.rows[0], one.pitches[0]),
+                CopyRange(_address(b), places[1], b.type.nbytes, one.rows[1], one.rows[1], one.pitches[1]),
             )
             self._results.append(
-                Stretch(places[2], _address(out), out.type.nbytes, one.rows[2], one.pitches[2], one.rows[2])
+                CopyRange(places[2], _address(out), out.type.nbytes, one.rows[2], one.pitches[2], one.rows[2])
             )
             m, n = out.type.shape
             rows += (*places, 0, m, n, a.type.shape[1], *one.steps, first)
@@ -138,7 +138,7 @@ class Group:
         table = torch.from_numpy(np.array(rows, dtype=np.int64).reshape(-1, TABLE_FIELDS))
         if self._device.type != "cpu":
             table = torch.empty(table.shape, dtype=torch.int64, pin_memory=True).copy_(table)
-        ranges.append(Stretch(table.data_ptr(), memory.data_ptr(), self._table_bytes))
+        ranges.append(CopyRange(table.data_ptr(), memory.data_ptr(), self._table_bytes))
         held += [memory, table]
         self._copy(ranges, held)
         return memory[: self._table_bytes].view(torch.int64).view(-1, TABLE_FIELDS)
@@ -151,8 +151,8 @@ class Group:
         """Brings the results into their slots, on the current stream."""
         self._copy(self._results, held)
 
-    def _copy(self, ranges: Sequence[Stretch], held: list[torch.Tensor]) -> None:
-        table = copy_stretches(ranges, self._device)
+    def _copy(self, ranges: Sequence[CopyRange], held: list[torch.Tensor]) -> None:
+        table = copy_ranges(ranges, self._device)
         assert table is not None, "This is a bug: nothing to copy."
         held.append(table)
 

@@ -14,10 +14,10 @@ import torch
 from tilewire.kernels.build.loading import load_all
 from tilewire.kernels.build.precompile import CompileError, images_of, precompile
 from tilewire.kernels.build.report import described, roofline, tuned
-from tilewire.kernels.build.selftest import trials, wrong
+from tilewire.kernels.build.selftest import self_tests, wrong
 from tilewire.kernels.matmul.configs import OUT_DTYPES
 from tilewire.kernels.matmul.members import is_supported
-from tilewire.kernels.op import Trial
+from tilewire.kernels.op import SelfTest
 from tilewire.kernels.registry import KERNEL_OPS
 from tilewire.kernels.runtime.launch import Loaded, Variant, on_compile
 from tilewire.kernels.runtime.targets import Target, current
@@ -28,7 +28,7 @@ from tilewire.service.engine.backends.host import dtype_name
 from tilewire.service.engine.ops.registry import ENGINE_OPS, RegistryMismatch, check_registries
 from tilewire.service.errors import InvalidRequest
 
-# Trials between two reports.
+# Self-tests between two reports.
 FEW = 64
 
 
@@ -102,9 +102,9 @@ class DeviceKernels:
 
     def _try(self, stream: torch.cuda.Stream, report: Report) -> None:
         total = len(variants(self.target))
-        tried: list[Trial] = []
+        tried: list[SelfTest] = []
         with torch.cuda.stream(stream):
-            for number, trial in enumerate(trials(self.target, self._device)):
+            for number, trial in enumerate(self_tests(self.target, self._device)):
                 tried.append(trial)
                 if number % FEW == 0:
                     report("run", number, total)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tilewire.kernels.copy.op import Stretch, copy_stretches
+from tilewire.kernels.copy.op import CopyRange, copy_ranges
 from tilewire.kernels.runtime.layouts import ROW_BYTES, row_step
 from tilewire.service.engine.backends.contract import HostBytes
 from tilewire.service.engine.backends.host import TORCH_DTYPES, bytes_of, shaped
@@ -70,13 +70,13 @@ class Staging:
         must_pad = can_pad and any(_must_pad(shape, TORCH_DTYPES[one[0].type.dtype]) for one, shape in operands)
         if (_is_few(pieces) and not must_pad) or not self.can_address(pieces):
             return [self._by_copies(sources, shape, held) for sources, shape in operands]
-        wholes, stretches = [], []
+        wholes, ranges = [], []
         for sources, shape in operands:
             whole = self._whole(sources, shape, can_pad)
             flat = sources[0].fortran or whole.is_contiguous()
-            stretches += stretches_of(whole, sources, is_padded=not flat, is_gather=True)
+            ranges += ranges_of(whole, sources, is_padded=not flat, is_gather=True)
             wholes.append(whole)
-        self._copy(stretches, held)
+        self._copy(ranges, held)
         held += wholes
         return wholes
 
@@ -91,21 +91,21 @@ class Staging:
         slots = [slot for _, outs in results for slot in outs]
         is_plain = _is_few(slots) and all(result.is_contiguous() for result, _ in results)
         if not is_plain and self.can_address(slots):
-            stretches = []
+            ranges = []
             for result, outs in results:
-                stretches += stretches_of(result, outs, is_padded=not result.is_contiguous(), is_gather=False)
-            self._copy(stretches, held)
+                ranges += ranges_of(result, outs, is_padded=not result.is_contiguous(), is_gather=False)
+            self._copy(ranges, held)
             return
-        stretches = []
+        ranges = []
         for result, outs in results:
             flat = result.reshape(-1).view(torch.uint8)
             held.append(flat)
             for piece, out in zip(flat.split([out.type.nbytes for out in outs]), outs, strict=True):
                 if _only_by_kernel(out):
-                    stretches.append(Stretch(piece.data_ptr(), out.mapped.data_ptr() + out.offset, out.type.nbytes))
+                    ranges.append(CopyRange(piece.data_ptr(), out.mapped.data_ptr() + out.offset, out.type.nbytes))
                 else:
                     bytes_of(out).copy_(piece, non_blocking=True)
-        self._copy(stretches, held)
+        self._copy(ranges, held)
 
     def can_address(self, places: Sequence[HostBytes]) -> bool:
         """Whether kernels may read and write all of these places."""
@@ -129,22 +129,20 @@ class Staging:
     ) -> torch.Tensor:
         sizes = [source.type.nbytes for source in sources]
         flat = torch.empty(sum(sizes), dtype=torch.uint8, device=self.device)
-        stretches = []
+        ranges = []
         for piece, source in zip(flat.split(sizes), sources, strict=True):
             if _only_by_kernel(source):
-                stretches.append(
-                    Stretch(source.mapped.data_ptr() + source.offset, piece.data_ptr(), source.type.nbytes)
-                )
+                ranges.append(CopyRange(source.mapped.data_ptr() + source.offset, piece.data_ptr(), source.type.nbytes))
             else:
                 piece.copy_(bytes_of(source), non_blocking=True)
-        self._copy(stretches, held)
+        self._copy(ranges, held)
         held.append(flat)
         if len(sources) == 1:
             return shaped(flat, sources[0])
         return flat.view(TORCH_DTYPES[sources[0].type.dtype]).view(shape)
 
-    def _copy(self, stretches: Sequence[Stretch], held: list[torch.Tensor]) -> None:
-        table = copy_stretches(stretches, self.device)
+    def _copy(self, ranges: Sequence[CopyRange], held: list[torch.Tensor]) -> None:
+        table = copy_ranges(ranges, self.device)
         if table is not None:
             held.append(table)
 
@@ -163,9 +161,7 @@ def _must_pad(shape: tuple[int, ...], dtype: torch.dtype) -> bool:
     return len(shape) == 2 and shape[0] > 1 and shape[1] * dtype.itemsize % ROW_BYTES != 0
 
 
-def stretches_of(
-    whole: torch.Tensor, places: Sequence[HostBytes], *, is_padded: bool, is_gather: bool
-) -> list[Stretch]:
+def ranges_of(whole: torch.Tensor, places: Sequence[HostBytes], *, is_padded: bool, is_gather: bool) -> list[CopyRange]:
     """The copies between a tensor on the device and its pieces on the host, in order.
 
     Args:
@@ -176,7 +172,7 @@ def stretches_of(
     """
     row = whole.shape[-1] * whole.itemsize if is_padded else 0
     pitch = whole.stride(0) * whole.itemsize if is_padded else 0
-    stretches = []
+    ranges = []
     address = whole.data_ptr()
     segment, base, kind, nbytes = None, 0, None, 0
     for place in places:
@@ -187,8 +183,8 @@ def stretches_of(
             kind, nbytes = place.type, place.type.nbytes
         host = base + place.offset
         if is_gather:
-            stretches.append(Stretch(host, address, nbytes, row, row, pitch))
+            ranges.append(CopyRange(host, address, nbytes, row, row, pitch))
         else:
-            stretches.append(Stretch(address, host, nbytes, row, pitch, row))
+            ranges.append(CopyRange(address, host, nbytes, row, pitch, row))
         address += nbytes // row * pitch if row else nbytes
-    return stretches
+    return ranges

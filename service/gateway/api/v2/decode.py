@@ -6,14 +6,19 @@ resolved. Runs in a gateway's event loop.
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
+from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.api.v2.header import read_header
 from tilewire.service.gateway.api.v2.request import InferRequest, Input, Output, Pending
 from tilewire.service.gateway.codecs.json_text import place
 from tilewire.service.gateway.codecs.protocol import Placed, Room
 from tilewire.service.ops.op import AnyOp, TensorType
+from tilewire.service.ops.program.definition import RESIDENT
+from tilewire.service.ops.program.op import PROGRAM
 
 
 def decode_request(op: AnyOp, body: memoryview, offset: int, header_bytes: int | None, room: Room) -> InferRequest:
@@ -51,17 +56,31 @@ def decode_request(op: AnyOp, body: memoryview, offset: int, header_bytes: int |
 
 
 def _raw_request(op: AnyOp, body: memoryview, offset: int) -> InferRequest:
-    """A body without JSON: a float32 vector for an op of one input."""
-    if len(op.inputs) > 1:
+    """A body without JSON: the bytes of one tensor."""
+    if op.sole_input is None:
+        names = [name for name in op.inputs if not name.startswith(RESIDENT) and name != PROGRAM]
         raise InvalidRequest(
-            f"Inference-Header-Content-Length: 0 is for models with one input; {op.name} has {', '.join(op.inputs)}"
+            f"Inference-Header-Content-Length: 0 is for models with one input; {op.model or op.name} has {', '.join(names)}"
         )
-    kind = TensorType("float32", (body.nbytes // 4,))
-    if kind.nbytes != body.nbytes:
-        raise InvalidRequest(f"body: {body.nbytes} bytes are no whole number of FP32 elements")
-    (name,) = op.inputs
+    name, declared = op.sole_input
+    kind = TensorType(declared.dtype, _deduced_shape(name, declared, body.nbytes))
     only = Input(name, kind, placed=Placed(kind, offset))
     return InferRequest(None, (only,), {name: Output(is_binary=True) for name in op.outputs}, op.options())
+
+
+def _deduced_shape(name: str, declared: TensorType, nbytes: int) -> tuple[int, ...]:
+    """Finds the size that varies from the number of bytes; of two, the first is a batch of one, as in NVIDIA Triton."""
+    shape = list(declared.shape)
+    if shape.count(-1) > 1:
+        shape[shape.index(-1)] = 1
+    if shape.count(-1) > 1:
+        raise InvalidRequest(f"{name}: more than one size of {list(declared.shape)} varies; send an inference header")
+    row_bytes = math.prod(dim for dim in shape if dim != -1) * DTYPES[declared.dtype].itemsize
+    count = nbytes // row_bytes if row_bytes and -1 in shape else 1
+    if count * row_bytes != nbytes:
+        expected = f"a multiple of {row_bytes}" if -1 in shape else f"{row_bytes}"
+        raise InvalidRequest(f"body: {nbytes} bytes; {name} takes {expected} ({declared})")
+    return tuple(count if dim == -1 else dim for dim in shape)
 
 
 def _place_inputs(pending: tuple[Pending, ...], offset: int, room: Room) -> tuple[Input, ...]:

@@ -181,6 +181,28 @@ def _configured(tensor: Tensor) -> dict[str, object]:
     return {"name": tensor.name, "data_type": f"TYPE_{tensor.datatype}", "dims": tensor.shape}
 
 
+class IndexRequest(msgspec.Struct, frozen=True):
+    """Body of a request for the index.
+
+    Attributes:
+        ready: Whether only models that compute are listed.
+    """
+
+    ready: bool = False
+
+
+def parse_index_request(body: bytes) -> IndexRequest:
+    """Parses the body of a request for the index, which may be empty.
+
+    Raises:
+        InvalidRequest: No JSON object, or `ready` is no boolean.
+    """
+    try:
+        return msgspec.json.decode(body, type=IndexRequest) if body else IndexRequest()
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidRequest(f"ready: expected an object with a boolean; {error}") from None
+
+
 async def index_models(gateway: Gateway, *, is_ready: bool) -> list[dict[str, object]]:
     """The repository's index."""
     state = {"state": "READY", "reason": ""} if is_ready else {"state": "UNAVAILABLE", "reason": "no engine is ready"}

@@ -19,9 +19,11 @@ from tilewire.service.gateway.api.v2.models import (
     find_model,
     index_models,
     model_named,
+    parse_index_request,
 )
 from tilewire.service.gateway.request.adapter import Api
-from tilewire.service.gateway.request.context import Gateway
+from tilewire.service.gateway.request.body import receive_text
+from tilewire.service.gateway.request.context import Gateway, context_of
 from tilewire.service.gateway.request.response import json_response
 from tilewire.service.ops.op import AnyOp
 from tilewire.service.ops.registry import OPS
@@ -65,8 +67,10 @@ def _add_server(routes: APIRouter, gateway: Gateway) -> None:
         return json_response(describe_server(gateway))
 
     @routes.post("/v2/repository/index", summary="The models.", response_class=Response)
-    async def index() -> Response:
-        return json_response(await index_models(gateway, is_ready=why_not_ready(gateway) is None))
+    async def index(request: Request) -> Response:
+        body = await receive_text(gateway, context_of(request.scope))
+        asked, is_ready = parse_index_request(body), why_not_ready(gateway) is None
+        return json_response([] if asked.ready and not is_ready else await index_models(gateway, is_ready=is_ready))
 
 
 def _add_statistics(routes: APIRouter, gateway: Gateway) -> None:

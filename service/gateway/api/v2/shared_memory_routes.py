@@ -10,14 +10,12 @@ from fastapi import APIRouter, Request, Response
 from tilewire.service.errors import InvalidRequest, UnknownName
 from tilewire.service.gateway.api.v2.shared_memory import check_allowed, parse_registration, region_name
 from tilewire.service.gateway.auth.authenticator import authorise
-from tilewire.service.gateway.request.body import receive_body
-from tilewire.service.gateway.request.context import Gateway, RequestContext, context_of
+from tilewire.service.gateway.request.body import receive_text
+from tilewire.service.gateway.request.context import Gateway, context_of
 from tilewire.service.gateway.request.response import json_response
 from tilewire.service.ipc.messages import RegionInfo
 
 SYSTEM, CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
-
-MAX_REGISTRATION_BYTES = 2**16
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -44,7 +42,8 @@ def _add_system(routes: APIRouter, gateway: Gateway) -> None:
     async def register(region: str, request: Request) -> Response:
         check_allowed(gateway.settings.allow_shared_memory)
         _check_right(gateway, request)
-        await _register(gateway, context_of(request.scope), region)
+        body = await receive_text(gateway, context_of(request.scope))
+        await gateway.engines.register_region(parse_registration(region, body))
         return Response()
 
     @routes.post(f"{SYSTEM}/region/{{region:path}}/unregister", summary="Forget a region.", response_class=Response)
@@ -85,16 +84,6 @@ def _check_right(gateway: Gateway, request: Request) -> None:
     """Refuses keys without the right, where there is shared memory; elsewhere any load generator may unregister nothing."""
     if gateway.settings.allow_shared_memory:
         authorise(context_of(request.scope).granted, shared_memory=True)
-
-
-async def _register(gateway: Gateway, context: RequestContext, name: str) -> None:
-    leases = gateway.admission.admit()
-    try:
-        lease = await receive_body(context, leases, MAX_REGISTRATION_BYTES, gateway.settings.body_timeout_s)
-        region = parse_registration(name, bytes(lease.view))
-        await gateway.engines.register_region(region)
-    finally:
-        leases.release()
 
 
 def _describe(region: RegionInfo) -> dict[str, object]:

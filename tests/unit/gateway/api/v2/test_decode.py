@@ -14,6 +14,7 @@ from tests.support.oip_bodies import binary_input, from_answer, text_input
 from tests.unit.gateway.api.v2.oip_reading import read
 from tests.unit.gateway.codecs.arena_room import ArenaRoom
 from tilewire.service.dtypes import DTYPES
+from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.api.v2.answer import encode_answer
 from tilewire.service.gateway.api.v2.decode import decode_request
 from tilewire.service.gateway.api.v2.request import InferRequest, Output
@@ -21,7 +22,8 @@ from tilewire.service.gateway.request.adapter import Region
 from tilewire.service.ops.add import AddOptions
 from tilewire.service.ops.matmul import MatmulOptions
 from tilewire.service.ops.op import TensorType
-from tilewire.service.ops.registry import OPS
+from tilewire.service.ops.program.op import ProgramOp, ProgramOptions
+from tilewire.service.ops.registry import OPS, PROGRAM_FAMILY
 
 A = random_array("float32", (2, 3), 1)
 B = random_array("float32", (3, 4), 2)
@@ -188,6 +190,44 @@ def test_a_raw_body_is_one_float32_vector() -> None:
     assert only.placed is not None
     np.testing.assert_array_equal(room.read(only.placed), x)
     assert request.outputs["out"].is_binary
+
+
+def program_of(*shape: int, count: int = 1, dtype: str = "int64") -> ProgramOp:
+    """A program of `count` inputs, each of which it gives back."""
+    names = [f"INPUT{number}" for number in range(count)]
+    steps = [
+        {"op": "add", "inputs": {"a": name, "b": name}, "options": {"alpha": 0}, "as": f"OUT{name}"} for name in names
+    ]
+    inputs = {name: {"dtype": dtype, "shape": list(shape)} for name in names}
+    text = json.dumps({"inputs": inputs, "steps": steps, "outputs": [f"OUT{name}" for name in names]})
+    return PROGRAM_FAMILY.bound(ProgramOptions(text))
+
+
+@pytest.mark.parametrize(
+    ("declared", "elements", "shape"),
+    [((-1,), 6, (6,)), ((-1, 3), 6, (2, 3)), ((-1, -1), 6, (1, 6)), ((2, 3), 6, (2, 3)), ((-1, 3), 0, (0, 3))],
+)
+def test_a_raw_body_is_the_only_input_of_a_program(
+    declared: tuple[int, ...], elements: int, shape: tuple[int, ...]
+) -> None:
+    room = ArenaRoom(np.arange(elements, dtype=np.int64).tobytes())
+    (only,) = decode_request(program_of(*declared), room.body, room.start, 0, room).inputs
+    assert (only.name, only.type) == ("INPUT0", TensorType("int64", shape))
+
+
+@pytest.mark.parametrize(
+    ("program", "nbytes", "words"),
+    [
+        (program_of(-1, 3), 20, "a multiple of 24"),
+        (program_of(2, 3), 24, "takes 48"),
+        (program_of(-1, -1, -1), 48, "more than one size"),
+        (program_of(-1, count=3), 48, "INPUT0, INPUT1, INPUT2"),
+    ],
+)
+def test_a_raw_body_that_a_program_cannot_take(program: ProgramOp, nbytes: int, words: str) -> None:
+    room = ArenaRoom(bytes(nbytes))
+    with pytest.raises(InvalidRequest, match=words):
+        decode_request(program, room.body, room.start, 0, room)
 
 
 # ── answers ───────────────────────────────────────────────────────────────────────────────────────

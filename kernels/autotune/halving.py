@@ -18,7 +18,7 @@ Times = dict[Config, float]
 
 
 class Bench(Protocol):
-    """What times configurations on a device, or pretends to. A configuration that fails takes `inf`."""
+    """Times configurations on a device, or pretends to. A configuration that fails takes `inf`."""
 
     def once_us(self, shape: Shape, configs: Sequence[Config]) -> list[float]:
         """Microseconds of a single call of each, host time included."""
@@ -31,16 +31,15 @@ class Bench(Protocol):
 
 
 @dataclass(frozen=True)
-class Heats:
-    """How many get how far.
+class Rounds:
+    """Limits of the two rounds of successive halving.
 
     Attributes:
-        near: how much slower than the fastest single call still gets timed. Single calls include the host's time, so
-            `slack_us` comes on top.
-        slack_us: see `near`.
-        rounds: of the first heat.
-        finalists: how many reach the second heat, beside those that must.
-        final_rounds: of the second heat; 0 for no second heat.
+        near: Factor on the fastest single call up to which a configuration reaches the first round.
+        slack_us: Microseconds on top, since single calls include the host's time.
+        rounds: Turns of each configuration in the first round.
+        finalists: Number that reaches the second round, beside those that must.
+        final_rounds: Turns of each configuration in the second round; 0 for none.
     """
 
     near: float = 1.4
@@ -56,31 +55,31 @@ def race(
     configs: Iterable[Config],
     *,
     must: Iterable[Config] = (),
-    heats: Heats | None = None,
+    rounds: Rounds | None = None,
 ) -> Times:
     """Time `configs` on `shape`; the closer to the fastest, the better.
 
     Args:
-        bench: what times.
-        shape: what is computed.
-        configs: without repeats or with.
-        must: those that run in every heat, however slow: the ones that results are compared with.
-        heats: how many get how far.
+        bench: Times them.
+        shape: The shape.
+        configs: Configurations, with or without repeats.
+        must: Configurations of every round, however slow, which results are compared with.
+        rounds: Limits of the rounds.
 
     Returns:
         Microseconds of each configuration that did not fail.
     """
-    heats = heats or Heats()
+    rounds = rounds or Rounds()
     must = tuple(dict.fromkeys(must))
     field = list(dict.fromkeys((*must, *configs)))
     # Twice, since a call that something interrupted would look slow and not run again.
     calls = [bench.once_us(shape, field) for _ in range(2)]
     times = dict(zip(field, map(min, *calls), strict=True))
-    limit = min(times.values(), default=math.inf) * heats.near + heats.slack_us
+    limit = min(times.values(), default=math.inf) * rounds.near + rounds.slack_us
     near = [config for config in field if times[config] <= limit or (config in must and math.isfinite(times[config]))]
-    times |= zip(near, bench.in_turns_us(shape, near, heats.rounds), strict=True)
-    if heats.final_rounds:
-        best = sorted(near, key=times.__getitem__)[: heats.finalists]
+    times |= zip(near, bench.in_turns_us(shape, near, rounds.rounds), strict=True)
+    if rounds.final_rounds:
+        best = sorted(near, key=times.__getitem__)[: rounds.finalists]
         final = list(dict.fromkeys((*(config for config in must if config in near), *best)))
-        times |= zip(final, bench.in_turns_us(shape, final, heats.final_rounds), strict=True)
+        times |= zip(final, bench.in_turns_us(shape, final, rounds.final_rounds), strict=True)
     return {config: time_us for config, time_us in times.items() if math.isfinite(time_us)}

@@ -2,7 +2,7 @@
 
 import math
 
-from tilewire.kernels.autotune.racing import Heats, race
+from tilewire.kernels.autotune.halving import Rounds, race
 from tilewire.kernels.matmul.shape import MatmulShape
 from tilewire.kernels.runtime.targets import KNOWN
 
@@ -12,7 +12,7 @@ CONFIGS = list(dict.fromkeys(WORKLOAD.candidates(H100)))
 
 
 class FakeBench:
-    """Configurations take as long as it is told, and it remembers who ran how often."""
+    """Configurations take as long as it is runtime_args, and it remembers who ran how often."""
 
     def __init__(self, times, default=1000.0):
         self.times = times
@@ -40,7 +40,7 @@ def test_the_fastest_wins_and_the_slow_are_timed_once():
 
 def test_what_must_run_runs_to_the_end():
     bench = FakeBench({CONFIGS[0]: 1.0, CONFIGS[-1]: 1e6})
-    times = race(bench, WORKLOAD, CONFIGS, must=[CONFIGS[-1]], heats=Heats(finalists=1))
+    times = race(bench, WORKLOAD, CONFIGS, must=[CONFIGS[-1]], rounds=Rounds(finalists=1))
     assert times[CONFIGS[-1]] == 1e6
     assert bench.rounds[-1] == (2, 15)
 
