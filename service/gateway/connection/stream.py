@@ -130,7 +130,8 @@ class RequestStream(RequestResponseCycle):
         if self._awaited is not None:
             # Uvicorn waits for these when it ends, and cancels them when that takes too long.
             self._owner.server_state.tasks.add(self)  # type: ignore[arg-type]
-            self._keep_body()
+            if not self._is_asked:
+                self._keep_body()
 
     def cancel(self, msg: object = None) -> None:
         """Uvicorn's call, as of a task: the server ends."""
@@ -171,7 +172,7 @@ class RequestStream(RequestResponseCycle):
 
     def _keep_body(self) -> None:
         """Copies what has come of a body for which there is no slot yet, as the next read uses the memory again."""
-        if self._is_asked or isinstance(self.body, bytearray):
+        if isinstance(self.body, bytearray):
             return
         self.body = bytes(self.body)
         if self._owed:
@@ -254,7 +255,7 @@ class RequestStream(RequestResponseCycle):
                 self._owner.transport.write(CONTINUE)
 
     def respond(
-        self, status: int, lines: str, chunks: Sequence[bytes | memoryview], *, closes: bool
+        self, status: int, lines: str, chunks: Sequence[bytes | memoryview], closes: bool
     ) -> Awaitable[None] | None:
         """Writes a whole answer."""
         owner = self._owner
@@ -275,7 +276,7 @@ class RequestStream(RequestResponseCycle):
 
     async def _respond_later(self, status: int, lines: str, chunks: Sequence[bytes | memoryview], closes: bool) -> None:
         await self.flow.drain()
-        written = self.respond(status, lines, chunks, closes=closes)
+        written = self.respond(status, lines, chunks, closes)
         if written is not None:
             await written
 
@@ -286,7 +287,8 @@ class RequestStream(RequestResponseCycle):
     def _end_response(self) -> None:
         owner = self._owner
         self.response_complete = True
-        self.notify()
+        if self._event is not None:
+            self._event.set()
         if not self.keep_alive:
             if self.more_body and not self.waiting_for_100_continue:
                 # Closing with bytes unread would reset the connection, and the client would lose the answer.

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import msgspec
 from starlette.types import Scope
 
 from tilewire.service.config.process import GatewaySettings
@@ -107,7 +106,7 @@ class Stream(Protocol):
         ...
 
     def respond(
-        self, status: int, lines: str, chunks: Sequence[bytes | memoryview], *, closes: bool
+        self, status: int, lines: str, chunks: Sequence[bytes | memoryview], closes: bool
     ) -> Awaitable[None] | None:
         """Writes a whole answer.
 
@@ -123,13 +122,15 @@ class Stream(Protocol):
         ...
 
 
-class RequestContext(msgspec.Struct, eq=False):
+class RequestContext:
     """One request and what becomes of it.
 
-    Attributes:
+    Args:
         head: Request line and headers.
         own: Values of the headers that are each request's own.
         stream: Side of the connection; its body and its answer.
+
+    Attributes:
         request_id: The client's id, or ours.
         trace: Caller's span, or None.
         key: Key of its head, where the head may be cached.
@@ -149,26 +150,27 @@ class RequestContext(msgspec.Struct, eq=False):
         charged_bytes: Bytes of body and answer that the key's quota counts so far; None when it was refused at once.
     """
 
-    head: Head
-    own: Mapping[str, str]
-    stream: Stream
-    request_id: str
+    # What a request begins with: it sets only what it changes.
     trace: TraceParent | None = None
     key: HeadKey | None = None
     cached: CachedHead | None = None
-    began_s: float = msgspec.field(default_factory=time.perf_counter)
-    route: str = ""
+    route = ""
     op: str | None = None
     status: int | None = None
-    receive_began_s: float = 0.0
-    receive_s: float = 0.0
+    receive_began_s = receive_s = send_s = 0.0
     timings: Timings | None = None
-    batch_size: int = 0
-    send_s: float = 0.0
-    sent_bytes: int = 0
-    allow: str = ""
+    batch_size = sent_bytes = 0
+    allow = ""
     access: Access | None = None
     charged_bytes: int | None = None
+
+    def __init__(self, head: Head, own: Mapping[str, str], stream: Stream) -> None:
+        self.head = head
+        self.stream = stream
+        self.began_s = time.perf_counter()
+        if own and TRACE_PARENT in own:
+            self.trace = parse_traceparent(own[TRACE_PARENT], own.get(TRACE_STATE, ""))
+        self.request_id = request_id_of(own) or os.urandom(16).hex()
 
     @property
     def received_bytes(self) -> int:
@@ -180,16 +182,6 @@ class RequestContext(msgspec.Struct, eq=False):
         """Rights of whoever asks, once the key was checked."""
         assert self.access is not None, "This is a bug."
         return self.access
-
-
-def make_context(head: Head, own: Mapping[str, str], stream: Stream) -> RequestContext:
-    """Makes a request's context, with its id and its caller's span, if its headers have any."""
-    if not own:
-        return RequestContext(head, own, stream, os.urandom(16).hex())
-    trace = None
-    if TRACE_PARENT in own:
-        trace = parse_traceparent(own[TRACE_PARENT], own.get(TRACE_STATE, ""))
-    return RequestContext(head, own, stream, request_id_of(own) or os.urandom(16).hex(), trace)
 
 
 def context_of(scope: Scope) -> RequestContext:

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from http import HTTPStatus
 
 from tilewire.service.errors import InvalidRequest, TilewireError, Unavailable
-from tilewire.service.gateway.auth.authenticator import authorise
+from tilewire.service.gateway.auth.authenticator import Access, authorise
 from tilewire.service.gateway.engines.templates import BoundTemplate
 from tilewire.service.gateway.request.access_log import report
-from tilewire.service.gateway.request.adapter import Api, Call, Task
+from tilewire.service.gateway.request.adapter import Answer, Api, Call, Task
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.body import receive_body
 from tilewire.service.gateway.request.context import Gateway, RequestContext
@@ -26,7 +26,7 @@ from tilewire.service.gateway.request.response import (
     respond_error,
     timing_lines,
 )
-from tilewire.service.gateway.request.template import MAX_LEAD_BYTES, RequestTemplate
+from tilewire.service.gateway.request.template import MAX_LEAD_BYTES, CachedHead, RequestTemplate
 from tilewire.service.ipc.arena import Lease, slot_bytes
 from tilewire.service.ipc.messages import Done, InputSpec, OutputSpec, Upload
 from tilewire.service.ops.op import AnyOp, TensorType
@@ -37,7 +37,7 @@ from tilewire.service.telemetry import log
 MAX_PLANS = 4
 
 # A look-up in the enumeration costs more than a small function.
-OK = int(HTTPStatus.OK)
+OK, CREATED = int(HTTPStatus.OK), int(HTTPStatus.CREATED)
 
 
 async def handle(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp) -> None:
@@ -54,13 +54,33 @@ async def handle(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp)
     log.request_id.set(context.request_id)
     leases: Leases | None = None
     try:
-        admit(gateway, context)
+        access = admit(gateway, context)
         leases = gateway.admission.admit()
         call = read_call(gateway, context, api, op)
-        await check_call(gateway, context, call, leases)
-        body = await receive(gateway, context, call, leases)
+        gateway.engines.check_ready()
+        allow(context.cached, access, call)
+        if call.program is not None or not all(map(gateway.engines.known_type, call.residents.values())):
+            await find_names(gateway, call, leases)
+        head, cached, body = context.head, context.cached, None
+        if call.needs_body or head.is_chunked or head.content_length:
+            spare_bytes = 0 if cached is None else cached.spare_bytes
+            body = await receive_body(
+                gateway, context, leases, gateway.settings.max_body_bytes, call.lead_bytes, spare_bytes
+            )
         template, places, done = await compute(gateway, context, call, body, leases)
-        await answer(gateway, context, call, template, places, done)
+        encoder, lines = template.encoder, timing_lines(context.receive_s, done.timings, done.batch_size)
+        if encoder is None:
+            await respond(gateway, context, CREATED, await store(gateway, call, template, places, lines))
+        else:
+            view = gateway.arena.segment.view
+            payloads = [view[at : at + size] for at, size in zip(places, template.payload_bytes, strict=True)]
+            answer = (
+                encoder.encode(payloads)
+                if encoder.work_bytes <= OFFLOAD_BYTES
+                else await offload(encoder.work_bytes, encoder.encode, payloads)
+            )
+            answer.lines = lines + answer.lines
+            await respond(gateway, context, OK, answer)
     except Exception as error:  # noqa: BLE001  (the last line of defence: it is logged and answered)
         await respond_error(gateway, context, error)
     finally:
@@ -69,7 +89,7 @@ async def handle(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp)
         report(gateway, context)
 
 
-def admit(gateway: Gateway, context: RequestContext) -> None:
+def admit(gateway: Gateway, context: RequestContext) -> Access:
     """Checks the API key and its quota; every path but those of health passes here, in any spelling.
 
     Raises:
@@ -79,9 +99,11 @@ def admit(gateway: Gateway, context: RequestContext) -> None:
     if context.cached is None:
         head.check()
     declared = head.content_length or 0
-    context.access = gateway.authenticator.identify(head.path, head.headers)
-    gateway.authenticator.admit(context.access, declared)
+    context.access = access = gateway.authenticator.identify(head.path, head.headers)
+    if access.key is not None:
+        gateway.authenticator.admit(access, declared)
     context.charged_bytes = declared
+    return access
 
 
 def read_call(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp) -> Call:
@@ -94,43 +116,33 @@ def read_call(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp) ->
     return call
 
 
-async def check_call(gateway: Gateway, context: RequestContext, call: Call, leases: Leases) -> None:
-    """Refuses what the head alone shows to be impossible, before the body is read.
+def allow(cached: CachedHead | None, access: Access, call: Call) -> None:
+    """Refuses what the head alone shows to be forbidden or impossible, before the body is read.
 
     Raises:
         Forbidden: The key may not do that.
-        Unavailable: No engine is ready.
-        UnknownName: A resident tensor or a program is not there.
         InvalidRequest: A result of several tensors cannot be stored under one name.
     """
+    if cached is not None and cached.allowed is access:
+        return
     written = () if call.store is None else (call.store,)
-    authorise(context.granted, op=call.op.name, read=call.residents.values(), write=written)
-    gateway.engines.check_ready()
-    for name, resident in call.residents.items():
-        if gateway.engines.known_type(resident) is None:
-            await gateway.engines.type_of(resident, field=name)
-    if call.program is not None:
-        await gateway.programs.find(call.program, leases, field=call.program_field)
+    authorise(access, op=call.op.name, read=call.residents.values(), write=written)
     if call.store is not None and len(call.op.outputs) > 1:
         raise InvalidRequest(f"store: {call.op.name} has the outputs {', '.join(call.op.outputs)}; one can be stored")
+    if cached is not None:
+        cached.allowed = access
 
 
-async def receive(gateway: Gateway, context: RequestContext, call: Call, leases: Leases) -> Lease | None:
-    """Receives the body into a slot; None when residents stand for all inputs and there is none."""
-    head, settings = context.head, gateway.settings
-    if not call.needs_body and not head.is_chunked and not head.content_length:
-        return None
-    context.receive_began_s = time.perf_counter()
-    # Before, not after: a body that comes slowly holds its slot all the while.
-    gateway.metrics.observe_load()
-    return await receive_body(
-        context,
-        leases,
-        settings.max_body_bytes,
-        settings.body_timeout_s,
-        lead_bytes=call.lead_bytes,
-        spare_bytes=0 if context.cached is None else context.cached.spare_bytes,
-    )
+async def find_names(gateway: Gateway, call: Call, leases: Leases) -> None:
+    """Looks up the residents and the program that the head names, before the body is read.
+
+    Raises:
+        UnknownName: One of them is not there.
+    """
+    for name, resident in call.residents.items():
+        await gateway.engines.type_of(resident, field=name)
+    if call.program is not None:
+        await gateway.programs.find(call.program, leases, field=call.program_field)
 
 
 async def compute(
@@ -143,17 +155,15 @@ async def compute(
     """
     engines, task, begin = gateway.engines, None, 0 if body is None else body.offset + call.lead_bytes
     template = find_template(context, call, body)
-    if template is not None:
-        authorise(context.granted, read=template.reads, shared_memory=template.uses_regions)
     for _attempt in range(MAX_PLANS):
         if template is None or not engines.knows(template.resident_types):
-            if task is None:
-                task = await call.decode(body, leases)
-                uses_regions = bool(task.regions or task.out_regions)
-                authorise(context.granted, read=task.residents.values(), shared_memory=uses_regions)
+            task = task or await call.decode(body, leases)
             template = await make_template(gateway, context, call, task, body)
-        if context.receive_began_s and not context.receive_s:
-            context.receive_s = time.perf_counter() - context.receive_began_s
+            if context.receive_began_s:
+                context.receive_s = time.perf_counter() - context.receive_began_s
+        if context.access is not template.allowed:
+            authorise(context.granted, read=template.reads, shared_memory=template.uses_regions)
+            template.allowed = context.access
         if context.granted.key is not None and template.encoder is not None:
             reserve_answer(gateway, context, sum(template.payload_bytes))
         slot, result_bytes = None, template.result_bytes
@@ -307,21 +317,8 @@ def deadline_of(template: RequestTemplate, context: RequestContext) -> int:
     return int(context.began_s * 1e9) + template.timeout_ns if template.timeout_ns else 0
 
 
-async def answer(
-    gateway: Gateway, context: RequestContext, call: Call, template: RequestTemplate, places: list[int], done: Done
-) -> None:
-    """Encodes and writes the outputs, or stores the only one."""
-    lines = timing_lines(context.receive_s, done.timings, done.batch_size)
-    if call.store is not None:
-        info, _ = await gateway.engines.put(call.store, Upload(template.job.outputs[0].type, places[0]))
-        await respond(gateway, context, HTTPStatus.CREATED, json_answer(describe_tensor(info), lines))
-        return
-    assert template.encoder is not None, "This is a bug."
-    encoder, view = template.encoder, gateway.arena.segment.view
-    payloads = [view[at : at + size] for at, size in zip(places, template.payload_bytes, strict=True)]
-    if encoder.work_bytes > OFFLOAD_BYTES:
-        encoded = await offload(encoder.work_bytes, encoder.encode, payloads)
-    else:
-        encoded = encoder.encode(payloads)
-    encoded.lines = lines + encoded.lines
-    await respond(gateway, context, OK, encoded)
+async def store(gateway: Gateway, call: Call, template: RequestTemplate, places: list[int], lines: str) -> Answer:
+    """Makes the only output resident, and describes it."""
+    assert call.store is not None, "This is a bug."
+    info, _ = await gateway.engines.put(call.store, Upload(template.job.outputs[0].type, places[0]))
+    return json_answer(describe_tensor(info), lines)

@@ -56,7 +56,7 @@ async def respond(
         f"{REQUEST_ID}: {context.request_id}\r\n"
     )
     closes = closes or gateway.admission.is_draining
-    written = context.stream.respond(status, lines, answer.chunks, closes=closes)
+    written = context.stream.respond(status, lines, answer.chunks, closes)
     if written is not None:
         await written
     if status < BAD_REQUEST:

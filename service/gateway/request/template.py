@@ -71,18 +71,19 @@ class CachedHead:
     Attributes:
         key: Bytes that identify it.
         head: As parsed.
-        target: API and op of its path.
+        api: Reader of its head and body.
+        op: Op that its path names.
         call: Parsed head.
         spare_bytes: Room that results need behind the body.
         allowed: Rights that were found to allow what the head says; None before.
     """
 
-    __slots__ = ("_templates", "allowed", "call", "head", "key", "nbytes", "spare_bytes", "target")
+    __slots__ = ("_templates", "allowed", "api", "call", "head", "key", "nbytes", "op", "spare_bytes")
 
     def __init__(self, key: bytes, head: Head, target: tuple[Api, AnyOp], call: Call) -> None:
         self.key = key
         self.head = head
-        self.target = target
+        self.api, self.op = target
         self.call = call
         self.nbytes = ENTRY_BYTES + len(key)
         self.spare_bytes = 0

@@ -56,7 +56,6 @@ class Totals(Sink, Protocol):
         ...
 
 
-<<<<<<< HEAD
 class Admission(Protocol):
     """Count of requests.
 
@@ -69,11 +68,7 @@ class Admission(Protocol):
 
 
 class EndedRequest(msgspec.Struct, frozen=True, gc=False):
-    """What is counted of a request that has ended.
-=======
-class EndedRequest(NamedTuple):
     """Figures of a request that has ended.
->>>>>>> main
 
     Attributes:
         op: Name of the op.
