@@ -105,27 +105,24 @@ class Lease:
         offset: From the start of the segment.
         nbytes: As asked for; the slot may be a little larger.
         spare_bytes: Room for something else behind them, as asked for.
+        spare_offset: Offset of that room, aligned as a slot is.
     """
 
-    __slots__ = ("_arena", "_size", "nbytes", "offset", "spare_bytes")
+    __slots__ = ("_arena", "_size", "nbytes", "offset", "spare_bytes", "spare_offset")
 
-    def __init__(self, arena: Arena, offset: int, nbytes: int, spare_bytes: int, size: int) -> None:
+    def __init__(self, arena: Arena, offset: int, nbytes: int, size: int, spare_bytes: int, spare_offset: int) -> None:
         self._arena: Arena | None = arena
+        self._size = size
         self.offset = offset
         self.nbytes = nbytes
         self.spare_bytes = spare_bytes
-        self._size = size
+        self.spare_offset = spare_offset
 
     @property
     def view(self) -> memoryview:
         """The slot's bytes, exactly `nbytes` of them, writable."""
         assert self._arena is not None, "This is a bug: a released slot is used."
         return self._arena.segment.view[self.offset : self.offset + self.nbytes]
-
-    @property
-    def spare_offset(self) -> int:
-        """Offset of the spare room, aligned as a slot is."""
-        return self.offset + slot_bytes(self.nbytes)
 
     def shrink(self, nbytes: int) -> None:
         """Keeps the first `nbytes` and gives the rest back."""
@@ -192,9 +189,9 @@ class Arena:
         Raises:
             TooBusy: No free range is long enough right now.
         """
-        size = slot_bytes(nbytes)
+        spare_at = size = slot_bytes(nbytes)
         if spare_bytes:
-            size = slot_bytes(size + spare_bytes)
+            size += slot_bytes(spare_bytes)
         starts, sizes = self._starts, self._sizes
         # Mostly the first range will do, and a generator costs more than the look.
         index = 0
@@ -209,7 +206,7 @@ class Arena:
             starts[index] = offset + size
             sizes[index] -= size
         self.free_bytes -= size
-        return Lease(self, offset, nbytes, spare_bytes, size)
+        return Lease(self, offset, nbytes, size, spare_bytes, offset + spare_at)
 
     def give_back(self, offset: int, size: int) -> None:
         """Takes memory back; `Lease.release` calls it."""

@@ -287,7 +287,8 @@ class TilewireProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._limits.idle_since_s = self.loop.time()
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self._waiting:
             # Not at once: the one before is about to end, and has its slots until then.
             self.loop.call_soon(self._waiting.pop())

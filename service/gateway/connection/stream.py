@@ -269,10 +269,14 @@ class RequestStream(RequestResponseCycle):
         end = "\r\n" if self.keep_alive else "connection: close\r\n\r\n"
         head = b"".join((STATUS_LINE[status], owner.default_lines(), f"{lines}{end}".encode("latin-1")))
         written = write_answer(owner, head, () if self.is_head_only else chunks)
-        if written is None:
+        if written is not None:
+            return self._end_later(written)
+        if self.keep_alive and not self._owed:
+            self.response_complete = True
+            owner.on_response_complete()
+        else:
             self._end_response()
-            return None
-        return self._end_later(written)
+        return None
 
     async def _respond_later(self, status: int, lines: str, chunks: Sequence[bytes | memoryview], closes: bool) -> None:
         await self.flow.drain()
@@ -287,8 +291,6 @@ class RequestStream(RequestResponseCycle):
     def _end_response(self) -> None:
         owner = self._owner
         self.response_complete = True
-        if self._event is not None:
-            self._event.set()
         if not self.keep_alive:
             if self.more_body and not self.waiting_for_100_continue:
                 # Closing with bytes unread would reset the connection, and the client would lose the answer.

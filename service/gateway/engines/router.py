@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -175,9 +175,12 @@ class Engines:
             self.learn(reply)
         return reply
 
-    def known_type(self, name: str) -> TensorType | None:
-        """As `type_of`, as far as it is known here."""
-        return self._types.get(name)
+    def have_types(self, residents: Mapping[str, str]) -> bool:
+        """Whether the types of these residents are known here."""
+        for name in residents.values():  # noqa: SIM110  (a generator costs more than the look)
+            if name not in self._types:
+                return False
+        return True
 
     async def type_of(self, name: str, *, field: str) -> TensorType:
         """The dtype and shape of a resident; may be out of date, which the engine notices.

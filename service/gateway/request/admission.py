@@ -42,8 +42,9 @@ class Admission:
             raise Unavailable("the server is draining; another replica can serve this")
         if self.in_flight >= self._max_in_flight:
             raise TooBusy(f"the queue is full: {self.in_flight} requests are under way")
+        if not self.in_flight:
+            self._idle.clear()
         self.in_flight += 1
-        self._idle.clear()
         return Leases(self._room, self._budget_bytes, self)
 
     def leave(self) -> None:
@@ -139,20 +140,18 @@ class Leases:
 
     def release(self) -> None:
         """Gives every slot back and leaves, now or when the engine has answered; a second call does nothing."""
-        answered, self._answered = self._answered, None
-        if answered is None:
-            self._release()
-        else:
+        if self._answered is not None:
+            answered, self._answered = self._answered, None
             answered.add_done_callback(self._on_answered)
+            return
+        for lease in self._leases:
+            lease.release()
+        self._leases.clear()
+        if self._admission is not None:
+            self._admission.leave()
+            self._admission = None
 
     def _on_answered(self, answered: asyncio.Future[Any]) -> None:
         # Read, because nobody else does; what it was does not matter any more.
         answered.exception()
-        self._release()
-
-    def _release(self) -> None:
-        while self._leases:
-            self._leases.pop().release()
-        if self._admission is not None:
-            self._admission.leave()
-            self._admission = None
+        self.release()

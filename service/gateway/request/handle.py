@@ -59,7 +59,7 @@ async def handle(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp)
         call = read_call(gateway, context, api, op)
         gateway.engines.check_ready()
         allow(context.cached, access, call)
-        if call.program is not None or not all(map(gateway.engines.known_type, call.residents.values())):
+        if call.program is not None or not gateway.engines.have_types(call.residents):
             await find_names(gateway, call, leases)
         head, cached, body = context.head, context.cached, None
         if call.needs_body or head.is_chunked or head.content_length:
@@ -153,8 +153,10 @@ async def compute(
     Returns:
         What was computed, where its outputs begin in the segment, and the engine's report.
     """
-    engines, task, begin = gateway.engines, None, 0 if body is None else body.offset + call.lead_bytes
-    template = find_template(context, call, body)
+    engines, cached, task, begin, end = gateway.engines, context.cached, None, 0, 0
+    if body is not None:
+        begin, end = body.offset + call.lead_bytes, body.offset + body.nbytes
+    template = None if cached is None else cached.find(gateway.arena.segment.view, begin, end)
     for _attempt in range(MAX_PLANS):
         if template is None or not engines.knows(template.resident_types):
             task = task or await call.decode(body, leases)
@@ -206,13 +208,6 @@ def reserve_answer(gateway: Gateway, context: RequestContext, nbytes: int) -> No
     whole_bytes = max(context.head.content_length or 0, context.received_bytes) + nbytes
     gateway.authenticator.reserve(context.granted, whole_bytes - charged_bytes, charged_bytes)
     context.charged_bytes = whole_bytes
-
-
-def find_template(context: RequestContext, call: Call, body: Lease | None) -> RequestTemplate | None:
-    """Looks up a request with the same head and the same bytes in front of its tensors."""
-    if context.cached is None:
-        return None
-    return context.cached.find(memoryview(b"") if body is None else body.view[call.lead_bytes :])
 
 
 async def make_template(

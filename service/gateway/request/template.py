@@ -90,11 +90,17 @@ class CachedHead:
         self.allowed: Access | None = None
         self._templates: list[RequestTemplate] = []
 
-    def find(self, body: memoryview) -> RequestTemplate | None:
-        """The template whose lead `body` begins with."""
+    def find(self, memory: memoryview, begin: int, end: int) -> RequestTemplate | None:
+        """The template whose lead stands at the begin of a body.
+
+        Args:
+            memory: Memory with the body.
+            begin: Offset of its first byte.
+            end: Offset behind its last byte: there may be bytes of other requests.
+        """
         for template in self._templates:
             lead = template.lead
-            if lead is not None and bytes(body[: len(lead)]) == lead:
+            if lead is not None and begin + len(lead) <= end and bytes(memory[begin : begin + len(lead)]) == lead:
                 return template
         return None
 
@@ -107,7 +113,8 @@ class CachedHead:
         before = self.nbytes
         others = [one for one in self._templates if one.lead != template.lead]
         self._templates = [template, *others][:MAX_TEMPLATES]
-        self.spare_bytes = max(one.result_bytes for one in self._templates if one.result_bytes <= MAX_SPARE_BYTES)
+        small = [one.result_bytes for one in self._templates if one.result_bytes <= MAX_SPARE_BYTES]
+        self.spare_bytes = max(small, default=0)
         self.nbytes = ENTRY_BYTES + len(self.key) + sum(len(one.lead or b"") + 256 for one in self._templates)
         return self.nbytes - before
 
