@@ -7,7 +7,7 @@ SET_UP := constraints/cpu.txt deploy/set_up.py pyproject.toml
 PYTEST_ARGS ?= -n auto --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo test test-all check lint format type arch docs many soak fuzz bench gpu-test screenshot dist image-test clean
+.PHONY: help serve demo test test-all check lint format type arch docs site many soak fuzz bench gpu-test screenshot dist image-test clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,8 +48,13 @@ type: $(VENV)/.dev ## mypy, strict
 arch: $(VENV)/.dev ## the import contracts
 	$(BIN)/lint-imports
 
-docs: $(VENV)/.dev ## write what is generated: docs/configuration.md
+docs: $(VENV)/.dev ## write what is generated: docs/configuration.md, docs/client.md and the table of docs/worth-it.md
 	$(BIN)/python -m tilewire.service.cli.configuration_doc > docs/configuration.md
+	$(BIN)/python -m deploy.client_reference
+	$(BIN)/python -m benchmarks.break_even --write docs/worth-it.md
+
+site: $(VENV)/.dev ## the documents as a site in build/site/html; a link that leads nowhere fails
+	$(BIN)/python deploy/make_site.py
 
 many: $(VENV)/.dev ## a hundred thousand different requests, every answer compared
 	MANY_REQUESTS=100000 $(BIN)/python -m pytest tests/integration/test_many_requests.py

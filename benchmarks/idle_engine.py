@@ -10,6 +10,7 @@ from tilewire.service.config.settings import Settings
 from tilewire.service.errors import Unavailable
 from tilewire.service.gateway.__main__ import GatewayServer, make_server
 from tilewire.service.gateway.app import create_app
+from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
 from tilewire.service.gateway.engines.client import Reply, Request
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
@@ -31,6 +32,7 @@ from tilewire.service.ipc.messages import (
 )
 from tilewire.service.ops.op import TensorType
 from tilewire.service.telemetry.counters import Figures, Sample
+from tilewire.service.telemetry.history import HistoryReport
 
 WEIGHT = TensorType("float16", (4096, 4096))
 
@@ -55,7 +57,13 @@ class IdleEngine:
         return number, future
 
     def submit(
-        self, template: Template, offsets: tuple[int, ...], *, deadline_ns: int = 0, priority: int = 0
+        self,
+        template: Template,
+        offsets: tuple[int, ...],
+        *,
+        deadline_ns: int = 0,
+        priority: int = 0,
+        flow: Flow = NO_FLOW,
     ) -> tuple[int, asyncio.Future[Reply]]:
         """See `Engine.submit`; the reply comes in the loop's next turn."""
         loop = asyncio.get_running_loop()
@@ -87,6 +95,10 @@ class NoTotals:
 
     async def hidden(self) -> list[Sample]:
         """See `Totals.hidden`."""
+        raise Unavailable("nothing is added up here")
+
+    async def history(self) -> HistoryReport:
+        """See `Totals.history`."""
         raise Unavailable("nothing is added up here")
 
 

@@ -11,6 +11,7 @@ supervisor before it starts anything, and by each gateway.
     write = ["scratch/search/*"]
     requests_per_s = 200
     bytes_per_s = "64MiB"
+    weight = 2
 
 The hash is one SHA-256, not a slow one: slow hashes protect secrets that people choose and that can be guessed. A key
 of ours is 256 random bits, which no dictionary holds and nobody counts through, so slowness would only cost each
@@ -37,6 +38,9 @@ SECRET_BYTES = 32
 # Each gateway keeps one small record for each key that has a quota.
 MAX_KEYS = 1024
 
+# With larger ones, the shares of others would be too small to compute anything in time.
+MAX_WEIGHT = 100
+
 EVERYTHING = "*"
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
@@ -60,6 +64,7 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         shared_memory: It may register shared memory, name it in requests and ask what is registered.
         requests_per_s: Most requests in a second, over all gateways; none for no quota.
         bytes_per_s: Most bytes of bodies and answers in a second, likewise; plain or with a unit.
+        weight: Its share of a busy server beside those of other keys, 1 to 100.
     """
 
     name: str
@@ -70,6 +75,7 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shared_memory: bool = False
     requests_per_s: float | None = None
     bytes_per_s: int | str | None = None
+    weight: int = 1
 
     @property
     def quota_bytes_per_s(self) -> float | None:
@@ -173,6 +179,8 @@ def _check_key(key: Key) -> None:
     for pattern in (*key.read, *key.write):
         if not pattern or _PATTERN.fullmatch(pattern) is None:
             raise KeysError(f"{key.name}: {pattern[:64]!r} is neither a tensor's name nor a prefix that ends with *")
+    if not 1 <= key.weight <= MAX_WEIGHT:
+        raise KeysError(f"{key.name}: weight: expected 1 to {MAX_WEIGHT}; got {key.weight}")
     if key.requests_per_s is not None and not key.requests_per_s > 0:
         raise KeysError(f"{key.name}: requests_per_s: expected more than 0")
     try:

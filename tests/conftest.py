@@ -38,6 +38,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def grpc_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """As `server`, with one gateway of each kind and shared memory."""
+    flags = ("--gateways", "1", "--grpc-port", "0", "--allow-shared-memory", "--shared-memory-bytes", "1MiB")
+    with serving(tmp_path_factory.mktemp("grpc") / "log", *SMALL, *flags) as server:
+        yield server
+
+
 @pytest.fixture
 def start_server(tmp_path: Path) -> Iterator[StartServer]:
     """Starts servers with flags of their own; each must end in order."""

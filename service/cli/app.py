@@ -36,6 +36,7 @@ BENCHMARKS = (
     "client",
     "ring",
     "hosts",
+    "overload",
 )
 
 

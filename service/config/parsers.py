@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 KEYLESS = ("docs", "console", "metrics")
 
 
@@ -16,6 +18,21 @@ def keyless_of(words: str) -> tuple[str, ...]:
     parts = tuple(part.strip() for part in words.split(","))
     if not set(parts) <= set(KEYLESS):
         raise ValueError(f"keyless: {words!r} is not some of {', '.join(KEYLESS)}, parted by commas, or none")
+    return parts
+
+
+def origins_of(origins: str) -> tuple[str, ...]:
+    """Reads an `--allow-origin` value.
+
+    Raises:
+        ValueError: A part that is neither `*` nor a scheme and a host, as browsers send them.
+    """
+    parts = tuple(part.strip() for part in origins.split(",") if part.strip())
+    for part in parts:
+        url = urlsplit(part)
+        is_origin = url.scheme in ("http", "https") and url.netloc == part.partition("://")[2] != "" and "@" not in part
+        if part != "*" and not (is_origin and part == part.lower()):
+            raise ValueError(f"allow_origin: {part!r} is neither * nor an origin, such as https://example.org:8443")
     return parts
 
 

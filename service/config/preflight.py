@@ -11,6 +11,7 @@ from tilewire.service.config.settings import Settings
 from tilewire.service.keys import KeysError, is_readable_by_everyone, read_keys
 from tilewire.service.tls import TlsError, make_context
 
+GRPC_MISSING = f"gRPC needs packages that are missing: {how_to_install('grpc')}"
 TRACING_MISSING = f"tracing needs packages that are missing: {how_to_install('otel')}"
 
 
@@ -30,10 +31,17 @@ def check(settings: Settings, logger: structlog.stdlib.BoundLogger) -> None:
             make_context(settings.tls)
         except TlsError as error:
             raise PreflightError(f"--tls-certificate: {error}") from error
+    if settings.grpc_port is not None and not has_grpc():
+        raise PreflightError(f"--grpc-port: {GRPC_MISSING}")
     if settings.tracing is not None and not has_tracing():
         if settings.otlp_endpoint is not None:
             raise PreflightError(f"--otlp-endpoint: {TRACING_MISSING}")
         logger.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set, but nothing is traced", reason=TRACING_MISSING)
+
+
+def has_grpc() -> bool:
+    """Whether the packages of `tilewire[grpc]` are there."""
+    return all(find_spec(name) is not None for name in ("grpc", "grpc_health", "grpc_reflection", "google.protobuf"))
 
 
 def has_tracing() -> bool:

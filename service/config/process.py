@@ -53,7 +53,7 @@ class Inherited(msgspec.Struct, frozen=True):
         usage: The page on which gateways count what API keys use.
     """
 
-    listener: int
+    listener: int = -1
     metrics_listener: int = -1
     usage: int = -1
 
@@ -68,9 +68,13 @@ class Inherited(msgspec.Struct, frozen=True):
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of one gateway process; those that `Settings` has too have the same name and meaning."""
+    """Settings of one gateway process; those that `Settings` has too have the same name and meaning.
+
+    `grpc_address` is the address of the gateway that speaks gRPC, as the library reads it; None for those of HTTP.
+    """
 
     index: int
+    grpc_address: str | None
     inherited: Inherited
     engine_addresses: list[str]
     segment_bytes: int
@@ -93,8 +97,14 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     api_keys_file: str | None
     keyless: tuple[str, ...]
     is_read_only: bool
+    allow_origin: tuple[str, ...] = ()
     tls: TlsSettings | None
     tracing: TracingSettings | None
+
+    @property
+    def name(self) -> str:
+        """Name of the process, for logs and metrics."""
+        return f"gateway-{self.index}" if self.grpc_address is None else "gateway-grpc"
 
     @property
     def fds(self) -> tuple[int, ...]:

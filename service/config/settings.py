@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tilewire.service.config.cores import num_cores
 from tilewire.service.config.memory import memory_bytes
-from tilewire.service.config.parsers import devices_of, keyless_of
+from tilewire.service.config.parsers import devices_of, keyless_of, origins_of
 from tilewire.service.config.process import (
     EngineSettings,
     GatewaySettings,
@@ -87,7 +87,11 @@ class Settings(BaseSettings):
     max_result_bytes: Bytes = Field(256 * 2**20, ge=1, description="Largest result; more is 422.")
     max_elements: int = Field(2**33, ge=1, description="Most elements of an operand or a result; more is 422.")
     max_rank: int = Field(8, ge=2, le=64, description="Most dimensions of an operand; more is 422.")
-    max_in_flight: int = Field(1024, ge=1, description="Most requests that one gateway works on at once; more are 429.")
+    max_in_flight: int = Field(
+        1024,
+        ge=1,
+        description="Most requests that one gateway works on at once; more are 429. A lone key or address gets seven eighths.",
+    )
     resident_bytes: Bytes = Field(
         4 * 2**30, ge=0, description="Quota of resident tensors on each device; past it a PUT is 507."
     )
@@ -172,6 +176,10 @@ class Settings(BaseSettings):
     read_only_tensors: bool = Field(
         default=False, description="Nobody stores, replaces or deletes resident tensors, or uses shared memory."
     )
+    allow_origin: str = Field(
+        "",
+        description="Origins whose web pages may call the service (CORS), parted by commas, or * for all; none without it.",
+    )
     tls_certificate: Path | None = Field(
         None, description="Certificate chain (PEM): serve HTTPS. Read again when it changes."
     )
@@ -185,6 +193,13 @@ class Settings(BaseSettings):
         ge=0,
         le=65535,
         description="Serve /metrics on this port only, with neither keys nor TLS; health too. 0 takes a free one and logs it.",
+    )
+    grpc_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Serve the Open Inference Protocol over gRPC on this port too, in a process of its own. 0 takes a free one "
+        "and logs it.",
     )
     otlp_endpoint: str | None = Field(
         None,
@@ -201,6 +216,12 @@ class Settings(BaseSettings):
     @classmethod
     def _is_keyless(cls, value: str) -> str:
         keyless_of(value)
+        return value
+
+    @field_validator("allow_origin")
+    @classmethod
+    def _is_origins(cls, value: str) -> str:
+        origins_of(value)
         return value
 
     @model_validator(mode="after")
@@ -230,6 +251,11 @@ class Settings(BaseSettings):
         return self.gateways or max(1, min(4, num_cores() // 2))
 
     @property
+    def num_arenas(self) -> int:
+        """Gateway processes of both kinds: those of HTTP, and that of gRPC."""
+        return self.num_gateways + (self.grpc_port is not None)
+
+    @property
     def num_arena_bytes(self) -> int:
         """Bytes of all arenas: as set, or by the memory that this process may use."""
         return self.arena_bytes or default_arena_bytes(memory_bytes())
@@ -240,7 +266,7 @@ class Settings(BaseSettings):
         if self.busy_poll_us >= 0:
             return self.busy_poll_us / 1e6
         # One more for whatever else the machine does. Without a GPU the engine computes on the cores that would be asked.
-        wanted = self.num_gateways + len(devices_of(self.device)) + 1
+        wanted = self.num_arenas + len(devices_of(self.device)) + 1
         return BUSY_POLL_S if num_cores() >= wanted and not self.device.startswith("cpu") else 0.0
 
     @property
@@ -262,17 +288,21 @@ class Settings(BaseSettings):
         base = self.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
         return TracingSettings(base.rstrip("/") + "/v1/traces", self.trace_ratio) if base else None
 
-    def gateway(self, index: int, inherited: Inherited, engine_addresses: list[str]) -> GatewaySettings:
+    def gateway(
+        self, index: int, inherited: Inherited, engine_addresses: list[str], grpc_address: str | None = None
+    ) -> GatewaySettings:
         """The slice that gateway `index` gets."""
         return self._slice(
             GatewaySettings,
             index=index,
             inherited=inherited,
             engine_addresses=engine_addresses,
-            segment_bytes=self.num_arena_bytes // self.num_gateways,
+            grpc_address=grpc_address,
+            segment_bytes=self.num_arena_bytes // self.num_arenas,
             api_keys_file=None if self.api_keys_file is None else str(self.api_keys_file),
             keyless=keyless_of(self.keyless),
             is_read_only=self.read_only_tensors,
+            allow_origin=origins_of(self.allow_origin),
         )
 
     def engine(self, index: int, listen_fd: int, vault_fd: int, restarts: int, kept: Keepsakes) -> EngineSettings:

@@ -19,8 +19,9 @@ from starlette.types import Receive, Scope, Send
 
 from tilewire.service.errors import InvalidRequest, MethodNotAllowed, UnknownName
 from tilewire.service.gateway.api import console, docs, health
+from tilewire.service.gateway.api.openapi.document import make_document
 from tilewire.service.gateway.api.paths import OpPaths
-from tilewire.service.gateway.api.v1 import kernels, programs, tensors
+from tilewire.service.gateway.api.v1 import history, kernels, programs, tensors
 from tilewire.service.gateway.api.v1 import routes as native
 from tilewire.service.gateway.api.v2 import routes as oip
 from tilewire.service.gateway.api.v2 import shared_memory_routes as shared_memory
@@ -43,11 +44,13 @@ class TilewireApp(FastAPI):
         gateway: Parts; None before they are known.
         ops: API and op of each POST that `request.handle` answers.
         needs_keys: The OpenAPI document says so, and `/docs` asks for one.
+        described: Routes in the OpenAPI document.
     """
 
     gateway: Gateway | None = None
     ops = OpPaths({})
     needs_keys = False
+    described: Sequence[BaseRoute] = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI's call."""
@@ -61,13 +64,11 @@ class TilewireApp(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI document."""
-        document = super().openapi()
-        # Relative to the document: a proxy may have put a prefix before every path.
-        document["servers"] = [{"url": "."}]
-        if self.needs_keys:
-            document.setdefault("components", {})["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-            document["security"] = [{"key": []}]
-        return document
+        if self.openapi_schema is None:
+            self.openapi_schema = make_document(
+                self.described, version=self.version, description=DESCRIPTION, needs_keys=self.needs_keys
+            )
+        return self.openapi_schema
 
 
 def create_app(gateway: Gateway) -> TilewireApp:
@@ -79,6 +80,7 @@ def create_app(gateway: Gateway) -> TilewireApp:
         native.router(),
         programs.router(gateway),
         kernels.router(gateway),
+        history.router(gateway),
         oip.router(gateway),
         shared_memory.router(gateway),
         health.router(gateway),
@@ -88,6 +90,7 @@ def create_app(gateway: Gateway) -> TilewireApp:
     if gateway.settings.inherited.metrics_listener < 0:
         routers.append(health.metrics_router(gateway))
     _add(app, gateway, routers)
+    app.described = [route for router in routers for route in router.routes]
     ops = native.op_paths(gateway) | oip.op_paths(gateway)
     app.ops = OpPaths(ops, programs.program_api(gateway), oip.infer_api(gateway))
     app.gateway = gateway

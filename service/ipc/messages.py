@@ -158,8 +158,10 @@ class Job(msgspec.Struct, frozen=True, array_like=True, tag="job"):
         offsets: Offsets of the first bytes in the gateway's segment or in the region: one for each input that is no
             resident, in order, then one for each output.
         deadline_ns: Latest start on the machine's monotonic clock; 0 for none.
-        priority: 0 is the default, 1 the most urgent, larger ones less so.
+        priority: Order within the flow: 0 is the default, 1 the most urgent, larger ones less so.
         request_id: Name of the request in logs.
+        flow: Number of the sender with whom its other jobs share: an API key, or a client's address.
+        weight: Share of the flow beside those of others.
     """
 
     id: int
@@ -168,6 +170,8 @@ class Job(msgspec.Struct, frozen=True, array_like=True, tag="job"):
     deadline_ns: int = 0
     priority: int = 0
     request_id: str = ""
+    flow: int = 0
+    weight: int = 1
 
 
 class ForgetTemplate(msgspec.Struct, frozen=True, array_like=True, tag="forget"):

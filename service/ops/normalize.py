@@ -52,13 +52,15 @@ class Normalize(Op[NormalizeOptions]):
     required = ("x",)
     optional = ("weight", "bias")
     options = NormalizeOptions
+    needs = ("kind",)
     ranks = {"x": 2, "out": 2}
     example = {"x": [[1, 2, 3]], "dtype": "float32"}
+    example_options = {"kind": "l2"}
     warmup = WarmupCase({"kind": "l2"}, {"x": [[0, 2], [0, -4]]}, [[[0, 1], [0, -1]]])
 
     def infer(self, types: Types, options: NormalizeOptions) -> tuple[tuple[TensorType, ...], int]:
         """Infers the types of the results and the number of operations."""
-        check_required(self, options, "kind")
+        check_required(self, options)
         x = types["x"]
         n = x.shape[check_axis(self.name, x, options.axis)]
         if options.eps is not None and not (0 <= options.eps < math.inf):

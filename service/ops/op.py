@@ -167,10 +167,12 @@ class Op(abc.ABC, Generic[OptionsT]):
         outputs: Names of the results, in order.
         dtypes: Dtypes that the required inputs may have.
         options: Class of its options.
+        needs: Names of the options that have no default.
         ranks: Rank of each required input and of each output that `/v2` shows.
         output_datatypes: `/v2` datatype of each output that is not that of the inputs.
         is_elementwise: Whether an element of the result depends on the same element of each operand only.
         example: JSON body for the OpenAPI document.
+        example_options: Option values that go with it.
         warmup: Request with a known answer.
     """
 
@@ -181,10 +183,12 @@ class Op(abc.ABC, Generic[OptionsT]):
     outputs: ClassVar[tuple[str, ...]] = ("out",)
     dtypes: ClassVar[tuple[str, ...]] = FLOATS16_32
     options: type[OptionsT]
+    needs: ClassVar[tuple[str, ...]] = ()
     ranks: ClassVar[Mapping[str, int]]
     output_datatypes: ClassVar[Mapping[str, str]] = {}
     is_elementwise: ClassVar[bool] = False
     example: ClassVar[Mapping[str, Any]]
+    example_options: ClassVar[Mapping[str, object]] = {}
     warmup: ClassVar[WarmupCase]
 
     @property
@@ -333,16 +337,17 @@ def check_axis(op: str, x: TensorType, axis: int) -> int:
     return axis % rank
 
 
-def check_required(op: AnyOp, options: OpOptions, name: str) -> None:
-    """Checks that an option without a default is given.
+def check_required(op: AnyOp, options: OpOptions) -> None:
+    """Checks that the options without a default are given.
 
     Raises:
-        InvalidRequest: It is not.
+        InvalidRequest: One is not; the detail names it.
     """
-    if getattr(options, name) is None:
-        choices = op.choices(name)
-        expected = f"one of {', '.join(choices)}" if choices else "a value"
-        raise InvalidRequest(f"{name}: {op.name} needs this option; expected {expected}")
+    for name in op.needs:
+        if getattr(options, name) is None:
+            choices = op.choices(name)
+            expected = f"one of {', '.join(choices)}" if choices else "a value"
+            raise InvalidRequest(f"{name}: {op.name} needs this option; expected {expected}")
 
 
 def check_k(k: int | None, name: str, available: int, limit: int | None = None) -> int:

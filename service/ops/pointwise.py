@@ -62,15 +62,17 @@ class Pointwise(Op[PointwiseOptions]):
     required = ("x",)
     optional = ("y",)
     options = PointwiseOptions
+    needs = ("fn",)
     ranks = {"x": 1, "out": 1}
     example = {"x": [[1, 2]], "dtype": "float32"}
+    example_options = {"fn": "exp"}
     warmup = WarmupCase(
         {"fn": "mul", "scale": 2, "shift": 1}, {"x": [[1, 2]], "y": [[3], [-4]]}, [[[7, 13], [-7, -15]]]
     )
 
     def infer(self, types: Types, options: PointwiseOptions) -> tuple[tuple[TensorType, ...], int]:
         """Infers the types of the results and the number of operations."""
-        check_required(self, options, "fn")
+        check_required(self, options)
         x, y = types["x"], types.get("y")
         if (y is not None) != (options.fn in BINARY):
             word = "needs this input" if y is None else "does not take this input"

@@ -50,13 +50,15 @@ class Reduce(Op[ReduceOptions]):
     summary = "out = sum, mean, max, min, argmax, argmin, logsumexp or 2-norm of x along one axis or over all."
     required = ("x",)
     options = ReduceOptions
+    needs = ("kind",)
     ranks = {"x": 2, "out": 1}
     example = {"x": [[1, 2, 3]], "dtype": "float32"}
+    example_options = {"kind": "sum"}
     warmup = WarmupCase({"kind": "sum"}, {"x": [[1, 2], [3, -5]]}, [[3, -2]])
 
     def infer(self, types: Types, options: ReduceOptions) -> tuple[tuple[TensorType, ...], int]:
         """Infers the types of the results and the number of operations."""
-        check_required(self, options, "kind")
+        check_required(self, options)
         x = types["x"]
         axis = check_axis(self.name, x, -1 if isinstance(options.axis, str) else options.axis)
         axes = range(len(x.shape)) if options.axis == "all" else (axis,)

@@ -38,14 +38,16 @@ class Topk(Op[TopkOptions]):
     required = ("x",)
     outputs = ("values", "indices")
     options = TopkOptions
+    needs = ("k",)
     ranks = {"x": 2, "values": 2, "indices": 2}
     output_datatypes = {"indices": "INT64"}
     example = {"x": [[1, 3, 2]], "dtype": "float32"}
+    example_options = {"k": 2}
     warmup = WarmupCase({"k": 2}, {"x": [[1, 3, 2], [5, 4, 5]]}, [[[3, 2], [5, 5]], [[1, 2], [0, 2]]])
 
     def infer(self, types: Types, options: TopkOptions) -> tuple[tuple[TensorType, ...], int]:
         """Infers the types of the results and the number of operations."""
-        check_required(self, options, "k")
+        check_required(self, options)
         x = types["x"]
         axis = check_axis(self.name, x, options.axis)
         k = check_k(options.k, "x", x.shape[axis])

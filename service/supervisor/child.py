@@ -21,6 +21,7 @@ from tilewire.service.errors import Unavailable
 from tilewire.service.ipc.link import Link
 from tilewire.service.ipc.messages import LENGTH_BYTES
 from tilewire.service.telemetry.counters import Figures, Sample
+from tilewire.service.telemetry.history import HistoryReport
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
 
@@ -87,6 +88,19 @@ class ReadHidden(msgspec.Struct, frozen=True, tag="read_hidden"):
     id: int
 
 
+class ReadHistory(msgspec.Struct, frozen=True, tag="read_history"):
+    """Requests the last minutes."""
+
+    id: int
+
+
+class HistoryReply(msgspec.Struct, frozen=True, tag="history"):
+    """Reply to `ReadHistory`."""
+
+    id: int
+    report: HistoryReport
+
+
 class ExpositionText(msgspec.Struct, frozen=True, tag="exposition"):
     """Reply to `ReadExposition`."""
 
@@ -102,8 +116,10 @@ class HiddenSums(msgspec.Struct, frozen=True, tag="hidden"):
     samples: list[Sample]
 
 
-ToSupervisor = Ready | Beat | Figures | ReadExposition | ReadHidden
-ToChild = Drain | ExpositionText | HiddenSums
+Request = ReadExposition | ReadHidden | ReadHistory
+Reply = ExpositionText | HiddenSums | HistoryReply
+ToSupervisor = Ready | Beat | Figures | Request
+ToChild = Drain | Reply
 
 
 def send_settings(control: socket.socket, settings: Settings, fds: Sequence[int]) -> None:
@@ -163,7 +179,7 @@ class Control:
         self._link: Link[ToChild] = Link(ToChild, self._on_message, self._on_lost)
         self._lost = asyncio.Event()
         self._ids = itertools.count(1)
-        self._pending: dict[int, asyncio.Future[ExpositionText | HiddenSums]] = {}
+        self._pending: dict[int, asyncio.Future[Reply]] = {}
 
     @classmethod
     async def open(cls, on_drain: Callable[[], None]) -> Control:
@@ -208,15 +224,25 @@ class Control:
         assert isinstance(reply, HiddenSums), "This is a bug."
         return reply.samples
 
+    async def history(self) -> HistoryReport:
+        """Returns the last minutes over all processes.
+
+        Raises:
+            Unavailable: The supervisor is gone.
+        """
+        reply = await self._request(ReadHistory(next(self._ids)))
+        assert isinstance(reply, HistoryReply), "This is a bug."
+        return reply.report
+
     async def close(self) -> None:
         """Closes the link after everything that was sent has left."""
         self._link.close()
         await self._lost.wait()
 
-    async def _request(self, request: ReadExposition | ReadHidden) -> ExpositionText | HiddenSums:
+    async def _request(self, request: Request) -> Reply:
         if not self._link.is_open:
             raise Unavailable("the supervisor is gone")
-        future: asyncio.Future[ExpositionText | HiddenSums] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._pending[request.id] = future
         self._link.send(request)
         try:

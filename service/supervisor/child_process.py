@@ -18,6 +18,7 @@ from tilewire.service.ipc.link import Link
 from tilewire.service.supervisor import child
 from tilewire.service.telemetry.counters import Figures
 from tilewire.service.telemetry.exposition import Exposition, Totals
+from tilewire.service.telemetry.history import History
 
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.1, 5.0
 # A child that lived this long had a good start: the next restart is quick again.
@@ -110,6 +111,7 @@ class Child:
         make: Factory of its settings for a number of restarts; their descriptors are open in the block.
         totals: Gets its figures.
         exposition: Source of the text that it serves as `/metrics`.
+        history: Source of the last minutes.
         logger: Gets its fate.
         silence_s: When it is ready and has sent no beat for so long, it is ended and replaced; 0 for a child that is
             not watched.
@@ -127,6 +129,7 @@ class Child:
         make: Callable[[int], AbstractContextManager[ChildSettings]],
         totals: Totals,
         exposition: Exposition,
+        history: History,
         logger: Logger,
         silence_s: float = 0.0,
     ) -> None:
@@ -135,6 +138,7 @@ class Child:
         self._make = make
         self._totals = totals
         self._exposition = exposition
+        self._history = history
         self._replies: set[asyncio.Task[None]] = set()
         self._logger = logger
         self._silence_s = silence_s
@@ -236,6 +240,8 @@ class Child:
                 self._beat_s = time.monotonic()
             case child.ReadHidden(id=id_):
                 self._reply(child.HiddenSums(id_, self._totals.hidden()))
+            case child.ReadHistory(id=id_):
+                self._reply(child.HistoryReply(id_, self._history.report()))
             case child.ReadExposition():
                 task = asyncio.create_task(self._expose(message))
                 self._replies.add(task)
@@ -251,6 +257,6 @@ class Child:
         body, content_type = await self._exposition.read(openmetrics=request.openmetrics)
         self._reply(child.ExpositionText(request.id, body, content_type))
 
-    def _reply(self, message: child.ExpositionText | child.HiddenSums) -> None:
+    def _reply(self, message: child.Reply) -> None:
         if self._control is not None:
             self._control.send(message)

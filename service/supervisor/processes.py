@@ -27,6 +27,7 @@ from tilewire.service.supervisor.child_process import Child, Spare
 from tilewire.service.supervisor.listeners import StartError, address_of, bind, bind_all, listen_locally
 from tilewire.service.supervisor.vault import VaultFeed, VaultReader
 from tilewire.service.telemetry.exposition import Exposition, Totals
+from tilewire.service.telemetry.history import History
 
 # On top of the drain time-out, for the children's own last steps.
 EXIT_GRACE_S = 5.0
@@ -74,10 +75,12 @@ class Supervisor:
             engines = [asyncio.create_task(engine.run()) for engine in self._engines]
             gateways = [asyncio.create_task(gateway.run()) for gateway in self._gateways]
             announcing = asyncio.create_task(self._announce_when_ready(listeners[0]))
+            keeping = asyncio.create_task(self._history.keep())
             try:
                 await self._watch(stopping, [*engines, *gateways])
             finally:
                 announcing.cancel()
+                keeping.cancel()
                 await self._spare.end()
             for listener in listeners:
                 listener.close()
@@ -93,6 +96,7 @@ class Supervisor:
     def _start_children(self, listeners: list[socket.socket], stack: contextlib.ExitStack) -> None:
         totals = Totals()
         exposition = Exposition(totals)
+        self._history = history = History(totals)
         addresses = []
         devices = devices_of(self._settings.device)
         # Which of the devices it will be for does not matter to what it imports.
@@ -108,23 +112,36 @@ class Supervisor:
                     make,
                     totals,
                     exposition,
+                    history,
                     self._logger,
                     self._settings.engine_timeout_s,
                 )
             )
         inherited = self._open_for_gateways(listeners, stack)
-        for index in range(self._settings.num_gateways):
-            settings = self._settings.gateway(index, inherited[index], addresses)
+        grpc_address = self._reserve_grpc(stack)
+        for index in range(self._settings.num_arenas):
+            is_http = index < self._settings.num_gateways
+            settings = self._settings.gateway(index, inherited[index], addresses, None if is_http else grpc_address)
             self._gateways.append(
                 Child(
-                    f"gateway-{index}",
-                    Spare("tilewire.service.gateway", is_wanted=False),
+                    settings.name,
+                    Spare("tilewire.service.gateway" + ("" if is_http else ".grpc"), is_wanted=False),
                     lambda _restarts, settings=settings: contextlib.nullcontext(settings),  # type: ignore[misc]
                     totals,
                     exposition,
+                    history,
                     self._logger,
                 )
             )
+
+    def _reserve_grpc(self, stack: contextlib.ExitStack) -> str | None:
+        """Binds the port of gRPC, whose library takes no socket: the gateway binds it again, now and at each restart."""
+        settings = self._settings
+        if settings.grpc_port is None:
+            return None
+        address = address_of(stack.enter_context(bind(settings.host, settings.grpc_port, reuse_port=True)))
+        self._logger.info("gRPC is served", address=address)
+        return address
 
     def _open_for_gateways(self, listeners: list[socket.socket], stack: contextlib.ExitStack) -> list[Inherited]:
         """Opens what each gateway inherits: a listening socket, and the page on which all count API keys' usage."""
@@ -137,11 +154,12 @@ class Supervisor:
         if settings.api_keys_file is not None:
             usage_fd = os.memfd_create("tilewire-usage", os.MFD_CLOEXEC)
             stack.callback(os.close, usage_fd)
-            os.ftruncate(usage_fd, page_bytes(settings.num_gateways))
-        return [
+            os.ftruncate(usage_fd, page_bytes(settings.num_arenas))
+        of_http = [
             Inherited(listeners[index % len(listeners)].fileno(), metrics_fd, usage_fd)
             for index in range(settings.num_gateways)
         ]
+        return [*of_http, Inherited(usage=usage_fd)]
 
     def _open_vault(self, index: int, stack: contextlib.ExitStack) -> tuple[int, Callable[[], None]]:
         """The engine's end of its socket to the vault, and what to call before the vault's state is handed to it."""

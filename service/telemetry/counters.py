@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 
@@ -19,6 +19,10 @@ Labels = tuple[str, ...]
 # From 20 µs in steps of 1.6 to over a minute: a launch on a GPU and a large body on a slow line both fall inside.
 # Rounded, because the bounds are labels that people write into queries.
 SECONDS_BUCKETS = tuple(float(f"{20e-6 * 1.6**step:.4g}") for step in range(33))
+
+
+# Last failures that are kept; what is behind them is in the log.
+MAX_FAILURES = 50
 
 
 class MetricSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -77,12 +81,37 @@ class Exemplar(msgspec.Struct, frozen=True, array_like=True):
     shown: Mapping[str, str]
 
 
+class Failure(msgspec.Struct, frozen=True):
+    """A request that was refused or failed.
+
+    Attributes:
+        time: Unix time of its end, in seconds.
+        method: HTTP method.
+        route: Pattern of its path; no names of tensors.
+        op: Name of the op, or None.
+        status: HTTP status.
+        reason: Code of the error.
+        request_id: Id that leads to the log.
+        key: Name of its API key, or None.
+    """
+
+    time: float
+    method: str
+    route: str
+    op: str | None
+    status: int
+    reason: str
+    request_id: str
+    key: str | None
+
+
 class Figures(msgspec.Struct, frozen=True, tag="figures"):
     """Changes since the last flush, with the definitions of metrics that are new."""
 
     specs: list[MetricSpec]
     samples: list[Sample]
     exemplars: list[Exemplar] = []
+    failures: list[Failure] = []
 
 
 class Sink(Protocol):
@@ -219,6 +248,7 @@ class MetricSet:
         self._sink = sink
         self._new: list[MetricSpec] = []
         self._metrics: list[Counter | Histogram | Gauge] = []
+        self._failures: deque[Failure] = deque(maxlen=MAX_FAILURES)
 
     def counter(self, name: str, text: str, labels: Labels, *, is_shown: bool = True) -> Counter:
         """Defines a counter; see `MetricSpec`."""
@@ -249,6 +279,10 @@ class MetricSet:
         self._metrics.append(gauge)
         return gauge
 
+    def note(self, failure: Failure) -> None:
+        """Notes a failure for the list of the last ones."""
+        self._failures.append(failure)
+
     def flush(self) -> None:
         """Sends what changed since the last flush, unless nothing did."""
         if self._sink.is_congested:
@@ -259,6 +293,7 @@ class MetricSet:
             samples += metric.take()
             if isinstance(metric, Histogram):
                 exemplars += metric.take_exemplars()
-        if samples or self._new:
+        if samples or self._new or self._failures:
             specs, self._new = self._new, []
-            self._sink.send(Figures(specs, samples, exemplars))
+            self._sink.send(Figures(specs, samples, exemplars, list(self._failures)))
+            self._failures.clear()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from itertools import accumulate
@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar as ShownExemplar
 from prometheus_client.utils import floatToGoString
 
-from tilewire.service.telemetry.counters import Exemplar, Figures, Labels, MetricSpec, Sample
+from tilewire.service.telemetry.counters import MAX_FAILURES, Exemplar, Failure, Figures, Labels, MetricSpec, Sample
 
 # Writing the text takes milliseconds: whoever asks sooner than this after the last time waits, and gets the next text.
 PERIOD_S = 0.1
@@ -32,9 +32,14 @@ _NOBODY = ""
 
 
 class Totals(Collector):
-    """Sums over all processes, live or dead."""
+    """Sums over all processes, live or dead.
+
+    Attributes:
+        failures: Last failures of all processes, the last one last.
+    """
 
     def __init__(self) -> None:
+        self.failures: deque[Failure] = deque(maxlen=MAX_FAILURES)
         self._specs: dict[str, MetricSpec] = {}
         self._sums: defaultdict[str, dict[Labels, list[int | float]]] = defaultdict(dict)
         self._gauges: defaultdict[str, dict[tuple[str, Labels], int | float]] = defaultdict(dict)
@@ -57,6 +62,7 @@ class Totals(Collector):
             else:
                 for index, value in enumerate(values):
                     sums[index] += value
+        self.failures.extend(figures.failures)
         for seen in figures.exemplars:
             self._exemplars[seen.name, seen.labels, seen.bucket] = seen
 
@@ -67,6 +73,10 @@ class Totals(Collector):
                 value = gauges.pop(key)
                 if self._specs[name].merge == "max_ever":
                     gauges[_NOBODY, key[1]] = max(value, gauges.get((_NOBODY, key[1]), value))
+
+    def sums(self, name: str) -> dict[Labels, tuple[int | float, ...]]:
+        """The sums of a counter or a histogram by label values; a copy."""
+        return {labels: tuple(values) for labels, values in self._sums[name].items()}
 
     def hidden(self) -> list[Sample]:
         """The sums that `/metrics` does not show."""

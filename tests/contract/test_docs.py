@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
+from benchmarks import break_even
+from deploy import client_reference
 from tests.support.live_server import path_with
 from tests.support.programs import find_program
 from tilewire._cli.app import COMMANDS
@@ -32,8 +39,21 @@ TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for
 EVERYTHING = "\n".join(TEXTS.values())
 README, API, MIGRATING = TEXTS["README.md"], TEXTS["docs/api.md"], TEXTS["docs/migrating-from-triton.md"]
 
+# Pages whose blocks are one program.
+SEQUENTIAL = ("docs/tutorial.md",)
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# How the blocks of a language run: file name and commands. Other languages are checked elsewhere, or show what is typed.
+LANGUAGES = {
+    "bash": ("multiply.sh", ["bash", "multiply.sh"]),
+    "javascript": ("multiply.js", ["node", "multiply.js"]),
+    "java": ("Multiply.java", ["java", "Multiply.java"]),
+    "go": ("multiply.go", ["go", "run", "multiply.go"]),
+    "php": ("multiply.php", ["php", "multiply.php"]),
+    "ruby": ("multiply.rb", ["ruby", "multiply.rb"]),
+}
+SHOWN = {"text", "console", "sh", "python", "json", "toml"}
 # Of other commands than `tilewire serve`.
-OTHER_FLAGS = {"--check", "--json", "--version", "--repository", "--url", "--cast"}
+OTHER_FLAGS = {"--check", "--json", "--version", "--repository", "--url", "--cast", "--measure", "--data-binary"}
 DOCUMENTED_URL = "http://127.0.0.1:8000"
 ANNOUNCED = re.compile(r"at (http://\S+)")
 
@@ -68,6 +88,25 @@ def targets_of_the_makefile() -> set[str]:
 
 def test_configuration_page_is_up_to_date() -> None:
     assert configuration_doc.main(["--check"]) == 0, "run `make docs`"
+
+
+def test_the_client_reference_is_up_to_date(tmp_path: Path) -> None:
+    assert client_reference.main(["--check"]) == 0, "run `make docs`"
+    other = tmp_path / "client.md"
+    other.write_text(client_reference.page() + " ", encoding="utf-8")
+    assert client_reference.main(["--check"], other) == client_reference.EXIT_DIFFERS
+
+
+def test_the_client_reference_has_every_public_name() -> None:
+    import tilewire
+
+    page = TEXTS["docs/client.md"]
+    names = [name for name in tilewire.__all__ if name != "__version__"]
+    assert [name for name in names if f"`{name}`" not in page and f"### {name}\n" not in page] == []
+
+
+def test_the_table_of_when_it_is_worth_it_is_computed_from_the_results() -> None:
+    assert break_even.page_of(break_even.read(break_even.RESULTS)) in TEXTS["docs/worth-it.md"], "run `make docs`"
 
 
 def test_a_page_that_differs_is_noticed(tmp_path: Path) -> None:
@@ -176,14 +215,29 @@ def server_url() -> Iterator[str]:
     assert status == 0
 
 
-@pytest.mark.parametrize("block", re.findall(r"^```python\n(.*?)^```", README + MIGRATING, re.MULTILINE | re.DOTALL))
+def python_blocks() -> list[tuple[str, str]]:
+    """Every Python block of every page, by its place; those of a sequential page together."""
+    found = []
+    for page, text in TEXTS.items():
+        blocks = [block for language, block in FENCE.findall(text) if language == "python"]
+        if page in SEQUENTIAL:
+            found.append((page, "\n".join(blocks)))
+        else:
+            found += [(f"{page}-{number}", block) for number, block in enumerate(blocks, 1)]
+    return found
+
+
+def at(text: str, server_url: str) -> str:
+    """An example with the server's address; Triton's client is given one without its scheme."""
+    text = text.replace(DOCUMENTED_URL, server_url)
+    return text.replace(DOCUMENTED_URL.removeprefix("http://"), server_url.removeprefix("http://"))
+
+
+@pytest.mark.parametrize("block", [pytest.param(block, id=place) for place, block in python_blocks()])
 def test_python_of_the_documents_runs(block: str, server_url: str, tmp_path: Path) -> None:
     assert "assert" in block
-    # Triton's client is given an address without its scheme.
-    block = block.replace(DOCUMENTED_URL, server_url)
-    block = block.replace(DOCUMENTED_URL.removeprefix("http://"), server_url.removeprefix("http://"))
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", block],
+        [sys.executable, "-W", "error", "-c", at(block, server_url)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -193,6 +247,43 @@ def test_python_of_the_documents_runs(block: str, server_url: str, tmp_path: Pat
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip(), "an example shows something"
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_other_languages_multiply(language: str, server_url: str, tmp_path: Path) -> None:
+    name, command = LANGUAGES[language]
+    # CI has some of the languages; that one is missing is no failure there.
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    blocks = [block for found, block in FENCE.findall(TEXTS["docs/languages.md"]) if found == language]
+    assert len(blocks) == 1
+    (tmp_path / name).write_text(at(blocks[0], server_url), encoding="utf-8")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "19 22 43 50"
+
+
+def test_every_block_has_a_language_that_is_checked() -> None:
+    for page, text in TEXTS.items():
+        assert {language for language, _ in FENCE.findall(text)} <= SHOWN | set(LANGUAGES), page
+        for language, block in FENCE.findall(text):
+            if language == "json":
+                json.loads(block)
+            elif language == "toml":
+                tomllib.loads(block)
+
+
+def test_commands_of_the_tutorial_work(server_url: str, tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": path_with(ROOT), "TILEWIRE_URL": server_url}
+    blocks = [block for language, block in FENCE.findall(TEXTS["docs/tutorial.md"]) if language == "text"]
+    ours = [line for line in "\n".join(blocks).splitlines() if line.startswith(("python ", "tilewire "))]
+    assert len(ours) == 2
+    for line in ours:
+        command = shlex.split(line)
+        command = [sys.executable, *(["-m", "tilewire"] if command[0] == "tilewire" else []), *command[1:]]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), np.full((2, 4), 3, np.float32))
 
 
 def test_the_infer_request_of_the_api_is_one() -> None:

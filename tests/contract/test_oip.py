@@ -106,7 +106,7 @@ def test_the_openapi_document_has_the_calls(client: httpx.Client) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"):
         assert "application/octet-stream" in paths[path]["post"]["requestBody"]["content"]
-        assert paths[path]["post"]["parameters"][0]["schema"]["enum"] == list(OPS)
+        assert paths[path]["post"]["parameters"][0]["name"] == "model"
     example = paths["/v2/models/{model}/infer"]["post"]["requestBody"]["content"]["application/json"]["example"]
     assert client.post(MATMUL, json=example).status_code == 200
 

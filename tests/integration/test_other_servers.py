@@ -26,6 +26,7 @@ from tests.support.tensor_bodies import Array, decode, to_safetensors
 from tilewire.service.config.process import GatewaySettings, Inherited
 from tilewire.service.config.settings import Settings
 from tilewire.service.gateway.app import create_app
+from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
 from tilewire.service.gateway.connection.protocol import TilewireProtocol
 from tilewire.service.gateway.engines.client import Reply, Request
 from tilewire.service.gateway.engines.router import Engines
@@ -57,7 +58,13 @@ class AddingEngine:
         """See `Engine.forget`."""
 
     def submit(
-        self, template: Template, offsets: tuple[int, ...], *, deadline_ns: int = 0, priority: int = 0
+        self,
+        template: Template,
+        offsets: tuple[int, ...],
+        *,
+        deadline_ns: int = 0,
+        priority: int = 0,
+        flow: Flow = NO_FLOW,
     ) -> tuple[int, asyncio.Future[Reply]]:
         request = SentJob(template, offsets, deadline_ns, priority)
         total = self._floats(request.operands["a"].offset, request.out.num_elements)

@@ -14,6 +14,7 @@ from tests.support.raw_http import post
 from tests.support.repeated_scenes import ONES, SENT, WEIGHT, Answer, ask, check_sum, fixed, play, warmed
 from tests.support.tensor_bodies import to_npy
 from tilewire.service.errors import DeadlinePassed, TooBusy, Unavailable
+from tilewire.service.gateway.auth.flows import NO_FLOW
 
 
 @pytest.mark.parametrize("how", ["learned before", "told by the engine"])
@@ -130,7 +131,7 @@ def test_an_engine_that_is_not_ready_is_503() -> None:
 def test_a_full_queue_and_a_full_arena_are_429() -> None:
     async def scene(bench: GatewayBench) -> None:
         stream = await warmed(bench)
-        leases = bench.admission.admit()
+        leases = bench.admission.admit(NO_FLOW)
         assert (await ask(stream, SENT[1]))[0] == 429
         leases.release()
         with contextlib.closing(_Held(bench)):

@@ -24,7 +24,16 @@ import httpx
 
 from tests.support.live_server import ROOT, serving
 
-PATHS = ("/metrics", "/v2/health/ready", "/v2", "/v1/tensors", "/v1/kernels")
+PATHS = (
+    "/metrics",
+    "/v2/health/ready",
+    "/v2",
+    "/v1/tensors",
+    "/v1/kernels",
+    "/v1/history",
+    "/v1/programs",
+    "/openapi.json",
+)
 DEFAULT_S = 125
 
 Answer = dict[str, Any]

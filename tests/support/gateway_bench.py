@@ -24,6 +24,7 @@ from tilewire.service.errors import UnknownName
 from tilewire.service.gateway.__main__ import GatewayServer, make_server
 from tilewire.service.gateway.app import create_app
 from tilewire.service.gateway.auth.authenticator import Authenticator
+from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
 from tilewire.service.gateway.engines.client import Reply, Request
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
@@ -87,7 +88,13 @@ class SummingEngine:
         return number, future
 
     def submit(
-        self, template: Template, offsets: tuple[int, ...], *, deadline_ns: int = 0, priority: int = 0
+        self,
+        template: Template,
+        offsets: tuple[int, ...],
+        *,
+        deadline_ns: int = 0,
+        priority: int = 0,
+        flow: Flow = NO_FLOW,
     ) -> tuple[int, asyncio.Future[Reply]]:
         """See `Engine.submit`."""
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()

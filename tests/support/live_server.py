@@ -88,6 +88,19 @@ class LiveServer:
         """Process ids of the gateways."""
         return self._children("tilewire.service.gateway")
 
+    def grpc_gateway(self) -> int:
+        """Process id of the gateway that speaks gRPC."""
+        (pid,) = self._children("tilewire.service.gateway.grpc")
+        return pid
+
+    @property
+    def grpc_address(self) -> str:
+        """Host and port of `--grpc-port 0`."""
+        (line,) = (line for line in self.log.read_text().splitlines() if "gRPC is served" in line)
+        found = re.search(r"127\.0\.0\.1:\d+", line)
+        assert found is not None, line
+        return found[0]
+
     def engines(self) -> list[int]:
         """Process ids of the engines."""
         return self._children("tilewire.service.engine")
@@ -95,7 +108,7 @@ class LiveServer:
     def _children(self, module: str) -> list[int]:
         pid = self.process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return [int(child) for child in children if module.encode() in _command_of(child)]
+        return [int(child) for child in children if module.encode() in _command_of(child).split(b"\0")]
 
     def connect(self, timeout_s: float = ANSWER_TIMEOUT_S) -> socket.socket:
         """A connection to whichever gateway takes it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tilewire.service.ipc.messages import FrameDecoder, encode_frame
 from tilewire.service.telemetry.counters import Figures, Sample
 from tilewire.service.telemetry.exposition import Exposition, Totals
+from tilewire.service.telemetry.history import History, HistoryReport
 
 
 class LocalTotals:
@@ -23,6 +24,9 @@ class LocalTotals:
 
     async def exposition(self, *, openmetrics: bool) -> tuple[bytes, str]:
         return await Exposition(self.totals, 0.0).read(openmetrics=openmetrics)
+
+    async def history(self) -> HistoryReport:
+        return History(self.totals).report()
 
     async def hidden(self) -> list[Sample]:
         return self.totals.hidden()

@@ -23,11 +23,12 @@ def written(folder: Path, text: str, mode: int = 0o600) -> Path:
 
 
 def test_an_entry_grants_what_it_says_and_nothing_else(tmp_path: Path) -> None:
-    text = ENTRY + 'ops = ["matmul"]\nread = ["weights/*"]\nrequests_per_s = 2.5\nbytes_per_s = "64MiB"\n'
+    text = ENTRY + 'ops = ["matmul"]\nread = ["weights/*"]\nrequests_per_s = 2.5\nbytes_per_s = "64MiB"\nweight = 3\n'
     text += f'[[keys]]\nname = "two"\nsha256 = "{"1" * 64}"\n'
     one, two = read_keys(written(tmp_path, text))
     assert (one.ops, one.read, one.write, one.shared_memory) == (("matmul",), ("weights/*",), (), False)
     assert (one.requests_per_s, one.quota_bytes_per_s, one.has_quota) == (2.5, 64 * 2**20, True)
+    assert (one.weight, two.weight) == (3, 1)
     assert (two.ops, two.read, two.write, two.has_quota) == ((), (), (), False)
 
 
@@ -49,6 +50,9 @@ def test_no_keys_must_be_said(tmp_path: Path) -> None:
         (ENTRY + 'ops = ["matmull"]\n', "matmull"),
         (ENTRY + 'read = ["a*b"]\n', "a[*]b"),
         (ENTRY + 'write = [""]\n', "tensor"),
+        (ENTRY + "weight = 0\n", "weight: expected 1 to 100; got 0"),
+        (ENTRY + "weight = 101\n", "weight: expected 1 to 100"),
+        (ENTRY + "weight = 1.5\n", "weight"),
         (ENTRY + "requests_per_s = 0\n", "requests_per_s"),
         (ENTRY + "requests_per_s = nan\n", "requests_per_s"),
         (ENTRY + 'bytes_per_s = "lots"\n', "bytes_per_s"),

@@ -130,6 +130,8 @@ def bind(
         plan.rows,
         plan.host_bytes,
         plan.seconds,
+        job.flow,
+        job.weight,
         client=client,
         job=job,
         plan=plan,

@@ -1,9 +1,11 @@
 """Decides which waiting jobs run next, and together. Pure: waiting jobs and the time in, a batch out.
 
-Continuous: whenever there is room on the device, the next batch is the most urgent job, the oldest among equals, and with it
-all that share its key and fit the caps, in their order. So nothing waits for a timer (unless `max_queue_delay_ns` says so),
-jobs of a key leave in the order in which they came, and a rare key is served as soon as its job is the oldest, however many
-jobs of another key arrive meanwhile. No clock, no torch, no I/O.
+Continuous: whenever there is room on the device, the next batch begins with a job of the flow that is behind its share, the
+most urgent of that flow, the oldest among equals. All that share its key and fit the caps join it, again by the shares of
+their flows. So nothing waits for a timer (unless `max_queue_delay_ns` says so), and jobs of a key leave in the order in
+which their flow sent them. No clock, no torch, no I/O.
+
+Source: start-time fair queueing (Goyal, Vin and Cheng, 1996), with the tags on flows instead of jobs.
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ WaitingT = TypeVar("WaitingT", bound="Waiting")
 
 # `priority` 0 is the protocol's default and gives way to every priority that was asked for.
 DEFAULT_RANK = 2**31
+
+# What each job costs its flow beside its time on the device: the thread's own work (`benchmarks.bench_engine_loop`).
+JOB_S = 10e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +51,12 @@ class Waiting:
         key: Batch key: jobs of equal keys may share a launch; None shares with nobody.
         arrived_ns: Time of arrival.
         deadline_ns: Latest start; 0 for none.
-        priority: 1 is the most urgent; 0 is the default and the least.
+        priority: 1 is the most urgent of its flow; 0 is the default and the least.
         rows: Number of rows of its result.
         nbytes: Bytes that travel between host and device for it.
         seconds: Estimated time that it adds to a launch.
+        flow: Number of its flow.
+        weight: Share of its flow beside those of others.
         is_gone: Whether it was taken or discarded.
     """
 
@@ -60,11 +67,18 @@ class Waiting:
     rows: int = 1
     nbytes: int = 0
     seconds: float = 0.0
+    flow: int = 0
+    weight: int = 1
     is_gone: bool = False
 
     def is_late(self, now_ns: int) -> bool:
         """Whether its deadline has passed."""
         return 0 < self.deadline_ns < now_ns
+
+    @property
+    def cost_s(self) -> float:
+        """Time that its flow is charged for it."""
+        return (self.seconds + JOB_S) / self.weight
 
 
 @dataclass(slots=True)
@@ -85,6 +99,21 @@ class Decision(Generic[WaitingT]):
 Entry = tuple[int, int, WaitingT]
 
 
+@dataclass(slots=True, eq=False)
+class _Flow(Generic[WaitingT]):
+    """Jobs of one sender.
+
+    Attributes:
+        used_s: Time that it was charged: the flow with the least is next.
+        entries: Its jobs, a heap.
+        num_waiting: Number of those that are still to run.
+    """
+
+    used_s: float
+    entries: list[Entry[WaitingT]] = field(default_factory=list)
+    num_waiting: int = 0
+
+
 class Scheduler(Generic[WaitingT]):
     """The queue of one engine.
 
@@ -94,8 +123,13 @@ class Scheduler(Generic[WaitingT]):
 
     def __init__(self, caps: Caps | None = None) -> None:
         self._caps = caps or Caps()
-        self._all: list[Entry[WaitingT]] = []
-        self._by_key: dict[Hashable, list[Entry[WaitingT]]] = {}
+        self._flows: dict[int, _Flow[WaitingT]] = {}
+        # Flows by their time, a heap; an entry may be behind its flow's time. Each flow has one.
+        self._turns: list[tuple[float, int]] = []
+        # Jobs by key and flow, each a heap.
+        self._by_key: dict[Hashable, dict[int, list[Entry[WaitingT]]]] = {}
+        # Time of the flow that was last chosen: a flow that was idle begins here, and saves nothing up.
+        self._now_s = 0.0
         self._num_added = 0
         self._num_waiting = 0
 
@@ -103,12 +137,24 @@ class Scheduler(Generic[WaitingT]):
         """Jobs that wait."""
         return self._num_waiting
 
+    @property
+    def num_flows(self) -> int:
+        """Flows whose use of the device is remembered."""
+        return len(self._flows)
+
     def add(self, waiting: WaitingT) -> None:
-        """Queues a job behind all of its priority."""
+        """Queues a job behind all of its flow and priority."""
+        flow = self._flows.get(waiting.flow)
+        if flow is None:
+            flow = self._flows[waiting.flow] = _Flow(self._now_s)
+            heapq.heappush(self._turns, (self._now_s, waiting.flow))
+        elif not flow.num_waiting and flow.used_s < self._now_s:
+            flow.used_s = self._now_s
         entry = (waiting.priority or DEFAULT_RANK, self._num_added, waiting)
-        heapq.heappush(self._all, entry)
+        heapq.heappush(flow.entries, entry)
         if waiting.key is not None:
-            heapq.heappush(self._by_key.setdefault(waiting.key, []), entry)
+            heapq.heappush(self._by_key.setdefault(waiting.key, {}).setdefault(waiting.flow, []), entry)
+        flow.num_waiting += 1
         self._num_added += 1
         self._num_waiting += 1
 
@@ -127,7 +173,7 @@ class Scheduler(Generic[WaitingT]):
             is_idle: Nothing runs on the device: only then is it worth waiting for a batch to grow.
         """
         decision: Decision[WaitingT] = Decision()
-        head = self._first(self._all, now_ns, decision)
+        head = self._head(now_ns, decision)
         if head is None:
             assert not self._num_waiting, "This is a bug: the queue lost a job."
             self._by_key.clear()
@@ -138,30 +184,63 @@ class Scheduler(Generic[WaitingT]):
         if is_idle and not is_full and head.key is not None and now_ns < ready_ns:
             decision.wake_ns = min([ready_ns, *(one.deadline_ns for one in batch if one.deadline_ns)])
             for entry in entries:
-                heapq.heappush(self._by_key[head.key], entry)
+                heapq.heappush(self._by_key[head.key].setdefault(entry[2].flow, []), entry)
             return decision
+        self._now_s = self._flows[head.flow].used_s
         for waiting in batch:
             self._remove(waiting)
-        if head.key is not None and self._first(self._by_key[head.key], now_ns, decision) is None:
+            self._flows[waiting.flow].used_s += waiting.cost_s
+        if head.key is not None and not self._by_key[head.key]:
             del self._by_key[head.key]
         decision.batch = batch
         return decision
 
+    def _head(self, now_ns: int, decision: Decision[WaitingT]) -> WaitingT | None:
+        """The first job of the flow whose turn it is; flows without jobs are forgotten when it would be theirs."""
+        turns = self._turns
+        while turns:
+            used_s, number = turns[0]
+            flow = self._flows[number]
+            if used_s < flow.used_s:
+                heapq.heapreplace(turns, (flow.used_s, number))
+                continue
+            head = self._first(flow.entries, now_ns, decision)
+            if head is not None:
+                return head
+            heapq.heappop(turns)
+            del self._flows[number]
+        return None
+
     def _gather(self, head: WaitingT, now_ns: int, decision: Decision[WaitingT]) -> tuple[list[Entry[WaitingT]], bool]:
-        """The head and all that may run with it, in order, out of their key's queue; whether a cap, not the queue, ended it."""
+        """The head and all that may run with it, by turns of their flows, out of their key's queue.
+
+        Returns:
+            The entries, and whether a cap, not the queue, ended them.
+        """
         if head.key is None:
-            return [self._all[0]], True
-        entries = self._by_key[head.key]
+            return [self._flows[head.flow].entries[0]], True
+        by_flow = self._by_key[head.key]
         batch: list[Entry[WaitingT]] = []
         total = _Total(self._caps)
-        is_full = False
-        while (waiting := self._first(entries, now_ns, decision)) is not None:
+        turn = (self._flows[head.flow].used_s, head.flow)
+        others = [(self._flows[flow].used_s, flow) for flow in by_flow if flow != head.flow and flow in self._flows]
+        heapq.heapify(others)
+        while True:
+            used_s, flow = turn
+            waiting = self._first(by_flow[flow], now_ns, decision)
+            if waiting is None:
+                del by_flow[flow]
+                if not others:
+                    return batch, total.requests >= self._caps.max_requests
+                turn = heapq.heappop(others)
+                continue
             if batch and not total.has_room_for(waiting):
-                is_full = True
-                break
+                return batch, True
             total.add(waiting)
-            batch.append(heapq.heappop(entries))
-        return batch, is_full or total.requests >= self._caps.max_requests
+            batch.append(heapq.heappop(by_flow[flow]))
+            turn = (used_s + waiting.cost_s, flow)
+            if others:
+                turn = heapq.heappushpop(others, turn)
 
     def _first(self, entries: list[Entry[WaitingT]], now_ns: int, decision: Decision[WaitingT]) -> WaitingT | None:
         """The first entry that is still to run; what is gone or late before it is dropped."""
@@ -180,6 +259,7 @@ class Scheduler(Generic[WaitingT]):
     def _remove(self, waiting: WaitingT) -> None:
         waiting.is_gone = True
         self._num_waiting -= 1
+        self._flows[waiting.flow].num_waiting -= 1
 
 
 class _Total:

@@ -18,18 +18,20 @@ import msgspec
 
 from tilewire.service.errors import Forbidden, Unauthorized
 from tilewire.service.gateway.api.docs import PATHS as DOCS_PATHS
+from tilewire.service.gateway.auth.flows import Flow, flow_of_key
 from tilewire.service.gateway.auth.quotas import Quotas
 from tilewire.service.gateway.console import PATHS
+from tilewire.service.gateway.grpc import paths
 from tilewire.service.keys import EVERYTHING, Key, KeysError, digest_of, read_keys
 
 logger = logging.getLogger(__name__)
 
 # Probes carry no keys.
-HEALTH_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
+HEALTH_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"}) | paths.HEALTH_PATHS
 
 # What each word of `--keyless` opens. Exact paths, as the router will see them: another spelling needs a key.
 KEYLESS_PATHS: Mapping[str, frozenset[str]] = {
-    "docs": frozenset({*DOCS_PATHS, "/openapi.json"}),
+    "docs": frozenset({*DOCS_PATHS, "/openapi.json"}) | paths.REFLECTION_PATHS,
     "console": frozenset(PATHS),
     "metrics": frozenset({"/metrics"}),
 }
@@ -47,6 +49,7 @@ class Access(msgspec.Struct, frozen=True):
         read: As in `Key`.
         write: As in `Key`.
         shared_memory: As in `Key`.
+        flow: Flow of the key; None when none was needed.
     """
 
     key: Key | None = None
@@ -54,11 +57,17 @@ class Access(msgspec.Struct, frozen=True):
     read: tuple[str, ...] = (EVERYTHING,)
     write: tuple[str, ...] = (EVERYTHING,)
     shared_memory: bool = True
+    flow: Flow | None = None
 
     @property
     def name(self) -> str | None:
         """The key's name, for logs and metrics."""
         return None if self.key is None else self.key.name
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether every op, and reading and writing of every tensor, is allowed."""
+        return all(EVERYTHING in granted for granted in (self.ops, self.read, self.write))
 
     def may_read(self, tensor: str) -> bool:
         """Whether a resident tensor may be used and fetched."""
@@ -224,9 +233,10 @@ class Authenticator:
             self._quotas.follow(keys)
 
     def _access_of(self, key: Key) -> Access:
+        flow = flow_of_key(key.name, key.weight)
         if self._is_read_only:
-            return Access(key, key.ops, key.read, write=(), shared_memory=False)
-        return Access(key, key.ops, key.read, key.write, key.shared_memory)
+            return Access(key, key.ops, key.read, write=(), shared_memory=False, flow=flow)
+        return Access(key, key.ops, key.read, key.write, key.shared_memory, flow)
 
 
 def _version_of(path: Path) -> object:

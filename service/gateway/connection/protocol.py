@@ -19,6 +19,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tilewire.service.errors import InvalidRequest, TilewireError, Unavailable
+from tilewire.service.gateway.auth.flows import flow_of_address
 from tilewire.service.gateway.connection.limits import (
     DRAIN_GRACE_S,
     LINE_BYTES,
@@ -70,6 +71,7 @@ class TilewireProtocol(HttpToolsProtocol):
         self.fd = -1 if is_encrypted or sock is None else sock.fileno()
         self.receiver = Receiver(self, self.scratch or memoryview(bytearray(SCRATCH_BYTES)))
         transport.set_protocol(self.receiver)
+        self.client_flow = flow_of_address(self.client[0] if self.client else "")
         self.on_gone: Callable[[], None] | None = None
         # Form of an error, before any request line was read.
         self.url = b""
@@ -167,7 +169,7 @@ class TilewireProtocol(HttpToolsProtocol):
         cycle = self.cycle
         if self._is_excess or self.is_refused or (cycle is not None and not cycle.response_complete):
             return False
-        cached = gateway.templates.find(key)
+        cached = gateway.templates.find(key.text)
         if cached is None or self.flow.write_paused:
             return False
         length = cached.head.content_length or 0

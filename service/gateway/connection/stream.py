@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 from uvicorn.server import ServerState
 
 from tilewire.service.errors import ClientGone, InvalidRequest
+from tilewire.service.gateway.auth.flows import Flow
 from tilewire.service.gateway.connection.receive import Connection, Receiver
 from tilewire.service.gateway.connection.write import CoalescingTransport, write_answer
 from tilewire.service.gateway.request.body import stalled
@@ -36,6 +37,7 @@ class StreamOwner(Connection, Protocol):
         logger: Uvicorn's.
         on_gone: Called once when the client leaves.
         patience_s: Longest time without a byte of a body that is discarded.
+        client_flow: Flow of the client's address.
     """
 
     receiver: Receiver
@@ -44,6 +46,7 @@ class StreamOwner(Connection, Protocol):
     access_logger: logging.Logger
     on_gone: Callable[[], None] | None
     patience_s: float
+    client_flow: Flow
 
     def default_lines(self) -> bytes: ...
     def on_response_complete(self) -> None: ...
@@ -177,6 +180,11 @@ class RequestStream(RequestResponseCycle):
         self.body = bytes(self.body)
         if self._owed:
             self.flow.pause_reading()
+
+    @property
+    def client_flow(self) -> Flow:
+        """Flow of the client's address."""
+        return self._owner.client_flow
 
     @property
     def is_complete(self) -> bool:

@@ -13,11 +13,15 @@ FILES = (
     "format.js",
     "icon.svg",
     "main.js",
+    "ops.js",
     "page.js",
     "panels.js",
     "poll.js",
+    "residents.js",
     "roofline.js",
+    "snippets.js",
     "tensors.js",
+    "trouble.js",
     "workbench.js",
 )
 # A browser asks for these before anybody could have typed in a key: whoever guards paths leaves them open together.

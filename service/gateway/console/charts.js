@@ -2,24 +2,23 @@
 
 import { linear, logarithmic, path, redraw, roundTicks, spread, svg } from "./draw.js";
 import { duration, figure, joined, scaled, share } from "./format.js";
-import { HISTORY_S, OPS } from "./figures.js";
+import { OPS } from "./ops.js";
 
 const HEIGHT = 190;
 const EDGE = { top: 12, right: 92, bottom: 22, left: 44 };
 // A pause in the readings longer than this is a gap in the line.
-const GAP_S = 3.5;
+const GAP_S = 7.5;
 
-function timeScale(width, now_s) {
-  return linear(now_s - HISTORY_S, now_s, EDGE.left, width - EDGE.right);
+function timeScale(width, { now_s, range_s }) {
+  return linear(now_s - range_s, now_s, EDGE.left, width - EDGE.right);
 }
 
-function timeAxis(width, height) {
-  const right = width - EDGE.right;
-  const x = linear(-HISTORY_S, 0, EDGE.left, right);
-  return [-120, -60, 0].map((at) =>
+function timeAxis(width, height, { range_s }) {
+  const x = linear(-range_s, 0, EDGE.left, width - EDGE.right);
+  return [-range_s, -range_s / 2, 0].map((at) =>
     svg(
       "text",
-      { class: "tick", x: x(at), y: height - 5, "text-anchor": at === 0 ? "end" : at === -120 ? "start" : "middle" },
+      { class: "tick", x: x(at), y: height - 5, "text-anchor": at === 0 ? "end" : at === -range_s ? "start" : "middle" },
       at === 0 ? "now" : `${-at / 60} min`,
     ),
   );
@@ -46,13 +45,19 @@ function withGaps(seconds, point) {
   });
 }
 
-/** Requests per second, one op upon the other. */
-export function drawRates(element, seconds, present, now_s) {
+const shownOf = (seconds, { now_s, range_s }) => seconds.filter(({ time_s }) => time_s >= now_s - range_s);
+
+/** Requests per second, one op upon the other.
+ *
+ * @param span {now_s, range_s}: the end and the length of the time axis.
+ */
+export function drawRates(element, every, present, span) {
+  const seconds = shownOf(every, span);
   redraw(element, HEIGHT, (width, height) => {
     const bottom = height - EDGE.bottom;
     const sums = seconds.map(({ rates }) => OPS.reduce((sum, op) => sum + (rates[op] ?? 0), 0));
     const ticks = roundTicks(Math.max(4, ...sums), 3);
-    const x = timeScale(width, now_s);
+    const x = timeScale(width, span);
     const y = linear(0, ticks.at(-1), bottom, EDGE.top);
     const shapes = [];
     const floor = seconds.map(() => 0);
@@ -75,7 +80,7 @@ export function drawRates(element, seconds, present, now_s) {
     });
     return [
       ...grid(width, ticks, y, (tick) => joined(scaled(tick))),
-      ...timeAxis(width, height),
+      ...timeAxis(width, height, span),
       ...shapes,
       ...endLabels(width, labels, bottom),
     ];
@@ -96,12 +101,13 @@ function stretches(seconds) {
 }
 
 /** Three percentiles of the latency on a logarithmic axis. */
-export function drawLatency(element, seconds, present, now_s) {
+export function drawLatency(element, every, present, span) {
+  const seconds = shownOf(every, span);
   redraw(element, HEIGHT, (width, height) => {
     const bottom = height - EDGE.bottom;
     const known = seconds.flatMap(({ latency }) => Object.values(latency)).filter((one) => one !== null && one > 0);
     const [from, to] = latencyBounds(known);
-    const x = timeScale(width, now_s);
+    const x = timeScale(width, span);
     const y = logarithmic(from, to, bottom, EDGE.top);
     const ticks = latencyTicks(from, to);
     const lines = ["p99", "p90", "p50"].map((name) =>
@@ -121,7 +127,7 @@ export function drawLatency(element, seconds, present, now_s) {
       }));
     return [
       ...grid(width, ticks, y, (tick) => joined(duration(tick))),
-      ...timeAxis(width, height),
+      ...timeAxis(width, height, span),
       ...lines,
       ...endLabels(width, labels, bottom),
     ];

@@ -76,14 +76,3 @@ export function spread(labels, gap, top, bottom) {
   }
   return labels;
 }
-
-/** The mark of an op: each has a shape of its own beside its colour. */
-export function mark(op, x, y, size, attributes = {}) {
-  const [cx, cy, r] = [x.toFixed(1), y.toFixed(1), size];
-  if (op === "matmul") return svg("circle", { cx, cy, r, ...attributes });
-  if (op === "softmax") {
-    const d = `M${cx} ${(y - r * 1.3).toFixed(1)}l${r * 1.3} ${r * 1.3}l${-r * 1.3} ${r * 1.3}l${-r * 1.3} ${-r * 1.3}z`;
-    return svg("path", { d, ...attributes });
-  }
-  return svg("rect", { x: (x - r).toFixed(1), y: (y - r).toFixed(1), width: 2 * r, height: 2 * r, ...attributes });
-}

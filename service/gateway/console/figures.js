@@ -1,14 +1,16 @@
 // What the page shows, worked out from readings of the metrics. Pure: it knows no page and no network.
 
 import { buckets, increase, increases, isAnother, quantile, samples, total } from "./exposition.js";
+import { OPS } from "./ops.js";
 
-export const OPS = ["matmul", "softmax", "add"];
 export const STAGES = ["receive", "queue", "h2d", "kernel", "d2h", "send"];
-export const HISTORY_S = 120;
+export const HISTORY_S = 600;
 const WINDOW_S = 5;
 const BATCH_WINDOW_S = 60;
+// The page's own readings in full: older ones are points of a line only.
+const READINGS_S = 120;
 
-/** Readings of the last two minutes, and what followed from each. */
+/** Readings of the last minutes, and what followed from each; before the first one, what the server kept. */
 export class History {
   constructor() {
     this.readings = [];
@@ -23,14 +25,36 @@ export class History {
       this.seconds = [];
     }
     this.readings.push({ time_s, families });
-    while (this.readings[0].time_s < time_s - HISTORY_S - 1) this.readings.shift();
+    while (this.readings[0].time_s < time_s - READINGS_S - 1) this.readings.shift();
     const present = figures(this.now, this.before(WINDOW_S));
     if (this.readings.length > 1) {
       const { rates, points } = figures(this.now, this.readings.at(-2));
       this.seconds.push({ time_s, rates, points, latency: present.latency });
       while (this.seconds[0].time_s < time_s - HISTORY_S) this.seconds.shift();
     }
-    return { ...present, batches: batches(this.now, this.before(BATCH_WINDOW_S)) };
+    const minute = this.before(BATCH_WINDOW_S);
+    const { keys: ofMinute } = figures(this.now, minute);
+    return { ...present, keys: ofMinute, batches: batches(this.now, minute) };
+  }
+
+  /** Takes the server's intervals for the time before the first reading.
+   *
+   * @param intervals From `/v1/history`.
+   * @param shift_s What is added to Unix time for the time of readings.
+   */
+  prepend(intervals, shift_s) {
+    const first_s = this.seconds.find(({ isKept }) => !isKept)?.time_s ?? Infinity;
+    const kept = intervals
+      .map((one) => ({ ...one, time_s: one.end + shift_s }))
+      .filter(({ time_s, seconds }) => time_s < first_s && seconds > 0)
+      .map(({ time_s, seconds, requests = {}, latency = {} }) => ({
+        isKept: true,
+        time_s,
+        rates: Object.fromEntries(OPS.map((op) => [op, (requests[op] ?? 0) / seconds])),
+        points: [],
+        latency: { p50: latency.p50 ?? null, p90: latency.p90 ?? null, p99: latency.p99 ?? null },
+      }));
+    this.seconds = [...kept, ...this.seconds.filter(({ isKept }) => !isKept)];
   }
 
   get now() {
@@ -63,7 +87,23 @@ function figures(now, then) {
     meanBatch: ratio(increase(at, from, "tilewire_batch_requests_sum"), increase(at, from, "tilewire_batch_requests_count")),
     stages: Object.fromEntries(OPS.map((op) => [op, stages(at, from, op)])),
     gauges: gauges(at),
+    counts: Object.fromEntries(OPS.map((op) => [op, total(at, "tilewire_requests_total", { op }) ?? 0])),
+    keys: isReady ? keys(at, from, seconds) : [],
   };
+}
+
+/** Requests of each API key, by the second. */
+function keys(at, from, seconds) {
+  const found = {};
+  for (const [{ key, code }, count] of increases(at, from, "tilewire_key_requests_total")) {
+    const own = (found[key] ??= { key, rate: 0, bad: 0, bytesPerSecond: 0 });
+    own.rate += count / seconds;
+    if (Number(code) >= 400) own.bad += count / seconds;
+  }
+  for (const [{ key }, count] of increases(at, from, "tilewire_key_bytes_total")) {
+    if (found[key]) found[key].bytesPerSecond += count / seconds;
+  }
+  return Object.values(found).sort((a, b) => b.bad - a.bad || b.rate - a.rate);
 }
 
 const ratio = (part, whole) => (whole > 0 ? part / whole : null);

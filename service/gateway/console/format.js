@@ -26,6 +26,9 @@ export function figure(value, digits = 3) {
   return Number(value.toPrecision(digits)).toLocaleString("en-GB", { maximumFractionDigits: 9 });
 }
 
+/** A number of things, in the singular or the plural. */
+export const counted = (count, noun) => `${figure(count)} ${noun}${count === 1 ? "" : "s"}`;
+
 /** A figure with a unit of thousands, such as "12.4 k". */
 export function scaled(value, unit = "", digits = 3) {
   if (!isFigure(value)) return [NONE, ""];

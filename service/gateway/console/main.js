@@ -4,11 +4,13 @@ import { drawBatches, drawLatency, drawRates } from "./charts.js";
 import { parse } from "./exposition.js";
 import { History } from "./figures.js";
 import { clock, joined, scaled, share } from "./format.js";
-import { byId, write } from "./page.js";
+import { byId, watchScrolling, write } from "./page.js";
 import { apiKey, ask, askJson, every, keepApiKey } from "./poll.js";
+import { readResidents, startResidents } from "./residents.js";
 import * as panels from "./panels.js";
 import { drawRoofline } from "./roofline.js";
-import { startWorkbench } from "./workbench.js";
+import { showKeys, showTrouble } from "./trouble.js";
+import { readTargets, startWorkbench } from "./workbench.js";
 
 const STALE_S = 3;
 const LIST_MS = 300_000;
@@ -35,6 +37,14 @@ async function readMetrics() {
     showFigures();
   }
   showState();
+}
+
+async function readHistory() {
+  const answer = await askJson("v1/history");
+  showTrouble(answer);
+  // Readings are on the page's own clock.
+  const shift_s = performance.now() / 1000 - Date.now() / 1000;
+  if (answer.status === 200 && answer.body) history.prepend(answer.body.intervals, shift_s);
 }
 
 async function readReadiness() {
@@ -69,7 +79,9 @@ function showFigures() {
   panels.showPoints(present.points, roofline());
   panels.showLatency(present);
   panels.showBatches(present.batches);
-  panels.showStages(present.stages);
+  panels.showStages(present.stages, present.counts);
+  panels.showLegend(present.counts);
+  showKeys(present.keys);
   panels.showMemory(present.gauges);
   draw();
   const failed = present.errorsPerSecond;
@@ -82,8 +94,9 @@ function draw() {
   if (present === null) return;
   const { seconds } = history;
   const now_s = history.now.time_s;
-  drawRates(byId("rates"), seconds, present, now_s);
-  drawLatency(byId("latency"), seconds, present, now_s);
+  const span = { now_s, range_s: range_s() };
+  drawRates(byId("rates"), seconds, present, span);
+  drawLatency(byId("latency"), seconds, present, span);
   drawBatches(byId("batches"), present.batches);
   drawRoofline(byId("roofline"), roofline(), seconds, present.points, now_s);
 }
@@ -100,8 +113,10 @@ function roofWords({ points }) {
 function showKernels() {
   panels.showKernels(seen.kernels, byId("kernel-filter").value, seen.present?.gauges.servingCompiles);
   const has = roofline() !== null;
+  byId("roofline").hidden = byId("legend").hidden = !has;
+  write(byId("h-roofline"), has ? "Roofline" : "Kernels' work");
   const name = seen.kernels.body?.devices?.find((one) => one.roofline)?.device_name;
-  write(byId("roofline-note"), has ? name ?? "" : "no measured ceilings for this device");
+  write(byId("roofline-note"), has ? name ?? "" : "no roofline: this device has no measured ceilings");
 }
 
 function showIdentity(server) {
@@ -182,13 +197,34 @@ function startKey(refresh) {
   });
 }
 
+/** The length of the time axes: the address keeps it, so that a link shows the same view. */
+const range_s = () => (location.hash === "#range=10" ? 600 : 120);
+
+function startRange() {
+  const field = byId("range");
+  const follow = () => {
+    field.value = String(range_s());
+    draw();
+  };
+  field.addEventListener("change", () => {
+    location.hash = field.value === "600" ? "range=10" : "range=2";
+  });
+  addEventListener("hashchange", follow);
+  follow();
+}
+
 function start() {
   startWorkbench();
+  startResidents();
+  startRange();
+  watchScrolling();
   const turns = [
     every(1000, readMetrics),
     every(1000, readReadiness),
     every(5000, readEngines),
-    every(3000, async () => panels.showResidents(await askJson("v1/tensors"))),
+    every(5000, readHistory),
+    every(3000, readResidents),
+    every(15000, readTargets),
     every(15000, readKernels),
   ];
   startKey(() => turns.forEach((turn) => turn()));

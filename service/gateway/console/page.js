@@ -54,3 +54,42 @@ export function fillBar(bar, part) {
   const clamped = Math.min(1, Math.max(0, part || 0));
   bar.firstElementChild.style.inlineSize = `${(clamped * 100).toFixed(1)}%`;
 }
+
+let address = "";
+
+/** Has the browser save bytes as a file. */
+export function save(blob, name) {
+  URL.revokeObjectURL(address);
+  address = URL.createObjectURL(blob);
+  const link = make("a", "");
+  link.href = address;
+  link.download = name;
+  link.click();
+}
+
+/** Marks boxes that have more beside what is in view, so that a phone shows that they scroll. */
+export function watchScrolling() {
+  const mark = (box) => {
+    const rest = box.scrollWidth - box.clientWidth - box.scrollLeft;
+    box.dataset.more = `${box.scrollLeft > 1 ? "before " : ""}${rest > 1 ? "behind" : ""}`.trim();
+  };
+  const sizes = new ResizeObserver((entries) => entries.forEach(({ target }) => mark(target.closest(".scroll"))));
+  for (const box of document.querySelectorAll(".scroll")) {
+    box.addEventListener("scroll", () => mark(box), { passive: true });
+    sizes.observe(box);
+    for (const child of box.children) sizes.observe(child);
+  }
+}
+
+/** Writes the head of a table whose first column has a name and whose others are ops. */
+export function fillHead(table, first, ops) {
+  const wanted = [first, ...ops].join("|");
+  if (table.dataset.head === wanted) return;
+  table.dataset.head = wanted;
+  const cells = [first, ...ops].map((text, i) => {
+    const cell = make("th", i ? "n" : "", text);
+    cell.scope = "col";
+    return cell;
+  });
+  table.tHead.replaceChildren(make("tr", "", ...cells));
+}

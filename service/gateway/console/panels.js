@@ -1,31 +1,47 @@
 // The tables and meters: what the figures, the lists of tensors and kernels, and the engines' state look like.
 
 import { bucketName } from "./charts.js";
-import { OPS, STAGES, roofAt } from "./figures.js";
-import { ago, bytes, duration, figure, flops, isFigure, joined, scaled, share } from "./format.js";
-import { byId, fillBar, fillRows, make, write, writeFigure } from "./page.js";
+import { STAGES, roofAt } from "./figures.js";
+import { bytes, counted, duration, figure, flops, isFigure, joined, scaled, share } from "./format.js";
+import { active, mark } from "./ops.js";
+import { svg } from "./draw.js";
+import { byId, fillBar, fillHead, fillRows, make, write, writeFigure } from "./page.js";
 
-const MAX_RESIDENTS = 200;
 const MAX_KERNELS = 400;
 
 /** An op's name with its mark, and perhaps more. */
 function opName(op, more) {
-  const name = make("span", `op ${op}`, op);
+  const name = make("span", `op ${op}`, markOf(op), op);
   if (more) name.append(make("span", "kind", more));
   return name;
+}
+
+function markOf(op) {
+  return svg("svg", { class: "mark", viewBox: "0 0 12 12", "aria-hidden": "true" }, mark(op, 6, 6, 4.4));
+}
+
+/** The legend of the ops that a server has computed. */
+export function showLegend(counts) {
+  const ops = active(counts);
+  const place = byId("legend");
+  if (place.dataset.ops === ops.join()) return;
+  place.dataset.ops = ops.join();
+  place.replaceChildren(...ops.map((op) => opName(op)), make("span", "aside", "a mark is one second of launches; the last minute fades"));
 }
 
 /** The strip of figures on top. */
 export function showNow(present) {
   const { gauges, product } = present;
   writeFigure("f-rate", [scaled(present.requestsPerSecond)[0], `${scaled(present.requestsPerSecond)[1]} /s`]);
-  write(byId("f-rate-sub"), present.errorsPerSecond ? `${joined(scaled(present.errorsPerSecond))} refused or failed /s` : "none failed");
+  byId("f-rate").dataset.level = present.errorsPerSecond ? "warn" : "";
+  write(byId("f-rate-sub"), present.errorsPerSecond ? `${joined(scaled(present.errorsPerSecond))}\u00a0/s refused or failed` : "none failed");
   for (const name of ["p50", "p90", "p99"]) writeFigure(`f-${name}`, duration(present.latency[name]));
   writeFigure("f-flops", flops(product.tflops));
   writeFigure("f-busy", percent(present.busy));
   writeFigure("f-batch", [figure(present.meanBatch), ""]);
   writeFigure("f-load", [figure(gauges.inFlight), ""]);
-  write(byId("f-load-sub"), isFigure(gauges.queued) ? `${figure(gauges.queued)} wait in engines` : "");
+  write(byId("f-load-sub"), isFigure(gauges.queued) ? `${figure(gauges.queued)} ${gauges.queued === 1 ? "waits" : "wait"} in engines` : "");
+  write(byId("f-batch-sub"), present.meanBatch === 1 ? "request in a launch" : "requests in a launch");
 }
 
 function percent(part) {
@@ -53,7 +69,7 @@ export function showPoints(points, roofline) {
 
 /** Latency and requests by op. */
 export function showLatency(present) {
-  const rows = OPS.map((op) => [
+  const rows = active(present.counts).map((op) => [
     opName(op),
     joined(scaled(present.rates[op])),
     ...["p50", "p90", "p99"].map((name) => joined(duration(present.latencyByOp[op][name]))),
@@ -63,14 +79,20 @@ export function showLatency(present) {
 
 /** Launches by size. */
 export function showBatches(batches) {
-  const rows = batches.map((bucket, i) => [bucketName(batches, i, true), ...OPS.map((op) => figure(bucket.counts[op]))]);
+  const counts = {};
+  for (const bucket of batches) for (const [op, count] of Object.entries(bucket.counts)) counts[op] = (counts[op] ?? 0) + count;
+  const ops = active(counts);
+  fillHead(byId("batches-table"), "Requests", ops);
+  const rows = batches.map((bucket, i) => [bucketName(batches, i, true), ...ops.map((op) => figure(bucket.counts[op]))]);
   fillRows(byId("batches-table").tBodies[0], rows, "No launch in the last minute.");
 }
 
 /** Where a request's time goes: a figure for each stage, and a bar against the longest of its op. */
-export function showStages(stages) {
-  const longest = Object.fromEntries(OPS.map((op) => [op, Math.max(...Object.values(stages[op]).map((one) => one ?? 0))]));
-  const rows = STAGES.map((stage) => [stage, ...OPS.map((op) => stageCell(op, stages[op][stage], longest[op]))]);
+export function showStages(stages, counts) {
+  const ops = active(counts);
+  fillHead(byId("stages"), "Stage", ops);
+  const longest = Object.fromEntries(ops.map((op) => [op, Math.max(...Object.values(stages[op]).map((one) => one ?? 0))]));
+  const rows = STAGES.map((stage) => [stage, ...ops.map((op) => stageCell(op, stages[op][stage], longest[op]))]);
   fillRows(byId("stages").tBodies[0], rows, "");
 }
 
@@ -88,7 +110,7 @@ export function showMemory({ arenaUsed, arenaFree, residents, residentBytes, que
   write(byId("m-arena"), whole ? `${joined(bytes(arenaUsed))} of ${joined(bytes(whole))}` : "–");
   fillBar(byId("b-arena"), whole ? arenaUsed / whole : 0);
   write(byId("m-residents"), residents ? `${figure(residents)}, ${joined(bytes(residentBytes))}` : residents === 0 ? "none" : "–");
-  write(byId("m-queue"), isFigure(queued) ? `${figure(queued)} requests` : "–");
+  write(byId("m-queue"), isFigure(queued) ? counted(queued, "request") : "–");
 }
 
 /** One block for each engine: its device, its state, what its sensors say. */
@@ -108,8 +130,8 @@ function engineBlock(device, engines, gauges, starting) {
   const restarts = gauges.restarts?.[device] ?? 0;
   const state = warming && !isUp ? warmingText(warming) : isUp ? "ready" : "not ready";
   const name = known && known.device_name !== device ? known.device_name : "";
-  const block = make("div", "engine", make("h3", "", [device, name].filter(Boolean).join(" · ")));
-  const words = [state, `${figure(restarts)} ${restarts === 1 ? "restart" : "restarts"}`];
+  const block = make("div", isUp ? "engine" : "engine down", make("h3", "", [device, name].filter(Boolean).join(" · ")));
+  const words = [state, counted(restarts, "restart")];
   if (known) words.push(`${known.backend}, torch ${known.torch}${known.triton === "none" ? "" : `, Triton ${known.triton}`}`);
   block.append(make("p", "", words.join(" · ")));
   const sensors = sensorWords(device, gauges);
@@ -139,31 +161,6 @@ function sensorWords(device, { memoryByState = [], power = {}, temperature = {},
   if (isFigure(temperature[device])) words.push(`${figure(temperature[device])}\u00a0°C`);
   if (isFigure(utilization[device])) words.push(`${share(utilization[device])} used`);
   return words.join(" · ");
-}
-
-/** Resident tensors, the last used first. */
-export function showResidents({ status, body }) {
-  const place = byId("residents").tBodies[0];
-  if (!Array.isArray(body) || status !== 200) {
-    write(byId("residents-note"), refusal(status));
-    fillRows(place, [], status === 503 ? "Listed again when the engines are ready." : "Not known.");
-    return;
-  }
-  const sorted = [...body].sort((x, y) => (y.last_used ?? "").localeCompare(x.last_used ?? "") || x.name.localeCompare(y.name));
-  const whole = body.reduce((sum, one) => sum + one.bytes, 0);
-  const rest = body.length > MAX_RESIDENTS ? `; the ${MAX_RESIDENTS} last used are shown` : "";
-  write(byId("residents-note"), body.length ? `${figure(body.length)} tensors, ${joined(bytes(whole))}${rest}` : "");
-  const rows = sorted
-    .slice(0, MAX_RESIDENTS)
-    .map((one) => [one.name, `[${one.shape.join(", ")}]`, one.dtype, joined(bytes(one.bytes)), figure(one.hits), ago(one.last_used)]);
-  fillRows(place, rows, "None. PUT /v1/tensors/{name} makes a tensor stay on the device, so that requests carry only the other operand.");
-  byId("resident-names").replaceChildren(
-    ...sorted.slice(0, MAX_RESIDENTS).map(({ name }) => {
-      const option = make("option", "");
-      option.value = name;
-      return option;
-    }),
-  );
 }
 
 /** A status in a few words, for a list that could not be had. */

@@ -1,8 +1,9 @@
 // The roofline: TFLOP/s over arithmetic intensity, both logarithmic, with what the device can do and what launches did.
 
-import { decades, logarithmic, mark, path, redraw, spread, svg } from "./draw.js";
+import { decades, logarithmic, path, redraw, spread, svg } from "./draw.js";
 import { figure, flops, joined, scaled, shortDtype } from "./format.js";
 import { roofAt } from "./figures.js";
+import { mark } from "./ops.js";
 
 const TRAIL_S = 60;
 const WIDE = 560;
@@ -16,7 +17,7 @@ const WIDE = 560;
  * @param now_s When that is.
  */
 export function drawRoofline(element, roofline, seconds, present, now_s) {
-  redraw(element, element.clientWidth < WIDE ? 320 : 440, (width, height) => {
+  redraw(element, element.clientWidth < WIDE ? 320 : 400, (width, height) => {
     const edge = { top: 30, right: roofline ? (width < WIDE ? 62 : 86) : 14, bottom: 42, left: 46 };
     const recent = seconds.filter(({ time_s }) => time_s > now_s - TRAIL_S);
     const every = [...recent.flatMap(({ points }) => points), ...present];
@@ -142,7 +143,7 @@ function latest({ x, y, edge, bottom, right }, present, roofline, width) {
   const labels = present.map((point) => ({
     y: y(point.tflops),
     at: x(point.intensity),
-    text: width < WIDE ? shortDtype(point.dtype) : `${point.op} ${shortDtype(point.dtype)}`,
+    text: `${point.op} ${shortDtype(point.dtype)}`,
     kind: point.op,
   }));
   for (const { y: height, at, text, kind } of spread(labels, 14, edge.top + 4, bottom - 4)) {

@@ -1,5 +1,7 @@
 // Tensors in the browser: matrices as people type them, safetensors and npy as the server sends them. Touches no page.
 
+import { counted } from "./format.js";
+
 const READERS = {
   F64: ["float64", 8, (view, at) => view.getFloat64(at, true)],
   F32: ["float32", 4, (view, at) => view.getFloat32(at, true)],
@@ -9,6 +11,15 @@ const READERS = {
   I32: ["int32", 4, (view, at) => view.getInt32(at, true)],
   I8: ["int8", 1, (view, at) => view.getInt8(at)],
 };
+
+export const CONTENT_TYPES = {
+  safetensors: "application/x-safetensors",
+  npz: "application/x-npz",
+  npy: "application/x-npy",
+};
+
+/** The content type of a file, by its name. */
+export const contentTypeOf = (name) => CONTENT_TYPES[name.split(".").at(-1).toLowerCase()] ?? "application/octet-stream";
 
 /** Reads a matrix from text: a row for each line, numbers apart by spaces, commas or tabs.
  *
@@ -28,7 +39,7 @@ export function parseMatrix(text, name) {
   );
   const odd = rows.findIndex((row) => row.length !== rows[0].length);
   if (odd > 0) {
-    throw new Error(`${name}, row ${odd + 1} has ${rows[odd].length} numbers, but row 1 has ${rows[0].length}.`);
+    throw new Error(`${name}, row ${odd + 1} has ${counted(rows[odd].length, "number")}, but row 1 has ${rows[0].length}.`);
   }
   return rows;
 }
@@ -40,31 +51,34 @@ function numberOf(word, where) {
   return value;
 }
 
-/** Writes JSON as the server reads it: NaN and the infinities bare. */
-export function jsonOf(a, b, dtype) {
-  const rows = (matrix) => `[${matrix.map((row) => `[${row.map(String).join(", ")}]`).join(", ")}]`;
-  return `{"a": ${rows(a)}, "b": ${rows(b)}, "dtype": "${dtype}"}`;
-}
+/** Numbers as the server reads them in JSON: NaN and the infinities bare. Nested lists of any depth. */
+export const textOf = (numbers) => (Array.isArray(numbers) ? `[${numbers.map(textOf).join(", ")}]` : String(numbers));
 
-/** Reads a JSON answer, in which NaN and the infinities may stand bare. */
+/** Reads a JSON answer, in which NaN and the infinities may stand bare: a tensor for each output. */
 export function fromJson(text) {
   const strict = text.replace(/(?<![\w"])(-?Infinity|NaN)(?![\w"])/g, '"$1"');
-  const { out, dtype, shape } = JSON.parse(strict);
-  const flat = [out].flat(Infinity).map(Number);
-  return { dtype, shape, count: flat.length, at: (i) => flat[i] };
+  const { dtype, shape, ...outputs } = JSON.parse(strict);
+  return Object.entries(outputs).map(([name, numbers]) => {
+    const flat = [numbers].flat(Infinity).map(Number);
+    const own = (one) => (typeof one === "object" && !Array.isArray(one) ? one[name] : one);
+    return { name, dtype: own(dtype), shape: own(shape), count: flat.length, at: (i) => flat[i] };
+  });
 }
 
-/** Reads the first tensor of a safetensors file. */
+/** Reads the tensors of a safetensors file. */
 export function fromSafetensors(buffer) {
   const view = new DataView(buffer);
   const length = Number(view.getBigUint64(0, true));
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)));
-  const [, { dtype: code, shape, data_offsets: offsets }] = Object.entries(header).find(([name]) => name !== "__metadata__");
-  const count = shape.reduce((product, size) => product * size, 1);
-  const reader = READERS[code];
-  if (reader === undefined) return { dtype: code, shape, count, at: null };
-  const [dtype, size, read] = reader;
-  return { dtype, shape, count, at: (i) => read(view, 8 + length + offsets[0] + i * size) };
+  return Object.entries(header)
+    .filter(([name]) => name !== "__metadata__")
+    .map(([name, { dtype: code, shape, data_offsets: offsets }]) => {
+      const count = shape.reduce((product, size) => product * size, 1);
+      const reader = READERS[code];
+      if (reader === undefined) return { name, dtype: code, shape, count, at: null };
+      const [dtype, size, read] = reader;
+      return { name, dtype, shape, count, at: (i) => read(view, 8 + length + offsets[0] + i * size) };
+    });
 }
 
 function bfloat16(bits) {

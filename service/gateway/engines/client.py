@@ -15,6 +15,7 @@ from typing import Protocol
 import msgspec
 
 from tilewire.service.errors import Unavailable
+from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
 from tilewire.service.gateway.engines.busy_poll import Poller
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.link import Link, send_hello
@@ -92,7 +93,13 @@ class Engine(Protocol):
         ...
 
     def submit(
-        self, template: Template, offsets: tuple[int, ...], *, deadline_ns: int = 0, priority: int = 0
+        self,
+        template: Template,
+        offsets: tuple[int, ...],
+        *,
+        deadline_ns: int = 0,
+        priority: int = 0,
+        flow: Flow = NO_FLOW,
     ) -> tuple[int, asyncio.Future[Reply]]:
         """Sends a job under a fresh id, and before it the template, unless the engine has it.
 
@@ -100,7 +107,8 @@ class Engine(Protocol):
             template: The template of the job.
             offsets: Offsets, as in `messages.Job`.
             deadline_ns: Latest start on the machine's monotonic clock; 0 for none.
-            priority: 0 is the default, 1 the most urgent.
+            priority: 0 is the default, 1 the most urgent of its flow.
+            flow: Whose job it is.
 
         Returns:
             The job's id, and a future that holds the reply or raises an error of the tree.
@@ -165,7 +173,13 @@ class EngineClient:
         return request_id, future
 
     def submit(
-        self, template: Template, offsets: tuple[int, ...], *, deadline_ns: int = 0, priority: int = 0
+        self,
+        template: Template,
+        offsets: tuple[int, ...],
+        *,
+        deadline_ns: int = 0,
+        priority: int = 0,
+        flow: Flow = NO_FLOW,
     ) -> tuple[int, asyncio.Future[Reply]]:
         """Sends a job, and its template unless the engine has it."""
         link = self._ready_link()
@@ -173,7 +187,7 @@ class EngineClient:
             self._templates.add(template.id)
             link.send(template)
         request_id, future = self._expect_reply()
-        link.send(Job(request_id, template.id, offsets, deadline_ns, priority, log.request_id.get()))
+        link.send(Job(request_id, template.id, offsets, deadline_ns, priority, log.request_id.get(), *flow))
         return request_id, future
 
     def forget(self, template_id: int) -> None:

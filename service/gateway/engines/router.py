@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from tilewire.service.errors import ClientGone, DeadlinePassed, TilewireError, Unavailable, UnknownName
+from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
 from tilewire.service.gateway.engines.client import Engine, Reply, Request
 from tilewire.service.gateway.engines.templates import BoundTemplate, Templates
 from tilewire.service.ipc.messages import (
@@ -136,7 +137,14 @@ class Engines:
         self._remember(stale.tensors)
 
     async def compute(
-        self, bound: BoundTemplate, client: Departure, slots: Slots, *, deadline_ns: int = 0, priority: int = 0
+        self,
+        bound: BoundTemplate,
+        client: Departure,
+        slots: Slots,
+        *,
+        deadline_ns: int = 0,
+        priority: int = 0,
+        flow: Flow = NO_FLOW,
     ) -> Done | Stale:
         """Runs a job on the least busy engine.
 
@@ -145,7 +153,8 @@ class Engines:
             client: When it leaves, the job is cancelled.
             slots: Where the job's tensors lie. When it ends before the engine has answered, they are held until then.
             deadline_ns: Latest start on the machine's monotonic clock; 0 for none.
-            priority: 0 is the default, 1 the most urgent.
+            priority: 0 is the default, 1 the most urgent of its flow.
+            flow: Whose job it is.
 
         Returns:
             When the slots are the caller's again: `Done`, or `Stale` with the types to plan with.
@@ -155,7 +164,9 @@ class Engines:
                 engine has not answered by the deadline.
         """
         engine = self._least_busy()
-        request_id, future = engine.submit(bound.template, bound.offsets, deadline_ns=deadline_ns, priority=priority)
+        request_id, future = engine.submit(
+            bound.template, bound.offsets, deadline_ns=deadline_ns, priority=priority, flow=flow
+        )
         # Cancelled or not, the reply is awaited: until it comes, the slots are the engine's.
         client.watch(lambda: engine.cancel(request_id))
         try:

@@ -13,6 +13,7 @@ from tilewire.service.errors import ClientGone
 from tilewire.service.gateway.request.context import Gateway, RequestContext
 from tilewire.service.gateway.telemetry.metrics import EndedRequest
 from tilewire.service.gateway.telemetry.tracing import Finished, Span, shifted, stages_of
+from tilewire.service.telemetry.counters import Failure
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("tilewire.access")
 
@@ -51,8 +52,17 @@ def report(gateway: Gateway, context: RequestContext) -> None:
         if context.charged_bytes is not None:
             gateway.authenticator.settle(context.access, nbytes - context.charged_bytes)
         metrics.observe_key(context.access.key.name, code, nbytes)
+    if context.failure:
+        metrics.observe_failure(_failure(context, code))
     if gateway.settings.access_log:
         logger.info("request", **_fields(context, code, ended_s - context.began_s, trace_id))
+
+
+def _failure(context: RequestContext, code: int) -> Failure:
+    name = None if context.access is None else context.access.name
+    # A path that no route has may hold anything.
+    route = context.route or ("" if context.op is None else context.head.path)
+    return Failure(time.time(), context.head.method, route, context.op, code, context.failure, context.request_id, name)
 
 
 def _fields(context: RequestContext, code: int, seconds: float, trace_id: str | None) -> dict[str, str | int | float]:

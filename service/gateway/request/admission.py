@@ -1,6 +1,9 @@
-"""Admits requests: the drain, the number of requests under way, and the memory that one request may hold.
+"""Admits requests: the drain, the number of requests under way and each flow's share, and the memory that one may hold.
 
 Owns the counts and the leases of each request. Runs in the gateway's event loop.
+
+A flow that has its share is refused while only the reserve is left. So a flood of one flow gets its own refusals, and others
+find a place at once.
 """
 
 from __future__ import annotations
@@ -9,8 +12,15 @@ import asyncio
 from typing import Any
 
 from tilewire.service.errors import BodyTooLarge, TooBusy, Unavailable
-from tilewire.service.gateway.request.room import Room
+from tilewire.service.gateway.auth.flows import Flow
+from tilewire.service.gateway.request.room import Room, Share
 from tilewire.service.ipc.arena import Lease
+
+# An eighth of the places is left to flows that have less than their share of the rest.
+RESERVE = 8
+
+# Flows without requests that are remembered, so that a lone client's next request makes nothing new.
+MAX_IDLE_FLOWS = 64
 
 
 class Admission:
@@ -18,7 +28,7 @@ class Admission:
 
     Args:
         room: Memory for bodies and results.
-        max_in_flight: Most requests under way at once.
+        max_in_flight: Most requests under way at once. From 8 up, an eighth is the reserve.
         budget_bytes: Most that one request may hold for tensors that its body inflates to.
     """
 
@@ -26,29 +36,63 @@ class Admission:
         self._room = room
         self._max_in_flight = max_in_flight
         self._budget_bytes = budget_bytes
+        # Places that flows share by their weights.
+        self._shared = max_in_flight - max_in_flight // RESERVE
+        # Flows with requests under way and a few others, and the sum of the former's weights.
+        self._shares: dict[int, Share] = {}
+        self._weights = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self.in_flight = 0
         self.is_draining = False
 
-    def admit(self) -> Leases:
+    @property
+    def num_flows(self) -> int:
+        """Flows that are remembered."""
+        return len(self._shares)
+
+    def admit(self, flow: Flow) -> Leases:
         """Counts a request in, until its leases are released.
+
+        Args:
+            flow: Whose request it is.
 
         Raises:
             Unavailable: The gateway drains.
-            TooBusy: Too many are under way.
+            TooBusy: Too many are under way, in all or of this flow.
         """
         if self.is_draining:
             raise Unavailable("the server is draining; another replica can serve this")
-        if self.in_flight >= self._max_in_flight:
-            raise TooBusy(f"the queue is full: {self.in_flight} requests are under way")
+        share = self._shares.get(flow.id)
+        if self.in_flight >= self._shared:
+            self._check(flow, 0 if share is None else share.num_requests)
+        if share is None:
+            share = self._shares[flow.id] = Share(flow)
+        if not share.num_requests:
+            share.flow = flow
+            self._weights += flow.weight
+        share.num_requests += 1
         if not self.in_flight:
             self._idle.clear()
         self.in_flight += 1
-        return Leases(self._room, self._budget_bytes, self)
+        return Leases(self._room, self._budget_bytes, self, share)
 
-    def leave(self) -> None:
+    def _check(self, flow: Flow, num_own: int) -> None:
+        if self.in_flight >= self._max_in_flight:
+            raise TooBusy(f"the queue is full: {self.in_flight} requests are under way")
+        others = self._weights - (flow.weight if num_own else 0)
+        if num_own * (others + flow.weight) >= self._shared * flow.weight:
+            raise TooBusy(
+                f"the queue is full: {self.in_flight} requests are under way, {num_own} of them of this client"
+            )
+
+    def leave(self, share: Share) -> None:
         """Counts a request out; `Leases.release` calls it."""
+        share.num_requests -= 1
+        if not share.num_requests:
+            self._weights -= share.flow.weight
+            if len(self._shares) > MAX_IDLE_FLOWS:
+                del self._shares[share.flow.id]
         self.in_flight -= 1
         if not self.in_flight:
             self._idle.set()
@@ -65,8 +109,10 @@ class Leases:
     Made by `Admission.admit`.
     """
 
-    def __init__(self, room: Room, budget_bytes: int, admission: Admission) -> None:
+    def __init__(self, room: Room, budget_bytes: int, admission: Admission, share: Share) -> None:
         self._room = room
+        self._share = share
+        self._held_bytes = 0
         self._budget_bytes = budget_bytes
         self._admission: Admission | None = admission
         self._leases: list[Lease] = []
@@ -80,16 +126,12 @@ class Leases:
             TooBusy: There is no room right now.
         """
         self._check(nbytes)
-        lease = self._room.take(nbytes, is_new=not self._leases)
-        self._leases.append(lease)
-        return lease
+        return self._held(self._room.take(nbytes, self._share, is_new=not self._leases))
 
     def take_now(self, nbytes: int, spare_bytes: int = 0) -> Lease | None:
         """As `wait`, without a coroutine, and with room for `spare_bytes` behind it; None when the request must wait."""
         lease = self._room.take_now(nbytes, spare_bytes, is_new=not self._leases)
-        if lease is not None:
-            self._leases.append(lease)
-        return lease
+        return None if lease is None else self._held(lease)
 
     async def wait(self, nbytes: int) -> Lease:
         """Takes a slot, for a body or a result, when there is room.
@@ -99,8 +141,13 @@ class Leases:
             TooBusy: There was no room within the time-out.
         """
         self._check(nbytes)
-        lease = await self._room.wait(nbytes, is_new=not self._leases)
+        return self._held(await self._room.wait(nbytes, self._share, is_new=not self._leases))
+
+    def _held(self, lease: Lease) -> Lease:
+        nbytes = lease.nbytes + lease.spare_bytes
         self._leases.append(lease)
+        self._held_bytes += nbytes
+        self._share.held_bytes += nbytes
         return lease
 
     def _check(self, nbytes: int) -> None:
@@ -132,6 +179,8 @@ class Leases:
     def give_back(self, lease: Lease) -> None:
         """Gives one slot back early."""
         self._leases.remove(lease)
+        self._held_bytes -= lease.nbytes
+        self._share.held_bytes -= lease.nbytes
         lease.release()
 
     def hold_until(self, answered: asyncio.Future[Any]) -> None:
@@ -144,11 +193,14 @@ class Leases:
             answered, self._answered = self._answered, None
             answered.add_done_callback(self._on_answered)
             return
+        # First, so that what is free now goes to whoever holds least.
+        self._share.held_bytes -= self._held_bytes
+        self._held_bytes = 0
         for lease in self._leases:
             lease.release()
         self._leases.clear()
         if self._admission is not None:
-            self._admission.leave()
+            self._admission.leave(self._share)
             self._admission = None
 
     def _on_answered(self, answered: asyncio.Future[Any]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tilewire.service.errors import ClientGone, InvalidRequest
+from tilewire.service.gateway.auth.flows import flow_of_address
 from tilewire.service.gateway.request.adapter import Api
 from tilewire.service.gateway.request.body import stalled
 from tilewire.service.gateway.request.context import STREAM, Gateway, RequestContext, Stream
@@ -27,14 +28,17 @@ class AsgiStream:
     Args:
         receive: Server's function for the next piece of the body.
         send: Server's function for the answer.
+        host: Client's address.
 
     Attributes:
         is_complete: The last byte of the body was read.
         is_disconnected: The client left.
         received_bytes: Bytes of the body that were received.
+        client_flow: Flow of the client's address.
     """
 
-    def __init__(self, receive: Receive, send: Send) -> None:
+    def __init__(self, receive: Receive, send: Send, host: str = "") -> None:
+        self.client_flow = flow_of_address(host)
         self._receive = receive
         self._send = send
         self._watcher: asyncio.Task[None] | None = None
@@ -118,7 +122,10 @@ class AsgiStream:
 def stream_of(scope: Scope, receive: Receive, send: Send) -> Stream:
     """Our own server's stream of this request, or one over ASGI."""
     stream: Stream | None = scope.get("extensions", {}).get(STREAM)
-    return stream if stream is not None else AsgiStream(receive, send)
+    if stream is not None:
+        return stream
+    host, _port = scope.get("client") or ("", 0)
+    return AsgiStream(receive, send, host)
 
 
 def open_context(scope: Scope, stream: Stream) -> RequestContext:

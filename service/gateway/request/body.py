@@ -152,7 +152,7 @@ async def receive_text(gateway: Gateway, context: RequestContext) -> bytes:
     """
     if not context.head.is_chunked and not context.head.content_length:
         return b""
-    leases = gateway.admission.admit()
+    leases = gateway.admission.admit(context.flow)
     try:
         return bytes((await receive_body(gateway, context, leases, MAX_TEXT_BYTES)).view)
     finally:

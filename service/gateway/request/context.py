@@ -11,10 +11,13 @@ from typing import Protocol
 from starlette.types import Scope
 
 from tilewire.service.config.process import GatewaySettings
+from tilewire.service.errors import TilewireError
 from tilewire.service.gateway.auth.authenticator import Access, Authenticator
+from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.head import TRACE_PARENT, TRACE_STATE, Head, HeadKey, request_id_of
+from tilewire.service.gateway.request.origins import Origins
 from tilewire.service.gateway.request.programs import Programs
 from tilewire.service.gateway.request.template import CachedHead, TemplateCache
 from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
@@ -41,6 +44,7 @@ class Gateway:
         recorder: Sink of spans, or None.
         templates: Cache of requests that were read and planned.
         programs: Kept programs.
+        origins: Origins whose web pages may call; None for none.
     """
 
     settings: GatewaySettings
@@ -53,10 +57,13 @@ class Gateway:
     recorder: Recorder | None = None
     templates: TemplateCache = field(default_factory=TemplateCache)
     programs: Programs = field(init=False)
+    origins: Origins | None = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "programs", Programs(self.engines, self.settings.limits))
         self.metrics.follow_load(self.admission, self.arena)
+        allowed = self.settings.allow_origin
+        object.__setattr__(self, "origins", Origins(allowed) if allowed else None)
 
 
 class Stream(Protocol):
@@ -68,8 +75,11 @@ class Stream(Protocol):
         is_complete: The last byte of the body is in.
         is_disconnected: The client left.
         received_bytes: Bytes of the body that were received, also when it broke off.
+        client_flow: Flow of the client's address.
     """
 
+    @property
+    def client_flow(self) -> Flow: ...
     @property
     def is_complete(self) -> bool: ...
     @property
@@ -145,9 +155,13 @@ class RequestContext:
         batch_size: Number of requests that shared its launch; 0 when it was not computed.
         send_s: Seconds in which its answer left.
         sent_bytes: Bytes of the answer's body.
+        failure: Code of the error that it was answered with; empty without one.
         allow: Methods that the path offers, when this one is not among them.
         access: Holder of the key and its rights; None until it is known.
+        flow: Sender with whom it shares; known as soon as `access` is.
         charged_bytes: Bytes of body and answer that the key's quota counts so far; None when it was refused at once.
+        deadline_s: When the client gives up, on the performance counter; 0 for never.
+        error: Error that it was answered with; None before, and for a result.
     """
 
     # What a request begins with: it sets only what it changes.
@@ -160,12 +174,16 @@ class RequestContext:
     receive_began_s = receive_s = send_s = 0.0
     timings: Timings | None = None
     batch_size = sent_bytes = 0
-    allow = ""
+    failure = allow = ""
     access: Access | None = None
+    flow: Flow = NO_FLOW
     charged_bytes: int | None = None
+    deadline_s: float = 0.0
+    error: TilewireError | None = None
 
     def __init__(self, head: Head, own: Mapping[str, str], stream: Stream) -> None:
         self.head = head
+        self.own = own
         self.stream = stream
         self.began_s = time.perf_counter()
         if own and TRACE_PARENT in own:

@@ -55,7 +55,7 @@ async def handle(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp)
     leases: Leases | None = None
     try:
         access = admit(gateway, context)
-        leases = gateway.admission.admit()
+        leases = gateway.admission.admit(context.flow)
         call = read_call(gateway, context, api, op)
         gateway.engines.check_ready()
         allow(context.cached, access, call)
@@ -100,6 +100,7 @@ def admit(gateway: Gateway, context: RequestContext) -> Access:
         head.check()
     declared = head.content_length or 0
     context.access = access = gateway.authenticator.identify(head.path, head.headers)
+    context.flow = access.flow or context.stream.client_flow
     if access.key is not None:
         gateway.authenticator.admit(access, declared)
     context.charged_bytes = declared
@@ -182,6 +183,7 @@ async def compute(
             leases,
             deadline_ns=deadline_of(template, context),
             priority=template.priority,
+            flow=context.flow,
         )
         if isinstance(reply, Done):
             context.timings, context.batch_size = reply.timings, reply.batch_size
@@ -309,7 +311,11 @@ def bind(task: Task, types: Mapping[str, TensorType], begin: int) -> list[tuple[
 
 def deadline_of(template: RequestTemplate, context: RequestContext) -> int:
     """Nanoseconds on the monotonic clock by which the job must have started; 0 for no deadline."""
-    return int(context.began_s * 1e9) + template.timeout_ns if template.timeout_ns else 0
+    deadline_ns = int(context.began_s * 1e9) + template.timeout_ns if template.timeout_ns else 0
+    if context.deadline_s:
+        given_up_ns = int(context.deadline_s * 1e9)
+        deadline_ns = min(deadline_ns, given_up_ns) if deadline_ns else given_up_ns
+    return deadline_ns
 
 
 async def store(gateway: Gateway, call: Call, template: RequestTemplate, places: list[int], lines: str) -> Answer:

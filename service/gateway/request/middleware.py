@@ -5,12 +5,15 @@ Ops do not pass here: `handle` does the same for them, with the same functions.
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tilewire.service.gateway.request.access_log import report
 from tilewire.service.gateway.request.asgi import AsgiStream, open_context, stream_of
 from tilewire.service.gateway.request.context import STREAM, Gateway, RequestContext
 from tilewire.service.gateway.request.handle import admit
+from tilewire.service.gateway.request.head import REQUEST_ID
 from tilewire.service.gateway.request.response import common_headers, respond_error
 from tilewire.service.telemetry import log
 
@@ -42,6 +45,8 @@ class ContextMiddleware:
         if isinstance(stream, AsgiStream):
             receive = stream.receive
         try:
+            if await self._answer_preflight(context):
+                return
             admit(self._gateway, context)
             await self._app(scope, receive, outgoing)
         except Exception as error:  # noqa: BLE001  (the last line of defence: it is logged and answered)
@@ -50,6 +55,21 @@ class ContextMiddleware:
             context.route = getattr(scope.get("route"), "path_format", "")
             report(self._gateway, context)
             _forget(scope)
+
+    async def _answer_preflight(self, context: RequestContext) -> bool:
+        """Answers a browser's question whether a page may call: before keys are checked, for it carries none."""
+        origins = self._gateway.origins
+        headers = None if origins is None else origins.preflight(context.head.method, context.head.headers)
+        if headers is None:
+            return False
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
+        written = context.stream.respond(
+            HTTPStatus.NO_CONTENT, f"{lines}{REQUEST_ID}: {context.request_id}\r\n", [], closes=False
+        )
+        if written is not None:
+            await written
+        context.status = HTTPStatus.NO_CONTENT
+        return True
 
 
 class _Outgoing:

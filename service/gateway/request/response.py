@@ -55,6 +55,8 @@ async def respond(
         f"content-type: {answer.content_type}\r\ncontent-length: {nbytes}\r\n{answer.lines}"
         f"{REQUEST_ID}: {context.request_id}\r\n"
     )
+    if gateway.origins is not None:
+        lines += gateway.origins.lines_for(context.head.headers)
     closes = closes or gateway.admission.is_draining
     written = context.stream.respond(status, lines, answer.chunks, closes)
     if written is not None:
@@ -74,8 +76,10 @@ async def respond_error(gateway: Gateway, context: RequestContext, error: Except
         gateway.metrics.observe_rejection(known.code)
     if context.status is not None:
         raise known
+    context.error = known
     if isinstance(known, ClientGone):
         return
+    context.failure = known.code
     body, content_type = _error_body(known, context.request_id, context.head.path)
     closes = not is_rest_small(context)
     await respond(
@@ -103,6 +107,9 @@ def is_rest_small(context: RequestContext) -> bool:
 def common_headers(gateway: Gateway, context: RequestContext) -> list[tuple[bytes, bytes]]:
     """Headers of every answer that a framework's route writes."""
     headers = [(REQUEST_ID.encode("ascii"), context.request_id.encode("ascii"))]
+    if gateway.origins is not None:
+        found = gateway.origins.headers_for(context.head.headers)
+        headers.extend((name.encode("ascii"), value.encode("latin-1")) for name, value in found)
     if gateway.admission.is_draining:
         headers.append((b"connection", b"close"))
     return headers

@@ -1,20 +1,44 @@
-"""Slots of a gateway's arena for requests that wait their turn. Owns the queue. Runs in the gateway's event loop.
+"""Slots of a gateway's arena for requests that wait their turn. Owns the queues. Runs in the gateway's event loop.
 
 A request that holds nothing takes a slot only while a multiple of it is free (`HEADROOM`), and leaves at most half of the
 arena: slow bodies of one size leave room for all much smaller requests. A request that holds a slot takes what there is, and
-is served first: when it ends, its slots come back.
+is served first: when it ends, its slots come back. Of the others, the flow that holds least is served first.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tilewire.service.errors import TooBusy
+from tilewire.service.gateway.auth.flows import Flow
 from tilewire.service.ipc.arena import Arena, Lease
 
 # Requests of an eighth of a size or less have room whatever requests of that size do, and do not wait behind them.
 HEADROOM = 8
+
+# Part of the time-out: while the first of a flow has waited longer, further ones of it are refused at once. Those that do wait
+# are then served in time, unless the rate falls to less than half.
+PATIENCE = 0.5
+
+
+@dataclass(slots=True, eq=False)
+class Share:
+    """What one flow has of a gateway.
+
+    Attributes:
+        flow: The flow.
+        num_requests: Number of its requests under way.
+        held_bytes: Bytes of the slots that they hold.
+        waiting: Those of its requests that hold nothing and wait, in order of arrival.
+    """
+
+    flow: Flow
+    num_requests: int = 0
+    held_bytes: int = 0
+    waiting: list[_Waiter] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -22,12 +46,14 @@ class _Waiter:
     """A request in the queue."""
 
     nbytes: int
+    share: Share
     is_new: bool
+    since_s: float = field(default_factory=time.monotonic)
     granted: asyncio.Future[Lease] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class Room:
-    """Grants slots of one arena, in order of arrival among requests of like size.
+    """Grants slots of one arena, by turns of the flows, and in order of arrival among a flow's requests of like size.
 
     Args:
         arena: The memory.
@@ -37,51 +63,56 @@ class Room:
     def __init__(self, arena: Arena, timeout_s: float) -> None:
         self.arena = arena
         self._timeout_s = timeout_s
-        # Requests that hold slots first, then those that hold none, each in order of arrival.
-        self._waiting: list[_Waiter] = []
+        # Requests that hold slots, in order of arrival.
+        self._holders: list[_Waiter] = []
+        # Flows with requests that hold none.
+        self._shares: list[Share] = []
 
-    def take(self, nbytes: int, *, is_new: bool) -> Lease:
+    def take(self, nbytes: int, share: Share, *, is_new: bool) -> Lease:
         """Takes a slot at once.
 
         Args:
             nbytes: Size of the slot.
+            share: Share of the request's flow.
             is_new: The request holds no slot yet.
 
         Raises:
             TooBusy: There is no room, or others wait for it.
         """
-        if self._waiting and not self._may_overtake(nbytes, is_new=is_new):
+        if (self._holders or self._shares) and not self._may_overtake(nbytes, share, is_new=is_new):
             raise TooBusy(f"no room for {nbytes} bytes: {self}")
         return self._lease(nbytes, is_new=is_new)
 
     def take_now(self, nbytes: int, spare_bytes: int = 0, *, is_new: bool) -> Lease | None:
         """As `take`, with spare room behind the slot, but returns None when there is no room, or others wait for it."""
         arena, whole_bytes = self.arena, nbytes + spare_bytes
-        if self._waiting or arena.free_bytes < (HEADROOM * whole_bytes if is_new else whole_bytes):
+        if self._holders or self._shares or arena.free_bytes < (HEADROOM * whole_bytes if is_new else whole_bytes):
             return None
         try:
             return arena.lease(nbytes, spare_bytes)
         except TooBusy:
             return None
 
-    async def wait(self, nbytes: int, *, is_new: bool) -> Lease:
+    async def wait(self, nbytes: int, share: Share, *, is_new: bool) -> Lease:
         """Takes a slot, when there is room for it.
 
         Args:
             nbytes: Size of the slot.
+            share: Share of the request's flow.
             is_new: The request holds no slot yet.
 
         Raises:
-            TooBusy: There was none within the time-out.
+            TooBusy: There was none within the time-out, or there will hardly be.
         """
         try:
-            return self.take(nbytes, is_new=is_new)
+            return self.take(nbytes, share, is_new=is_new)
         except TooBusy:
             if not self._timeout_s:
                 raise
-        waiter = _Waiter(nbytes, is_new)
-        num_ahead = len(self._waiting) if is_new else sum(not other.is_new for other in self._waiting)
-        self._waiting.insert(num_ahead, waiter)
+        if is_new and share.waiting:
+            self._check_patience(nbytes, share.waiting[0])
+        waiter = _Waiter(nbytes, share, is_new)
+        self._join(waiter)
         self.arena.on_freed = self._grant
         timer = asyncio.get_running_loop().call_later(self._timeout_s, self._give_up, waiter)
         try:
@@ -94,7 +125,14 @@ class Room:
 
     def __str__(self) -> str:
         """Free memory and waiting requests, for error texts."""
-        return f"{self.arena}; {len(self._waiting)} requests wait"
+        return f"{self.arena}; {sum(1 for _ in self._waiting())} requests wait"
+
+    def _check_patience(self, nbytes: int, first: _Waiter) -> None:
+        waited_s = time.monotonic() - first.since_s
+        if waited_s > PATIENCE * self._timeout_s:
+            raise TooBusy(
+                f"no room for {nbytes} bytes: an earlier request of this client has waited for {waited_s:.2g} s"
+            )
 
     def _lease(self, nbytes: int, *, is_new: bool) -> Lease:
         arena = self.arena
@@ -102,13 +140,41 @@ class Room:
             raise TooBusy(f"no room for {nbytes} bytes and as much as must stay free beside them: {self}")
         return arena.lease(nbytes)
 
-    def _may_overtake(self, nbytes: int, *, is_new: bool) -> bool:
-        return all(HEADROOM * nbytes <= other.nbytes for other in self._waiting if is_new or not other.is_new)
+    def _waiting(self) -> Iterator[_Waiter]:
+        """All that wait, in the order in which they are served."""
+        yield from self._holders
+        for share in self._shares:
+            yield from share.waiting
+
+    def _may_overtake(self, nbytes: int, share: Share, *, is_new: bool) -> bool:
+        """Whether nobody waits whose turn is before that of such a request."""
+        if any(HEADROOM * nbytes > other.nbytes for other in self._holders):
+            return False
+        if not is_new:
+            return True
+        used = share.held_bytes / share.flow.weight
+        return all(
+            HEADROOM * nbytes <= waiter.nbytes
+            for other in self._shares
+            if other is share or other.held_bytes / other.flow.weight <= used
+            for waiter in other.waiting
+        )
+
+    def _join(self, waiter: _Waiter) -> None:
+        share = waiter.share
+        if not waiter.is_new:
+            self._holders.append(waiter)
+            return
+        share.waiting.append(waiter)
+        if len(share.waiting) == 1:
+            self._shares.append(share)
 
     def _grant(self) -> None:
         """Serves whoever can be served now."""
+        if len(self._shares) > 1:
+            self._shares.sort(key=lambda share: share.held_bytes / share.flow.weight)
         smallest = self.arena.capacity * HEADROOM
-        for waiter in self._waiting[:]:
+        for waiter in list(self._waiting()):
             if waiter.granted.done():
                 # Cancelled; it leaves as soon as its task runs.
                 continue
@@ -118,11 +184,11 @@ class Room:
                 except TooBusy:
                     pass
                 else:
-                    self._waiting.remove(waiter)
+                    self._take_out(waiter)
                     waiter.granted.set_result(lease)
                     continue
             smallest = min(smallest, waiter.nbytes)
-        if not self._waiting:
+        if not self._holders and not self._shares:
             self.arena.on_freed = None
 
     def _give_up(self, waiter: _Waiter) -> None:
@@ -130,10 +196,18 @@ class Room:
             detail = f"no room for {waiter.nbytes} bytes within {self._timeout_s:g} s: {self}"
             waiter.granted.set_exception(TooBusy(detail))
 
+    def _take_out(self, waiter: _Waiter) -> bool:
+        """Takes a request out of its queue. Returns whether it was there."""
+        queue = waiter.share.waiting if waiter.is_new else self._holders
+        if waiter not in queue:
+            return False
+        queue.remove(waiter)
+        if waiter.is_new and not queue:
+            self._shares.remove(waiter.share)
+        return True
+
     def _leave(self, waiter: _Waiter) -> None:
         """Takes a request out that does not wait any more; those behind it may have room."""
-        if waiter in self._waiting:
-            self._waiting.remove(waiter)
-        else:
+        if not self._take_out(waiter):
             waiter.granted.result().release()
         self._grant()

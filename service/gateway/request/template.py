@@ -136,11 +136,11 @@ class TemplateCache:
     def __len__(self) -> int:
         return len(self._heads)
 
-    def find(self, key: HeadKey) -> CachedHead | None:
-        """Looks up a head."""
-        cached = self._heads.get(key.text)
+    def find(self, key: bytes) -> CachedHead | None:
+        """Looks up a head by its key."""
+        cached = self._heads.get(key)
         if cached is not None:
-            self._heads.move_to_end(key.text)
+            self._heads.move_to_end(key)
         return cached
 
     def add(self, key: HeadKey, head: Head, target: tuple[Api, AnyOp], call: Call) -> CachedHead | None:

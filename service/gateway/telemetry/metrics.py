@@ -19,7 +19,8 @@ from tilewire.service.gateway.api.v2.answer import VERSION
 from tilewire.service.ipc.arena import Arena
 from tilewire.service.ipc.messages import Timings, Welcome
 from tilewire.service.ops.registry import OPS
-from tilewire.service.telemetry.counters import SECONDS_BUCKETS, MetricSet, Sample, Sink
+from tilewire.service.telemetry.counters import SECONDS_BUCKETS, Failure, MetricSet, Sample, Sink
+from tilewire.service.telemetry.history import HistoryReport
 from tilewire.service.telemetry.statistics import ModelStats, RequestStatistics, statistics_of
 
 # How long observations may wait in this process before other processes can show them.
@@ -49,6 +50,14 @@ class Totals(Sink, Protocol):
 
     async def hidden(self) -> list[Sample]:
         """Returns the sums that `/metrics` does not show.
+
+        Raises:
+            Unavailable: The supervisor is gone.
+        """
+        ...
+
+    async def history(self) -> HistoryReport:
+        """Returns the last minutes.
 
         Raises:
             Unavailable: The supervisor is gone.
@@ -160,6 +169,11 @@ class GatewayMetrics:
         self._rejected.inc((reason,))
         self._flush_soon()
 
+    def observe_failure(self, failure: Failure) -> None:
+        """Notes a request that was refused or failed."""
+        self._metrics.note(failure)
+        self._flush_soon()
+
     def follow_load(self, admission: Admission, arena: Arena) -> None:
         """Sets what the gauges of the load are read from at each flush."""
         self._load = (admission, arena)
@@ -241,6 +255,15 @@ class GatewayMetrics:
         """
         self.flush()
         return statistics_of(await self._totals.hidden(), tuple(OPS), VERSION)
+
+    async def history(self) -> HistoryReport:
+        """Returns the last minutes over all processes.
+
+        Raises:
+            Unavailable: The supervisor is gone.
+        """
+        self.flush()
+        return await self._totals.history()
 
     def _flush_soon(self) -> None:
         if self._flush_at is None:

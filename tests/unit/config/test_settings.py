@@ -99,6 +99,11 @@ def test_a_containers_quota_counts(tmp_path: Path, files: dict[str, str], most: 
         {"keyless": "health"},
         {"keyless": "docs,none"},
         {"trace_ratio": 1.5},
+        {"allow_origin": "example.org"},
+        {"allow_origin": "https://example.org/path"},
+        {"allow_origin": "https://Example.org"},
+        {"allow_origin": "https://"},
+        {"allow_origin": "null"},
         {"tls_key": "key.pem"},
         {"tls_client_ca": "ca.pem"},
     ],
@@ -113,6 +118,18 @@ def test_what_cannot_be_is_refused(wrong: dict) -> None:
 )
 def test_what_needs_no_key(text: str, words: tuple[str, ...]) -> None:
     assert keyless_of(Settings(keyless=text).keyless) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "origins"),
+    [
+        ("", ()),
+        ("*", ("*",)),
+        ("https://a.example, http://localhost:8888", ("https://a.example", "http://localhost:8888")),
+    ],
+)
+def test_origins_that_may_call(text: str, origins: tuple[str, ...]) -> None:
+    assert Settings(allow_origin=text).gateway(0, Inherited(3), []).allow_origin == origins
 
 
 def test_spans_go_where_the_flag_says_or_else_the_standard_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from http import HTTPStatus
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
 from tilewire.service.errors import InvalidRequest
+from tilewire.service.gateway.api.openapi.native import describe_programs
 from tilewire.service.gateway.api.v1.calls import CodecEncoder, check_text, encoder_for, read_tensors
 from tilewire.service.gateway.api.v1.query import RunQuery, parse_run_query
 from tilewire.service.gateway.auth.authenticator import authorise
@@ -199,22 +201,33 @@ def program_api(gateway: Gateway) -> ProgramApi:
 def router(gateway: Gateway) -> APIRouter:
     """Makes the routes of kept programs; runs are answered before the router."""
     routes = APIRouter(tags=["programs"])
+    described = describe_programs()
 
-    @routes.get("/v1/programs", summary="List the programs.", response_class=Response)
+    @routes.get(
+        "/v1/programs",
+        summary="List the programs.",
+        response_class=Response,
+        openapi_extra=described["list_programs"],
+    )
     async def list_programs(request: Request) -> Response:
         authorise(context_of(request.scope).granted, op=PROGRAM)
-        leases = gateway.admission.admit()
+        leases = gateway.admission.admit(context_of(request.scope).flow)
         try:
             names = await gateway.programs.names()
             return json_response([_describe(await gateway.programs.find(name, leases)) for name in names])
         finally:
             leases.release()
 
-    @routes.put("/v1/programs/{name}", summary="Keep a program, or replace it.", response_class=Response)
+    @routes.put(
+        "/v1/programs/{name}",
+        summary="Keep a program, or replace it.",
+        response_class=Response,
+        openapi_extra=described["put_program"],
+    )
     async def put_program(name: str, request: Request) -> Response:
         context = context_of(request.scope)
         authorise(context.granted, op=PROGRAM, write=[f"programs/{name}"])
-        leases = gateway.admission.admit()
+        leases = gateway.admission.admit(context.flow)
         try:
             gateway.engines.check_ready()
             refuse_encodings(context.head)
@@ -224,37 +237,56 @@ def router(gateway: Gateway) -> APIRouter:
         finally:
             leases.release()
 
-    @routes.get("/v1/programs/{name}", summary="Fetch a program.", response_class=Response)
+    @routes.get(
+        "/v1/programs/{name}",
+        summary="Fetch a program.",
+        response_class=Response,
+        openapi_extra=described["get_program"],
+    )
     async def get_program(name: str, request: Request) -> Response:
         authorise(context_of(request.scope).granted, op=PROGRAM)
-        leases = gateway.admission.admit()
+        leases = gateway.admission.admit(context_of(request.scope).flow)
         try:
             kept = await gateway.programs.fetch(name, leases)
         finally:
             leases.release()
         return Response(kept.op.program.text, media_type="application/json")
 
-    @routes.delete("/v1/programs/{name}", summary="Forget a program.", status_code=204, response_class=Response)
+    @routes.delete(
+        "/v1/programs/{name}",
+        summary="Forget a program.",
+        status_code=204,
+        response_class=Response,
+        openapi_extra=described["delete_program"],
+    )
     async def delete_program(name: str, request: Request) -> Response:
         authorise(context_of(request.scope).granted, op=PROGRAM, write=[f"programs/{name}"])
         await gateway.programs.delete(name)
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
-    _add_runs(routes)
+    _add_runs(routes, described)
     return routes
 
 
-def _add_runs(routes: APIRouter) -> None:
+def _add_runs(routes: APIRouter, described: Mapping[str, dict[str, Any]]) -> None:
     """Adds the runs, for the OpenAPI document and for the router's 405."""
 
     async def answered_before() -> Response:
         raise AssertionError("This is a bug: runs are answered before the router.")
 
-    for path, summary in (
-        ("/v1/programs/{name}", "Run a kept program."),
-        (RUN, "Run the program that the body carries."),
+    for name, path, summary in (
+        ("run_program", "/v1/programs/{name}", "Run a kept program."),
+        ("run", RUN, "Run the program that the body carries."),
     ):
-        routes.add_api_route(path, answered_before, methods=["POST"], summary=summary, response_class=Response)
+        routes.add_api_route(
+            path,
+            answered_before,
+            methods=["POST"],
+            name=name,
+            summary=summary,
+            response_class=Response,
+            openapi_extra=described[name],
+        )
 
 
 def _max_text_bytes(gateway: Gateway) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from tilewire.service.gateway.api.openapi import describe_op
+from tilewire.service.gateway.api.openapi.native import describe_op
 from tilewire.service.gateway.api.v1.calls import NativeApi
 from tilewire.service.gateway.request.adapter import Api
 from tilewire.service.gateway.request.context import Gateway

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fastapi import APIRouter, Request, Response
 
 from tilewire.service.errors import InvalidRequest, Unavailable
-from tilewire.service.gateway.api.openapi import describe_get, describe_put
+from tilewire.service.gateway.api.openapi.native import describe_tensors
 from tilewire.service.gateway.api.v1.calls import encoder_for, read_tensors
 from tilewire.service.gateway.api.v1.query import check_name
 from tilewire.service.gateway.auth.authenticator import authorise
@@ -27,8 +27,14 @@ from tilewire.service.ops.registry import is_program
 def router(gateway: Gateway) -> APIRouter:
     """The routes of resident tensors."""
     routes = APIRouter(tags=["tensors"])
+    described = describe_tensors()
 
-    @routes.get("/v1/tensors", summary="List the resident tensors.", response_class=Response)
+    @routes.get(
+        "/v1/tensors",
+        summary="List the resident tensors.",
+        response_class=Response,
+        openapi_extra=described["list_tensors"],
+    )
     async def list_tensors(request: Request) -> Response:
         access = context_of(request.scope).granted
         infos = await gateway.engines.infos()
@@ -40,7 +46,7 @@ def router(gateway: Gateway) -> APIRouter:
         "/v1/tensors/{name:path}",
         summary="Make a tensor resident, or replace it.",
         response_class=Response,
-        openapi_extra=describe_put(),
+        openapi_extra=described["put_tensor"],
     )
     async def put_tensor(name: str, request: Request) -> Response:
         authorise(context_of(request.scope).granted, write=[check_name(name, field="name")])
@@ -48,18 +54,32 @@ def router(gateway: Gateway) -> APIRouter:
         return json_response(describe_tensor(info), 200 if was_there else 201)
 
     @routes.get(
-        "/v1/tensors/{name:path}", summary="Fetch a tensor.", response_class=Response, openapi_extra=describe_get()
+        "/v1/tensors/{name:path}",
+        summary="Fetch a tensor.",
+        response_class=Response,
+        openapi_extra=described["get_tensor"],
     )
     async def get_tensor(name: str, request: Request) -> Response:
         authorise(context_of(request.scope).granted, read=[check_name(name, field="name")])
         return await _download(gateway, context_of(request.scope), name)
 
-    @routes.head("/v1/tensors/{name:path}", summary="Describe a tensor in headers.", response_class=Response)
+    @routes.head(
+        "/v1/tensors/{name:path}",
+        summary="Describe a tensor in headers.",
+        response_class=Response,
+        openapi_extra=described["head_tensor"],
+    )
     async def head_tensor(name: str, request: Request) -> Response:
         authorise(context_of(request.scope).granted, read=[check_name(name, field="name")])
         return Response(headers=_headers(await gateway.engines.describe(name)))
 
-    @routes.delete("/v1/tensors/{name:path}", summary="Forget a tensor.", status_code=204, response_class=Response)
+    @routes.delete(
+        "/v1/tensors/{name:path}",
+        summary="Forget a tensor.",
+        status_code=204,
+        response_class=Response,
+        openapi_extra=described["delete_tensor"],
+    )
     async def delete_tensor(name: str, request: Request) -> Response:
         authorise(context_of(request.scope).granted, write=[check_name(name, field="name")])
         await gateway.engines.delete(name)
@@ -69,7 +89,7 @@ def router(gateway: Gateway) -> APIRouter:
 
 
 async def _put(gateway: Gateway, context: RequestContext, name: str) -> tuple[TensorInfo, bool]:
-    leases = gateway.admission.admit()
+    leases = gateway.admission.admit(context.flow)
     try:
         gateway.engines.check_ready()
         refuse_encodings(context.head)
@@ -91,7 +111,7 @@ async def _receive(gateway: Gateway, context: RequestContext, leases: Leases) ->
 
 
 async def _download(gateway: Gateway, context: RequestContext, name: str) -> Response:
-    leases = gateway.admission.admit()
+    leases = gateway.admission.admit(context.flow)
     try:
         return await _fetch(gateway, context, name, leases)
     except BaseException:

@@ -10,25 +10,22 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from tilewire.service.config.process import GatewaySettings
 from tilewire.service.errors import BodyTooLarge, InvalidRequest
 from tilewire.service.gateway.api.v2.answer import encode_answer
 from tilewire.service.gateway.api.v2.compression import Coding, coding_of_answer, coding_of_body, deflate, inflate
 from tilewire.service.gateway.api.v2.decode import decode_request
 from tilewire.service.gateway.api.v2.request import InferRequest
-from tilewire.service.gateway.api.v2.shared_memory import check_allowed
+from tilewire.service.gateway.api.v2.task import InferTask, make_task
 from tilewire.service.gateway.codecs.json_text import check_elements
-from tilewire.service.gateway.codecs.protocol import Placed
-from tilewire.service.gateway.request.adapter import Answer, Region
+from tilewire.service.gateway.request.adapter import Answer
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.head import Head
 from tilewire.service.gateway.request.offload import OFFLOAD_BYTES, LoopRoom, offload
-from tilewire.service.gateway.request.programs import KeptProgram, Programs
+from tilewire.service.gateway.request.programs import Programs
 from tilewire.service.ipc.arena import Lease
-from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.ops.op import AnyOp, TensorType
-from tilewire.service.ops.program.definition import RESIDENT
-from tilewire.service.ops.program.op import PROGRAM
-from tilewire.service.ops.registry import PROGRAM_FAMILY, Options
+from tilewire.service.ops.registry import PROGRAM_FAMILY
 
 MODELS = "/v2/models/"
 HEADER_LENGTH = "inference-header-content-length"
@@ -50,6 +47,11 @@ class InferLimits(msgspec.Struct, frozen=True):
     max_body_bytes: int
     max_json_bytes: int
     allows_regions: bool
+
+
+def limits_of(settings: GatewaySettings) -> InferLimits:
+    """The bounds that a gateway's settings say."""
+    return InferLimits(settings.max_body_bytes, settings.max_json_bytes, settings.allow_shared_memory)
 
 
 class InferApi:
@@ -170,111 +172,41 @@ class InferCall(msgspec.Struct, frozen=True):
         request = await offload(json_bytes, decode_request, op, view, body.offset + at, self.header_bytes, room)
         # Numbers of the JSON lie elsewhere, and so does all of an inflated body.
         is_repeatable = self.coding is None and not request.has_numbers
-        task = InferTask(self, request, json_bytes if is_repeatable else None, op, leases, kept)
-        if task.regions or task.out_regions:
-            check_allowed(self.limits.allows_regions)
-        return task
+        form = HttpForm(self.limits.max_json_bytes, self.accept_encoding)
+        return make_task(
+            InferTask(request, json_bytes if is_repeatable else None, op, leases, self.programs, form, kept),
+            allows_regions=self.limits.allows_regions,
+        )
 
 
-class InferTask(msgspec.Struct, frozen=True):
-    """An infer request whose operands are known; see `Task`.
+class HttpForm(msgspec.Struct, frozen=True):
+    """Form of answers over HTTP: JSON, with binary payloads behind it where they are asked for; see `AnswerForm`.
 
     Attributes:
-        call: Parsed head.
-        request: Parsed body.
-        lead_bytes: As in `Task`.
-        op: Model.
-        leases: Source of room for a program's text.
-        kept: The kept program; None for an op.
+        max_json_bytes: Largest output in JSON.
+        accept_encoding: Codings that the client takes, or None.
     """
 
-    call: InferCall
-    request: InferRequest
-    lead_bytes: int | None
-    op: AnyOp
-    leases: Leases
-    kept: KeptProgram | None = None
+    max_json_bytes: int
+    accept_encoding: str | None
 
-    @property
-    def pinned(self) -> Mapping[str, TensorInfo]:
-        """Residents that the engine must have in this version, by input."""
-        return {} if self.kept is None else {PROGRAM: self.kept.info}
-
-    async def renew(self) -> InferTask:
-        """Returns the task with the newest version of its program."""
-        if self.kept is None:
-            return self
-        kept = await self.call.programs.fetch(self.kept.name, self.leases, field=self.call.program_field)
-        return msgspec.structs.replace(self, op=kept.op, kept=kept)
-
-    @property
-    def options(self) -> Options:
-        """Options of the op."""
-        return self.op.complete(self.request.options)
-
-    @property
-    def placed(self) -> Mapping[str, Placed]:
-        """Tensors in the arena by input."""
-        return {one.name: one.placed for one in self.request.inputs if one.placed is not None}
-
-    @property
-    def residents(self) -> Mapping[str, str]:
-        """Names of resident tensors by input."""
-        steps = {} if self.kept is None else {RESIDENT + name: name for name in self.kept.op.program.residents}
-        return {**steps, **{one.name: one.resident for one in self.request.inputs if one.resident is not None}}
-
-    @property
-    def declared(self) -> Mapping[str, TensorType]:
-        """Types that the client declares for residents, by input."""
-        return {one.name: one.type for one in self.request.inputs if one.resident is not None and one.type is not None}
-
-    @property
-    def regions(self) -> Mapping[str, tuple[TensorType, Region]]:
-        """Tensors in registered regions by input."""
-        return {
-            one.name: (one.type, one.region)
-            for one in self.request.inputs
-            if one.region is not None and one.type is not None
-        }
-
-    @property
-    def out_regions(self) -> Mapping[str, Region]:
-        """Regions that take outputs, by output."""
-        return {name: one.region for name, one in self.request.outputs.items() if one.region is not None}
-
-    @property
-    def timeout_ns(self) -> int:
-        """Longest time until the start, in nanoseconds; 0 for none."""
-        return 1000 * self.request.timeout_us
-
-    @property
-    def priority(self) -> int:
-        """Priority: 0 the default, 1 the most urgent."""
-        return self.request.priority
-
-    def encoder(self, outputs: Mapping[str, TensorType]) -> InferEncoder:
-        """See `Task`; refuses outputs that do not fit their regions, or are too large for JSON."""
-        max_bytes = self.call.limits.max_json_bytes
-        for name, wanted in self.request.outputs.items():
-            kind, region = outputs[name], wanted.region
-            if region is not None and region.byte_size < kind.nbytes:
-                raise InvalidRequest(
-                    f"{name}: shared_memory_byte_size is {region.byte_size}; {kind} takes {kind.nbytes} bytes"
-                )
-            if region is None and not wanted.is_binary:
+    def encoder(self, op: AnyOp, request: InferRequest, outputs: Mapping[str, TensorType]) -> InferEncoder:
+        """See `AnswerForm`; refuses outputs that are too large for JSON."""
+        for name, wanted in request.outputs.items():
+            kind = outputs[name]
+            if wanted.region is None and not wanted.is_binary:
                 # A number takes more room as text than as bytes: the bound is on what must be formatted.
-                if kind.nbytes > max_bytes:
+                if kind.nbytes > self.max_json_bytes:
                     raise BodyTooLarge(
-                        f"{name}: {kind} is too large for JSON; the limit is {max_bytes} bytes, ask for binary_data"
+                        f"{name}: {kind} is too large for JSON; the limit is {self.max_json_bytes} bytes, "
+                        "ask for binary_data"
                     )
                 check_elements({name: kind})
-        named = {name: outputs[name] for name, wanted in self.request.outputs.items() if wanted.region is None}
-        text_bytes = sum(kind.nbytes for name, kind in named.items() if not self.request.outputs[name].is_binary)
+        named = {name: outputs[name] for name, wanted in request.outputs.items() if wanted.region is None}
+        text_bytes = sum(kind.nbytes for name, kind in named.items() if not request.outputs[name].is_binary)
         nbytes = sum(kind.nbytes for kind in named.values())
-        is_coded = coding_of_answer(self.call.accept_encoding, is_text=nbytes == text_bytes, nbytes=nbytes) is not None
-        return InferEncoder(
-            self.op, self.request, outputs, self.call.accept_encoding, nbytes if is_coded else text_bytes
-        )
+        is_coded = coding_of_answer(self.accept_encoding, is_text=nbytes == text_bytes, nbytes=nbytes) is not None
+        return InferEncoder(op, request, outputs, self.accept_encoding, nbytes if is_coded else text_bytes)
 
 
 class InferEncoder(msgspec.Struct, frozen=True):

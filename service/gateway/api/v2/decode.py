@@ -6,7 +6,9 @@ resolved. Runs in a gateway's event loop.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -50,7 +52,9 @@ def decode_request(op: AnyOp, body: memoryview, offset: int, header_bytes: int |
         raise InvalidRequest(
             f"body: {binary_bytes} bytes follow the JSON; the inputs' binary_data_size add up to {declared}"
         )
-    inputs = _place_inputs(header.pending, offset + header_bytes, room)
+    lengths = [pending.binary_bytes for pending in header.pending if pending.binary_bytes is not None]
+    places = [offset + header_bytes + before for before in itertools.accumulate(lengths, initial=0)]
+    inputs = place_inputs(header.pending, places, offset, room)
     has_numbers = any(pending.numbers is not None for pending in header.pending)
     return msgspec.structs.replace(header.request, inputs=inputs, has_numbers=has_numbers)
 
@@ -83,17 +87,32 @@ def _deduced_shape(name: str, declared: TensorType, nbytes: int) -> tuple[int, .
     return tuple(count if dim == -1 else dim for dim in shape)
 
 
-def _place_inputs(pending: tuple[Pending, ...], offset: int, room: Room) -> tuple[Input, ...]:
+def place_inputs(
+    pending: tuple[Pending, ...], places: Sequence[int], empty_offset: int, room: Room
+) -> tuple[Input, ...]:
+    """Finds the bytes of each input.
+
+    Args:
+        pending: Inputs as read.
+        places: Offsets in the arena's segment of those in binary, in order.
+        empty_offset: Offset of empty tensors.
+        room: Memory for numbers.
+
+    Raises:
+        InvalidRequest: A number that its dtype cannot hold.
+        BodyTooLarge: The numbers take more than the request may hold.
+        TooBusy: There is no room right now.
+    """
     inputs = []
+    offsets = iter(places)
     for one in pending:
         kind = one.input.type
         placed = None
         if one.binary_bytes is not None:
             assert kind is not None, "This is a bug."
-            placed = Placed(kind, offset)
-            offset += one.binary_bytes
+            placed = Placed(kind, next(offsets))
         elif one.numbers is not None:
             assert kind is not None, "This is a bug."
-            placed = place(one.input.name, kind, one.numbers, (offset, room))
+            placed = place(one.input.name, kind, one.numbers, (empty_offset, room))
         inputs.append(msgspec.structs.replace(one.input, placed=placed) if placed is not None else one.input)
     return tuple(inputs)

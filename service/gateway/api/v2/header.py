@@ -50,12 +50,27 @@ def read_header(op: AnyOp, text: bytes) -> Header:
         InvalidRequest: Anything that cannot be right; the detail names the field.
     """
     document = parse_object(text, WHAT)
+    header = read_document(op, document)
+    parameters = list(_parameters(document, "parameters").values())
+    if any(_holds_infinity(one.numbers) for one in header.pending) or _holds_infinity(parameters):
+        refuse_overflow(text, WHAT)
+    return header
+
+
+def read_document(op: AnyOp, document: Mapping[str, object]) -> Header:
+    """Reads a request in the form of the JSON's objects, wherever they come from.
+
+    Args:
+        op: The model.
+        document: Members `id`, `parameters`, `inputs` and `outputs`.
+
+    Raises:
+        InvalidRequest: Anything that cannot be right; the detail names the field.
+    """
     parameters = _parameters(document, "parameters")
     pending = _read_inputs(op, document.get("inputs"))
     residents = {name: parameters.pop(name) for name in op.inputs if name in parameters}
     pending += tuple(_resident_parameter(name, value, pending) for name, value in residents.items())
-    if any(_holds_infinity(one.numbers) for one in pending) or _holds_infinity(list(parameters.values())):
-        refuse_overflow(text, WHAT)
     default_binary = _flag(parameters.pop("binary_data_output", False), "binary_data_output")
     request = InferRequest(
         id=_read_id(document.get("id")),

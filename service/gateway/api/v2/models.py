@@ -16,9 +16,11 @@ import msgspec
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import InvalidRequest, UnknownName
 from tilewire.service.gateway.api.v2.answer import VERSION
+from tilewire.service.gateway.auth.flows import Flow
 from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.ops.op import AnyOp, TensorType
 from tilewire.service.ops.registry import OPS
+from tilewire.service.telemetry.statistics import ModelStats
 
 PLATFORM = "tilewire"
 DATATYPE = "FP32"
@@ -64,7 +66,7 @@ class Tensor(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
 
 
-async def find_model(gateway: Gateway, model: str, version: str | None = None) -> Model:
+async def find_model(gateway: Gateway, flow: Flow, model: str, version: str | None = None) -> Model:
     """Looks up an op, or a kept program.
 
     Raises:
@@ -72,7 +74,7 @@ async def find_model(gateway: Gateway, model: str, version: str | None = None) -
     """
     if model in OPS:
         return model_of_op(model_named(model, version))
-    leases = gateway.admission.admit()
+    leases = gateway.admission.admit(flow)
     try:
         kept = await gateway.programs.find(model, leases)
         values = await gateway.programs.values(kept)
@@ -125,9 +127,29 @@ def model_named(model: str, version: str | None = None) -> AnyOp:
     op = OPS.get(model)
     if op is None:
         raise UnknownName(f"model: no model {model[:64]!r}; there are {', '.join(OPS)}")
-    if version not in (None, VERSION):
-        raise UnknownName(f"version: {model} has no version {str(version)[:64]!r}; it has {VERSION}")
+    check_version(model, version)
     return op
+
+
+def check_version(model: str, version: str | None) -> None:
+    """Checks a version of a model that there is; None is any.
+
+    Raises:
+        UnknownName: There is no such version of it.
+    """
+    if version not in (None, VERSION):
+        raise UnknownName(f"version: {model[:64]} has no version {str(version)[:64]!r}; it has {VERSION}")
+
+
+async def statistics_for(gateway: Gateway, flow: Flow, model: str = "", version: str | None = None) -> list[ModelStats]:
+    """Statistics of a model, or of every one without a name.
+
+    Raises:
+        UnknownName: No such model, or no such version of it.
+    """
+    found = await find_model(gateway, flow, model, version) if model else None
+    every = await gateway.metrics.statistics()
+    return every if found is None else [one for one in every if one.name == found.name]
 
 
 def describe_server(gateway: Gateway) -> dict[str, object]:

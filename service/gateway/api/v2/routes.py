@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import APIRouter, Request, Response
 
 from tilewire.service.errors import Unavailable
 from tilewire.service.gateway.api.health import why_not_ready
-from tilewire.service.gateway.api.openapi import describe_model_call
+from tilewire.service.gateway.api.openapi.inference import (
+    describe_call,
+    describe_index,
+    describe_infer,
+    describe_model_call,
+    describe_ready,
+)
 from tilewire.service.gateway.api.v2.answer import VERSION
-from tilewire.service.gateway.api.v2.calls import InferApi, InferLimits
+from tilewire.service.gateway.api.v2.calls import InferApi, limits_of
 from tilewire.service.gateway.api.v2.models import (
     configure_model,
     describe_model,
@@ -20,6 +27,7 @@ from tilewire.service.gateway.api.v2.models import (
     index_models,
     model_named,
     parse_index_request,
+    statistics_for,
 )
 from tilewire.service.gateway.request.adapter import Api
 from tilewire.service.gateway.request.body import receive_text
@@ -30,15 +38,20 @@ from tilewire.service.ops.registry import OPS
 
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 
+
+class Describe(Protocol):
+    """Describes a call of a model for the OpenAPI document."""
+
+    def __call__(self, *, is_versioned: bool) -> dict[str, Any]: ...
+
+
 MODEL = "/v2/models/{model}"
 VERSIONED = "/v2/models/{model}/versions/{version}"
 
 
 def infer_api(gateway: Gateway) -> InferApi:
     """The API of every infer call."""
-    settings = gateway.settings
-    limits = InferLimits(settings.max_body_bytes, settings.max_json_bytes, settings.allow_shared_memory)
-    return InferApi(limits, gateway.programs)
+    return InferApi(limits_of(gateway.settings), gateway.programs)
 
 
 def op_paths(gateway: Gateway) -> dict[str, tuple[Api, AnyOp]]:
@@ -62,12 +75,22 @@ def router(gateway: Gateway) -> APIRouter:
 
 def _add_server(routes: APIRouter, gateway: Gateway) -> None:
     @routes.get("/v2/", include_in_schema=False, response_class=Response)
-    @routes.get("/v2", summary="What serves, and with what.", response_class=Response)
-    async def server() -> Response:
+    @routes.get(
+        "/v2",
+        summary="What serves, and with what.",
+        response_class=Response,
+        openapi_extra=describe_call("ServerMetadata", "The server."),
+    )
+    async def server_metadata() -> Response:
         return json_response(describe_server(gateway))
 
-    @routes.post("/v2/repository/index", summary="The models.", response_class=Response)
-    async def index(request: Request) -> Response:
+    @routes.post(
+        "/v2/repository/index",
+        summary="The models.",
+        response_class=Response,
+        openapi_extra=describe_index(),
+    )
+    async def repository_index(request: Request) -> Response:
         body = await receive_text(gateway, context_of(request.scope))
         asked, is_ready = parse_index_request(body), why_not_ready(gateway) is None
         return json_response([] if asked.ready and not is_ready else await index_models(gateway, is_ready=is_ready))
@@ -75,51 +98,65 @@ def _add_server(routes: APIRouter, gateway: Gateway) -> None:
 
 def _add_statistics(routes: APIRouter, gateway: Gateway) -> None:
     # Before the routes of models: `stats` is no model.
-    @routes.get("/v2/models/stats", summary="Statistics of every model.", response_class=Response)
-    async def every_model() -> Response:
-        return json_response({"model_stats": await gateway.metrics.statistics()})
-
+    @routes.get(
+        "/v2/models/stats",
+        summary="Statistics of every model.",
+        response_class=Response,
+        openapi_extra=describe_call("Statistics", "Counts and times of every model."),
+    )
     async def statistics(request: Request) -> Response:
-        model = await find_model(gateway, **request.path_params)
-        every = await gateway.metrics.statistics()
-        return json_response({"model_stats": [one for one in every if one.name == model.name]})
+        return json_response({"model_stats": await statistics_for(gateway, context_of(request.scope).flow)})
 
-    _add(routes, "GET", "/stats", "Statistics of a model.", statistics)
+    async def model_statistics(request: Request) -> Response:
+        found = await statistics_for(gateway, context_of(request.scope).flow, **request.path_params)
+        return json_response({"model_stats": found})
+
+    _add(routes, "GET", "/stats", "Statistics of a model.", model_statistics, _get("Statistics"))
 
 
 def _add_models(routes: APIRouter, gateway: Gateway) -> None:
-    async def metadata(request: Request) -> Response:
-        return json_response(describe_model(await find_model(gateway, **request.path_params)))
+    async def model_metadata(request: Request) -> Response:
+        return json_response(
+            describe_model(await find_model(gateway, context_of(request.scope).flow, **request.path_params))
+        )
 
-    async def configuration(request: Request) -> Response:
-        return json_response(configure_model(await find_model(gateway, **request.path_params)))
+    async def model_configuration(request: Request) -> Response:
+        return json_response(
+            configure_model(await find_model(gateway, context_of(request.scope).flow, **request.path_params))
+        )
 
-    async def ready(request: Request) -> Response:
-        model = await find_model(gateway, **request.path_params)
+    async def model_ready(request: Request) -> Response:
+        model = await find_model(gateway, context_of(request.scope).flow, **request.path_params)
         reason = why_not_ready(gateway)
         if reason is None:
             return json_response({"name": model.name, "ready": True})
         body = {"name": model.name, "ready": False, "error": reason}
         return json_response(body, Unavailable.status, {"retry-after": "1"})
 
-    async def compute(request: Request) -> Response:
+    async def infer(request: Request) -> Response:
         model_named(**request.path_params)
         raise AssertionError("This is a bug: models that there are, are answered before the router.")
 
-    _add(routes, "GET", "", "Inputs and outputs of a model.", metadata)
-    _add(routes, "GET", "/config", "Configuration of a model.", configuration)
-    _add(routes, "GET", "/ready", "Whether a model computes.", ready)
-    _add(routes, "POST", "/infer", "Compute.", compute)
+    _add(routes, "GET", "", "Inputs and outputs of a model.", model_metadata, _get("ModelMetadata"))
+    _add(routes, "GET", "/config", "Configuration of a model.", model_configuration, _get("ModelConfiguration"))
+    ready = functools.partial(describe_ready, "ModelReady")
+    _add(routes, "GET", "/ready", "Whether a model computes.", model_ready, ready)
+    _add(routes, "POST", "/infer", "Compute.", infer, describe_infer)
 
 
-def _add(routes: APIRouter, method: str, suffix: str, summary: str, endpoint: Endpoint) -> None:
+def _get(schema: str) -> Describe:
+    return functools.partial(describe_model_call, schema, "About the model.")
+
+
+def _add(routes: APIRouter, method: str, suffix: str, summary: str, endpoint: Endpoint, describe: Describe) -> None:
     """Adds a call of a model, with and without its version."""
-    for path in (MODEL, VERSIONED):
+    for path, name in ((MODEL, endpoint.__name__), (VERSIONED, f"{endpoint.__name__}_of_version")):
         routes.add_api_route(
             path + suffix,
             endpoint,
             methods=[method],
+            name=name,
             summary=summary,
             response_class=Response,
-            openapi_extra=describe_model_call(is_versioned=path is VERSIONED, is_infer=method == "POST"),
+            openapi_extra=describe(is_versioned=path is VERSIONED),
         )

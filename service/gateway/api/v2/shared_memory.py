@@ -1,14 +1,59 @@
-"""Parses registrations of shared memory; the engines decide what can be registered."""
+"""Registers, lists and forgets clients' shared memory, whichever transport asks; the engines decide what can be registered."""
 
 from __future__ import annotations
 
 from tilewire.service.errors import InvalidRequest
+from tilewire.service.gateway.auth.authenticator import Access, authorise
 from tilewire.service.gateway.codecs.strict_json import parse_object
+from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.ipc.messages import RegionInfo
 
 MAX_NAME_CHARACTERS = 255
 # Offsets and sizes cross the socket as 64-bit integers.
 MAX_BYTES = 2**63 - 1
+
+
+async def list_regions(gateway: Gateway, access: Access, name: str | None = None) -> list[RegionInfo]:
+    """Returns a region, or all.
+
+    Raises:
+        Forbidden: The key may not.
+        UnknownName: There is none of that name.
+    """
+    _check_right(gateway, access)
+    return list(await gateway.engines.regions(None if name is None else region_name(name)))
+
+
+def check_registration(gateway: Gateway, access: Access) -> None:
+    """Checks that a client may register regions at all, before the registration is read.
+
+    Raises:
+        InvalidRequest: Shared memory is off.
+        Forbidden: The key may not.
+    """
+    check_allowed(gateway.settings.allow_shared_memory)
+    _check_right(gateway, access)
+
+
+async def forget_regions(gateway: Gateway, access: Access, name: str | None = None) -> None:
+    """Forgets a region, or all; no error when there is none.
+
+    Raises:
+        Forbidden: The key may not.
+    """
+    _check_right(gateway, access)
+    await gateway.engines.unregister_region(None if name is None else region_name(name))
+
+
+def describe_region(region: RegionInfo) -> dict[str, object]:
+    """Returns the description of a region for clients."""
+    return {"name": region.name, "key": region.key, "offset": region.offset, "byte_size": region.byte_size}
+
+
+def _check_right(gateway: Gateway, access: Access) -> None:
+    """Refuses keys without the right, where there is shared memory; elsewhere any load generator may unregister nothing."""
+    if gateway.settings.allow_shared_memory:
+        authorise(access, shared_memory=True)
 
 
 def parse_registration(name: str, body: bytes) -> RegionInfo:
@@ -22,12 +67,21 @@ def parse_registration(name: str, body: bytes) -> RegionInfo:
         InvalidRequest: Not such a body.
     """
     values = parse_object(body, "body")
-    return RegionInfo(
-        region_name(name),
-        _text(values.get("key"), "key"),
-        _size(values.get("offset", 0), "offset"),
-        _size(values.get("byte_size"), "byte_size"),
-    )
+    return make_region(name, values.get("key"), values.get("offset", 0), values.get("byte_size"))
+
+
+def make_region(name: str, key: object, offset: object, byte_size: object) -> RegionInfo:
+    """Checks the parts of a registration.
+
+    Raises:
+        InvalidRequest: One cannot be right; the detail names it.
+    """
+    return RegionInfo(region_name(name), _text(key, "key"), _size(offset, "offset"), _size(byte_size, "byte_size"))
+
+
+def no_cuda(name: str) -> InvalidRequest:
+    """The refusal of a region of CUDA shared memory."""
+    return InvalidRequest(f"CUDA shared memory is not offered, so {name[:64]!r} cannot be registered")
 
 
 def region_name(name: str) -> str:

@@ -1,4 +1,4 @@
-"""`/v2/systemsharedmemory` and `/v2/cudasharedmemory`: regions over HTTP. Verbs only; `engines` does the work.
+"""`/v2/systemsharedmemory` and `/v2/cudasharedmemory`: regions over HTTP. Verbs only; `shared_memory` does the work.
 
 Status and unregistration answer whether shared memory is offered or not: load generators call them at the start of every run.
 """
@@ -7,13 +7,19 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from tilewire.service.errors import InvalidRequest, UnknownName
-from tilewire.service.gateway.api.v2.shared_memory import check_allowed, parse_registration, region_name
-from tilewire.service.gateway.auth.authenticator import authorise
+from tilewire.service.errors import UnknownName
+from tilewire.service.gateway.api.openapi.inference import describe_region_call
+from tilewire.service.gateway.api.v2.shared_memory import (
+    check_registration,
+    describe_region,
+    forget_regions,
+    list_regions,
+    no_cuda,
+    parse_registration,
+)
 from tilewire.service.gateway.request.body import receive_text
 from tilewire.service.gateway.request.context import Gateway, context_of
 from tilewire.service.gateway.request.response import json_response
-from tilewire.service.ipc.messages import RegionInfo
 
 SYSTEM, CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
 
@@ -27,42 +33,74 @@ def router(gateway: Gateway) -> APIRouter:
 
 
 def _add_system(routes: APIRouter, gateway: Gateway) -> None:
-    @routes.get(f"{SYSTEM}/status", summary="The registered regions.", response_class=Response)
+    @routes.get(
+        f"{SYSTEM}/status",
+        name="shared_memory_status",
+        summary="The registered regions.",
+        response_class=Response,
+        openapi_extra=describe_region_call(is_one=False, is_status=True),
+    )
     async def status(request: Request) -> Response:
-        _check_right(gateway, request)
-        return json_response([_describe(one) for one in await gateway.engines.regions()])
+        found = await list_regions(gateway, context_of(request.scope).granted)
+        return json_response([describe_region(one) for one in found])
 
-    @routes.get(f"{SYSTEM}/region/{{region:path}}/status", summary="One region.", response_class=Response)
+    @routes.get(
+        f"{SYSTEM}/region/{{region:path}}/status",
+        name="shared_memory_region_status",
+        summary="One region.",
+        response_class=Response,
+        openapi_extra=describe_region_call(is_status=True),
+    )
     async def status_of(region: str, request: Request) -> Response:
-        _check_right(gateway, request)
-        found = await gateway.engines.regions(region_name(region))
-        return json_response([_describe(one) for one in found])
+        found = await list_regions(gateway, context_of(request.scope).granted, region)
+        return json_response([describe_region(one) for one in found])
 
-    @routes.post(f"{SYSTEM}/region/{{region:path}}/register", summary="Register a region.", response_class=Response)
+    @routes.post(
+        f"{SYSTEM}/region/{{region:path}}/register",
+        name="register_shared_memory",
+        summary="Register a region.",
+        response_class=Response,
+        openapi_extra=describe_region_call(is_registration=True),
+    )
     async def register(region: str, request: Request) -> Response:
-        check_allowed(gateway.settings.allow_shared_memory)
-        _check_right(gateway, request)
-        body = await receive_text(gateway, context_of(request.scope))
-        await gateway.engines.register_region(parse_registration(region, body))
+        context = context_of(request.scope)
+        check_registration(gateway, context.granted)
+        await gateway.engines.register_region(parse_registration(region, await receive_text(gateway, context)))
         return Response()
 
-    @routes.post(f"{SYSTEM}/region/{{region:path}}/unregister", summary="Forget a region.", response_class=Response)
+    @routes.post(
+        f"{SYSTEM}/region/{{region:path}}/unregister",
+        name="unregister_shared_memory",
+        summary="Forget a region.",
+        response_class=Response,
+        openapi_extra=describe_region_call(),
+    )
     async def unregister(region: str, request: Request) -> Response:
-        _check_right(gateway, request)
-        await gateway.engines.unregister_region(region_name(region))
+        await forget_regions(gateway, context_of(request.scope).granted, region)
         return Response()
 
-    @routes.post(f"{SYSTEM}/unregister", summary="Forget all regions.", response_class=Response)
+    @routes.post(
+        f"{SYSTEM}/unregister",
+        name="unregister_all_shared_memory",
+        summary="Forget all regions.",
+        response_class=Response,
+        openapi_extra=describe_region_call(is_one=False),
+    )
     async def unregister_all(request: Request) -> Response:
-        _check_right(gateway, request)
-        await gateway.engines.unregister_region(None)
+        await forget_regions(gateway, context_of(request.scope).granted)
         return Response()
 
 
 def _add_cuda(routes: APIRouter) -> None:
     """CUDA shared memory is not offered: there are no regions, and unregistering them is no error."""
 
-    @routes.get(f"{CUDA}/status", summary="No regions: not offered.", response_class=Response)
+    @routes.get(
+        f"{CUDA}/status",
+        name="cuda_shared_memory_status",
+        summary="No regions: not offered.",
+        response_class=Response,
+        openapi_extra=describe_region_call(is_one=False, is_status=True),
+    )
     async def status() -> Response:
         return json_response([])
 
@@ -72,19 +110,15 @@ def _add_cuda(routes: APIRouter) -> None:
 
     @routes.post(f"{CUDA}/region/{{region:path}}/register", include_in_schema=False)
     async def register(region: str) -> Response:
-        raise InvalidRequest(f"CUDA shared memory is not offered, so {region[:64]!r} cannot be registered")
+        raise no_cuda(region)
 
     @routes.post(f"{CUDA}/region/{{region:path}}/unregister", include_in_schema=False)
-    @routes.post(f"{CUDA}/unregister", summary="Nothing to forget.", response_class=Response)
+    @routes.post(
+        f"{CUDA}/unregister",
+        name="unregister_all_cuda_shared_memory",
+        summary="Nothing to forget.",
+        response_class=Response,
+        openapi_extra=describe_region_call(is_one=False),
+    )
     async def unregister() -> Response:
         return Response()
-
-
-def _check_right(gateway: Gateway, request: Request) -> None:
-    """Refuses keys without the right, where there is shared memory; elsewhere any load generator may unregister nothing."""
-    if gateway.settings.allow_shared_memory:
-        authorise(context_of(request.scope).granted, shared_memory=True)
-
-
-def _describe(region: RegionInfo) -> dict[str, object]:
-    return {"name": region.name, "key": region.key, "offset": region.offset, "byte_size": region.byte_size}

@@ -1,13 +1,14 @@
-"""The scheduler's promises: order, no loss, nothing late or discarded is run, no mixing of keys, no starvation."""
+"""The scheduler's promises: order, no loss, nothing late or discarded is run, no mixing of keys, no starvation, fair flows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewire.service.engine.loop.scheduler import DEFAULT_RANK, Caps, Scheduler, Waiting
+from tilewire.service.engine.loop.scheduler import DEFAULT_RANK, JOB_S, Caps, Scheduler, Waiting
 
 JOBS = st.lists(
     st.tuples(
@@ -16,10 +17,12 @@ JOBS = st.lists(
         st.integers(0, 10),  # deadline
         st.integers(1, 5),  # rows
         st.booleans(),  # discarded while it waits
+        st.integers(0, 2),  # flow
     ),
     max_size=30,
 )
 CAPS = Caps(max_requests=4, max_rows=8)
+Job = tuple[int, str | None, int, int, bool, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -27,15 +30,15 @@ class Numbered(Waiting):
     number: int = 0
 
 
-def fill(jobs: list[tuple[int, str | None, int, int, bool]]) -> tuple[Scheduler[Numbered], list[Numbered]]:
+def fill(jobs: list[Job]) -> tuple[Scheduler[Numbered], list[Numbered]]:
     scheduler: Scheduler[Numbered] = Scheduler(CAPS)
     waiting = [
-        Numbered(number=number, key=key, deadline_ns=deadline, priority=priority, rows=rows)
-        for number, (priority, key, deadline, rows, _) in enumerate(jobs)
+        Numbered(number=number, key=key, deadline_ns=deadline, priority=priority, rows=rows, flow=flow)
+        for number, (priority, key, deadline, rows, _, flow) in enumerate(jobs)
     ]
     for one in waiting:
         scheduler.add(one)
-    for one, (*_, is_discarded) in zip(waiting, jobs, strict=True):
+    for one, (*_, is_discarded, _flow) in zip(waiting, jobs, strict=True):
         if is_discarded:
             assert scheduler.discard(one)
             assert not scheduler.discard(one)
@@ -44,11 +47,11 @@ def fill(jobs: list[tuple[int, str | None, int, int, bool]]) -> tuple[Scheduler[
 
 @given(JOBS)
 @settings(deadline=None)
-def test_every_job_ends_once_as_it_should(jobs: list[tuple[int, str | None, int, int, bool]]) -> None:
+def test_every_job_ends_once_as_it_should(jobs: list[Job]) -> None:
     scheduler, waiting = fill(jobs)
     ran: list[int] = []
     expired: list[int] = []
-    assert len(scheduler) == sum(not is_discarded for *_, is_discarded in jobs)
+    assert len(scheduler) == sum(not is_discarded for *_, is_discarded, _ in jobs)
     for now_ns in range(1, len(jobs) + 2):
         decision = scheduler.decide(now_ns)
         expired += [one.number for one in decision.expired]
@@ -63,16 +66,16 @@ def test_every_job_ends_once_as_it_should(jobs: list[tuple[int, str | None, int,
         if not len(scheduler):
             break
     assert len(scheduler) == 0
-    discarded = [number for number, (*_, is_discarded) in enumerate(jobs) if is_discarded]
+    discarded = [number for number, (*_, is_discarded, _) in enumerate(jobs) if is_discarded]
     assert sorted([*ran, *expired, *discarded]) == list(range(len(waiting)))
 
 
 @given(JOBS)
 @settings(deadline=None)
-def test_the_most_urgent_and_oldest_leads_and_keys_keep_their_order(
-    jobs: list[tuple[int, str | None, int, int, bool]],
+def test_in_one_flow_the_most_urgent_and_oldest_leads_and_keys_keep_their_order(
+    jobs: list[Job],
 ) -> None:
-    scheduler, waiting = fill([(*job[:2], 0, *job[3:]) for job in jobs])
+    scheduler, waiting = fill([(*job[:2], 0, *job[3:5], 0) for job in jobs])
     left = [one for one, job in zip(waiting, jobs, strict=True) if not job[4]]
     while left:
         order = sorted(left, key=lambda one: (one.priority or DEFAULT_RANK, one.number))
@@ -94,3 +97,86 @@ def test_a_rare_key_is_served_when_it_is_the_oldest() -> None:
         scheduler.add(Waiting(key="common"))
         seen.append([one.key for one in scheduler.decide(0).batch])
     assert ["rare"] in seen[:3]
+
+
+@given(JOBS)
+@settings(deadline=None)
+def test_each_flow_keeps_its_own_order(jobs: list[Job]) -> None:
+    scheduler, _ = fill([(job[0], "x", 0, job[3], False, job[5]) for job in jobs])
+    ran: list[Numbered] = []
+    while len(scheduler):
+        ran += scheduler.decide(1).batch
+    for flow in range(3):
+        own = [one for one in ran if one.flow == flow]
+        assert own == sorted(own, key=lambda one: (one.priority or DEFAULT_RANK, one.number))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), max_size=60),
+    st.dictionaries(st.integers(0, 2), st.integers(1, 3), min_size=3, max_size=3),
+    st.booleans(),
+)
+@settings(deadline=None)
+def test_while_two_flows_wait_neither_gets_more_than_a_batch_beyond_its_share(
+    jobs: list[tuple[int, int]], weights: dict[int, int], is_joined: bool
+) -> None:
+    scheduler: Scheduler[Waiting] = Scheduler(Caps(max_requests=4))
+    left = dict.fromkeys(range(3), 0.0)
+    for flow, cost in jobs:
+        one = Waiting(key="x" if is_joined else None, seconds=cost * 1e-4, flow=flow, weight=weights[flow])
+        left[flow] += one.cost_s
+        scheduler.add(one)
+    used = dict.fromkeys(range(3), 0.0)
+    batch_s = 4 * (4e-4 + JOB_S)
+    while len(scheduler):
+        for one in scheduler.decide(0).batch:
+            used[one.flow] += one.cost_s
+        # Time divided by weight: equal for all that still have jobs.
+        busy = [used[flow] for flow in used if left[flow] - used[flow] > 1e-9]
+        assert max(busy, default=0) - min(busy, default=0) <= batch_s
+
+
+@pytest.mark.parametrize("key", [None, "x"])
+@pytest.mark.parametrize("priority", [0, 1])
+def test_a_flood_of_one_flow_delays_another_by_a_batch(key: str | None, priority: int) -> None:
+    """Whatever priority the flood gives itself, and whether the jobs share launches or not."""
+    scheduler: Scheduler[Waiting] = Scheduler(Caps(max_requests=8))
+    for _ in range(1000):
+        scheduler.add(Waiting(key=key, flow=1, priority=priority, seconds=1e-3))
+    scheduler.decide(0)
+    for _ in range(20):
+        quiet = Waiting(key=key, flow=2, seconds=1e-3)
+        scheduler.add(quiet)
+        ran = [one for _ in range(2) for one in scheduler.decide(0).batch]
+        assert quiet in ran
+
+
+def test_weights_divide_the_device() -> None:
+    scheduler: Scheduler[Waiting] = Scheduler(Caps(max_requests=4))
+    for flow, weight in ((1, 1), (2, 3)):
+        for _ in range(400):
+            scheduler.add(Waiting(key="x", flow=flow, weight=weight, seconds=1e-3))
+    ran = [one.flow for _ in range(100) for one in scheduler.decide(0).batch]
+    assert ran.count(2) == pytest.approx(3 * ran.count(1), rel=0.05)
+
+
+def test_an_idle_flow_saves_nothing_up() -> None:
+    scheduler: Scheduler[Waiting] = Scheduler(Caps(max_requests=1))
+    for _ in range(1000):
+        scheduler.add(Waiting(flow=1, seconds=1e-3))
+    for _ in range(500):
+        scheduler.decide(0)
+    for _ in range(100):
+        scheduler.add(Waiting(flow=2, seconds=1e-3))
+    ran = [scheduler.decide(0).batch[0].flow for _ in range(20)]
+    assert ran.count(1) == 10
+
+
+def test_flows_that_are_gone_are_forgotten() -> None:
+    scheduler: Scheduler[Waiting] = Scheduler(Caps(max_requests=2))
+    for flow in range(100):
+        scheduler.add(Waiting(key="x", flow=flow))
+    while len(scheduler):
+        scheduler.decide(0)
+    scheduler.decide(0)
+    assert scheduler.num_flows == 0

@@ -19,6 +19,7 @@ from tilewire.service.errors import (
     Unavailable,
     UnknownName,
 )
+from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
 from tilewire.service.gateway.engines.client import Reply, Request
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.engines.templates import BoundTemplate
@@ -67,7 +68,13 @@ class ScriptedEngine:
         return len(self.futures) - 1, self.futures[-1]
 
     def submit(
-        self, template: Template, offsets: tuple[int, ...], *, deadline_ns: int = 0, priority: int = 0
+        self,
+        template: Template,
+        offsets: tuple[int, ...],
+        *,
+        deadline_ns: int = 0,
+        priority: int = 0,
+        flow: Flow = NO_FLOW,
     ) -> tuple[int, asyncio.Future[Reply]]:
         self.jobs.append(SentJob(template, offsets, deadline_ns, priority))
         self.futures.append(asyncio.get_running_loop().create_future())

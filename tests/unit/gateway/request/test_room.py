@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator
 
 import pytest
 
 from tilewire.service.errors import TooBusy
-from tilewire.service.gateway.request.room import HEADROOM, Room
+from tilewire.service.gateway.auth.flows import Flow
+from tilewire.service.gateway.request.room import HEADROOM, Room, Share
 from tilewire.service.ipc.arena import SLOT_ALIGN, Arena, Lease, Segment
 
 KIB = 2**10
 CAPACITY = 256 * KIB
 FOREVER_S = 600.0
+LONE = Share(Flow(1))
 
 
 @pytest.fixture
@@ -28,27 +31,27 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def waiting(room: Room, nbytes: int, *, is_new: bool = True) -> asyncio.Task[Lease]:
-    return asyncio.ensure_future(room.wait(nbytes, is_new=is_new))
+def waiting(room: Room, nbytes: int, share: Share | None = None, *, is_new: bool = True) -> asyncio.Task[Lease]:
+    return asyncio.ensure_future(room.wait(nbytes, share or LONE, is_new=is_new))
 
 
 @pytest.mark.parametrize("nbytes", [1, KIB, CAPACITY // 2, CAPACITY // 2 + 1, CAPACITY])
 def test_a_lone_request_gets_all_that_it_needs(arena: Arena, nbytes: int) -> None:
-    Room(arena, 0).take(nbytes, is_new=True).release()
+    Room(arena, 0).take(nbytes, LONE, is_new=True).release()
     assert arena.used_bytes == 0
 
 
 @pytest.mark.parametrize("nbytes", [4 * KIB, 16 * KIB, 100 * KIB, CAPACITY // 2])
 def test_requests_of_one_size_leave_room_for_much_smaller_ones(arena: Arena, nbytes: int) -> None:
     room = Room(arena, 0)
-    held = [room.take(nbytes, is_new=True)]
+    held = [room.take(nbytes, LONE, is_new=True)]
     while arena.free_bytes >= min(HEADROOM * nbytes, nbytes + CAPACITY // 2):
-        held.append(room.take(nbytes, is_new=True))
+        held.append(room.take(nbytes, LONE, is_new=True))
     with pytest.raises(TooBusy, match="must stay free"):
-        room.take(nbytes, is_new=True)
-    room.take(nbytes // HEADROOM, is_new=True).release()
+        room.take(nbytes, LONE, is_new=True)
+    room.take(nbytes // HEADROOM, LONE, is_new=True).release()
     # Results come out of what bodies leave free.
-    room.take(nbytes, is_new=False).release()
+    room.take(nbytes, LONE, is_new=False).release()
     for lease in held:
         lease.release()
 
@@ -56,15 +59,15 @@ def test_requests_of_one_size_leave_room_for_much_smaller_ones(arena: Arena, nby
 def test_turns(arena: Arena) -> None:
     async def run() -> None:
         room = Room(arena, FOREVER_S)
-        first = room.take(CAPACITY // 2, is_new=True)
+        first = room.take(CAPACITY // 2, LONE, is_new=True)
         second, third, fourth = (waiting(room, size * KIB) for size in (128, 127, 64))
         await settle()
         # It would fit, but others of like size came before; one that holds a slot is before them.
         with pytest.raises(TooBusy, match="3 requests wait"):
-            room.take(20 * KIB, is_new=True)
-        room.take(20 * KIB, is_new=False).release()
+            room.take(20 * KIB, LONE, is_new=True)
+        room.take(20 * KIB, LONE, is_new=False).release()
         # Nobody of that size waits.
-        room.take(8 * KIB, is_new=True).release()
+        room.take(8 * KIB, LONE, is_new=True).release()
         first.release()
         await settle()
         assert [task.done() for task in (second, third, fourth)] == [True, False, False]
@@ -82,7 +85,7 @@ def test_turns(arena: Arena) -> None:
 def test_requests_that_hold_a_slot_are_served_first(arena: Arena) -> None:
     async def run() -> None:
         room = Room(arena, FOREVER_S)
-        first = room.take(CAPACITY // 2, is_new=True)
+        first = room.take(CAPACITY // 2, LONE, is_new=True)
         new = waiting(room, CAPACITY // 2)
         holder = waiting(room, CAPACITY * 3 // 4, is_new=False)
         await settle()
@@ -98,16 +101,16 @@ def test_requests_that_hold_a_slot_are_served_first(arena: Arena) -> None:
 def test_a_request_waits_no_longer_than_the_time_out(arena: Arena) -> None:
     async def run() -> None:
         room = Room(arena, 0.01)
-        held = room.take(CAPACITY, is_new=True)
+        held = room.take(CAPACITY, LONE, is_new=True)
         with pytest.raises(TooBusy) as caught:
-            await room.wait(KIB, is_new=True)
+            await room.wait(KIB, LONE, is_new=True)
         assert caught.value.detail == (
             f"no room for 1024 bytes within 0.01 s: 0 of the {CAPACITY} bytes of this gateway's arena are free, "
             "0 in one piece; 1 requests wait"
         )
         held.release()
         assert arena.on_freed is None
-        (await room.wait(CAPACITY, is_new=True)).release()
+        (await room.wait(CAPACITY, LONE, is_new=True)).release()
 
     asyncio.run(run())
 
@@ -116,7 +119,7 @@ def test_a_request_waits_no_longer_than_the_time_out(arena: Arena) -> None:
 def test_a_request_that_is_cancelled_keeps_nothing_and_lets_the_next_one_in(arena: Arena, is_granted: bool) -> None:
     async def run() -> None:
         room = Room(arena, FOREVER_S)
-        held = room.take(CAPACITY // 2, is_new=True)
+        held = room.take(CAPACITY // 2, LONE, is_new=True)
         first, second = waiting(room, CAPACITY // 2), waiting(room, CAPACITY // 2 - SLOT_ALIGN)
         await settle()
         if is_granted:
@@ -138,12 +141,82 @@ def test_a_request_that_is_cancelled_keeps_nothing_and_lets_the_next_one_in(aren
 def test_who_gives_up_does_not_hold_up_those_behind(arena: Arena) -> None:
     async def run() -> None:
         room = Room(arena, FOREVER_S)
-        held = room.take(60 * KIB, is_new=True)
+        held = room.take(60 * KIB, LONE, is_new=True)
         large, small = waiting(room, CAPACITY), waiting(room, 40 * KIB)
         await settle()
         assert not small.done()
         large.cancel()
         (await small).release()
         held.release()
+
+    asyncio.run(run())
+
+
+def test_the_flow_that_holds_least_is_served_first(arena: Arena) -> None:
+    async def run() -> None:
+        room = Room(arena, FOREVER_S)
+        flood, quiet, heavy = Share(Flow(1)), Share(Flow(2)), Share(Flow(3, weight=4))
+        held = room.take(CAPACITY // 2, flood, is_new=True)
+        flood.held_bytes, heavy.held_bytes = CAPACITY // 2, CAPACITY
+        tasks = {name: waiting(room, CAPACITY // 2, share) for name, share in (("flood", flood), ("heavy", heavy))}
+        await settle()
+        tasks["quiet"] = waiting(room, CAPACITY // 2, quiet)
+        await settle()
+        held.release()
+        order = []
+        for _ in tasks:
+            await settle()
+            (name,) = [name for name, task in tasks.items() if task.done() and name not in order]
+            order.append(name)
+            tasks[name].result().release()
+        assert order == ["quiet", "heavy", "flood"]
+        assert arena.on_freed is None
+
+    asyncio.run(run())
+
+
+def test_a_flow_that_holds_less_does_not_wait_behind_others(arena: Arena) -> None:
+    async def run() -> None:
+        room = Room(arena, FOREVER_S)
+        flood, quiet = Share(Flow(1)), Share(Flow(2))
+        held = room.take(60 * KIB, flood, is_new=True)
+        flood.held_bytes = held.nbytes
+        large = waiting(room, CAPACITY, flood)
+        await settle()
+        with pytest.raises(TooBusy, match="1 requests wait"):
+            room.take(40 * KIB, flood, is_new=True)
+        room.take(40 * KIB, quiet, is_new=True).release()
+        held.release()
+        (await large).release()
+
+    asyncio.run(run())
+
+
+def test_while_the_first_of_a_flow_has_waited_long_further_ones_are_refused_at_once(arena: Arena) -> None:
+    async def run() -> None:
+        room = Room(arena, 0.2)
+        flood, quiet = Share(Flow(1)), Share(Flow(2))
+        held = room.take(CAPACITY, flood, is_new=True)
+        first = waiting(room, KIB, flood)
+        refused_s = math.inf
+        loop = asyncio.get_running_loop()
+        while not first.done() and refused_s == math.inf:
+            began_s = loop.time()
+            try:
+                async with asyncio.timeout(0.01):
+                    await room.wait(KIB, flood, is_new=True)
+            except TimeoutError:
+                continue
+            except TooBusy:
+                refused_s = loop.time() - began_s
+        assert refused_s < 0.01
+        # Another flow's request waits in its own right, and is served when there is room.
+        other = waiting(room, KIB, quiet)
+        await settle()
+        assert not other.done()
+        held.release()
+        (await other).release()
+        (await first).release()
+        assert arena.used_bytes == 0
 
     asyncio.run(run())

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tilewire.service.errors import BodyTooLarge, InvalidRequest, TilewireError, TooBusy, UnknownFormat
 from tilewire.service.gateway.api.v2.compression import Coding, coding_of_answer, coding_of_body, deflate, inflate
+from tilewire.service.gateway.auth.flows import NO_FLOW
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.room import Room
 from tilewire.service.ipc.arena import SLOT_ALIGN, Arena, Segment
@@ -25,7 +26,7 @@ def inflated(data: bytes, coding: Coding, *, max_bytes: int = MIB, arena_bytes: 
     """Inflates through a real arena; nothing may be held at the end."""
     segment = Segment.create("tests", arena_bytes)
     arena = Arena(segment)
-    leases = Admission(Room(arena, 0.0), 1, arena_bytes).admit()
+    leases = Admission(Room(arena, 0.0), 1, arena_bytes).admit(NO_FLOW)
     try:
         source = leases.lease(len(data))
         source.view[:] = data

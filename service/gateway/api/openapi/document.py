@@ -1,0 +1,52 @@
+"""Builds `/openapi.json` from the routes.
+
+A route's `openapi_extra` is its whole operation but for the id, which is the route's name, and for tags and summary. The
+document is not FastAPI's: that names statuses which are never sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute
+
+from tilewire.service.gateway.api.openapi.parts import HEADERS
+from tilewire.service.gateway.api.openapi.schemas import SCHEMAS
+
+OPENAPI = "3.1.0"
+
+
+def make_document(routes: Iterable[BaseRoute], *, version: str, description: str, needs_keys: bool) -> dict[str, Any]:
+    """Builds the document.
+
+    Args:
+        routes: Routes of the application; those without `openapi_extra` are left out.
+        version: Version of the service.
+        description: Introduction, in Markdown.
+        needs_keys: Every operation needs an API key.
+    """
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        if isinstance(route, APIRoute) and route.include_in_schema and route.openapi_extra is not None:
+            for method in sorted(route.methods or ()):
+                paths.setdefault(route.path_format, {})[method.lower()] = _operation(route)
+    document: dict[str, Any] = {
+        "openapi": OPENAPI,
+        "info": {"title": "Tilewire", "version": version, "description": description},
+        # Relative to the document: a proxy may have put a prefix before every path.
+        "servers": [{"url": "."}],
+        "paths": paths,
+        "components": {"schemas": SCHEMAS, "headers": HEADERS},
+    }
+    if needs_keys:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"key": []}]
+    return document
+
+
+def _operation(route: APIRoute) -> dict[str, Any]:
+    assert route.openapi_extra is not None, "This is a bug."
+    named = {"tags": list(route.tags), "summary": route.summary, "operationId": route.name}
+    return named | route.openapi_extra

@@ -1,0 +1,199 @@
+"""Describes `/v1`: ops from their table, resident tensors, programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tilewire.service.errors import BeyondLimit, ResidentQuota, UnknownFormat, UnknownName
+from tilewire.service.gateway.api.openapi.parts import (
+    ADMITTED,
+    ANYWHERE,
+    BODY,
+    COMPUTED,
+    KEYS,
+    NAME_PATTERN,
+    RESIDENT,
+    STORED,
+    TIMEOUT,
+    Described,
+    answer,
+    binary_content,
+    errors,
+    json_content,
+    path_parameter,
+    query_parameter,
+    ref,
+)
+from tilewire.service.gateway.api.openapi.schemas import inputs_schema, outputs_schema
+from tilewire.service.ops.op import AnyOp
+
+_TENSOR = path_parameter(
+    "name", "Name of the tensor; `/` makes folders.", {"type": "string", "pattern": NAME_PATTERN, "maxLength": 255}
+)
+_PROGRAM = path_parameter(
+    "name", "Name of the program.", {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,255}$", "maxLength": 255}
+)
+_STORE = query_parameter(
+    "store", "`@` and a name: keep the result as a resident tensor; answers 201 with its description.", RESIDENT
+)
+
+
+def describe_op(op: AnyOp) -> Described:
+    """Describes `POST /v1/{op}`."""
+    # JSON first: what `/docs` offers to try, and what generated clients speak.
+    body = json_content(ref(inputs_schema(op)), dict(op.example)) | binary_content()
+    outputs = json_content(ref(outputs_schema(op))) | binary_content()
+    text = f"{', '.join(op.outputs)}, in the format of the body or of `Accept`."
+    responses = {"200": answer(f"Tensors: {text}", outputs, is_computed=True)}
+    if len(op.outputs) == 1:
+        stored = json_content(ref("Tensor"))
+        responses["201"] = answer("`store=`: the resident tensor.", stored, is_computed=True)
+    return {
+        "parameters": [*_options(op), *_residents(op), *([_STORE] if len(op.outputs) == 1 else []), TIMEOUT],
+        "requestBody": {
+            "content": body,
+            "required": False,
+            "description": f"Inputs: {', '.join(op.inputs)}; without those that residents stand for.",
+        },
+        "responses": responses | errors(STORED),
+    }
+
+
+def describe_tensors() -> dict[str, Described]:
+    """Describes the calls of resident tensors, by the name of the route."""
+    tensor = json_content(ref("Tensor"))
+    one: Described = {"parameters": [_TENSOR]}
+    return {
+        "list_tensors": {
+            "responses": {"200": answer("The tensors.", json_content({"type": "array", "items": ref("Tensor")}))}
+            | errors(KEYS)
+        },
+        "put_tensor": one
+        | {
+            "requestBody": {
+                "content": binary_content(),
+                "required": True,
+                "description": "One tensor.",
+            },
+            "responses": {"200": answer("Replaced.", tensor), "201": answer("Created.", tensor)}
+            | errors((*BODY, ResidentQuota)),
+        },
+        "get_tensor": one
+        | {
+            "responses": {"200": answer("The tensor.", binary_content() | json_content(ref("ProgramAnswer")))}
+            | errors((*ADMITTED, UnknownFormat, BeyondLimit))
+        },
+        "head_tensor": one
+        | {"responses": {"200": answer("The description, in headers.")} | errors((*KEYS, UnknownName))},
+        "delete_tensor": one | {"responses": {"204": answer("It is gone.")} | errors((*KEYS, UnknownName))},
+    }
+
+
+def describe_programs() -> dict[str, Described]:
+    """Describes the calls of programs, by the name of the route."""
+    program, kept = json_content(ref("Program")), json_content(ref("KeptProgram"))
+    one: Described = {"parameters": [_PROGRAM]}
+    outputs = json_content(ref("ProgramAnswer")) | binary_content()
+    computed = {"200": answer("Outputs by name.", outputs, is_computed=True)} | errors(COMPUTED)
+    return {
+        "list_programs": {
+            "responses": {"200": answer("The programs.", json_content({"type": "array", "items": ref("KeptProgram")}))}
+            | errors(ADMITTED)
+        },
+        "put_program": one
+        | {
+            "requestBody": {"content": json_content(ref("Program"), _EXAMPLE), "required": True},
+            "responses": {"200": answer("Replaced.", kept), "201": answer("Created.", kept)}
+            | errors((*BODY, ResidentQuota)),
+        },
+        "get_program": one | {"responses": {"200": answer("The program.", program)} | errors(ADMITTED)},
+        "delete_program": one | {"responses": {"204": answer("It is gone.")} | errors((*KEYS, UnknownName))},
+        "run_program": {
+            "parameters": [_PROGRAM, TIMEOUT],
+            "requestBody": {
+                "content": json_content(ref("ProgramBody")) | binary_content(),
+                "required": False,
+                "description": "Inputs by name; `name=@resident` in the query stands for one.",
+            },
+            "responses": computed,
+        },
+        "run": {
+            "parameters": [TIMEOUT],
+            "requestBody": {
+                "content": json_content(ref("RunBody"), {"program": _EXAMPLE, "x": [[1, 2, 3]]}) | binary_content(),
+                "required": True,
+                "description": "Inputs by name, and the program: the key `program` of JSON, or the string `program` of a "
+                "safetensors header's `__metadata__`.",
+            },
+            "responses": computed,
+        },
+    }
+
+
+def describe_json(schema: str, description: str, *, is_open: bool = False) -> Described:
+    """Describes a GET without parameters that answers JSON.
+
+    Args:
+        schema: Name of the answer's schema.
+        description: Description of the answer.
+        is_open: No key is needed.
+    """
+    return {
+        "responses": {"200": answer(description, json_content(ref(schema)))} | errors(ANYWHERE if is_open else KEYS)
+    }
+
+
+def describe_ready_alias() -> Described:
+    """Describes `GET /readyz`, which is answered 503 with the reason while nothing is computed."""
+    ready = {"200": answer("Requests are computed.", json_content(ref("Ready")))}
+    return {"responses": errors(ANYWHERE) | ready | {"503": answer("Not now, and why.", json_content(ref("Ready")))}}
+
+
+def describe_metrics() -> Described:
+    """Describes `GET /metrics`."""
+    text = {"schema": {"type": "string"}}
+    content = {"text/plain": text, "application/openmetrics-text": text}
+    return {"responses": {"200": answer("The exposition; OpenMetrics when `Accept` says so.", content)} | errors(KEYS)}
+
+
+def _options(op: AnyOp) -> list[Described]:
+    schemas = msgspec.json.schema(op.options)["$defs"][op.options.__name__]["properties"]
+    described = [
+        query_parameter(name, schema.pop("description", ""), _plain(schema), is_required=name in op.needs)
+        for name, schema in schemas.items()
+        if name != "type"
+    ]
+    for one in described:
+        if one["name"] in op.example_options:
+            one["example"] = op.example_options[one["name"]]
+    return described
+
+
+def _plain(schema: dict[str, Any]) -> Described:
+    """Takes null out of a schema: in a query, what is not given is left out."""
+    kinds = [one for one in schema.get("anyOf", [schema]) if one != {"type": "null"}]
+    if kinds == [{"type": "integer"}, {"type": "number"}]:
+        kinds = kinds[1:]
+    plain: Described = {"anyOf": kinds} if len(kinds) > 1 else dict(kinds[0])
+    for one in (plain, *plain.get("anyOf", ())):
+        if "enum" in one:
+            one["type"] = "string"
+    if schema.get("default") is not None:
+        plain["default"] = schema["default"]
+    return plain
+
+
+def _residents(op: AnyOp) -> list[Described]:
+    return [
+        query_parameter(name, f"`@` and the name of a resident tensor that stands for `{name}`.", RESIDENT)
+        for name in op.inputs
+    ]
+
+
+_EXAMPLE: Described = {
+    "inputs": {"x": {"dtype": "float32", "shape": [-1, 3]}},
+    "steps": [{"op": "softmax", "inputs": {"x": "x"}, "as": "p"}],
+    "outputs": ["p"],
+}

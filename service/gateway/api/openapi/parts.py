@@ -1,0 +1,118 @@
+"""Describes what many operations share: bodies, answers, errors by cause, parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewire.service.errors import (
+    BeyondLimit,
+    BodyTooLarge,
+    DeadlinePassed,
+    Forbidden,
+    InternalError,
+    InvalidRequest,
+    LengthRequired,
+    OverQuota,
+    ResidentQuota,
+    TilewireError,
+    TooBusy,
+    Unauthorized,
+    Unavailable,
+    UnknownCoding,
+    UnknownFormat,
+    UnknownName,
+)
+from tilewire.service.gateway.codecs.negotiation import CODECS
+
+Causes = tuple[type[TilewireError], ...]
+Described = dict[str, Any]
+
+# Any request: its head, its key, a fault of ours, too many connections or the end of the service.
+ANYWHERE: Causes = (InvalidRequest, UnknownCoding, InternalError, Unavailable)
+KEYS: Causes = (*ANYWHERE, Unauthorized, Forbidden, OverQuota)
+# What takes part in the queue.
+ADMITTED: Causes = (*KEYS, TooBusy, UnknownName)
+BODY: Causes = (*ADMITTED, LengthRequired, BodyTooLarge, UnknownFormat, BeyondLimit)
+COMPUTED: Causes = (*BODY, DeadlinePassed)
+STORED: Causes = (*COMPUTED, ResidentQuota)
+
+BINARY: Described = {"schema": {"type": "string", "format": "binary"}}
+OCTETS = "application/octet-stream"
+NAME_PATTERN = "^[A-Za-z0-9._/-]{1,255}$"
+
+HEADERS: Described = {
+    "X-Request-Id": {"description": "Id of the request: the client's, or the server's.", "schema": {"type": "string"}},
+    "Server-Timing": {
+        "description": "Milliseconds of `receive`, `queue`, `h2d`, `kernel` and `d2h`, as far as they took any.",
+        "schema": {"type": "string"},
+    },
+    "X-Batch-Size": {"description": "Number of requests that shared the launch.", "schema": {"type": "integer"}},
+    "Retry-After": {"description": "Seconds to wait before the next attempt.", "schema": {"type": "integer"}},
+}
+
+
+def ref(name: str) -> Described:
+    """Refers to a schema of the components."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def json_content(schema: Described, example: object = None) -> Described:
+    """Describes a body of JSON."""
+    described = {"schema": schema} if example is None else {"schema": schema, "example": example}
+    return {"application/json": described}
+
+
+def binary_content() -> Described:
+    """Describes bodies of tensors in every binary format. `application/octet-stream` is what generators know of."""
+    types = (OCTETS, *(codec.content_type for codec in CODECS if not codec.is_text))
+    return {content_type: dict(BINARY) for content_type in types}
+
+
+def answer(description: str, content: Described | None = None, *, is_computed: bool = False) -> Described:
+    """Describes an answer and its headers."""
+    names = ["X-Request-Id", *(["Server-Timing", "X-Batch-Size"] if is_computed else [])]
+    described: Described = {"description": description, "headers": _headers(*names)}
+    return described if content is None else described | {"content": content}
+
+
+def errors(causes: Causes) -> Described:
+    """Describes the answers to errors, by status, as RFC 9457 problem details."""
+    return _errors(causes, {"application/problem+json": {"schema": ref("Problem")}})
+
+
+def oip_errors(causes: Causes) -> Described:
+    """Describes the answers to errors under `/v2`."""
+    return _errors(causes, json_content(ref("InferError")))
+
+
+def _errors(causes: Causes, content: Described) -> Described:
+    described: Described = {}
+    for status in sorted({cause.status for cause in causes}):
+        same = [cause for cause in causes if cause.status == status]
+        names = ["X-Request-Id", *(["Retry-After"] if any(cause.retryable for cause in same) else [])]
+        text = " ".join(f"{(cause.__doc__ or '').splitlines()[0]}" for cause in same)
+        described[str(status)] = {"description": text, "headers": _headers(*names), "content": content}
+    return described
+
+
+def _headers(*names: str) -> Described:
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
+
+
+def path_parameter(name: str, description: str, schema: Described | None = None) -> Described:
+    """Describes a parameter in the path."""
+    schema = schema or {"type": "string", "minLength": 1, "maxLength": 255}
+    return {"name": name, "in": "path", "required": True, "description": description, "schema": schema}
+
+
+def query_parameter(name: str, description: str, schema: Described, *, is_required: bool = False) -> Described:
+    """Describes a parameter in the query."""
+    return {"name": name, "in": "query", "required": is_required, "description": description, "schema": schema}
+
+
+TIMEOUT = query_parameter(
+    "timeout_ms",
+    "A request that cannot start by then is answered 504; also the header `X-Timeout-Ms`.",
+    {"type": "number", "exclusiveMinimum": 0, "maximum": 86_400_000},
+)
+RESIDENT: Described = {"type": "string", "pattern": "^@[A-Za-z0-9._/-]{1,255}$"}

@@ -1,0 +1,35 @@
+"""`/v1/history`: the last ten minutes, as the supervisor keeps them, for the console and for people who come late."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from tilewire.service.gateway.api.openapi.native import describe_json
+from tilewire.service.gateway.auth.authenticator import Access
+from tilewire.service.gateway.request.context import Gateway, context_of
+from tilewire.service.gateway.request.response import json_response
+
+
+def router(gateway: Gateway) -> APIRouter:
+    """The route of the history."""
+    routes = APIRouter(tags=["health"])
+
+    @routes.get(
+        "/v1/history",
+        summary="Requests, refusals and latency of the last ten minutes, and the last failures.",
+        response_class=Response,
+        openapi_extra=describe_json("History", "Intervals, the oldest first; failures, the last one first."),
+    )
+    async def history(request: Request) -> Response:
+        access = context_of(request.scope).granted
+        report = await gateway.metrics.history()
+        shown = [one for one in report.failures if may_see(access, one.key)]
+        return json_response(msgspec.structs.replace(report, failures=shown))
+
+    return routes
+
+
+def may_see(access: Access, key: str | None) -> bool:
+    """Whether a client may see a failure of a key: its own, or all with a key that may do everything."""
+    return access.key is None or access.is_unlimited or (key is not None and key == access.name)

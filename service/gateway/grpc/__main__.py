@@ -1,0 +1,19 @@
+"""The gRPC gateway's process: `python -m tilewire.service.gateway.grpc`, started by the supervisor."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from tilewire.service.gateway import process
+from tilewire.service.gateway.grpc.server import GrpcServer
+from tilewire.service.gateway.request.context import Gateway
+
+
+def open_servers(gateway: Gateway) -> Sequence[GrpcServer]:
+    """The only server of this gateway."""
+    return [GrpcServer(gateway)]
+
+
+if __name__ == "__main__":
+    sys.exit(process.run(open_servers))

@@ -1,0 +1,211 @@
+"""ModelInfer and ModelStreamInfer: each message is a request of the request path. Runs in the gateway's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+import grpc
+
+from tilewire.service.errors import InvalidRequest, TilewireError
+from tilewire.service.gateway.api.v2.calls import limits_of
+from tilewire.service.gateway.grpc.call import RpcCall, Servicer, finish
+from tilewire.service.gateway.grpc.calls import RpcApi
+from tilewire.service.gateway.grpc.inflate import inflate, is_compressed
+from tilewire.service.gateway.grpc.open_inference_pb2 import (
+    ModelInferRequest,
+    ModelInferResponse,
+    ModelStreamInferResponse,
+)
+from tilewire.service.gateway.grpc.paths import INFER, STREAM_INFER
+from tilewire.service.gateway.grpc.stream import RpcStream
+from tilewire.service.gateway.grpc.wire import Frame, frame_of, parse
+from tilewire.service.gateway.request.access_log import report
+from tilewire.service.gateway.request.body import stalled
+from tilewire.service.gateway.request.context import Gateway, RequestContext
+from tilewire.service.gateway.request.handle import handle
+from tilewire.service.gateway.request.head import HeadKey
+from tilewire.service.gateway.request.offload import offload
+from tilewire.service.gateway.request.response import respond_error
+from tilewire.service.ops.registry import OPS, PROGRAM_FAMILY
+
+# Requests of one stream that are under way at once; the next ones stay unread.
+MAX_AHEAD = 16
+# Longest time of a timer, for settings without a bound.
+FOREVER_S = 1e6
+# Reason of a cancellation that is not the client's.
+STALLED = "stalled"
+_OPS = {name.encode(): op for name, op in OPS.items()}
+
+
+class Running(NamedTuple):
+    """A request of a stream.
+
+    Attributes:
+        stream: Its message.
+        answered: Its context, once it is answered.
+        message: As received.
+    """
+
+    stream: RpcStream
+    answered: asyncio.Future[RequestContext]
+    message: bytes
+
+
+class InferCalls:
+    """The calls that compute.
+
+    Args:
+        gateway: Parts.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._limits = limits_of(gateway.settings)
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def infer(self, _requests: AsyncIterator[bytes], call: Servicer) -> bytes:
+        """Answers ModelInfer; its message is read only when the call may be answered."""
+        opened = RpcCall(INFER, call)
+        stream = RpcStream(opened.client_flow)
+        try:
+            opened.check(self._gateway)
+            message = await self._read(call)
+        except TilewireError as error:
+            return await finish(call, await self._refuse(opened, stream, error), stream)
+        answered = self._start(opened, stream, message)
+        try:
+            context = await answered
+        except asyncio.CancelledError:
+            # The engine may still write into the request's slots: the task ends when it has answered.
+            stream.leave()
+            raise
+        return await finish(call, context, stream)
+
+    async def infer_stream(self, _requests: AsyncIterator[bytes], call: Servicer) -> None:
+        """Answers ModelStreamInfer: one answer a request, in their order."""
+        opened = RpcCall(STREAM_INFER, call)
+        stream = RpcStream(opened.client_flow)
+        try:
+            opened.check(self._gateway)
+        except TilewireError as error:
+            await finish(call, await self._refuse(opened, stream, error), stream)
+            return
+        queue: asyncio.Queue[Running | None] = asyncio.Queue(MAX_AHEAD)
+        streams: set[RpcStream] = set()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._read_stream(call, queue, streams))
+                while (running := await queue.get()) is not None:
+                    context = await running.answered
+                    streams.discard(running.stream)
+                    await call.write(_streamed(context, running))
+        finally:
+            for left in streams:
+                left.leave()
+
+    async def _read_stream(self, call: Servicer, queue: asyncio.Queue[Running | None], streams: set[RpcStream]) -> None:
+        while (message := await call.read()) is not grpc.aio.EOF:
+            # Each request of the stream begins when it is read.
+            opened = RpcCall(STREAM_INFER, call)
+            stream = RpcStream(opened.client_flow, is_streamed=True)
+            streams.add(stream)
+            answered = self._start(opened, stream, message)
+            await queue.put(Running(stream, answered, message))
+        await queue.put(None)
+
+    async def _read(self, call: Servicer) -> bytes:
+        """Reads the only message of a call.
+
+        Raises:
+            InvalidRequest: None came, or it came too slowly.
+        """
+        max_s, task = self._gateway.settings.max_body_s, asyncio.current_task()
+        assert task is not None, "This is a bug."
+        # Less work than `asyncio.timeout`, for each request.
+        timer = self._loop.call_later(min(max_s, FOREVER_S), task.cancel, STALLED)
+        try:
+            message = await call.read()
+        except asyncio.CancelledError as error:
+            if error.args != (STALLED,):
+                raise
+            task.uncancel()
+            raise InvalidRequest(stalled(max_s, 0)) from None
+        finally:
+            timer.cancel()
+        if message is grpc.aio.EOF:
+            raise InvalidRequest("request: the call ended without a message")
+        return message
+
+    def _start(self, opened: RpcCall, stream: RpcStream, message: bytes) -> asyncio.Future[RequestContext]:
+        """Answers a message in a task of its own, which a call that is cancelled does not cancel."""
+        answered: asyncio.Future[RequestContext] = self._loop.create_future()
+        task = self._loop.create_task(self._run(opened, stream, message, answered))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return answered
+
+    async def _run(
+        self, opened: RpcCall, stream: RpcStream, message: bytes, answered: asyncio.Future[RequestContext]
+    ) -> None:
+        context = await self._answer(opened, stream, message)
+        if not answered.done():
+            answered.set_result(context)
+
+    async def _answer(self, opened: RpcCall, stream: RpcStream, message: bytes) -> RequestContext:
+        """Answers one message, on success and on error."""
+        gateway = self._gateway
+        stream.received_bytes = len(message)
+        try:
+            if is_compressed(message):
+                message = await offload(len(message), inflate, message, gateway.settings.max_body_bytes)
+            stream.frame = frame = frame_of(message)
+        except Exception as error:  # noqa: BLE001  (what is no error of ours is logged and answered)
+            return await self._refuse(opened, stream, error)
+        key = _key_of(opened, frame)
+        cached = gateway.templates.find(key)
+        head = opened.head(frame.nbytes) if cached is None else cached.head
+        context = opened.context(head, stream)
+        context.cached = cached
+        if cached is None:
+            context.key = HeadKey(key, 0, opened.own)
+        api = RpcApi(
+            self._limits,
+            gateway.programs,
+            frame.model.decode("utf-8", "replace"),
+            frame.version.decode("utf-8", "replace"),
+        )
+        await handle(gateway, context, api, _OPS.get(frame.model, PROGRAM_FAMILY))
+        return context
+
+    async def _refuse(self, opened: RpcCall, stream: RpcStream, error: Exception) -> RequestContext:
+        """Answers a call whose request is not known."""
+        context = opened.context(opened.head(stream.received_bytes), stream)
+        await respond_error(self._gateway, context, error)
+        report(self._gateway, context)
+        return context
+
+
+def _key_of(opened: RpcCall, frame: Frame) -> bytes:
+    """Bytes that are equal for requests whose heads mean the same: no value in them can run into the next."""
+    model, version = frame.model, frame.version
+    key = b"%b %d %d %d %b%b" % (opened.path.encode(), frame.nbytes, len(model), len(version), model, version)
+    for name, value in opened.identity.items():
+        key += f" {name} {len(value)} {value}".encode()
+    return key
+
+
+def _streamed(context: RequestContext, running: Running) -> bytes:
+    """The message of a stream that answers one request."""
+    error = context.error
+    if error is None:
+        return running.stream.message
+    try:
+        request = parse(ModelInferRequest, running.message)
+    except InvalidRequest:
+        request = ModelInferRequest()
+    answer = ModelInferResponse(id=request.id, model_name=request.model_name)
+    message: bytes = ModelStreamInferResponse(error_message=error.detail, infer_response=answer).SerializeToString()
+    return message

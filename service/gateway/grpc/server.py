@@ -1,0 +1,224 @@
+"""The gRPC server of a gateway: its port, its methods, health and reflection. Implements `process.Server`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf import descriptor_pool
+from grpc_health.v1 import health, health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from tilewire.service.config.process import TlsSettings
+from tilewire.service.errors import TilewireError
+from tilewire.service.gateway.api.health import why_not_ready
+from tilewire.service.gateway.connection.limits import DRAIN_GRACE_S
+from tilewire.service.gateway.grpc.call import RpcCall, Servicer
+from tilewire.service.gateway.grpc.infer import InferCalls
+from tilewire.service.gateway.grpc.inflate import inflate, is_compressed
+from tilewire.service.gateway.grpc.models import MAX_REQUEST_BYTES, ModelCalls
+from tilewire.service.gateway.grpc.open_inference_pb2 import DESCRIPTOR
+from tilewire.service.gateway.grpc.paths import HEALTH_SERVICE, INFER, REFLECTION_SERVICES, SERVICE, STREAM_INFER
+from tilewire.service.gateway.grpc.status import code_of
+from tilewire.service.gateway.request.context import Gateway
+from tilewire.service.tls import TlsError, make_context, version_of
+
+logger = logging.getLogger(__name__)
+
+# A client may ping an idle connection this often; the library's own bound would close connections of clients that do.
+MIN_PING_MS = 10_000
+
+
+class Methods(grpc.GenericRpcHandler):
+    """Finds the handler of a method by its path.
+
+    Args:
+        handlers: Handlers by path.
+    """
+
+    def __init__(self, handlers: Mapping[str, grpc.RpcMethodHandler]) -> None:
+        self._handlers = handlers
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        """The library's call; None for a method that there is not."""
+        return self._handlers.get(handler_call_details.method)
+
+
+class GrpcServer:
+    """The server; see `process.Server` for the calls.
+
+    Args:
+        gateway: Parts.
+
+    Attributes:
+        is_listening: Set when it takes connections.
+        port: Port that it listens on, once it does.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._health = health.aio.HealthServicer()
+        self._server: grpc.aio.Server | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self.is_listening = asyncio.Event()
+        self.port = 0
+
+    async def run(self) -> None:
+        """Serves until it is closed.
+
+        Raises:
+            TlsError: A file of TLS cannot be used.
+            RuntimeError: The port cannot be had.
+        """
+        settings = self._gateway.settings
+        self._server = server = grpc.aio.server(
+            options=(
+                ("grpc.max_receive_message_length", settings.max_body_bytes),
+                ("grpc.max_send_message_length", -1),
+                # Far more than are answered at once: those above that are refused, not kept waiting.
+                ("grpc.max_concurrent_streams", settings.max_connections),
+                ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_MS),
+                # The library would inflate without a bound: see `inflate`.
+                ("grpc.per_message_decompression", 0),
+                # The supervisor has the port, and restarts us on it.
+                ("grpc.so_reuseport", 1),
+            )
+        )
+        server.add_generic_rpc_handlers((Methods(self._handlers()),))
+        if settings.tls is None:
+            self.port = server.add_insecure_port(settings.grpc_address)
+        else:
+            self.port = server.add_secure_port(settings.grpc_address, credentials_of(settings.tls))
+        await self._set_health()
+        await server.start()
+        self.is_listening.set()
+        await server.wait_for_termination()
+
+    def observe_readiness(self) -> None:
+        """Reports engines that came or went to health watchers."""
+        self._spawn(self._set_health())
+
+    def close(self) -> None:
+        """Takes no more calls; those under way have a moment, such as streams without a request."""
+        if self._server is not None:
+            self._spawn(self._server.stop(DRAIN_GRACE_S))
+
+    def abort(self) -> None:
+        """Ends all calls."""
+        if self._server is not None:
+            self._spawn(self._server.stop(0))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _set_health(self) -> None:
+        is_ready = why_not_ready(self._gateway) is None
+        status = health_pb2.HealthCheckResponse.SERVING if is_ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", SERVICE):
+            await self._health.set(name, status)
+
+    def _handlers(self) -> dict[str, grpc.RpcMethodHandler]:
+        infer, models = InferCalls(self._gateway), ModelCalls(self._gateway)
+        handlers: dict[str, grpc.RpcMethodHandler] = {
+            # On the wire the same as a call with one message: but this handler says when the message is read.
+            INFER: grpc.stream_unary_rpc_method_handler(infer.infer),
+            STREAM_INFER: grpc.stream_stream_rpc_method_handler(infer.infer_stream),
+            **{path: grpc.unary_unary_rpc_method_handler(work) for path, work in models.handlers.items()},
+        }
+        return handlers | self._health_handlers() | self._reflection_handlers()
+
+    def _health_handlers(self) -> dict[str, grpc.RpcMethodHandler]:
+        codec = {
+            "request_deserializer": _reader(health_pb2.HealthCheckRequest.FromString),
+            "response_serializer": health_pb2.HealthCheckResponse.SerializeToString,
+        }
+        return {
+            f"/{HEALTH_SERVICE}/Check": grpc.unary_unary_rpc_method_handler(self._health.Check, **codec),
+            f"/{HEALTH_SERVICE}/Watch": grpc.unary_stream_rpc_method_handler(self._health.Watch, **codec),
+        }
+
+    def _reflection_handlers(self) -> dict[str, grpc.RpcMethodHandler]:
+        names = (SERVICE, HEALTH_SERVICE, REFLECTION_SERVICES[-1])
+        servicer = reflection.aio.ReflectionServicer(names, pool=reflected_pool())
+        found = {}
+        for name in REFLECTION_SERVICES:
+            path = f"/{name}/ServerReflectionInfo"
+            found[path] = grpc.stream_stream_rpc_method_handler(
+                self._guarded(path, servicer.ServerReflectionInfo),
+                request_deserializer=_reader(reflection_pb2.ServerReflectionRequest.FromString),
+                response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+            )
+        return found
+
+    def _guarded(self, path: str, work: Callable[..., AsyncIterator[object]]) -> Callable[..., AsyncIterator[object]]:
+        """Reflection with the check of keys, as documents over HTTP have it."""
+
+        async def checked(requests: AsyncIterator[object], call: Servicer) -> AsyncIterator[object]:
+            try:
+                self._gateway.authenticator.identify(path, RpcCall(path, call).identity)
+            except TilewireError as error:
+                await call.abort(code_of(error), error.detail)
+            async for answer in work(requests, call):
+                yield answer
+
+        return checked
+
+
+def reflected_pool() -> descriptor_pool.DescriptorPool:
+    """Descriptors of every service that reflection shows; ours are in no shared pool."""
+    pool = descriptor_pool.DescriptorPool()
+    alpha = reflection_pb2.DESCRIPTOR.serialized_pb
+    for data in (DESCRIPTOR.serialized_pb, health_pb2.DESCRIPTOR.serialized_pb, alpha):
+        pool.AddSerializedFile(data)
+    return pool
+
+
+def credentials_of(tls: TlsSettings) -> grpc.ServerCredentials:
+    """TLS from the same files as over HTTP; the certificate is read again when its files change.
+
+    Raises:
+        TlsError: One cannot be used.
+    """
+    make_context(tls)
+    reloader = _Reloader(tls)
+    return grpc.dynamic_ssl_server_credentials(
+        reloader.configuration(), reloader.fetch, require_client_authentication=tls.client_ca is not None
+    )
+
+
+class _Reloader:
+    """The certificate as it is now; gRPC asks at each handshake, in a thread of its own."""
+
+    def __init__(self, tls: TlsSettings) -> None:
+        self._tls = tls
+        self._version = version_of(tls)
+
+    def configuration(self) -> object:
+        tls = self._tls
+        pair = Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes()
+        client_ca = None if tls.client_ca is None else Path(tls.client_ca).read_bytes()
+        return grpc.ssl_server_certificate_configuration([pair], root_certificates=client_ca)
+
+    def fetch(self) -> object:
+        """Returns the new certificate; None for none."""
+        try:
+            if (now := version_of(self._tls)) == self._version:
+                return None
+            self._version = now
+            make_context(self._tls)
+            logger.info("the certificate was read again: %s", self._tls.certificate)
+            return self.configuration()
+        except (TlsError, OSError) as error:
+            logger.error("the certificate stays as it was: %s", error)  # noqa: TRY400  (the reason is the whole story)
+            return None
+
+
+def _reader(parse: Callable[[bytes], object]) -> Callable[[bytes], object]:
+    """A parser of messages that may be compressed; the library answers its errors."""
+    return lambda message: parse(inflate(message, MAX_REQUEST_BYTES) if is_compressed(message) else message)

@@ -1,0 +1,65 @@
+"""Turns errors into the statuses of gRPC. A table: where NVIDIA's server has the same cause, the status is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import grpc
+
+from tilewire.service.errors import (
+    BeyondLimit,
+    BodyTooLarge,
+    ClientGone,
+    DeadlinePassed,
+    Forbidden,
+    InternalError,
+    InvalidRequest,
+    LengthRequired,
+    MethodNotAllowed,
+    OverQuota,
+    ResidentQuota,
+    TilewireError,
+    TooBusy,
+    Unauthorized,
+    Unavailable,
+    UnknownCoding,
+    UnknownFormat,
+    UnknownName,
+)
+
+CODES: Mapping[type[TilewireError], grpc.StatusCode] = {
+    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    Unauthorized: grpc.StatusCode.UNAUTHENTICATED,
+    Forbidden: grpc.StatusCode.PERMISSION_DENIED,
+    UnknownName: grpc.StatusCode.NOT_FOUND,
+    MethodNotAllowed: grpc.StatusCode.UNIMPLEMENTED,
+    LengthRequired: grpc.StatusCode.INVALID_ARGUMENT,
+    BodyTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    UnknownFormat: grpc.StatusCode.INVALID_ARGUMENT,
+    BeyondLimit: grpc.StatusCode.INVALID_ARGUMENT,
+    # A full queue is UNAVAILABLE with NVIDIA's server, and clients retry that by themselves.
+    TooBusy: grpc.StatusCode.UNAVAILABLE,
+    OverQuota: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ClientGone: grpc.StatusCode.CANCELLED,
+    UnknownCoding: grpc.StatusCode.UNIMPLEMENTED,
+    Unavailable: grpc.StatusCode.UNAVAILABLE,
+    DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,
+    ResidentQuota: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    InternalError: grpc.StatusCode.INTERNAL,
+}
+
+# Milliseconds until a client should try again; gRPC libraries with a retry policy obey it.
+PUSHBACK = "grpc-retry-pushback-ms"
+RETRY_AFTER = "retry-after"
+
+
+def code_of(error: TilewireError) -> grpc.StatusCode:
+    """Returns the status of an error."""
+    return CODES[type(error)]
+
+
+def hints_of(error: TilewireError) -> tuple[tuple[str, str], ...]:
+    """Returns trailing metadata that say when to try again; empty when that would not help."""
+    if not error.retryable:
+        return ()
+    return (RETRY_AFTER, str(error.retry_after_s)), (PUSHBACK, str(1000 * error.retry_after_s))

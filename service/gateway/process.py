@@ -1,0 +1,214 @@
+"""The life of a gateway process, whatever it speaks. Owns its named phases.
+
+settings → arena → engine links → listen → serve → drain → exit
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import mmap
+import signal
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import uvloop
+
+from tilewire._version import __version__
+from tilewire.service.config.process import GatewaySettings, TracingSettings
+from tilewire.service.gateway.auth.authenticator import Authenticator
+from tilewire.service.gateway.auth.quotas import Quotas, UsagePage
+from tilewire.service.gateway.connection.limits import DRAIN_GRACE_S
+from tilewire.service.gateway.engines.busy_poll import Poller
+from tilewire.service.gateway.engines.client import EngineClient
+from tilewire.service.gateway.engines.router import Engines
+from tilewire.service.gateway.request.admission import Admission
+from tilewire.service.gateway.request.context import Gateway
+from tilewire.service.gateway.request.room import Room
+from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
+from tilewire.service.gateway.telemetry.tracing import Recorder
+from tilewire.service.ipc.arena import Arena, Segment
+from tilewire.service.ipc.messages import Welcome
+from tilewire.service.keys import KeysError
+from tilewire.service.supervisor import child
+from tilewire.service.telemetry import log
+from tilewire.service.tls import TlsError
+
+logger = logging.getLogger(__name__)
+
+EXIT_FAILED = 1
+
+# How long requests may take to end when the supervisor is gone.
+ORPHANS_DRAIN_S = 1.0
+
+
+class Server(Protocol):
+    """A server on one port.
+
+    Attributes:
+        is_listening: Set when it takes connections.
+    """
+
+    is_listening: asyncio.Event
+
+    async def run(self) -> None:
+        """Serves until it is closed and its connections have ended."""
+        ...
+
+    def observe_readiness(self) -> None:
+        """Takes note that engines came or went, or that the gateway drains."""
+        ...
+
+    def close(self) -> None:
+        """Takes no more connections, and ends those that are there once they are idle."""
+        ...
+
+    def abort(self) -> None:
+        """Ends all connections."""
+        ...
+
+
+def make_gateway(
+    settings: GatewaySettings, clients: list[EngineClient], arena: Arena, metrics: GatewayMetrics
+) -> Gateway:
+    """Puts the parts together."""
+    return Gateway(
+        settings=settings,
+        version=__version__,
+        engines=Engines(clients),
+        arena=arena,
+        admission=Admission(Room(arena, settings.room_timeout_s), settings.max_in_flight, settings.max_body_bytes),
+        metrics=metrics,
+        authenticator=make_authenticator(settings),
+        recorder=None if settings.tracing is None else open_recorder(settings.tracing, settings.index),
+    )
+
+
+def make_authenticator(settings: GatewaySettings) -> Authenticator:
+    """Makes the authenticator, which counts usage on the page that all gateways share.
+
+    Raises:
+        KeysError: The file cannot be used.
+    """
+    if settings.api_keys_file is None:
+        return Authenticator(is_read_only=settings.is_read_only)
+    usage = mmap.mmap(settings.inherited.usage, 0)
+    return Authenticator(
+        Path(settings.api_keys_file),
+        keyless=settings.keyless,
+        is_read_only=settings.is_read_only,
+        quotas=Quotas(UsagePage(usage, settings.index)),
+    )
+
+
+def open_recorder(tracing: TracingSettings, index: int) -> Recorder | None:
+    """Returns the recorder of spans; None when its packages are missing, which the supervisor has reported."""
+    try:
+        # Imported here and not above: the packages are an extra, and cost every gateway's start.
+        from tilewire.service.gateway.telemetry.otlp import OtlpRecorder  # noqa: PLC0415
+    except ModuleNotFoundError:
+        return None
+    return OtlpRecorder(tracing, __version__, index)
+
+
+async def drain_when_told(
+    draining: asyncio.Event, gateway: Gateway, servers: Sequence[Server], control: child.Control
+) -> None:
+    """Stops admitting, waits for what is under way, keeps answering 503 for a moment, then closes the door.
+
+    Without a supervisor it closes the door first, and waits for a moment only: another service may want the port, and the
+    engines go as well.
+    """
+    await draining.wait()
+    gateway.admission.is_draining = True
+    for server in servers:
+        server.observe_readiness()
+    if control.is_lost:
+        for server in servers:
+            server.close()
+        await asyncio.sleep(ORPHANS_DRAIN_S)
+        for server in servers:
+            server.abort()
+        return
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(gateway.settings.drain_timeout_s):
+            await gateway.admission.drain()
+    await asyncio.sleep(DRAIN_GRACE_S)
+    for server in servers:
+        server.close()
+
+
+async def say_ready(attached: asyncio.Event, servers: Sequence[Server], control: child.Control) -> None:
+    """Sends `Ready` to the supervisor, once this gateway listens and every engine has its arena."""
+    await attached.wait()
+    for server in servers:
+        await server.is_listening.wait()
+    child.settle()
+    control.send(child.Ready("every engine is attached"))
+
+
+async def serve(settings: GatewaySettings, open_servers: Callable[[Gateway], Sequence[Server]]) -> None:
+    """Runs the gateway until it is drained.
+
+    Args:
+        settings: The gateway's.
+        open_servers: Makes its servers, on ports that the supervisor has bound.
+    """
+    draining = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, draining.set)
+    control = await child.Control.open(draining.set)
+    metrics = GatewayMetrics(control)
+    segment = Segment.create(f"tilewire-gateway-{settings.index}", settings.segment_bytes)
+    if settings.huge_pages:
+        nbytes = segment.take_huge_pages()
+        logging.getLogger("tilewire.gateway").info("huge pages hold %d bytes of %d", nbytes, segment.nbytes)
+    attached = asyncio.Event()
+    servers: Sequence[Server] = ()
+
+    def on_change(welcome: Welcome, is_up: bool) -> None:
+        metrics.observe_engine(welcome, is_up)
+        for server in servers:
+            server.observe_readiness()
+        if all(client.welcome is not None for client in clients):
+            attached.set()
+
+    poller = Poller(settings.busy_poll_s)
+    clients = [
+        EngineClient(settings.index, address, segment, on_change, poller) for address in settings.engine_addresses
+    ]
+    gateway = make_gateway(settings, clients, Arena(segment), metrics)
+    gateway.metrics.observe_load()
+    servers = open_servers(gateway)
+
+    background: list[Coroutine[Any, Any, None]] = [client.run() for client in clients]
+    background.append(drain_when_told(draining, gateway, servers, control))
+    background.append(say_ready(attached, servers, control))
+    background.append(gateway.authenticator.keep_current())
+    tasks = [asyncio.create_task(one) for one in background]
+    await asyncio.gather(*(server.run() for server in servers))
+    metrics.flush()
+    if gateway.recorder is not None:
+        gateway.recorder.close()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await control.close()
+
+
+def run(open_servers: Callable[[Gateway], Sequence[Server]]) -> int:
+    """Runs the process; returns its exit status."""
+    # A terminal's Ctrl-C is the supervisor's to handle: it drains us first.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    settings = child.read_settings(GatewaySettings)
+    log.configure(settings.log, process=settings.name)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            runner.run(serve(settings, open_servers))
+        except (KeysError, TlsError) as error:
+            # Not `EXIT_CANNOT_START`: a file that went bad while the service runs must not end the gateways that run.
+            logger.error("the gateway cannot start: %s", error)  # noqa: TRY400  (the reason is the whole story)
+            return EXIT_FAILED
+    return 0

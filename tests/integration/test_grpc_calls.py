@@ -1,0 +1,255 @@
+"""Calls that end early, wait, or are refused: a gateway's gRPC server in this process, with an engine of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from tests.support.api_keys import entry, keys_file
+from tests.support.gateway_bench import until
+from tests.support.grpc_calls import out_of, request_of
+from tests.support.rpc_bench import RpcBench, scene
+from tilewire.service.errors import DeadlinePassed, TooBusy, Unavailable
+from tilewire.service.gateway.auth.authenticator import Authenticator
+from tilewire.service.gateway.grpc import open_inference_pb2 as pb
+from tilewire.service.gateway.grpc.paths import INFER, REFLECTION_PATHS, SERVICE, STREAM_INFER
+from tilewire.service.gateway.grpc.status import PUSHBACK, RETRY_AFTER
+
+A = np.arange(6, dtype=np.float32).reshape(2, 3)
+MESSAGE = request_of("add", {"a": A, "b": A}).SerializeToString()
+Code = grpc.StatusCode
+
+
+async def refusal(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+@scene
+async def test_tensors_are_aligned_and_repeats_share_a_template() -> None:
+    bench = RpcBench()
+    async with bench.answering() as channel:
+        for _ in range(3):
+            answer = pb.ModelInferResponse.FromString(await channel.unary_unary(INFER)(MESSAGE))
+            np.testing.assert_array_equal(out_of(answer), 2 * A)
+    assert len({job.template.id for job in bench.engine.jobs}) == 1
+    assert all(offset % 64 == 0 for job in bench.engine.jobs for offset in job.offsets)
+    assert len(bench.gateway.templates) == 1
+
+
+@scene
+async def test_a_cancelled_call_cancels_its_job_and_keeps_its_slots_until_the_engine_answers() -> None:
+    bench = RpcBench()
+    bench.engine.is_held = True
+    async with bench.answering() as channel:
+        call = channel.unary_unary(INFER)(MESSAGE)
+        await until(lambda: len(bench.engine.jobs) == 1)
+        call.cancel()
+        await until(lambda: len(bench.engine.cancelled) == 1)
+        assert bench.arena.used_bytes > 0
+        bench.engine.answer_all()
+        await until(lambda: bench.arena.used_bytes == 0)
+
+
+@scene
+async def test_a_deadline_is_the_calls_own() -> None:
+    bench = RpcBench()
+    bench.engine.is_held = True
+    async with bench.answering() as channel:
+        before_ns = time.monotonic_ns()
+        error = await refusal(channel.unary_unary(INFER)(MESSAGE, timeout=0.3))
+        assert error.code() is Code.DEADLINE_EXCEEDED
+        (job,) = bench.engine.jobs
+        assert 0.2e9 < job.deadline_ns - before_ns < 0.5e9
+        await until(lambda: len(bench.engine.cancelled) >= 1)
+        assert bench.arena.used_bytes > 0
+        bench.engine.answer_all()
+        await until(lambda: bench.arena.used_bytes == 0)
+        bench.engine.is_held = False
+        await channel.unary_unary(INFER)(MESSAGE)
+        assert bench.engine.jobs[-1].deadline_ns == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Unavailable("the engine died"), Code.UNAVAILABLE),
+        (TooBusy("full", retry_after_s=2), Code.UNAVAILABLE),
+        (DeadlinePassed("late"), Code.DEADLINE_EXCEEDED),
+        (ValueError("a secret"), Code.INTERNAL),
+    ],
+)
+@scene
+async def test_errors_of_the_engine(error: Exception, code: grpc.StatusCode) -> None:
+    bench = RpcBench()
+    bench.engine.error = error
+    async with bench.answering() as channel:
+        found = await refusal(channel.unary_unary(INFER)(MESSAGE))
+        assert found.code() is code
+        assert "secret" not in (found.details() or "")
+        metadata = dict(found.trailing_metadata() or ())
+        retry_after_s = getattr(error, "retry_after_s", None) if code is Code.UNAVAILABLE else None
+        assert metadata.get(RETRY_AFTER) == (None if retry_after_s is None else str(retry_after_s))
+        assert metadata.get(PUSHBACK) == (None if retry_after_s is None else f"{retry_after_s}000")
+        assert len(metadata["x-request-id"]) == 32
+
+
+@scene
+async def test_a_full_gateway_refuses_before_it_reads() -> None:
+    bench = RpcBench(max_in_flight=1)
+    bench.engine.is_held = True
+    async with bench.answering() as channel:
+        first = channel.unary_unary(INFER)(MESSAGE)
+        await until(lambda: len(bench.engine.jobs) == 1)
+        # A message that never comes: what refuses it has not waited for it.
+        silent = channel.stream_unary(INFER)()
+        error = await refusal(silent)
+        assert (error.code(), "queue is full" in (error.details() or "")) == (Code.UNAVAILABLE, True)
+        assert dict(error.trailing_metadata() or ())[PUSHBACK] == "1000"
+        bench.engine.answer_all()
+        await first
+
+
+@scene
+async def test_a_message_that_never_comes_is_given_up() -> None:
+    async with RpcBench(max_body_s=0.2).answering() as channel:
+        error = await refusal(channel.stream_unary(INFER)())
+        assert (error.code(), "no byte for 0.2 s" in (error.details() or "")) == (Code.INVALID_ARGUMENT, True)
+
+
+@scene
+async def test_a_draining_gateway_refuses_and_says_so() -> None:
+    bench = RpcBench()
+    check = health_pb2.HealthCheckRequest(service=SERVICE).SerializeToString()
+    async with bench.answering() as channel:
+        watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(check)
+        read = health_pb2.HealthCheckResponse.FromString
+        assert read(await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        bench.admission.is_draining = True
+        bench.rpc.observe_readiness()
+        assert read(await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        watch.cancel()
+        error = await refusal(channel.unary_unary(INFER)(MESSAGE))
+        assert (error.code(), "draining" in (error.details() or "")) == (Code.UNAVAILABLE, True)
+        ready = await channel.unary_unary(f"/{SERVICE}/ServerReady")(b"")
+        assert not pb.ServerReadyResponse.FromString(ready).ready
+        assert pb.ServerLiveResponse.FromString(await channel.unary_unary(f"/{SERVICE}/ServerLive")(b"")).live
+        ready = await channel.unary_unary(f"/{SERVICE}/ModelReady")(
+            pb.ModelReadyRequest(name="add").SerializeToString()
+        )
+        assert not pb.ModelReadyResponse.FromString(ready).ready
+
+
+@scene
+async def test_a_stream_that_is_left_gives_everything_back() -> None:
+    bench = RpcBench()
+    bench.engine.is_held = True
+    async with bench.answering() as channel:
+        stream = channel.stream_stream(STREAM_INFER)()
+        for _ in range(4):
+            await stream.write(MESSAGE)
+        await until(lambda: len(bench.engine.jobs) == 4)
+        stream.cancel()
+        await until(lambda: len(bench.engine.cancelled) == 4)
+        bench.engine.answer_all()
+        await until(lambda: bench.arena.used_bytes == 0)
+
+
+@scene
+async def test_a_stream_reads_no_further_than_it_may_work() -> None:
+    bench = RpcBench()
+    bench.engine.is_held = True
+    async with bench.answering() as channel:
+        stream = channel.stream_stream(STREAM_INFER)()
+        for _ in range(40):
+            await stream.write(MESSAGE)
+        await stream.done_writing()
+        await until(lambda: len(bench.engine.jobs) >= 16)
+        assert len(bench.engine.jobs) <= 18
+        bench.engine.is_held = False
+        bench.engine.answer_all()
+        assert len([answer async for answer in stream]) == 40
+
+
+def authenticator(folder: Path) -> Authenticator:
+    keys = keys_file(
+        folder, entry("all", "tw_all", 'ops = ["*"]\nread = ["*"]'), entry("some", "tw_some", 'ops = ["softmax"]')
+    )
+    return Authenticator(keys)
+
+
+@scene
+async def test_keys(tmp_path: Path) -> None:
+    bench = RpcBench(authenticator(tmp_path))
+    bearer = [("authorization", "Bearer tw_all")]
+    async with bench.answering() as channel:
+        for call in (
+            channel.unary_unary(INFER)(MESSAGE),
+            channel.unary_unary(INFER)(MESSAGE, metadata=[("authorization", "Bearer wrong")]),
+            channel.unary_unary(f"/{SERVICE}/ServerMetadata")(b""),
+            channel.stream_stream(STREAM_INFER)(iter([MESSAGE])).read(),
+        ):
+            assert (await refusal(call)).code() is Code.UNAUTHENTICATED
+        for metadata in (bearer, [("x-api-key", "tw_all")]):
+            for _ in range(2):
+                await channel.unary_unary(INFER)(MESSAGE, metadata=metadata)
+        error = await refusal(channel.unary_unary(INFER)(MESSAGE, metadata=[("x-api-key", "tw_some")]))
+        assert error.code() is Code.PERMISSION_DENIED
+        error = await refusal(
+            channel.unary_unary(INFER)(MESSAGE, metadata=[*bearer, ("authorization", "Bearer other")])
+        )
+        assert (error.code(), "given twice" in (error.details() or "")) == (Code.INVALID_ARGUMENT, True)
+        # A key that was cached with a request opens nothing for the next one.
+        assert (await refusal(channel.unary_unary(INFER)(MESSAGE))).code() is Code.UNAUTHENTICATED
+        # Probes have no keys.
+        assert pb.ServerLiveResponse.FromString(await channel.unary_unary(f"/{SERVICE}/ServerLive")(b"")).live
+        await channel.unary_unary("/grpc.health.v1.Health/Check")(b"")
+
+
+@pytest.mark.parametrize("path", sorted(REFLECTION_PATHS))
+@scene
+async def test_reflection_needs_a_key_where_documents_do(tmp_path: Path, path: str) -> None:
+    question = reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
+    keys = keys_file(tmp_path, entry("all", "tw_all", 'ops = ["*"]'))
+    async with RpcBench(Authenticator(keys)).answering() as channel:
+        error = await refusal(channel.stream_stream(path)(iter([question])).read())
+        assert error.code() is Code.UNAUTHENTICATED
+        assert await channel.stream_stream(path)(iter([question]), metadata=[("x-api-key", "tw_all")]).read()
+    async with RpcBench(Authenticator(keys, keyless=["docs"])).answering() as channel:
+        assert await channel.stream_stream(path)(iter([question])).read()
+
+
+@scene
+async def test_many_calls_at_once_get_their_own() -> None:
+    bench = RpcBench()
+    async with bench.answering() as channel:
+        call = channel.unary_unary(INFER)
+
+        async def work(number: int) -> None:
+            array = np.full((2, 3 + number % 5), number, np.float32)
+            request = request_of("add", {"a": array, "b": array}, id=str(number))
+            answer = pb.ModelInferResponse.FromString(await call(request.SerializeToString()))
+            assert answer.id == str(number)
+            np.testing.assert_array_equal(out_of(answer), 2 * array)
+
+        await asyncio.gather(*(work(number) for number in range(300)))
+
+
+@scene
+async def test_ids_are_echoed_where_they_are_given() -> None:
+    async with RpcBench().answering() as channel:
+        call = channel.unary_unary(INFER)(MESSAGE, metadata=[("x-request-id", "mine")])
+        await call
+        assert dict(await call.trailing_metadata())["x-request-id"] == "mine"
+        call = channel.unary_unary(INFER)(MESSAGE)
+        await call
+        assert "x-request-id" not in dict(await call.trailing_metadata())

@@ -1,0 +1,258 @@
+"""The gRPC process in a running service: restarts, drain, TLS, quotas, traces, and what else depends on other processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2
+
+from tests.conftest import SMALL, StartServer
+from tests.support.api_keys import entry, keys_file
+from tests.support.collector import attributes_of, collecting
+from tests.support.exposition import settles, total
+from tests.support.grpc_calls import (
+    TIMEOUT_S,
+    ask,
+    channel_to,
+    infer,
+    infer_with_call,
+    out_of,
+    refused,
+    request_of,
+    trailing,
+)
+from tests.support.live_server import COMMAND, LiveServer, serving
+from tests.support.tensor_bodies import to_npy
+from tests.support.tls_server import Certificates, make_certificates
+from tilewire.service.gateway.grpc.paths import INFER, SERVICE
+from tilewire.service.gateway.grpc.status import PUSHBACK, RETRY_AFTER
+
+FLAGS = (*SMALL, "--gateways", "1", "--grpc-port", "0")
+A = np.arange(6, dtype=np.float32).reshape(2, 3)
+REQUEST = request_of("add", {"a": A, "b": A})
+POLL_S = 0.02
+RETRIES = """{"methodConfig": [{"name": [{"service": "inference.GRPCInferenceService"}], "retryPolicy": {"maxAttempts": 5,
+"initialBackoff": "1s", "maxBackoff": "1s", "backoffMultiplier": 1, "retryableStatusCodes": ["UNAVAILABLE"]}}]}"""
+
+
+def until_served(channel: grpc.Channel) -> None:
+    end_s = time.monotonic() + 60
+    while True:
+        with contextlib.suppress(grpc.RpcError):
+            if ask(channel, "ServerReady").ready:
+                return
+        assert time.monotonic() < end_s
+        time.sleep(POLL_S)
+
+
+def test_a_killed_engine_is_unavailable_with_a_hint_and_comes_back(start_server: StartServer) -> None:
+    server = start_server(*FLAGS)
+    check = health_pb2.HealthCheckRequest(service=SERVICE).SerializeToString()
+    with channel_to(server) as channel:
+        np.testing.assert_array_equal(out_of(infer(channel, REQUEST)), 2 * A)
+        watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(check, timeout=TIMEOUT_S)
+        statuses = (health_pb2.HealthCheckResponse.FromString(answer).status for answer in watch)
+        assert next(statuses) == health_pb2.HealthCheckResponse.SERVING
+        (engine,) = server.engines()
+        os.kill(engine, signal.SIGKILL)
+        assert next(statuses) == health_pb2.HealthCheckResponse.NOT_SERVING
+        with refused(grpc.StatusCode.UNAVAILABLE, "starting or restarting") as errors:
+            infer(channel, REQUEST)
+        found = trailing(errors[0])
+        assert (found[RETRY_AFTER], found[PUSHBACK]) == ("1", "1000")
+        assert not ask(channel, "ModelReady", name="add").ready
+        assert {one.state for one in ask(channel, "RepositoryIndex").models} == {"UNAVAILABLE"}
+        assert not ask(channel, "RepositoryIndex", ready=True).models
+        assert next(statuses) == health_pb2.HealthCheckResponse.SERVING
+        np.testing.assert_array_equal(out_of(infer(channel, REQUEST)), 2 * A)
+
+
+def test_a_client_with_a_retry_policy_does_not_notice_a_killed_engine(start_server: StartServer) -> None:
+    server = start_server(*FLAGS)
+    with channel_to(server, ("grpc.service_config", RETRIES)) as channel:
+        infer(channel, REQUEST)
+        (engine,) = server.engines()
+        os.kill(engine, signal.SIGKILL)
+        np.testing.assert_array_equal(out_of(infer(channel, REQUEST)), 2 * A)
+
+
+def test_requests_in_a_dying_engine_are_unavailable(start_server: StartServer) -> None:
+    server = start_server(*FLAGS)
+    (engine,) = server.engines()
+    with channel_to(server) as channel:
+        infer(channel, REQUEST)
+        os.kill(engine, signal.SIGSTOP)
+        waiting = channel.unary_unary(INFER).future(REQUEST.SerializeToString(), timeout=TIMEOUT_S)
+        with server.client() as client:
+            assert settles(client, lambda samples: total(samples, "tilewire_in_flight_requests") == 1)
+        os.kill(engine, signal.SIGKILL)
+        assert waiting.code() is grpc.StatusCode.UNAVAILABLE
+        assert dict(waiting.trailing_metadata())[PUSHBACK] == "1000"
+
+
+def test_a_killed_gateway_comes_back_on_its_port(start_server: StartServer) -> None:
+    server = start_server(*FLAGS)
+    with channel_to(server) as channel:
+        infer(channel, REQUEST)
+        victim = server.grpc_gateway()
+        os.kill(victim, signal.SIGKILL)
+        until_served(channel)
+        np.testing.assert_array_equal(out_of(infer(channel, REQUEST)), 2 * A)
+        assert server.grpc_gateway() != victim
+
+
+def test_sigterm_under_load_answers_what_was_accepted(start_server: StartServer) -> None:
+    server = start_server(*FLAGS)
+    is_ending = threading.Event()
+    failures: list[object] = []
+
+    def load() -> None:
+        with channel_to(server) as channel:
+            while True:
+                try:
+                    if not np.array_equal(out_of(infer(channel, REQUEST)), 2 * A):
+                        failures.append("a wrong answer")
+                except grpc.RpcError as error:
+                    if error.code() is not grpc.StatusCode.UNAVAILABLE or not is_ending.is_set():
+                        failures.append(error)
+                    return
+
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    with server.client() as client:
+        assert settles(client, lambda samples: total(samples, "tilewire_requests_total", op="add") > 50)
+    is_ending.set()
+    assert server.stop() == 0
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert not failures
+
+
+def test_an_idle_stream_does_not_hold_up_the_end(start_server: StartServer) -> None:
+    server = start_server(*FLAGS)
+    with channel_to(server) as channel:
+        held = threading.Event()
+
+        def messages() -> Iterator[bytes]:
+            yield REQUEST.SerializeToString()
+            held.wait(TIMEOUT_S)
+
+        answers = channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")(messages())
+        next(answers)
+        began_s = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - began_s < 15
+        held.set()
+        with pytest.raises(grpc.RpcError):
+            next(answers)
+
+
+def test_residents_over_http_are_seen_at_once(start_server: StartServer) -> None:
+    server = start_server(*FLAGS)
+    request = request_of("add", {"a": A})
+    request.inputs.add(name="b").parameters["resident"].string_param = "w"
+    with channel_to(server) as channel, server.client() as client:
+        for value in range(5):
+            b = np.full((2, 3), value, np.float32)
+            client.put("/v1/tensors/w", content=to_npy(b)).raise_for_status()
+            np.testing.assert_array_equal(out_of(infer(channel, request)), A + value)
+
+
+def test_quotas_count_both_doors(start_server: StartServer, tmp_path: Path) -> None:
+    keys = keys_file(tmp_path, entry("slow", "tw_slow", 'ops = ["*"]\nrequests_per_s = 0.01'))
+    server = start_server(*FLAGS, "--api-keys-file", str(keys))
+    metadata = [("authorization", "Bearer tw_slow")]
+    with channel_to(server) as channel, server.client() as client:
+        infer(channel, REQUEST, metadata)
+        end_s = time.monotonic() + TIMEOUT_S
+        while client.post("/v1/add", headers={"x-api-key": "tw_slow"}).status_code != 429:
+            assert time.monotonic() < end_s
+        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "quota") as errors:
+            infer(channel, REQUEST, metadata)
+        assert int(trailing(errors[0])[RETRY_AFTER]) > 10
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    return make_certificates(tmp_path)
+
+
+def secure(server: LiveServer, certificates: Certificates, pair: bytes | None = None) -> grpc.Channel:
+    credentials = grpc.ssl_channel_credentials(certificates.authority.read_bytes(), pair, pair)
+    return grpc.secure_channel(server.grpc_address, credentials)
+
+
+def test_tls_by_the_same_flags(certificates: Certificates, tmp_path: Path) -> None:
+    flags = (*FLAGS, *certificates.flags, "--tls-client-ca", str(certificates.authority))
+    context = certificates.context(with_client=True)
+    with serving(tmp_path / "log", *flags, tls=context) as server:
+        pair = certificates.client.read_bytes()
+        with secure(server, certificates, pair) as channel:
+            until_served(channel)
+            np.testing.assert_array_equal(out_of(infer(channel, REQUEST)), 2 * A)
+        with secure(server, certificates) as channel, refused(grpc.StatusCode.UNAVAILABLE, ""):
+            infer(channel, REQUEST)
+        with channel_to(server) as channel, refused(grpc.StatusCode.UNAVAILABLE, ""):
+            infer(channel, REQUEST)
+
+
+def test_a_new_certificate_is_taken_up(certificates: Certificates, tmp_path: Path) -> None:
+    with serving(tmp_path / "log", *FLAGS, *certificates.flags, tls=certificates.context()) as server:
+        with secure(server, certificates) as channel:
+            until_served(channel)
+        (tmp_path / "next").mkdir()
+        following = make_certificates(tmp_path / "next")
+        for old, new in ((certificates.key, following.key), (certificates.certificate, following.certificate)):
+            new.replace(old)
+        with secure(server, following) as channel:
+            until_served(channel)
+        with secure(server, certificates) as channel, refused(grpc.StatusCode.UNAVAILABLE, ""):
+            infer(channel, REQUEST)
+
+
+def test_a_request_is_traced(start_server: StartServer) -> None:
+    trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    with collecting() as collector:
+        server = start_server(*FLAGS, "--otlp-endpoint", collector.url, "--trace-ratio", "0")
+        metadata = [("traceparent", f"00-{trace}-{parent}-01"), ("x-request-id", "traced")]
+        with channel_to(server) as channel:
+            infer_with_call(channel, REQUEST, metadata)
+            spans = collector.trace("traced")
+    (whole,) = (span for span in spans if attributes_of(span).get("tilewire.request_id") == "traced")
+    assert attributes_of(whole)["tilewire.op"] == "add"
+    assert attributes_of(whole)["http.route"] == INFER
+    assert whole.trace_id.hex() == trace
+
+
+def test_a_port_that_is_taken_is_said_so(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = subprocess.run(
+            [*COMMAND, "--port", "0", "--device", "cpu", "--grpc-port", port],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert f"cannot listen on 127.0.0.1 port {port}" in done.stderr
+
+
+def test_http_reaches_nothing_at_the_grpc_port(start_server: StartServer) -> None:
+    server = start_server(*FLAGS)
+    with pytest.raises(httpx.HTTPError):
+        httpx.get(f"http://{server.grpc_address}/v2", trust_env=False, timeout=TIMEOUT_S)
+    with channel_to(server) as channel:
+        infer(channel, REQUEST)

@@ -1,0 +1,94 @@
+"""Whom a gateway admits when it is full: flows below their share, and nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from tilewire.service.errors import TooBusy, Unavailable
+from tilewire.service.gateway.auth.flows import Flow
+from tilewire.service.gateway.request.admission import MAX_IDLE_FLOWS, Admission, Leases
+from tilewire.service.gateway.request.room import Room
+from tilewire.service.ipc.arena import Arena, Segment
+
+FLOOD, QUIET, THIRD = Flow(1), Flow(2), Flow(3)
+
+
+@pytest.fixture
+def room() -> Iterator[Room]:
+    segment = Segment.create("test", 2**16)
+    yield Room(Arena(segment), 0)
+    segment.close()
+
+
+def flood(admission: Admission, flow: Flow) -> list[Leases]:
+    held: list[Leases] = []
+    with suppress(TooBusy):
+        while True:
+            held.append(admission.admit(flow))
+    return held
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2, 7])
+def test_a_small_limit_is_one_client_s_as_a_whole(room: Room, max_in_flight: int) -> None:
+    admission = Admission(room, max_in_flight, 0)
+    assert len(flood(admission, FLOOD)) == max_in_flight
+    with pytest.raises(TooBusy, match="the queue is full"):
+        admission.admit(QUIET)
+
+
+def test_a_flood_leaves_places_for_others(room: Room) -> None:
+    admission = Admission(room, 64, 0)
+    assert len(flood(admission, FLOOD)) == 56
+    others = [admission.admit(QUIET) for _ in range(8)]
+    with pytest.raises(TooBusy, match="64 requests are under way"):
+        admission.admit(QUIET)
+    for leases in others:
+        leases.release()
+    assert len(flood(admission, QUIET)) == 8
+
+
+def test_places_that_come_back_go_to_whoever_has_less_than_his_share(room: Room) -> None:
+    admission = Admission(room, 64, 0)
+    held, others = flood(admission, FLOOD), flood(admission, QUIET)
+    for _ in range(64):
+        if held:
+            held.pop().release()
+        held += flood(admission, FLOOD)
+        others += flood(admission, QUIET)
+    assert len(others) == 28
+    # Both have their share, and a third one still finds a place.
+    assert admission.in_flight <= 56 + 8
+    if admission.in_flight == 64:
+        held.pop().release()
+    admission.admit(THIRD)
+
+
+def test_weights_divide_the_places(room: Room) -> None:
+    admission = Admission(room, 64, 0)
+    heavy = Flow(4, weight=3)
+    held, others = flood(admission, FLOOD), flood(admission, heavy)
+    for _ in range(64):
+        if held:
+            held.pop().release()
+        held += flood(admission, FLOOD)
+        others += flood(admission, heavy)
+    assert len(others) == 42
+
+
+def test_whoever_has_left_counts_no_more(room: Room) -> None:
+    admission = Admission(room, 64, 0)
+    for number in range(1000):
+        admission.admit(Flow(number)).release()
+    assert admission.num_flows <= MAX_IDLE_FLOWS
+    assert admission.in_flight == 0
+    assert len(flood(admission, FLOOD)) == 56
+
+
+def test_a_draining_gateway_admits_nobody(room: Room) -> None:
+    admission = Admission(room, 64, 0)
+    admission.is_draining = True
+    with pytest.raises(Unavailable):
+        admission.admit(FLOOD)

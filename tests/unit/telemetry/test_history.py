@@ -1,0 +1,88 @@
+"""The ring of the last ten minutes: increases by interval, percentiles, its bound, and the last failures."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.local_totals import LocalTotals
+from tilewire.service.telemetry.counters import MAX_FAILURES, SECONDS_BUCKETS, Failure, MetricSet
+from tilewire.service.telemetry.exposition import Totals
+from tilewire.service.telemetry.history import MAX_INTERVALS, REJECTED, REQUESTS, SECONDS, History, quantile
+
+
+def failure(number: int) -> Failure:
+    return Failure(float(number), "POST", "/v1/add", "add", 400, "invalid_request", f"id-{number}", None)
+
+
+def test_an_interval_has_what_was_added_in_it() -> None:
+    totals = Totals()
+    metrics = MetricSet(LocalTotals(totals))
+    requests = metrics.counter(REQUESTS, "t", ("op", "code"))
+    refused = metrics.counter(REJECTED, "t", ("reason",))
+    seconds = metrics.histogram(SECONDS, "t", ("op",), SECONDS_BUCKETS)
+    history = History(totals)
+    for amount in (2, 3):
+        requests.inc(("add", "200"), amount)
+        requests.inc(("add", "429"), amount * 10)
+        refused.inc(("too_busy",), amount * 10)
+        seconds.observe(("add",), 0.001, amount)
+        metrics.flush()
+        history.note(100.0 + amount, 1000.0 + amount)
+    history.note(110.0, 1010.0)
+    _, second, idle = history.report().intervals
+    assert (second.end, second.seconds) == (1003.0, 1.0)
+    assert second.requests == {"add": 33}
+    assert second.statuses == {"429": 30}
+    assert second.refused == {"too_busy": 30}
+    assert second.latency.keys() == {"p50", "p90", "p99"}
+    assert 0.0005 < second.latency["p50"] < 0.002
+    assert (idle.requests, idle.statuses, idle.refused, idle.latency) == ({}, {}, {}, {})
+
+
+def test_a_series_that_another_process_adds_to_counts_once() -> None:
+    totals = Totals()
+    history = History(totals)
+    for source in ("gateway-0", "gateway-1"):
+        metrics = MetricSet(LocalTotals(totals, source))
+        metrics.counter(REQUESTS, "t", ("op", "code")).inc(("add", "200"))
+        metrics.flush()
+    history.note(1.0, 1.0)
+    assert history.report().intervals[0].requests == {"add": 2}
+
+
+def test_it_keeps_ten_minutes() -> None:
+    history = History(Totals())
+    for number in range(MAX_INTERVALS + 5):
+        history.note(float(number), float(number))
+    kept = history.report()
+    assert len(kept.intervals) == MAX_INTERVALS
+    assert len(kept.intervals) * kept.period_s == 600
+    assert kept.intervals[-1].end == MAX_INTERVALS + 4
+
+
+def test_the_last_failures_are_kept_over_all_processes() -> None:
+    totals = Totals()
+    one, other = (MetricSet(LocalTotals(totals, source)) for source in ("a", "b"))
+    for number in range(MAX_FAILURES):
+        one.note(failure(number))
+        if number % 10 == 9:
+            one.flush()
+    other.note(failure(MAX_FAILURES))
+    other.flush()
+    kept = History(totals).report().failures
+    assert len(kept) == MAX_FAILURES
+    assert [kept[0].request_id, kept[-1].request_id] == [f"id-{MAX_FAILURES}", "id-1"]
+
+
+def test_a_flood_of_failures_between_two_flushes_is_bounded() -> None:
+    totals = Totals()
+    metrics = MetricSet(LocalTotals(totals))
+    for number in range(10 * MAX_FAILURES):
+        metrics.note(failure(number))
+    metrics.flush()
+    assert totals.failures[-1].request_id == f"id-{10 * MAX_FAILURES - 1}"
+
+
+@pytest.mark.parametrize(("q", "expected"), [(0.25, 0.5), (0.7, 1.5), (1.0, 2.0)])
+def test_quantiles_are_those_of_prometheus(q: float, expected: float) -> None:
+    assert quantile(q, [5, 4, 1], (1.0, 2.0)) == expected
