@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -126,33 +126,11 @@ class Engines:
         self._least_busy()
 
     def knows(self, types: Iterable[tuple[str, TensorType]]) -> bool:
-        """Whether an engine can compute, and residents have these types for all that is known here."""
-        for name, kind in types:
+        """Whether residents have these types for all that is known here."""
+        for name, kind in types:  # noqa: SIM110  (a generator costs more than the look)
             if self._types.get(name) != kind:
                 return False
-        return self.is_ready
-
-    def submit(
-        self, bound: BoundTemplate, *, deadline_ns: int = 0, priority: int = 0, flow: Flow = NO_FLOW
-    ) -> tuple[Engine, int, asyncio.Future[Reply]]:
-        """Sends a job to the least busy engine.
-
-        Args:
-            bound: The template of the job, and its offsets.
-            deadline_ns: Latest start on the machine's monotonic clock; 0 for none.
-            priority: 0 is the default, 1 the most urgent of its flow.
-            flow: Whose job it is.
-
-        Returns:
-            The engine, the job's id there, and what holds the reply: until it comes, the slots are the engine's.
-
-        Raises:
-            Unavailable: No engine is ready.
-        """
-        engine = self._least_busy()
-        return engine, *engine.submit(
-            bound.template, bound.offsets, deadline_ns=deadline_ns, priority=priority, flow=flow
-        )
+        return True
 
     def learn(self, stale: Stale) -> None:
         """Takes over the types that an engine told."""
@@ -185,7 +163,10 @@ class Engines:
             TilewireError: Whatever the engine answered; `ClientGone` when the client left; `DeadlinePassed` when the
                 engine has not answered by the deadline.
         """
-        engine, request_id, future = self.submit(bound, deadline_ns=deadline_ns, priority=priority, flow=flow)
+        engine = self._least_busy()
+        request_id, future = engine.submit(
+            bound.template, bound.offsets, deadline_ns=deadline_ns, priority=priority, flow=flow
+        )
         # Cancelled or not, the reply is awaited: until it comes, the slots are the engine's.
         client.watch(lambda: engine.cancel(request_id))
         try:
@@ -205,9 +186,12 @@ class Engines:
             self.learn(reply)
         return reply
 
-    def known_type(self, name: str) -> TensorType | None:
-        """As `type_of`, as far as it is known here."""
-        return self._types.get(name)
+    def have_types(self, residents: Mapping[str, str]) -> bool:
+        """Whether the types of these residents are known here."""
+        for name in residents.values():  # noqa: SIM110  (a generator costs more than the look)
+            if name not in self._types:
+                return False
+        return True
 
     async def type_of(self, name: str, *, field: str) -> TensorType:
         """The dtype and shape of a resident; may be out of date, which the engine notices.

@@ -105,8 +105,7 @@ async def _put(gateway: Gateway, context: RequestContext, name: str) -> tuple[Te
 
 async def _receive(gateway: Gateway, context: RequestContext, leases: Leases) -> Mapping[str, Placed]:
     settings = gateway.settings
-    gateway.metrics.observe_load(gateway.admission.in_flight, gateway.arena)
-    body = await receive_body(context, leases, settings.max_body_bytes, settings.body_timeout_s)
+    body = await receive_body(gateway, context, leases, settings.max_body_bytes)
     codec = codec_for_body(context.head.headers.get("content-type"), bytes(body.view[:SNIFF_BYTES]))
     return await read_tensors(codec, body, leases, settings.max_json_bytes)
 
