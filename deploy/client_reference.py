@@ -78,7 +78,8 @@ def page() -> str:
 def _class(name: str, kind: type) -> str:
     lines = [f"\n### {name}\n\n"]
     if "__init__" in vars(kind) and not name.endswith(("Options", "s")):
-        lines.append(f"```text\n{name}{_signature(vars(kind)['__init__'])}\n```\n\n")
+        made_by = vars(kind)["__init__"]
+        lines.append(f"```text\n{name}{_signature(made_by)}\n```\n\n")
     lines.append(_body(inspect.getdoc(kind) or ""))
     for member, value in vars(kind).items():
         documented = _documentation(value)

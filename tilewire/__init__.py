@@ -32,8 +32,8 @@ if TYPE_CHECKING:
         Unavailable,
         Unprocessable,
     )
-    from tilewire._program import InputSpec, Program, Step
-    from tilewire._trace import Traced
+    from tilewire._programs.program import InputSpec, Program, Step
+    from tilewire._programs.trace import Traced
     from tilewire._types import (
         AddOptions,
         Answer,
@@ -117,10 +117,10 @@ _HOMES = {
     "Unauthorized": "tilewire._errors",
     "Unavailable": "tilewire._errors",
     "Unprocessable": "tilewire._errors",
-    "InputSpec": "tilewire._program",
-    "Program": "tilewire._program",
-    "Step": "tilewire._program",
-    "Traced": "tilewire._trace",
+    "InputSpec": "tilewire._programs.program",
+    "Program": "tilewire._programs.program",
+    "Step": "tilewire._programs.program",
+    "Traced": "tilewire._programs.trace",
     "AddOptions": "tilewire._types",
     "Answer": "tilewire._types",
     "MatmulOptions": "tilewire._types",

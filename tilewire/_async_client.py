@@ -14,16 +14,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
-from tilewire import _requests, _wire
-from tilewire._arrays import Array
-from tilewire._async_sockets import AsyncSocketTransport
+from tilewire import _requests
+from tilewire._arrays.files import Destination, Source
+from tilewire._arrays.host import Array
 from tilewire._errors import ConnectionFailed, Unavailable
-from tilewire._files import Destination, Source
 from tilewire._names import program_name, tensor_name
-from tilewire._program import InputSpec, Program
-from tilewire._progress import ProgressBar
-from tilewire._retry import Retries
-from tilewire._trace import record
+from tilewire._programs.program import InputSpec, Program
+from tilewire._programs.trace import record
+from tilewire._transport import wire
+from tilewire._transport.async_sockets import AsyncSocketTransport
+from tilewire._transport.progress import ProgressBar
+from tilewire._transport.retry import Retries
+from tilewire._transport.wire import DEFAULT_TIMEOUT_S, DEFAULT_URL, POLL_S, READY_TIMEOUT_S, has_proxy
 from tilewire._types import (
     AddOptions,
     Answer,
@@ -45,7 +47,6 @@ from tilewire._types import (
     TopK,
     TopKOptions,
 )
-from tilewire._wire import DEFAULT_TIMEOUT_S, DEFAULT_URL, POLL_S, READY_TIMEOUT_S, has_proxy
 
 if TYPE_CHECKING:
     import httpx
@@ -84,10 +85,10 @@ class AsyncClient:
         cast: Any = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._base_url = _wire.checked_url(base_url)
+        self._base_url = wire.checked_url(base_url)
         self._max_retries = max_retries
         self._rules = _requests.Rules.of(cast)
-        shared = _wire.client_headers(api_key, headers)
+        shared = wire.client_headers(api_key, headers)
         self._transport = make_transport(self._base_url, timeout, shared, transport)
         self.tensors = AsyncTensors(self)
         self.programs = AsyncPrograms(self)
@@ -504,13 +505,13 @@ class AsyncClient:
                 raise Unavailable(f"{self._base_url}: not ready within {timeout_s:g} s")
             await asyncio.sleep(POLL_S)
 
-    async def exchange(self, method: str, path: str) -> _wire.Reply:
+    async def exchange(self, method: str, path: str) -> wire.Reply:
         """Sends a request without a body to any path, and returns the answer whatever its status.
 
         Raises:
             ConnectionFailed: No answer.
         """
-        return await self._send(_wire.Call(method, path))
+        return await self._send(wire.Call(method, path))
 
     async def aclose(self) -> None:
         """Closes the connections."""
@@ -540,10 +541,10 @@ class AsyncClient:
     async def _do(self, request: _requests.Request[T]) -> T:
         return request.parse(await self._send(request.call), self._handle)
 
-    async def _send(self, call: _wire.Call) -> _wire.Reply:
+    async def _send(self, call: wire.Call) -> wire.Reply:
         retries = Retries(call, self._max_retries)
         while True:
-            outcome: _wire.Reply | ConnectionFailed
+            outcome: wire.Reply | ConnectionFailed
             try:
                 outcome = await self._transport.exchange(retries.next_call())
             except ConnectionFailed as error:
@@ -719,13 +720,13 @@ def make_transport(
     timeout: float | httpx.Timeout | None,
     headers: Mapping[str, str],
     own: httpx.AsyncBaseTransport | None,
-) -> _wire.AsyncTransport:
+) -> wire.AsyncTransport:
     """Returns the transport for an address: of one's own for plain HTTP, on httpx for the rest."""
     is_plain = own is None and base_url.startswith("http://") and not has_proxy(base_url)
     if is_plain and (timeout is None or isinstance(timeout, int | float)):
         return AsyncSocketTransport(base_url, timeout, headers)
     # By name: loading httpx takes longer than all the rest of the client.
-    made: _wire.AsyncTransport = importlib.import_module("tilewire._httpx").AsyncHttpxTransport(
+    made: wire.AsyncTransport = importlib.import_module("tilewire._transport.over_httpx").AsyncHttpxTransport(
         base_url, timeout, headers, own
     )
     return made

@@ -13,16 +13,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
-from tilewire import _requests, _wire
-from tilewire._arrays import Array
+from tilewire import _requests
+from tilewire._arrays.files import Destination, Source
+from tilewire._arrays.host import Array
 from tilewire._errors import ConnectionFailed, Unavailable
-from tilewire._files import Destination, Source
 from tilewire._names import program_name, tensor_name
-from tilewire._program import InputSpec, Program
-from tilewire._progress import ProgressBar
-from tilewire._retry import Retries
-from tilewire._sockets import SocketTransport
-from tilewire._trace import record
+from tilewire._programs.program import InputSpec, Program
+from tilewire._programs.trace import record
+from tilewire._transport import wire
+from tilewire._transport.progress import ProgressBar
+from tilewire._transport.retry import Retries
+from tilewire._transport.sockets import SocketTransport
+from tilewire._transport.wire import DEFAULT_TIMEOUT_S, DEFAULT_URL, POLL_S, READY_TIMEOUT_S, has_proxy
 from tilewire._types import (
     AddOptions,
     Answer,
@@ -44,7 +46,6 @@ from tilewire._types import (
     TopK,
     TopKOptions,
 )
-from tilewire._wire import DEFAULT_TIMEOUT_S, DEFAULT_URL, POLL_S, READY_TIMEOUT_S, has_proxy
 
 if TYPE_CHECKING:
     import httpx
@@ -83,10 +84,10 @@ class Client:
         cast: Any = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._base_url = _wire.checked_url(base_url)
+        self._base_url = wire.checked_url(base_url)
         self._max_retries = max_retries
         self._rules = _requests.Rules.of(cast)
-        shared = _wire.client_headers(api_key, headers)
+        shared = wire.client_headers(api_key, headers)
         self._transport = make_transport(self._base_url, timeout, shared, transport)
         self.tensors = Tensors(self)
         self.programs = Programs(self)
@@ -493,13 +494,13 @@ class Client:
                 raise Unavailable(f"{self._base_url}: not ready within {timeout_s:g} s")
             time.sleep(POLL_S)
 
-    def exchange(self, method: str, path: str) -> _wire.Reply:
+    def exchange(self, method: str, path: str) -> wire.Reply:
         """Sends a request without a body to any path, and returns the answer whatever its status.
 
         Raises:
             ConnectionFailed: No answer.
         """
-        return self._send(_wire.Call(method, path))
+        return self._send(wire.Call(method, path))
 
     def close(self) -> None:
         """Closes the connections."""
@@ -529,10 +530,10 @@ class Client:
     def _do(self, request: _requests.Request[T]) -> T:
         return request.parse(self._send(request.call), self._handle)
 
-    def _send(self, call: _wire.Call) -> _wire.Reply:
+    def _send(self, call: wire.Call) -> wire.Reply:
         retries = Retries(call, self._max_retries)
         while True:
-            outcome: _wire.Reply | ConnectionFailed
+            outcome: wire.Reply | ConnectionFailed
             try:
                 outcome = self._transport.exchange(retries.next_call())
             except ConnectionFailed as error:
@@ -730,11 +731,13 @@ class Programs:
 
 def make_transport(
     base_url: str, timeout: float | httpx.Timeout | None, headers: Mapping[str, str], own: httpx.BaseTransport | None
-) -> _wire.Transport:
+) -> wire.Transport:
     """Returns the transport for an address: of one's own for plain HTTP, on httpx for the rest."""
     is_plain = own is None and base_url.startswith("http://") and not has_proxy(base_url)
     if is_plain and (timeout is None or isinstance(timeout, int | float)):
         return SocketTransport(base_url, timeout, headers)
     # By name: loading httpx takes longer than all the rest of the client.
-    made: _wire.Transport = importlib.import_module("tilewire._httpx").HttpxTransport(base_url, timeout, headers, own)
+    made: wire.Transport = importlib.import_module("tilewire._transport.over_httpx").HttpxTransport(
+        base_url, timeout, headers, own
+    )
     return made

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
 
-from tilewire._arrays import Array
+from tilewire._arrays.host import Array
 
 Activation = Literal["none", "relu", "leaky_relu", "gelu", "silu", "sigmoid", "tanh"]
 Precision = Literal["ieee", "tf32", "tf32x3", "fast"]

@@ -180,7 +180,7 @@ async def serve(settings: GatewaySettings, open_servers: Callable[[Gateway], Seq
         EngineClient(settings.index, address, segment, on_change, poller) for address in settings.engine_addresses
     ]
     gateway = make_gateway(settings, clients, Arena(segment), metrics)
-    gateway.metrics.observe_load(0, gateway.arena)
+    gateway.metrics.observe_load()
     servers = open_servers(gateway)
 
     background: list[Coroutine[Any, Any, None]] = [client.run() for client in clients]

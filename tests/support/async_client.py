@@ -15,7 +15,7 @@ _SYNC_ONLY = re.compile(r"^ *# <sync>\n.*?^ *# </sync>\n", re.MULTILINE | re.DOT
 _WORDS = (
     (r"\b(Client|Tensor|Tensors|Programs|KeptProgram)\b(?!`\?)", r"Async\1"),
     (r"\bhttpx\.BaseTransport\b", "httpx.AsyncBaseTransport"),
-    (r"\b_wire\.Transport\b", "_wire.AsyncTransport"),
+    (r"\bwire\.Transport\b", "wire.AsyncTransport"),
     (r"\bHttpxTransport\b", "AsyncHttpxTransport"),
     (r"\btime\.sleep\(", "await asyncio.sleep("),
     (r"def __enter__", "async def __aenter__"),
@@ -24,8 +24,11 @@ _WORDS = (
     (r"_transport\.close\(", "_transport.aclose("),
     (r"self\.close\(", "self.aclose("),
     (r"^import importlib\n", "import asyncio\nimport importlib\n"),
-    (r"^(from tilewire\._arrays import .*\n)", r"\1from tilewire._async_sockets import AsyncSocketTransport\n"),
-    (r"^from tilewire\._sockets import .*\n", ""),
+    (
+        r"^(from tilewire\._transport import wire\n)",
+        r"\1from tilewire._transport.async_sockets import AsyncSocketTransport\n",
+    ),
+    (r"^from tilewire\._transport\.sockets import .*\n", ""),
     (r"\bSocketTransport\(", "AsyncSocketTransport("),
     (r"^from collections\.abc import Callable, Iterator, Mapping\n", "from collections.abc import Callable, Mapping\n"),
     (r"The blocking client", "The asyncio client"),

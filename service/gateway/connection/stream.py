@@ -133,7 +133,8 @@ class RequestStream(RequestResponseCycle):
         if self._awaited is not None:
             # Uvicorn waits for these when it ends, and cancels them when that takes too long.
             self._owner.server_state.tasks.add(self)  # type: ignore[arg-type]
-            self._keep_body()
+            if not self._is_asked:
+                self._keep_body()
 
     def cancel(self, msg: object = None) -> None:
         """Uvicorn's call, as of a task: the server ends."""
@@ -174,7 +175,7 @@ class RequestStream(RequestResponseCycle):
 
     def _keep_body(self) -> None:
         """Copies what has come of a body for which there is no slot yet, as the next read uses the memory again."""
-        if self._is_asked or isinstance(self.body, bytearray):
+        if isinstance(self.body, bytearray):
             return
         self.body = bytes(self.body)
         if self._owed:
@@ -262,36 +263,34 @@ class RequestStream(RequestResponseCycle):
                 self._owner.transport.write(CONTINUE)
 
     def respond(
-        self, status: int, lines: str, chunks: Sequence[bytes | memoryview], *, closes: bool
-    ) -> Awaitable[None] | None:
-        """Writes a whole answer."""
-        if self.flow.write_paused:
-            return self._respond_later(status, lines, chunks, closes)
-        return self._respond(status, lines, chunks, closes)
-
-    async def _respond_later(self, status: int, lines: str, chunks: Sequence[bytes | memoryview], closes: bool) -> None:
-        if not self.is_disconnected:
-            await self.flow.drain()
-        written = self._respond(status, lines, chunks, closes)
-        if written is not None:
-            await written
-
-    def _respond(
         self, status: int, lines: str, chunks: Sequence[bytes | memoryview], closes: bool
     ) -> Awaitable[None] | None:
+        """Writes a whole answer."""
         owner = self._owner
-        if self.is_disconnected:
+        if self.disconnected or owner.transport.is_closing():
             return None
+        if owner.flow.write_paused:
+            return self._respond_later(status, lines, chunks, closes)
         self.response_started = True
         if closes:
             self.keep_alive = False
         end = "\r\n" if self.keep_alive else "connection: close\r\n\r\n"
         head = b"".join((STATUS_LINE[status], owner.default_lines(), f"{lines}{end}".encode("latin-1")))
         written = write_answer(owner, head, () if self.is_head_only else chunks)
-        if written is None:
+        if written is not None:
+            return self._end_later(written)
+        if self.keep_alive and not self._owed:
+            self.response_complete = True
+            owner.on_response_complete()
+        else:
             self._end_response()
-            return None
-        return self._end_later(written)
+        return None
+
+    async def _respond_later(self, status: int, lines: str, chunks: Sequence[bytes | memoryview], closes: bool) -> None:
+        await self.flow.drain()
+        written = self.respond(status, lines, chunks, closes)
+        if written is not None:
+            await written
 
     async def _end_later(self, written: Awaitable[None]) -> None:
         await written
@@ -300,7 +299,6 @@ class RequestStream(RequestResponseCycle):
     def _end_response(self) -> None:
         owner = self._owner
         self.response_complete = True
-        self.notify()
         if not self.keep_alive:
             if self.more_body and not self.waiting_for_100_continue:
                 # Closing with bytes unread would reset the connection, and the client would lose the answer.

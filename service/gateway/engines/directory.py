@@ -62,6 +62,10 @@ class Directory:
         """Returns the version of a name's slot, to be read before an engine is asked."""
         return self._versions[slot_of(name)]
 
+    def marks_of(self, names: Iterable[str]) -> dict[str, int]:
+        """Returns the versions of several names' slots."""
+        return {name: self._versions[slot_of(name)] for name in names}
+
     def is_current(self, index: int, name: str) -> bool:
         """Whether an engine has every change of a name."""
         home = self.home_of(name)
@@ -107,10 +111,3 @@ class Directory:
         """Drops what is known of a name."""
         self.types.pop(name, None)
         self._known.pop(name, None)
-
-    def have_types(self, types: Iterable[tuple[str, TensorType]]) -> bool:
-        """Whether residents have these types for all that is known."""
-        for name, kind in types:  # noqa: SIM110  (a generator costs more than the look)
-            if self.types.get(name) != kind:
-                return False
-        return True

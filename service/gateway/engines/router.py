@@ -108,6 +108,7 @@ class Engines:
     def __init__(self, engines: Sequence[Engine], board: VersionBoard | None = None) -> None:
         self._engines = engines
         self._directory = Directory(engines, board or VersionBoard())
+        self._types = self._directory.types
         self.templates = Templates(self._forget_template)
 
     @property
@@ -149,8 +150,11 @@ class Engines:
             raise _starting()
 
     def knows(self, types: Iterable[tuple[str, TensorType]]) -> bool:
-        """Whether an engine can compute, and residents have these types for all that is known here."""
-        return self.is_ready and self._directory.have_types(types)
+        """Whether residents have these types for all that is known here."""
+        for name, kind in types:  # noqa: SIM110  (a generator costs more than the look)
+            if self._types.get(name) != kind:
+                return False
+        return True
 
     async def compute(
         self,
@@ -184,55 +188,42 @@ class Engines:
         names = self._residents_of(bound)
         for _search in range(MAX_SEARCHES):
             # Before the choice: what the engine says is right for these marks, and perhaps for later ones.
-            marks = {name: self._directory.mark_of(name) for name in names}
+            marks = self._directory.marks_of(names) if names else {}
             index = self._least_busy(names)
             if index is None:
                 await self._locate(names)
                 continue
-            reply = await self._run(index, bound, client, slots, deadline_ns, priority, flow)
-            if isinstance(reply, Done) and reply.stored is not None:
-                reply = msgspec.structs.replace(reply, stored=await self._store(index, reply.stored, durable=durable))
-            if client.is_disconnected:
-                raise ClientGone("the client left before its answer")
+            engine = self._engines[index]
+            request_id, future = engine.submit(
+                bound.template, bound.offsets, deadline_ns=deadline_ns, priority=priority, flow=flow
+            )
+            # Cancelled or not, the reply is awaited: until it comes, the slots are the engine's.
+            client.watch(lambda engine=engine, request_id=request_id: engine.cancel(request_id))  # type: ignore[misc]
+            try:
+                if deadline_ns and not await _is_done_by(future, deadline_ns + DEADLINE_GRACE_NS):
+                    engine.cancel(request_id)
+                    slots.hold_until(future)
+                    future.add_done_callback(lambda late, engine=engine: _drop_late(engine, late))  # type: ignore[misc]
+                    raise DeadlinePassed("deadline: it passed, and the engine has not answered")
+                reply = await future
+            finally:
+                client.unwatch()
+                # An error that it holds leads back to this frame: left here, both would wait for the garbage collector.
+                del future
             if isinstance(reply, Done):
+                if reply.stored is not None:
+                    reply = await self._store(index, reply, reply.stored, durable=durable)
+                if client.is_disconnected:
+                    raise ClientGone("the client left before its answer")
                 return reply
+            assert isinstance(reply, Stale), "This is a bug."
             for info in reply.tensors:
                 self._directory.learn(info, marks.get(info.name, info.version), index)
             if _must_plan_anew(bound, reply):
                 return reply
         raise Unavailable("its resident tensors keep moving while it waits")
 
-    async def _run(
-        self,
-        index: int,
-        bound: BoundTemplate,
-        client: Departure,
-        slots: Slots,
-        deadline_ns: int,
-        priority: int,
-        flow: Flow,
-    ) -> Done | Stale:
-        engine = self._engines[index]
-        request_id, future = engine.submit(
-            bound.template, bound.offsets, deadline_ns=deadline_ns, priority=priority, flow=flow
-        )
-        # Cancelled or not, the reply is awaited: until it comes, the slots are the engine's.
-        client.watch(lambda: engine.cancel(request_id))
-        try:
-            if deadline_ns and not await _is_done_by(future, deadline_ns + DEADLINE_GRACE_NS):
-                engine.cancel(request_id)
-                slots.hold_until(future)
-                future.add_done_callback(lambda late: self._drop_late(engine, late))
-                raise DeadlinePassed("deadline: it passed, and the engine has not answered")
-            reply = await future
-        finally:
-            client.unwatch()
-            # An error that it holds leads back to this frame: left here, both would wait for the garbage collector.
-            del future
-        assert isinstance(reply, Done | Stale), "This is a bug."
-        return reply
-
-    async def _store(self, index: int, stored: Stored, *, durable: bool) -> Stored:
+    async def _store(self, index: int, reply: Done, stored: Stored, *, durable: bool) -> Done:
         """Makes a result resident that an engine keeps, and waits for its host copy if that is asked for."""
         if stored.ticket:
             info, was_there = await self._order(index, stored.info, stored.ticket)
@@ -241,7 +232,7 @@ class Engines:
             self._directory.learn_stored(stored.info)
         if durable:
             await self._ask(self._engines[index], AwaitCopy(0, stored.info.name, stored.info.version), Tensors)
-        return stored
+        return msgspec.structs.replace(reply, stored=stored)
 
     async def _order(self, index: int, info: TensorInfo, ticket: int) -> tuple[TensorInfo, bool]:
         """Has the home engine give a version to a tensor that another engine holds."""
@@ -257,18 +248,12 @@ class Engines:
         self._directory.learn_stored(ordered)
         return ordered, reply.replaced
 
-    @staticmethod
-    def _drop_late(engine: Engine, late: asyncio.Future[Reply]) -> None:
-        """Drops a result that stays on the device when its request has ended without it."""
-        if late.cancelled() or late.exception() is not None:
-            return
-        reply = late.result()
-        if isinstance(reply, Done) and reply.stored is not None and reply.stored.ticket and engine.welcome is not None:
-            engine.send(AdoptTensor(0, reply.stored.ticket, reply.stored.info))
-
-    def known_type(self, name: str) -> TensorType | None:
-        """As `type_of`, as far as it is known here."""
-        return self._directory.types.get(name)
+    def have_types(self, residents: Mapping[str, str]) -> bool:
+        """Whether the types of these residents are known here."""
+        for name in residents.values():  # noqa: SIM110  (a generator costs more than the look)
+            if name not in self._types:
+                return False
+        return True
 
     async def type_of(self, name: str, *, field: str) -> TensorType:
         """The dtype and shape of a resident; may be out of date, which the engine notices.
@@ -526,15 +511,18 @@ class Engines:
         sizes = {name: kind.nbytes for name in names if (kind := directory.types.get(name)) is not None}
         held = {index: sum(sizes[name] for name in sizes if directory.serves(index, name)) for index in ready}
         index = max(ready, key=lambda one: held[one])
-        try:
-            async with asyncio.timeout(FETCH_TIMEOUT_S):
-                for name in names:
-                    mark = directory.mark_of(name)
-                    if not directory.serves(index, name):
-                        reply = await self._ask(self._engines[index], FetchTensor(0, name), Tensors)
-                        directory.learn(reply.tensors[0], mark, index)
-        except TimeoutError:
-            raise Unavailable(f"{' and '.join(names)}: they are not on one device yet") from None
+        for name in names:
+            mark = directory.mark_of(name)
+            if directory.serves(index, name):
+                continue
+            _, future = self._engines[index].send(FetchTensor(0, name))
+            # Requests run without tasks, which `asyncio.timeout` would need.
+            await asyncio.wait((future,), timeout=FETCH_TIMEOUT_S)
+            if not future.done():
+                raise Unavailable(f"{name}: it is not on one device with the other residents yet")
+            reply = future.result()
+            assert isinstance(reply, Tensors), "This is a bug."
+            directory.learn(reply.tensors[0], mark, index)
 
     def _most_current(self, name: str) -> int:
         """Returns an engine that has every change of a name: its home if that is ready.
@@ -563,6 +551,15 @@ def _must_plan_anew(bound: BoundTemplate, stale: Stale) -> bool:
         if info is not None and (info.type != spec.type or spec.version not in (None, info.version)):
             return True
     return not now
+
+
+def _drop_late(engine: Engine, late: asyncio.Future[Reply]) -> None:
+    """Drops a result that stays on the device when its request has ended without it."""
+    if late.cancelled() or late.exception() is not None:
+        return
+    reply = late.result()
+    if isinstance(reply, Done) and reply.stored is not None and reply.stored.ticket and engine.welcome is not None:
+        engine.send(AdoptTensor(0, reply.stored.ticket, reply.stored.info))
 
 
 def _starting() -> Unavailable:

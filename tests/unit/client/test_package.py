@@ -62,7 +62,7 @@ def test_bfloat16_without_ml_dtypes_says_what_to_install() -> None:
     code = """
 import sys
 sys.modules["ml_dtypes"] = None
-from tilewire._arrays import from_safetensors
+from tilewire._arrays.host import from_safetensors
 header = b'{"out":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}'
 from_safetensors(bytearray(len(header).to_bytes(8, "little") + header + b"xx"))["out"].numpy()
 """

@@ -230,7 +230,7 @@ def router(gateway: Gateway) -> APIRouter:
         try:
             gateway.engines.check_ready()
             refuse_encodings(context.head)
-            body = await receive_body(context, leases, _max_text_bytes(gateway), gateway.settings.body_timeout_s)
+            body = await receive_body(gateway, context, leases, _max_text_bytes(gateway))
             kept, was_there = await gateway.programs.put(name, bytes(body.view), leases)
             return json_response(_describe(kept), HTTPStatus.OK if was_there else HTTPStatus.CREATED)
         finally:

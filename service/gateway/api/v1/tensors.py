@@ -18,7 +18,7 @@ from tilewire.service.gateway.request.body import receive_body, refuse_encodings
 from tilewire.service.gateway.request.context import Gateway, RequestContext, context_of
 from tilewire.service.gateway.request.handle import MAX_PLANS, reserve_answer
 from tilewire.service.gateway.request.offload import offload
-from tilewire.service.gateway.request.response import TensorResponse, describe_tensor, json_response
+from tilewire.service.gateway.request.response import TensorResponse, describe_tensor, json_response, timestamp
 from tilewire.service.ipc.messages import Done, TensorInfo, Upload
 from tilewire.service.ops.op import check_limits
 from tilewire.service.ops.registry import is_program
@@ -110,8 +110,7 @@ async def _put(
 
 async def _receive(gateway: Gateway, context: RequestContext, leases: Leases) -> Mapping[str, Placed]:
     settings = gateway.settings
-    gateway.metrics.observe_load(gateway.admission.in_flight, gateway.arena)
-    body = await receive_body(context, leases, settings.max_body_bytes, settings.body_timeout_s)
+    body = await receive_body(gateway, context, leases, settings.max_body_bytes)
     codec = codec_for_body(context.head.headers.get("content-type"), bytes(body.view[:SNIFF_BYTES]))
     return await read_tensors(codec, body, leases, settings.max_json_bytes)
 
@@ -141,10 +140,12 @@ async def _fetch(gateway: Gateway, context: RequestContext, name: str, leases: L
 
 
 def _headers(info: TensorInfo) -> dict[str, str]:
+    times = {"x-tensor-created": timestamp(info.created), "x-tensor-last-used": timestamp(info.last_used)}
     return {
         "x-tensor-name": info.name,
         "x-tensor-dtype": info.type.dtype,
         "x-tensor-shape": ",".join(map(str, info.type.shape)),
         "x-tensor-bytes": str(info.type.nbytes),
         "x-tensor-hits": str(info.hits),
+        **{name: value for name, value in times.items() if value is not None},
     }

@@ -228,7 +228,7 @@ class InferEncoder(msgspec.Struct, frozen=True):
 
     def encode(self, payloads: Sequence[memoryview]) -> Answer:
         """Writes an answer around the payloads."""
-        body = encode_answer(self.op, self.request, self.types, dict(zip(self.types, payloads, strict=True)))
+        body = encode_answer(self.op, self.request, self.types, dict(zip(self.types, payloads, strict=bool(payloads))))
         chunks, is_text = body.chunks, body.header_bytes is None
         lines = "" if is_text else f"{HEADER_LENGTH}: {body.header_bytes}\r\n"
         coding = None

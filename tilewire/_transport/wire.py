@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from tilewire._arrays import CONTENT_TYPE, HostArray, from_safetensors
+from tilewire._arrays.host import CONTENT_TYPE, HostArray, from_safetensors
 from tilewire._errors import ConnectionFailed, ServerError, class_for
 from tilewire._names import tensor_name
 from tilewire._types import TensorInfo
