@@ -14,7 +14,7 @@ from tilewire.service.errors import InvalidRequest, TilewireError, Unavailable
 from tilewire.service.gateway.auth.authenticator import Access, authorise
 from tilewire.service.gateway.engines.templates import BoundTemplate
 from tilewire.service.gateway.request.access_log import report
-from tilewire.service.gateway.request.adapter import Answer, Api, Call, Task
+from tilewire.service.gateway.request.adapter import Api, Call, Task
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.body import receive_body
 from tilewire.service.gateway.request.context import Gateway, RequestContext
@@ -28,7 +28,7 @@ from tilewire.service.gateway.request.response import (
 )
 from tilewire.service.gateway.request.template import MAX_LEAD_BYTES, CachedHead, RequestTemplate
 from tilewire.service.ipc.arena import Lease, slot_bytes
-from tilewire.service.ipc.messages import Done, InputSpec, OutputSpec, Upload
+from tilewire.service.ipc.messages import Done, InputSpec, OutputSpec
 from tilewire.service.ops.op import AnyOp, TensorType
 from tilewire.service.ops.planning import plan
 from tilewire.service.telemetry import log
@@ -70,7 +70,8 @@ async def handle(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp)
         template, places, done = await compute(gateway, context, call, body, leases)
         encoder, lines = template.encoder, timing_lines(context.receive_s, done.timings, done.batch_size)
         if encoder is None:
-            await respond(gateway, context, CREATED, await store(gateway, call, template, places, lines))
+            assert done.stored is not None, "This is a bug."
+            await respond(gateway, context, CREATED, json_answer(describe_tensor(done.stored.info), lines))
         else:
             view = gateway.arena.segment.view
             payloads = [view[at : at + size] for at, size in zip(places, template.payload_bytes, strict=True)]
@@ -122,14 +123,10 @@ def allow(cached: CachedHead | None, access: Access, call: Call) -> None:
 
     Raises:
         Forbidden: The key may not do that.
-        InvalidRequest: A result of several tensors cannot be stored under one name.
     """
     if cached is not None and cached.allowed is access:
         return
-    written = () if call.store is None else (call.store,)
-    authorise(access, op=call.op.name, read=call.residents.values(), write=written)
-    if call.store is not None and len(call.op.outputs) > 1:
-        raise InvalidRequest(f"store: {call.op.name} has the outputs {', '.join(call.op.outputs)}; one can be stored")
+    authorise(access, op=call.op.name, read=call.residents.values(), write=call.writes)
     if cached is not None:
         cached.allowed = access
 
@@ -165,7 +162,7 @@ async def compute(
             if context.receive_began_s:
                 context.receive_s = time.perf_counter() - context.receive_began_s
         if context.access is not template.allowed:
-            authorise(context.granted, read=template.reads, shared_memory=template.uses_regions)
+            authorise(context.granted, read=template.reads, write=template.writes, shared_memory=template.uses_regions)
             template.allowed = context.access
         if context.granted.key is not None and template.encoder is not None:
             reserve_answer(gateway, context, sum(template.payload_bytes))
@@ -184,6 +181,7 @@ async def compute(
             deadline_ns=deadline_of(template, context),
             priority=template.priority,
             flow=context.flow,
+            durable=template.durable,
         )
         if isinstance(reply, Done):
             context.timings, context.batch_size = reply.timings, reply.batch_size
@@ -255,14 +253,14 @@ def plan_task(
     encoder = task.encoder(outputs)
     regions = [task.out_regions.get(name) for name in op.outputs]
     specs = tuple(
-        OutputSpec(kind, None if region is None else region.name)
+        OutputSpec(kind, None if region is None else region.name, task.store)
         for kind, region in zip(planned.outputs, regions, strict=True)
     )
     lead = None
-    if task.lead_bytes is not None and task.lead_bytes <= MAX_LEAD_BYTES and call.store is None:
+    if task.lead_bytes is not None and task.lead_bytes <= MAX_LEAD_BYTES:
         lead = b"" if body is None else bytes(body.view[call.lead_bytes :][: task.lead_bytes])
     outputs_at, result_bytes = list[tuple[int, bool]](), 0
-    for kind, region in zip(planned.outputs, regions, strict=True):
+    for kind, region in zip(planned.outputs, regions, strict=True) if task.store is None else ():
         outputs_at.append((result_bytes, True) if region is None else (region.offset, False))
         result_bytes += slot_bytes(kind.nbytes) if region is None else 0
     located = [(spec, offset) for spec, offset in inputs if offset is not None]
@@ -279,9 +277,11 @@ def plan_task(
         outputs=tuple(outputs_at),
         timeout_ns=task.timeout_ns,
         priority=task.priority,
-        payload_bytes=tuple(0 if spec.region is not None else spec.type.nbytes for spec in specs),
+        payload_bytes=tuple(0 if spec.region is not None else spec.type.nbytes for spec in specs if not spec.resident),
         result_bytes=result_bytes,
         encoder=encoder,
+        store=task.store,
+        durable=task.durable,
     )
 
 
@@ -316,10 +316,3 @@ def deadline_of(template: RequestTemplate, context: RequestContext) -> int:
         given_up_ns = int(context.deadline_s * 1e9)
         deadline_ns = min(deadline_ns, given_up_ns) if deadline_ns else given_up_ns
     return deadline_ns
-
-
-async def store(gateway: Gateway, call: Call, template: RequestTemplate, places: list[int], lines: str) -> Answer:
-    """Makes the only output resident, and describes it."""
-    assert call.store is not None, "This is a bug."
-    info, _ = await gateway.engines.put(call.store, Upload(template.job.outputs[0].type, places[0]))
-    return json_answer(describe_tensor(info), lines)

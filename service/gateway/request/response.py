@@ -202,6 +202,8 @@ def describe_tensor(info: TensorInfo) -> dict[str, object]:
         "created": timestamp(info.created),
         "last_used": timestamp(info.last_used),
         "hits": info.hits,
+        "placement": info.placement,
+        "engines": info.engines,
     }
 
 

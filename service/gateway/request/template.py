@@ -45,7 +45,9 @@ class RequestTemplate(msgspec.Struct, eq=False):
         priority: 0 for the default, 1 for the most urgent.
         payload_bytes: Bytes of each output that are sent; 0 for one in a region.
         result_bytes: Bytes of the results' slot.
-        encoder: Writer of the answer; None when the result is stored.
+        encoder: Writer of the answer; None when the description of the stored result is the answer.
+        store: Name under which the result becomes resident; None to answer it.
+        durable: The answer waits for the host copy of that.
         allowed: Rights that were found to allow it; None before.
     """
 
@@ -62,7 +64,14 @@ class RequestTemplate(msgspec.Struct, eq=False):
     payload_bytes: tuple[int, ...]
     result_bytes: int
     encoder: Encoder | None
+    store: str | None = None
+    durable: bool = False
     allowed: Access | None = None
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Names of the resident tensors that it stores."""
+        return () if self.store is None else (self.store,)
 
 
 class CachedHead:

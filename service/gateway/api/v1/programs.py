@@ -87,15 +87,12 @@ class ProgramCall(msgspec.Struct, frozen=True):
 
     lead_bytes: int = 0
     needs_body: bool = False
+    writes: tuple[str, ...] = ()
     program_field: str = "program"
 
     @property
     def residents(self) -> Mapping[str, str]:
         return self.query.residents
-
-    @property
-    def store(self) -> str | None:
-        return None
 
     async def decode(self, body: Lease | None, leases: Leases) -> ProgramTask:
         """Reads the body of a request."""
@@ -141,6 +138,8 @@ class ProgramTask(msgspec.Struct, frozen=True):
     declared: Mapping[str, TensorType] = {}
     regions: Mapping[str, tuple[TensorType, Region]] = {}
     out_regions: Mapping[str, Region] = {}
+    store: str | None = None
+    durable: bool = False
     priority: int = 0
 
     @property
