@@ -42,7 +42,8 @@ def test_a_stored_product_is_the_answered_one(
 ) -> None:
     m, k, n = shape
     rng = np.random.default_rng(m)
-    a, b = rng.standard_normal((m, k)).astype(dtype), rng.standard_normal((k, n)).astype(dtype)
+    a: np.ndarray = rng.standard_normal((m, k)).astype(dtype)
+    b: np.ndarray = rng.standard_normal((k, n)).astype(dtype)
     expected = client.matmul(a, b)
     stored = client.matmul(a, b, store="gpu/y", durable=True)
     np.testing.assert_allclose(stored.fetch().astype(np.float64), expected.astype(np.float64), rtol=1e-2, atol=1e-2)
