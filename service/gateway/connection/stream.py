@@ -7,7 +7,6 @@ through ASGI, too.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ from tilewire.service.gateway.auth.flows import Flow
 from tilewire.service.gateway.connection.receive import Connection, Receiver
 from tilewire.service.gateway.connection.write import CoalescingTransport, write_answer
 from tilewire.service.gateway.request.body import stalled
+from tilewire.service.gateway.request.driving import Driven
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class StreamOwner(Connection, Protocol):
     def linger(self) -> None: ...
 
 
-class RequestStream(RequestResponseCycle):
+class RequestStream(Driven, RequestResponseCycle):
     """See the module, and `context.Stream` for the calls.
 
     Args:
@@ -72,7 +72,6 @@ class RequestStream(RequestResponseCycle):
     received_bytes = 0
     _is_asked = _is_stalled = False
     _event: asyncio.Event | None = None
-    _awaited: asyncio.Future[Any] | None = None
 
     def __init__(self, owner: StreamOwner, content_length: int | None = None, unparsed: memoryview = _NOTHING) -> None:
         # Not uvicorn's constructor: a request of an op needs neither a scope nor a transport of its own.
@@ -123,46 +122,20 @@ class RequestStream(RequestResponseCycle):
         self._end()
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs what answers an op: at once up to where it waits for something, and on when that is there.
-
-        A task would begin in the next turn of the loop, when what has come of the body has left the processor's cache.
-        """
-        self._work = work
-        self._context = contextvars.copy_context()
-        self._step()
-        if self._awaited is not None:
+        """Runs what answers an op, without a task."""
+        self.drive(work)
+        if self.is_waiting:
             # Uvicorn waits for these when it ends, and cancels them when that takes too long.
             self._owner.server_state.tasks.add(self)  # type: ignore[arg-type]
             if not self._is_asked:
                 self._keep_body()
 
-    def cancel(self, msg: object = None) -> None:
-        """Uvicorn's call, as of a task: the server ends."""
-        if self._awaited is not None:
-            self._awaited.cancel(msg)
-
-    def _step(self, _done: object = None) -> None:
-        """Runs the work up to where it waits again."""
-        try:
-            awaited = self._context.run(self._work.send, None)
-        except (StopIteration, asyncio.CancelledError):
-            pass
-        except Exception as error:  # noqa: BLE001  (it is logged)
+    def ended(self, error: Exception | None) -> None:
+        """See `Driven`."""
+        if error is not None:
             self._break_off(error)
-        else:
-            if awaited is None:
-                # It only lets others have their turn.
-                awaited = self._owner.loop.create_future()
-                self._owner.loop.call_soon(_finish, awaited)
-            # Whoever runs a coroutine notes that way that it has seen the future.
-            awaited._asyncio_future_blocking = False
-            awaited.add_done_callback(self._step)
-            self._awaited = awaited
-            return
-        if self._awaited is not None:
-            self._awaited = None
+        if self.is_waiting:
             self._owner.server_state.tasks.discard(self)
-        del self._work, self._context
         self._end()
 
     def _break_off(self, error: Exception) -> None:
@@ -314,8 +287,3 @@ class RequestStream(RequestResponseCycle):
     def _on_discarded(self, body: asyncio.Future[None]) -> None:
         if body.exception() is not None:
             self._owner.transport.close()
-
-
-def _finish(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

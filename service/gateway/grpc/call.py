@@ -86,7 +86,10 @@ class RpcCall:
         if self.repeated:
             self.head(0).check()
         access = gateway.authenticator.identify(self.path, self.identity)
-        gateway.admission.admit(access.flow or self.client_flow).release()
+        admission = gateway.admission
+        # What is nearly full is shared when the request is admitted.
+        if admission.is_draining or admission.in_flight >= gateway.settings.max_in_flight:
+            admission.admit(access.flow or self.client_flow).release()
 
     def head(self, nbytes: int) -> Head:
         """The head that a request of this call has.
