@@ -12,7 +12,6 @@ import pytest
 import tilewire
 from tests.support.async_client import WRITTEN, write
 
-
 # Bases of what is public: nobody needs their names.
 BASES = {"CallOptions", "DtypeOptions", "Recorded", "Resident"}
 BASES |= {"TensorCalls", "ProgramCalls", "AsyncTensorCalls", "AsyncProgramCalls"}
