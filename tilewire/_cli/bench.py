@@ -18,9 +18,9 @@ from rich.console import Console
 
 from tilewire._arrays.dtypes import dtype_name, numpy_dtype
 from tilewire._cli.session import EXIT_FAILED, URL, JsonOption, KeyOption, connected, print_json
-from tilewire._client import Client, make_transport
+from tilewire._clients.client import Client, make_transport
+from tilewire._clients.requests import Rules
 from tilewire._errors import ConnectionFailed
-from tilewire._requests import Rules
 from tilewire._transport import wire
 
 WEIGHT = "tilewire-bench/weight"

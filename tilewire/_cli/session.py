@@ -13,7 +13,7 @@ import typer
 
 from tilewire._arrays.files import Source
 from tilewire._arrays.host import HostArray, to_safetensors
-from tilewire._client import Client
+from tilewire._clients.client import Client
 from tilewire._errors import TilewireError
 from tilewire._transport.wire import DEFAULT_URL
 from tilewire._types import Answer

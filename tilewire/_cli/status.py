@@ -12,7 +12,7 @@ from rich.table import Table
 
 from tilewire._cli.exposition import Change, parse
 from tilewire._cli.session import EXIT_FAILED, URL, JsonOption, KeyOption, UrlOption, connected, print_json
-from tilewire._client import Client
+from tilewire._clients.client import Client
 from tilewire._transport import wire
 
 _FAILURES = ("4", "5")
