@@ -245,7 +245,8 @@ class RequestStream(Driven, RequestResponseCycle):
         if owner.flow.write_paused:
             return self._respond_later(status, lines, chunks, closes)
         self.response_started = True
-        if closes:
+        if closes or (self.waiting_for_100_continue and self.more_body):
+            # A client that waits for the interim response may send its body behind this answer, or not.
             self.keep_alive = False
         end = "\r\n" if self.keep_alive else "connection: close\r\n\r\n"
         head = b"".join((STATUS_LINE[status], owner.default_lines(), f"{lines}{end}".encode("latin-1")))
@@ -273,7 +274,7 @@ class RequestStream(Driven, RequestResponseCycle):
         owner = self._owner
         self.response_complete = True
         if not self.keep_alive:
-            if self.more_body and not self.waiting_for_100_continue:
+            if self.more_body:
                 # Closing with bytes unread would reset the connection, and the client would lose the answer.
                 owner.linger()
             else:
