@@ -159,6 +159,16 @@ class RequestStream(Driven, RequestResponseCycle):
         """Flow of the client's address."""
         return self._owner.client_flow
 
+    async def run_asgi(self, app: Any) -> None:
+        """Uvicorn's call: runs a framework's route."""
+
+        async def until_answered(scope: Any, receive: Any, send: Any) -> None:
+            await app(scope, receive, send)
+            # A connection under TLS is there for a moment when its client has left, and uvicorn would miss an answer.
+            self.disconnected |= self.is_disconnected
+
+        await super().run_asgi(until_answered)
+
     @property
     def is_complete(self) -> bool:
         """Whether the last byte of the body is in."""
