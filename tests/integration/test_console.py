@@ -525,7 +525,7 @@ def test_keys_engines_and_plurals(page: Page) -> None:
     assert boxes[1] is not None
     assert boxes[0]["y"] == boxes[1]["y"], "side by side"
     expect(page.locator("#m-queue")).to_have_text("1 request")
-    expect(page.locator("#f-load-sub")).to_have_text("1 waits in engines")
+    expect(page.locator("#f-load-sub")).to_have_text("1 waiting in engines")
 
 
 # ── people ────────────────────────────────────────────────────────────────────────────────────────
