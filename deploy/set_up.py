@@ -62,7 +62,7 @@ def main() -> None:
     extras = "dev,triton" if arguments.extra == "dev" and not found["gpu"] else arguments.extra
     if arguments.image:
         # Nobody installs anything into a running image: what a setting may ask for is there.
-        extras += ",otel"
+        extras += ",grpc,otel"
     project = [f"{ROOT}[{extras}]"] if arguments.image else ["--editable", f"{ROOT}[{extras}]"]
     command = [str(python), "-m", "pip", "install", "--quiet", *options, *project]
     print("installing:", " ".join(command[4:]))

@@ -20,6 +20,8 @@ UnaryFunction = Literal[
     "exp", "log", "sqrt", "rsqrt", "abs", "neg", "relu", "gelu", "silu", "sigmoid", "tanh"
 ]  # fmt: skip
 PointwiseFunction = BinaryFunction | UnaryFunction
+# Devices of a host that hold a tensor: all, one, or by its size.
+Placement = Literal["auto", "replicate", "single"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class TensorInfo:
         created: Time when it was stored, as the server writes times; None where it is left out.
         last_used: Time when a request last used it, likewise.
         hits: Number of requests that used it, likewise.
+        placement: Devices that shall hold it, `replicate` for all or `single`; likewise.
+        engines: Devices that hold it, by index; likewise.
     """
 
     name: str
@@ -43,6 +47,8 @@ class TensorInfo:
     created: str | float | None = None
     last_used: str | float | None = None
     hits: int | None = None
+    placement: str | None = None
+    engines: tuple[int, ...] | None = None
 
 
 class Resident:

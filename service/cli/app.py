@@ -31,6 +31,7 @@ BENCHMARKS = (
     "shared_memory",
     "http",
     "gateway",
+    "grpc",
     "settings",
     "start",
     "client",

@@ -30,6 +30,7 @@ from tilewire.service.gateway.request.room import Room
 from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
 from tilewire.service.gateway.telemetry.tracing import Recorder
 from tilewire.service.ipc.arena import Arena, Segment
+from tilewire.service.ipc.board import VersionBoard
 from tilewire.service.ipc.messages import Welcome
 from tilewire.service.keys import KeysError
 from tilewire.service.supervisor import child
@@ -77,7 +78,7 @@ def make_gateway(
     return Gateway(
         settings=settings,
         version=__version__,
-        engines=Engines(clients),
+        engines=Engines(clients, VersionBoard(settings.inherited.board)),
         arena=arena,
         admission=Admission(Room(arena, settings.room_timeout_s), settings.max_in_flight, settings.max_body_bytes),
         metrics=metrics,
@@ -179,7 +180,7 @@ async def serve(settings: GatewaySettings, open_servers: Callable[[Gateway], Seq
         EngineClient(settings.index, address, segment, on_change, poller) for address in settings.engine_addresses
     ]
     gateway = make_gateway(settings, clients, Arena(segment), metrics)
-    gateway.metrics.observe_load(0, gateway.arena)
+    gateway.metrics.observe_load()
     servers = open_servers(gateway)
 
     background: list[Coroutine[Any, Any, None]] = [client.run() for client in clients]

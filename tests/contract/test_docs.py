@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import os
 import re
@@ -22,7 +23,7 @@ import pytest
 from benchmarks import break_even
 from deploy import client_reference
 from tests.support.live_server import path_with
-from tests.support.programs import find_program
+from tests.support.programs import find_program, free_port
 from tilewire._cli.app import COMMANDS
 from tilewire._variables import CLIENT_VARIABLES
 from tilewire.service.cli import configuration_doc
@@ -30,6 +31,7 @@ from tilewire.service.cli.serve import flag_name, variable_name
 from tilewire.service.config.settings import Settings
 from tilewire.service.errors import BY_CODE
 from tilewire.service.gateway.api.v2.header import read_header
+from tilewire.service.gateway.grpc.open_inference_pb2 import DESCRIPTOR
 from tilewire.service.ops.program.definition import parse_program
 from tilewire.service.ops.registry import OPS
 
@@ -55,6 +57,7 @@ SHOWN = {"text", "console", "sh", "python", "json", "toml"}
 # Of other commands than `tilewire serve`.
 OTHER_FLAGS = {"--check", "--json", "--version", "--repository", "--url", "--cast", "--measure", "--data-binary"}
 DOCUMENTED_URL = "http://127.0.0.1:8000"
+DOCUMENTED_GRPC = "127.0.0.1:8001"
 ANNOUNCED = re.compile(r"at (http://\S+)")
 
 
@@ -203,6 +206,7 @@ def server_url() -> Iterator[str]:
     """A real server, as a person starts it, with what the examples ask for; it must drain cleanly."""
     command = [sys.executable, "-P", "-m", "tilewire", "serve"]
     command += ["--port", "0", "--device", "cpu", "--arena-bytes", "64MiB", "--allow-shared-memory"]
+    command += ["--grpc-port", str(grpc_port())]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
         try:
@@ -213,6 +217,12 @@ def server_url() -> Iterator[str]:
             process.send_signal(signal.SIGTERM)
             status = process.wait(60)
     assert status == 0
+
+
+@functools.cache
+def grpc_port() -> int:
+    """The port of gRPC that the examples' server has."""
+    return free_port()
 
 
 def python_blocks() -> list[tuple[str, str]]:
@@ -229,7 +239,7 @@ def python_blocks() -> list[tuple[str, str]]:
 
 def at(text: str, server_url: str) -> str:
     """An example with the server's address; Triton's client is given one without its scheme."""
-    text = text.replace(DOCUMENTED_URL, server_url)
+    text = text.replace(DOCUMENTED_GRPC, f"127.0.0.1:{grpc_port()}").replace(DOCUMENTED_URL, server_url)
     return text.replace(DOCUMENTED_URL.removeprefix("http://"), server_url.removeprefix("http://"))
 
 
@@ -284,6 +294,21 @@ def test_commands_of_the_tutorial_work(server_url: str, tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), np.full((2, 4), 3, np.float32))
+
+
+def test_the_first_line_about_grpc_says_what_was_measured() -> None:
+    page = TEXTS["docs/grpc.md"]
+    result = json.loads((ROOT / "benchmarks/results/grpc.json").read_text(encoding="utf-8"))
+    assert page.splitlines()[2].startswith(f"HTTP is {result['ratios']['http_to_grpc']} times quicker")
+    for one in result["medians"]:
+        assert f"| {one['server']} | {one['per_s']:,.0f} |" in page
+
+
+def test_the_calls_about_grpc_are_those_of_the_service() -> None:
+    named = set(re.findall(r"`([A-Z]\w+)`", section(TEXTS["docs/grpc.md"], "Calls")))
+    (service,) = DESCRIPTOR.services_by_name.values()
+    methods = {one.name for one in service.methods}
+    assert methods - named == {name for name in methods if name.endswith(("Register", "Unregister"))}
 
 
 def test_the_infer_request_of_the_api_is_one() -> None:

@@ -130,6 +130,17 @@ def test_raw_contents_that_cannot_be_right(channel: grpc.Channel) -> None:
         infer(channel, request)
 
 
+def test_a_declared_length_is_that_of_the_raw_contents(channel: grpc.Channel) -> None:
+    """KServe's client sends the parameter that HTTP has."""
+    request = request_of("add", ADD)
+    for one in request.inputs:
+        one.parameters["binary_data_size"].int64_param = 24
+    np.testing.assert_array_equal(out_of(infer(channel, request)), 2 * A)
+    request.inputs[1].parameters["binary_data_size"].int64_param = 23
+    with refused(INVALID, "b: binary_data_size 23; raw_input_contents has 24 bytes"):
+        infer(channel, request)
+
+
 def test_a_repeat_is_compared_to_the_last_byte_of_its_lengths(channel: grpc.Channel) -> None:
     """The cached request of equal size and equal header must not serve other lengths of contents."""
     for _ in range(3):

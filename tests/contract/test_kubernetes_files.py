@@ -6,6 +6,7 @@ There is no package with the schemas of KServe's resources: what is Kubernetes' 
 from __future__ import annotations
 
 import functools
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -102,6 +103,46 @@ def test_compose_is_valid() -> None:
     spec = PyCompose.from_yaml(yaml.safe_dump(yaml.safe_load(text))).to_spec()
     assert spec.services is not None
     assert spec.services.keys() == {"cuda", "rocm", "cpu", "prometheus", "grafana"}
+
+
+def test_compose_with_grpc_is_valid() -> None:
+    text = (DEPLOY / "compose.grpc.yaml").read_text(encoding="utf-8")
+    spec = PyCompose.from_yaml(yaml.safe_dump(yaml.safe_load(text))).to_spec()
+    assert spec.services is not None
+    assert spec.services.keys() == {"cuda", "rocm", "cpu"}
+    for service in yaml.safe_load(text)["services"].values():
+        port = service["environment"]["TILEWIRE_GRPC_PORT"]
+        assert Settings(grpc_port=port).grpc_port == int(port)
+        assert service["ports"] == [f"127.0.0.1:{port}:{port}"]
+
+
+@pytest.mark.parametrize("overlay", ["cuda", "rocm"])
+def test_the_component_adds_grpc_to_an_overlay(overlay: str, tmp_path: Path) -> None:
+    def path_to(name: str) -> str:
+        return os.path.relpath(DEPLOY / "kubernetes" / name, tmp_path.resolve())
+
+    folder = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [path_to(overlay)],
+        "components": [path_to("grpc")],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(folder), encoding="utf-8")
+    command = [find_program("kubectl"), "kustomize", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    resources = list(yaml.safe_load_all(done.stdout))
+    for resource in resources:
+        kubernetes_validate.validate(resource, KUBERNETES_VERSION, strict=True)
+    port = only(resources, "ConfigMap")["data"]["TILEWIRE_GRPC_PORT"]
+    (container,) = only(resources, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert {one["name"]: one["containerPort"] for one in container["ports"]} == {"http": 8000, "grpc": int(port)}
+    assert {one["name"]: one["targetPort"] for one in only(resources, "Service")["spec"]["ports"]} == {
+        "http": "http",
+        "grpc": "grpc",
+    }
+    (rule,) = only(resources, "NetworkPolicy")["spec"]["ingress"]
+    assert [one["port"] for one in rule["ports"]] == ["http", "grpc"]
 
 
 # ── what they say ─────────────────────────────────────────────────────────────────────────────────

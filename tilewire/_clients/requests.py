@@ -91,10 +91,13 @@ class Rules:
         call = _call(f"/v1/{quote(op, safe='')}", prepared, options, store)
         return Request(call, lambda reply, handle: _answer(reply, handle, prepared))
 
-    def put(self, name: str, array: Any, progress: Progress | None = None) -> Request[Any]:
+    def put(
+        self, name: str, array: Any, progress: Progress | None = None, placement: str | None = None
+    ) -> Request[Any]:
         """Builds the upload of one resident tensor."""
         host = array if isinstance(array, HostArray) else HostArray.of(array)
-        call = replace(_with_body(_tensor_call("PUT", name), {"tensor": host}), progress=progress)
+        query = {} if placement is None else {"placement": placement}
+        call = replace(_with_body(_tensor_call("PUT", name), {"tensor": host}), progress=progress, query=query)
         sent = TensorInfo(tensor_name(name), host.shape, host.dtype, host.nbytes)
         return Request(call, lambda reply, handle: handle(_stored(reply, sent)))
 

@@ -26,6 +26,7 @@ from tilewire._types import (
     NormalizeKind,
     NormalizeOptions,
     Operand,
+    Placement,
     PointwiseFunction,
     PointwiseOptions,
     ReduceKind,
@@ -311,19 +312,23 @@ class TensorCalls(abc.ABC):
 
     # ── resident tensors ──────────────────────────────────────────────────────────────────────────
 
-    def put(self, name: str, array: Operand, *, progress: bool | None = None) -> Tensor:
+    def put(
+        self, name: str, array: Operand, *, placement: Placement | None = None, progress: bool | None = None
+    ) -> Tensor:
         """Stores an array on the server under a name, replacing what was there, and returns its handle.
 
         Args:
             name: Name, with or without the `@`.
             array: Anything that `np.asarray` takes, `np.memmap` too, or an array of torch, JAX or CuPy.
+            placement: Devices that shall hold it, on a server with several: `replicate` for all, `single` for one; by
+                default by its size.
             progress: Whether to draw a progress bar; None draws one on a terminal when the transfer is long.
 
         Raises:
             QuotaExceeded: It does not fit beside the others.
         """
         with ProgressBar(name, progress) as bar:
-            tensor: Tensor = self._do(self._rules.put(name, array, bar))
+            tensor: Tensor = self._do(self._rules.put(name, array, bar, placement))
         return tensor
 
     def put_file(

@@ -274,6 +274,8 @@ def parse_info(document: Any) -> TensorInfo:
             created=document.get("created"),
             last_used=document.get("last_used"),
             hits=document.get("hits"),
+            placement=document.get("placement"),
+            engines=None if document.get("engines") is None else tuple(document["engines"]),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ServerError(f"not the description of a tensor: {str(document)[:200]}") from error

@@ -7,7 +7,6 @@ through ASGI, too.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ from tilewire.service.gateway.auth.flows import Flow
 from tilewire.service.gateway.connection.receive import Connection, Receiver
 from tilewire.service.gateway.connection.write import CoalescingTransport, write_answer
 from tilewire.service.gateway.request.body import stalled
+from tilewire.service.gateway.request.driving import Driven
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class StreamOwner(Connection, Protocol):
     def linger(self) -> None: ...
 
 
-class RequestStream(RequestResponseCycle):
+class RequestStream(Driven, RequestResponseCycle):
     """See the module, and `context.Stream` for the calls.
 
     Args:
@@ -72,7 +72,6 @@ class RequestStream(RequestResponseCycle):
     received_bytes = 0
     _is_asked = _is_stalled = False
     _event: asyncio.Event | None = None
-    _awaited: asyncio.Future[Any] | None = None
 
     def __init__(self, owner: StreamOwner, content_length: int | None = None, unparsed: memoryview = _NOTHING) -> None:
         # Not uvicorn's constructor: a request of an op needs neither a scope nor a transport of its own.
@@ -123,45 +122,20 @@ class RequestStream(RequestResponseCycle):
         self._end()
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs what answers an op: at once up to where it waits for something, and on when that is there.
-
-        A task would begin in the next turn of the loop, when what has come of the body has left the processor's cache.
-        """
-        self._work = work
-        self._context = contextvars.copy_context()
-        self._step()
-        if self._awaited is not None:
+        """Runs what answers an op, without a task."""
+        self.drive(work)
+        if self.is_waiting:
             # Uvicorn waits for these when it ends, and cancels them when that takes too long.
             self._owner.server_state.tasks.add(self)  # type: ignore[arg-type]
-            self._keep_body()
+            if not self._is_asked:
+                self._keep_body()
 
-    def cancel(self, msg: object = None) -> None:
-        """Uvicorn's call, as of a task: the server ends."""
-        if self._awaited is not None:
-            self._awaited.cancel(msg)
-
-    def _step(self, _done: object = None) -> None:
-        """Runs the work up to where it waits again."""
-        try:
-            awaited = self._context.run(self._work.send, None)
-        except (StopIteration, asyncio.CancelledError):
-            pass
-        except Exception as error:  # noqa: BLE001  (it is logged)
+    def ended(self, error: Exception | None) -> None:
+        """See `Driven`."""
+        if error is not None:
             self._break_off(error)
-        else:
-            if awaited is None:
-                # It only lets others have their turn.
-                awaited = self._owner.loop.create_future()
-                self._owner.loop.call_soon(_finish, awaited)
-            # Whoever runs a coroutine notes that way that it has seen the future.
-            awaited._asyncio_future_blocking = False
-            awaited.add_done_callback(self._step)
-            self._awaited = awaited
-            return
-        if self._awaited is not None:
-            self._awaited = None
+        if self.is_waiting:
             self._owner.server_state.tasks.discard(self)
-        del self._work, self._context
         self._end()
 
     def _break_off(self, error: Exception) -> None:
@@ -174,7 +148,7 @@ class RequestStream(RequestResponseCycle):
 
     def _keep_body(self) -> None:
         """Copies what has come of a body for which there is no slot yet, as the next read uses the memory again."""
-        if self._is_asked or isinstance(self.body, bytearray):
+        if isinstance(self.body, bytearray):
             return
         self.body = bytes(self.body)
         if self._owed:
@@ -262,36 +236,34 @@ class RequestStream(RequestResponseCycle):
                 self._owner.transport.write(CONTINUE)
 
     def respond(
-        self, status: int, lines: str, chunks: Sequence[bytes | memoryview], *, closes: bool
-    ) -> Awaitable[None] | None:
-        """Writes a whole answer."""
-        if self.flow.write_paused:
-            return self._respond_later(status, lines, chunks, closes)
-        return self._respond(status, lines, chunks, closes)
-
-    async def _respond_later(self, status: int, lines: str, chunks: Sequence[bytes | memoryview], closes: bool) -> None:
-        if not self.is_disconnected:
-            await self.flow.drain()
-        written = self._respond(status, lines, chunks, closes)
-        if written is not None:
-            await written
-
-    def _respond(
         self, status: int, lines: str, chunks: Sequence[bytes | memoryview], closes: bool
     ) -> Awaitable[None] | None:
+        """Writes a whole answer."""
         owner = self._owner
-        if self.is_disconnected:
+        if self.disconnected or owner.transport.is_closing():
             return None
+        if owner.flow.write_paused:
+            return self._respond_later(status, lines, chunks, closes)
         self.response_started = True
         if closes:
             self.keep_alive = False
         end = "\r\n" if self.keep_alive else "connection: close\r\n\r\n"
         head = b"".join((STATUS_LINE[status], owner.default_lines(), f"{lines}{end}".encode("latin-1")))
         written = write_answer(owner, head, () if self.is_head_only else chunks)
-        if written is None:
+        if written is not None:
+            return self._end_later(written)
+        if self.keep_alive and not self._owed:
+            self.response_complete = True
+            owner.on_response_complete()
+        else:
             self._end_response()
-            return None
-        return self._end_later(written)
+        return None
+
+    async def _respond_later(self, status: int, lines: str, chunks: Sequence[bytes | memoryview], closes: bool) -> None:
+        await self.flow.drain()
+        written = self.respond(status, lines, chunks, closes)
+        if written is not None:
+            await written
 
     async def _end_later(self, written: Awaitable[None]) -> None:
         await written
@@ -300,7 +272,6 @@ class RequestStream(RequestResponseCycle):
     def _end_response(self) -> None:
         owner = self._owner
         self.response_complete = True
-        self.notify()
         if not self.keep_alive:
             if self.more_body and not self.waiting_for_100_continue:
                 # Closing with bytes unread would reset the connection, and the client would lose the answer.
@@ -316,8 +287,3 @@ class RequestStream(RequestResponseCycle):
     def _on_discarded(self, body: asyncio.Future[None]) -> None:
         if body.exception() is not None:
             self._owner.transport.close()
-
-
-def _finish(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -12,7 +12,7 @@ import grpc
 from tilewire.service.gateway.auth.flows import flow_of_address
 from tilewire.service.gateway.grpc.status import code_of, hints_of
 from tilewire.service.gateway.grpc.stream import RpcStream
-from tilewire.service.gateway.request.context import Gateway, RequestContext, make_context
+from tilewire.service.gateway.request.context import Gateway, RequestContext
 from tilewire.service.gateway.request.head import OWN_HEADERS, Head
 
 # Metadata that name who asks.
@@ -86,7 +86,10 @@ class RpcCall:
         if self.repeated:
             self.head(0).check()
         access = gateway.authenticator.identify(self.path, self.identity)
-        gateway.admission.admit(access.flow or self.client_flow).release()
+        admission = gateway.admission
+        # What is nearly full is shared when the request is admitted.
+        if admission.is_draining or admission.in_flight >= gateway.settings.max_in_flight:
+            admission.admit(access.flow or self.client_flow).release()
 
     def head(self, nbytes: int) -> Head:
         """The head that a request of this call has.
@@ -98,7 +101,7 @@ class RpcCall:
 
     def context(self, head: Head, stream: RpcStream) -> RequestContext:
         """Makes the context of a request of this call."""
-        context = make_context(head, self.own, stream)
+        context = RequestContext(head, self.own, stream)
         context.began_s, context.deadline_s = self.began_s, self.deadline_s
         context.route = self.path
         return context

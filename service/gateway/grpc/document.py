@@ -50,8 +50,8 @@ def _input(one: ModelInferRequest.InferInputTensor, lengths: Iterator[int], *, i
     parameters = _parameters(one.parameters)
     entry: dict[str, object] = {"name": one.name, "parameters": parameters}
     is_resident = "resident" in parameters
-    if "binary_data_size" in parameters:
-        raise InvalidRequest(f"{one.name}: binary_data_size is a parameter of HTTP; raw_input_contents has lengths")
+    # KServe's client says it as over HTTP.
+    declared = parameters.pop("binary_data_size", None)
     if one.datatype or one.shape or not is_resident:
         entry |= {"datatype": one.datatype, "shape": list(one.shape)}
     contents = one.contents.ListFields()
@@ -63,6 +63,8 @@ def _input(one: ModelInferRequest.InferInputTensor, lengths: Iterator[int], *, i
     elif not is_raw:
         entry["data"] = _numbers(one, [(field.name, values) for field, values in contents])
     elif (length := next(lengths, None)) is not None:
+        if declared not in (None, length):
+            raise InvalidRequest(f"{one.name}: binary_data_size {declared}; raw_input_contents has {length} bytes")
         parameters["binary_data_size"] = length
     else:
         raise InvalidRequest(f"{one.name}: raw_input_contents: there is none for it, nor a resident or a region")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -24,6 +24,7 @@ from tilewire.service.gateway.grpc.wire import Frame, frame_of, parse
 from tilewire.service.gateway.request.access_log import report
 from tilewire.service.gateway.request.body import stalled
 from tilewire.service.gateway.request.context import Gateway, RequestContext
+from tilewire.service.gateway.request.driving import Driven
 from tilewire.service.gateway.request.handle import handle
 from tilewire.service.gateway.request.head import HeadKey
 from tilewire.service.gateway.request.offload import offload
@@ -44,13 +45,50 @@ class Running(NamedTuple):
 
     Attributes:
         stream: Its message.
-        answered: Its context, once it is answered.
+        answer: What answers it.
         message: As received.
     """
 
     stream: RpcStream
-    answered: asyncio.Future[RequestContext]
+    answer: Answering
     message: bytes
+
+
+class Answering(Driven):
+    """Runs what answers one message; a call that is cancelled does not cancel it.
+
+    Attributes:
+        context: The request, once it is answered.
+    """
+
+    def __init__(self) -> None:
+        self.context: RequestContext | None = None
+        self._error: Exception | None = None
+        self._done: asyncio.Future[None] | None = None
+
+    async def run(self, work: Coroutine[Any, Any, RequestContext]) -> None:
+        """Keeps what `work` returns."""
+        self.context = await work
+
+    async def result(self) -> RequestContext:
+        """Returns the request when it is answered.
+
+        Raises:
+            Exception: It could not be answered: a bug.
+        """
+        if self.is_waiting:
+            self._done = asyncio.get_running_loop().create_future()
+            await self._done
+        if self._error is not None:
+            raise self._error
+        assert self.context is not None, "This is a bug."
+        return self.context
+
+    def ended(self, error: Exception | None) -> None:
+        """See `Driven`."""
+        self._error = error
+        if self._done is not None and not self._done.done():
+            self._done.set_result(None)
 
 
 class InferCalls:
@@ -64,7 +102,6 @@ class InferCalls:
         self._gateway = gateway
         self._limits = limits_of(gateway.settings)
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def infer(self, _requests: AsyncIterator[bytes], call: Servicer) -> bytes:
         """Answers ModelInfer; its message is read only when the call may be answered."""
@@ -75,11 +112,11 @@ class InferCalls:
             message = await self._read(call)
         except TilewireError as error:
             return await finish(call, await self._refuse(opened, stream, error), stream)
-        answered = self._start(opened, stream, message)
+        answer = self._start(opened, stream, message)
         try:
-            context = await answered
+            context = await answer.result()
         except asyncio.CancelledError:
-            # The engine may still write into the request's slots: the task ends when it has answered.
+            # The engine may still write into the request's slots: the work goes on until it has answered.
             stream.leave()
             raise
         return await finish(call, context, stream)
@@ -99,7 +136,7 @@ class InferCalls:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._read_stream(call, queue, streams))
                 while (running := await queue.get()) is not None:
-                    context = await running.answered
+                    context = await running.answer.result()
                     streams.discard(running.stream)
                     await call.write(_streamed(context, running))
         finally:
@@ -112,8 +149,7 @@ class InferCalls:
             opened = RpcCall(STREAM_INFER, call)
             stream = RpcStream(opened.client_flow, is_streamed=True)
             streams.add(stream)
-            answered = self._start(opened, stream, message)
-            await queue.put(Running(stream, answered, message))
+            await queue.put(Running(stream, self._start(opened, stream, message), message))
         await queue.put(None)
 
     async def _read(self, call: Servicer) -> bytes:
@@ -139,20 +175,10 @@ class InferCalls:
             raise InvalidRequest("request: the call ended without a message")
         return message
 
-    def _start(self, opened: RpcCall, stream: RpcStream, message: bytes) -> asyncio.Future[RequestContext]:
-        """Answers a message in a task of its own, which a call that is cancelled does not cancel."""
-        answered: asyncio.Future[RequestContext] = self._loop.create_future()
-        task = self._loop.create_task(self._run(opened, stream, message, answered))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return answered
-
-    async def _run(
-        self, opened: RpcCall, stream: RpcStream, message: bytes, answered: asyncio.Future[RequestContext]
-    ) -> None:
-        context = await self._answer(opened, stream, message)
-        if not answered.done():
-            answered.set_result(context)
+    def _start(self, opened: RpcCall, stream: RpcStream, message: bytes) -> Answering:
+        answer = Answering()
+        answer.drive(answer.run(self._answer(opened, stream, message)))
+        return answer
 
     async def _answer(self, opened: RpcCall, stream: RpcStream, message: bytes) -> RequestContext:
         """Answers one message, on success and on error."""
@@ -166,17 +192,15 @@ class InferCalls:
             return await self._refuse(opened, stream, error)
         key = _key_of(opened, frame)
         cached = gateway.templates.find(key)
-        head = opened.head(frame.nbytes) if cached is None else cached.head
-        context = opened.context(head, stream)
-        context.cached = cached
-        if cached is None:
-            context.key = HeadKey(key, 0, opened.own)
-        api = RpcApi(
-            self._limits,
-            gateway.programs,
-            frame.model.decode("utf-8", "replace"),
-            frame.version.decode("utf-8", "replace"),
-        )
+        if cached is not None:
+            context = opened.context(cached.head, stream)
+            context.cached = cached
+            await handle(gateway, context, cached.api, cached.op)
+            return context
+        context = opened.context(opened.head(frame.nbytes), stream)
+        context.key = HeadKey(key, 0, opened.own)
+        model, version = (one.decode("utf-8", "replace") for one in (frame.model, frame.version))
+        api = RpcApi(self._limits, gateway.programs, model, version)
         await handle(gateway, context, api, _OPS.get(frame.model, PROGRAM_FAMILY))
         return context
 

@@ -59,7 +59,7 @@ async def respond(
     if gateway.origins is not None:
         lines += gateway.origins.lines_for(context.head.headers)
     closes = closes or gateway.admission.is_draining
-    written = context.stream.respond(status, lines, answer.chunks, closes=closes)
+    written = context.stream.respond(status, lines, answer.chunks, closes)
     if written is not None:
         await written
     if status < BAD_REQUEST:
@@ -202,6 +202,8 @@ def describe_tensor(info: TensorInfo) -> dict[str, object]:
         "created": timestamp(info.created),
         "last_used": timestamp(info.last_used),
         "hits": info.hits,
+        "placement": info.placement,
+        "engines": info.engines,
     }
 
 

@@ -9,6 +9,7 @@ from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import BY_CODE
 from tilewire.service.ops.op import AnyOp
 from tilewire.service.ops.registry import OPS
+from tilewire.service.placement import PLACEMENTS
 
 Schema = dict[str, Any]
 
@@ -85,6 +86,8 @@ _NATIVE: dict[str, Schema] = {
             "created": {"anyOf": [_TIME, {"type": "null"}]},
             "last_used": {"anyOf": [_TIME, {"type": "null"}]},
             "hits": _COUNT,
+            "placement": {"type": "string", "enum": list(PLACEMENTS)},
+            "engines": _list(_COUNT),
         }
     ),
     "ProgramInput": _object({"dtype": _ref("DType"), "shape": _SIZES}),

@@ -40,18 +40,18 @@ def encode_answer(
         op: Model.
         request: Parsed request.
         types: Types of all outputs by name.
-        payloads: Bytes of each in C order; not read when it went into a region.
+        payloads: Bytes of each in C order; not read when it went into a region or stays on the device.
     """
     entries, behind = [], []
     for name, wanted in request.outputs.items():
         kind = types[name]
-        if wanted.region is None and not wanted.is_binary:
+        if wanted.is_sent and not wanted.is_binary:
             # Numbers lie flat, whatever the shape.
             text = text_of(kind, payloads[name], (kind.num_elements,))
             entries.append(_entry.__wrapped__(name, kind, wanted) + f',"data":{text}}}')
         else:
             entries.append(_entry(name, kind, wanted) + "}")
-            if wanted.region is None and kind.nbytes:
+            if wanted.is_sent and kind.nbytes:
                 behind.append(payloads[name])
     echoed = "" if request.id is None else f'"id":{json.dumps(request.id)},'
     head = (
@@ -65,6 +65,8 @@ def _entry(name: str, kind: TensorType, wanted: Output) -> str:
     """One output without its closing brace."""
     shape = ",".join(map(str, kind.shape))
     entry = f'{{"name":"{name}","datatype":"{DTYPES[kind.dtype].oip}","shape":[{shape}]'
-    if wanted.region is None and wanted.is_binary:
+    if wanted.resident is not None:
+        entry += f',"parameters":{{"resident":"{wanted.resident}"}}'
+    elif wanted.region is None and wanted.is_binary:
         entry += f',"parameters":{{"binary_data_size":{kind.nbytes}}}'
     return entry

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from tilewire.service.dtypes import BY_OIP
 from tilewire.service.errors import InvalidRequest
-from tilewire.service.gateway.api.v1.query import check_name, resident_name
+from tilewire.service.gateway.api.v1.query import check_name, check_storable, resident_name
 from tilewire.service.gateway.api.v2.request import Header, InferRequest, Input, Output, Pending
 from tilewire.service.gateway.codecs.json_text import flatten
 from tilewire.service.gateway.codecs.shapes import check_shape
@@ -72,13 +72,20 @@ def read_document(op: AnyOp, document: Mapping[str, object]) -> Header:
     residents = {name: parameters.pop(name) for name in op.inputs if name in parameters}
     pending += tuple(_resident_parameter(name, value, pending) for name, value in residents.items())
     default_binary = _flag(parameters.pop("binary_data_output", False), "binary_data_output")
+    outputs = _read_outputs(op, document.get("outputs"), default_binary)
+    durable = _flag(parameters.pop("durable", False), "durable")
+    if "store" in parameters:
+        outputs = _stored(op, outputs, parameters.pop("store"))
+    elif durable:
+        raise InvalidRequest("durable: goes with store")
     request = InferRequest(
         id=_read_id(document.get("id")),
         inputs=(),
-        outputs=_read_outputs(op, document.get("outputs"), default_binary),
+        outputs=outputs,
         priority=min(_whole(parameters.pop("priority", 0), "priority"), MAX_PRIORITY),
         timeout_us=min(_whole(parameters.pop("timeout", 0), "timeout"), MAX_TIMEOUT_US),
         options=_read_options(op, parameters),
+        durable=durable,
     )
     return Header(request, pending)
 
@@ -96,7 +103,9 @@ def _read_options(op: AnyOp, parameters: dict[str, object]) -> Options:
         if name in _RESERVED or name.startswith(_RESERVED_PREFIX):
             raise InvalidRequest(f"parameters: {name[:64]!r} is reserved; {op.name} keeps no sequences")
         if name not in op.options.__struct_fields__:
-            spoken = ", ".join((*op.options.__struct_fields__, "priority", "timeout", "binary_data_output"))
+            spoken = ", ".join(
+                (*op.options.__struct_fields__, "priority", "timeout", "binary_data_output", "store", "durable")
+            )
             raise InvalidRequest(f"parameters: {name[:64]!r} is unknown; {op.name} takes {spoken}")
     asked = parameters.get("out_dtype")
     if isinstance(asked, str) and asked in BY_OIP:
@@ -207,6 +216,14 @@ def _read_outputs(op: AnyOp, value: object, default_binary: bool) -> dict[str, O
         region = _read_region(parameters, name)
         outputs[name] = Output(_flag(parameters.get("binary_data", default_binary), f"{name}: binary_data"), region)
     return outputs
+
+
+def _stored(op: AnyOp, outputs: Mapping[str, Output], value: object) -> dict[str, Output]:
+    """`parameters: {"store": "@name"}`: the output stays on the device, and the answer only describes it."""
+    name = check_storable(op, _resident(value, "store"))
+    if any(wanted.region is not None for wanted in outputs.values()):
+        raise InvalidRequest("store: the output goes into shared memory")
+    return {output: Output(resident=name) for output in op.outputs}
 
 
 def _read_region(parameters: Mapping[str, object], name: str) -> Region | None:
