@@ -159,6 +159,16 @@ class RequestStream(Driven, RequestResponseCycle):
         """Flow of the client's address."""
         return self._owner.client_flow
 
+    async def run_asgi(self, app: Any) -> None:
+        """Uvicorn's call: runs a framework's route."""
+
+        async def until_answered(scope: Any, receive: Any, send: Any) -> None:
+            await app(scope, receive, send)
+            # A connection under TLS is there for a moment when its client has left, and uvicorn would miss an answer.
+            self.disconnected |= self.is_disconnected
+
+        await super().run_asgi(until_answered)
+
     @property
     def is_complete(self) -> bool:
         """Whether the last byte of the body is in."""
@@ -245,7 +255,8 @@ class RequestStream(Driven, RequestResponseCycle):
         if owner.flow.write_paused:
             return self._respond_later(status, lines, chunks, closes)
         self.response_started = True
-        if closes:
+        if closes or (self.waiting_for_100_continue and self.more_body):
+            # A client that waits for the interim response may send its body behind this answer, or not.
             self.keep_alive = False
         end = "\r\n" if self.keep_alive else "connection: close\r\n\r\n"
         head = b"".join((STATUS_LINE[status], owner.default_lines(), f"{lines}{end}".encode("latin-1")))
@@ -273,7 +284,7 @@ class RequestStream(Driven, RequestResponseCycle):
         owner = self._owner
         self.response_complete = True
         if not self.keep_alive:
-            if self.more_body and not self.waiting_for_100_continue:
+            if self.more_body:
                 # Closing with bytes unread would reset the connection, and the client would lose the answer.
                 owner.linger()
             else:
