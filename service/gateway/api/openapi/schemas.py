@@ -72,7 +72,7 @@ _NATIVE: dict[str, Schema] = {
     ),
     "DType": {"type": "string", "enum": list(DTYPES)},
     "Numbers": {
-        "description": "Nested lists of numbers, in C order; a number for a tensor without dimensions; null for NaN and infinities.",
+        "description": "Nested lists in C order; a number for a tensor without dimensions; null for NaN and infinities.",
         "anyOf": [_list({}), {"type": "number"}, {"type": "null"}],
     },
     "JsonTensor": {"anyOf": [_list({}), {"type": "number"}, _ref("TypedTensor")]},
