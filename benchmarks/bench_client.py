@@ -17,12 +17,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 
 import httpx
 import numpy as np
 import safetensors.numpy
 
 import tilewire
+from benchmarks.machine import describe
 
 ROUNDS = 7
 SECONDS_A_TURN = 0.25
@@ -38,14 +40,22 @@ def run(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="bench client", description=__doc__)
     parser.add_argument("--elements", type=int, nargs="+", default=[4096, 2**23], help="float32 numbers of each body")
+    parser.add_argument("--out", type=Path, help="folder for client.json")
     arguments = parser.parse_args(argv)
+    rows = []
     with echo_server() as port:
         for num_elements in arguments.elements:
             medians_us = measure(port, num_elements)
             row = {"elements": num_elements, **{f"{name}_us": round(value, 1) for name, value in medians_us.items()}}
             row["over_httpx_us"] = round(medians_us["client_on_httpx"] - medians_us["httpx"], 1)
+            row["own_over_httpx_us"] = round(medians_us["client"] - medians_us["httpx"], 1)
             row["of_the_socket"] = round(medians_us["socket"] / medians_us["client"], 2)
             print(json.dumps(row), flush=True)
+            rows.append(row)
+    if arguments.out is not None:
+        said = describe({}, "benchmarks.bench_client", list(argv if argv is not None else sys.argv[1:]))
+        result = {"question": "what the client costs, medians of a call in µs", **said, "rows": rows}
+        (arguments.out / "client.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -11,7 +11,7 @@ from tilewire.service.errors import Unavailable
 from tilewire.service.gateway.__main__ import GatewayServer, make_server
 from tilewire.service.gateway.app import create_app
 from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
-from tilewire.service.gateway.engines.client import Reply, Request
+from tilewire.service.gateway.engines.client import NOT_RESIDING, Reply, Request
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.context import Gateway
@@ -40,6 +40,7 @@ WEIGHT = TensorType("float16", (4096, 4096))
 class IdleEngine:
     """Knows one resident, `w`. What is sent to it is put into frames, as for a real one."""
 
+    residing = NOT_RESIDING
     welcome: Welcome | None = Welcome(0, "none", "none", "no device", "", "")
     warming: Warming | None = None
     outstanding = 0

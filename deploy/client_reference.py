@@ -78,13 +78,23 @@ def page() -> str:
 def _class(name: str, kind: type) -> str:
     lines = [f"\n### {name}\n\n"]
     if "__init__" in vars(kind) and not name.endswith(("Options", "s")):
-        lines.append(f"```text\n{name}{_signature(vars(kind)['__init__'])}\n```\n\n")
+        made_by = vars(kind)["__init__"]
+        lines.append(f"```text\n{name}{_signature(made_by)}\n```\n\n")
     lines.append(_body(inspect.getdoc(kind) or ""))
-    for member, value in vars(kind).items():
+    for member, value in _members(kind).items():
         documented = _documentation(value)
         if documented is not None and (not member.startswith("_") or member in SPECIAL):
             lines.append(f"\n#### {_spelled(name, member, value)}\n\n{_body(documented)}")
     return "".join(lines)
+
+
+def _members(kind: type) -> dict[str, Any]:
+    """Members of a class and of its bases in this package, those of the bases first."""
+    members: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        if base.__module__.startswith("tilewire."):
+            members |= vars(base)
+    return members
 
 
 def _documentation(value: Any) -> str | None:

@@ -8,6 +8,7 @@
     ├── Forbidden                 403  the key may not do this, or nobody may
     ├── UnknownName               404  no such op, model or tensor
     ├── MethodNotAllowed          405  the path exists, but not with this method
+    ├── Lost                      410  a stored result was lost with its engine; write it again
     ├── LengthRequired            411  neither Content-Length nor chunked
     ├── BodyTooLarge              413  over --max-body-bytes
     ├── UnknownFormat             415  no format that we read or write
@@ -94,6 +95,14 @@ class MethodNotAllowed(TilewireError):
     status = 405
     code = "method_not_allowed"
     title = "Method not allowed"
+
+
+class Lost(TilewireError):
+    """A stored result was lost with its engine before a copy of it existed."""
+
+    status = 410
+    code = "lost"
+    title = "Lost with the engine"
 
 
 class LengthRequired(TilewireError):
@@ -206,6 +215,7 @@ BY_CODE: dict[str, type[TilewireError]] = {
         Forbidden,
         UnknownName,
         MethodNotAllowed,
+        Lost,
         LengthRequired,
         BodyTooLarge,
         UnknownFormat,

@@ -14,8 +14,12 @@ from typing import TYPE_CHECKING, Any
 from tilewire._version import __version__
 
 if TYPE_CHECKING:
-    from tilewire._async_client import AsyncClient, AsyncKeptProgram, AsyncPrograms, AsyncTensor, AsyncTensors
-    from tilewire._client import Client, KeptProgram, Programs, Tensor, Tensors
+    from tilewire._clients.async_client import AsyncClient
+    from tilewire._clients.async_programs import AsyncKeptProgram, AsyncPrograms
+    from tilewire._clients.async_tensors import AsyncTensor, AsyncTensors
+    from tilewire._clients.client import Client
+    from tilewire._clients.programs import KeptProgram, Programs
+    from tilewire._clients.tensors import Tensor, Tensors
     from tilewire._errors import (
         BadRequest,
         Busy,
@@ -32,8 +36,8 @@ if TYPE_CHECKING:
         Unavailable,
         Unprocessable,
     )
-    from tilewire._program import InputSpec, Program, Step
-    from tilewire._trace import Traced
+    from tilewire._programs.program import InputSpec, Program, Step
+    from tilewire._programs.trace import Traced
     from tilewire._types import (
         AddOptions,
         Answer,
@@ -93,16 +97,16 @@ __all__ = [
 
 # The server lives in the same package and needs neither httpx nor NumPy: each module of the client is loaded at first use.
 _HOMES = {
-    "AsyncClient": "tilewire._async_client",
-    "AsyncKeptProgram": "tilewire._async_client",
-    "AsyncPrograms": "tilewire._async_client",
-    "AsyncTensor": "tilewire._async_client",
-    "AsyncTensors": "tilewire._async_client",
-    "Client": "tilewire._client",
-    "KeptProgram": "tilewire._client",
-    "Programs": "tilewire._client",
-    "Tensor": "tilewire._client",
-    "Tensors": "tilewire._client",
+    "AsyncClient": "tilewire._clients.async_client",
+    "AsyncKeptProgram": "tilewire._clients.async_programs",
+    "AsyncPrograms": "tilewire._clients.async_programs",
+    "AsyncTensor": "tilewire._clients.async_tensors",
+    "AsyncTensors": "tilewire._clients.async_tensors",
+    "Client": "tilewire._clients.client",
+    "KeptProgram": "tilewire._clients.programs",
+    "Programs": "tilewire._clients.programs",
+    "Tensor": "tilewire._clients.tensors",
+    "Tensors": "tilewire._clients.tensors",
     "BadRequest": "tilewire._errors",
     "Busy": "tilewire._errors",
     "ConnectionFailed": "tilewire._errors",
@@ -117,10 +121,10 @@ _HOMES = {
     "Unauthorized": "tilewire._errors",
     "Unavailable": "tilewire._errors",
     "Unprocessable": "tilewire._errors",
-    "InputSpec": "tilewire._program",
-    "Program": "tilewire._program",
-    "Step": "tilewire._program",
-    "Traced": "tilewire._trace",
+    "InputSpec": "tilewire._programs.program",
+    "Program": "tilewire._programs.program",
+    "Step": "tilewire._programs.program",
+    "Traced": "tilewire._programs.trace",
     "AddOptions": "tilewire._types",
     "Answer": "tilewire._types",
     "MatmulOptions": "tilewire._types",

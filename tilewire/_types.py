@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
 
-from tilewire._arrays import Array
+from tilewire._arrays.host import Array
 
 Activation = Literal["none", "relu", "leaky_relu", "gelu", "silu", "sigmoid", "tanh"]
 Precision = Literal["ieee", "tf32", "tf32x3", "fast"]
@@ -20,6 +20,8 @@ UnaryFunction = Literal[
     "exp", "log", "sqrt", "rsqrt", "abs", "neg", "relu", "gelu", "silu", "sigmoid", "tanh"
 ]  # fmt: skip
 PointwiseFunction = BinaryFunction | UnaryFunction
+# Devices of a host that hold a tensor: all, one, or by its size.
+Placement = Literal["auto", "replicate", "single"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class TensorInfo:
         created: Time when it was stored, as the server writes times; None where it is left out.
         last_used: Time when a request last used it, likewise.
         hits: Number of requests that used it, likewise.
+        placement: Devices that shall hold it, `replicate` for all or `single`; likewise.
+        engines: Devices that hold it, by index; likewise.
     """
 
     name: str
@@ -43,6 +47,8 @@ class TensorInfo:
     created: str | float | None = None
     last_used: str | float | None = None
     hits: int | None = None
+    placement: str | None = None
+    engines: tuple[int, ...] | None = None
 
 
 class Resident:

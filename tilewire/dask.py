@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewire._client import Client
+from tilewire._clients.client import Client
 from tilewire._errors import Busy, ConnectionFailed, NotFound, QuotaExceeded, TilewireError, Unavailable
 
 try:

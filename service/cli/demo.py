@@ -23,7 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import tilewire
-from tilewire._wire import parse_timings
+from tilewire._transport.wire import parse_timings
 from tilewire.service.cli.demo_cases import WEIGHT_DTYPES, Case, K, N, make_cases, random_array
 
 # More would measure this process: one Python client spends about 2 ms of its single interpreter on a request.

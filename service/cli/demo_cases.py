@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from tilewire._arrays import CONTENT_TYPE, Array, HostArray, from_safetensors, to_safetensors
+from tilewire._arrays.host import CONTENT_TYPE, Array, HostArray, from_safetensors, to_safetensors
 
 M, K, N = 16, 256, 192
 WEIGHT_DTYPES = ("bfloat16", "float32")

@@ -51,20 +51,22 @@ class Inherited(msgspec.Struct, frozen=True):
         listener: Listening socket of `--port`.
         metrics_listener: Listening socket of `--metrics-port`.
         usage: The page on which gateways count what API keys use.
+        board: The page on which engines show the versions of residents.
     """
 
     listener: int = -1
     metrics_listener: int = -1
     usage: int = -1
+    board: int = -1
 
     @property
     def fds(self) -> tuple[int, ...]:
         """Those that are there."""
-        return tuple(fd for fd in (self.listener, self.metrics_listener, self.usage) if fd >= 0)
+        return tuple(fd for fd in (self.listener, self.metrics_listener, self.usage, self.board) if fd >= 0)
 
     def moved(self, to: Mapping[int, int]) -> Inherited:
         """Returns the same descriptors by their numbers in another process."""
-        return Inherited(to[self.listener], to[self.metrics_listener], to[self.usage])
+        return Inherited(to[self.listener], to[self.metrics_listener], to[self.usage], to[self.board])
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,9 +124,12 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     device: str
     listen_fd: int
+    num_engines: int
     vault_fd: int
+    board_fd: int
     restarts: int
     resident_bytes: int
+    host_copy_bytes_per_s: int
     max_batch_requests: int
     max_batch_rows: int
     max_batch_bytes: int
@@ -146,7 +151,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fds(self) -> tuple[int, ...]:
         """The descriptors in it."""
-        return tuple(fd for fd in (self.listen_fd, self.vault_fd, *self.kept.fds) if fd >= 0)
+        return tuple(fd for fd in (self.listen_fd, self.vault_fd, self.board_fd, *self.kept.fds) if fd >= 0)
 
     def moved(self, to: Mapping[int, int]) -> EngineSettings:
         """Returns the same settings with this process's numbers of their descriptors."""
@@ -154,5 +159,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
             self,
             listen_fd=to[self.listen_fd],
             vault_fd=to[self.vault_fd],
+            board_fd=to[self.board_fd],
             kept=self.kept.moved(to),
         )

@@ -95,6 +95,9 @@ class Settings(BaseSettings):
     resident_bytes: Bytes = Field(
         4 * 2**30, ge=0, description="Quota of resident tensors on each device; past it a PUT is 507."
     )
+    host_copy_bytes_per_s: Bytes = Field(
+        0, ge=0, description="Rate of the background copies of stored results (store=) to the host; 0 for any."
+    )
     max_batch_requests: int = Field(64, ge=1, le=4096, description="Most requests in one launch; 1 turns batching off.")
     max_batch_rows: int = Field(8192, ge=1, description="Most rows of results in one launch.")
     max_batch_bytes: Bytes = Field(64 * 2**20, ge=1, description="Most bytes that the requests of one launch move.")
@@ -305,14 +308,18 @@ class Settings(BaseSettings):
             allow_origin=origins_of(self.allow_origin),
         )
 
-    def engine(self, index: int, listen_fd: int, vault_fd: int, restarts: int, kept: Keepsakes) -> EngineSettings:
+    def engine(
+        self, index: int, listen_fd: int, vault_fd: int, board_fd: int, restarts: int, kept: Keepsakes
+    ) -> EngineSettings:
         """The slice that engine `index` gets."""
         return self._slice(
             EngineSettings,
             index=index,
             device=devices_of(self.device)[index],
+            num_engines=len(devices_of(self.device)),
             listen_fd=listen_fd,
             vault_fd=vault_fd,
+            board_fd=board_fd,
             restarts=restarts,
             kept=kept,
             tensors_dir=None if self.tensors_dir is None else str(self.tensors_dir),

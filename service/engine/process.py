@@ -38,9 +38,11 @@ from tilewire.service.engine.loop.scheduler import Caps
 from tilewire.service.engine.loop.warmup import CannotStart, check_ops
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.ops.registry import RegistryMismatch, check_registries
-from tilewire.service.engine.tensors.commands import Holdings
+from tilewire.service.engine.tensors.commands import Holdings, post_copies
+from tilewire.service.engine.tensors.host_copies import HostCopies
 from tilewire.service.engine.tensors.residents import Residents, TensorsDirError, files_of, max_kept
 from tilewire.service.engine.tensors.shared_regions import Regions
+from tilewire.service.ipc.board import VersionBoard
 from tilewire.service.supervisor import child
 from tilewire.service.supervisor.vault import VaultFollower, VaultWriter
 from tilewire.service.telemetry import log
@@ -160,10 +162,14 @@ def fill(holdings: Holdings, settings: EngineSettings, logger: structlog.stdlib.
     for path in programs:
         with leaving_out():
             residents.load_program(path)
-    for kept in settings.kept.tensors:
+    # First what no other device has.
+    own = {kept.name for kept in settings.kept.tensors if kept.info is not None and settings.index in kept.info.engines}
+    for kept in sorted(settings.kept.tensors, key=lambda kept: kept.name not in own):
         report("residents", len(residents), 0)
         residents.restore(kept)
-    residents.version = settings.kept.version
+    residents.versions = list(settings.kept.versions)
+    if settings.restarts:
+        residents.mark()
     for region in settings.kept.regions:
         holdings.regions.restore(region)
     holdings.metrics.observe_residents(len(residents), residents.nbytes)
@@ -219,11 +225,16 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
     gc.freeze()
     gc.enable()
     metrics = EngineMetrics(sink, backend.identity, version=__version__, restarts=settings.restarts)
-    # The first engine is the home of every name: it alone orders changes, and the others follow.
-    is_home = settings.index == 0
-    vault = VaultWriter(settings.vault_fd if is_home else -1)
-    follower = VaultFollower(-1 if is_home else settings.vault_fd)
-    residents = Residents(backend, settings.resident_bytes, vault, max_kept())
+    vault = VaultWriter(settings.vault_fd, settings.index)
+    residents = Residents(
+        backend,
+        settings.resident_bytes,
+        vault,
+        max_kept(),
+        index=settings.index,
+        num_engines=settings.num_engines,
+        board=VersionBoard(settings.board_fd),
+    )
     regions = Regions(
         backend,
         vault,
@@ -232,7 +243,9 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
         prefix=settings.shared_memory_prefix,
     )
     mailbox = Mailbox()
-    holdings = Holdings(backend, residents, regions, metrics, follower)
+    copies = HostCopies(backend, vault, settings.host_copy_bytes_per_s)
+    post_copies(copies, mailbox.post)
+    holdings = Holdings(backend, residents, regions, metrics, copies, VaultFollower(settings.vault_fd))
     engine = EngineLoop(
         settings.index,
         mailbox,
@@ -242,6 +255,7 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
         caps_of(settings, backend.identity),
         poll_ns=int(settings.busy_poll_s * 1e9),
     )
+    copies.is_busy = lambda: engine.launched_ns > 0
     sampler = open_sampler(sink, backend.identity.device, logger)
     server = EngineServer(socket.socket(fileno=settings.listen_fd), mailbox)
     accepting = asyncio.create_task(server.accept_forever())

@@ -70,6 +70,16 @@ class Segment:
             raise ValueError(f"not a sealed segment of {nbytes} bytes")
         return cls(fd, nbytes)
 
+    def take_pages(self, begin: int, nbytes: int) -> None:
+        """Takes pages now instead of at their first use. Does nothing where the system cannot.
+
+        Args:
+            begin: First byte; a multiple of the page size.
+            nbytes: Bytes from there.
+        """
+        with contextlib.suppress(OSError):
+            self._map.madvise(MADV_POPULATE_WRITE, begin, nbytes)
+
     def take_huge_pages(self) -> int:
         """Takes all pages now, huge ones where the system allows them to shared memory.
 
@@ -104,14 +114,19 @@ class Lease:
     Attributes:
         offset: From the start of the segment.
         nbytes: As asked for; the slot may be a little larger.
+        spare_bytes: Room for something else behind them, as asked for.
+        spare_offset: Offset of that room, aligned as a slot is.
     """
 
-    __slots__ = ("_arena", "nbytes", "offset")
+    __slots__ = ("_arena", "_size", "nbytes", "offset", "spare_bytes", "spare_offset")
 
-    def __init__(self, arena: Arena, offset: int, nbytes: int) -> None:
+    def __init__(self, arena: Arena, offset: int, nbytes: int, size: int, spare_bytes: int, spare_offset: int) -> None:
         self._arena: Arena | None = arena
+        self._size = size
         self.offset = offset
         self.nbytes = nbytes
+        self.spare_bytes = spare_bytes
+        self.spare_offset = spare_offset
 
     @property
     def view(self) -> memoryview:
@@ -123,16 +138,17 @@ class Lease:
         """Keeps the first `nbytes` and gives the rest back."""
         assert self._arena is not None, "This is a bug: a released slot is used."
         assert nbytes <= self.nbytes, "This is a bug: a slot cannot grow."
-        kept, whole = _slot_bytes(nbytes), _slot_bytes(self.nbytes)
-        if kept < whole:
-            self._arena.give_back(self.offset + kept, whole - kept)
-        self.nbytes = nbytes
+        assert not self.spare_bytes, "This is a bug: results lie behind it."
+        kept = slot_bytes(nbytes)
+        if kept < self._size:
+            self._arena.give_back(self.offset + kept, self._size - kept)
+        self.nbytes, self._size = nbytes, kept
 
     def release(self) -> None:
         """Gives the slot back."""
         assert self._arena is not None, "This is a bug: a slot is released twice."
         arena, self._arena = self._arena, None
-        arena.give_back(self.offset, self.nbytes)
+        arena.give_back(self.offset, self._size)
 
     def __enter__(self) -> Self:
         return self
@@ -177,21 +193,22 @@ class Arena:
         """Bytes in slots that are leased."""
         return self.capacity - self.free_bytes
 
-    def lease(self, nbytes: int) -> Lease:
-        """Takes a slot of at least `nbytes`; its contents are undefined.
+    def lease(self, nbytes: int, spare_bytes: int = 0) -> Lease:
+        """Takes a slot of at least `nbytes`, and room for `spare_bytes` behind them; its contents are undefined.
 
         Raises:
             TooBusy: No free range is long enough right now.
         """
-        size = _slot_bytes(nbytes)
+        spare_at = size = slot_bytes(nbytes)
+        if spare_bytes:
+            size += slot_bytes(spare_bytes)
         starts, sizes = self._starts, self._sizes
         # Mostly the first range will do, and a generator costs more than the look.
-        if sizes and sizes[0] >= size:  # noqa: SIM108  (one line would be too long)
-            index = 0
-        else:
+        index = 0
+        if not (sizes and sizes[0] >= size):
             index = next((index for index, free in enumerate(sizes) if free >= size), -1)
-        if index < 0:
-            raise TooBusy(f"no room for {nbytes} bytes: {self}")
+            if index < 0:
+                raise TooBusy(f"no room for {nbytes} bytes: {self}")
         offset = starts[index]
         if sizes[index] == size:
             del starts[index], sizes[index]
@@ -199,11 +216,10 @@ class Arena:
             starts[index] = offset + size
             sizes[index] -= size
         self.free_bytes -= size
-        return Lease(self, offset, nbytes)
+        return Lease(self, offset, nbytes, size, spare_bytes, offset + spare_at)
 
-    def give_back(self, offset: int, nbytes: int) -> None:
-        """Takes a slot back; `Lease.release` calls it."""
-        size = _slot_bytes(nbytes)
+    def give_back(self, offset: int, size: int) -> None:
+        """Takes memory back; `Lease.release` calls it."""
         self.free_bytes += size
         starts, sizes, end = self._starts, self._sizes, offset + size
         index = bisect.bisect_left(starts, offset)
@@ -224,5 +240,6 @@ class Arena:
             self.on_freed()
 
 
-def _slot_bytes(nbytes: int) -> int:
+def slot_bytes(nbytes: int) -> int:
+    """Bytes of memory that a slot of `nbytes` takes."""
     return (nbytes + SLOT_ALIGN - 1) & -SLOT_ALIGN or SLOT_ALIGN

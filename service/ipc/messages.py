@@ -14,6 +14,7 @@ import msgspec
 from tilewire.service.errors import BY_CODE, InternalError, TilewireError
 from tilewire.service.ops.op import TensorType
 from tilewire.service.ops.registry import Options
+from tilewire.service.placement import Placement
 
 MAX_FRAME_BYTES = 64 * 2**20
 LENGTH_BYTES = 4
@@ -61,10 +62,12 @@ class OutputSpec(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         type: Dtype and shape.
         region: Name of the registered region that takes it, or None for the gateway's segment.
+        resident: Name under which it stays on the device, or None. It then has no offset.
     """
 
     type: TensorType
     region: str | None = None
+    resident: str | None = None
 
 
 class TensorInfo(msgspec.Struct, frozen=True):
@@ -77,6 +80,8 @@ class TensorInfo(msgspec.Struct, frozen=True):
         last_used: Unix time in seconds of the last request that read it, or None.
         hits: Requests that read it.
         version: Position of its last change in the home engine's order; 0 for a tensor that was loaded from a file.
+        placement: Engines that shall hold it.
+        engines: Engines that hold it for certain; empty for all.
     """
 
     name: str
@@ -85,6 +90,8 @@ class TensorInfo(msgspec.Struct, frozen=True):
     last_used: float | None = None
     hits: int = 0
     version: int = 0
+    placement: Placement = "replicate"
+    engines: tuple[int, ...] = ()
 
 
 class RegionInfo(msgspec.Struct, frozen=True):
@@ -156,7 +163,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True, tag="job"):
         id: Number, unique among the gateway's requests.
         template: Number of its template.
         offsets: Offsets of the first bytes in the gateway's segment or in the region: one for each input that is no
-            resident, in order, then one for each output.
+            resident, in order, then one for each output that leaves the device.
         deadline_ns: Latest start on the machine's monotonic clock; 0 for none.
         priority: Order within the flow: 0 is the default, 1 the most urgent, larger ones less so.
         request_id: Name of the request in logs.
@@ -187,11 +194,62 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
 
 
 class PutTensor(msgspec.Struct, frozen=True, array_like=True, tag="put"):
-    """Make the bytes of `source` resident under `name`. For the home engine; the others follow it through the vault."""
+    """Make the bytes of `source` resident under `name`. The home engine orders the change; another one only holds the bytes.
+
+    Attributes:
+        id: Number of this request.
+        name: Name of the tensor.
+        source: Bytes of the tensor.
+        placement: Engines that shall hold it.
+    """
 
     id: int
     name: str
     source: Upload
+    placement: Placement = "replicate"
+    request_id: str = ""
+
+
+class OrderTensor(msgspec.Struct, frozen=True, array_like=True, tag="order"):
+    """Give the tensor that another engine holds a version. For the home engine of its name.
+
+    Attributes:
+        id: Number of this request.
+        info: Description; `engines` names the engine that holds it.
+    """
+
+    id: int
+    info: TensorInfo
+    request_id: str = ""
+
+
+class AdoptTensor(msgspec.Struct, frozen=True, array_like=True, tag="adopt"):
+    """Make the tensor of a ticket resident; its home engine has given it a version.
+
+    Attributes:
+        id: Number of this request.
+        ticket: Number from `Stored`.
+        info: Description with its version.
+    """
+
+    id: int
+    ticket: int
+    info: TensorInfo
+    request_id: str = ""
+
+
+class AwaitCopy(msgspec.Struct, frozen=True, array_like=True, tag="copy"):
+    """Answer when a copy outside of the engine exists, or another change has made it needless.
+
+    Attributes:
+        id: Number of this request.
+        name: Name of the tensor.
+        version: Version of the tensor.
+    """
+
+    id: int
+    name: str
+    version: int
     request_id: str = ""
 
 
@@ -213,33 +271,24 @@ class DescribeTensor(msgspec.Struct, frozen=True, array_like=True, tag="describe
     request_id: str = ""
 
 
-class DeleteTensor(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
-    """Forget `name`; requests under way finish with it. For the home engine; the others follow it through the vault.
+class FetchTensor(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
+    """Bring a tensor that another engine holds onto this device, too, and answer with its description.
 
     Attributes:
         id: Number of this request.
         name: Name of the tensor.
-        version: Delete it only while it has this version; 0 for any.
     """
 
     id: int
     name: str
-    version: int = 0
     request_id: str = ""
 
 
-class AwaitTensor(msgspec.Struct, frozen=True, array_like=True, tag="await"):
-    """Answer when the home engine's changes up to `version` are in force here.
-
-    Attributes:
-        id: Number of this request.
-        name: Name of the changed tensor; the answer is its failure when it could not be taken over.
-        version: Version of the change.
-    """
+class DeleteTensor(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
+    """Forget `name`; requests under way finish with it. For the home engine; the others follow it through the vault."""
 
     id: int
     name: str
-    version: int
     request_id: str = ""
 
 
@@ -303,7 +352,10 @@ ToEngine = (
     | GetTensor
     | DescribeTensor
     | DeleteTensor
-    | AwaitTensor
+    | OrderTensor
+    | AdoptTensor
+    | AwaitCopy
+    | FetchTensor
     | ListTensors
     | RegisterRegion
     | UnregisterRegion
@@ -314,8 +366,29 @@ ToEngine = (
 # ── engine → gateway ──────────────────────────────────────────────────────────────────────────────
 
 
+class Residing(msgspec.Struct, frozen=True, array_like=True, tag="residing"):
+    """The engine has followed each home engine up to a version. Sent when that changes.
+
+    Attributes:
+        versions: Version of the last change, by the index of its home engine.
+    """
+
+    versions: tuple[int, ...]
+
+
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
-    """The engine is ready and has mapped the segment."""
+    """The engine is ready and has mapped the segment.
+
+    Attributes:
+        engine: Index of the engine.
+        backend: `cpu` or `gpu`.
+        device: `cpu`, `cuda:0`, …
+        device_name: As its maker calls it.
+        torch: Version of PyTorch.
+        triton: Version of Triton, or "none".
+        resident_bytes: Quota of resident tensors on the device.
+        residing: How far the engine has followed the others.
+    """
 
     engine: int
     backend: str
@@ -323,6 +396,8 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     device_name: str
     torch: str
     triton: str
+    resident_bytes: int = 0
+    residing: Residing = Residing(())
 
 
 class Warming(msgspec.Struct, frozen=True, array_like=True, tag="warming"):
@@ -341,12 +416,27 @@ class Warming(msgspec.Struct, frozen=True, array_like=True, tag="warming"):
     total: int
 
 
+class Stored(msgspec.Struct, frozen=True, array_like=True):
+    """A result that stays on the device.
+
+    Attributes:
+        info: Description; without a version until the home engine has given it one.
+        ticket: Number for `AdoptTensor`; 0 when the tensor is resident.
+        replaced: Whether it replaced another.
+    """
+
+    info: TensorInfo
+    ticket: int = 0
+    replaced: bool = False
+
+
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
-    """Job `id`: its result is in its slot."""
+    """Job `id`: its result is in its slot, or stays on the device."""
 
     id: int
     timings: Timings
     batch_size: int = 1
+    stored: Stored | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
@@ -370,11 +460,19 @@ class Stale(msgspec.Struct, frozen=True, array_like=True, tag="stale"):
 
 
 class Tensors(msgspec.Struct, frozen=True, array_like=True, tag="tensors"):
-    """Answer to put, delete, await, describe and list. `replaced` tells whether a put found an older tensor."""
+    """Answer to messages about residents.
+
+    Attributes:
+        id: Number of the request.
+        tensors: Their descriptions.
+        replaced: Whether a put or an order found an older tensor.
+        ticket: Number for `AdoptTensor`, from a put to an engine that is not the home; else 0.
+    """
 
     id: int
     tensors: tuple[TensorInfo, ...]
     replaced: bool = False
+    ticket: int = 0
 
 
 class RegionList(msgspec.Struct, frozen=True, array_like=True, tag="registered"):
@@ -392,7 +490,7 @@ class Kernels(msgspec.Struct, frozen=True, array_like=True, tag="kernels"):
     report: bytes
 
 
-ToGateway = Welcome | Warming | Done | Failed | Stale | Tensors | RegionList | Kernels
+ToGateway = Welcome | Residing | Warming | Done | Failed | Stale | Tensors | RegionList | Kernels
 
 _encoder = msgspec.msgpack.Encoder()
 

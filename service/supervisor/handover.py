@@ -16,16 +16,20 @@ class Kept(msgspec.Struct, frozen=True):
     """A resident tensor that outlived its engine, or the memory that it was deleted.
 
     Attributes:
-        name: Name of the tensor.
+        name: Name of the tensor; empty for a change of no tensor.
         info: Description; None when it was deleted.
-        fd: Descriptor of its host copy, inherited by the engine; -1 when deleted.
+        fd: Descriptor of its host copy, which the receiver owns; -1 without one, and where the tensor need not be.
         version: Version of the change.
+        home: Index of the engine that gave the version.
+        is_copy: It brings the host copy of a change that is ordered already.
     """
 
     name: str
     info: TensorInfo | None = None
     fd: int = -1
     version: int = 0
+    home: int = 0
+    is_copy: bool = False
 
 
 class KeptRegion(msgspec.Struct, frozen=True):
@@ -46,12 +50,12 @@ class Keepsakes(msgspec.Struct, frozen=True):
     Attributes:
         tensors: Last change of each tensor.
         regions: Regions that are registered.
-        version: Version of the last change that `tensors` contains.
+        versions: Version of the last change that `tensors` contains, by the index of its home engine.
     """
 
     tensors: list[Kept] = []
     regions: list[KeptRegion] = []
-    version: int = 0
+    versions: tuple[int, ...] = (0,)
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -63,5 +67,5 @@ class Keepsakes(msgspec.Struct, frozen=True):
         return Keepsakes(
             [msgspec.structs.replace(one, fd=to[one.fd]) for one in self.tensors],
             [msgspec.structs.replace(one, fd=to[one.fd]) for one in self.regions],
-            self.version,
+            self.versions,
         )

@@ -23,6 +23,7 @@ from tilewire.service.config.parsers import devices_of
 from tilewire.service.config.process import EngineSettings, Inherited
 from tilewire.service.config.settings import Settings
 from tilewire.service.gateway.auth.quotas import page_bytes
+from tilewire.service.ipc.board import create_board
 from tilewire.service.supervisor.child_process import Child, Spare
 from tilewire.service.supervisor.listeners import StartError, address_of, bind, bind_all, listen_locally
 from tilewire.service.supervisor.vault import VaultFeed, VaultReader
@@ -48,7 +49,9 @@ class Supervisor:
         self._settings = settings
         self._logger = logger
         self._announce = announce
-        self._vault = VaultReader()
+        self._num_engines = len(devices_of(settings.device))
+        self._vault = VaultReader(self._num_engines)
+        self._board = create_board()
         self._engines: list[Child] = []
         self._gateways: list[Child] = []
 
@@ -156,10 +159,10 @@ class Supervisor:
             stack.callback(os.close, usage_fd)
             os.ftruncate(usage_fd, page_bytes(settings.num_arenas))
         of_http = [
-            Inherited(listeners[index % len(listeners)].fileno(), metrics_fd, usage_fd)
+            Inherited(listeners[index % len(listeners)].fileno(), metrics_fd, usage_fd, self._board)
             for index in range(settings.num_gateways)
         ]
-        return [*of_http, Inherited(usage=usage_fd)]
+        return [*of_http, Inherited(usage=usage_fd, board=self._board)]
 
     def _open_vault(self, index: int, stack: contextlib.ExitStack) -> tuple[int, Callable[[], None]]:
         """The engine's end of its socket to the vault, and what to call before the vault's state is handed to it."""
@@ -167,15 +170,19 @@ class Supervisor:
         stack.enter_context(ours)
         stack.enter_context(theirs)
         ours.setblocking(False)
-        if index:
-            feed = VaultFeed(ours)
-            self._vault.feeds.append(feed)
-            stack.callback(feed.clear)
-            return theirs.fileno(), feed.clear
         loop = asyncio.get_running_loop()
-        loop.add_reader(ours, self._vault.drain, ours)
+        loop.add_reader(ours, self._vault.drain, ours, index)
         stack.callback(loop.remove_reader, ours)
-        return theirs.fileno(), lambda: self._vault.drain(ours)
+        feed = VaultFeed(ours)
+        if self._num_engines > 1:
+            self._vault.feeds[index] = feed
+            stack.callback(feed.clear)
+
+        def before() -> None:
+            self._vault.drain(ours, index)
+            feed.clear()
+
+        return theirs.fileno(), before
 
     def _engine_settings(
         self, index: int, door: socket.socket, vault_fd: int, before: Callable[[], None]
@@ -183,8 +190,8 @@ class Supervisor:
         @contextlib.contextmanager
         def make(restarts: int) -> Iterator[EngineSettings]:
             before()
-            with self._vault.handover() as kept:
-                yield self._settings.engine(index, door.fileno(), vault_fd, restarts, kept)
+            with self._vault.handover(index) as kept:
+                yield self._settings.engine(index, door.fileno(), vault_fd, self._board, restarts, kept)
 
         return make
 

@@ -1,8 +1,8 @@
 """Host copies of resident tensors and clients' regions, held by the supervisor for the next engine and for the other engines.
 
-Owns the messages and the ends of their sockets. The home engine deposits each change in its order (a descriptor travels beside
-the message). The supervisor keeps the last change of each name, hands it to a new engine as `Keepsakes`, and feeds every change
-to the engines that follow, in the same order: all engines go through the same states.
+Owns the messages and both ends of their sockets. The home engine of a name deposits each change in its order (a descriptor
+travels beside the message). An engine that keeps a result deposits the copy of it later. The supervisor keeps the last change
+of each name, hands it to a new engine as `Keepsakes`, and feeds every change to the other engines in the order of its home.
 The kernel's socket buffer outlives a crashed engine, so a change that was deposited before a crash is taken in after it.
 """
 
@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import sys
 from collections import deque
 from collections.abc import Iterator
 
@@ -21,22 +22,32 @@ from tilewire.service.ipc.messages import RegionInfo, TensorInfo
 from tilewire.service.supervisor.handover import Keepsakes, Kept, KeptRegion
 
 MAX_MESSAGE_BYTES = 8192
+# One descriptor, as the kernel sends it.
+FD_BYTES = 4
 
 
 class Deposit(msgspec.Struct, frozen=True, tag="tensor"):
-    """One change. Each version is larger than the one before.
+    """One change, or the copy of one. Each version of a home engine is larger than the one before.
 
     Attributes:
-        name: Name of the tensor.
+        name: Name of the tensor; empty for a change of none, which only says how far the home engine is.
         info: None when the tensor was deleted.
         version: Version of the change.
+        home: Index of the engine that gave the version.
         is_of_file: Whether a file of `--tensors-dir` has the name: its deletion must outlive the engine.
+        is_copy: The change is ordered already; this brings its host copy.
     """
 
     name: str
     info: TensorInfo | None
     version: int
+    home: int = 0
     is_of_file: bool = False
+    is_copy: bool = False
+
+    def kept(self, fd: int) -> Kept:
+        """Returns the change with its descriptor, -1 for none."""
+        return Kept(self.name, self.info, fd, self.version, self.home, self.is_copy)
 
 
 class RegionDeposit(msgspec.Struct, frozen=True, tag="region"):
@@ -46,57 +57,76 @@ class RegionDeposit(msgspec.Struct, frozen=True, tag="region"):
     info: RegionInfo | None
 
 
+class Want(msgspec.Struct, frozen=True, tag="want"):
+    """An engine needs a tensor that another one holds."""
+
+    name: str
+
+
+def is_wanted(info: TensorInfo, engine: int) -> bool:
+    """Whether an engine shall hold a tensor."""
+    return info.placement == "replicate" or engine in info.engines
+
+
 class VaultWriter:
-    """The engine's end.
+    """An engine's sending end. A change is ordered by its home engine; a copy may come from any engine and thread.
 
     Args:
-        fd: A sequenced-packet socket to the supervisor; negative for no vault.
+        fd: A sequenced-packet socket to the supervisor, which this owns; negative for no vault.
+        home: Index of this engine.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, home: int = 0) -> None:
         self._socket = socket.socket(fileno=fd) if fd >= 0 else None
+        self._home = home
 
-    def keep(self, info: TensorInfo, fd: int) -> None:
-        """Deposits a host copy before its upload is acknowledged."""
-        self._send(Deposit(info.name, info, info.version), [fd])
+    def keep(self, info: TensorInfo, fd: int = -1) -> None:
+        """Deposits a change before it is acknowledged, with its host copy where there is one."""
+        self._send(Deposit(info.name, info, info.version, self._home), fd)
+
+    def keep_copy(self, info: TensorInfo, fd: int, home: int) -> None:
+        """Deposits the host copy of a change that `home` has ordered."""
+        self._send(Deposit(info.name, info, info.version, home, is_copy=True), fd)
 
     def forget(self, name: str, version: int, *, is_of_file: bool) -> None:
         """Deposits that a tensor is no more."""
-        self._send(Deposit(name, None, version, is_of_file), [])
+        self._send(Deposit(name, None, version, self._home, is_of_file), -1)
+
+    def want(self, name: str) -> None:
+        """Asks for the host copy of a tensor; it comes as a change that is a copy, as soon as there is one."""
+        self._send(Want(name), -1)
 
     def keep_region(self, info: RegionInfo, fd: int) -> None:
         """Deposits a region before its registration is acknowledged."""
-        self._send(RegionDeposit(info.name, info), [fd])
+        self._send(RegionDeposit(info.name, info), fd)
 
     def forget_region(self, name: str) -> None:
         """Deposits that a region is no more."""
-        self._send(RegionDeposit(name, None), [])
+        self._send(RegionDeposit(name, None), -1)
 
     def close(self) -> None:
         """Ends the deposits; what was sent is still heard."""
         if self._socket is not None:
             self._socket.close()
 
-    def _send(self, deposit: Deposit | RegionDeposit, fds: list[int]) -> None:
+    def _send(self, deposit: Deposit | RegionDeposit | Want, fd: int) -> None:
         if self._socket is not None:
-            socket.send_fds(self._socket, [msgspec.msgpack.encode(deposit)], fds)
+            socket.send_fds(self._socket, [msgspec.msgpack.encode(deposit)], [fd] if fd >= 0 else [])
 
 
 class VaultFollower:
-    """A following engine's end: receives the home engine's changes.
+    """An engine's receiving end: changes and copies of the other engines.
 
     Args:
-        fd: A sequenced-packet socket to the supervisor; negative for none.
+        fd: A sequenced-packet socket to the supervisor, which stays the caller's; negative for none.
 
     Attributes:
         is_open: More changes can come.
     """
 
     def __init__(self, fd: int) -> None:
-        self._socket = socket.socket(fileno=fd) if fd >= 0 else None
+        self._socket = socket.socket(fileno=os.dup(fd)) if fd >= 0 else None
         self.is_open = self._socket is not None
-        if self._socket is not None:
-            self._socket.setblocking(False)
 
     def fileno(self) -> int:
         """The descriptor to watch; -1 without a socket."""
@@ -113,19 +143,22 @@ class VaultFollower:
         changes: list[Kept] = []
         while self._socket is not None and self.is_open:
             try:
-                data, fds, _flags, _address = socket.recv_fds(self._socket, MAX_MESSAGE_BYTES, 1)
+                # The sending end shares the socket's mode, and must wait when the socket is full. `recv_fds` has no flags.
+                data, ancillary, _flags, _address = self._socket.recvmsg(
+                    MAX_MESSAGE_BYTES, socket.CMSG_LEN(FD_BYTES), socket.MSG_DONTWAIT
+                )
             except BlockingIOError:
                 break
             if not data:
                 self.is_open = False
                 break
-            deposit = msgspec.msgpack.decode(data, type=Deposit)
-            changes.append(Kept(deposit.name, deposit.info, fds[0] if fds else -1, deposit.version))
+            fd = int.from_bytes(ancillary[0][2], sys.byteorder) if ancillary else -1
+            changes.append(msgspec.msgpack.decode(data, type=Deposit).kept(fd))
         return changes
 
 
 class VaultFeed:
-    """The supervisor's end of a following engine's socket: sends changes in order and keeps what the socket has no room for.
+    """The supervisor's sending end to an engine: sends changes in order and keeps what the socket has no room for.
 
     Args:
         sock: A non-blocking sequenced-packet socket. It lasts over the engine's restarts.
@@ -170,39 +203,44 @@ class VaultFeed:
 
 
 class VaultReader:
-    """The supervisor's end of the home engine's socket.
+    """The supervisor's receiving end of all engines' sockets.
+
+    Args:
+        num_engines: Number of engines.
 
     Attributes:
         kept: Last change of each tensor.
         kept_regions: Regions that are registered.
-        version: Version of the last change of a tensor.
-        feeds: Ends of the engines that follow.
+        versions: Version of the last change of each home engine.
+        feeds: Sending ends, by the index of the engine.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_engines: int = 1) -> None:
         self.kept: dict[str, Kept] = {}
         self.kept_regions: dict[str, KeptRegion] = {}
-        self.version = 0
-        self.feeds: list[VaultFeed] = []
+        self.versions = [0] * num_engines
+        self.feeds: dict[int, VaultFeed] = {}
         self._num_handovers = 0
         self._replaced: list[int] = []
+        # Engines that wait for the host copy of a name.
+        self._wanted: dict[str, set[int]] = {}
 
     @contextlib.contextmanager
-    def handover(self) -> Iterator[Keepsakes]:
-        """Yields what the next engine takes over; none of its descriptors is closed until the block ends."""
+    def handover(self, engine: int = 0) -> Iterator[Keepsakes]:
+        """Yields what a new engine takes over; none of its descriptors is closed until the block ends."""
         self._num_handovers += 1
+        tensors = [
+            one if one.info is None or is_wanted(one.info, engine) else msgspec.structs.replace(one, fd=-1)
+            for one in self.kept.values()
+        ]
         try:
-            yield Keepsakes(list(self.kept.values()), list(self.kept_regions.values()), self.version)
+            yield Keepsakes(tensors, list(self.kept_regions.values()), tuple(self.versions))
         finally:
             self._num_handovers -= 1
             self._close_replaced()
 
-    def _close_replaced(self) -> None:
-        while self._replaced and not self._num_handovers:
-            os.close(self._replaced.pop())
-
-    def drain(self, sock: socket.socket) -> None:
-        """Takes in everything that has arrived on a non-blocking socket."""
+    def drain(self, sock: socket.socket, engine: int = 0) -> None:
+        """Takes in everything that has arrived on the non-blocking socket of an engine."""
         while True:
             try:
                 data, fds, _flags, _address = socket.recv_fds(sock, MAX_MESSAGE_BYTES, 1)
@@ -210,19 +248,72 @@ class VaultReader:
                 return
             if not data:
                 return
-            deposit = msgspec.msgpack.decode(data, type=Deposit | RegionDeposit)
+            deposit = msgspec.msgpack.decode(data, type=Deposit | RegionDeposit | Want)
             fd = fds[0] if fds else -1
-            if isinstance(deposit, Deposit):
-                older: Kept | KeptRegion | None = self.kept.pop(deposit.name, None)
-                if deposit.info is not None or deposit.is_of_file:
-                    self.kept[deposit.name] = Kept(deposit.name, deposit.info, fd, deposit.version)
-                self.version = deposit.version
-                for feed in self.feeds:
-                    feed.send(deposit, fd)
-            else:
-                older = self.kept_regions.pop(deposit.name, None)
-                if deposit.info is not None:
-                    self.kept_regions[deposit.name] = KeptRegion(deposit.info, fd)
-            if older is not None and older.fd >= 0:
-                self._replaced.append(older.fd)
-                self._close_replaced()
+            if isinstance(deposit, RegionDeposit):
+                self._take_region(deposit, fd)
+            elif isinstance(deposit, Want):
+                self._wanted.setdefault(deposit.name, set()).add(engine)
+                self._give(deposit.name)
+            elif self._take(deposit, fd):
+                self._feed_others(deposit, fd, engine)
+                self._give(deposit.name)
+
+    def _take(self, deposit: Deposit, fd: int) -> bool:
+        """Keeps a change. Returns whether it is the last of its name."""
+        older = self.kept.get(deposit.name)
+        is_last = older is None or older.version < deposit.version
+        if deposit.is_copy:
+            # Without the change itself: the name was deleted or replaced since, or the copy came first.
+            is_last = is_last and deposit.version > self.versions[deposit.home]
+            is_missing = older is not None and older.version == deposit.version and older.fd < 0
+            if not is_last and not is_missing:
+                self._drop(fd)
+                return False
+        else:
+            self.versions[deposit.home] = deposit.version
+            if not is_last:
+                # Its copy came first, or even that of a later change.
+                self._drop(fd)
+                return fd < 0
+        if older is not None:
+            self._drop(older.fd)
+            del self.kept[deposit.name]
+        if deposit.name and (deposit.info is not None or deposit.is_of_file):
+            self.kept[deposit.name] = msgspec.structs.replace(deposit.kept(fd), is_copy=False)
+        return True
+
+    def _feed_others(self, deposit: Deposit, fd: int, engine: int) -> None:
+        for index, feed in self.feeds.items():
+            if index == engine:
+                continue
+            wants_it = deposit.info is not None and is_wanted(deposit.info, index)
+            if wants_it or not deposit.is_copy:
+                feed.send(deposit, fd if wants_it else -1)
+
+    def _give(self, name: str) -> None:
+        """Sends a host copy to the engines that wait for it."""
+        kept = self.kept.get(name)
+        if kept is None or kept.info is None:
+            self._wanted.pop(name, None)
+        elif kept.fd >= 0:
+            copy = Deposit(name, kept.info, kept.version, kept.home, is_copy=True)
+            for engine in self._wanted.pop(name, ()):
+                if engine in self.feeds:
+                    self.feeds[engine].send(copy, kept.fd)
+
+    def _take_region(self, deposit: RegionDeposit, fd: int) -> None:
+        older = self.kept_regions.pop(deposit.name, None)
+        if deposit.info is not None:
+            self.kept_regions[deposit.name] = KeptRegion(deposit.info, fd)
+        if older is not None:
+            self._drop(older.fd)
+
+    def _drop(self, fd: int) -> None:
+        if fd >= 0:
+            self._replaced.append(fd)
+            self._close_replaced()
+
+    def _close_replaced(self) -> None:
+        while self._replaced and not self._num_handovers:
+            os.close(self._replaced.pop())

@@ -182,6 +182,16 @@ class Histogram:
         pending[-1] += value * times
         return bucket
 
+    def observe_all(self, labels: Labels, values: Sequence[float]) -> list[int]:
+        """As `observe` for each value; returns their buckets."""
+        pending = self._pending.get(labels) or self._series(labels)
+        bounds = self._bounds
+        buckets = [bisect_left(bounds, value) for value in values]
+        for bucket in buckets:
+            pending[bucket] += 1
+        pending[-1] += sum(values)
+        return buckets
+
     def show(self, labels: Labels, bucket: int, value: float, shown: Mapping[str, str]) -> None:
         """Makes an observation the exemplar of its bucket.
 

@@ -73,7 +73,7 @@ def test_links_become_addresses() -> None:
 
 def test_the_tree_is_exported_and_pointed_to_a_repository(tmp_path: Path) -> None:
     files = export(make_dist.ROOT, tmp_path / "tree")
-    assert {"README.md", "service/errors.py", "tilewire/_client.py"} <= set(files)
+    assert {"README.md", "service/errors.py", "tilewire/_clients/client.py"} <= set(files)
     assert (tmp_path / "tree/tilewire/service").is_symlink()
     point_to(tmp_path / "tree", "https://h.test/r")
     assert 'Repository = "https://h.test/r"' in (tmp_path / "tree/pyproject.toml").read_text()

@@ -23,7 +23,7 @@ B = random_array("float32", (3, 5), 2)
 PRODUCT = to_safetensors({"a": A, "b": B})
 
 
-DESCRIPTION = {"name", "shape", "dtype", "bytes", "created", "last_used", "hits"}
+DESCRIPTION = {"name", "shape", "dtype", "bytes", "created", "last_used", "hits", "placement", "engines"}
 
 
 def test_the_life_of_a_resident_tensor(client: httpx.Client) -> None:
@@ -46,6 +46,7 @@ def test_the_life_of_a_resident_tensor(client: httpx.Client) -> None:
     response = client.put(url, content=to_safetensors({"anything": B}), headers=SAFETENSORS)
     assert response.status_code == 200
     assert response.json()["shape"] == [3, 5]
+    created = response.json()["created"]
 
     response = client.head(url)
     assert response.status_code == 200
@@ -54,6 +55,8 @@ def test_the_life_of_a_resident_tensor(client: httpx.Client) -> None:
     assert response.headers["x-tensor-dtype"] == "float32"
     assert response.headers["x-tensor-shape"] == "3,5"
     assert response.headers["x-tensor-bytes"] == "60"
+    assert response.headers["x-tensor-created"] == created
+    assert "x-tensor-last-used" not in response.headers
 
     response = client.post("/v1/matmul?b=@contract/life", content=to_safetensors({"a": A}), headers=SAFETENSORS)
     np.testing.assert_allclose(decode(TYPES["safetensors"], response.content), A @ B, rtol=1e-5)

@@ -28,7 +28,7 @@ from tilewire.service.config.settings import Settings
 from tilewire.service.gateway.app import create_app
 from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
 from tilewire.service.gateway.connection.protocol import TilewireProtocol
-from tilewire.service.gateway.engines.client import Reply, Request
+from tilewire.service.gateway.engines.client import NOT_RESIDING, Reply, Request
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.context import Gateway
@@ -43,6 +43,7 @@ ARENA_BYTES = 2**24
 class AddingEngine:
     """Adds two float32 tensors where they lie; see `engine_client.Engine`."""
 
+    residing = NOT_RESIDING
     welcome = Welcome(0, "cpu", "cpu", "", "", "")
     warming: Warming | None = None
     outstanding = 0

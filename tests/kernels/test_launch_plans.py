@@ -318,3 +318,44 @@ def test_a_place_of_a_client_is_no_place_of_the_device():
     launch.concatenated = {"x": ([elsewhere], (2, 4))}
     slots.plans.find([launch]).run([launch], slots.pipeline).wait()
     np.testing.assert_allclose(results(launch)[0], softmax(x), rtol=1e-6)
+
+
+# ── results that stay ─────────────────────────────────────────────────────────────────────────────
+
+
+def kept_by(slots: Slots, job: BoundJob) -> torch.Tensor:
+    """Runs a job whose result stays; returns the result."""
+    (launch,) = join([job])
+    slots.plans.find([launch]).run([launch], slots.pipeline).wait()
+    assert job.kept is not None
+    assert job.kept.tensor is not None
+    return job.kept.tensor
+
+
+@pytest.mark.parametrize("n", [16, 13], ids=["plain rows", "padded rows"])
+def test_a_result_that_stays_is_the_memory_that_the_kernel_wrote(slots: Slots, n: int) -> None:
+    rng = np.random.default_rng(7)
+    a, b = rng.standard_normal((8, 32), dtype=np.float32), rng.standard_normal((32, n), dtype=np.float32)
+    end = slots.end
+    for _ in range(3):
+        # Often enough for a plan that keeps memory, which would write the next result over this one.
+        job = slots.storing_job("matmul", MatmulOptions(), "y", a=slots.put(torch.from_numpy(a)), b=torch.from_numpy(b))
+        assert job.outs == []
+        first = kept_by(slots, job)
+        again = slots.storing_job(
+            "matmul", MatmulOptions(), "y", a=slots.put(torch.from_numpy(-a)), b=torch.from_numpy(b)
+        )
+        kept_by(slots, again)
+        np.testing.assert_allclose(first.numpy(), a @ b, rtol=1e-4, atol=1e-5)
+    assert slots.end == end + 6 * 1024, "Only the operands take room in the segment."
+    # It is an operand like any other resident.
+    job = slots.given("softmax", SoftmaxOptions(), x=first)
+    (launch,) = join([job])
+    slots.plans.find([launch]).run([launch], slots.pipeline).wait()
+    expected = torch.softmax(torch.from_numpy(a @ b), -1)
+    np.testing.assert_allclose(tensor_of(job.outs[0]).numpy(), expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_jobs_that_store_run_alone(slots: Slots) -> None:
+    x = slots.put(torch.ones(2, 4))
+    assert slots.storing_job("softmax", SoftmaxOptions(), "y", x=x).key is None

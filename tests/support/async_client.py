@@ -1,4 +1,4 @@
-"""Writes `tilewire/_async_client.py` from `tilewire/_client.py`: the same surface, awaited.
+"""Writes the asyncio client's calls from the blocking one's: the same surface, awaited.
 
 python -m tests.support.async_client
 """
@@ -8,54 +8,44 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[2] / "tilewire"
-SOURCE, TARGET = FOLDER / "_client.py", FOLDER / "_async_client.py"
+FOLDER = Path(__file__).parents[2] / "tilewire" / "_clients"
+# What is written, and from what.
+WRITTEN = {
+    FOLDER / "async_tensors.py": FOLDER / "tensors.py",
+    FOLDER / "async_programs.py": FOLDER / "programs.py",
+}
 
 _SYNC_ONLY = re.compile(r"^ *# <sync>\n.*?^ *# </sync>\n", re.MULTILINE | re.DOTALL)
 _WORDS = (
-    (r"\b(Client|Tensor|Tensors|Programs|KeptProgram)\b(?!`\?)", r"Async\1"),
-    (r"\bhttpx\.BaseTransport\b", "httpx.AsyncBaseTransport"),
-    (r"\b_wire\.Transport\b", "_wire.AsyncTransport"),
-    (r"\bHttpxTransport\b", "AsyncHttpxTransport"),
-    (r"\btime\.sleep\(", "await asyncio.sleep("),
-    (r"def __enter__", "async def __aenter__"),
-    (r"def __exit__", "async def __aexit__"),
-    (r"def close\(", "async def aclose("),
-    (r"_transport\.close\(", "_transport.aclose("),
-    (r"self\.close\(", "self.aclose("),
-    (r"^import importlib\n", "import asyncio\nimport importlib\n"),
-    (r"^(from tilewire\._arrays import .*\n)", r"\1from tilewire._async_sockets import AsyncSocketTransport\n"),
-    (r"^from tilewire\._sockets import .*\n", ""),
-    (r"\bSocketTransport\(", "AsyncSocketTransport("),
-    (r"^from collections\.abc import Callable, Iterator, Mapping\n", "from collections.abc import Callable, Mapping\n"),
-    (r"The blocking client", "The asyncio client"),
-    (
-        r"`_async_client\.py` is written from this file by `(.*)`\.",
-        r"Written from `_client.py` by `\1`: change that file.",
-    ),
-    (r"Calls a Tilewire server and waits for its answers\. Safe.*", "Calls a Tilewire server from asyncio."),
+    (r"\b(Tensor|Tensors|TensorCalls|Programs|ProgramCalls|KeptProgram)\b(?!`\?)", r"Async\1"),
+    (r"\b_clients\.tensors\b", "_clients.async_tensors"),
+    # In the order of imports.
+    (r"^(from tilewire\._clients\.requests import .*\n)(from tilewire\._clients\.async_tensors import .*\n)", r"\2\1"),
+    (r"^from collections\.abc import Iterator, Mapping\n", "from collections.abc import Mapping\n"),
+    (r"the blocking client", "the asyncio client"),
+    (r"`(?:async_\w+)\.py` is written from this file by `(.*)`\.", r"Written from `SOURCE` by `\1`: change that file."),
 )
 # Methods that wait for the server; the rest only builds values.
 # fmt: off
 _AWAITED = (
     "matmul", "softmax", "add", "search", "topk", "reduce", "normalize", "pointwise",
     "run", "program", "run_program", "trace", "put", "put_file", "get", "get_file",
-    "head", "delete", "live", "ready", "wait_ready", "describe", "fetch", "exchange", "__call__",
-    "_is_ok", "_do", "_send", "__matmul__", "__rmatmul__", "__add__", "__radd__", "__sub__", "__rsub__",
+    "head", "delete", "describe", "fetch", "__call__", "_do", "_send",
+    "__matmul__", "__rmatmul__", "__add__", "__radd__", "__sub__", "__rsub__",
     "__mul__", "__rmul__", "__truediv__", "__rtruediv__",
 )
 # fmt: on
 _CALLS = re.compile(
-    r"(?<!await )((?:self|self\._client|self\._transport)\.(?:"
-    r"matmul|softmax|add|run|pointwise|put|get|head|delete|program|ready|describe|fetch|exchange|aclose|_is_ok|_do|_send)\()"
+    r"(?<!await )((?:self|self\._client)\.(?:"
+    r"matmul|softmax|add|run|pointwise|put|get|head|delete|program|describe|fetch|_do|_send)\()"
 )
 
 
-def write() -> str:
-    """The text of the asyncio client."""
-    text = _SYNC_ONLY.sub("", SOURCE.read_text(encoding="utf-8"))
+def write(source: Path) -> str:
+    """The text of a file of the asyncio client."""
+    text = _SYNC_ONLY.sub("", source.read_text(encoding="utf-8"))
     for pattern, replacement in _WORDS:
-        text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
+        text = re.sub(pattern, replacement.replace("SOURCE", source.name), text, flags=re.MULTILINE)
     for name in _AWAITED:
         text = re.sub(rf"^( +)def {name}\(", rf"\1async def {name}(", text, flags=re.MULTILINE)
     text = _CALLS.sub(r"await \1", text)
@@ -65,4 +55,5 @@ def write() -> str:
 
 
 if __name__ == "__main__":
-    TARGET.write_text(write(), encoding="utf-8")
+    for target, source in WRITTEN.items():
+        target.write_text(write(source), encoding="utf-8")

@@ -25,7 +25,7 @@ from tilewire.service.gateway.__main__ import GatewayServer, make_server
 from tilewire.service.gateway.app import create_app
 from tilewire.service.gateway.auth.authenticator import Authenticator
 from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
-from tilewire.service.gateway.engines.client import Reply, Request
+from tilewire.service.gateway.engines.client import NOT_RESIDING, Reply, Request
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.context import Gateway
@@ -61,6 +61,7 @@ class SummingEngine:
     """
 
     def __init__(self, arena: Arena) -> None:
+        self.residing = NOT_RESIDING
         self.welcome: Welcome | None = Welcome(0, "cpu", "cpu", "", "", "")
         self.warming: Warming | None = None
         self.outstanding = 0

@@ -76,6 +76,7 @@ def template_of(
     *,
     fortran: Sequence[str] = (),
     regions: dict[str, str] | None = None,
+    store: str | None = None,
     number: int = 1,
 ) -> Template:
     """A template, planned as a gateway does."""
@@ -86,7 +87,7 @@ def template_of(
         for name, kind in inputs.items()
     ]
     names = zip(found.outputs, planned.outputs, strict=True)
-    outputs = tuple(OutputSpec(kind, (regions or {}).get(name)) for name, kind in names)
+    outputs = tuple(OutputSpec(kind, (regions or {}).get(name), store) for name, kind in names)
     return Template(number, op, tuple(specs), options, outputs, planned.flops, planned.moved_bytes)
 
 
@@ -136,6 +137,15 @@ class JobBench:
 
     def job(self, op: str, options: OpOptions, **inputs: HostBytes | torch.Tensor) -> BoundJob:
         """A job of these operands, bytes in the segment or residents, with results behind them."""
+        return self._job(op, options, None, inputs)
+
+    def storing_job(self, op: str, options: OpOptions, name: str, **inputs: HostBytes | torch.Tensor) -> BoundJob:
+        """As `job`; its result stays on the device under a name."""
+        return self._job(op, options, name, inputs)
+
+    def _job(
+        self, op: str, options: OpOptions, store: str | None, inputs: dict[str, HostBytes | torch.Tensor]
+    ) -> BoundJob:
         residents = {name: self.resident(one) for name, one in inputs.items() if isinstance(one, torch.Tensor)}
         types = {
             name: one.type if isinstance(one, HostBytes) else TensorType(dtype_name(one.dtype), tuple(one.shape))
@@ -143,8 +153,8 @@ class JobBench:
         }
         hosts = {name: one for name, one in inputs.items() if isinstance(one, HostBytes)}
         fortran = [name for name, one in hosts.items() if one.fortran]
-        template = template_of(op, options, types, residents, fortran=fortran, number=next(self._ids))
-        outs = [self.place(one.type) for one in template.outputs]
+        template = template_of(op, options, types, residents, fortran=fortran, store=store, number=next(self._ids))
+        outs = [self.place(one.type) for one in template.outputs if one.resident is None]
         offsets = tuple(one.offset for one in (*hosts.values(), *outs))
         job = bind(
             Job(template.id, template.id, offsets),

@@ -150,18 +150,6 @@ def is_linearizable(history: Sequence[Operation]) -> bool:
     return _Search(history).run()
 
 
-def settled(history: Sequence[Operation], calm_s: float = math.inf) -> list[Operation]:
-    """The history without the reads that had a write or a delete beside them; those that began in the calm at the end stay."""
-    changes = [(one.began_s, one.ended_s) for one in history if one.kind != READ]
-    return [
-        one
-        for one in history
-        if one.kind != READ
-        or one.began_s >= calm_s
-        or not any(began_s < one.ended_s and ended_s > one.began_s for began_s, ended_s in changes)
-    ]
-
-
 def first_violation(history: Sequence[Operation], num_shown: int = 12) -> list[Operation]:
     """The operations at the first moment that no order explains, the last of them answered there; none for a good history."""
     ends = sorted(one.ended_s for one in history if one.is_certain)

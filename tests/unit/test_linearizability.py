@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from tests.support.linearizability import DELETE, READ, WRITE, Operation, first_violation, is_linearizable, settled
+from tests.support.linearizability import DELETE, READ, WRITE, Operation, first_violation, is_linearizable
 
 NEVER = math.inf
 
@@ -92,13 +92,6 @@ def test_the_first_violation_is_shown() -> None:
     bad = history((WRITE, 1, 0, 1), (WRITE, 2, 2, 3), (READ, 1, 4, 5), (READ, 2, 6, 7), (WRITE, 3, 8, 9))
     assert first_violation(bad, 2) == bad[1:3]
     assert first_violation(GOOD["deleted"]) == []
-
-
-def test_reads_beside_a_write_are_left_out_of_what_is_settled() -> None:
-    both = BAD["new, then old, beside a write"]
-    assert settled(both) == both[:2]
-    for name in ("stale", "lost", "back and forth", "two truths", "risen again"):
-        assert settled(BAD[name]) == BAD[name]
 
 
 def test_many_unanswered_writes_are_no_burden() -> None:

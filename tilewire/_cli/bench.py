@@ -16,12 +16,12 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from tilewire import _wire
+from tilewire._arrays.dtypes import dtype_name, numpy_dtype
 from tilewire._cli.session import EXIT_FAILED, URL, JsonOption, KeyOption, connected, print_json
-from tilewire._client import Client, make_transport
-from tilewire._dtypes import dtype_name, numpy_dtype
+from tilewire._clients.client import Client, make_transport
+from tilewire._clients.requests import Rules
 from tilewire._errors import ConnectionFailed
-from tilewire._requests import Rules
+from tilewire._transport import wire
 
 WEIGHT = "tilewire-bench/weight"
 TIMEOUT_S = 60.0
@@ -51,7 +51,7 @@ class Load:
     connections: int
     seconds: float
 
-    def call(self) -> _wire.Call:
+    def call(self) -> wire.Call:
         """Builds the request that is sent again and again."""
         x = np.ones((self.rows, self.columns), np.float32).astype(numpy_dtype(self.dtype))
         operands: dict[str, dict[str, Any]] = {
@@ -152,7 +152,7 @@ def send(load: Load, num_connections: int) -> Outcome:
 def send_on_one(load: Load) -> Outcome:
     """Keeps one connection busy; answers are not decoded."""
     call, outcome = load.call(), Outcome()
-    transport = make_transport(load.url, TIMEOUT_S, _wire.client_headers(load.key, None), None)
+    transport = make_transport(load.url, TIMEOUT_S, wire.client_headers(load.key, None), None)
     began_s = time.perf_counter()
     until_s = began_s + load.seconds
     while (sent_s := time.perf_counter()) < until_s:

@@ -21,7 +21,7 @@ from tilewire._cli.session import (
     reported,
     show,
 )
-from tilewire._program import Program
+from tilewire._programs.program import Program
 from tilewire._types import Activation, Metric, Precision
 
 _OPERAND = "A .npy, .npz or .safetensors file, @name of a resident tensor, or JSON such as [[1, 2], [3, 4]]."

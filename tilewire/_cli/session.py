@@ -11,13 +11,13 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from tilewire._arrays import HostArray, to_safetensors
-from tilewire._client import Client
+from tilewire._arrays.files import Source
+from tilewire._arrays.host import HostArray, to_safetensors
+from tilewire._clients.client import Client
 from tilewire._errors import TilewireError
-from tilewire._files import Source
+from tilewire._transport.wire import DEFAULT_URL
 from tilewire._types import Answer
 from tilewire._variables import KEY_VARIABLE, URL_VARIABLE
-from tilewire._wire import DEFAULT_URL
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

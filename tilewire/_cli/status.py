@@ -10,10 +10,10 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from tilewire import _wire
 from tilewire._cli.exposition import Change, parse
 from tilewire._cli.session import EXIT_FAILED, URL, JsonOption, KeyOption, UrlOption, connected, print_json
-from tilewire._client import Client
+from tilewire._clients.client import Client
+from tilewire._transport import wire
 
 _FAILURES = ("4", "5")
 
@@ -24,7 +24,7 @@ def health(url: UrlOption = URL, key: KeyOption = None, is_json: JsonOption = Fa
         is_live = client.live()
         state: dict[str, Any] = {"url": url, "live": is_live, "ready": is_live and client.ready()}
         if is_live:
-            state["server"] = _wire.json_of(_wire.checked(client.exchange("GET", "/v2")))
+            state["server"] = wire.json_of(wire.checked(client.exchange("GET", "/v2")))
     if is_json:
         print_json(state)
     else:
@@ -94,7 +94,7 @@ def figures_of(change: Change) -> dict[str, Any]:
 
 
 def _samples(client: Client) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    reply = _wire.checked(client.exchange("GET", "/metrics"))
+    reply = wire.checked(client.exchange("GET", "/metrics"))
     return parse(bytes(reply.body).decode())
 
 

@@ -5,7 +5,7 @@ All calls come from the engine's loop thread; but while it is in `warm_up`, `att
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -62,6 +62,19 @@ class HostBytes:
 
 
 @dataclass(eq=False, slots=True)
+class DevicePlace:
+    """A result that stays on the device.
+
+    Attributes:
+        type: Dtype and shape.
+        tensor: The result; None until the backend has begun its batch. Rows may be padded.
+    """
+
+    type: TensorType
+    tensor: torch.Tensor | None = None
+
+
+@dataclass(eq=False, slots=True)
 class LaunchSpec:
     """One launch of a batch: one request, or several whose operands are joined.
 
@@ -74,6 +87,7 @@ class LaunchSpec:
         signature: Equal for launches that differ only in addresses and in the number of requests; None when the requests
             are unequal.
         flops: Number of operations.
+        kept: Place of the only result when it stays on the device; the request is then alone, and `outputs` is empty.
     """
 
     op: AnyOp
@@ -83,16 +97,18 @@ class LaunchSpec:
     outputs: Sequence[tuple[Sequence[HostBytes], tuple[int, ...]]]
     signature: Hashable | None = None
     flops: int = 0
+    kept: DevicePlace | None = None
 
     @property
     def count(self) -> int:
         """Number of requests."""
-        return len(self.outputs[0][0])
+        return len(self.outputs[0][0]) if self.outputs else 1
 
-    def places(self) -> Iterator[HostBytes]:
-        """Yields every operand and every result on the host."""
-        for pieces, _ in (*self.concatenated.values(), *self.outputs):
-            yield from pieces
+    def results(self) -> list[tuple[TensorType, tuple[int, ...]]]:
+        """Returns the type of one piece of each result, and the shape of the whole."""
+        if self.kept is not None:
+            return [(self.kept.type, self.kept.type.shape)]
+        return [(pieces[0].type, shape) for pieces, shape in self.outputs]
 
 
 # Told (stage, done, total) while something takes long.
@@ -144,6 +160,23 @@ class Running(Protocol):
 
         Raises:
             DeviceLost: The device failed.
+        """
+        ...
+
+
+class Copier(Protocol):
+    """Copies residents to the host beside the batches; used by one thread that is not the loop's."""
+
+    def copy(self, piece: torch.Tensor, into: torch.Tensor) -> None:
+        """Copies a piece of a tensor to the host and waits for it.
+
+        Args:
+            piece: On the device, with any strides.
+            into: Flat uint8 tensor of the same length in the host's memory.
+
+        Raises:
+            DeviceLost: The device failed.
+            TooBusy: No memory on the device.
         """
         ...
 
@@ -208,6 +241,10 @@ class Backend(Protocol):
 
     def download(self, tensor: torch.Tensor, into: HostBytes) -> None:
         """Writes a resident tensor to the host."""
+        ...
+
+    def open_copier(self) -> Copier:
+        """Prepares copies beside the batches; called by the thread that copies."""
         ...
 
     def begin(self, launches: Sequence[LaunchSpec]) -> Running:

@@ -40,6 +40,14 @@ class Finished:
         return self._timings
 
 
+class HostCopier:
+    """Copies within the host's memory."""
+
+    def copy(self, piece: torch.Tensor, into: torch.Tensor) -> None:
+        """Copies a piece; torch lets go of the GIL."""
+        into.copy_(piece.contiguous().view(-1).view(torch.uint8))
+
+
 class CpuBackend:
     """Computes with torch on the CPU; see `contract.Backend` for the calls.
 
@@ -80,6 +88,10 @@ class CpuBackend:
         """Copies within the host's memory."""
         tensor_of(into).copy_(tensor)
 
+    def open_copier(self) -> HostCopier:
+        """Nothing to prepare."""
+        return HostCopier()
+
     def begin(self, launches: Sequence[LaunchSpec]) -> Finished:
         """Computes every launch before it returns."""
         began_ns = time.perf_counter_ns()
@@ -87,8 +99,12 @@ class CpuBackend:
             self._use_threads(1 if launch.flops < SMALL_FLOPS else self._max_threads)
             own = {name: _concatenate(sources, shape) for name, (sources, shape) in launch.concatenated.items()}
             inputs = Operands(own, launch.resident)
-            dtypes = [TORCH_DTYPES[places[0].type.dtype] for places, _ in launch.outputs]
+            dtypes = [TORCH_DTYPES[kind.dtype] for kind, _ in launch.results()]
             results = ENGINE_OPS[launch.op.name].cpu(inputs, launch.options, dtypes)
+            if launch.kept is not None:
+                # Never the result itself: it may show an operand's slot.
+                launch.kept.tensor = torch.empty(launch.kept.type.shape, dtype=dtypes[0]).copy_(results[0])
+                continue
             for result, (places, _) in zip(results, launch.outputs, strict=True):
                 _scatter(result, places)
         return Finished(Timings(kernel_ns=time.perf_counter_ns() - began_ns))

@@ -47,7 +47,9 @@ def launch_alone(job: BoundJob) -> LaunchSpec:
     """Returns the launch of one job."""
     template = job.plan.template
     signature = (job.signature, "alone")
-    return launch_of(job.plan.op, template.options, job.inputs, job.outs, signature, template.flops)
+    launch = launch_of(job.plan.op, template.options, job.inputs, job.outs, signature, template.flops)
+    launch.kept = job.kept
+    return launch
 
 
 def launch_of(

@@ -15,7 +15,7 @@ from collections import deque
 
 import msgspec
 
-from tilewire.service.engine.loop.jobs import Attached, Changed, Client, Event, Lost, Received, Stop
+from tilewire.service.engine.loop.jobs import Attached, Changed, Client, Copied, Event, Lost, Received, Stop
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import FrameDecoder, Hello, ToEngine, encode_frame
 from tilewire.service.supervisor.vault import VaultFollower
@@ -78,7 +78,7 @@ class Mailbox:
         self._epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._bell, select.EPOLLIN)
-        self._posted: deque[Peer | Stop] = deque()
+        self._posted: deque[Peer | Stop | Copied] = deque()
         self._peers: dict[int, Peer] = {}
         self._changed: list[Peer] = []
         self._follower: VaultFollower | None = None
@@ -89,7 +89,7 @@ class Mailbox:
             self._follower = follower
             self._epoll.register(follower.fileno(), select.EPOLLIN)
 
-    def post(self, event: Stop) -> None:
+    def post(self, event: Stop | Copied) -> None:
         """Hands the loop an event."""
         self._posted.append(event)
         os.eventfd_write(self._bell, 1)
@@ -165,7 +165,7 @@ class Mailbox:
     def _take_posted(self, events: list[Event]) -> None:
         while self._posted:
             posted = self._posted.popleft()
-            if isinstance(posted, Stop):
+            if not isinstance(posted, Peer):
                 events.append(posted)
                 continue
             self._peers[posted.sock.fileno()] = posted

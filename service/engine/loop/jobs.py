@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tilewire.service.engine.backends.contract import HostBytes, Running
+from tilewire.service.engine.backends.contract import DevicePlace, HostBytes, Running
 from tilewire.service.engine.loop.scheduler import Waiting
+from tilewire.service.engine.tensors.host_copies import HostCopy
 from tilewire.service.engine.tensors.shared_regions import Uses
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import Cancel, ForgetTemplate, Hello, Job, Template, ToEngine, ToGateway
@@ -57,7 +58,8 @@ class JobPlan:
         op: The op.
         inputs: Inputs on the host, in the order of a job's offsets.
         residents: The other inputs: name of the input, name of the resident, its type, and its version or None for any.
-        outputs: Results, behind the inputs in the order of a job's offsets.
+        outputs: Results that leave the device, behind the inputs in the order of a job's offsets.
+        kept: Name under which the only result stays on the device, and its type; None when all leave it.
         batching: Condition for sharing a launch; None when jobs run alone.
         row_shapes: Shape of each output of a launch of one row, where rows are joined.
         rows: Number of rows of the first result, for the cap on a batch.
@@ -73,6 +75,7 @@ class JobPlan:
     inputs: tuple[Span, ...]
     residents: tuple[tuple[str, str, TensorType, int | None], ...]
     outputs: tuple[Span, ...]
+    kept: tuple[str, TensorType] | None
     batching: Batching[Any] | None
     row_shapes: tuple[tuple[int, ...], ...]
     rows: int
@@ -96,6 +99,7 @@ class Client:
         plans: Job plans by number of their template.
         num_launched: Number of its jobs on the device.
         is_gone: Whether its link is lost; it is detached when nothing of it runs.
+        tickets: Tensors that wait for it to bring their version.
     """
 
     name: str
@@ -106,6 +110,7 @@ class Client:
     plans: dict[int, JobPlan] = field(default_factory=dict)
     num_launched: int = 0
     is_gone: bool = False
+    tickets: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +122,8 @@ class BoundJob(Waiting):
         job: The message.
         plan: Plan of its template.
         inputs: Bytes on the host, or resident tensors, by input name.
-        outs: Places of the results.
+        outs: Places of the results that leave the device.
+        kept: Place of the only result when it stays on the device.
         signature: Equal for jobs whose launches differ only in addresses.
         uses: Regions that it keeps from being unmapped.
     """
@@ -130,6 +136,7 @@ class BoundJob(Waiting):
     outs: list[HostBytes] = field(kw_only=True)
     signature: Hashable = field(kw_only=True)
     uses: Uses = field(kw_only=True)
+    kept: DevicePlace | None = None
 
 
 @dataclass(slots=True)
@@ -155,7 +162,14 @@ class Received:
 
 
 class Changed:
-    """Inbox: the vault has changes of the home engine."""
+    """Inbox: the vault has changes of other engines."""
+
+
+@dataclass(slots=True)
+class Copied:
+    """Inbox: a host copy is made, failed or needless."""
+
+    copy: HostCopy
 
 
 class Stop:
@@ -185,4 +199,4 @@ def ids_of(*messages: ToEngine) -> dict[str, str | list[str]]:
     return {"request_id": ids[0]} if len(ids) == 1 else {"request_ids": ids}
 
 
-Event = Attached | Lost | Received | Changed | Stop
+Event = Attached | Lost | Received | Changed | Copied | Stop

@@ -25,6 +25,7 @@ from tilewire.service.engine.loop.jobs import (
     BoundJob,
     Changed,
     Client,
+    Copied,
     Event,
     Launched,
     Lost,
@@ -161,6 +162,7 @@ class EngineLoop:
             self._metrics.observe_queue(len(self._scheduler), self._queue_bytes)
             self._hand_over_metrics()
             if self._is_stopping and not len(self._scheduler) and not self._launched:
+                self._holdings.close()
                 self._mailbox.close()
                 self._metrics.flush()
                 return
@@ -215,9 +217,12 @@ class EngineLoop:
                 client.is_gone = True
                 for waiting in list(client.waiting.values()):
                     self._forget(waiting)
+                self._holdings.detach(client)
                 self._detach_if_done(client)
             case Changed():
                 self._holdings.follow()
+            case Copied(copy):
+                self._holdings.finish(copy)
             case Stop():
                 self._is_stopping = True
 
@@ -236,6 +241,8 @@ class EngineLoop:
                 device_name=identity.device_name,
                 torch=identity.torch,
                 triton=identity.triton,
+                resident_bytes=self._holdings.residents.quota_bytes,
+                residing=self._holdings.attach(client),
             )
         )
         logger.info("%s attached with %d bytes", client.name, client.segment.nbytes)
@@ -391,14 +398,16 @@ class EngineLoop:
             logger.critical("a launch failed under these requests", extra=ids)
             raise
 
-    @staticmethod
-    def _answer(job: BoundJob, timings: Timings, batch_size: int) -> Done | Failed:
-        if job.uses:
-            try:
+    def _answer(self, job: BoundJob, timings: Timings, batch_size: int) -> Done | Failed:
+        stored = None
+        try:
+            if job.uses:
                 stage_out(job)
-            except TilewireError as error:
-                return Failed(job.job.id, error.code, error.detail, error.retry_after_s)
-        return Done(job.job.id, timings, batch_size)
+            if job.kept is not None:
+                stored = self._holdings.keep(job)
+        except TilewireError as error:
+            return Failed(job.job.id, error.code, error.detail, error.retry_after_s)
+        return Done(job.job.id, timings, batch_size, stored)
 
     def _let_go(self, batch: list[BoundJob]) -> None:
         """Releases the regions and the gateways of a batch that is answered."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tilewire.service.engine.backends.contract import HostBytes
+from tilewire.service.engine.backends.contract import DevicePlace, HostBytes
 from tilewire.service.engine.loop.cost_estimate import predict_s
 from tilewire.service.engine.loop.jobs import Binding, BoundJob, Client, JobPlan, Span
 from tilewire.service.engine.tensors.residents import Resident, Residents
@@ -44,13 +44,15 @@ def plan_of(template: Template, backend: str) -> JobPlan:
     outputs = tuple(
         Span(name, one.type, one.type.nbytes, region=one.region)
         for name, one in zip(op.outputs, template.outputs, strict=True)
+        if one.resident is None
     )
+    kept = next(((one.resident, one.type) for one in template.outputs if one.resident is not None), None)
     types = {one.name: one.type for one in template.inputs}
-    out_types = [one.type for one in outputs]
-    kept = frozenset(name for name, *_ in residents)
+    out_types = [one.type for one in template.outputs]
+    resident_inputs = frozenset(name for name, *_ in residents)
     batching = None
-    if not any(span.fortran for span in inputs):
-        batching = op.batching(types, kept, options, out_types)
+    if kept is None and not any(span.fortran for span in inputs):
+        batching = op.batching(types, resident_inputs, options, out_types)
     host_bytes = sum(span.nbytes for span in (*inputs, *outputs))
     return JobPlan(
         template=template,
@@ -58,12 +60,13 @@ def plan_of(template: Template, backend: str) -> JobPlan:
         inputs=inputs,
         residents=residents,
         outputs=outputs,
+        kept=kept,
         batching=batching,
         row_shapes=_row_shapes(op, batching, inputs, types),
         rows=math.prod(out_types[0].shape[:-1]),
         host_bytes=host_bytes,
         seconds=predict_s(backend, template.flops, host_bytes),
-        work=op.work(types, kept, options, template.flops, template.moved_bytes),
+        work=op.work(types, resident_inputs, options, template.flops, template.moved_bytes),
         has_regions=any(span.region is not None for span in (*inputs, *outputs)),
     )
 
@@ -88,13 +91,17 @@ def bind(
     Raises:
         UnknownName: No such resident or region.
         InvalidRequest: A tensor does not lie inside its region.
+        Lost: A resident died with the engine that held it.
+        ResidentQuota: There is no room for a result that stays.
     """
     inputs: dict[str, HostBytes | torch.Tensor] = {}
     found = [residents.get(resident, field=name) for name, resident, *_ in plan.residents]
     for (name, _, kind, version), resident in zip(plan.residents, found, strict=True):
-        if resident.type != kind or version not in (None, resident.version):
-            return _stale(job, plan, found)
+        if resident.tensor is None or resident.type != kind or version not in (None, resident.version):
+            return _stale(job, plan, found, residents)
         inputs[name] = resident.tensor
+    if plan.kept is not None:
+        residents.check_room(plan.kept[0], plan.kept[1].nbytes)
     binding = plan.binding
     if binding is None or binding.generations != tuple([resident.generation for resident in found]):
         binding = plan.binding = _binding(plan, found)
@@ -139,14 +146,15 @@ def bind(
         outs=outs,
         signature=binding.signature,
         uses=uses,
+        kept=None if plan.kept is None else DevicePlace(plan.kept[1]),
     )
 
 
-def _stale(job: Job, plan: JobPlan, found: Sequence[Resident]) -> Stale:
+def _stale(job: Job, plan: JobPlan, found: Sequence[Resident], residents: Residents) -> Stale:
     infos = [
-        resident.info(name)
+        residents.info(name)
         for (_, name, kind, version), resident in zip(plan.residents, found, strict=True)
-        if resident.type != kind or version not in (None, resident.version)
+        if resident.tensor is None or resident.type != kind or version not in (None, resident.version)
     ]
     return Stale(job.id, tuple(infos))
 
@@ -157,7 +165,7 @@ def _binding(plan: JobPlan, found: Sequence[Resident]) -> Binding:
     own = tuple((name, generation) for (name, *_), generation in zip(plan.residents, generations, strict=True))
     key = None if batching is None else (template.op, batching.strategy, batching.key, own)
     sources = tuple((span.name, span.type, span.fortran) for span in plan.inputs)
-    signature = (template.op, template.options, sources, own, tuple(span.type for span in plan.outputs))
+    signature = (template.op, template.options, sources, own, tuple(one.type for one in template.outputs))
     return Binding(generations, key, signature)
 
 

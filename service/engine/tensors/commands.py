@@ -5,32 +5,41 @@ Runs in the engine's loop thread.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
 
 from tilewire.service.engine.backends.contract import Backend
-from tilewire.service.engine.loop.jobs import Client
+from tilewire.service.engine.loop.jobs import BoundJob, Client, Copied
 from tilewire.service.engine.loop.resolve import in_segment
 from tilewire.service.engine.metrics import EngineMetrics
-from tilewire.service.engine.tensors.residents import Residents
+from tilewire.service.engine.tensors.host_copies import HostCopies, HostCopy
+from tilewire.service.engine.tensors.residents import Resident, Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
-from tilewire.service.errors import TilewireError
+from tilewire.service.errors import TooBusy, UnknownName
+from tilewire.service.ipc.board import home_of
 from tilewire.service.ipc.messages import (
-    AwaitTensor,
+    AdoptTensor,
+    AwaitCopy,
     DeleteTensor,
     DescribeKernels,
     DescribeTensor,
     Done,
     Failed,
+    FetchTensor,
     GetTensor,
     Kernels,
     ListRegions,
     ListTensors,
+    OrderTensor,
     PutTensor,
     RegionList,
     RegisterRegion,
+    Residing,
     Stale,
+    Stored,
+    TensorInfo,
     Tensors,
     Timings,
     ToGateway,
@@ -44,7 +53,10 @@ Question = (
     | GetTensor
     | DescribeTensor
     | DeleteTensor
-    | AwaitTensor
+    | OrderTensor
+    | AdoptTensor
+    | AwaitCopy
+    | FetchTensor
     | ListTensors
     | RegisterRegion
     | UnregisterRegion
@@ -53,7 +65,7 @@ Question = (
 )
 
 
-@dataclass
+@dataclass(eq=False)
 class Holdings:
     """The residents and the regions of one engine, and what is known of its kernels.
 
@@ -62,34 +74,86 @@ class Holdings:
         residents: Resident tensors.
         regions: Clients' shared memory.
         metrics: Gets the residents' count and bytes.
-        follower: Source of the home engine's changes, on the engines that follow.
+        copies: Copies stored results to the host.
+        follower: Source of the other engines' changes.
     """
 
     backend: Backend
     residents: Residents
     regions: Regions
     metrics: EngineMetrics
+    copies: HostCopies
     follower: VaultFollower = field(default_factory=lambda: VaultFollower(-1))
     _kernels: bytes = field(default=b"", init=False)
-    _awaiting: list[tuple[Client, AwaitTensor]] = field(default_factory=list, init=False)
+    _clients: list[Client] = field(default_factory=list, init=False)
+    _pending: dict[Resident, HostCopy] = field(default_factory=dict, init=False)
+    _awaiting: dict[HostCopy, list[tuple[Client, AwaitCopy]]] = field(default_factory=dict, init=False)
+    _fetching: list[tuple[Client, FetchTensor]] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self.residents.on_drop = self._drop_copy
 
     def describe_kernels(self) -> None:
         """Works out the answer to `DescribeKernels`: when nobody waits, since it takes tens of milliseconds."""
         self._kernels = msgspec.json.encode(self.backend.kernels())
 
+    def attach(self, client: Client) -> Residing:
+        """Returns how far this engine has followed the others; from now on the gateway gets every change of that."""
+        self._clients.append(client)
+        return self._residing()
+
+    def detach(self, client: Client) -> None:
+        """Drops what only this gateway would have finished."""
+        if client in self._clients:
+            self._clients.remove(client)
+        self._fetching = [(one, fetch) for one, fetch in self._fetching if one is not client]
+        for ticket in client.tickets:
+            self.residents.release(ticket)
+        client.tickets.clear()
+
     def follow(self) -> None:
-        """Takes over what the home engine has changed, and answers those who wait for it."""
+        """Takes over what the other engines have changed, and reports it to the gateways."""
         for change in self.follower.take():
             self.residents.follow(change)
         self._observe()
-        awaiting, self._awaiting = self._awaiting, []
-        for client, message in awaiting:
-            try:
-                reply: ToGateway | None = self._await(client, message)
-            except TilewireError as error:
-                reply = Failed(message.id, error.code, error.detail, error.retry_after_s)
-            if reply is not None:
+        for client in self._clients:
+            client.send(self._residing())
+        fetching, self._fetching = self._fetching, []
+        for client, fetch in fetching:
+            if (reply := self._fetched(fetch)) is None:
+                self._fetching.append((client, fetch))
+            else:
                 client.send(reply)
+
+    def keep(self, job: BoundJob) -> Stored:
+        """Makes the result of a job resident where it is; a host copy follows.
+
+        Raises:
+            ResidentQuota: The quota would be exceeded.
+        """
+        assert job.kept is not None, "This is a bug."
+        assert job.kept.tensor is not None, "This is a bug: the backend kept nothing."
+        assert job.plan.kept is not None, "This is a bug."
+        stored = self.residents.keep(job.plan.kept[0], job.kept.tensor, job.kept.type)
+        if stored.ticket:
+            job.client.tickets.add(stored.ticket)
+        else:
+            self._copy(stored.info)
+        self._observe()
+        return stored
+
+    def finish(self, copy: HostCopy) -> None:
+        """Answers those who wait for a host copy, now that the thread is through with it."""
+        resident = self.residents.at(copy.info.name)
+        if resident is not None and self._pending.get(resident) is copy:
+            del self._pending[resident]
+            resident.has_copy = not copy.problem
+        for client, message in self._awaiting.pop(copy, ()):
+            client.send(_copied(message, copy))
+
+    def close(self) -> None:
+        """Ends the thread that copies."""
+        self.copies.close()
 
     def answer(self, client: Client, message: Question) -> ToGateway | None:
         """Does what the message asks for.
@@ -101,8 +165,6 @@ class Holdings:
             TilewireError: Why not.
         """
         match message:
-            case AwaitTensor():
-                return self._await(client, message)
             case RegisterRegion():
                 info = self.regions.register(message.region)
                 return RegionList(message.id, (info,), info.stamp)
@@ -114,40 +176,95 @@ class Holdings:
                 return self._download(client, message)
             case DescribeKernels():
                 return Kernels(message.id, self._kernels)
-            case _:
-                return self._answer_of_residents(client, message)
-
-    def _await(self, client: Client, message: AwaitTensor) -> Tensors | None:
-        if message.version > self.residents.version:
-            self._awaiting.append((client, message))
-            return None
-        self.residents.check(message.name)
-        return Tensors(message.id, ())
-
-    def _answer_of_residents(
-        self, client: Client, message: PutTensor | DescribeTensor | DeleteTensor | ListTensors
-    ) -> Tensors:
-        match message:
-            case PutTensor(source=source):
-                uploaded = in_segment(client, source)
-                tensor, was_there = self.residents.put(message.name, uploaded)
-                self._observe()
-                return Tensors(message.id, (tensor,), replaced=was_there)
+            case AwaitCopy():
+                return self._await_copy(client, message)
+            case FetchTensor(name=name):
+                if (reply := self._fetched(message)) is None:
+                    self.residents.want(name)
+                    self._fetching.append((client, message))
+                return reply
             case DescribeTensor():
-                return Tensors(message.id, (self.residents.get(message.name).info(message.name),))
-            case DeleteTensor():
-                tensor = self.residents.delete(message.name, message.version)
-                self._observe()
-                return Tensors(message.id, (tensor,))
+                return Tensors(message.id, (self.residents.info(message.name),))
             case ListTensors():
                 return Tensors(message.id, self.residents.infos())
+            case _:
+                reply = self._change(client, message)
+                self._observe()
+                return reply
+
+    def _change(self, client: Client, message: PutTensor | DeleteTensor | OrderTensor | AdoptTensor) -> Tensors:
+        match message:
+            case PutTensor(name=name, source=source, placement=placement):
+                uploaded = in_segment(client, source)
+                if self.residents.is_home(name):
+                    info, was_there = self.residents.put(name, uploaded, placement)
+                    return Tensors(message.id, (info,), replaced=was_there)
+                info, ticket = self.residents.hold(name, uploaded, placement)
+                client.tickets.add(ticket)
+                return Tensors(message.id, (info,), ticket=ticket)
+            case OrderTensor():
+                info, was_there = self.residents.order(message.info)
+                return Tensors(message.id, (info,), replaced=was_there)
+            case AdoptTensor(ticket=ticket, info=info):
+                client.tickets.discard(ticket)
+                if not info.version:
+                    self.residents.release(ticket)
+                elif (adopted := self.residents.adopt(ticket, info)) is not None and not adopted.has_copy:
+                    self._copy(info)
+                return Tensors(message.id, (info,))
+            case DeleteTensor():
+                return Tensors(message.id, (self.residents.delete(message.name),))
+
+    def _copy(self, info: TensorInfo) -> None:
+        resident = self.residents.get(info.name)
+        assert resident.tensor is not None, "This is a bug."
+        copy = self._pending[resident] = HostCopy(
+            info, resident.tensor, home_of(info.name, len(self.residents.versions))
+        )
+        self.copies.add(copy)
+
+    def _drop_copy(self, resident: Resident) -> None:
+        if (copy := self._pending.pop(resident, None)) is not None:
+            self.copies.drop(copy)
+
+    def _await_copy(self, client: Client, message: AwaitCopy) -> Tensors | None:
+        resident = self.residents.at(message.name)
+        if resident is None or resident.version != message.version or resident.has_copy:
+            # Another change has come, which is durable or was not asked to be.
+            return Tensors(message.id, ())
+        copy = self._pending.get(resident)
+        if copy is None:
+            raise TooBusy(f"durable: {message.name} has no host copy")
+        self._awaiting.setdefault(copy, []).append((client, message))
+        self.copies.hurry(copy)
+        return None
+
+    def _fetched(self, message: FetchTensor) -> Tensors | Failed | None:
+        resident = self.residents.at(message.name)
+        if resident is None:
+            return Failed(message.id, UnknownName.code, f"name: no resident tensor {message.name!r}")
+        return None if resident.tensor is None else Tensors(message.id, (self.residents.info(message.name),))
 
     def _download(self, client: Client, message: GetTensor) -> Done | Stale:
         resident = self.residents.get(message.name)
-        if resident.type != message.expected:
-            return Stale(message.id, (resident.info(message.name),))
+        if resident.tensor is None or resident.type != message.expected:
+            return Stale(message.id, (self.residents.info(message.name),))
         self.backend.download(resident.tensor, in_segment(client, Upload(message.expected, message.out_offset)))
         return Done(message.id, Timings())
 
+    def _residing(self) -> Residing:
+        return Residing(tuple(self.residents.versions))
+
     def _observe(self) -> None:
         self.metrics.observe_residents(len(self.residents), self.residents.nbytes)
+
+
+def post_copies(copies: HostCopies, post: Callable[[Copied], None]) -> None:
+    """Brings copies that are made from their thread to the loop's."""
+    copies.on_done = lambda copy: post(Copied(copy))
+
+
+def _copied(message: AwaitCopy, copy: HostCopy) -> Tensors | Failed:
+    if copy.problem:
+        return Failed(message.id, TooBusy.code, f"durable: {copy.problem}")
+    return Tensors(message.id, (copy.info,))

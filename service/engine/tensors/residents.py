@@ -7,28 +7,44 @@ before.
 from __future__ import annotations
 
 import errno
+import itertools
+import logging
 import os
 import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
 from tilewire.service.dtypes import BY_SAFETENSORS
 from tilewire.service.engine.backends.contract import Backend, HostBytes
 from tilewire.service.engine.backends.host import TORCH_DTYPES, tensor_of
-from tilewire.service.errors import InvalidRequest, ResidentQuota, TilewireError, TooBusy, UnknownName
+from tilewire.service.errors import (
+    InvalidRequest,
+    Lost,
+    ResidentQuota,
+    TilewireError,
+    TooBusy,
+    Unavailable,
+    UnknownName,
+)
 from tilewire.service.ipc.arena import make_sealed
-from tilewire.service.ipc.messages import TensorInfo
+from tilewire.service.ipc.board import VersionBoard, home_of
+from tilewire.service.ipc.messages import Stored, TensorInfo
 from tilewire.service.ops.op import TensorType
 from tilewire.service.ops.program.definition import check_program_name, parse_program
 from tilewire.service.ops.registry import OPS, program_resident
+from tilewire.service.placement import Placement, placement_of
 from tilewire.service.supervisor.handover import Kept
 from tilewire.service.supervisor.vault import VaultWriter
 from tilewire.service.tensor_names import problem_of
+
+logger = logging.getLogger(__name__)
 
 # Descriptors of a process that are no host copies: sockets, regions, files.
 OTHER_DESCRIPTORS = 128
@@ -49,47 +65,74 @@ class TensorsDirError(Exception):
 
 @dataclass(slots=True, eq=False)
 class Resident:
-    """One tensor on the device.
+    """One tensor under a name.
 
     Attributes:
         type: Dtype and shape.
-        tensor: The tensor.
+        tensor: The tensor; None when it is not on this device.
         created: Unix time in seconds of its upload.
         last_used: Unix time in seconds of the last request that read it, or None.
         hits: Number of requests that read it.
+        version: As in `TensorInfo`.
         generation: Number that no other tensor of this process has.
+        placement: As in `TensorInfo`.
+        engines: Engines that held it when its home engine ordered it.
+        has_copy: Whether the vault has its host copy, or a file its bytes.
     """
 
     type: TensorType
-    tensor: torch.Tensor
+    tensor: torch.Tensor | None
     created: float
     last_used: float | None = None
     hits: int = 0
     version: int = 0
     generation: int = 0
+    placement: Placement = "replicate"
+    engines: tuple[int, ...] = ()
+    has_copy: bool = True
 
-    def info(self, name: str) -> TensorInfo:
-        """Description for clients."""
-        return TensorInfo(name, self.type, self.created, self.last_used, self.hits, self.version)
+    @property
+    def nbytes(self) -> int:
+        """Bytes on this device."""
+        return 0 if self.tensor is None else self.type.nbytes
+
+
+class Held(NamedTuple):
+    """A tensor that waits for the version from its home engine.
+
+    Attributes:
+        name: Name of the tensor.
+        resident: The tensor.
+        fd: Descriptor of its host copy; -1 without one.
+    """
+
+    name: str
+    resident: Resident
+    fd: int
 
 
 class Residents:
-    """The resident tensors of one device.
+    """The resident tensors of one device, and the names of those that other devices hold.
 
-    The home engine orders the changes: it gives each a version (`put`, `delete`). The other engines take them over in that
-    order (`follow`). An engine's state is the home engine's up to `version`.
+    The home engine of a name orders its changes: it gives each a version (`put`, `keep`, `order`, `delete`). The other engines
+    take them over in that order (`follow`). An engine's state of a name is its home engine's up to `versions[home]`.
 
     Args:
         backend: Backend of the device that holds them.
-        quota_bytes: Their sum, at most; the home engine's to keep.
-        vault: Gets every change of a home engine.
+        quota_bytes: Their sum on the device, at most.
+        vault: Gets every change that this engine orders.
         max_kept: Number of host copies, at most: each is a descriptor in the supervisor.
         clock: Unix time in seconds.
         clock_ns: The machine's monotonic clock.
+        index: Index of this engine.
+        num_engines: Number of engines.
+        board: Gets the version of every change that this engine orders.
 
     Attributes:
-        nbytes: Their sum.
-        version: Version of the last change.
+        index: See above.
+        nbytes: Their sum on the device.
+        versions: Version of the last change, by the index of its home engine.
+        on_drop: Called with each tensor that is replaced or deleted.
     """
 
     def __init__(
@@ -100,28 +143,40 @@ class Residents:
         max_kept: int = 2**20,
         clock: Callable[[], float] = time.time,
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        *,
+        index: int = 0,
+        num_engines: int = 1,
+        board: VersionBoard | None = None,
     ) -> None:
         self._backend = backend
-        self._quota_bytes = quota_bytes
+        self.quota_bytes = quota_bytes
         self._vault = vault
         self._max_kept = max_kept
         # Names that files have: their deletion must be remembered, or the next engine would load them again.
         self._of_files: set[str] = set()
-        self._kept: set[str] = set()
         self._clock = clock
         self._clock_ns = clock_ns
+        self._board = board or VersionBoard()
         self._by_name: dict[str, Resident] = {}
+        self._held: dict[int, Held] = {}
+        self._tickets = itertools.count(1)
+        # Names that were uploaded or stored: each has a host copy, or will have one.
+        self._kept: set[str] = set()
         self._last_generation = 0
-        # Changes of the home engine that failed here, until the next change of the name.
-        self._failures: dict[str, TilewireError] = {}
+        self.index = index
         self.nbytes = 0
-        self.version = 0
+        self.versions = [0] * num_engines
+        self.on_drop: Callable[[Resident], None] = _ignore
 
     def __len__(self) -> int:
-        """Number of residents."""
-        return len(self._by_name)
+        """Number of residents on the device."""
+        return sum(one.tensor is not None for one in self._by_name.values())
 
-    def put(self, name: str, source: HostBytes) -> tuple[TensorInfo, bool]:
+    def is_home(self, name: str) -> bool:
+        """Whether this engine orders the changes of a name."""
+        return home_of(name, len(self.versions)) == self.index
+
+    def put(self, name: str, source: HostBytes, placement: Placement = "replicate") -> tuple[TensorInfo, bool]:
         """Makes a tensor resident; atomic: on an error the old one stays.
 
         Returns:
@@ -131,111 +186,215 @@ class Residents:
             ResidentQuota: The quota would be exceeded.
             TooBusy: No memory on the device, or no descriptor.
         """
-        older = self._by_name.get(name)
-        self._check_quota(name, source.type.nbytes - (older.type.nbytes if older else 0))
-        if name not in self._kept and len(self._kept) >= self._max_kept:
-            raise ResidentQuota(
-                f"{name}: {len(self._kept)} tensors were uploaded; the system's limits of open files and mappings allow no more"
-            )
+        resident, fd = self._receive(name, source, placement)
         try:
-            fd = make_sealed("tilewire-resident", max(1, source.type.nbytes))
-        except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-                raise
-            raise TooBusy(f"{name}: no host copy: {error.strerror}") from error
-        try:
-            kept = HostBytes(_map(fd, source.type.nbytes), source.type, 0)
-            tensor_of(kept).copy_(tensor_of(source))
-            resident = Resident(source.type, self._backend.upload(kept), self._clock(), version=self._next_version())
-            self._vault.keep(resident.info(name), fd)
+            return self._order(name, resident, fd)
         finally:
             os.close(fd)
-        self._set(name, resident)
-        self._kept.add(name)
-        return resident.info(name), older is not None
 
-    def delete(self, name: str, version: int = 0) -> TensorInfo:
+    def hold(self, name: str, source: HostBytes, placement: Placement = "replicate") -> tuple[TensorInfo, int]:
+        """Takes a tensor onto the device; its home is another engine, whose version it waits for.
+
+        Returns:
+            Its description, and the ticket for `adopt`.
+
+        Raises:
+            ResidentQuota: The quota would be exceeded.
+            TooBusy: No memory on the device, or no descriptor.
+        """
+        resident, fd = self._receive(name, source, placement)
+        return self._hold(name, resident, fd)
+
+    def keep(self, name: str, tensor: torch.Tensor, kind: TensorType) -> Stored:
+        """Makes a result resident where it is; it has no host copy yet.
+
+        Raises:
+            ResidentQuota: The quota would be exceeded.
+        """
+        self.check_room(name, kind.nbytes)
+        resident = self._new(kind, tensor, placement_of(kind.nbytes, self.quota_bytes), has_copy=False)
+        if not self.is_home(name):
+            info, ticket = self._hold(name, resident)
+            return Stored(info, ticket)
+        info, was_there = self._order(name, resident)
+        return Stored(info, replaced=was_there)
+
+    def order(self, info: TensorInfo) -> tuple[TensorInfo, bool]:
+        """Gives a tensor that another engine holds its version.
+
+        Returns:
+            What it is, and whether it replaced another.
+        """
+        return self._order(
+            info.name,
+            Resident(info.type, None, info.created, placement=info.placement, engines=info.engines, has_copy=False),
+        )
+
+    def adopt(self, ticket: int, info: TensorInfo) -> Resident | None:
+        """Makes a tensor resident that `hold` or `keep` took.
+
+        Returns:
+            The tensor; None when a later change of the name has come.
+
+        Raises:
+            Unavailable: The ticket is not known: this engine was restarted since.
+        """
+        if ticket not in self._held:
+            raise Unavailable(f"{info.name}: the engine restarted while it had this tensor")
+        resident, fd = self._held[ticket].resident, self._held[ticket].fd
+        older, home = self._by_name.get(info.name), home_of(info.name, len(self.versions))
+        is_last = info.version > self.versions[home] if older is None else older.version <= info.version
+        if is_last:
+            resident.version = info.version
+            self._set(info.name, resident)
+            if fd >= 0:
+                self._vault.keep_copy(info, fd, home)
+        self.release(ticket)
+        return resident if is_last else None
+
+    def release(self, ticket: int) -> None:
+        """Forgets a ticket, and the tensor with it unless it was adopted."""
+        held = self._held.pop(ticket, None)
+        if held is not None:
+            self.nbytes -= held.resident.nbytes
+            _close(held.fd)
+
+    def delete(self, name: str) -> TensorInfo:
         """Forgets a tensor.
-
-        Args:
-            name: Name of the tensor.
-            version: Only while it has this version; 0 for any.
 
         Returns:
             The tensor, with the version of its deletion.
 
         Raises:
-            UnknownName: There is none of that name and version.
+            UnknownName: There is none of that name.
         """
-        resident = self.get(name)
-        if version not in (0, resident.version):
-            raise UnknownName(f"name: {name!r} was replaced")
-        resident.version = self._next_version()
-        self._vault.forget(name, resident.version, is_of_file=name in self._of_files)
+        resident = self._by_name.get(name)
+        if resident is None:
+            raise UnknownName(f"name: no resident tensor {name!r}")
+        version = self._next_version(name)
+        description = msgspec.structs.replace(self._info(name, resident), version=version)
+        self._vault.forget(name, version, is_of_file=name in self._of_files)
         self._drop(name)
-        return resident.info(name)
+        return description
 
     def follow(self, change: Kept) -> None:
-        """Takes over a change of the home engine and closes its descriptor; one that is contained already does nothing.
+        """Takes over a change or a copy of another engine and closes its descriptor.
 
-        A tensor that cannot be taken over leaves none of its name; see `check`.
+        One that is contained already does nothing. A tensor that the device has no room for is left to the engines that
+        hold it.
         """
-        if change.version <= self.version:
-            if change.fd >= 0:
-                os.close(change.fd)
+        older, home = self._by_name.get(change.name), change.home
+        is_contained = change.version <= self.versions[home]
+        if not change.is_copy:
+            self.versions[home] = max(self.versions[home], change.version)
+        if change.is_copy and older is not None and older.version == change.version:
+            is_contained = older.tensor is not None
+        if is_contained or (older is not None and older.version > change.version):
+            _close(change.fd)
             return
-        self.version = change.version
-        self._failures.pop(change.name, None)
-        try:
-            self.restore(change)
-        except TilewireError as error:
-            self._failures[change.name] = error
+        if change.info is None:
             self._drop(change.name)
-
-    def check(self, name: str) -> None:
-        """Raises what kept the last change of this name from being taken over.
-
-        Raises:
-            TilewireError: As `Backend.upload` raised it.
-        """
-        if name in self._failures:
-            raise self._failures[name]
+        else:
+            self.restore(change)
 
     def get(self, name: str, *, field: str = "name") -> Resident:
-        """Looks a tensor up without counting a use.
+        """Looks a name up without counting a use; the tensor may be on another device.
 
         Raises:
             UnknownName: There is none of that name; the detail names `field`.
+            Lost: It died with the engine that held it.
         """
         resident = self._by_name.get(name)
         if resident is None:
             raise UnknownName(f"{field}: no resident tensor {name!r}")
+        if resident.tensor is None and self.index in resident.engines:
+            if any(held.name == name for held in self._held.values()):
+                raise Unavailable(f"{field}: {name!r} is being stored")
+            raise Lost(f"{field}: resident tensor {name!r} was lost with the engine; write it again")
         return resident
 
-    def use(self, resident: Resident) -> torch.Tensor:
-        """Counts a use; returns the tensor."""
+    def at(self, name: str) -> Resident | None:
+        """Returns what has a name, if anything."""
+        return self._by_name.get(name)
+
+    def use(self, resident: Resident) -> None:
+        """Counts a use."""
         resident.hits += 1
         resident.last_used = self._clock()
-        return resident.tensor
+
+    def info(self, name: str) -> TensorInfo:
+        """Describes a tensor; see `get`."""
+        return self._info(name, self.get(name))
 
     def infos(self) -> tuple[TensorInfo, ...]:
-        """All of them, by name."""
-        return tuple(self._by_name[name].info(name) for name in sorted(self._by_name))
+        """All of them, by name, without those that are lost."""
+        return tuple(
+            self._info(name, one)
+            for name, one in sorted(self._by_name.items())
+            if one.tensor is not None or self.index not in one.engines
+        )
 
     def restore(self, kept: Kept) -> None:
-        """Takes over the vault's last change of a name."""
-        if kept.info is None:
+        """Takes over the last change of a name, as the vault has it.
+
+        Raises:
+            TilewireError: The device has no room for a tensor that it alone holds.
+        """
+        info = kept.info
+        if info is None:
             self._of_files.add(kept.name)
             self._drop(kept.name)
             return
-        info = kept.info
+        if kept.fd < 0:
+            older = self._by_name.get(kept.name)
+            if older is None or older.version != kept.version:
+                self._set(kept.name, self._absent(info))
+            return
+        resident = self._absent(info)
         try:
-            mapped = _map(kept.fd, info.type.nbytes)
+            if self.index not in info.engines:
+                self.check_room(kept.name, info.type.nbytes)
+            mapped = map_file(kept.fd, info.type.nbytes)
+            resident.tensor = self._backend.upload(HostBytes(mapped, info.type, 0))
+        except TilewireError as error:
+            if self.index in info.engines:
+                raise
+            logger.warning("%s is not on this device: %s", kept.name, error)
         finally:
             os.close(kept.fd)
-        tensor = self._backend.upload(HostBytes(mapped, info.type, 0))
-        self._set(kept.name, Resident(info.type, tensor, info.created, info.last_used, info.hits, info.version))
-        self._kept.add(kept.name)
+        self._set(kept.name, resident)
+
+    def mark(self) -> None:
+        """Orders a change of no tensor: the board may show one of this engine's last process that was never deposited."""
+        if len(self.versions) > 1:
+            self._vault.forget("", self._next_version(None), is_of_file=False)
+
+    def is_spare(self, resident: Resident) -> bool:
+        """Whether a tensor was fetched from another engine, which still holds it."""
+        return resident.tensor is not None and resident.placement == "single" and self.index not in resident.engines
+
+    def want(self, name: str) -> None:
+        """Asks for a tensor that another engine holds; it comes by `follow`.
+
+        Raises:
+            UnknownName: There is none of that name.
+            ResidentQuota: There is no room for it.
+        """
+        self.check_room(name, self.get(name).type.nbytes)
+        self._vault.want(name)
+
+    def check_room(self, name: str, nbytes: int) -> None:
+        """Refuses a tensor that the quota has no room for, or the system no descriptor.
+
+        Raises:
+            ResidentQuota: It would be exceeded.
+        """
+        older = self._by_name.get(name)
+        self._check_quota(name, nbytes - (older.nbytes if older is not None else 0))
+        if name not in self._kept and len(self._kept) >= self._max_kept:
+            raise ResidentQuota(
+                f"{name}: {len(self._kept)} tensors were uploaded; the system's limits of open files and mappings allow no more"
+            )
 
     def load_program(self, path: Path) -> None:
         """Keeps the program of a JSON file under the file's stem.
@@ -293,33 +452,122 @@ class Residents:
         return tensors
 
     def _check_quota(self, name: str, more_bytes: int) -> None:
-        if self.nbytes + more_bytes > self._quota_bytes:
+        spare = sorted(
+            (
+                one
+                for one in self._by_name.values()
+                if self.nbytes + more_bytes > self.quota_bytes and self.is_spare(one)
+            ),
+            key=lambda one: one.last_used or 0.0,
+        )
+        for one in spare:
+            if self.nbytes + more_bytes > self.quota_bytes:
+                self.nbytes -= one.nbytes
+                one.tensor = None
+        if self.nbytes + more_bytes > self.quota_bytes:
             raise ResidentQuota(
                 f"{name}: {more_bytes} bytes more than the {self.nbytes} that are resident exceed the quota "
-                f"of {self._quota_bytes}"
+                f"of {self.quota_bytes}"
             )
 
-    def _next_version(self) -> int:
+    def _receive(self, name: str, source: HostBytes, placement: Placement) -> tuple[Resident, int]:
+        """Copies an upload into shared memory and onto the device; the caller closes the descriptor."""
+        self.check_room(name, source.type.nbytes)
+        fd = make_copy(name, source.type.nbytes)
+        try:
+            kept = HostBytes(map_file(fd, source.type.nbytes), source.type, 0)
+            tensor_of(kept).copy_(tensor_of(source))
+            return self._new(source.type, self._backend.upload(kept), placement), fd
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def _new(self, kind: TensorType, tensor: torch.Tensor, placement: Placement, *, has_copy: bool = True) -> Resident:
+        return Resident(kind, tensor, self._clock(), placement=placement, engines=(self.index,), has_copy=has_copy)
+
+    @staticmethod
+    def _absent(info: TensorInfo) -> Resident:
+        return Resident(
+            info.type,
+            None,
+            info.created,
+            info.last_used,
+            info.hits,
+            info.version,
+            placement=info.placement,
+            engines=info.engines,
+        )
+
+    def _hold(self, name: str, resident: Resident, fd: int = -1) -> tuple[TensorInfo, int]:
+        ticket = next(self._tickets)
+        self._held[ticket] = Held(name, resident, fd)
+        self.nbytes += resident.nbytes
+        return self._info(name, resident), ticket
+
+    def _order(self, name: str, resident: Resident, fd: int = -1) -> tuple[TensorInfo, bool]:
+        was_there = name in self._by_name
+        resident.version = self._next_version(name)
+        self._vault.keep(self._info(name, resident), fd)
+        self._set(name, resident)
+        return self._info(name, resident), was_there
+
+    def _next_version(self, name: str | None) -> int:
         # The clock outlives this process: a version that was given and not deposited is not given again.
-        self.version = max(self.version + 1, self._clock_ns())
-        return self.version
+        version = self.versions[self.index] = max(self.versions[self.index] + 1, self._clock_ns())
+        if name is not None:
+            assert self.is_home(name), "This is a bug: only the home engine orders changes."
+            # First of all: from now on only an engine with this change serves the name.
+            self._board.write(name, version)
+        return version
+
+    def _info(self, name: str, one: Resident) -> TensorInfo:
+        engines = one.engines if one.tensor is None or self.index in one.engines else (*one.engines, self.index)
+        return TensorInfo(name, one.type, one.created, one.last_used, one.hits, one.version, one.placement, engines)
 
     def _drop(self, name: str) -> None:
-        resident = self._by_name.pop(name, None)
+        older = self._by_name.pop(name, None)
         self._kept.discard(name)
-        self.nbytes -= resident.type.nbytes if resident else 0
+        if older is not None:
+            self.nbytes -= older.nbytes
+            self.on_drop(older)
 
     def _set(self, name: str, resident: Resident) -> None:
-        older = self._by_name.get(name)
-        self.nbytes += resident.type.nbytes - (older.type.nbytes if older else 0)
+        self._drop(name)
+        self.nbytes += resident.nbytes
         self._last_generation += 1
         resident.generation = self._last_generation
         self._by_name[name] = resident
+        if resident.version:
+            self._kept.add(name)
 
 
-def _map(fd: int, nbytes: int) -> torch.Tensor:
+def make_copy(name: str, nbytes: int) -> int:
+    """Makes shared memory for a host copy; returns its descriptor.
+
+    Raises:
+        TooBusy: No memory, or no descriptor.
+    """
+    try:
+        return make_sealed("tilewire-resident", max(1, nbytes))
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise
+        raise TooBusy(f"{name}: no host copy: {error.strerror}") from error
+
+
+def map_file(fd: int, nbytes: int) -> torch.Tensor:
+    """Maps shared memory as a flat uint8 tensor."""
     # By torch, whose mapping needs no descriptor; that of Python keeps one for each tensor.
     return torch.from_file(f"/proc/self/fd/{fd}", shared=True, size=max(1, nbytes), dtype=torch.uint8)
+
+
+def _ignore(_resident: Resident) -> None:
+    pass
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)
 
 
 def files_of(folder: Path, setting: str = "tensors_dir", suffix: str = ".safetensors") -> list[Path]:

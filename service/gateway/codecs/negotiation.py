@@ -42,13 +42,15 @@ def codec_for_body(content_type: str | None, first_bytes: bytes) -> Codec:
         first_bytes: The first `SNIFF_BYTES` of the body, or all of a shorter one.
 
     Raises:
-        UnknownFormat: Neither the type nor the bytes are of a format that is spoken.
+        UnknownFormat: Neither the type nor the bytes are of a format that is read.
     """
     named = _BY_TYPE.get(_essence(content_type or ""))
     codec = named or _codec_by_bytes(first_bytes)
     if codec is None:
+        if _essence(content_type or "").startswith("multipart/"):
+            raise UnknownFormat("body: forms are not read; send the file itself, with curl by --data-binary @file")
         seen = f"Content-Type {content_type[:64]!r}" if content_type else "no Content-Type"
-        raise UnknownFormat(f"body: {seen}, first bytes {first_bytes[:8]!r}; spoken: {_spoken(CODECS)}")
+        raise UnknownFormat(f"body: {seen}, first bytes {first_bytes[:8]!r}; expected {_spoken(CODECS)}")
     return codec
 
 

@@ -31,7 +31,7 @@ from tilewire.service.gateway.connection.parser import RequestParser, check_head
 from tilewire.service.gateway.connection.receive import SCRATCH_BYTES, Receiver
 from tilewire.service.gateway.connection.stream import RequestStream
 from tilewire.service.gateway.request.adapter import Targets
-from tilewire.service.gateway.request.context import STREAM, Gateway, make_context
+from tilewire.service.gateway.request.context import STREAM, Gateway, RequestContext
 from tilewire.service.gateway.request.handle import handle
 from tilewire.service.gateway.request.head import MAX_CACHED_BYTES, HeadKey, key_of, read_head
 from tilewire.service.gateway.request.response import connection_error
@@ -116,12 +116,19 @@ class TilewireProtocol(HttpToolsProtocol):
         cycle = self.cycle
         return cycle is not None and cycle.is_http11 and not cycle.response_started and not self._waiting
 
-    def feed(self, data: memoryview) -> None:
-        """Takes bytes that belong to no body of known length: heads, and what the parser has to look at."""
-        key = key_of(bytes(data[:MAX_CACHED_BYTES])) if self._is_between and self.gateway is not None else None
-        if key is not None and self._start_cached(key, data):
-            return
-        chunk = bytes(data)
+    def feed(self, data: memoryview, nbytes: int) -> None:
+        """Takes bytes that belong to no body of known length: heads, and what the parser has to look at.
+
+        Args:
+            data: Memory that begins with them, and is used again when this returns.
+            nbytes: Number of bytes that came.
+        """
+        key = None
+        if self._is_between and self.gateway is not None:
+            key = key_of(bytes(data[: min(nbytes, MAX_CACHED_BYTES)]))
+            if key is not None and self._start_cached(self.gateway, key, data, nbytes):
+                return
+        chunk = bytes(data[:nbytes])
         if self._is_excess and not chunk.startswith(PROBES):
             self._is_excess = False
             # Others may have left while this one was idle, or asked for its health.
@@ -157,21 +164,21 @@ class TilewireProtocol(HttpToolsProtocol):
         else:
             self._limits.begin_body()
 
-    def _start_cached(self, key: HeadKey, data: memoryview) -> bool:
+    def _start_cached(self, gateway: Gateway, key: HeadKey, data: memoryview, nbytes: int) -> bool:
         """Starts a request whose head is cached, past the parser, if it stands alone."""
-        gateway = self.gateway
-        if gateway is None or self._is_excess or self.is_refused or self.is_busy or self.flow.write_paused:
+        cycle = self.cycle
+        if self._is_excess or self.is_refused or (cycle is not None and not cycle.response_complete):
             return False
         cached = gateway.templates.find(key.text)
-        if cached is None:
+        if cached is None or self.flow.write_paused:
             return False
-        body, length = data[key.nbytes :], cached.head.content_length or 0
-        if len(body) > length:
+        length = cached.head.content_length or 0
+        if nbytes - key.nbytes > length:
             return False
-        self.cycle = stream = RequestStream(self, length, body)
-        context = make_context(cached.head, key.own, stream)
+        self.cycle = stream = RequestStream(self, length, data[key.nbytes : nbytes])
+        context = RequestContext(cached.head, key.own, stream)
         context.cached = cached
-        stream.start(handle(gateway, context, *cached.target))
+        stream.start(handle(gateway, context, cached.api, cached.op))
         return True
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -227,7 +234,7 @@ class TilewireProtocol(HttpToolsProtocol):
         target = self.ops.get(path) if method == "POST" else None
         if self.gateway is not None and target is not None:
             head, own = read_head(method, path, url.query or b"", self.headers)
-            context = make_context(head, own, stream)
+            context = RequestContext(head, own, stream)
             if stream.is_http11:
                 context.key = self._key
             self._key, gateway = None, self.gateway
@@ -282,7 +289,8 @@ class TilewireProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._limits.idle_since_s = self.loop.time()
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self._waiting:
             # Not at once: the one before is about to end, and has its slots until then.
             self.loop.call_soon(self._waiting.pop())

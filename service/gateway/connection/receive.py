@@ -41,7 +41,7 @@ class Connection(Protocol):
     min_body_bytes_per_s: int
     max_body_s: float
 
-    def feed(self, data: memoryview) -> None: ...
+    def feed(self, data: memoryview, nbytes: int) -> None: ...
     def end_body(self, *, is_complete: bool) -> None: ...
     def eof_received(self) -> bool: ...
     def connection_lost(self, exc: Exception | None) -> None: ...
@@ -109,7 +109,7 @@ class Receiver(asyncio.BufferedProtocol):
         connection = self._connection
         assert connection is not None, "This is a bug."
         if self._body is None:
-            connection.feed(self._scratch[:nbytes])
+            connection.feed(self._scratch, nbytes)
             return
         self._rest = self._rest[nbytes:]
         self.received_bytes += nbytes

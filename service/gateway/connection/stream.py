@@ -127,7 +127,8 @@ class RequestStream(Driven, RequestResponseCycle):
         if self.is_waiting:
             # Uvicorn waits for these when it ends, and cancels them when that takes too long.
             self._owner.server_state.tasks.add(self)  # type: ignore[arg-type]
-            self._keep_body()
+            if not self._is_asked:
+                self._keep_body()
 
     def ended(self, error: Exception | None) -> None:
         """See `Driven`."""
@@ -147,7 +148,7 @@ class RequestStream(Driven, RequestResponseCycle):
 
     def _keep_body(self) -> None:
         """Copies what has come of a body for which there is no slot yet, as the next read uses the memory again."""
-        if self._is_asked or isinstance(self.body, bytearray):
+        if isinstance(self.body, bytearray):
             return
         self.body = bytes(self.body)
         if self._owed:
@@ -157,6 +158,16 @@ class RequestStream(Driven, RequestResponseCycle):
     def client_flow(self) -> Flow:
         """Flow of the client's address."""
         return self._owner.client_flow
+
+    async def run_asgi(self, app: Any) -> None:
+        """Uvicorn's call: runs a framework's route."""
+
+        async def until_answered(scope: Any, receive: Any, send: Any) -> None:
+            await app(scope, receive, send)
+            # A connection under TLS is there for a moment when its client has left, and uvicorn would miss an answer.
+            self.disconnected |= self.is_disconnected
+
+        await super().run_asgi(until_answered)
 
     @property
     def is_complete(self) -> bool:
@@ -235,36 +246,35 @@ class RequestStream(Driven, RequestResponseCycle):
                 self._owner.transport.write(CONTINUE)
 
     def respond(
-        self, status: int, lines: str, chunks: Sequence[bytes | memoryview], *, closes: bool
-    ) -> Awaitable[None] | None:
-        """Writes a whole answer."""
-        if self.flow.write_paused:
-            return self._respond_later(status, lines, chunks, closes)
-        return self._respond(status, lines, chunks, closes)
-
-    async def _respond_later(self, status: int, lines: str, chunks: Sequence[bytes | memoryview], closes: bool) -> None:
-        if not self.is_disconnected:
-            await self.flow.drain()
-        written = self._respond(status, lines, chunks, closes)
-        if written is not None:
-            await written
-
-    def _respond(
         self, status: int, lines: str, chunks: Sequence[bytes | memoryview], closes: bool
     ) -> Awaitable[None] | None:
+        """Writes a whole answer."""
         owner = self._owner
-        if self.is_disconnected:
+        if self.disconnected or owner.transport.is_closing():
             return None
+        if owner.flow.write_paused:
+            return self._respond_later(status, lines, chunks, closes)
         self.response_started = True
-        if closes:
+        if closes or (self.waiting_for_100_continue and self.more_body):
+            # A client that waits for the interim response may send its body behind this answer, or not.
             self.keep_alive = False
         end = "\r\n" if self.keep_alive else "connection: close\r\n\r\n"
         head = b"".join((STATUS_LINE[status], owner.default_lines(), f"{lines}{end}".encode("latin-1")))
         written = write_answer(owner, head, () if self.is_head_only else chunks)
-        if written is None:
+        if written is not None:
+            return self._end_later(written)
+        if self.keep_alive and not self._owed:
+            self.response_complete = True
+            owner.on_response_complete()
+        else:
             self._end_response()
-            return None
-        return self._end_later(written)
+        return None
+
+    async def _respond_later(self, status: int, lines: str, chunks: Sequence[bytes | memoryview], closes: bool) -> None:
+        await self.flow.drain()
+        written = self.respond(status, lines, chunks, closes)
+        if written is not None:
+            await written
 
     async def _end_later(self, written: Awaitable[None]) -> None:
         await written
@@ -273,9 +283,8 @@ class RequestStream(Driven, RequestResponseCycle):
     def _end_response(self) -> None:
         owner = self._owner
         self.response_complete = True
-        self.notify()
         if not self.keep_alive:
-            if self.more_body and not self.waiting_for_100_continue:
+            if self.more_body:
                 # Closing with bytes unread would reset the connection, and the client would lose the answer.
                 owner.linger()
             else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import weakref
 from collections.abc import Awaitable, Sequence
@@ -36,11 +35,13 @@ def write_answer(owner: Connection, head: bytes, chunks: Sequence[bytes | memory
     for chunk in chunks:
         nbytes += len(chunk)
     if owner.fd >= 0 and not transport.get_write_buffer_size():
-        # An error is left for the transport to find.
-        with contextlib.suppress(OSError):
+        try:
             sent = os.writev(owner.fd, (head, *chunks))
-            if sent == nbytes:
-                return None
+        except OSError:
+            # Nothing is taken now; an error is left for the transport to find.
+            sent = 0
+        if sent == nbytes:
+            return None
     if nbytes > COPIED_BYTES:
         return _write_rest(owner, (head, *chunks), sent)
     transport.write(b"".join((head, *chunks))[sent:])

@@ -20,13 +20,15 @@ from tilewire.service.gateway.engines.busy_poll import Poller
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.link import Link, send_hello
 from tilewire.service.ipc.messages import (
-    AwaitTensor,
+    AdoptTensor,
+    AwaitCopy,
     Cancel,
     DeleteTensor,
     DescribeKernels,
     DescribeTensor,
     Done,
     Failed,
+    FetchTensor,
     ForgetTemplate,
     GetTensor,
     Hello,
@@ -34,9 +36,11 @@ from tilewire.service.ipc.messages import (
     Kernels,
     ListRegions,
     ListTensors,
+    OrderTensor,
     PutTensor,
     RegionList,
     RegisterRegion,
+    Residing,
     Stale,
     Template,
     Tensors,
@@ -50,13 +54,18 @@ from tilewire.service.telemetry import log
 logger = logging.getLogger(__name__)
 
 RECONNECT_S = 0.1
+# Of an engine that has not said anything.
+NOT_RESIDING = Residing(())
 
 Request = (
     PutTensor
     | GetTensor
     | DescribeTensor
     | DeleteTensor
-    | AwaitTensor
+    | OrderTensor
+    | AdoptTensor
+    | AwaitCopy
+    | FetchTensor
     | ListTensors
     | RegisterRegion
     | UnregisterRegion
@@ -77,6 +86,11 @@ class Engine(Protocol):
     @property
     def warming(self) -> Warming | None:
         """Progress of the engine while it warms up, else None."""
+        ...
+
+    @property
+    def residing(self) -> Residing:
+        """How far it has followed the other engines' changes of residents, as it said last."""
         ...
 
     @property
@@ -159,6 +173,7 @@ class EngineClient:
         self._templates: set[int] = set()
         self.welcome: Welcome | None = None
         self.warming: Warming | None = None
+        self.residing = NOT_RESIDING
 
     @property
     def outstanding(self) -> int:
@@ -245,8 +260,11 @@ class EngineClient:
         if isinstance(message, Warming):
             self.warming = message
             return
+        if isinstance(message, Residing):
+            self.residing = message
+            return
         if isinstance(message, Welcome):
-            self.welcome, self.warming = message, None
+            self.welcome, self.warming, self.residing = message, None, message.residing
             if self._on_change is not None:
                 self._on_change(message, True)
             return
@@ -261,6 +279,7 @@ class EngineClient:
 
     def _on_lost(self) -> None:
         welcome, self.welcome, self.warming, self._link = self.welcome, None, None, None
+        self.residing = NOT_RESIDING
         pending, self._pending = self._pending, {}
         self._templates.clear()
         self._poller.answered(len(pending))

@@ -1,6 +1,6 @@
-"""Routes requests to the engines of the machine: jobs to the least busy one, changes of a resident to its home engine.
+"""Routes requests to the engines of the machine: jobs to the least busy one that has their residents, changes to home engines.
 
-Owns the routing and a cache of the residents' types, which engines check at use.
+Owns the routing. `directory` remembers where residents are.
 """
 
 from __future__ import annotations
@@ -8,30 +8,44 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
 
-from tilewire.service.errors import ClientGone, DeadlinePassed, TilewireError, Unavailable, UnknownName
+from tilewire.service.errors import (
+    ClientGone,
+    DeadlinePassed,
+    Lost,
+    ResidentQuota,
+    TilewireError,
+    Unavailable,
+    UnknownName,
+)
 from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
 from tilewire.service.gateway.engines.client import Engine, Reply, Request
+from tilewire.service.gateway.engines.directory import Directory
 from tilewire.service.gateway.engines.templates import BoundTemplate, Templates
+from tilewire.service.ipc.board import VersionBoard
 from tilewire.service.ipc.messages import (
-    AwaitTensor,
+    AdoptTensor,
+    AwaitCopy,
     DeleteTensor,
     DescribeKernels,
     DescribeTensor,
     Done,
+    FetchTensor,
     GetTensor,
     Kernels,
     ListRegions,
     ListTensors,
+    OrderTensor,
     PutTensor,
     RegionInfo,
     RegionList,
     RegisterRegion,
     Stale,
+    Stored,
     TensorInfo,
     Tensors,
     UnregisterRegion,
@@ -39,9 +53,16 @@ from tilewire.service.ipc.messages import (
     Welcome,
 )
 from tilewire.service.ops.op import TensorType
+from tilewire.service.placement import Placement, placement_of
 
 # An engine that works says itself that a deadline has passed, and then the slots are free; it has so long for that.
 DEADLINE_GRACE_NS = 20_000_000
+# Time in which an engine adopts a tensor that has its version.
+ADOPTION_S = 0.002
+# A tensor is copied from one device to another within this, or the request is 503.
+FETCH_TIMEOUT_S = 30.0
+# Attempts to find the engine of residents that move or change meanwhile.
+MAX_SEARCHES = 8
 
 ReplyT = TypeVar("ReplyT", Done, Stale, Tensors, RegionList, Kernels)
 
@@ -78,15 +99,17 @@ class Engines:
 
     Args:
         engines: One for each device.
+        board: Versions of residents.
 
     Attributes:
         templates: Templates of the jobs that are submitted.
     """
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
+    def __init__(self, engines: Sequence[Engine], board: VersionBoard | None = None) -> None:
         self._engines = engines
+        self._directory = Directory(engines, board or VersionBoard())
+        self._types = self._directory.types
         self.templates = Templates(self._forget_template)
-        self._types: dict[str, TensorType] = {}
 
     @property
     def welcomes(self) -> list[Welcome]:
@@ -123,40 +146,15 @@ class Engines:
         Raises:
             Unavailable: No engine is ready.
         """
-        self._least_busy()
+        if not self.is_ready:
+            raise _starting()
 
     def knows(self, types: Iterable[tuple[str, TensorType]]) -> bool:
-        """Whether an engine can compute, and residents have these types for all that is known here."""
-        for name, kind in types:
+        """Whether residents have these types for all that is known here."""
+        for name, kind in types:  # noqa: SIM110  (a generator costs more than the look)
             if self._types.get(name) != kind:
                 return False
-        return self.is_ready
-
-    def submit(
-        self, bound: BoundTemplate, *, deadline_ns: int = 0, priority: int = 0, flow: Flow = NO_FLOW
-    ) -> tuple[Engine, int, asyncio.Future[Reply]]:
-        """Sends a job to the least busy engine.
-
-        Args:
-            bound: The template of the job, and its offsets.
-            deadline_ns: Latest start on the machine's monotonic clock; 0 for none.
-            priority: 0 is the default, 1 the most urgent of its flow.
-            flow: Whose job it is.
-
-        Returns:
-            The engine, the job's id there, and what holds the reply: until it comes, the slots are the engine's.
-
-        Raises:
-            Unavailable: No engine is ready.
-        """
-        engine = self._least_busy()
-        return engine, *engine.submit(
-            bound.template, bound.offsets, deadline_ns=deadline_ns, priority=priority, flow=flow
-        )
-
-    def learn(self, stale: Stale) -> None:
-        """Takes over the types that an engine told."""
-        self._remember(stale.tensors)
+        return True
 
     async def compute(
         self,
@@ -167,8 +165,9 @@ class Engines:
         deadline_ns: int = 0,
         priority: int = 0,
         flow: Flow = NO_FLOW,
+        durable: bool = False,
     ) -> Done | Stale:
-        """Runs a job on the least busy engine.
+        """Runs a job on the least busy engine that has its residents.
 
         Args:
             bound: The template of the job, and its offsets.
@@ -177,127 +176,238 @@ class Engines:
             deadline_ns: Latest start on the machine's monotonic clock; 0 for none.
             priority: 0 is the default, 1 the most urgent of its flow.
             flow: Whose job it is.
+            durable: Wait for the host copy of a result that stays on the device.
 
         Returns:
             When the slots are the caller's again: `Done`, or `Stale` with the types to plan with.
 
         Raises:
             TilewireError: Whatever the engine answered; `ClientGone` when the client left; `DeadlinePassed` when the
-                engine has not answered by the deadline.
+                engine has not answered by the deadline; `Unavailable` when no engine has the residents.
         """
-        engine, request_id, future = self.submit(bound, deadline_ns=deadline_ns, priority=priority, flow=flow)
-        # Cancelled or not, the reply is awaited: until it comes, the slots are the engine's.
-        client.watch(lambda: engine.cancel(request_id))
-        try:
-            if deadline_ns and not await _is_done_by(future, deadline_ns + DEADLINE_GRACE_NS):
-                engine.cancel(request_id)
-                slots.hold_until(future)
-                raise DeadlinePassed("deadline: it passed, and the engine has not answered")
-            reply = await future
-        finally:
-            client.unwatch()
-            # An error that it holds leads back to this frame: left here, both would wait for the garbage collector.
-            del future
-        if client.is_disconnected:
-            raise ClientGone("the client left before its answer")
-        if not isinstance(reply, Done):
+        names = self._residents_of(bound)
+        for _search in range(MAX_SEARCHES):
+            # Before the choice: what the engine says is right for these marks, and perhaps for later ones.
+            marks = self._directory.marks_of(names) if names else {}
+            index = self._least_busy(names)
+            if index is None:
+                await self._locate(names)
+                continue
+            engine = self._engines[index]
+            request_id, future = engine.submit(
+                bound.template, bound.offsets, deadline_ns=deadline_ns, priority=priority, flow=flow
+            )
+            # Cancelled or not, the reply is awaited: until it comes, the slots are the engine's.
+            client.watch(lambda engine=engine, request_id=request_id: engine.cancel(request_id))  # type: ignore[misc]
+            try:
+                if deadline_ns and not await _is_done_by(future, deadline_ns + DEADLINE_GRACE_NS):
+                    engine.cancel(request_id)
+                    slots.hold_until(future)
+                    future.add_done_callback(lambda late, engine=engine: _drop_late(engine, late))  # type: ignore[misc]
+                    raise DeadlinePassed("deadline: it passed, and the engine has not answered")
+                reply = await future
+            finally:
+                client.unwatch()
+                # An error that it holds leads back to this frame: left here, both would wait for the garbage collector.
+                del future
+            if isinstance(reply, Done):
+                if reply.stored is not None:
+                    reply = await self._store(index, reply, reply.stored, durable=durable)
+                if client.is_disconnected:
+                    raise ClientGone("the client left before its answer")
+                return reply
             assert isinstance(reply, Stale), "This is a bug."
-            self.learn(reply)
-        return reply
+            for info in reply.tensors:
+                self._directory.learn(info, marks.get(info.name, info.version), index)
+            if _must_plan_anew(bound, reply):
+                return reply
+        raise Unavailable("its resident tensors keep moving while it waits")
 
-    def known_type(self, name: str) -> TensorType | None:
-        """As `type_of`, as far as it is known here."""
-        return self._types.get(name)
+    async def _store(self, index: int, reply: Done, stored: Stored, *, durable: bool) -> Done:
+        """Makes a result resident that an engine keeps, and waits for its host copy if that is asked for."""
+        if stored.ticket:
+            info, was_there = await self._order(index, stored.info, stored.ticket)
+            stored = Stored(info, replaced=was_there)
+        else:
+            self._directory.learn_stored(stored.info)
+        if durable:
+            await self._ask(self._engines[index], AwaitCopy(0, stored.info.name, stored.info.version), Tensors)
+        return msgspec.structs.replace(reply, stored=stored)
+
+    async def _order(self, index: int, info: TensorInfo, ticket: int) -> tuple[TensorInfo, bool]:
+        """Has the home engine give a version to a tensor that another engine holds."""
+        engine, home = self._engines[index], self._home_of(info.name)
+        try:
+            reply = await self._ask(home, OrderTensor(0, info), Tensors)
+        except TilewireError:
+            with contextlib.suppress(TilewireError):
+                await self._ask(engine, AdoptTensor(0, ticket, info), Tensors)
+            raise
+        (ordered,) = reply.tensors
+        await self._ask(engine, AdoptTensor(0, ticket, ordered), Tensors)
+        self._directory.learn_stored(ordered)
+        return ordered, reply.replaced
+
+    def have_types(self, residents: Mapping[str, str]) -> bool:
+        """Whether the types of these residents are known here."""
+        for name in residents.values():  # noqa: SIM110  (a generator costs more than the look)
+            if name not in self._types:
+                return False
+        return True
 
     async def type_of(self, name: str, *, field: str) -> TensorType:
         """The dtype and shape of a resident; may be out of date, which the engine notices.
 
         Raises:
             UnknownName: There is none; the detail names `field`.
+            Lost: It died with the engine that held it.
             Unavailable: No engine is ready.
         """
-        known = self._types.get(name)
+        known = self._directory.types.get(name)
         return known if known is not None else (await self.describe(name, field=field)).type
 
     async def describe(self, name: str, *, field: str = "name") -> TensorInfo:
-        """Fetches the description of a resident from an engine.
+        """Fetches the description of a resident from an engine that holds it.
 
         Raises:
             UnknownName: There is none; the detail names `field`.
-            Unavailable: No engine is ready.
+            Lost: It died with the engine that held it.
+            Unavailable: No engine that holds it, or that has its last change, is ready.
         """
-        try:
-            reply = await self._ask(self._least_busy(), DescribeTensor(0, name), Tensors)
-        except UnknownName as error:
-            self._types.pop(name, None)
-            raise UnknownName(f"{field}: no resident tensor {name!r}") from error
-        self._remember(reply.tensors)
-        return reply.tensors[0]
+        mark, version = self._directory.mark_of(name), 0
+        index = self._most_current(name)
+        for _search in range(MAX_SEARCHES):
+            try:
+                reply = await self._ask(self._engines[index], DescribeTensor(0, name), Tensors)
+            except (UnknownName, Lost) as error:
+                self._directory.forget(name)
+                reason = error.detail.partition(": ")[2]
+                raise type(error)(f"{field}: {reason}") from error
+            (info,) = reply.tensors
+            if info.version < version:
+                # The engine that holds it is about to adopt it.
+                await asyncio.sleep(ADOPTION_S)
+                continue
+            version = info.version
+            self._directory.learn(info, mark, index)
+            if index in info.engines or not info.engines:
+                return info
+            holder = next((one for one in info.engines if self._engines[one].welcome is not None), None)
+            if holder is None:
+                raise Unavailable(f"{field}: the engine that holds {name!r} is restarting")
+            index = holder
+        raise Unavailable(f"{field}: {name!r} keeps moving")
 
-    async def put(self, name: str, source: Upload) -> tuple[TensorInfo, bool]:
-        """Makes a tensor resident on every engine: the home engine gives it a version, and the others follow.
+    async def put(self, name: str, source: Upload, placement: Placement | None = None) -> tuple[TensorInfo, bool]:
+        """Makes a tensor resident. The home engine of its name gives it a version; other engines follow.
+
+        Args:
+            name: Name of the tensor.
+            source: Bytes of the tensor.
+            placement: Engines that shall hold it; None for those that suit its size.
 
         Returns:
             What it is, and whether it replaced another.
 
         Raises:
             ResidentQuota: Past the quota.
-            TooBusy: No memory on a device; no engine keeps the tensor.
-            Unavailable: An engine is not ready.
+            TooBusy: No memory on the device.
+            Unavailable: The home engine is not ready.
         """
-        self._check_all_ready()
-        home = self._home_of(name)
-        reply = await self._ask(home, PutTensor(0, name, source), Tensors)
+        home = self._directory.home_of(name)
+        welcome = self._engines[home].welcome
+        if welcome is None:
+            raise Unavailable(f"{name}: the engine that orders its changes is restarting")
+        placement = placement or placement_of(source.type.nbytes, welcome.resident_bytes)
+        indices = (home,) if placement == "replicate" else self._directory.ranking_of(name)
+        index, reply = await self._put_first(indices, PutTensor(0, name, source, placement))
         (info,) = reply.tensors
-        try:
-            await self._await_followers(home, info)
-        except Unavailable:
-            # An engine that restarts gets the tensor from the vault.
-            raise
-        except TilewireError:
-            await self._take_back(home, info)
-            raise
-        self._remember(reply.tensors)
+        if reply.ticket:
+            return await self._order(index, info, reply.ticket)
+        self._directory.learn(info, info.version, index)
         return info, reply.replaced
 
+    async def _put_first(self, indices: Iterable[int], message: PutTensor) -> tuple[int, Tensors]:
+        """Uploads a tensor to the first of these engines that is ready and has room."""
+        refusal: TilewireError = _starting()
+        for index in indices:
+            if self._engines[index].welcome is None:
+                continue
+            try:
+                return index, await self._ask(self._engines[index], message, Tensors)
+            except ResidentQuota as error:
+                refusal = error
+        raise refusal
+
     async def delete(self, name: str) -> None:
-        """Forgets a tensor on every engine: the home engine gives the deletion a version, and the others follow.
+        """Forgets a tensor. The home engine of its name gives the deletion a version; other engines follow.
 
         Raises:
             UnknownName: There is none.
-            Unavailable: An engine is not ready.
+            Unavailable: The home engine is not ready.
         """
-        self._types.pop(name, None)
-        self._check_all_ready()
-        home = self._home_of(name)
-        (info,) = (await self._ask(home, DeleteTensor(0, name), Tensors)).tensors
-        self._types.pop(name, None)
-        await self._await_followers(home, info)
+        self._directory.forget(name)
+        await self._ask(self._home_of(name), DeleteTensor(0, name), Tensors)
+        self._directory.forget(name)
 
     async def infos(self) -> list[TensorInfo]:
-        """All residents, with the uses on all engines added up.
+        """All residents, with the engines that hold them and the uses on all engines added up.
 
         Raises:
-            Unavailable: An engine is not ready.
+            Unavailable: No engine is ready.
         """
-        replies = await self._ask_all(lambda: ListTensors(0))
-        merged = {info.name: info for info in replies[0].tensors}
-        for reply in replies[1:]:
-            for info in reply.tensors:
-                if info.name in merged:
-                    merged[info.name] = _merge(merged[info.name], info)
-        return list(merged.values())
+        self.check_ready()
+        ready = [index for index, engine in enumerate(self._engines) if engine.welcome is not None]
+        asked = [self._ask(self._engines[index], ListTensors(0), Tensors) for index in ready]
+        replies: dict[int, dict[str, TensorInfo]] = {}
+        for index, outcome in zip(ready, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+            if isinstance(outcome, Tensors):
+                replies[index] = {info.name: info for info in outcome.tensors}
+            elif not isinstance(outcome, Unavailable):
+                raise outcome
+        names = sorted({name for reply in replies.values() for name in reply})
+        merged = (self._merge(name, replies) for name in names)
+        return [info for info in merged if info is not None]
+
+    def _merge(self, name: str, replies: Mapping[int, Mapping[str, TensorInfo]]) -> TensorInfo | None:
+        """One description of what several engines say; None for a tensor that is deleted or lost."""
+        home = self._directory.home_of(name)
+        judge = home if home in replies else max(replies, key=lambda index: self._followed(index, home))
+        last = replies[judge].get(name)
+        if last is None:
+            return None
+        seen = {
+            index: reply[name]
+            for index, reply in replies.items()
+            if name in reply and index in reply[name].engines and reply[name].version == last.version
+        }
+        held = sorted({*seen, *(index for index in last.engines if index not in replies)})
+        used = [info.last_used for info in seen.values() if info.last_used is not None]
+        hits = sum(info.hits for info in seen.values())
+        merged = msgspec.structs.replace(last, engines=tuple(held), last_used=max(used, default=None), hits=hits)
+        return merged if held else None
+
+    def _followed(self, index: int, home: int) -> int:
+        versions = self._engines[index].residing.versions
+        return versions[home] if home < len(versions) else 0
 
     async def download(self, info: TensorInfo, out_offset: int) -> Done | Stale:
         """Writes a resident to `out_offset` of the segment.
 
         Raises:
             UnknownName: It is no more.
+            Lost: It died with the engine that held it.
+            Unavailable: No engine that holds it is ready.
         """
-        engine = self._least_busy()
-        _, future = engine.send(GetTensor(0, info.name, info.type, out_offset))
+        mark = self._directory.mark_of(info.name)
+        index = self._least_busy((info.name,))
+        if index is None:
+            raise Unavailable(f"no engine that is ready holds {info.name!r}")
+        _, future = self._engines[index].send(GetTensor(0, info.name, info.type, out_offset))
         reply = await asyncio.shield(future)
         assert isinstance(reply, Done | Stale), "This is a bug."
+        if isinstance(reply, Stale):
+            self._directory.learn(reply.tensors[0], mark, index)
         return reply
 
     async def register_region(self, region: RegionInfo) -> None:
@@ -353,42 +463,78 @@ class Engines:
             engine.forget(template_id)
 
     def _home_of(self, name: str) -> Engine:
-        """The engine that orders the changes of this name: one for all names, as all names are on all engines."""
-        del name
-        return self._engines[0]
-
-    async def _await_followers(self, home: Engine, info: TensorInfo) -> None:
-        """Returns when every engine has the change.
-
-        Raises:
-            TilewireError: As the first engine that could not take it over says.
-        """
-        asked = [
-            self._ask(engine, AwaitTensor(0, info.name, info.version), Tensors)
-            for engine in self._engines
-            if engine is not home
-        ]
-        for outcome in await asyncio.gather(*asked, return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
-
-    async def _take_back(self, home: Engine, info: TensorInfo) -> None:
-        """Deletes a tensor that not every engine could take over, unless it was replaced meanwhile."""
-        with contextlib.suppress(UnknownName):
-            await self._ask(home, DeleteTensor(0, info.name, info.version), Tensors)
+        return self._engines[self._directory.home_of(name)]
 
     def _check_all_ready(self) -> None:
         if any(engine.welcome is None for engine in self._engines):
             raise Unavailable("an engine is starting or restarting")
 
-    def _least_busy(self) -> Engine:
+    def _residents_of(self, bound: BoundTemplate) -> dict[str, str]:
+        """Residents that decide on the engine, with their inputs; none when there is one engine."""
+        if len(self._engines) == 1:
+            return {}
+        return {spec.resident: spec.name for spec in bound.template.inputs if spec.resident is not None}
+
+    def _least_busy(self, names: Collection[str]) -> int | None:
+        """Returns the index of the engine with the fewest requests of those that may serve all names; None without one."""
         best = None
-        for engine in self._engines:
-            if engine.welcome is not None and (best is None or engine.outstanding < best.outstanding):
-                best = engine
-        if best is None:
-            raise Unavailable("the engine is starting or restarting")
+        for index, engine in enumerate(self._engines):
+            if engine.welcome is None or (best is not None and engine.outstanding >= self._engines[best].outstanding):
+                continue
+            if not names or all(self._directory.serves(index, name) for name in names):
+                best = index
         return best
+
+    async def _locate(self, fields: Mapping[str, str]) -> None:
+        """Asks where residents are, by name and input.
+
+        Raises:
+            UnknownName: There is none of a name.
+            Lost: One died with the engine that held it.
+            Unavailable: No engine that is ready has them.
+        """
+        self.check_ready()
+        for name, field in fields.items():
+            await self.describe(name, field=field)
+        if self._least_busy(fields) is None:
+            await self._bring_together(fields)
+
+    async def _bring_together(self, names: Collection[str]) -> None:
+        """Brings residents of several engines to the one that holds most of their bytes.
+
+        Raises:
+            ResidentQuota: It has no room for them.
+            Unavailable: No engine is ready, or it takes too long.
+        """
+        directory = self._directory
+        ready = [index for index, engine in enumerate(self._engines) if engine.welcome is not None]
+        sizes = {name: kind.nbytes for name in names if (kind := directory.types.get(name)) is not None}
+        held = {index: sum(sizes[name] for name in sizes if directory.serves(index, name)) for index in ready}
+        index = max(ready, key=lambda one: held[one])
+        for name in names:
+            mark = directory.mark_of(name)
+            if directory.serves(index, name):
+                continue
+            _, future = self._engines[index].send(FetchTensor(0, name))
+            # Requests run without tasks, which `asyncio.timeout` would need.
+            await asyncio.wait((future,), timeout=FETCH_TIMEOUT_S)
+            if not future.done():
+                raise Unavailable(f"{name}: it is not on one device with the other residents yet")
+            reply = future.result()
+            assert isinstance(reply, Tensors), "This is a bug."
+            directory.learn(reply.tensors[0], mark, index)
+
+    def _most_current(self, name: str) -> int:
+        """Returns an engine that has every change of a name: its home if that is ready.
+
+        Raises:
+            Unavailable: None is ready.
+        """
+        self.check_ready()
+        for index in self._directory.ranking_of(name):
+            if self._engines[index].welcome is not None and self._directory.is_current(index, name):
+                return index
+        raise Unavailable(f"{name}: the engine that orders its changes is restarting")
 
     async def _ask(self, engine: Engine, request: Request, kind: type[ReplyT]) -> ReplyT:
         _, future = engine.send(request)
@@ -396,27 +542,28 @@ class Engines:
         assert isinstance(reply, kind), "This is a bug."
         return reply
 
-    async def _ask_all(self, request: Callable[[], Request]) -> list[Tensors]:
-        self._check_all_ready()
-        asked = [self._ask(engine, request(), Tensors) for engine in self._engines]
-        replies: list[Tensors] = []
-        errors: list[BaseException] = []
-        for outcome in await asyncio.gather(*asked, return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                errors.append(outcome)
-            else:
-                replies.append(outcome)
-        if errors:
-            raise errors[0]
-        return replies
 
-    def _remember(self, tensors: Sequence[TensorInfo]) -> None:
-        self._types.update({info.name: info.type for info in tensors})
+def _must_plan_anew(bound: BoundTemplate, stale: Stale) -> bool:
+    """Whether a resident is not as it was planned; else it is only on another engine."""
+    now = {info.name: info for info in stale.tensors}
+    for spec in bound.template.inputs:
+        info = None if spec.resident is None else now.get(spec.resident)
+        if info is not None and (info.type != spec.type or spec.version not in (None, info.version)):
+            return True
+    return not now
 
 
-def _merge(one: TensorInfo, other: TensorInfo) -> TensorInfo:
-    used = [moment for moment in (one.last_used, other.last_used) if moment is not None]
-    return msgspec.structs.replace(one, last_used=max(used, default=None), hits=one.hits + other.hits)
+def _drop_late(engine: Engine, late: asyncio.Future[Reply]) -> None:
+    """Drops a result that stays on the device when its request has ended without it."""
+    if late.cancelled() or late.exception() is not None:
+        return
+    reply = late.result()
+    if isinstance(reply, Done) and reply.stored is not None and reply.stored.ticket and engine.welcome is not None:
+        engine.send(AdoptTensor(0, reply.stored.ticket, reply.stored.info))
+
+
+def _starting() -> Unavailable:
+    return Unavailable("the engine is starting or restarting")
 
 
 async def _is_done_by(future: asyncio.Future[Reply], deadline_ns: int) -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import NamedTuple
+
+import msgspec
 
 from tilewire.service.ipc.messages import InputSpec, OutputSpec, Template
 from tilewire.service.ops.registry import Options
@@ -17,7 +18,7 @@ from tilewire.service.ops.registry import Options
 MAX_TEMPLATES = 4096
 
 
-class BoundTemplate(NamedTuple):
+class BoundTemplate(msgspec.Struct, frozen=True, gc=False):
     """A template with the offsets of one job.
 
     Attributes:

@@ -12,7 +12,7 @@ import grpc
 from tilewire.service.gateway.auth.flows import flow_of_address
 from tilewire.service.gateway.grpc.status import code_of, hints_of
 from tilewire.service.gateway.grpc.stream import RpcStream
-from tilewire.service.gateway.request.context import Gateway, RequestContext, make_context
+from tilewire.service.gateway.request.context import Gateway, RequestContext
 from tilewire.service.gateway.request.head import OWN_HEADERS, Head
 
 # Metadata that name who asks.
@@ -101,7 +101,7 @@ class RpcCall:
 
     def context(self, head: Head, stream: RpcStream) -> RequestContext:
         """Makes the context of a request of this call."""
-        context = make_context(head, self.own, stream)
+        context = RequestContext(head, self.own, stream)
         context.began_s, context.deadline_s = self.began_s, self.deadline_s
         context.route = self.path
         return context

@@ -76,7 +76,7 @@ class RpcCall(msgspec.Struct, frozen=True):
     model: str
 
     residents: Mapping[str, str] = {}
-    store: str | None = None
+    writes: tuple[str, ...] = ()
     lead_bytes: int = 0
     needs_body: bool = True
     program_field: str = MODEL
@@ -101,7 +101,7 @@ class RpcCall(msgspec.Struct, frozen=True):
         header = await offload(len(message), read_message, op, message, [nbytes for _, nbytes in places])
         offsets = [body.offset + at for at, _ in places]
         inputs = await offload(len(message), place_inputs, header.pending, offsets, body.offset, room)
-        has_numbers = any(pending.numbers for pending in header.pending)
+        has_numbers = any(pending.numbers is not None for pending in header.pending)
         request = msgspec.structs.replace(header.request, inputs=inputs, has_numbers=has_numbers)
         lead = None if has_numbers else lead_bytes
         task = InferTask(request, lead, op, leases, self.programs, RpcForm(self.model), kept)
@@ -135,7 +135,11 @@ class RpcForm(msgspec.Struct, frozen=True):
         for name, wanted in request.outputs.items():
             kind, region = outputs[name], wanted.region
             entry = answer.outputs.add(name=name, datatype=DTYPES[kind.dtype].oip, shape=kind.shape)
-            if region is None:
+            if wanted.resident is not None:
+                entry.parameters["resident"].CopyFrom(InferParameter(string_param=wanted.resident))
+                heads.append(_RAW + varint(0))
+                sent.append(None)
+            elif region is None:
                 heads.append(_RAW + varint(kind.nbytes))
                 sent.append(places[name])
             else:
@@ -152,7 +156,7 @@ class RpcEncoder(msgspec.Struct, frozen=True):
 
     Attributes:
         heads: Bytes in front of each payload.
-        sent: Number of the output that each payload is; None for one in a region.
+        sent: Number of the output that each payload is; None for one that is not sent.
         work_bytes: As in `Encoder`; nothing is formatted.
     """
 

@@ -195,7 +195,7 @@ class InferCalls:
         if cached is not None:
             context = opened.context(cached.head, stream)
             context.cached = cached
-            await handle(gateway, context, *cached.target)
+            await handle(gateway, context, cached.api, cached.op)
             return context
         context = opened.context(opened.head(frame.nbytes), stream)
         context.key = HeadKey(key, 0, opened.own)

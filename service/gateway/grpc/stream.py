@@ -91,7 +91,7 @@ class RpcStream:
         if on_gone is not None:
             on_gone()
 
-    async def respond(self, status: int, lines: str, chunks: Sequence[bytes | memoryview], *, closes: bool) -> None:
+    async def respond(self, status: int, lines: str, chunks: Sequence[bytes | memoryview], closes: bool) -> None:
         """Keeps the answer for the call; slots may be reused when this returns, so it is copied."""
         self._lines = lines
         if self._is_streamed:

@@ -27,19 +27,13 @@ def report(gateway: Gateway, context: RequestContext) -> None:
     trace_id = context.trace.trace_id if context.trace is not None else None
     if gateway.recorder is not None and gateway.recorder.wants(context.trace):
         trace_id = gateway.recorder.record(_finished(context, code, ended_s))
-    _count(gateway, context, code, ended_s - context.began_s, trace_id)
-    if gateway.settings.access_log:
-        logger.info("request", **_fields(context, code, ended_s - context.began_s, trace_id))
-
-
-def _count(gateway: Gateway, context: RequestContext, code: int, seconds: float, trace_id: str | None) -> None:
     metrics = gateway.metrics
     if context.op is not None:
         metrics.observe_request(
             EndedRequest(
                 context.op,
                 code,
-                seconds,
+                ended_s - context.began_s,
                 context.receive_s,
                 context.send_s,
                 context.received_bytes,
@@ -49,6 +43,9 @@ def _count(gateway: Gateway, context: RequestContext, code: int, seconds: float,
                 trace_id,
             )
         )
+    else:
+        # Uploads and downloads take slots too.
+        metrics.observe_load()
     if context.access is not None and context.access.key is not None:
         nbytes = context.received_bytes + context.sent_bytes
         # A refusal for want of quota costs nothing: a key that asks on would be locked out for good.
@@ -57,8 +54,8 @@ def _count(gateway: Gateway, context: RequestContext, code: int, seconds: float,
         metrics.observe_key(context.access.key.name, code, nbytes)
     if context.failure:
         metrics.observe_failure(_failure(context, code))
-    # Uploads and downloads take slots too, so whatever ended moves the gauges.
-    metrics.observe_load(gateway.admission.in_flight, gateway.arena)
+    if gateway.settings.access_log:
+        logger.info("request", **_fields(context, code, ended_s - context.began_s, trace_id))
 
 
 def _failure(context: RequestContext, code: int) -> Failure:

@@ -61,7 +61,8 @@ class Encoder(Protocol):
         """Writes an answer.
 
         Args:
-            payloads: Bytes of the outputs in C order; empty views of those that went into regions.
+            payloads: Bytes of the outputs in C order; empty views of those that went into regions, and none at all when the
+                only output stays on the device.
         """
         ...
 
@@ -78,6 +79,8 @@ class Task(Protocol):
         pinned: Residents that the engine must have in this very version, by input.
         regions: Tensors in registered regions by input.
         out_regions: Regions that take outputs instead of the arena, by output.
+        store: Name under which the result becomes resident; None to answer it.
+        durable: The answer waits for the host copy of that.
         timeout_ns: Longest time from the request's begin until it starts; 0 for none.
         priority: 0 for the default, 1 for the most urgent.
         lead_bytes: Bytes at the body's begin that determine all of this; None when no part of the body does.
@@ -100,6 +103,10 @@ class Task(Protocol):
     @property
     def out_regions(self) -> Mapping[str, Region]: ...
     @property
+    def store(self) -> str | None: ...
+    @property
+    def durable(self) -> bool: ...
+    @property
     def timeout_ns(self) -> int: ...
     @property
     def priority(self) -> int: ...
@@ -118,7 +125,7 @@ class Task(Protocol):
         """Chooses how outputs of these types are answered, and refuses what cannot be.
 
         Returns:
-            None when the outputs are stored and only described.
+            None when the stored output's description is the answer.
 
         Raises:
             TilewireError: They cannot be answered as asked.
@@ -132,7 +139,7 @@ class Call(Protocol):
     Attributes:
         op: Operation.
         residents: Names of resident tensors by input, as far as the head names them.
-        store: Name under which the result becomes resident; None to answer it.
+        writes: Names of residents that it stores, as far as the head names them.
         lead_bytes: Bytes left free in front of the body, so that its payload begins aligned.
         needs_body: A body is read; False when residents stand for all inputs.
         program: Name of the kept program that is run; None for an op, and for a program in the body.
@@ -144,7 +151,7 @@ class Call(Protocol):
     @property
     def residents(self) -> Mapping[str, str]: ...
     @property
-    def store(self) -> str | None: ...
+    def writes(self) -> tuple[str, ...]: ...
     @property
     def lead_bytes(self) -> int: ...
     @property

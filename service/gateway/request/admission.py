@@ -72,8 +72,9 @@ class Admission:
             share.flow = flow
             self._weights += flow.weight
         share.num_requests += 1
+        if not self.in_flight:
+            self._idle.clear()
         self.in_flight += 1
-        self._idle.clear()
         return Leases(self._room, self._budget_bytes, self, share)
 
     def _check(self, flow: Flow, num_own: int) -> None:
@@ -127,9 +128,9 @@ class Leases:
         self._check(nbytes)
         return self._held(self._room.take(nbytes, self._share, is_new=not self._leases))
 
-    def take_now(self, nbytes: int) -> Lease | None:
-        """As `wait`, without a coroutine; None when the request must wait."""
-        lease = self._room.take_now(nbytes, is_new=not self._leases)
+    def take_now(self, nbytes: int, spare_bytes: int = 0) -> Lease | None:
+        """As `wait`, without a coroutine, and with room for `spare_bytes` behind it; None when the request must wait."""
+        lease = self._room.take_now(nbytes, spare_bytes, is_new=not self._leases)
         return None if lease is None else self._held(lease)
 
     async def wait(self, nbytes: int) -> Lease:
@@ -143,9 +144,10 @@ class Leases:
         return self._held(await self._room.wait(nbytes, self._share, is_new=not self._leases))
 
     def _held(self, lease: Lease) -> Lease:
+        nbytes = lease.nbytes + lease.spare_bytes
         self._leases.append(lease)
-        self._held_bytes += lease.nbytes
-        self._share.held_bytes += lease.nbytes
+        self._held_bytes += nbytes
+        self._share.held_bytes += nbytes
         return lease
 
     def _check(self, nbytes: int) -> None:
@@ -187,23 +189,21 @@ class Leases:
 
     def release(self) -> None:
         """Gives every slot back and leaves, now or when the engine has answered; a second call does nothing."""
-        answered, self._answered = self._answered, None
-        if answered is None:
-            self._release()
-        else:
+        if self._answered is not None:
+            answered, self._answered = self._answered, None
             answered.add_done_callback(self._on_answered)
+            return
+        # First, so that what is free now goes to whoever holds least.
+        self._share.held_bytes -= self._held_bytes
+        self._held_bytes = 0
+        for lease in self._leases:
+            lease.release()
+        self._leases.clear()
+        if self._admission is not None:
+            self._admission.leave(self._share)
+            self._admission = None
 
     def _on_answered(self, answered: asyncio.Future[Any]) -> None:
         # Read, because nobody else does; what it was does not matter any more.
         answered.exception()
-        self._release()
-
-    def _release(self) -> None:
-        # First, so that what is free now goes to whoever holds least.
-        self._share.held_bytes -= self._held_bytes
-        self._held_bytes = 0
-        while self._leases:
-            self._leases.pop().release()
-        if self._admission is not None:
-            self._admission.leave(self._share)
-            self._admission = None
+        self.release()

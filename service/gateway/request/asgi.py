@@ -13,7 +13,7 @@ from tilewire.service.errors import ClientGone, InvalidRequest
 from tilewire.service.gateway.auth.flows import flow_of_address
 from tilewire.service.gateway.request.adapter import Api
 from tilewire.service.gateway.request.body import stalled
-from tilewire.service.gateway.request.context import STREAM, Gateway, RequestContext, Stream, make_context
+from tilewire.service.gateway.request.context import STREAM, Gateway, RequestContext, Stream
 from tilewire.service.gateway.request.handle import handle
 from tilewire.service.gateway.request.head import read_head
 from tilewire.service.ops.op import AnyOp
@@ -98,7 +98,7 @@ class AsgiStream:
         if self._on_gone is not None:
             self._on_gone()
 
-    async def respond(self, status: int, lines: str, chunks: Sequence[bytes | memoryview], *, closes: bool) -> None:
+    async def respond(self, status: int, lines: str, chunks: Sequence[bytes | memoryview], closes: bool) -> None:
         """See `context.Stream`. Slots may be reused when this returns, so the body is copied."""
         pairs = [line.split(": ", 1) for line in lines.split("\r\n") if line]
         headers = [(name.encode("ascii"), value.encode("latin-1")) for name, value in pairs]
@@ -131,7 +131,7 @@ def stream_of(scope: Scope, receive: Receive, send: Send) -> Stream:
 def open_context(scope: Scope, stream: Stream) -> RequestContext:
     """The context of a request that came over ASGI."""
     head, own = read_head(scope["method"], scope["path"], scope["query_string"], scope["headers"])
-    return make_context(head, own, stream)
+    return RequestContext(head, own, stream)
 
 
 def op_app(gateway: Gateway, api: Api, op: AnyOp) -> ASGIApp:

@@ -6,6 +6,7 @@ A body of declared length goes straight into its slot. Chunked bodies are copied
 from __future__ import annotations
 
 import asyncio
+import time
 
 from tilewire.service.errors import BodyTooLarge, ClientGone, LengthRequired, UnknownFormat
 from tilewire.service.gateway.request.admission import Leases
@@ -33,16 +34,22 @@ def refuse_encodings(head: Head) -> None:
 
 
 async def receive_body(
-    context: RequestContext, leases: Leases, max_bytes: int, timeout_s: float, *, lead_bytes: int = 0
+    gateway: Gateway,
+    context: RequestContext,
+    leases: Leases,
+    max_bytes: int,
+    lead_bytes: int = 0,
+    spare_bytes: int = 0,
 ) -> Lease:
-    """Receives the whole body.
+    """Receives the whole body, and measures how long that takes.
 
     Args:
+        gateway: Parts.
         context: The request.
         leases: Source of the slot.
         max_bytes: Largest body.
-        timeout_s: Longest wait for the next byte.
         lead_bytes: Bytes left free at the slot's start, so that what matters in the body begins aligned.
+        spare_bytes: Room behind the body, if there is plenty.
 
     Returns:
         A slot of exactly the body's length behind the lead.
@@ -54,18 +61,25 @@ async def receive_body(
         InvalidRequest: The body stalled.
         ClientGone: The client left half way.
     """
-    head = context.head
+    head, timeout_s = context.head, gateway.settings.body_timeout_s
+    context.receive_began_s = time.perf_counter()
+    # Before, not after: a body that comes slowly holds its slot all the while.
+    gateway.metrics.observe_load()
     if head.is_chunked:
-        return await _receive_chunked(context, leases, max_bytes, timeout_s, lead_bytes)
+        lease = await _receive_chunked(context, leases, max_bytes, timeout_s, lead_bytes)
+        context.receive_s = time.perf_counter() - context.receive_began_s
+        return lease
     declared = head.content_length
     if declared is None:
         raise LengthRequired("Content-Length: send it, or use chunked encoding")
     if declared > max_bytes:
         raise BodyTooLarge(f"Content-Length: {declared} is over the limit of {max_bytes} bytes")
-    lease = leases.take_now(lead_bytes + declared) or await leases.wait(lead_bytes + declared)
-    rest = context.stream.receive_into(lease.view[lead_bytes:], timeout_s)
+    lease = leases.take_now(lead_bytes + declared, spare_bytes) or await leases.wait(lead_bytes + declared)
+    slot = lease.view
+    rest = context.stream.receive_into(slot[lead_bytes:] if lead_bytes else slot, timeout_s)
     if rest is not None:
         await rest
+    context.receive_s = time.perf_counter() - context.receive_began_s
     return lease
 
 
@@ -140,6 +154,6 @@ async def receive_text(gateway: Gateway, context: RequestContext) -> bytes:
         return b""
     leases = gateway.admission.admit(context.flow)
     try:
-        return bytes((await receive_body(context, leases, MAX_TEXT_BYTES, gateway.settings.body_timeout_s)).view)
+        return bytes((await receive_body(gateway, context, leases, MAX_TEXT_BYTES)).view)
     finally:
         leases.release()

@@ -61,6 +61,7 @@ class Gateway:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "programs", Programs(self.engines, self.settings.limits))
+        self.metrics.follow_load(self.admission, self.arena)
         allowed = self.settings.allow_origin
         object.__setattr__(self, "origins", Origins(allowed) if allowed else None)
 
@@ -115,7 +116,7 @@ class Stream(Protocol):
         ...
 
     def respond(
-        self, status: int, lines: str, chunks: Sequence[bytes | memoryview], *, closes: bool
+        self, status: int, lines: str, chunks: Sequence[bytes | memoryview], closes: bool
     ) -> Awaitable[None] | None:
         """Writes a whole answer.
 
@@ -131,14 +132,15 @@ class Stream(Protocol):
         ...
 
 
-@dataclass(slots=True)
 class RequestContext:
     """One request and what becomes of it.
 
-    Attributes:
+    Args:
         head: Request line and headers.
         own: Values of the headers that are each request's own.
         stream: Side of the connection; its body and its answer.
+
+    Attributes:
         request_id: The client's id, or ours.
         trace: Caller's span, or None.
         key: Key of its head, where the head may be cached.
@@ -162,30 +164,31 @@ class RequestContext:
         error: Error that it was answered with; None before, and for a result.
     """
 
-    head: Head
-    own: Mapping[str, str]
-    stream: Stream
-    request_id: str
+    # What a request begins with: it sets only what it changes.
     trace: TraceParent | None = None
     key: HeadKey | None = None
     cached: CachedHead | None = None
-    began_s: float = field(default_factory=time.perf_counter)
-    route: str = ""
+    route = ""
     op: str | None = None
     status: int | None = None
-    receive_began_s: float = 0.0
-    receive_s: float = 0.0
+    receive_began_s = receive_s = send_s = 0.0
     timings: Timings | None = None
-    batch_size: int = 0
-    send_s: float = 0.0
-    sent_bytes: int = 0
-    failure: str = ""
-    allow: str = ""
+    batch_size = sent_bytes = 0
+    failure = allow = ""
     access: Access | None = None
     flow: Flow = NO_FLOW
     charged_bytes: int | None = None
     deadline_s: float = 0.0
     error: TilewireError | None = None
+
+    def __init__(self, head: Head, own: Mapping[str, str], stream: Stream) -> None:
+        self.head = head
+        self.own = own
+        self.stream = stream
+        self.began_s = time.perf_counter()
+        if own and TRACE_PARENT in own:
+            self.trace = parse_traceparent(own[TRACE_PARENT], own.get(TRACE_STATE, ""))
+        self.request_id = request_id_of(own) or os.urandom(16).hex()
 
     @property
     def received_bytes(self) -> int:
@@ -197,16 +200,6 @@ class RequestContext:
         """Rights of whoever asks, once the key was checked."""
         assert self.access is not None, "This is a bug."
         return self.access
-
-
-def make_context(head: Head, own: Mapping[str, str], stream: Stream) -> RequestContext:
-    """Makes a request's context, with its id and its caller's span, if its headers have any."""
-    if not own:
-        return RequestContext(head, own, stream, os.urandom(16).hex())
-    trace = None
-    if TRACE_PARENT in own:
-        trace = parse_traceparent(own[TRACE_PARENT], own.get(TRACE_STATE, ""))
-    return RequestContext(head, own, stream, request_id_of(own) or os.urandom(16).hex(), trace)
 
 
 def context_of(scope: Scope) -> RequestContext:

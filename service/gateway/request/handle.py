@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 
 from tilewire.service.errors import InvalidRequest, TilewireError, Unavailable
-from tilewire.service.gateway.auth.authenticator import authorise
+from tilewire.service.gateway.auth.authenticator import Access, authorise
 from tilewire.service.gateway.engines.templates import BoundTemplate
 from tilewire.service.gateway.request.access_log import report
 from tilewire.service.gateway.request.adapter import Api, Call, Task
@@ -26,9 +26,9 @@ from tilewire.service.gateway.request.response import (
     respond_error,
     timing_lines,
 )
-from tilewire.service.gateway.request.template import MAX_LEAD_BYTES, RequestTemplate
-from tilewire.service.ipc.arena import Lease
-from tilewire.service.ipc.messages import Done, InputSpec, OutputSpec, Upload
+from tilewire.service.gateway.request.template import MAX_LEAD_BYTES, CachedHead, RequestTemplate
+from tilewire.service.ipc.arena import Lease, slot_bytes
+from tilewire.service.ipc.messages import Done, InputSpec, OutputSpec
 from tilewire.service.ops.op import AnyOp, TensorType
 from tilewire.service.ops.planning import plan
 from tilewire.service.telemetry import log
@@ -37,7 +37,7 @@ from tilewire.service.telemetry import log
 MAX_PLANS = 4
 
 # A look-up in the enumeration costs more than a small function.
-OK = int(HTTPStatus.OK)
+OK, CREATED = int(HTTPStatus.OK), int(HTTPStatus.CREATED)
 
 
 async def handle(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp) -> None:
@@ -54,13 +54,34 @@ async def handle(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp)
     log.request_id.set(context.request_id)
     leases: Leases | None = None
     try:
-        admit(gateway, context)
+        access = admit(gateway, context)
         leases = gateway.admission.admit(context.flow)
         call = read_call(gateway, context, api, op)
-        await check_call(gateway, context, call, leases)
-        body = await receive(gateway, context, call, leases)
-        template, slots, done = await compute(gateway, context, call, body, leases)
-        await answer(gateway, context, call, template, slots, done)
+        gateway.engines.check_ready()
+        allow(context.cached, access, call)
+        if call.program is not None or not gateway.engines.have_types(call.residents):
+            await find_names(gateway, call, leases)
+        head, cached, body = context.head, context.cached, None
+        if call.needs_body or head.is_chunked or head.content_length:
+            spare_bytes = 0 if cached is None else cached.spare_bytes
+            body = await receive_body(
+                gateway, context, leases, gateway.settings.max_body_bytes, call.lead_bytes, spare_bytes
+            )
+        template, places, done = await compute(gateway, context, call, body, leases)
+        encoder, lines = template.encoder, timing_lines(context.receive_s, done.timings, done.batch_size)
+        if encoder is None:
+            assert done.stored is not None, "This is a bug."
+            await respond(gateway, context, CREATED, json_answer(describe_tensor(done.stored.info), lines))
+        else:
+            view = gateway.arena.segment.view
+            payloads = [view[at : at + size] for at, size in zip(places, template.payload_bytes, strict=True)]
+            answer = (
+                encoder.encode(payloads)
+                if encoder.work_bytes <= OFFLOAD_BYTES
+                else await offload(encoder.work_bytes, encoder.encode, payloads)
+            )
+            answer.lines = lines + answer.lines
+            await respond(gateway, context, OK, answer)
     except Exception as error:  # noqa: BLE001  (the last line of defence: it is logged and answered)
         await respond_error(gateway, context, error)
     finally:
@@ -69,7 +90,7 @@ async def handle(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp)
         report(gateway, context)
 
 
-def admit(gateway: Gateway, context: RequestContext) -> None:
+def admit(gateway: Gateway, context: RequestContext) -> Access:
     """Checks the API key and its quota; every path but those of health passes here, in any spelling.
 
     Raises:
@@ -81,8 +102,10 @@ def admit(gateway: Gateway, context: RequestContext) -> None:
     declared = head.content_length or 0
     context.access = access = gateway.authenticator.identify(head.path, head.headers)
     context.flow = access.flow or context.stream.client_flow
-    gateway.authenticator.admit(context.access, declared)
+    if access.key is not None:
+        gateway.authenticator.admit(access, declared)
     context.charged_bytes = declared
+    return access
 
 
 def read_call(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp) -> Call:
@@ -95,76 +118,75 @@ def read_call(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp) ->
     return call
 
 
-async def check_call(gateway: Gateway, context: RequestContext, call: Call, leases: Leases) -> None:
-    """Refuses what the head alone shows to be impossible, before the body is read.
+def allow(cached: CachedHead | None, access: Access, call: Call) -> None:
+    """Refuses what the head alone shows to be forbidden or impossible, before the body is read.
 
     Raises:
         Forbidden: The key may not do that.
-        Unavailable: No engine is ready.
-        UnknownName: A resident tensor or a program is not there.
-        InvalidRequest: A result of several tensors cannot be stored under one name.
     """
-    written = () if call.store is None else (call.store,)
-    authorise(context.granted, op=call.op.name, read=call.residents.values(), write=written)
-    gateway.engines.check_ready()
+    if cached is not None and cached.allowed is access:
+        return
+    authorise(access, op=call.op.name, read=call.residents.values(), write=call.writes)
+    if cached is not None:
+        cached.allowed = access
+
+
+async def find_names(gateway: Gateway, call: Call, leases: Leases) -> None:
+    """Looks up the residents and the program that the head names, before the body is read.
+
+    Raises:
+        UnknownName: One of them is not there.
+    """
     for name, resident in call.residents.items():
-        if gateway.engines.known_type(resident) is None:
-            await gateway.engines.type_of(resident, field=name)
+        await gateway.engines.type_of(resident, field=name)
     if call.program is not None:
         await gateway.programs.find(call.program, leases, field=call.program_field)
-    if call.store is not None and len(call.op.outputs) > 1:
-        raise InvalidRequest(f"store: {call.op.name} has the outputs {', '.join(call.op.outputs)}; one can be stored")
-
-
-async def receive(gateway: Gateway, context: RequestContext, call: Call, leases: Leases) -> Lease | None:
-    """Receives the body into a slot; None when residents stand for all inputs and there is none."""
-    head, settings = context.head, gateway.settings
-    if not call.needs_body and not head.is_chunked and not head.content_length:
-        return None
-    context.receive_began_s = time.perf_counter()
-    # Before, not after: a body that comes slowly holds its slot all the while.
-    gateway.metrics.observe_load(gateway.admission.in_flight, gateway.arena)
-    return await receive_body(
-        context, leases, settings.max_body_bytes, settings.body_timeout_s, lead_bytes=call.lead_bytes
-    )
 
 
 async def compute(
     gateway: Gateway, context: RequestContext, call: Call, body: Lease | None, leases: Leases
-) -> tuple[RequestTemplate, list[Lease], Done]:
+) -> tuple[RequestTemplate, list[int], Done]:
     """Has the request computed; plans it anew when a resident changes its type meanwhile.
 
     Returns:
-        What was computed, the slots of its outputs, and the engine's report.
+        What was computed, where its outputs begin in the segment, and the engine's report.
     """
-    engines, task, begin = gateway.engines, None, 0 if body is None else body.offset + call.lead_bytes
-    template = find_template(context, call, body)
-    if template is not None:
-        authorise(context.granted, read=template.reads, shared_memory=template.uses_regions)
+    engines, cached, task, begin, end = gateway.engines, context.cached, None, 0, 0
+    if body is not None:
+        begin, end = body.offset + call.lead_bytes, body.offset + body.nbytes
+    template = None if cached is None else cached.find(gateway.arena.segment.view, begin, end)
     for _attempt in range(MAX_PLANS):
         if template is None or not engines.knows(template.resident_types):
-            if task is None:
-                task = await call.decode(body, leases)
-                uses_regions = bool(task.regions or task.out_regions)
-                authorise(context.granted, read=task.residents.values(), shared_memory=uses_regions)
+            task = task or await call.decode(body, leases)
             template = await make_template(gateway, context, call, task, body)
-        if not context.receive_s:
-            note_received(context)
-        if template.encoder is not None:
-            reserve_answer(gateway, context, template.answer_bytes)
-        slots = [leases.take_now(nbytes) or await leases.wait(nbytes) for nbytes in template.slot_bytes]
+            if context.receive_began_s:
+                context.receive_s = time.perf_counter() - context.receive_began_s
+        if context.access is not template.allowed:
+            authorise(context.granted, read=template.reads, write=template.writes, shared_memory=template.uses_regions)
+            template.allowed = context.access
+        if context.granted.key is not None and template.encoder is not None:
+            reserve_answer(gateway, context, sum(template.payload_bytes))
+        slot, result_bytes = None, template.result_bytes
+        if body is not None and body.spare_bytes >= result_bytes:
+            base = body.spare_offset
+        else:
+            slot = leases.take_now(result_bytes) or await leases.wait(result_bytes)
+            base = slot.offset
+        offsets = [begin + at if is_in_body else at for at, is_in_body in template.inputs]
+        places = [base + at if is_in_slot else at for at, is_in_slot in template.outputs]
         reply = await engines.compute(
-            bound_to(template, begin, slots),
+            BoundTemplate(template.job, (*offsets, *places)),
             context.stream,
             leases,
             deadline_ns=deadline_of(template, context),
             priority=template.priority,
             flow=context.flow,
+            durable=template.durable,
         )
         if isinstance(reply, Done):
             context.timings, context.batch_size = reply.timings, reply.batch_size
-            return template, slots, reply
-        for slot in slots:
+            return template, places, reply
+        if slot is not None:
             leases.give_back(slot)
         if template.is_pinned:
             template, task = None, None if task is None else await task.renew()
@@ -182,25 +204,10 @@ def reserve_answer(gateway: Gateway, context: RequestContext, nbytes: int) -> No
     Raises:
         OverQuota: Other requests of the key have used up what it may.
     """
-    if context.granted.key is None:
-        return
     charged_bytes = context.charged_bytes or 0
     whole_bytes = max(context.head.content_length or 0, context.received_bytes) + nbytes
     gateway.authenticator.reserve(context.granted, whole_bytes - charged_bytes, charged_bytes)
     context.charged_bytes = whole_bytes
-
-
-def find_template(context: RequestContext, call: Call, body: Lease | None) -> RequestTemplate | None:
-    """Looks up a request with the same head and the same bytes in front of its tensors."""
-    if context.cached is None:
-        return None
-    return context.cached.find(memoryview(b"") if body is None else body.view[call.lead_bytes :])
-
-
-def note_received(context: RequestContext) -> None:
-    """Measures how long the body took to come and to be read."""
-    if context.receive_began_s:
-        context.receive_s = time.perf_counter() - context.receive_began_s
 
 
 async def make_template(
@@ -246,12 +253,16 @@ def plan_task(
     encoder = task.encoder(outputs)
     regions = [task.out_regions.get(name) for name in op.outputs]
     specs = tuple(
-        OutputSpec(kind, None if region is None else region.name)
+        OutputSpec(kind, None if region is None else region.name, task.store)
         for kind, region in zip(planned.outputs, regions, strict=True)
     )
     lead = None
-    if task.lead_bytes is not None and task.lead_bytes <= MAX_LEAD_BYTES and call.store is None:
+    if task.lead_bytes is not None and task.lead_bytes <= MAX_LEAD_BYTES:
         lead = b"" if body is None else bytes(body.view[call.lead_bytes :][: task.lead_bytes])
+    outputs_at, result_bytes = list[tuple[int, bool]](), 0
+    for kind, region in zip(planned.outputs, regions, strict=True) if task.store is None else ():
+        outputs_at.append((result_bytes, True) if region is None else (region.offset, False))
+        result_bytes += slot_bytes(kind.nbytes) if region is None else 0
     located = [(spec, offset) for spec, offset in inputs if offset is not None]
     return RequestTemplate(
         lead=lead,
@@ -263,12 +274,14 @@ def plan_task(
         uses_regions=bool(task.regions or task.out_regions),
         is_pinned=bool(task.pinned),
         inputs=tuple((offset, spec.region is None) for spec, offset in located),
-        outputs=tuple(None if region is None else region.offset for region in regions),
+        outputs=tuple(outputs_at),
         timeout_ns=task.timeout_ns,
         priority=task.priority,
-        slot_bytes=tuple(0 if spec.region is not None else spec.type.nbytes for spec in specs),
-        answer_bytes=sum(spec.type.nbytes for spec in specs if spec.region is None),
+        payload_bytes=tuple(0 if spec.region is not None else spec.type.nbytes for spec in specs if not spec.resident),
+        result_bytes=result_bytes,
         encoder=encoder,
+        store=task.store,
+        durable=task.durable,
     )
 
 
@@ -296,14 +309,6 @@ def bind(task: Task, types: Mapping[str, TensorType], begin: int) -> list[tuple[
     return list(inputs.values())
 
 
-def bound_to(template: RequestTemplate, begin: int, slots: list[Lease]) -> BoundTemplate:
-    """The engine's template, and where the bytes of one request lie."""
-    offsets = [begin + offset if is_in_body else offset for offset, is_in_body in template.inputs]
-    for slot, offset in zip(slots, template.outputs, strict=True):
-        offsets.append(slot.offset if offset is None else offset)
-    return BoundTemplate(template.job, tuple(offsets))
-
-
 def deadline_of(template: RequestTemplate, context: RequestContext) -> int:
     """Nanoseconds on the monotonic clock by which the job must have started; 0 for no deadline."""
     deadline_ns = int(context.began_s * 1e9) + template.timeout_ns if template.timeout_ns else 0
@@ -311,22 +316,3 @@ def deadline_of(template: RequestTemplate, context: RequestContext) -> int:
         given_up_ns = int(context.deadline_s * 1e9)
         deadline_ns = min(deadline_ns, given_up_ns) if deadline_ns else given_up_ns
     return deadline_ns
-
-
-async def answer(
-    gateway: Gateway, context: RequestContext, call: Call, template: RequestTemplate, slots: list[Lease], done: Done
-) -> None:
-    """Encodes and writes the outputs, or stores the only one."""
-    lines = timing_lines(context.receive_s, done.timings, done.batch_size)
-    if call.store is not None:
-        info, _ = await gateway.engines.put(call.store, Upload(template.job.outputs[0].type, slots[0].offset))
-        await respond(gateway, context, HTTPStatus.CREATED, json_answer(describe_tensor(info), lines))
-        return
-    assert template.encoder is not None, "This is a bug."
-    encoder, payloads = template.encoder, [slot.view for slot in slots]
-    if encoder.work_bytes > OFFLOAD_BYTES:
-        encoded = await offload(encoder.work_bytes, encoder.encode, payloads)
-    else:
-        encoded = encoder.encode(payloads)
-    encoded.lines = lines + encoded.lines
-    await respond(gateway, context, OK, encoded)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
 
 import msgspec
 
@@ -83,7 +82,7 @@ class Head(msgspec.Struct, frozen=True):
         )
 
 
-class HeadKey(NamedTuple):
+class HeadKey(msgspec.Struct, frozen=True, gc=False):
     """Key of a head in the template cache.
 
     Attributes:
@@ -178,5 +177,5 @@ def has_plain_lines(text: bytes) -> bool:
 
 def request_id_of(own: Mapping[str, str]) -> str | None:
     """The client's request id, if it could not start another header or another line of a log."""
-    given = own.get(REQUEST_ID)
+    given = own.get(REQUEST_ID) if own else None
     return given if given is not None and _WORD.fullmatch(given) else None

@@ -5,16 +5,13 @@ Ops do not pass here: `handle` does the same for them, with the same functions.
 
 from __future__ import annotations
 
-from http import HTTPStatus
-
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tilewire.service.gateway.request.access_log import report
 from tilewire.service.gateway.request.asgi import AsgiStream, open_context, stream_of
 from tilewire.service.gateway.request.context import STREAM, Gateway, RequestContext
 from tilewire.service.gateway.request.handle import admit
-from tilewire.service.gateway.request.head import REQUEST_ID
-from tilewire.service.gateway.request.response import common_headers, respond_error
+from tilewire.service.gateway.request.response import common_headers, respond_error, respond_preflight
 from tilewire.service.telemetry import log
 
 
@@ -62,13 +59,7 @@ class ContextMiddleware:
         headers = None if origins is None else origins.preflight(context.head.method, context.head.headers)
         if headers is None:
             return False
-        lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
-        written = context.stream.respond(
-            HTTPStatus.NO_CONTENT, f"{lines}{REQUEST_ID}: {context.request_id}\r\n", [], closes=False
-        )
-        if written is not None:
-            await written
-        context.status = HTTPStatus.NO_CONTENT
+        await respond_preflight(context, headers)
         return True
 
 

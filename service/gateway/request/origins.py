@@ -17,7 +17,7 @@ REQUEST_HEADERS = (
 )
 ANSWER_HEADERS = (
     "X-Request-Id, Server-Timing, X-Batch-Size, Retry-After, Inference-Header-Content-Length, X-Tensor-Name, "
-    "X-Tensor-Dtype, X-Tensor-Shape, X-Tensor-Bytes, X-Tensor-Hits"
+    "X-Tensor-Dtype, X-Tensor-Shape, X-Tensor-Bytes, X-Tensor-Hits, X-Tensor-Created, X-Tensor-Last-Used"
 )
 # How long a browser may remember a preflight; Chromium's own limit is two hours.
 MAX_AGE_S = 7200

@@ -23,6 +23,7 @@ from tilewire.service.gateway.request.adapter import Answer
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.context import Gateway, RequestContext, context_of
 from tilewire.service.gateway.request.head import REQUEST_ID
+from tilewire.service.gateway.request.origins import Headers
 from tilewire.service.ipc.messages import TensorInfo, Timings
 
 # An error that leaves more of a body unread than this costs the connection: discarding it would cost more.
@@ -58,11 +59,25 @@ async def respond(
     if gateway.origins is not None:
         lines += gateway.origins.lines_for(context.head.headers)
     closes = closes or gateway.admission.is_draining
-    written = context.stream.respond(status, lines, answer.chunks, closes=closes)
+    written = context.stream.respond(status, lines, answer.chunks, closes)
     if written is not None:
         await written
     if status < BAD_REQUEST:
         context.send_s = time.perf_counter() - began_s
+
+
+async def respond_preflight(context: RequestContext, headers: Headers) -> None:
+    """Answers a preflight, which has no body.
+
+    Args:
+        context: The request.
+        headers: Headers that say what a page may do.
+    """
+    context.status = HTTPStatus.NO_CONTENT
+    lines = "".join(f"{name}: {value}\r\n" for name, value in (*headers, (REQUEST_ID, context.request_id)))
+    written = context.stream.respond(HTTPStatus.NO_CONTENT, lines, (), closes=False)
+    if written is not None:
+        await written
 
 
 async def respond_error(gateway: Gateway, context: RequestContext, error: Exception) -> None:
@@ -184,13 +199,16 @@ def describe_tensor(info: TensorInfo) -> dict[str, object]:
         "shape": info.type.shape,
         "dtype": info.type.dtype,
         "bytes": info.type.nbytes,
-        "created": _timestamp(info.created),
-        "last_used": _timestamp(info.last_used),
+        "created": timestamp(info.created),
+        "last_used": timestamp(info.last_used),
         "hits": info.hits,
+        "placement": info.placement,
+        "engines": info.engines,
     }
 
 
-def _timestamp(unix_s: float | None) -> str | None:
+def timestamp(unix_s: float | None) -> str | None:
+    """Writes a Unix time as ISO 8601, in UTC and to the millisecond; None stays."""
     return None if unix_s is None else datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds")
 
 

@@ -83,15 +83,13 @@ class Room:
             raise TooBusy(f"no room for {nbytes} bytes: {self}")
         return self._lease(nbytes, is_new=is_new)
 
-    def take_now(self, nbytes: int, *, is_new: bool) -> Lease | None:
-        """As `take`, but returns None when there is no room, or others wait for it."""
-        arena = self.arena
-        if self._holders or self._shares or (is_new and arena.free_bytes < HEADROOM * nbytes):
-            return None
-        if arena.free_bytes < nbytes:
+    def take_now(self, nbytes: int, spare_bytes: int = 0, *, is_new: bool) -> Lease | None:
+        """As `take`, with spare room behind the slot, but returns None when there is no room, or others wait for it."""
+        arena, whole_bytes = self.arena, nbytes + spare_bytes
+        if self._holders or self._shares or arena.free_bytes < (HEADROOM * whole_bytes if is_new else whole_bytes):
             return None
         try:
-            return arena.lease(nbytes)
+            return arena.lease(nbytes, spare_bytes)
         except TooBusy:
             return None
 

@@ -11,6 +11,7 @@ from collections import OrderedDict
 
 import msgspec
 
+from tilewire.service.gateway.auth.authenticator import Access
 from tilewire.service.gateway.request.adapter import Api, Call, Encoder
 from tilewire.service.gateway.request.head import Head, HeadKey, has_plain_lines
 from tilewire.service.ipc.messages import Template
@@ -22,11 +23,13 @@ MAX_HEADS, MAX_BYTES = 4096, 2**24
 MAX_TEMPLATES = 8
 # Longest tensor header that is compared.
 MAX_LEAD_BYTES = 2**13
+# Larger results get slots of their own when they are due: that costs little beside their bytes.
+MAX_SPARE_BYTES = 2**20
 # Rough size of an entry beside its bytes.
 ENTRY_BYTES = 2**10
 
 
-class RequestTemplate(msgspec.Struct, frozen=True):
+class RequestTemplate(msgspec.Struct, eq=False):
     """A planned request, without its payload.
 
     Attributes:
@@ -37,12 +40,15 @@ class RequestTemplate(msgspec.Struct, frozen=True):
         uses_regions: It reads or writes clients' shared memory.
         is_pinned: It needs residents in the version that it was planned with.
         inputs: First byte of each input that is no resident, in order, and whether it counts from the body's begin.
-        outputs: First byte of each output in its region, in order; None for one that gets a slot.
+        outputs: First byte of each output, in order, and whether it counts from the begin of the results' slot.
         timeout_ns: Longest time from the request's begin until it starts; 0 for none.
         priority: 0 for the default, 1 for the most urgent.
-        slot_bytes: Bytes of a slot for each output; 0 for one in a region.
-        answer_bytes: Bytes of the outputs that are sent.
-        encoder: Writer of the answer; None when the result is stored.
+        payload_bytes: Bytes of each output that are sent; 0 for one in a region.
+        result_bytes: Bytes of the results' slot.
+        encoder: Writer of the answer; None when the description of the stored result is the answer.
+        store: Name under which the result becomes resident; None to answer it.
+        durable: The answer waits for the host copy of that.
+        allowed: Rights that were found to allow it; None before.
     """
 
     lead: bytes | None
@@ -52,12 +58,20 @@ class RequestTemplate(msgspec.Struct, frozen=True):
     uses_regions: bool
     is_pinned: bool
     inputs: tuple[tuple[int, bool], ...]
-    outputs: tuple[int | None, ...]
+    outputs: tuple[tuple[int, bool], ...]
     timeout_ns: int
     priority: int
-    slot_bytes: tuple[int, ...]
-    answer_bytes: int
+    payload_bytes: tuple[int, ...]
+    result_bytes: int
     encoder: Encoder | None
+    store: str | None = None
+    durable: bool = False
+    allowed: Access | None = None
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Names of the resident tensors that it stores."""
+        return () if self.store is None else (self.store,)
 
 
 class CachedHead:
@@ -66,25 +80,36 @@ class CachedHead:
     Attributes:
         key: Bytes that identify it.
         head: As parsed.
-        target: API and op of its path.
+        api: Reader of its head and body.
+        op: Op that its path names.
         call: Parsed head.
+        spare_bytes: Room that results need behind the body.
+        allowed: Rights that were found to allow what the head says; None before.
     """
 
-    __slots__ = ("_templates", "call", "head", "key", "nbytes", "target")
+    __slots__ = ("_templates", "allowed", "api", "call", "head", "key", "nbytes", "op", "spare_bytes")
 
     def __init__(self, key: bytes, head: Head, target: tuple[Api, AnyOp], call: Call) -> None:
         self.key = key
         self.head = head
-        self.target = target
+        self.api, self.op = target
         self.call = call
         self.nbytes = ENTRY_BYTES + len(key)
+        self.spare_bytes = 0
+        self.allowed: Access | None = None
         self._templates: list[RequestTemplate] = []
 
-    def find(self, body: memoryview) -> RequestTemplate | None:
-        """The template whose lead `body` begins with."""
+    def find(self, memory: memoryview, begin: int, end: int) -> RequestTemplate | None:
+        """The template whose lead stands at the begin of a body.
+
+        Args:
+            memory: Memory with the body.
+            begin: Offset of its first byte.
+            end: Offset behind its last byte: there may be bytes of other requests.
+        """
         for template in self._templates:
             lead = template.lead
-            if lead is not None and body[: len(lead)] == lead:
+            if lead is not None and begin + len(lead) <= end and bytes(memory[begin : begin + len(lead)]) == lead:
                 return template
         return None
 
@@ -97,6 +122,8 @@ class CachedHead:
         before = self.nbytes
         others = [one for one in self._templates if one.lead != template.lead]
         self._templates = [template, *others][:MAX_TEMPLATES]
+        small = [one.result_bytes for one in self._templates if one.result_bytes <= MAX_SPARE_BYTES]
+        self.spare_bytes = max(small, default=0)
         self.nbytes = ENTRY_BYTES + len(self.key) + sum(len(one.lead or b"") + 256 for one in self._templates)
         return self.nbytes - before
 

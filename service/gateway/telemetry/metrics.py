@@ -8,8 +8,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+from collections import Counter, defaultdict
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 from tilewire.service.errors import BY_CODE
 from tilewire.service.gateway.api.v2.answer import VERSION
@@ -62,7 +65,18 @@ class Totals(Sink, Protocol):
         ...
 
 
-class EndedRequest(NamedTuple):
+class Admission(Protocol):
+    """Count of requests.
+
+    Attributes:
+        in_flight: Requests under way.
+    """
+
+    @property
+    def in_flight(self) -> int: ...
+
+
+class EndedRequest(msgspec.Struct, frozen=True, gc=False):
     """Figures of a request that has ended.
 
     Attributes:
@@ -100,7 +114,7 @@ class GatewayMetrics:
     def __init__(self, totals: Totals) -> None:
         self._totals = totals
         self._metrics = metrics = MetricSet(totals)
-        self._load: tuple[int, Arena] | None = None
+        self._load: tuple[Admission, Arena] | None = None
         self._ended: list[EndedRequest] = []
         self._flush_at: asyncio.TimerHandle | None = None
         self._reading: dict[bool, asyncio.Task[tuple[bytes, str]]] = {}
@@ -160,9 +174,12 @@ class GatewayMetrics:
         self._metrics.note(failure)
         self._flush_soon()
 
-    def observe_load(self, in_flight: int, arena: Arena) -> None:
-        """Notes that the gauges moved; the arena is read when they are handed over."""
-        self._load = (in_flight, arena)
+    def follow_load(self, admission: Admission, arena: Arena) -> None:
+        """Sets what the gauges of the load are read from at each flush."""
+        self._load = (admission, arena)
+
+    def observe_load(self) -> None:
+        """Notes that the gauges of the load moved."""
         if self._flush_at is None:
             self._flush_soon()
 
@@ -179,30 +196,32 @@ class GatewayMetrics:
         self._count_ended()
         self._statistics.flush()
         if self._load is not None:
-            in_flight, arena = self._load
-            self._in_flight.set((), in_flight)
+            admission, arena = self._load
+            self._in_flight.set((), admission.in_flight)
             self._arena.set(("used",), arena.used_bytes)
             self._arena.set(("free",), arena.free_bytes)
         self._metrics.flush()
 
     def _count_ended(self) -> None:
         ended, self._ended = self._ended, []
-        shown: set[tuple[str, int]] = set()
-        # The last one first: of each bucket, the last one whose id can be shown is its exemplar.
-        for one in reversed(ended):
-            op, code, seconds, timings = one.op, one.code, one.seconds, one.timings
-            self._requests.inc((op, str(code)))
-            bucket = self._duration.observe((op,), seconds)
-            if (op, bucket) not in shown and (exemplar := exemplar_of(one.request_id, one.trace_id)) is not None:
-                self._duration.show((op,), bucket, seconds, exemplar)
-                shown.add((op, bucket))
-            if one.receive_s:
-                self._stages.observe((op, "receive"), one.receive_s)
-            if one.send_s:
-                self._stages.observe((op, "send"), one.send_s)
-            self._received.inc((op,), one.received_bytes)
-            self._sent.inc((op,), one.sent_bytes)
-            self._statistics.count(op, seconds, timings if code < BAD_REQUEST else None)
+        by_op: defaultdict[str, list[EndedRequest]] = defaultdict(list)
+        for one in ended:
+            by_op[one.op].append(one)
+            self._statistics.count(one.op, one.seconds, one.timings if one.code < BAD_REQUEST else None)
+        for op, requests in by_op.items():
+            for code, count in Counter([one.code for one in requests]).items():
+                self._requests.inc((op, str(code)), count)
+            self._received.inc((op,), sum([one.received_bytes for one in requests]))
+            self._sent.inc((op,), sum([one.sent_bytes for one in requests]))
+            self._stages.observe_all((op, "receive"), [one.receive_s for one in requests if one.receive_s])
+            self._stages.observe_all((op, "send"), [one.send_s for one in requests if one.send_s])
+            shown: set[int] = set()
+            buckets = self._duration.observe_all((op,), [one.seconds for one in requests])
+            # The last one first: of each bucket, the last one whose id can be shown is its exemplar.
+            for bucket, one in zip(reversed(buckets), reversed(requests), strict=True):
+                if bucket not in shown and (exemplar := exemplar_of(one.request_id, one.trace_id)) is not None:
+                    self._duration.show((op,), bucket, one.seconds, exemplar)
+                    shown.add(bucket)
 
     async def expose(self, accept: str) -> tuple[bytes, str]:
         """Returns the text of `/metrics` over all processes, and its content type.

@@ -15,8 +15,8 @@ import pytest
 
 import tilewire
 from tests.unit.client.speaking_server import SpeakingServer, on_a_socket, problem
-from tilewire._arrays import from_safetensors
-from tilewire._requests import Rules
+from tilewire._arrays.host import from_safetensors
+from tilewire._clients.requests import Rules
 
 Call = Callable[..., Any]
 EYE = np.eye(3, dtype=np.float32)

@@ -13,7 +13,7 @@ import safetensors.numpy
 
 import tilewire
 from tests.unit.client.speaking_server import SpeakingServer, on_a_socket
-from tilewire._progress import ProgressBar
+from tilewire._transport.progress import ProgressBar
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 

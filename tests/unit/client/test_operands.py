@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from tilewire._arrays import HostArray
-from tilewire._dtypes import promote
-from tilewire._operands import prepare
+from tilewire._arrays.dtypes import promote
+from tilewire._arrays.host import HostArray
+from tilewire._arrays.operands import prepare
 from tilewire._types import Resident, TensorInfo
 
 F32 = np.ones((2, 2), np.float32)

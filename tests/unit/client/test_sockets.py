@@ -16,10 +16,10 @@ import pytest
 import tilewire
 from tests.unit.client.scripted_server import answers, closes, read_request, resets, scripted
 from tests.unit.client.speaking_server import SpeakingServer, on_a_socket
-from tilewire._arrays import HostArray, to_safetensors
-from tilewire._async_sockets import AsyncSocketTransport
-from tilewire._sockets import SocketTransport
-from tilewire._wire import Call
+from tilewire._arrays.host import HostArray, to_safetensors
+from tilewire._transport.async_sockets import AsyncSocketTransport
+from tilewire._transport.sockets import SocketTransport
+from tilewire._transport.wire import Call
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 BODY = b"".join(to_safetensors({"out": HostArray.of(X)}))

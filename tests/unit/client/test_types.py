@@ -35,10 +35,10 @@ ARRAY = "numpy.ndarray[tuple[Any, ...], numpy.dtype[Any]]"
 REVEALED = {
     6: ARRAY,
     7: ARRAY,
-    8: "tilewire._client.Tensor",
+    8: "tilewire._clients.tensors.Tensor",
     9: "Any",
     19: ARRAY,
-    20: "tilewire._async_client.AsyncTensor",
+    20: "tilewire._clients.async_tensors.AsyncTensor",
 }
 WRONG = (10, 11, 12, 13, 21)
 

@@ -134,3 +134,10 @@ def test_closing_a_segment_waits_for_its_views() -> None:
     view = segment.view[:4]
     segment.close()
     assert bytes(view) == bytes(4)
+
+
+def test_pages_are_taken_early() -> None:
+    segment = Segment.create("tests", 2**22)
+    segment.take_pages(2**20, 2**20)
+    assert os.fstat(segment.fd).st_blocks * 512 == 2**20
+    segment.close()

@@ -37,6 +37,9 @@ from tilewire.service.ipc.arena import Segment
 
 logger = logging.getLogger(__name__)
 
+# Pinned memory of copies beside the batches: large enough for the bus's full rate.
+COPIER_BYTES = 4 * 2**20
+
 
 class GpuBackend:
     """Computes with `kernels` on one device; see `contract.Backend` for the calls.
@@ -133,6 +136,10 @@ class GpuBackend:
             bytes_of(into).copy_(tensor.contiguous().view(-1).view(torch.uint8), non_blocking=True)
             self._pipeline.stage_out.synchronize()
 
+    def open_copier(self) -> DeviceCopier:
+        """Takes a stream and pinned memory of its own."""
+        return DeviceCopier(self._device)
+
     def begin(self, launches: Sequence[LaunchSpec]) -> InFlight:
         """Queues copies and kernels of a batch; returns before they have run."""
         self._kernels.check(launches[0])
@@ -145,6 +152,36 @@ class GpuBackend:
     def drain(self) -> None:
         """Waits until nothing runs; after a failure, before memory may be reused."""
         torch.cuda.synchronize(self._device)
+
+
+class DeviceCopier:
+    """Copies from one device on a stream of its own, through pinned memory.
+
+    Args:
+        device: The GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        torch.cuda.set_device(device)
+        self._stream = torch.cuda.Stream(device)
+        self._copied = torch.cuda.Event(blocking=True)
+        self._pinned = torch.empty(COPIER_BYTES, dtype=torch.uint8, pin_memory=True)
+
+    def copy(self, piece: torch.Tensor, into: torch.Tensor) -> None:
+        """Copies a piece; the thread sleeps while the device copies, and lets go of the GIL while the CPU does."""
+        try:
+            with torch.cuda.stream(self._stream):
+                flat = piece.contiguous().view(-1).view(torch.uint8)
+                for part, place in zip(flat.split(COPIER_BYTES), into.split(COPIER_BYTES), strict=True):
+                    pinned = self._pinned[: part.numel()]
+                    pinned.copy_(part, non_blocking=True)
+                    self._copied.record(self._stream)
+                    self._copied.synchronize()
+                    place.copy_(pinned)
+        except torch.OutOfMemoryError as error:
+            raise TooBusy("no memory on the device for a host copy") from error
+        except RuntimeError as error:
+            raise DeviceLost(str(error)) from error
 
 
 class _Guard:

@@ -48,6 +48,8 @@ class LaunchPlans:
             epilogue = None if self._is_invariant else can_group(launches, self._staging)
             return self._single if epilogue is None else Grouped(epilogue, self._staging)
         (launch,) = launches
+        if launch.kept is not None:
+            return self._single
         if (batched := self._batched.find(launch)) is not None:
             return batched
         chunks = chunks_of(launch)

@@ -44,12 +44,17 @@ class Single:
         marks.computed.record(pipeline.compute)
         pipeline.stage_out.wait_event(marks.computed)
         pipeline.use(pipeline.stage_out)
-        results = [
-            (result, places)
-            for launch, given in zip(launches, outs, strict=True)
-            for result, (places, _) in zip(given, launch.outputs, strict=True)
-        ]
-        self._staging.scatter(results, held)
+        if (kept := launches[0].kept) is not None:
+            # The memory that the kernel wrote becomes the resident.
+            (kept.tensor,) = outs[0]
+            held += outs[0]
+        else:
+            results = [
+                (result, places)
+                for launch, given in zip(launches, outs, strict=True)
+                for result, (places, _) in zip(given, launch.outputs, strict=True)
+            ]
+            self._staging.scatter(results, held)
         marks.end.record(pipeline.stage_out)
         return InFlight(marks, held, pipeline)
 
@@ -80,6 +85,4 @@ class Single:
 
 def empty_outputs(launch: LaunchSpec, staging: Staging, *, can_pad: bool) -> list[torch.Tensor]:
     """Takes memory for the results of a launch, on the current stream; rows are padded only if `can_pad`."""
-    return [
-        staging.empty(shape, TORCH_DTYPES[places[0].type.dtype], can_pad=can_pad) for places, shape in launch.outputs
-    ]
+    return [staging.empty(shape, TORCH_DTYPES[kind.dtype], can_pad=can_pad) for kind, shape in launch.results()]

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tilewire.service.errors import BeyondLimit, ResidentQuota, UnknownFormat, UnknownName
+from tilewire.service.errors import BeyondLimit, Lost, ResidentQuota, UnknownFormat, UnknownName
 from tilewire.service.gateway.api.openapi.parts import (
     ADMITTED,
     ANYWHERE,
@@ -28,6 +28,7 @@ from tilewire.service.gateway.api.openapi.parts import (
 )
 from tilewire.service.gateway.api.openapi.schemas import inputs_schema, outputs_schema
 from tilewire.service.ops.op import AnyOp
+from tilewire.service.placement import AUTO, PLACEMENTS
 
 _TENSOR = path_parameter(
     "name", "Name of the tensor; `/` makes folders.", {"type": "string", "pattern": NAME_PATTERN, "maxLength": 255}
@@ -37,6 +38,17 @@ _PROGRAM = path_parameter(
 )
 _STORE = query_parameter(
     "store", "`@` and a name: keep the result as a resident tensor; answers 201 with its description.", RESIDENT
+)
+
+_DURABLE = query_parameter(
+    "durable",
+    "With `store`: answer once a copy outside of the engine exists, so that its death loses nothing.",
+    {"type": "boolean", "default": False},
+)
+_PLACEMENT = query_parameter(
+    "placement",
+    "Devices that hold it: all, or one; `auto` chooses by its size.",
+    {"type": "string", "enum": [AUTO, *PLACEMENTS], "default": AUTO},
 )
 
 
@@ -51,7 +63,7 @@ def describe_op(op: AnyOp) -> Described:
         stored = json_content(ref("Tensor"))
         responses["201"] = answer("`store=`: the resident tensor.", stored, is_computed=True)
     return {
-        "parameters": [*_options(op), *_residents(op), *([_STORE] if len(op.outputs) == 1 else []), TIMEOUT],
+        "parameters": [*_options(op), *_residents(op), *([_STORE, _DURABLE] if len(op.outputs) == 1 else []), TIMEOUT],
         "requestBody": {
             "content": body,
             "required": False,
@@ -70,8 +82,8 @@ def describe_tensors() -> dict[str, Described]:
             "responses": {"200": answer("The tensors.", json_content({"type": "array", "items": ref("Tensor")}))}
             | errors(KEYS)
         },
-        "put_tensor": one
-        | {
+        "put_tensor": {
+            "parameters": [_TENSOR, _PLACEMENT],
             "requestBody": {
                 "content": binary_content(),
                 "required": True,
@@ -83,10 +95,10 @@ def describe_tensors() -> dict[str, Described]:
         "get_tensor": one
         | {
             "responses": {"200": answer("The tensor.", binary_content() | json_content(ref("ProgramAnswer")))}
-            | errors((*ADMITTED, UnknownFormat, BeyondLimit))
+            | errors((*ADMITTED, Lost, UnknownFormat, BeyondLimit))
         },
         "head_tensor": one
-        | {"responses": {"200": answer("The description, in headers.")} | errors((*KEYS, UnknownName))},
+        | {"responses": {"200": answer("The description, in headers.")} | errors((*KEYS, UnknownName, Lost))},
         "delete_tensor": one | {"responses": {"204": answer("It is gone.")} | errors((*KEYS, UnknownName))},
     }
 

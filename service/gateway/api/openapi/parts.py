@@ -12,6 +12,7 @@ from tilewire.service.errors import (
     InternalError,
     InvalidRequest,
     LengthRequired,
+    Lost,
     OverQuota,
     ResidentQuota,
     TilewireError,
@@ -33,7 +34,7 @@ KEYS: Causes = (*ANYWHERE, Unauthorized, Forbidden, OverQuota)
 # What takes part in the queue.
 ADMITTED: Causes = (*KEYS, TooBusy, UnknownName)
 BODY: Causes = (*ADMITTED, LengthRequired, BodyTooLarge, UnknownFormat, BeyondLimit)
-COMPUTED: Causes = (*BODY, DeadlinePassed)
+COMPUTED: Causes = (*BODY, Lost, DeadlinePassed)
 STORED: Causes = (*COMPUTED, ResidentQuota)
 
 BINARY: Described = {"schema": {"type": "string", "format": "binary"}}

@@ -9,6 +9,7 @@ from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import BY_CODE
 from tilewire.service.ops.op import AnyOp
 from tilewire.service.ops.registry import OPS
+from tilewire.service.placement import PLACEMENTS
 
 Schema = dict[str, Any]
 
@@ -71,8 +72,8 @@ _NATIVE: dict[str, Schema] = {
     ),
     "DType": {"type": "string", "enum": list(DTYPES)},
     "Numbers": {
-        "description": "Nested lists of numbers, in C order; a number for a tensor without dimensions.",
-        "anyOf": [_list({}), {"type": "number"}],
+        "description": "Nested lists of numbers, in C order; a number for a tensor without dimensions; null for NaN and infinities.",
+        "anyOf": [_list({}), {"type": "number"}, {"type": "null"}],
     },
     "JsonTensor": {"anyOf": [_list({}), {"type": "number"}, _ref("TypedTensor")]},
     "TypedTensor": _object({"data": _ref("Numbers"), "dtype": _ref("DType"), "shape": _SIZES}, ("dtype", "shape")),
@@ -85,6 +86,8 @@ _NATIVE: dict[str, Schema] = {
             "created": {"anyOf": [_TIME, {"type": "null"}]},
             "last_used": {"anyOf": [_TIME, {"type": "null"}]},
             "hits": _COUNT,
+            "placement": {"type": "string", "enum": list(PLACEMENTS)},
+            "engines": _list(_COUNT),
         }
     ),
     "ProgramInput": _object({"dtype": _ref("DType"), "shape": _SIZES}),

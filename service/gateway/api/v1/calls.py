@@ -81,8 +81,8 @@ class NativeCall(msgspec.Struct, frozen=True):
         return self.query.residents
 
     @property
-    def store(self) -> str | None:
-        return self.query.store
+    def writes(self) -> tuple[str, ...]:
+        return () if self.query.store is None else (self.query.store,)
 
     async def decode(self, body: Lease | None, leases: Leases) -> NativeTask:
         """Reads the body of a request."""
@@ -128,6 +128,14 @@ class NativeTask(msgspec.Struct, frozen=True):
         return self.call.query.residents
 
     @property
+    def store(self) -> str | None:
+        return self.call.query.store
+
+    @property
+    def durable(self) -> bool:
+        return self.call.query.durable
+
+    @property
     def timeout_ns(self) -> int:
         return int((self.call.query.timeout_ms or 0) * 1e6)
 
@@ -135,7 +143,7 @@ class NativeTask(msgspec.Struct, frozen=True):
         return self
 
     def encoder(self, outputs: Mapping[str, TensorType]) -> CodecEncoder | None:
-        if self.call.store is not None:
+        if self.store is not None:
             return None
         codec = codec_for_accept(self.call.accept, self.codec, [kind.dtype for kind in outputs.values()])
         check_text(codec, outputs, self.call.max_json_bytes)

@@ -87,15 +87,12 @@ class ProgramCall(msgspec.Struct, frozen=True):
 
     lead_bytes: int = 0
     needs_body: bool = False
+    writes: tuple[str, ...] = ()
     program_field: str = "program"
 
     @property
     def residents(self) -> Mapping[str, str]:
         return self.query.residents
-
-    @property
-    def store(self) -> str | None:
-        return None
 
     async def decode(self, body: Lease | None, leases: Leases) -> ProgramTask:
         """Reads the body of a request."""
@@ -141,6 +138,8 @@ class ProgramTask(msgspec.Struct, frozen=True):
     declared: Mapping[str, TensorType] = {}
     regions: Mapping[str, tuple[TensorType, Region]] = {}
     out_regions: Mapping[str, Region] = {}
+    store: str | None = None
+    durable: bool = False
     priority: int = 0
 
     @property
@@ -231,7 +230,7 @@ def router(gateway: Gateway) -> APIRouter:
         try:
             gateway.engines.check_ready()
             refuse_encodings(context.head)
-            body = await receive_body(context, leases, _max_text_bytes(gateway), gateway.settings.body_timeout_s)
+            body = await receive_body(gateway, context, leases, _max_text_bytes(gateway))
             kept, was_there = await gateway.programs.put(name, bytes(body.view), leases)
             return json_response(_describe(kept), HTTPStatus.OK if was_there else HTTPStatus.CREATED)
         finally:

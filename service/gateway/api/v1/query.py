@@ -11,12 +11,16 @@ import msgspec
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.ops.op import AnyOp
 from tilewire.service.ops.planning import parse_options
+from tilewire.service.ops.program.op import PROGRAM
 from tilewire.service.ops.registry import Options, op_named
+from tilewire.service.placement import AUTO, PLACEMENTS, Placement
 from tilewire.service.tensor_names import problem_of
 
 MAX_PARAMETERS = 64
 CACHED_BYTES = 512
 MAX_TIMEOUT_MS = 86_400_000
+NO_PROGRAM = "store: the outputs of a program are answered; keep one with an op of its own"
+NO_STORE = "durable: goes with store=@name"
 
 
 class Query(msgspec.Struct, frozen=True):
@@ -27,6 +31,7 @@ class Query(msgspec.Struct, frozen=True):
         options: Option values of the op.
         residents: Names of resident tensors by the input that they stand for.
         store: Name under which the result becomes resident, or None.
+        durable: The answer waits for the host copy of the result.
         timeout_ms: It must have started by then, or None.
     """
 
@@ -34,6 +39,7 @@ class Query(msgspec.Struct, frozen=True):
     options: Options
     residents: Mapping[str, str]
     store: str | None = None
+    durable: bool = False
     timeout_ms: float | None = None
 
 
@@ -58,7 +64,9 @@ def parse_run_query(query: bytes, timeout_header: str | None) -> RunQuery:
     values = _parameters(query)
     timeout = values.pop("timeout_ms", None)
     if "store" in values:
-        raise InvalidRequest("store: the outputs of a program are answered; keep one with an op of its own")
+        raise InvalidRequest(NO_PROGRAM)
+    if "durable" in values:
+        raise InvalidRequest(NO_STORE)
     return RunQuery(
         {name: resident_name(value, field=name[:64]) for name, value in values.items()},
         _parse_timeout("timeout_ms", timeout) if timeout else _parse_timeout("X-Timeout-Ms", timeout_header),
@@ -84,22 +92,43 @@ def parse_query(op: AnyOp, query: bytes, timeout_header: str | None) -> Query:
 def _parse(op_name: str, query: bytes, timeout_header: str | None) -> Query:
     op = op_named(op_name)
     values = _parameters(query)
-    store = values.pop("store", None)
+    store, durable = values.pop("store", None), _parse_flag("durable", values.pop("durable", "false"))
+    if durable and store is None:
+        raise InvalidRequest(NO_STORE)
     timeout = values.pop("timeout_ms", None)
     residents = {name: resident_name(values.pop(name), field=name) for name in op.inputs if name in values}
     for name in values:
         if name not in op.options.__struct_fields__:
             spoken = ", ".join(
-                (*op.options.__struct_fields__, *(f"{name}=@…" for name in op.inputs), "store", "timeout_ms")
+                (*op.options.__struct_fields__, *(f"{name}=@…" for name in op.inputs), "store", "durable", "timeout_ms")
             )
             raise InvalidRequest(f"{name[:64]}: {op.name} has no such option; it takes {spoken}")
     return Query(
         op=op,
         options=parse_options(op, values),
         residents=residents,
-        store=resident_name(store, field="store") if store is not None else None,
+        store=None if store is None else check_storable(op, resident_name(store, field="store")),
+        durable=durable,
         timeout_ms=_parse_timeout("timeout_ms", timeout) if timeout else _parse_timeout("X-Timeout-Ms", timeout_header),
     )
+
+
+def parse_placement(query: bytes) -> Placement | None:
+    """Reads the placement of an upload.
+
+    Returns:
+        Engines that shall hold it; None for those that suit its size.
+
+    Raises:
+        InvalidRequest: Another value, or given twice.
+    """
+    value = _parameters(query).get("placement", AUTO)
+    if value == AUTO:
+        return None
+    placement = PLACEMENTS.get(value)
+    if placement is None:
+        raise InvalidRequest(f"placement: expected {AUTO}, {' or '.join(PLACEMENTS)}; got {value[:64]!r}")
+    return placement
 
 
 def resident_name(value: str, *, field: str) -> str:
@@ -111,6 +140,19 @@ def resident_name(value: str, *, field: str) -> str:
     if not value.startswith("@"):
         raise InvalidRequest(f"{field}: expected @ and the name of a resident tensor; got {value[:64]!r}")
     return check_name(value[1:], field=field)
+
+
+def check_storable(op: AnyOp, name: str) -> str:
+    """Refuses to store results under one name that are several.
+
+    Raises:
+        InvalidRequest: They are.
+    """
+    if op.name == PROGRAM:
+        raise InvalidRequest(NO_PROGRAM)
+    if len(op.outputs) > 1:
+        raise InvalidRequest(f"store: {op.name} has the outputs {', '.join(op.outputs)}; one can be stored")
+    return name
 
 
 def check_name(name: str, *, field: str) -> str:
@@ -135,6 +177,12 @@ def _parameters(query: bytes) -> dict[str, str]:
             raise InvalidRequest(f"{name[:64]}: given twice")
         values[name] = value
     return values
+
+
+def _parse_flag(field: str, value: str) -> bool:
+    if value not in ("true", "false"):
+        raise InvalidRequest(f"{field}: expected true or false; got {value[:64]!r}")
+    return value == "true"
 
 
 def _parse_timeout(field: str, value: str | None) -> float | None:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from tilewire.service.errors import InvalidRequest, Unavailable
 from tilewire.service.gateway.api.openapi.native import describe_tensors
 from tilewire.service.gateway.api.v1.calls import encoder_for, read_tensors
-from tilewire.service.gateway.api.v1.query import check_name
+from tilewire.service.gateway.api.v1.query import check_name, parse_placement
 from tilewire.service.gateway.auth.authenticator import authorise
 from tilewire.service.gateway.codecs.negotiation import SNIFF_BYTES, codec_for_accept, codec_for_body
 from tilewire.service.gateway.codecs.protocol import Placed
@@ -18,10 +18,11 @@ from tilewire.service.gateway.request.body import receive_body, refuse_encodings
 from tilewire.service.gateway.request.context import Gateway, RequestContext, context_of
 from tilewire.service.gateway.request.handle import MAX_PLANS, reserve_answer
 from tilewire.service.gateway.request.offload import offload
-from tilewire.service.gateway.request.response import TensorResponse, describe_tensor, json_response
+from tilewire.service.gateway.request.response import TensorResponse, describe_tensor, json_response, timestamp
 from tilewire.service.ipc.messages import Done, TensorInfo, Upload
 from tilewire.service.ops.op import check_limits
 from tilewire.service.ops.registry import is_program
+from tilewire.service.placement import Placement
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -49,8 +50,9 @@ def router(gateway: Gateway) -> APIRouter:
         openapi_extra=described["put_tensor"],
     )
     async def put_tensor(name: str, request: Request) -> Response:
-        authorise(context_of(request.scope).granted, write=[check_name(name, field="name")])
-        info, was_there = await _put(gateway, context_of(request.scope), name)
+        context = context_of(request.scope)
+        authorise(context.granted, write=[check_name(name, field="name")])
+        info, was_there = await _put(gateway, context, name, parse_placement(context.head.query))
         return json_response(describe_tensor(info), 200 if was_there else 201)
 
     @routes.get(
@@ -88,7 +90,9 @@ def router(gateway: Gateway) -> APIRouter:
     return routes
 
 
-async def _put(gateway: Gateway, context: RequestContext, name: str) -> tuple[TensorInfo, bool]:
+async def _put(
+    gateway: Gateway, context: RequestContext, name: str, placement: Placement | None
+) -> tuple[TensorInfo, bool]:
     leases = gateway.admission.admit(context.flow)
     try:
         gateway.engines.check_ready()
@@ -98,15 +102,15 @@ async def _put(gateway: Gateway, context: RequestContext, name: str) -> tuple[Te
             raise InvalidRequest(f"body: {len(tensors)} tensors; expected exactly one")
         (tensor,) = tensors.values()
         check_limits(name, tensor.type, gateway.settings.limits)
-        return await gateway.engines.put(name, Upload(tensor.type, tensor.offset, fortran=tensor.fortran))
+        source = Upload(tensor.type, tensor.offset, fortran=tensor.fortran)
+        return await gateway.engines.put(name, source, placement)
     finally:
         leases.release()
 
 
 async def _receive(gateway: Gateway, context: RequestContext, leases: Leases) -> Mapping[str, Placed]:
     settings = gateway.settings
-    gateway.metrics.observe_load(gateway.admission.in_flight, gateway.arena)
-    body = await receive_body(context, leases, settings.max_body_bytes, settings.body_timeout_s)
+    body = await receive_body(gateway, context, leases, settings.max_body_bytes)
     codec = codec_for_body(context.head.headers.get("content-type"), bytes(body.view[:SNIFF_BYTES]))
     return await read_tensors(codec, body, leases, settings.max_json_bytes)
 
@@ -136,10 +140,12 @@ async def _fetch(gateway: Gateway, context: RequestContext, name: str, leases: L
 
 
 def _headers(info: TensorInfo) -> dict[str, str]:
+    times = {"x-tensor-created": timestamp(info.created), "x-tensor-last-used": timestamp(info.last_used)}
     return {
         "x-tensor-name": info.name,
         "x-tensor-dtype": info.type.dtype,
         "x-tensor-shape": ",".join(map(str, info.type.shape)),
         "x-tensor-bytes": str(info.type.nbytes),
         "x-tensor-hits": str(info.hits),
+        **{name: value for name, value in times.items() if value is not None},
     }

@@ -6,14 +6,15 @@ Owns the answer's grammar; passes binary payloads through.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 
 import msgspec
 
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.gateway.api.v2.request import InferRequest, Output
-from tilewire.service.gateway.codecs.json_text import text_of
+from tilewire.service.gateway.codecs.json_text import joined, text_of
 from tilewire.service.ops.op import AnyOp, TensorType
 
 VERSION = "1"
@@ -40,24 +41,25 @@ def encode_answer(
         op: Model.
         request: Parsed request.
         types: Types of all outputs by name.
-        payloads: Bytes of each in C order; not read when it went into a region.
+        payloads: Bytes of each in C order; not read when it went into a region or stays on the device.
     """
-    entries, behind = [], []
+    pieces: list[Iterable[str]] = []
+    behind = []
+    echoed = "" if request.id is None else f'"id":{json.dumps(request.id)},'
+    lead = f'{{{echoed}"model_name":"{op.model}","model_version":"{VERSION}","outputs":['
     for name, wanted in request.outputs.items():
         kind = types[name]
-        if wanted.region is None and not wanted.is_binary:
+        if wanted.is_sent and not wanted.is_binary:
             # Numbers lie flat, whatever the shape.
             text = text_of(kind, payloads[name], (kind.num_elements,))
-            entries.append(_entry.__wrapped__(name, kind, wanted) + f',"data":{text}}}')
+            pieces += [(f'{lead}{_entry.__wrapped__(name, kind, wanted)},"data":',), text, "}"]
         else:
-            entries.append(_entry(name, kind, wanted) + "}")
-            if wanted.region is None and kind.nbytes:
+            pieces.append((f"{lead}{_entry(name, kind, wanted)}}}",))
+            if wanted.is_sent and kind.nbytes:
                 behind.append(payloads[name])
-    echoed = "" if request.id is None else f'"id":{json.dumps(request.id)},'
-    head = (
-        f'{{{echoed}"model_name":"{op.model}","model_version":"{VERSION}","outputs":[{",".join(entries)}]}}'
-    ).encode("ascii")
-    return InferAnswer([head, *behind], len(head) if behind else None)
+        lead = ","
+    head = joined(chain(*pieces, "]}"))
+    return InferAnswer([*head, *behind], sum(map(len, head)) if behind else None)
 
 
 @lru_cache(maxsize=256)
@@ -65,6 +67,8 @@ def _entry(name: str, kind: TensorType, wanted: Output) -> str:
     """One output without its closing brace."""
     shape = ",".join(map(str, kind.shape))
     entry = f'{{"name":"{name}","datatype":"{DTYPES[kind.dtype].oip}","shape":[{shape}]'
-    if wanted.region is None and wanted.is_binary:
+    if wanted.resident is not None:
+        entry += f',"parameters":{{"resident":"{wanted.resident}"}}'
+    elif wanted.region is None and wanted.is_binary:
         entry += f',"parameters":{{"binary_data_size":{kind.nbytes}}}'
     return entry

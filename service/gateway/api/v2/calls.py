@@ -118,7 +118,7 @@ class InferCall(msgspec.Struct, frozen=True):
     model: str
 
     residents: Mapping[str, str] = {}
-    store: str | None = None
+    writes: tuple[str, ...] = ()
     needs_body: bool = True
     program_field: str = "model"
 
@@ -194,7 +194,7 @@ class HttpForm(msgspec.Struct, frozen=True):
         """See `AnswerForm`; refuses outputs that are too large for JSON."""
         for name, wanted in request.outputs.items():
             kind = outputs[name]
-            if wanted.region is None and not wanted.is_binary:
+            if wanted.is_sent and not wanted.is_binary:
                 # A number takes more room as text than as bytes: the bound is on what must be formatted.
                 if kind.nbytes > self.max_json_bytes:
                     raise BodyTooLarge(
@@ -202,7 +202,7 @@ class HttpForm(msgspec.Struct, frozen=True):
                         "ask for binary_data"
                     )
                 check_elements({name: kind})
-        named = {name: outputs[name] for name, wanted in request.outputs.items() if wanted.region is None}
+        named = {name: outputs[name] for name, wanted in request.outputs.items() if wanted.is_sent}
         text_bytes = sum(kind.nbytes for name, kind in named.items() if not request.outputs[name].is_binary)
         nbytes = sum(kind.nbytes for kind in named.values())
         is_coded = coding_of_answer(self.accept_encoding, is_text=nbytes == text_bytes, nbytes=nbytes) is not None
@@ -228,7 +228,7 @@ class InferEncoder(msgspec.Struct, frozen=True):
 
     def encode(self, payloads: Sequence[memoryview]) -> Answer:
         """Writes an answer around the payloads."""
-        body = encode_answer(self.op, self.request, self.types, dict(zip(self.types, payloads, strict=True)))
+        body = encode_answer(self.op, self.request, self.types, dict(zip(self.types, payloads, strict=bool(payloads))))
         chunks, is_text = body.chunks, body.header_bytes is None
         lines = "" if is_text else f"{HEADER_LENGTH}: {body.header_bytes}\r\n"
         coding = None

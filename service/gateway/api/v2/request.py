@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from tilewire.service.gateway.codecs.json_numbers import Numbers
 from tilewire.service.gateway.codecs.protocol import Placed
 from tilewire.service.gateway.request.adapter import Region
 from tilewire.service.ops.op import TensorType
@@ -36,10 +37,17 @@ class Output(msgspec.Struct, frozen=True):
     Attributes:
         is_binary: Behind the answer's JSON rather than in it.
         region: Place in shared memory; nothing of it is then in the answer.
+        resident: Name under which it stays on the device; nothing of it is then in the answer.
     """
 
     is_binary: bool = False
     region: Region | None = None
+    resident: str | None = None
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether its values are in the answer."""
+        return self.region is None and self.resident is None
 
 
 class InferRequest(msgspec.Struct, frozen=True):
@@ -53,6 +61,7 @@ class InferRequest(msgspec.Struct, frozen=True):
         priority: 0 is the default, 1 the most urgent.
         timeout_us: It must have started by then; 0 for never.
         has_numbers: The JSON holds numbers of inputs.
+        durable: Wait for the host copy of an output that stays on the device.
     """
 
     id: str | None
@@ -62,6 +71,7 @@ class InferRequest(msgspec.Struct, frozen=True):
     priority: int = 0
     timeout_us: int = 0
     has_numbers: bool = False
+    durable: bool = False
 
 
 class Pending(msgspec.Struct, frozen=True):
@@ -69,7 +79,7 @@ class Pending(msgspec.Struct, frozen=True):
 
     input: Input
     binary_bytes: int | None = None
-    numbers: list[int | float] | None = None
+    numbers: Numbers | None = None
 
 
 class Header(msgspec.Struct, frozen=True):

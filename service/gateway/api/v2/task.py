@@ -105,6 +105,16 @@ class InferTask(msgspec.Struct, frozen=True):
         return {name: one.region for name, one in self.request.outputs.items() if one.region is not None}
 
     @property
+    def store(self) -> str | None:
+        """Name under which the only output becomes resident, or None."""
+        return next((one.resident for one in self.request.outputs.values()), None)
+
+    @property
+    def durable(self) -> bool:
+        """The answer waits for the host copy of the output."""
+        return self.request.durable
+
+    @property
     def timeout_ns(self) -> int:
         """Longest time until the start, in nanoseconds; 0 for none."""
         return 1000 * self.request.timeout_us

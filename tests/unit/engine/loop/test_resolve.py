@@ -77,7 +77,7 @@ def test_a_resident_of_another_type_is_stale_and_a_deleted_one_unknown(bench: Jo
     put(bench, torch.ones(4, 5))
     job = Job(5, 1, (256, 1024))
     stale = bind(job, plan, bench.client, bench.residents, bench.regions, 7)
-    assert stale == Stale(5, (bench.residents.get("w").info("w"),))
+    assert stale == Stale(5, (bench.residents.info("w"),))
     assert bench.residents.get("w").hits == 0
     bench.residents.delete("w")
     with pytest.raises(UnknownName, match=r"^b: no resident tensor 'w'"):

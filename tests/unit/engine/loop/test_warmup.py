@@ -19,6 +19,7 @@ from tilewire.service.engine.loop.loop import EngineLoop
 from tilewire.service.engine.loop.warmup import CannotStart, Interrupted, Lobby, check_ops
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.commands import Holdings
+from tilewire.service.engine.tensors.host_copies import HostCopies
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
 from tilewire.service.ipc.arena import Segment
@@ -155,6 +156,7 @@ def engine_of(mailbox: Mailbox, metrics: EngineMetrics) -> tuple[EngineLoop, Hol
         Residents(backend, 2**20, vault),
         Regions(backend, vault, max_bytes=2**20, max_copied_bytes=2**20),
         metrics,
+        HostCopies(backend, vault),
     )
     return EngineLoop(0, mailbox, backend, holdings, metrics), holdings
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import os
 import socket
 from collections.abc import Iterator
@@ -19,9 +20,12 @@ from tests.support.tensor_bodies import Array, to_safetensors
 from tilewire.service.engine.backends.contract import HostBytes
 from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.tensors.residents import Residents
-from tilewire.service.errors import ResidentQuota, TooBusy, UnknownName
+from tilewire.service.errors import Lost, ResidentQuota, TooBusy, Unavailable, UnknownName
 from tilewire.service.ipc.arena import Segment
+from tilewire.service.ipc.board import VersionBoard, home_of, slot_of
+from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.ops.op import TensorType
+from tilewire.service.supervisor.handover import Kept
 from tilewire.service.supervisor.vault import VaultFeed, VaultFollower, VaultReader, VaultWriter
 
 
@@ -34,14 +38,29 @@ def residents(quota: int = 10_000, vault: VaultWriter | None = None) -> Resident
     return Residents(CpuBackend(), quota, vault or VaultWriter(-1), clock=lambda: 12.5)
 
 
+def values(held: Residents, name: str) -> list[float]:
+    tensor = held.get(name).tensor
+    assert tensor is not None
+    return tensor.tolist()
+
+
+def homed(prefix: str, home: int = 0) -> str:
+    """A name whose changes engine `home` of two orders."""
+    return next(name for name in (f"{prefix}{number}" for number in itertools.count()) if home_of(name, 2) == home)
+
+
+W, GONE, X = homed("w"), homed("gone"), homed("x")
+
+
 def test_put_get_replace_delete() -> None:
     held = residents()
     info, was_there = held.put("w", source(np.arange(6, dtype=np.float32)))
     assert (info.created, info.hits, was_there, held.nbytes) == (12.5, 0, False, 24)
-    older = held.use(held.get("w"))
+    older = held.get("w").tensor
     info, was_there = held.put("w", source(np.zeros((2, 2), np.float32)))
     assert (info.type.shape, was_there, held.nbytes, len(held)) == ((2, 2), True, 16, 1)
     # Whoever resolved the old one goes on with it.
+    assert older is not None
     assert older.tolist() == [0, 1, 2, 3, 4, 5]
     held.delete("w")
     assert (held.nbytes, len(held), held.infos()) == (0, 0, ())
@@ -56,7 +75,7 @@ def test_a_put_copies_what_the_slot_held() -> None:
     slot = source(np.ones(4, np.float32))
     held.put("w", slot)
     slot.mapped.zero_()
-    assert held.get("w").tensor.tolist() == [1, 1, 1, 1]
+    assert values(held, "w") == [1, 1, 1, 1]
 
 
 def test_the_quota_counts_what_is_replaced_and_a_refusal_changes_nothing() -> None:
@@ -97,7 +116,7 @@ def test_what_the_vault_kept_is_restored(tmp_path: Path) -> None:
         for kept in vault.kept.values():
             second.restore(kept)
         assert [info.name for info in second.infos()] == ["empty", "w"]
-        assert second.get("w").tensor.tolist() == [0, 1, 2, 3]
+        assert values(second, "w") == [0, 1, 2, 3]
         assert second.get("empty").type == TensorType("int8", (0, 3))
         assert second.nbytes == 16
 
@@ -124,39 +143,44 @@ def test_a_replaced_copys_descriptor_is_closed() -> None:
         assert len(fds) <= 2
 
 
+def engine(index: int, board: VersionBoard, vault: VaultWriter, quota: int = 2**30) -> Residents:
+    return Residents(CpuBackend(), quota, vault, index=index, num_engines=2, board=board)
+
+
 class Chain:
     """A home engine's residents, the vault, and the feed of an engine that follows."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self.deposits, home_end = pair(stack)
         self.feed_end, self.follower_end = pair(stack)
-        self.vault = VaultReader()
-        self.feed = VaultFeed(self.feed_end)
-        self.vault.feeds.append(self.feed)
+        self.vault = VaultReader(2)
+        self.vault.feeds[1] = VaultFeed(self.feed_end)
         writer = VaultWriter(home_end.detach())
         stack.callback(writer.close)
-        self.home = residents(quota=2**30, vault=writer)
+        self.board = VersionBoard()
+        self.writer = writer
+        self.home = engine(0, self.board, writer)
         self._stack = stack
 
     def follower(self) -> tuple[Residents, VaultFollower]:
         """A process of the engine that follows, as it begins: with the vault's state."""
         self.vault.drain(self.deposits)
-        begun = residents()
-        with self.vault.handover() as kept:
+        begun = engine(1, self.board, VaultWriter(-1))
+        with self.vault.handover(1) as kept:
             for one in kept.tensors:
                 begun.restore(msgspec.structs.replace(one, fd=os.dup(one.fd) if one.fd >= 0 else -1))
-            begun.version = kept.version
-        follower = VaultFollower(os.dup(self.follower_end.fileno()))
+            begun.versions = list(kept.versions)
+        follower = VaultFollower(self.follower_end.fileno())
         self._stack.callback(follower.close)
         return begun, follower
 
 
 def test_a_copy_that_is_replaced_stays_open_while_it_is_handed_over(chain: Chain) -> None:
-    chain.home.put("w", number(1))
+    chain.home.put(W, number(1))
     chain.vault.drain(chain.deposits)
     with chain.vault.handover() as kept:
         (one,) = kept.tensors
-        chain.home.put("w", number(2))
+        chain.home.put(W, number(2))
         chain.vault.drain(chain.deposits)
         assert os.fstat(one.fd).st_size > 0
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -186,60 +210,60 @@ def number(value: float) -> HostBytes:
 
 
 def contents(held: Residents) -> dict[str, list[float]]:
-    return {info.name: held.get(info.name).tensor.tolist() for info in held.infos()}
+    return {info.name: values(held, info.name) for info in held.infos()}
 
 
 def test_a_follower_goes_through_the_changes_of_its_home(chain: Chain) -> None:
     held, follower = chain.follower()
-    chain.home.put("w", number(1))
-    chain.home.put("gone", number(2))
-    chain.home.put("w", number(3))
-    chain.home.delete("gone")
+    chain.home.put(W, number(1))
+    chain.home.put(GONE, number(2))
+    chain.home.put(W, number(3))
+    chain.home.delete(GONE)
     chain.vault.drain(chain.deposits)
     seen = []
     for change in follower.take():
         held.follow(change)
         seen.append(contents(held))
     assert seen == [
-        {"w": [1] * 3},
-        {"gone": [2] * 3, "w": [1] * 3},
-        {"gone": [2] * 3, "w": [3] * 3},
-        {"w": [3] * 3},
+        {W: [1] * 3},
+        {GONE: [2] * 3, W: [1] * 3},
+        {GONE: [2] * 3, W: [3] * 3},
+        {W: [3] * 3},
     ]
-    assert held.infos() == chain.home.infos()
-    assert (held.version, held.nbytes) == (chain.home.version, chain.home.nbytes)
+    assert [info.version for info in held.infos()] == [info.version for info in chain.home.infos()]
+    assert (held.versions, held.nbytes) == (chain.home.versions, chain.home.nbytes)
 
 
 def test_changes_that_a_restarted_follower_has_from_the_vault_are_not_made_again(chain: Chain) -> None:
-    chain.home.put("w", number(1))
-    chain.home.put("gone", number(2))
-    chain.home.delete("gone")
-    chain.home.put("w", number(3))
+    chain.home.put(W, number(1))
+    chain.home.put(GONE, number(2))
+    chain.home.delete(GONE)
+    chain.home.put(W, number(3))
     # They wait in the socket of the process that is gone.
     held, follower = chain.follower()
-    chain.home.put("x", number(4))
+    chain.home.put(X, number(4))
     chain.vault.drain(chain.deposits)
     descriptors = num_descriptors()
     changes = follower.take()
     for change in changes:
         held.follow(change)
-        assert "gone" not in contents(held)
-        assert contents(held)["w"] == [3] * 3
+        assert GONE not in contents(held)
+        assert contents(held)[W] == [3] * 3
     assert len(changes) == 5
-    assert contents(held) == contents(chain.home) == {"w": [3] * 3, "x": [4] * 3}
+    assert contents(held) == contents(chain.home) == {W: [3] * 3, X: [4] * 3}
     assert num_descriptors() == descriptors
 
 
 def test_an_older_change_that_comes_late_is_ignored(chain: Chain) -> None:
     held, follower = chain.follower()
-    chain.home.put("w", number(1))
-    chain.home.put("w", number(2))
-    chain.home.delete("w")
+    chain.home.put(W, number(1))
+    chain.home.put(W, number(2))
+    chain.home.delete(W)
     chain.vault.drain(chain.deposits)
     first, second, deleted = follower.take()
     held.follow(second)
     held.follow(first)
-    assert contents(held) == {"w": [2] * 3}
+    assert contents(held) == {W: [2] * 3}
     held.follow(deleted)
     held.follow(msgspec.structs.replace(second, fd=-1))
     assert contents(held) == {}
@@ -252,7 +276,7 @@ def test_a_feed_keeps_what_its_socket_has_no_room_for(chain: Chain) -> None:
         held, follower = chain.follower()
         descriptors = num_descriptors()
         for value in range(count):
-            chain.home.put("w", number(value))
+            chain.home.put(W, number(value))
             chain.vault.drain(chain.deposits)
         num_taken = 0
         while num_taken < count:
@@ -260,22 +284,11 @@ def test_a_feed_keeps_what_its_socket_has_no_room_for(chain: Chain) -> None:
                 held.follow(change)
                 num_taken += 1
             await asyncio.sleep(0)
-        assert contents(held) == {"w": [count - 1] * 3}
+        assert contents(held) == {W: [count - 1] * 3}
         # The copy of the vault, and the mappings of both engines.
         assert num_descriptors() <= descriptors + 3
 
     asyncio.run(run())
-
-
-def test_only_the_version_that_was_named_is_deleted() -> None:
-    held = residents()
-    first, _ = held.put("w", number(1))
-    second, _ = held.put("w", number(2))
-    assert first.version < second.version
-    with pytest.raises(UnknownName, match="replaced"):
-        held.delete("w", first.version)
-    assert held.delete("w", second.version).version > second.version
-    assert contents(held) == {}
 
 
 class FullBackend(CpuBackend):
@@ -288,22 +301,193 @@ class FullBackend(CpuBackend):
         return super().upload(source)
 
 
-def test_a_tensor_that_a_follower_cannot_hold_leaves_none_of_its_name(chain: Chain) -> None:
+def test_a_tensor_that_a_follower_cannot_hold_is_left_to_the_engines_that_do(chain: Chain) -> None:
     _, follower = chain.follower()
-    held = Residents(FullBackend(), 0, VaultWriter(-1))
-    chain.home.put("w", number(1))
-    chain.home.put("w", source(np.ones(4, np.float32)))
-    chain.home.put("x", number(2))
+    held = Residents(FullBackend(), 100, VaultWriter(-1), index=1, num_engines=2)
+    chain.home.put(W, number(1))
+    chain.home.put(W, source(np.ones(4, np.float32)))
+    chain.home.put(X, number(2))
     chain.vault.drain(chain.deposits)
     for change in follower.take():
         held.follow(change)
-    assert contents(held) == {"x": [2] * 3}
-    held.check("x")
-    with pytest.raises(TooBusy, match="no memory"):
-        held.check("w")
-    chain.home.delete("w")
+    assert held.get(W).tensor is None
+    assert held.info(W).engines == (0,)
+    assert values(held, X) == [2] * 3
+    assert (held.nbytes, len(held)) == (12, 1)
+    chain.home.delete(W)
     chain.vault.drain(chain.deposits)
     for change in follower.take():
         held.follow(change)
-    held.check("w")
-    assert held.nbytes == 12
+    assert contents(held) == {X: [2] * 3}
+
+
+def test_a_single_tensor_is_known_everywhere_and_held_by_one(chain: Chain) -> None:
+    held, follower = chain.follower()
+    chain.home.put(W, number(1), "single")
+    chain.vault.drain(chain.deposits)
+    (change,) = follower.take()
+    assert change.fd < 0
+    held.follow(change)
+    assert held.get(W).tensor is None
+    assert (held.info(W).engines, held.info(W).placement, held.nbytes) == ((0,), "single", 0)
+    assert held.infos() == chain.home.infos()
+    # So it is for an engine that starts later, and for the one that holds it.
+    later, _ = chain.follower()
+    assert later.infos() == held.infos()
+    assert later.get(W).tensor is None
+    with chain.vault.handover(0) as kept:
+        again = engine(0, chain.board, VaultWriter(-1))
+        again.restore(msgspec.structs.replace(kept.tensors[0], fd=os.dup(kept.tensors[0].fd)))
+    assert values(again, W) == [1] * 3
+
+
+def test_the_board_shows_every_change_before_it_is_deposited(chain: Chain) -> None:
+    class Watching(VaultWriter):
+        def keep(self, info: TensorInfo, fd: int = -1) -> None:
+            assert chain.board.versions[slot_of(info.name)] == info.version
+            seen.append(info.version)
+
+    seen: list[int] = []
+    home = engine(0, chain.board, Watching(-1))
+    home.put(W, number(1))
+    home.put(W, number(2))
+    assert seen == sorted(set(seen))
+    deleted = home.delete(W)
+    assert chain.board.versions[slot_of(W)] == deleted.version > seen[-1]
+
+
+# ── results that stay ─────────────────────────────────────────────────────────────────────────────
+
+
+def result(value: float) -> tuple[torch.Tensor, TensorType]:
+    return torch.full((3,), value), TensorType("float32", (3,))
+
+
+def copy_of(value: float) -> int:
+    fd = os.memfd_create("copy")
+    os.write(fd, np.full(3, value, np.float32).tobytes())
+    return fd
+
+
+def test_a_result_is_lost_with_its_engine_until_it_is_written_again_or_deleted(chain: Chain) -> None:
+    stored = chain.home.keep(W, *result(1))
+    assert (stored.ticket, stored.replaced, stored.info.engines) == (0, False, (0,))
+    chain.home.keep(X, *result(2))
+    held, _follower = chain.follower()
+    assert held.get(W).tensor is None
+    # The process of the home engine dies: nobody else had it.
+    with chain.vault.handover(0) as kept:
+        again = engine(0, chain.board, VaultWriter(-1))
+        for one in kept.tensors:
+            again.restore(one)
+        again.versions = list(kept.versions)
+    for name in (W, X):
+        with pytest.raises(Lost, match=r"^b: .*lost with the engine"):
+            again.get(name, field="b")
+    assert again.infos() == ()
+    assert not again.put(W, number(3))[1] or again.get(W).tensor is not None
+    assert values(again, W) == [3] * 3
+    again.delete(X)
+    with pytest.raises(UnknownName):
+        again.get(X)
+
+
+def test_a_copy_saves_a_result_and_brings_it_to_the_other_engines(chain: Chain) -> None:
+    held, follower = chain.follower()
+    info = chain.home.keep(W, *result(1)).info
+    chain.vault.drain(chain.deposits)
+    for change in follower.take():
+        held.follow(change)
+    assert held.get(W).tensor is None
+    fd = copy_of(1)
+    chain.writer.keep_copy(info, fd, 0)
+    os.close(fd)
+    chain.vault.drain(chain.deposits)
+    (change,) = follower.take()
+    held.follow(change)
+    assert values(held, W) == [1] * 3
+    assert held.info(W).engines == (0, 1)
+    with chain.vault.handover(0) as kept:
+        again = engine(0, chain.board, VaultWriter(-1))
+        again.restore(msgspec.structs.replace(kept.tensors[0], fd=os.dup(kept.tensors[0].fd)))
+    assert values(again, W) == [1] * 3
+
+
+@pytest.mark.parametrize("then", ["put", "delete"])
+def test_a_copy_that_comes_after_the_next_change_does_nothing(chain: Chain, then: str) -> None:
+    held, follower = chain.follower()
+    info = chain.home.keep(W, *result(1)).info
+    if then == "put":
+        chain.home.put(W, number(2))
+    else:
+        chain.home.delete(W)
+    descriptors = num_descriptors()
+    fd = copy_of(1)
+    chain.writer.keep_copy(info, fd, 0)
+    os.close(fd)
+    chain.vault.drain(chain.deposits)
+    for change in follower.take():
+        held.follow(change)
+    assert contents(held) == ({W: [2] * 3} if then == "put" else {})
+    assert (W in chain.vault.kept) == (then == "put")
+    # The vault's copy of what was put.
+    assert num_descriptors() <= descriptors + 1
+
+
+def test_a_copy_may_overtake_the_change_itself(chain: Chain) -> None:
+    """Changes come by the home engine's socket, copies by that of the engine that holds the result."""
+    name = homed("w", 1)
+    home = engine(1, chain.board, VaultWriter(-1))
+    holder, follower = chain.home, chain.follower()[0]
+    stored = holder.keep(name, *result(1))
+    assert stored.ticket
+    ordered, was_there = home.order(stored.info)
+    assert (ordered.version > 0, was_there, ordered.engines) == (True, False, (0,))
+    adopted = holder.adopt(stored.ticket, ordered)
+    assert adopted is not None
+    assert values(holder, name) == [1] * 3
+    copy = Kept(name, ordered, copy_of(1), ordered.version, 1, is_copy=True)
+    third = engine(0, chain.board, VaultWriter(-1))
+    third.follow(copy)
+    assert values(third, name) == [1] * 3
+    third.follow(Kept(name, ordered, -1, ordered.version, 1))
+    assert values(third, name) == [1] * 3
+    assert third.versions == [0, ordered.version]
+    # The home itself has it from then on, too.
+    home.follow(msgspec.structs.replace(copy, fd=copy_of(1)))
+    assert values(home, name) == [1] * 3
+    del follower
+
+
+def test_a_result_is_adopted_unless_its_name_has_changed_since(chain: Chain) -> None:
+    name = homed("w", 1)
+    home, holder = engine(1, chain.board, VaultWriter(-1)), chain.home
+    first, second = holder.keep(name, *result(1)), holder.keep(name, *result(2))
+    assert holder.nbytes == 24
+    ordered, _ = home.order(first.info)
+    again, was_there = home.order(second.info)
+    assert was_there
+    assert holder.adopt(second.ticket, again) is not None
+    assert holder.adopt(first.ticket, ordered) is None
+    assert (values(holder, name), holder.nbytes) == ([2] * 3, 12)
+    third = holder.keep(name, *result(3))
+    ordered, _ = home.order(third.info)
+    deleted = home.delete(name)
+    holder.follow(Kept(name, None, -1, deleted.version, 1))
+    assert holder.adopt(third.ticket, ordered) is None
+    with pytest.raises(UnknownName):
+        holder.get(name)
+    # A gateway that went away never brings the version.
+    holder.release(holder.keep(name, *result(4)).ticket)
+    assert holder.nbytes == 0
+    with pytest.raises(Unavailable, match="restarted"):
+        holder.adopt(99, again)
+
+
+def test_a_result_counts_against_the_quota() -> None:
+    held = residents(quota=20)
+    held.keep("a", *result(1))
+    with pytest.raises(ResidentQuota, match="b: 12 bytes more"):
+        held.keep("b", *result(2))
+    assert held.keep("a", *result(3)).replaced
+    assert values(held, "a") == [3] * 3

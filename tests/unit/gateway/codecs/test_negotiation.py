@@ -114,3 +114,13 @@ def test_a_dtype_chooses_among_what_is_accepted() -> None:
 def test_every_codec_names_itself(codec: Codec) -> None:
     assert codec_for_body(codec.content_type, b"") is codec
     assert codec_for_accept(codec.content_type, None) is codec
+
+
+def test_a_form_is_refused_with_what_to_type_instead() -> None:
+    with pytest.raises(UnknownFormat, match="--data-binary @file"):
+        codec_for_body("multipart/form-data; boundary=x", b"--x\r\n")
+
+
+def test_other_bodies_are_refused_with_the_formats_that_are_read() -> None:
+    with pytest.raises(UnknownFormat, match=r"expected safetensors .*npz.*npy.*json"):
+        codec_for_body("text/plain", b"words")

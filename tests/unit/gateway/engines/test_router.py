@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from tests.support.jobs import SentJob
@@ -17,21 +19,28 @@ from tilewire.service.errors import (
     TilewireError,
     TooBusy,
     Unavailable,
-    UnknownName,
 )
 from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
-from tilewire.service.gateway.engines.client import Reply, Request
+from tilewire.service.gateway.engines.client import NOT_RESIDING, Reply, Request
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.engines.templates import BoundTemplate
+from tilewire.service.ipc.board import VersionBoard, home_of
 from tilewire.service.ipc.messages import (
-    AwaitTensor,
+    AdoptTensor,
+    AwaitCopy,
     DeleteTensor,
+    DescribeTensor,
     Done,
+    InputSpec,
+    OrderTensor,
     OutputSpec,
     PutTensor,
     RegionInfo,
     RegionList,
     RegisterRegion,
+    Residing,
+    Stale,
+    Stored,
     Template,
     TensorInfo,
     Tensors,
@@ -43,14 +52,16 @@ from tilewire.service.ipc.messages import (
 )
 from tilewire.service.ops.add import AddOptions
 from tilewire.service.ops.op import TensorType
+from tilewire.service.placement import Placement
 
 KIND = TensorType("float32", (2,))
 JOB = BoundTemplate(Template(1, "add", (), AddOptions(), (OutputSpec(KIND),), 1, 1), (0,))
 
 
 class ScriptedEngine:
-    def __init__(self, index: int, *, is_ready: bool = True) -> None:
-        self.welcome = Welcome(index, "cpu", "cpu", "", "", "") if is_ready else None
+    def __init__(self, index: int, *, is_ready: bool = True, quota: int = 0) -> None:
+        self.residing = NOT_RESIDING
+        self.welcome = Welcome(index, "cpu", "cpu", "", "", "", quota) if is_ready else None
         self.warming: Warming | None = None
         self.sent: list[Request] = []
         self.jobs: list[SentJob] = []
@@ -63,6 +74,8 @@ class ScriptedEngine:
         return sum(not future.done() for future in self.futures)
 
     def send(self, request: Request) -> tuple[int, asyncio.Future[Reply]]:
+        if self.welcome is None:
+            raise Unavailable("the engine is starting or restarting")
         self.sent.append(request)
         self.futures.append(asyncio.get_running_loop().create_future())
         return len(self.futures) - 1, self.futures[-1]
@@ -166,87 +179,265 @@ def test_a_deadline_that_an_engine_lets_pass_ends_the_request_and_its_slots_stay
     asyncio.run(run())
 
 
-STORED = TensorInfo("w", KIND, 1.0, version=7)
+def homed(prefix: str, home: int, count: int = 2) -> str:
+    """A name whose changes engine `home` of `count` orders."""
+    return next(name for name in (f"{prefix}{n}" for n in itertools.count()) if home_of(name, count) == home)
 
 
-def test_the_home_engine_orders_uploads_and_they_are_answered_when_every_engine_has_them() -> None:
+# The first engine is its home whether there are two or three.
+W = next(name for name in (f"w{n}" for n in itertools.count()) if home_of(name, 2) == home_of(name, 3) == 0)
+
+
+def info(version: int, *engines: int, kind: TensorType = KIND, placement: Placement = "replicate") -> TensorInfo:
+    return TensorInfo(W, kind, 1.0, version=version, placement=placement, engines=engines)
+
+
+def job_of(*names: str) -> BoundTemplate:
+    inputs = tuple(InputSpec(field, KIND, name) for field, name in zip("ab", names, strict=False))
+    return BoundTemplate(Template(1, "add", inputs, AddOptions(), (OutputSpec(KIND),), 1, 1), (0,))
+
+
+class Scene:
+    """Engines behind a router and a board. The first is the home of `W`.
+
+    Args:
+        followed: Version up to which each engine has followed the first.
+    """
+
+    def __init__(self, *followed: int, quota: int = 10**6) -> None:
+        self.engines = [ScriptedEngine(index, quota=quota) for index in range(len(followed))]
+        for engine, version in zip(self.engines, followed, strict=True):
+            engine.residing = Residing((version,) * len(followed))
+        self.board = VersionBoard()
+        self.router = Engines(self.engines, self.board)
+
+    def compute(self, *names: str) -> asyncio.Future[Done | Stale]:
+        return asyncio.ensure_future(self.router.compute(job_of(*names), Stays(), Held()))
+
+
+async def answer(engine: ScriptedEngine, reply: Reply | TilewireError) -> Request | None:
+    """Answers the oldest open request of an engine; returns what was sent last that is no job."""
+    await settle()
+    future = next(one for one in engine.futures if not one.done())
+    if isinstance(reply, TilewireError):
+        future.set_exception(reply)
+    else:
+        future.set_result(reply)
+    await settle()
+    return engine.sent[-1] if engine.sent else None
+
+
+def test_an_upload_is_answered_by_its_home_alone() -> None:
     async def run() -> None:
-        home, two, three = (ScriptedEngine(index) for index in range(3))
-        task = asyncio.ensure_future(Engines([home, two, three]).put("w", Upload(KIND, 0)))
-        await settle()
-        assert (home.sent, two.sent, three.sent) == ([PutTensor(0, "w", Upload(KIND, 0))], [], [])
-        home.futures[0].set_result(Tensors(0, (STORED,), replaced=True))
-        await settle()
-        assert (len(home.sent), two.sent, three.sent) == (1, [AwaitTensor(0, "w", 7)], [AwaitTensor(0, "w", 7)])
-        two.futures[0].set_result(Tensors(0, ()))
-        await settle()
-        assert not task.done()
-        three.futures[0].set_result(Tensors(0, ()))
-        assert await task == (STORED, True)
+        scene = Scene(0, 0, 0)
+        scene.engines[2].welcome = None
+        task = asyncio.ensure_future(scene.router.put(W, Upload(KIND, 0)))
+        assert await answer(scene.engines[0], Tensors(0, (info(7, 0),), replaced=True)) == PutTensor(
+            0, W, Upload(KIND, 0), "replicate"
+        )
+        assert await task == (info(7, 0), True)
+        assert scene.engines[1].sent == []
+        deleting = asyncio.ensure_future(scene.router.delete(W))
+        assert await answer(scene.engines[0], Tensors(0, (info(8, 0),))) == DeleteTensor(0, W)
+        await deleting
+        scene.engines[0].welcome = None
+        for change in (scene.router.put(W, Upload(KIND, 0)), scene.router.delete(W)):
+            with pytest.raises(Unavailable):
+                await change
 
     asyncio.run(run())
 
 
-def test_a_deletion_is_answered_when_every_engine_has_it() -> None:
+def test_only_engines_with_the_last_change_serve_a_name() -> None:
     async def run() -> None:
-        home, other = ScriptedEngine(0), ScriptedEngine(1)
-        task = asyncio.ensure_future(Engines([home, other]).delete("w"))
+        scene = Scene(0, 6, 7)
+        scene.board.write(W, 7)
+        for _ in range(4):
+            scene.compute(W)
         await settle()
-        assert (home.sent, other.sent) == ([DeleteTensor(0, "w")], [])
-        home.futures[0].set_result(Tensors(0, (STORED,)))
+        assert [len(one.jobs) for one in scene.engines] == [2, 0, 2]
+        # It has followed: from now on it serves, too.
+        scene.engines[1].residing = Residing((7, 7, 7))
+        for _ in range(2):
+            scene.compute(W)
         await settle()
-        assert other.sent == [AwaitTensor(0, "w", 7)]
-        other.futures[0].set_result(Tensors(0, ()))
+        assert [len(one.jobs) for one in scene.engines] == [2, 2, 2]
+        # Another change, that only its home has.
+        scene.board.write(W, 8)
+        scene.compute(W)
+        await settle()
+        assert [len(one.jobs) for one in scene.engines] == [3, 2, 2]
+        # Others are not concerned.
+        scene.compute(homed("other", 1, 3))
+        await settle()
+        assert [len(one.jobs) for one in scene.engines] == [3, 3, 2]
+
+    asyncio.run(run())
+
+
+def test_a_name_is_served_while_its_home_restarts_by_those_that_have_its_last_change() -> None:
+    async def run() -> None:
+        scene = Scene(0, 6, 7)
+        scene.board.write(W, 7)
+        scene.engines[0].welcome = None
+        task = scene.compute(W)
+        await answer(scene.engines[2], Done(0, Timings()))
+        assert isinstance(await task, Done)
+        scene.board.write(W, 8)
+        with pytest.raises(Unavailable, match="restarting"):
+            await scene.compute(W)
+
+    asyncio.run(run())
+
+
+def test_a_tensor_on_one_engine_is_found_there() -> None:
+    async def run() -> None:
+        scene = Scene(0, 7, 7)
+        scene.board.write(W, 7)
+        single = info(7, 2, placement="single")
+        task = scene.compute(W)
+        await answer(scene.engines[0], Stale(0, (single,)))
+        assert [len(one.jobs) for one in scene.engines] == [1, 0, 1]
+        await answer(scene.engines[2], Done(0, Timings()))
+        assert isinstance(await task, Done)
+        # It is remembered, also when a name of the same slot changes and the engine follows.
+        for _ in range(3):
+            scene.compute(W)
+        await settle()
+        assert [len(one.jobs) for one in scene.engines] == [1, 0, 4]
+        scene.engines[2].welcome = None
+        task = scene.compute(W)
+        assert await answer(scene.engines[0], Tensors(0, (single,))) == DescribeTensor(0, W)
+        with pytest.raises(Unavailable, match="holds"):
+            await task
+
+    asyncio.run(run())
+
+
+def test_an_engine_without_the_tensor_is_tried_again_when_it_has_followed() -> None:
+    async def run() -> None:
+        scene = Scene(0, 7)
+        scene.board.write(W, 7)
+        task = scene.compute(W)
+        await answer(scene.engines[0], Stale(0, (info(7, 1),)))
+        await answer(scene.engines[1], Done(0, Timings()))
+        await task
+        for _ in range(2):
+            scene.compute(W)
+        await settle()
+        assert [len(one.jobs) for one in scene.engines] == [1, 3]
+        scene.engines[0].residing = Residing((7, 0))
+        scene.compute(W)
+        await settle()
+        assert [len(one.jobs) for one in scene.engines] == [2, 3]
+
+    asyncio.run(run())
+
+
+def test_a_resident_of_another_type_goes_back_to_be_planned() -> None:
+    async def run() -> None:
+        scene = Scene(0, 0)
+        task = scene.compute(W)
+        other = info(7, 0, kind=TensorType("float32", (3,)))
+        await answer(scene.engines[0], Stale(0, (other,)))
+        assert await task == Stale(0, (other,))
+        assert not scene.router.knows([(W, KIND)])
+
+    asyncio.run(run())
+
+
+def test_a_stored_result_gets_its_version_from_its_home_and_stays_where_it_is() -> None:
+    async def run() -> None:
+        scene = Scene(0, 0)
+        scene.engines[0].futures = [asyncio.get_running_loop().create_future()]
+        task = asyncio.ensure_future(scene.router.compute(job_of(), Stays(), Held(), durable=True))
+        held, ordered = info(0, 1), info(7, 1)
+        await answer(scene.engines[1], Done(0, Timings(), 1, Stored(held, 5)))
+        scene.engines[0].futures[0].cancel()
+        assert await answer(scene.engines[0], Tensors(0, (ordered,), replaced=True)) == OrderTensor(0, held)
+        assert await answer(scene.engines[1], Tensors(0, (ordered,))) == AwaitCopy(0, W, 7)
+        assert AdoptTensor(0, 5, ordered) in scene.engines[1].sent
+        assert not task.done()
+        await answer(scene.engines[1], Tensors(0, (ordered,)))
+        assert await task == Done(0, Timings(), 1, Stored(ordered, 0, replaced=True))
+        scene.board.write(W, 7)
+        scene.compute(W)
+        await settle()
+        assert len(scene.engines[1].jobs) == 2
+
+    asyncio.run(run())
+
+
+def test_a_result_whose_home_is_gone_is_dropped() -> None:
+    async def run() -> None:
+        scene = Scene(0, 0)
+        scene.engines[0].welcome = None
+        task = asyncio.ensure_future(scene.router.compute(job_of(), Stays(), Held()))
+        held = info(0, 1)
+        assert await answer(scene.engines[1], Done(0, Timings(), 1, Stored(held, 5))) == AdoptTensor(0, 5, held)
+        await answer(scene.engines[1], Tensors(0, (held,)))
+        with pytest.raises(Unavailable):
+            await task
+
+    asyncio.run(run())
+
+
+def test_a_single_tensor_goes_to_the_first_engine_in_its_order_that_has_room() -> None:
+    async def run() -> None:
+        scene = Scene(0, 0)
+        task = asyncio.ensure_future(scene.router.put(W, Upload(KIND, 0), "single"))
+        held, ordered = info(0, 1, placement="single"), info(7, 1, placement="single")
+        await answer(scene.engines[0], ResidentQuota("full"))
+        sent = await answer(scene.engines[1], Tensors(0, (held,), ticket=5))
+        assert sent == PutTensor(0, W, Upload(KIND, 0), "single")
+        await answer(scene.engines[0], Tensors(0, (ordered,)))
+        await answer(scene.engines[1], Tensors(0, (ordered,)))
+        assert await task == (ordered, False)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("nbytes", "placement"), [(64, "replicate"), (68, "single")])
+def test_what_is_small_is_replicated_unless_the_client_says_otherwise(nbytes: int, placement: Placement) -> None:
+    async def run() -> None:
+        scene = Scene(0, 0, quota=1024)
+        source = Upload(TensorType("float32", (nbytes // 4,)), 0)
+        task = asyncio.ensure_future(scene.router.put(W, source))
+        assert await answer(scene.engines[0], Tensors(0, (info(7, 0),))) == PutTensor(0, W, source, placement)
         await task
 
     asyncio.run(run())
 
 
-def test_a_tensor_that_one_engine_cannot_hold_is_taken_back_by_its_version() -> None:
+def test_the_list_says_what_is_where() -> None:
     async def run() -> None:
-        home, other = ScriptedEngine(0), ScriptedEngine(1)
-        task = asyncio.ensure_future(Engines([home, other]).put("w", Upload(KIND, 0)))
-        await settle()
-        home.futures[0].set_result(Tensors(0, (STORED,)))
-        await settle()
-        other.futures[0].set_exception(TooBusy("no memory on the device"))
-        await settle()
-        assert home.sent[1:] == [DeleteTensor(0, "w", 7)]
-        # Somebody else has replaced it meanwhile.
-        home.futures[1].set_exception(UnknownName("replaced"))
-        with pytest.raises(TooBusy, match="no memory"):
-            await task
+        scene = Scene(0, 9, 9)
+        here = msgspec.structs.replace(info(7, 0), hits=2, last_used=5.0)
+        copy = msgspec.structs.replace(info(7, 0, 1), hits=3, last_used=4.0)
+        old = msgspec.structs.replace(info(3, 2), hits=9)
+        task = asyncio.ensure_future(scene.router.infos())
+        for engine, infos in zip(scene.engines, [(here,), (copy,), (old,)], strict=True):
+            await answer(engine, Tensors(0, infos))
+        assert await task == [msgspec.structs.replace(info(7, 0, 1), hits=5, last_used=5.0)]
+        # Without its home: the engine that has followed it furthest decides. What a dead engine holds is listed.
+        scene.engines[0].welcome = None
+        task = asyncio.ensure_future(scene.router.infos())
+        await answer(scene.engines[1], Tensors(0, (info(7, 0, placement="single"),)))
+        await answer(scene.engines[2], Tensors(0, ()))
+        assert await task == [info(7, 0, placement="single")]
 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(
-    ("where", "failure"), [("home", ResidentQuota("full")), ("other", Unavailable("the engine restarted"))]
-)
-def test_an_upload_that_fails_at_home_or_meets_a_restart_changes_nothing_more(
-    where: str, failure: TilewireError
-) -> None:
+@pytest.mark.parametrize("failure", [ResidentQuota("full"), TooBusy("no memory on the device")])
+def test_an_upload_that_fails_changes_nothing_more(failure: TilewireError) -> None:
     async def run() -> None:
-        home, other = ScriptedEngine(0), ScriptedEngine(1)
-        task = asyncio.ensure_future(Engines([home, other]).put("w", Upload(KIND, 0)))
-        await settle()
-        if where == "home":
-            home.futures[0].set_exception(failure)
-        else:
-            home.futures[0].set_result(Tensors(0, (STORED,)))
-            await settle()
-            other.futures[0].set_exception(failure)
+        scene = Scene(0, 0)
+        task = asyncio.ensure_future(scene.router.put(W, Upload(KIND, 0)))
+        await answer(scene.engines[0], failure)
         with pytest.raises(type(failure)):
             await task
-        assert (len(home.sent), len(other.sent)) == (1, int(where == "other"))
-
-    asyncio.run(run())
-
-
-def test_an_upload_waits_for_no_engine_that_would_miss_it() -> None:
-    async def run() -> None:
-        with pytest.raises(Unavailable):
-            await Engines([ScriptedEngine(0), ScriptedEngine(1, is_ready=False)]).put("w", Upload(KIND, 0))
+        assert (len(scene.engines[0].sent), len(scene.engines[1].sent)) == (1, 0)
 
     asyncio.run(run())
 

@@ -22,12 +22,20 @@ def test_everything_at_once() -> None:
     call = parse("activation=gelu&transpose_b=true&b=@w/1&bias=%40c&store=@out&timeout_ms=1.5")
     assert call.options == MatmulOptions(activation="gelu", transpose_b=True)
     assert call.residents == {"b": "w/1", "bias": "c"}
-    assert call.store == "out"
+    assert (call.store, call.durable) == ("out", False)
     assert call.timeout_ms == 1.5
 
 
+def test_durable_goes_with_store() -> None:
+    assert parse("store=@out&durable=true").durable
+    assert not parse("durable=false").durable
+    for query in ("durable=true", "store=@out&durable=1", "store=@out&durable="):
+        with pytest.raises(InvalidRequest, match=r"^durable: "):
+            parse(query)
+
+
 def test_nothing_at_all() -> None:
-    assert parse("") == Query(OPS["matmul"], MatmulOptions(), {}, None, None)
+    assert parse("") == Query(OPS["matmul"], MatmulOptions(), {})
 
 
 def test_the_query_wins_over_the_header() -> None:

@@ -22,7 +22,7 @@ from tilewire.service.config.settings import Settings
 from tilewire.service.errors import BY_CODE, InvalidRequest, TilewireError
 from tilewire.service.gateway.app import create_app
 from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
-from tilewire.service.gateway.engines.client import Reply, Request
+from tilewire.service.gateway.engines.client import NOT_RESIDING, Reply, Request
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.context import Gateway
@@ -51,6 +51,7 @@ class AddingEngine:
     """Writes ones as every result, and knows one resident whose shape changes once."""
 
     def __init__(self, arena: Arena) -> None:
+        self.residing = NOT_RESIDING
         self.welcome: Welcome | None = Welcome(0, "cpu", "cpu", "", "", "")
         self.warming: Warming | None = None
         self.outstanding = 0

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from tilewire._arrays import HostArray
-from tilewire._dlpack import is_foreign
-from tilewire._dtypes import EXTENSIONS, dtypes_of, promote, promote_number
+from tilewire._arrays.dlpack import is_foreign
+from tilewire._arrays.dtypes import EXTENSIONS, dtypes_of, promote, promote_number
+from tilewire._arrays.host import HostArray
 from tilewire._names import tensor_name
 from tilewire._types import Resident, TensorInfo
 

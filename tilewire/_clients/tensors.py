@@ -1,37 +1,32 @@
-"""The blocking client, and its handles of tensors and programs. Owns the retries' waits; `_requests` builds what is sent.
+"""Calls of ops and of resident tensors, and the handles of tensors: the part of the blocking client that sends nothing itself.
 
-`_async_client.py` is written from this file by `python -m tests.support.async_client`.
+`async_tensors.py` is written from this file by `python -m tests.support.async_client`.
 """
 
 from __future__ import annotations
 
-import importlib
+import abc
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
+from typing import Any, TypeVar, Unpack, overload
 
-from tilewire import _requests, _wire
-from tilewire._arrays import Array
-from tilewire._errors import ConnectionFailed, Unavailable
-from tilewire._files import Destination, Source
-from tilewire._names import program_name, tensor_name
-from tilewire._program import InputSpec, Program
-from tilewire._progress import ProgressBar
-from tilewire._retry import Retries
-from tilewire._sockets import SocketTransport
-from tilewire._trace import record
+from tilewire._arrays.files import Destination, Source
+from tilewire._arrays.host import Array
+from tilewire._clients import requests
+from tilewire._clients.requests import Request, Rules
+from tilewire._names import tensor_name
+from tilewire._transport import wire
+from tilewire._transport.progress import ProgressBar
 from tilewire._types import (
     AddOptions,
     Answer,
-    CallOptions,
     HostOperand,
     MatmulOptions,
     NormalizeKind,
     NormalizeOptions,
     Operand,
+    Placement,
     PointwiseFunction,
     PointwiseOptions,
     ReduceKind,
@@ -43,52 +38,33 @@ from tilewire._types import (
     TopK,
     TopKOptions,
 )
-from tilewire._wire import DEFAULT_TIMEOUT_S, DEFAULT_URL, POLL_S, READY_TIMEOUT_S, has_proxy
-
-if TYPE_CHECKING:
-    import httpx
 
 T = TypeVar("T")
 
 
-class Client:
-    """Calls a Tilewire server and waits for its answers. Safe to share between threads.
-
-    Plain HTTP goes over connections of the client's own; TLS, proxies and `transport=` go through httpx.
+class TensorCalls(abc.ABC):
+    """Calls of ops and of resident tensors.
 
     Args:
-        base_url: Address of the server, `http://…` or `https://…`.
-        api_key: Sent as `Authorization: Bearer …`.
-        timeout: Seconds without progress on the connection, or httpx's own value object.
-        max_retries: Number of times that a request is sent again which the server refused as busy or unavailable, or
-            whose connection was refused or reset. Waits double, or are as long as the server says.
-        headers: Sent with every request.
-        cast: Dtype for arrays of a dtype that an op does not take, as "float32" for float64 arrays. None makes them an
-            error before anything is sent.
-        transport: Replaces the network, as in httpx.
+        rules: Choices that hold for each request.
 
-    Raises:
-        ValueError: An address without a scheme.
+    Attributes:
+        tensors: The resident tensors, by name.
     """
 
-    def __init__(
-        self,
-        base_url: str = DEFAULT_URL,
-        *,
-        api_key: str | None = None,
-        timeout: float | httpx.Timeout | None = DEFAULT_TIMEOUT_S,
-        max_retries: int = 2,
-        headers: Mapping[str, str] | None = None,
-        cast: Any = None,
-        transport: httpx.BaseTransport | None = None,
-    ) -> None:
-        self._base_url = _wire.checked_url(base_url)
-        self._max_retries = max_retries
-        self._rules = _requests.Rules.of(cast)
-        shared = _wire.client_headers(api_key, headers)
-        self._transport = make_transport(self._base_url, timeout, shared, transport)
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
         self.tensors = Tensors(self)
-        self.programs = Programs(self)
+
+    @abc.abstractmethod
+    def _send(self, call: wire.Call) -> wire.Reply:
+        """Sends a call, again where that may help, and returns the last reply."""
+
+    def _do(self, request: Request[T]) -> T:
+        return request.parse(self._send(request.call), self._handle)
+
+    def _handle(self, info: TensorInfo) -> Tensor:
+        return Tensor(self, info.name, info)
 
     # ── ops ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -334,74 +310,25 @@ class Client:
         """
         return self._do(self._rules.op(op, operands, options, store))
 
-    # ── programs ──────────────────────────────────────────────────────────────────────────────────
-
-    def program(self, name: str, program: Program | Mapping[str, Any]) -> KeptProgram:
-        """Keeps a program on the server under a name, replacing what was there, and returns its handle.
-
-        Args:
-            name: 1 to 255 of A-Z a-z 0-9 . _ -, and no op's.
-            program: A `Program`, or the contract's JSON as a dict.
-
-        Raises:
-            ValueError: Not a program.
-            BadRequest: A step that cannot be right; the detail has its number.
-        """
-        checked = program if isinstance(program, Program) else Program.from_dict(program)
-        self._do(_requests.keep_program(name, checked))
-        return KeptProgram(self, name, checked)
-
-    def run_program(
-        self, program: Program | Mapping[str, Any], inputs: Mapping[str, Operand], **options: Unpack[CallOptions]
-    ) -> Answer:
-        """Runs a program without keeping it.
-
-        Args:
-            program: A `Program`, or the contract's JSON as a dict.
-            inputs: Operands by input name.
-            **options: See `CallOptions`.
-        """
-        checked = program if isinstance(program, Program) else Program.from_dict(program)
-        return self._do(_requests.run_program(checked, inputs, options))
-
-    def trace(
-        self, function: Callable[..., Any], /, *, name: str | None = None, **inputs: InputSpec | tuple[Any, Any]
-    ) -> KeptProgram:
-        """Records NumPy-like code as a program and keeps it on the server.
-
-        The function is called once, with stand-ins for arrays: they have `@ + - * /`, the methods of `Traced`, and go
-        through NumPy's functions. Arrays that the code refers to are uploaded as `name/c0`, `name/c1`, …
-
-        Args:
-            function: Called with each input by name; returns one traced value, several, or a dict of them.
-            name: Name of the program; the function's by default.
-            **inputs: Dtype and shape of each argument, as `("float32", (-1, 768))`; -1 for any size.
-
-        Raises:
-            TypeError: The code does something that no op computes.
-            BadRequest: The program cannot be right; the detail has the step's number.
-        """
-        name = name or function.__name__
-        recorded = record(function, inputs, name)
-        for constant, array in recorded.constants.items():
-            self.put(constant, array)
-        return self.program(name, recorded.program)
-
     # ── resident tensors ──────────────────────────────────────────────────────────────────────────
 
-    def put(self, name: str, array: Operand, *, progress: bool | None = None) -> Tensor:
+    def put(
+        self, name: str, array: Operand, *, placement: Placement | None = None, progress: bool | None = None
+    ) -> Tensor:
         """Stores an array on the server under a name, replacing what was there, and returns its handle.
 
         Args:
             name: Name, with or without the `@`.
             array: Anything that `np.asarray` takes, `np.memmap` too, or an array of torch, JAX or CuPy.
+            placement: Devices that shall hold it, on a server with several: `replicate` for all, `single` for one; by
+                default by its size.
             progress: Whether to draw a progress bar; None draws one on a terminal when the transfer is long.
 
         Raises:
             QuotaExceeded: It does not fit beside the others.
         """
         with ProgressBar(name, progress) as bar:
-            tensor: Tensor = self._do(self._rules.put(name, array, bar))
+            tensor: Tensor = self._do(self._rules.put(name, array, bar, placement))
         return tensor
 
     def put_file(
@@ -420,7 +347,7 @@ class Client:
             QuotaExceeded: It does not fit beside the others.
         """
         source = Source(Path(path))
-        arrays = _requests.sources(name or source.path.stem, source)
+        arrays = requests.sources(name or source.path.stem, source)
         return [self.put(full, array, progress=progress) for full, array in arrays.items()]
 
     def get(self, name: str, *, progress: bool | None = None) -> Array:
@@ -430,7 +357,7 @@ class Client:
             NotFound: No tensor of that name.
         """
         with ProgressBar(name, progress) as bar:
-            array: Array = self._do(_requests.get(name, progress=bar))
+            array: Array = self._do(requests.get(name, progress=bar))
         return array
 
     def get_file(self, name: str, path: str | os.PathLike[str], *, progress: bool | None = None) -> Path:
@@ -449,14 +376,14 @@ class Client:
         into = Destination(Path(path))
         try:
             with ProgressBar(name, progress) as bar:
-                written: Path = self._do(_requests.get(name, into, bar))
+                written: Path = self._do(requests.get(name, into, bar))
         finally:
             into.discard()
         return written
 
     def head(self, name: str) -> TensorInfo | None:
         """Describes a resident tensor, or returns None where there is none of that name."""
-        return self._do(_requests.head(name))
+        return self._do(requests.head(name))
 
     def delete(self, name: str) -> None:
         """Removes a resident tensor.
@@ -464,81 +391,7 @@ class Client:
         Raises:
             NotFound: No tensor of that name.
         """
-        self._do(_requests.delete(name))
-
-    # ── the server ────────────────────────────────────────────────────────────────────────────────
-
-    def live(self) -> bool:
-        """Whether a server answers."""
-        return self._is_ok("live")
-
-    def ready(self) -> bool:
-        """Whether the server answers and takes requests."""
-        return self._is_ok("ready")
-
-    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Returns as soon as the server takes requests.
-
-        Raises:
-            Unavailable: It does not within `timeout_s` seconds.
-        """
-        until = time.monotonic() + timeout_s
-        while not self.ready():
-            if time.monotonic() >= until:
-                raise Unavailable(f"{self._base_url}: not ready within {timeout_s:g} s")
-            time.sleep(POLL_S)
-
-    def exchange(self, method: str, path: str) -> _wire.Reply:
-        """Sends a request without a body to any path, and returns the answer whatever its status.
-
-        Raises:
-            ConnectionFailed: No answer.
-        """
-        return self._send(_wire.Call(method, path))
-
-    def close(self) -> None:
-        """Closes the connections."""
-        self._transport.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._base_url!r})"
-
-    def _handle(self, info: TensorInfo) -> Tensor:
-        return Tensor(self, info.name, info)
-
-    def _is_ok(self, kind: Literal["live", "ready"]) -> bool:
-        request = _requests.is_ok(kind)
-        try:
-            return request.parse(self._transport.exchange(request.call), self._handle)
-        except ConnectionFailed:
-            return False
-
-    def _do(self, request: _requests.Request[T]) -> T:
-        return request.parse(self._send(request.call), self._handle)
-
-    def _send(self, call: _wire.Call) -> _wire.Reply:
-        retries = Retries(call, self._max_retries)
-        while True:
-            outcome: _wire.Reply | ConnectionFailed
-            try:
-                outcome = self._transport.exchange(retries.next_call())
-            except ConnectionFailed as error:
-                outcome = error
-            wait_s = retries.wait_s(outcome)
-            if wait_s is None:
-                break
-            time.sleep(wait_s)
-        if isinstance(outcome, ConnectionFailed):
-            raise outcome
-        return outcome
+        self._do(requests.delete(name))
 
 
 class Tensor(Resident):
@@ -550,7 +403,7 @@ class Tensor(Resident):
 
     __slots__ = ("_client",)
 
-    def __init__(self, client: Client, name: str, described: TensorInfo | None = None) -> None:
+    def __init__(self, client: TensorCalls, name: str, described: TensorInfo | None = None) -> None:
         super().__init__(name, described)
         self._client = client
 
@@ -560,7 +413,7 @@ class Tensor(Resident):
         Raises:
             NotFound: No tensor of that name.
         """
-        self._described = _requests.there(self._client.head(self.name), self.name)
+        self._described = requests.there(self._client.head(self.name), self.name)
         return self._described
 
     def fetch(self) -> Array:
@@ -621,7 +474,7 @@ class Tensor(Resident):
 class Tensors:
     """The resident tensors of a server, by name. Calling it lists them."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: TensorCalls) -> None:
         self._client = client
 
     def __getitem__(self, name: str) -> Tensor:
@@ -629,7 +482,7 @@ class Tensors:
 
     def __call__(self) -> list[Tensor]:
         """Lists the resident tensors, described."""
-        return self._client._do(_requests.tensors())
+        return self._client._do(requests.tensors())
 
     # <sync>
     def __setitem__(self, name: str, array: Operand) -> None:
@@ -650,86 +503,3 @@ class Tensors:
     # </sync>
     def __repr__(self) -> str:
         return f"<tensors of {self._client!r}>"
-
-
-class KeptProgram:
-    """A handle of a program on the server; calling it runs it.
-
-    Attributes:
-        name: Name of the program.
-    """
-
-    def __init__(self, client: Client, name: str, program: Program | None = None) -> None:
-        self._client = client
-        self.name = name
-        self._program = program
-
-    def __call__(self, **inputs: Operand) -> Any:
-        """Runs the program.
-
-        Args:
-            **inputs: Operands by input name.
-
-        Returns:
-            The output, or the outputs by name where there are several (`TopK` for values and indices).
-        """
-        return self.run(inputs).result
-
-    def run(self, inputs: Mapping[str, Operand], **options: Unpack[CallOptions]) -> Answer:
-        """Runs the program and returns, besides the outputs, timings and the size of the batch.
-
-        Args:
-            inputs: Operands by input name.
-            **options: See `CallOptions`.
-        """
-        return self._client._do(_requests.run_program(self.name, inputs, options, self._program))
-
-    def describe(self) -> Program:
-        """Fetches the program, which the handle then keeps.
-
-        Raises:
-            NotFound: No program of that name.
-        """
-        self._program = self._client._do(_requests.program(self.name))
-        return self._program
-
-    def delete(self) -> None:
-        """Removes the program from the server.
-
-        Raises:
-            NotFound: No program of that name.
-        """
-        self._client._do(_requests.delete_program(self.name))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r})"
-
-
-class Programs:
-    """The programs that a server keeps, by name. Calling it lists them."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    def __getitem__(self, name: str) -> KeptProgram:
-        return KeptProgram(self._client, program_name(name))
-
-    def __call__(self) -> list[KeptProgram]:
-        """Lists the programs."""
-        names = self._client._do(_requests.programs())
-        return [KeptProgram(self._client, name) for name in names]
-
-    def __repr__(self) -> str:
-        return f"<programs of {self._client!r}>"
-
-
-def make_transport(
-    base_url: str, timeout: float | httpx.Timeout | None, headers: Mapping[str, str], own: httpx.BaseTransport | None
-) -> _wire.Transport:
-    """Returns the transport for an address: of one's own for plain HTTP, on httpx for the rest."""
-    is_plain = own is None and base_url.startswith("http://") and not has_proxy(base_url)
-    if is_plain and (timeout is None or isinstance(timeout, int | float)):
-        return SocketTransport(base_url, timeout, headers)
-    # By name: loading httpx takes longer than all the rest of the client.
-    made: _wire.Transport = importlib.import_module("tilewire._httpx").HttpxTransport(base_url, timeout, headers, own)
-    return made

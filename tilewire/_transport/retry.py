@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 
 from tilewire._errors import ConnectionFailed
-from tilewire._wire import Call, Reply, retry_after_s
+from tilewire._transport.wire import Call, Reply, retry_after_s
 
 _STATUSES = (429, 503)
 _FIRST_WAIT_S = 0.25

@@ -10,16 +10,16 @@ from urllib.parse import quote
 
 import numpy as np
 
-from tilewire import _wire
-from tilewire._arrays import CONTENT_TYPE, HostArray, to_safetensors
-from tilewire._dtypes import dtype_name
+from tilewire._arrays.dtypes import dtype_name
+from tilewire._arrays.files import Destination, Source
+from tilewire._arrays.host import CONTENT_TYPE, HostArray, to_safetensors
+from tilewire._arrays.operands import Prepared, prepare, prepare_inputs
 from tilewire._errors import NotFound, ServerError
-from tilewire._files import Destination, Source
 from tilewire._names import program_name, tensor_name
-from tilewire._operands import Prepared, prepare, prepare_inputs
-from tilewire._program import Program
+from tilewire._programs.program import Program
+from tilewire._transport import wire
+from tilewire._transport.wire import Call, Progress, Reply
 from tilewire._types import Answer, TensorInfo
-from tilewire._wire import Call, Progress, Reply
 
 T = TypeVar("T")
 MakeHandle = Callable[[TensorInfo], Any]
@@ -91,10 +91,13 @@ class Rules:
         call = _call(f"/v1/{quote(op, safe='')}", prepared, options, store)
         return Request(call, lambda reply, handle: _answer(reply, handle, prepared))
 
-    def put(self, name: str, array: Any, progress: Progress | None = None) -> Request[Any]:
+    def put(
+        self, name: str, array: Any, progress: Progress | None = None, placement: str | None = None
+    ) -> Request[Any]:
         """Builds the upload of one resident tensor."""
         host = array if isinstance(array, HostArray) else HostArray.of(array)
-        call = replace(_with_body(_tensor_call("PUT", name), {"tensor": host}), progress=progress)
+        query = {} if placement is None else {"placement": placement}
+        call = replace(_with_body(_tensor_call("PUT", name), {"tensor": host}), progress=progress, query=query)
         sent = TensorInfo(tensor_name(name), host.shape, host.dtype, host.nbytes)
         return Request(call, lambda reply, handle: handle(_stored(reply, sent)))
 
@@ -112,17 +115,17 @@ def get(name: str, into: Destination | None = None, progress: Progress | None = 
         call = replace(call, make_buffer=into.make_buffer)
 
     def parse(reply: Reply, _: MakeHandle) -> Any:
-        _wire.checked(reply)
+        wire.checked(reply)
         if into is not None:
             return into.finish()
-        return _only(_wire.parse_arrays(reply), reply).numpy()
+        return _only(wire.parse_arrays(reply), reply).numpy()
 
     return Request(call, parse)
 
 
 def head(name: str) -> Request[TensorInfo | None]:
     """Builds the request for a tensor's description."""
-    return Request(_tensor_call("HEAD", name), lambda reply, _: _wire.parse_head(reply, name))
+    return Request(_tensor_call("HEAD", name), lambda reply, _: wire.parse_head(reply, name))
 
 
 def there(info: TensorInfo | None, name: str) -> TensorInfo:
@@ -146,7 +149,7 @@ def tensors() -> Request[list[Any]]:
     call = Call("GET", "/v1/tensors", headers={"Accept": "application/json"})
     return Request(
         call,
-        lambda reply, handle: [handle(_wire.parse_info(entry)) for entry in _wire.parse_list(_wire.checked(reply))],
+        lambda reply, handle: [handle(wire.parse_info(entry)) for entry in wire.parse_list(wire.checked(reply))],
     )
 
 
@@ -159,14 +162,14 @@ def keep_program(name: str, program: Program) -> Request[None]:
     """Builds the upload of a program."""
     body = (json.dumps(program.to_dict()).encode(),)
     call = replace(_program_call("PUT", name), parts=body)
-    return Request(replace(call, headers={**call.headers, **_wire.body_headers(body, "application/json")}), _done)
+    return Request(replace(call, headers={**call.headers, **wire.body_headers(body, "application/json")}), _done)
 
 
 def program(name: str) -> Request[Program]:
     """Builds the download of a program."""
 
     def parse(reply: Reply, _: MakeHandle) -> Program:
-        document = _wire.json_of(_wire.checked(reply))
+        document = wire.json_of(wire.checked(reply))
         # A description has the program itself under a key, beside what the server adds.
         if isinstance(document, dict) and isinstance(document.get("program"), dict):
             document = document["program"]
@@ -184,7 +187,7 @@ def programs() -> Request[list[str]]:
     """Builds the listing of the programs' names."""
 
     def parse(reply: Reply, _: MakeHandle) -> list[str]:
-        entries = _wire.parse_list(_wire.checked(reply))
+        entries = wire.parse_list(wire.checked(reply))
         return [entry["name"] if isinstance(entry, dict) else str(entry) for entry in entries]
 
     return Request(Call("GET", "/v1/programs", headers={"Accept": "application/json"}), parse)
@@ -210,7 +213,7 @@ def run_program(
         call = _call("/v1/run", prepared, options, None, metadata)
     else:
         call = _call(f"/v1/programs/{program_name(target)}", prepared, options, None)
-        call = replace(call, headers={_wire.KEY_HEADER: target, **call.headers})
+        call = replace(call, headers={wire.KEY_HEADER: target, **call.headers})
     return Request(call, lambda reply, handle: _answer(reply, handle, prepared))
 
 
@@ -237,11 +240,11 @@ def _call(
 
 def _key_of(residents: Mapping[str, str]) -> dict[str, str]:
     name = next((residents[key] for key in _KEYS if key in residents), next(iter(residents.values()), None))
-    return {} if name is None else {_wire.KEY_HEADER: name}
+    return {} if name is None else {wire.KEY_HEADER: name}
 
 
 def _keyed(name: str) -> dict[str, str]:
-    return {_wire.KEY_HEADER: tensor_name(name)}
+    return {wire.KEY_HEADER: tensor_name(name)}
 
 
 def _tensor_call(method: str, name: str) -> Call:
@@ -250,23 +253,23 @@ def _tensor_call(method: str, name: str) -> Call:
 
 
 def _program_call(method: str, name: str) -> Call:
-    headers = {_wire.KEY_HEADER: program_name(name), "Accept": "application/json"}
+    headers = {wire.KEY_HEADER: program_name(name), "Accept": "application/json"}
     return Call(method, f"/v1/programs/{program_name(name)}", headers=headers)
 
 
 def _with_body(call: Call, arrays: Mapping[str, HostArray], metadata: Mapping[str, str] | None = None) -> Call:
     parts = to_safetensors(arrays, metadata) if arrays or metadata else ()
-    headers = {**call.headers, "Accept": CONTENT_TYPE, **_wire.body_headers(parts)}
+    headers = {**call.headers, "Accept": CONTENT_TYPE, **wire.body_headers(parts)}
     return replace(call, headers=headers, parts=parts)
 
 
 def _answer(reply: Reply, make_handle: MakeHandle, prepared: Prepared) -> Answer:
-    _wire.checked(reply)
+    wire.checked(reply)
     outputs, handle = {}, None
     if (reply.headers.get("content-type") or "").startswith("application/json"):
-        handle = make_handle(_wire.parse_info(_wire.json_of(reply)))
+        handle = make_handle(wire.parse_info(wire.json_of(reply)))
     else:
-        arrays = _wire.parse_arrays(reply)
+        arrays = wire.parse_arrays(reply)
         outputs = {name: _squeezed(array, prepared).like(prepared.like) for name, array in arrays.items()}
     batch_size = reply.headers.get("x-batch-size") or ""
     return Answer(
@@ -274,7 +277,7 @@ def _answer(reply: Reply, make_handle: MakeHandle, prepared: Prepared) -> Answer
         handle=handle,
         request_id=reply.headers.get("x-request-id"),
         batch_size=int(batch_size) if batch_size.isdecimal() else None,
-        timings_ms=_wire.parse_timings(reply.headers.get("server-timing") or ""),
+        timings_ms=wire.parse_timings(reply.headers.get("server-timing") or ""),
     )
 
 
@@ -289,12 +292,12 @@ def _only(arrays: Mapping[str, HostArray], reply: Reply) -> HostArray:
 
 
 def _stored(reply: Reply, sent: TensorInfo) -> TensorInfo:
-    document = _wire.json_of(_wire.checked(reply))
-    return _wire.parse_info(document) if isinstance(document, dict) and "shape" in document else sent
+    document = wire.json_of(wire.checked(reply))
+    return wire.parse_info(document) if isinstance(document, dict) and "shape" in document else sent
 
 
 def _done(reply: Reply, _: MakeHandle) -> None:
-    _wire.checked(reply)
+    wire.checked(reply)
 
 
 def _text(value: object) -> str:

@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 
 from tilewire._errors import ConnectionFailed
-from tilewire._wire import Call, Reply, failed
+from tilewire._transport.wire import Call, Reply, failed
 
 # Refused, reset, or closed in the middle: what a restart of the server looks like.
 _BROKEN = (httpx.ConnectError, httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Mapping
 from email.message import Message
 
-from tilewire._sockets import MAX_IDLE, STEP_BYTES, HeadWriter, is_readable, memory_for
-from tilewire._wire import Call, Reply, failed
+from tilewire._transport.sockets import MAX_IDLE, STEP_BYTES, HeadWriter, is_readable, memory_for
+from tilewire._transport.wire import Call, Reply, failed
 
 _END_OF_HEAD = b"\r\n\r\n"
 _MAX_HEAD_BYTES = 2**16

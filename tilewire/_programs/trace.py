@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from tilewire._arrays import HostArray
-from tilewire._dtypes import dtype_name, dtypes_of
+from tilewire._arrays.dtypes import dtype_name, dtypes_of
+from tilewire._arrays.host import HostArray
+from tilewire._arrays.operands import DEFAULT_DTYPE
 from tilewire._names import tensor_name
-from tilewire._operands import DEFAULT_DTYPE
-from tilewire._program import MAX_STEPS, InputSpec, Program, Step
+from tilewire._programs.program import MAX_STEPS, InputSpec, Program, Step
 from tilewire._types import (
     Activation,
     Metric,

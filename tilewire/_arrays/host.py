@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewire._dlpack import from_foreign, is_foreign, to_foreign
-from tilewire._dtypes import CODES, EXTENSIONS, NAMES, numpy_dtype
+from tilewire._arrays.dlpack import from_foreign, is_foreign, to_foreign
+from tilewire._arrays.dtypes import CODES, EXTENSIONS, NAMES, numpy_dtype
 
 Array = npt.NDArray[Any]
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from tilewire._arrays import CONTENT_TYPE, HostArray, from_safetensors
+from tilewire._arrays.host import CONTENT_TYPE, HostArray, from_safetensors
 from tilewire._errors import ConnectionFailed, ServerError, class_for
 from tilewire._names import tensor_name
 from tilewire._types import TensorInfo
@@ -274,6 +274,8 @@ def parse_info(document: Any) -> TensorInfo:
             created=document.get("created"),
             last_used=document.get("last_used"),
             hits=document.get("hits"),
+            placement=document.get("placement"),
+            engines=None if document.get("engines") is None else tuple(document["engines"]),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ServerError(f"not the description of a tensor: {str(document)[:200]}") from error

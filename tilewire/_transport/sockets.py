@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from tilewire._wire import Call, Reply, failed
+from tilewire._transport.wire import Call, Reply, failed
 
 # Idle connections that are kept; as many as httpx keeps would make fewer threads wait for a handshake.
 MAX_IDLE = 100

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewire._arrays import CONTENT_TYPE, HostArray, from_safetensors
+from tilewire._arrays.host import CONTENT_TYPE, HostArray, from_safetensors
 
 _FORMATS = ".npy, .npz, .safetensors"
 _CONTENT_TYPES = {".npy": "application/x-npy", ".safetensors": CONTENT_TYPE}

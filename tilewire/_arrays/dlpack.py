@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewire._dtypes import EXTENSIONS, numpy_dtype
+from tilewire._arrays.dtypes import EXTENSIONS, numpy_dtype
 
 _CPU = 1
 # Types of devices whose memory the CPU reads as its own: CPU, CUDA's pinned memory, ROCm's.

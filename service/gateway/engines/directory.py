@@ -1,0 +1,113 @@
+"""Remembers types and places of residents, and decides which engines may serve them.
+
+An engine may serve a name when it has followed the home engine of the name up to the version on the board, or when it was seen
+to hold that very version. So no request reads behind a change that another request has seen. Runs in the gateway's event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from tilewire.service.gateway.engines.client import Engine
+from tilewire.service.ipc.board import VersionBoard, ranking, slot_of
+from tilewire.service.ipc.messages import Residing, TensorInfo
+from tilewire.service.ops.op import TensorType
+from tilewire.service.placement import Placement
+
+
+class Known(msgspec.Struct):
+    """A resident as it was seen last.
+
+    Attributes:
+        placement: As in `TensorInfo`.
+        engines: Engines that hold it for certain, while its slot has version `mark`.
+        mark: Version of its slot, read before the engine was asked.
+        missing: What an engine had said of its progress when it did not hold the tensor, by its index.
+    """
+
+    placement: Placement
+    engines: tuple[int, ...]
+    mark: int
+    missing: dict[int, Residing] = {}
+
+
+class Directory:
+    """The residents that a gateway has seen.
+
+    Args:
+        engines: One for each device.
+        board: Versions of all names.
+
+    Attributes:
+        types: Dtypes and shapes by name; may be out of date, which engines notice.
+    """
+
+    def __init__(self, engines: Sequence[Engine], board: VersionBoard) -> None:
+        self._engines = engines
+        self._versions = board.versions
+        self._known: dict[str, Known] = {}
+        self.types: dict[str, TensorType] = {}
+
+    def home_of(self, name: str) -> int:
+        """Returns the index of the engine that orders the changes of a name."""
+        return self.ranking_of(name)[0]
+
+    def ranking_of(self, name: str) -> tuple[int, ...]:
+        """Returns the engines in the order in which they should hold a name that is on one of them."""
+        return ranking(slot_of(name), len(self._engines))
+
+    def mark_of(self, name: str) -> int:
+        """Returns the version of a name's slot, to be read before an engine is asked."""
+        return self._versions[slot_of(name)]
+
+    def marks_of(self, names: Iterable[str]) -> dict[str, int]:
+        """Returns the versions of several names' slots."""
+        return {name: self._versions[slot_of(name)] for name in names}
+
+    def is_current(self, index: int, name: str) -> bool:
+        """Whether an engine has every change of a name."""
+        home = self.home_of(name)
+        if index == home:
+            return True
+        followed = self._engines[index].residing.versions
+        return home < len(followed) and followed[home] >= self.mark_of(name)
+
+    def serves(self, index: int, name: str) -> bool:
+        """Whether an engine may serve a name, as far as it is known."""
+        known = self._known.get(name)
+        if known is None:
+            return self.is_current(index, name)
+        if index in known.engines:
+            return known.mark == self.mark_of(name) or self.is_current(index, name)
+        if known.placement == "single" or known.missing.get(index) is self._engines[index].residing:
+            return False
+        return self.is_current(index, name)
+
+    def learn_stored(self, info: TensorInfo) -> None:
+        """Takes over a result that stays on the engine that made it; the others do not have it yet."""
+        self.learn(info, info.version, info.engines[0])
+        others = (index for index in range(len(self._engines)) if index not in info.engines)
+        self._known[info.name].missing = {index: self._engines[index].residing for index in others}
+
+    def learn(self, info: TensorInfo, mark: int, asked: int) -> None:
+        """Takes over what an engine said.
+
+        Args:
+            info: Description of a resident.
+            mark: Version of its slot, read before.
+            asked: Index of the engine.
+        """
+        self.types[info.name] = info.type
+        missing = {}
+        if asked not in info.engines:
+            older = self._known.get(info.name)
+            missing = {**older.missing} if older is not None and older.mark == mark else {}
+            missing[asked] = self._engines[asked].residing
+        self._known[info.name] = Known(info.placement, info.engines, mark, missing)
+
+    def forget(self, name: str) -> None:
+        """Drops what is known of a name."""
+        self.types.pop(name, None)
+        self._known.pop(name, None)

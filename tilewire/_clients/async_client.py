@@ -1,0 +1,143 @@
+"""The asyncio client: its connections, and the waits of its retries. `async_programs` holds what it can call."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from tilewire._clients import requests
+from tilewire._clients.async_programs import AsyncProgramCalls
+from tilewire._clients.requests import Rules
+from tilewire._errors import ConnectionFailed, Unavailable
+from tilewire._transport import wire
+from tilewire._transport.async_sockets import AsyncSocketTransport
+from tilewire._transport.retry import Retries
+from tilewire._transport.wire import DEFAULT_TIMEOUT_S, DEFAULT_URL, POLL_S, READY_TIMEOUT_S, has_proxy
+
+if TYPE_CHECKING:
+    import httpx
+
+
+class AsyncClient(AsyncProgramCalls):
+    """Calls a Tilewire server from asyncio.
+
+    Plain HTTP goes over connections of the client's own; TLS, proxies and `transport=` go through httpx.
+
+    Args:
+        base_url: Address of the server, `http://…` or `https://…`.
+        api_key: Sent as `Authorization: Bearer …`.
+        timeout: Seconds without progress on the connection, or httpx's own value object.
+        max_retries: Number of times that a request is sent again which the server refused as busy or unavailable, or
+            whose connection was refused or reset. Waits double, or are as long as the server says.
+        headers: Sent with every request.
+        cast: Dtype for arrays of a dtype that an op does not take, as "float32" for float64 arrays. None makes them an
+            error before anything is sent.
+        transport: Replaces the network, as in httpx.
+
+    Raises:
+        ValueError: An address without a scheme.
+    """
+
+    def __init__(
+        self,
+        base_url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        timeout: float | httpx.Timeout | None = DEFAULT_TIMEOUT_S,
+        max_retries: int = 2,
+        headers: Mapping[str, str] | None = None,
+        cast: Any = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._base_url = wire.checked_url(base_url)
+        self._max_retries = max_retries
+        super().__init__(Rules.of(cast))
+        shared = wire.client_headers(api_key, headers)
+        self._transport = make_transport(self._base_url, timeout, shared, transport)
+
+    async def live(self) -> bool:
+        """Whether a server answers."""
+        return await self._is_ok("live")
+
+    async def ready(self) -> bool:
+        """Whether the server answers and takes requests."""
+        return await self._is_ok("ready")
+
+    async def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Returns as soon as the server takes requests.
+
+        Raises:
+            Unavailable: It does not within `timeout_s` seconds.
+        """
+        until = time.monotonic() + timeout_s
+        while not await self.ready():
+            if time.monotonic() >= until:
+                raise Unavailable(f"{self._base_url}: not ready within {timeout_s:g} s")
+            await asyncio.sleep(POLL_S)
+
+    async def exchange(self, method: str, path: str) -> wire.Reply:
+        """Sends a request without a body to any path, and returns the answer whatever its status.
+
+        Raises:
+            ConnectionFailed: No answer.
+        """
+        return await self._send(wire.Call(method, path))
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
+        await self._transport.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._base_url!r})"
+
+    async def _is_ok(self, kind: Literal["live", "ready"]) -> bool:
+        request = requests.is_ok(kind)
+        try:
+            return request.parse(await self._transport.exchange(request.call), self._handle)
+        except ConnectionFailed:
+            return False
+
+    async def _send(self, call: wire.Call) -> wire.Reply:
+        retries = Retries(call, self._max_retries)
+        while True:
+            outcome: wire.Reply | ConnectionFailed
+            try:
+                outcome = await self._transport.exchange(retries.next_call())
+            except ConnectionFailed as error:
+                outcome = error
+            wait_s = retries.wait_s(outcome)
+            if wait_s is None:
+                break
+            await asyncio.sleep(wait_s)
+        if isinstance(outcome, ConnectionFailed):
+            raise outcome
+        return outcome
+
+
+def make_transport(
+    base_url: str,
+    timeout: float | httpx.Timeout | None,
+    headers: Mapping[str, str],
+    own: httpx.AsyncBaseTransport | None,
+) -> wire.AsyncTransport:
+    """Returns the transport for an address: of one's own for plain HTTP, on httpx for the rest."""
+    is_plain = own is None and base_url.startswith("http://") and not has_proxy(base_url)
+    if is_plain and (timeout is None or isinstance(timeout, int | float)):
+        return AsyncSocketTransport(base_url, timeout, headers)
+    # By name: loading httpx takes longer than all the rest of the client.
+    made: wire.AsyncTransport = importlib.import_module("tilewire._transport.over_httpx").AsyncHttpxTransport(
+        base_url, timeout, headers, own
+    )
+    return made

@@ -1,0 +1,154 @@
+"""Calls of programs, and their handles: the part of the blocking client that sends nothing itself.
+
+`async_programs.py` is written from this file by `python -m tests.support.async_client`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Unpack
+
+from tilewire._clients import requests
+from tilewire._clients.requests import Rules
+from tilewire._clients.tensors import TensorCalls
+from tilewire._names import program_name
+from tilewire._programs.program import InputSpec, Program
+from tilewire._programs.trace import record
+from tilewire._types import Answer, CallOptions, Operand
+
+
+class ProgramCalls(TensorCalls):
+    """Calls of ops, of resident tensors and of programs.
+
+    Args:
+        rules: Choices that hold for each request.
+
+    Attributes:
+        programs: The kept programs, by name.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        super().__init__(rules)
+        self.programs = Programs(self)
+
+    def program(self, name: str, program: Program | Mapping[str, Any]) -> KeptProgram:
+        """Keeps a program on the server under a name, replacing what was there, and returns its handle.
+
+        Args:
+            name: 1 to 255 of A-Z a-z 0-9 . _ -, and no op's.
+            program: A `Program`, or the contract's JSON as a dict.
+
+        Raises:
+            ValueError: Not a program.
+            BadRequest: A step that cannot be right; the detail has its number.
+        """
+        checked = program if isinstance(program, Program) else Program.from_dict(program)
+        self._do(requests.keep_program(name, checked))
+        return KeptProgram(self, name, checked)
+
+    def run_program(
+        self, program: Program | Mapping[str, Any], inputs: Mapping[str, Operand], **options: Unpack[CallOptions]
+    ) -> Answer:
+        """Runs a program without keeping it.
+
+        Args:
+            program: A `Program`, or the contract's JSON as a dict.
+            inputs: Operands by input name.
+            **options: See `CallOptions`.
+        """
+        checked = program if isinstance(program, Program) else Program.from_dict(program)
+        return self._do(requests.run_program(checked, inputs, options))
+
+    def trace(
+        self, function: Callable[..., Any], /, *, name: str | None = None, **inputs: InputSpec | tuple[Any, Any]
+    ) -> KeptProgram:
+        """Records NumPy-like code as a program and keeps it on the server.
+
+        The function is called once, with stand-ins for arrays: they have `@ + - * /`, the methods of `Traced`, and go
+        through NumPy's functions. Arrays that the code refers to are uploaded as `name/c0`, `name/c1`, …
+
+        Args:
+            function: Called with each input by name; returns one traced value, several, or a dict of them.
+            name: Name of the program; the function's by default.
+            **inputs: Dtype and shape of each argument, as `("float32", (-1, 768))`; -1 for any size.
+
+        Raises:
+            TypeError: The code does something that no op computes.
+            BadRequest: The program cannot be right; the detail has the step's number.
+        """
+        name = name or function.__name__
+        recorded = record(function, inputs, name)
+        for constant, array in recorded.constants.items():
+            self.put(constant, array)
+        return self.program(name, recorded.program)
+
+
+class KeptProgram:
+    """A handle of a program on the server; calling it runs it.
+
+    Attributes:
+        name: Name of the program.
+    """
+
+    def __init__(self, client: ProgramCalls, name: str, program: Program | None = None) -> None:
+        self._client = client
+        self.name = name
+        self._program = program
+
+    def __call__(self, **inputs: Operand) -> Any:
+        """Runs the program.
+
+        Args:
+            **inputs: Operands by input name.
+
+        Returns:
+            The output, or the outputs by name where there are several (`TopK` for values and indices).
+        """
+        return self.run(inputs).result
+
+    def run(self, inputs: Mapping[str, Operand], **options: Unpack[CallOptions]) -> Answer:
+        """Runs the program and returns, besides the outputs, timings and the size of the batch.
+
+        Args:
+            inputs: Operands by input name.
+            **options: See `CallOptions`.
+        """
+        return self._client._do(requests.run_program(self.name, inputs, options, self._program))
+
+    def describe(self) -> Program:
+        """Fetches the program, which the handle then keeps.
+
+        Raises:
+            NotFound: No program of that name.
+        """
+        self._program = self._client._do(requests.program(self.name))
+        return self._program
+
+    def delete(self) -> None:
+        """Removes the program from the server.
+
+        Raises:
+            NotFound: No program of that name.
+        """
+        self._client._do(requests.delete_program(self.name))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+
+class Programs:
+    """The programs that a server keeps, by name. Calling it lists them."""
+
+    def __init__(self, client: ProgramCalls) -> None:
+        self._client = client
+
+    def __getitem__(self, name: str) -> KeptProgram:
+        return KeptProgram(self._client, program_name(name))
+
+    def __call__(self) -> list[KeptProgram]:
+        """Lists the programs."""
+        names = self._client._do(requests.programs())
+        return [KeptProgram(self._client, name) for name in names]
+
+    def __repr__(self) -> str:
+        return f"<programs of {self._client!r}>"

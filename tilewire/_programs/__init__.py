@@ -1,0 +1,1 @@
+"""Programs as values, and the recording of NumPy-like code."""
