@@ -1,4 +1,4 @@
-"""How long a start takes with an empty kernel cache and with a full one, and whether any request then waits for a kernel.
+"""How long a start takes with an empty kernel cache and with a full one, and whether any request then waits for something.
 
 `python -m benchmarks.bench_start [--device cuda:0] [--requests 2000] [--out benchmarks/results]`
 
@@ -8,6 +8,7 @@ Owns its kernel cache, a temporary folder: nothing that was compiled before coun
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
 import json
 import math
@@ -30,6 +31,8 @@ import httpx
 import numpy as np
 
 import tilewire
+from benchmarks.bench_batching import npy_of
+from benchmarks.bench_overload import Sender
 from benchmarks.machine import describe
 from benchmarks.stalls import LEAST_S, Stalls
 from tilewire import Client
@@ -37,6 +40,9 @@ from tilewire import Client
 # A request may take this many times the median of its class.
 OUTLIER = 5.0
 SHOWN = 5
+# Bodies of the bursts, and connections that send them.
+BURST_BYTES = (2**13, 2**17, 2**19, 2**23)
+BURST_CONNECTIONS = 16
 CLIENT_TIMEOUT_S = 30.0
 START_TIMEOUT_S = 600.0
 _STAGE = re.compile(r"warmed up: (\w+) in ([0-9.]+) s")
@@ -116,18 +122,21 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--requests", type=int, default=2000, help="requests of random shapes after each start")
     parser.add_argument("--seed", type=int, default=20261121)
     parser.add_argument("--largest", type=int, default=1024, help="most elements along one dimension")
+    parser.add_argument("--burst-s", type=float, default=3.0, help="length of the burst of each size")
     parser.add_argument("--cache", type=Path, help="a kernel cache to start with instead of an empty one")
     parser.add_argument("--out", type=Path, help="folder for start.json")
     arguments = parser.parse_args(argv)
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="tilewire-kernels-") as empty:
         cache = arguments.cache or Path(empty)
-        for name in ("first", "second"):
+        for name in ("first", "second", "third"):
             with started(cache, arguments.device) as server:
                 print(f"{name} start: ready in {server.ready_s:.1f} s; {server.stages}", flush=True)
                 results[name] = {"ready_s": round(server.ready_s, 2), "stages_s": server.stages}
                 if name == "second":
                     results["requests"] = ask_all(server.url, arguments)
+                if name == "third":
+                    results["bursts"] = asyncio.run(burst(server.url, arguments.burst_s))
                 results[name]["compiles"] = compiles_of(server.url)
                 identity = httpx.get(f"{server.url}/v2").json()
             print(f"{name} start: kernels compiled {results[name]['compiles']}", flush=True)
@@ -214,6 +223,31 @@ def ask_all(url: str, arguments: argparse.Namespace) -> dict[str, Any]:
     return {"asked": arguments.requests, "failed": len(failures), "failures": failures[:SHOWN]} | judge(
         answered, without_engine, stalls
     )
+
+
+async def burst(url: str, seconds: float) -> dict[str, Any]:
+    """Sends requests of one new size after the other over many connections, to a server that has seen none of them.
+
+    Returns:
+        Milliseconds by size of the body: of half of the requests, of 99 in 100, of the first on each connection, and the worst.
+    """
+    results: dict[str, Any] = {}
+    for nbytes in BURST_BYTES:
+        body = npy_of(np.ones((nbytes // 4096, 1024), np.float32))
+        head = f"POST /v1/softmax HTTP/1.1\r\nhost: x\r\ncontent-type: application/x-npy\r\ncontent-length: {len(body)}\r\n\r\n"
+        sender = Sender(int(url.rsplit(":", 1)[1]), head.encode() + body, b"")
+        seen = await sender.closed_loop(BURST_CONNECTIONS, seconds)
+        sender.close()
+        latencies_s = seen.latencies_s[200]
+        assert set(seen.statuses) == {200}, seen.statuses
+        results[str(nbytes)] = row = {
+            "p50_ms": seen.percentile_ms(200, 50),
+            "p99_ms": seen.percentile_ms(200, 99),
+            "first_ms": round(max(latencies_s[:BURST_CONNECTIONS]) * 1e3, 2),
+            "worst_ms": round(max(latencies_s) * 1e3, 2),
+        }
+        print(f"{BURST_CONNECTIONS} connections, {nbytes} bytes: {row}", flush=True)
+    return results
 
 
 def judge(answered: list[Answered], without_engine: list[float], stalls: Stalls) -> dict[str, Any]:

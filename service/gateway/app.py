@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, Never
+from http import HTTPStatus
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.exceptions import RequestValidationError
@@ -128,11 +129,15 @@ def _head_routes(router: APIRouter) -> list[BaseRoute]:
     ]
 
 
-def _raise_ours_for(routes: Sequence[BaseRoute]) -> Callable[[Request, Exception], Awaitable[Never]]:
+def _raise_ours_for(routes: Sequence[BaseRoute]) -> Callable[[Request, Exception], Awaitable[Response]]:
     """Turns the router's own errors into the tree's; the middleware answers them as it answers all others."""
 
-    async def raise_ours(request: Request, error: Exception) -> Never:
+    async def raise_ours(request: Request, error: Exception) -> Response:
         path = request.scope["path"][:128]
+        if path == "*" and request.method == "OPTIONS":
+            # About the server as a whole (RFC 9110, section 9.3.7); no route can have this path.
+            methods = {method for route in routes if isinstance(route, Route) for method in route.methods or ()}
+            return Response(status_code=HTTPStatus.NO_CONTENT, headers={"allow": ", ".join(sorted(methods))})
         if isinstance(error, HTTPException) and error.status_code == UnknownName.status:
             if path.startswith("/v1/"):
                 raise UnknownName(f"op: no op {path.removeprefix('/v1/')[:64]!r}; there are {', '.join(OPS)}")

@@ -20,24 +20,16 @@ KEPT = {
     "SMUG-CL-DOUBLE-ZERO": "see above",
     "SMUG-CL-LEADING-ZEROS-OCTAL": "see above",
 }
+
+
 # Defects that are known and open; each ends with its repair.
-OPEN = {"COMP-OPTIONS-STAR": "there is no resource *: 404"}
-
-
 @pytest.fixture(scope="module")
 def observations(server: LiveServer) -> dict[str, Observation]:
     target = Target(f"{server.host}:{server.port}", "/healthz", "/v1/softmax", "/v2/repository/index")
     return play_all(CASES.values(), (server.host, server.port), target)
 
 
-def _parameters() -> list[object]:
-    return [
-        pytest.param(name, marks=[pytest.mark.xfail(reason=OPEN[name], strict=True)] if name in OPEN else [])
-        for name in CASES
-    ]
-
-
-@pytest.mark.parametrize("name", _parameters())
+@pytest.mark.parametrize("name", CASES)
 def test_the_outcome_is_right(observations: dict[str, Observation], name: str) -> None:
     assert judge(CASES[name], observations[name]) == (WARNS if name in KEPT else PASSES), str(observations[name])
 

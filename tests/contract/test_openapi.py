@@ -126,7 +126,7 @@ GOOD: list[tuple[str, str, dict[str, Any]]] = [
     ("POST", "/v1/matmul", {"content": to_safetensors({"a": A, "b": B})}),
     ("POST", "/v1/add", {"json": {"a": 1, "b": {"data": [2], "dtype": "float32", "shape": [1]}}}),
     ("POST", "/v1/topk?k=1", {"json": {"x": [[1, 2]]}}),
-    ("POST", "/v1/softmax?x=@openapi/x&store=@openapi/y", {}),
+    ("POST", "/v1/softmax?x=@openapi/x&store=@openapi/y&durable=true", {}),
     ("DELETE", "/v1/tensors/openapi/y", {}),
     ("GET", "/v1/tensors", {}),
     ("PUT", "/v1/tensors/openapi/z", {"content": to_npy(A)}),

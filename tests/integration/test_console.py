@@ -130,7 +130,7 @@ def test_figures_move_under_load(page: Page, server: LiveServer) -> None:
         expect(page.locator("#stages tbody tr", has_text="kernel")).to_contain_text("s")
         used = page.locator("#residents tbody tr", has_text="mlp/up")
         expect(used).to_contain_text("[1024, 512]", timeout=20_000)
-        expect(used.locator("td").nth(3)).to_have_text(A_FIGURE, timeout=20_000)
+        expect(used.locator("td").nth(4)).to_have_text(A_FIGURE, timeout=20_000)
 
 
 def test_its_arithmetic_is_that_of_the_metrics(page: Page) -> None:
@@ -525,7 +525,7 @@ def test_keys_engines_and_plurals(page: Page) -> None:
     assert boxes[1] is not None
     assert boxes[0]["y"] == boxes[1]["y"], "side by side"
     expect(page.locator("#m-queue")).to_have_text("1 request")
-    expect(page.locator("#f-load-sub")).to_have_text("1 waits in engines")
+    expect(page.locator("#f-load-sub")).to_have_text("1 waiting in engines")
 
 
 # ── people ────────────────────────────────────────────────────────────────────────────────────────

@@ -39,6 +39,39 @@ def wait_for_status(server: LiveServer, path: str, status: int) -> httpx.Respons
     raise AssertionError(f"{path} never answered {status}:\n{server.log.read_text()}")
 
 
+# ── start ──────────────────────────────────────────────────────────────────────────────────────────
+
+# Every folder that `tempfile` looks at becomes a read-only file system, and so is the working directory.
+NO_TEMPORARY_FOLDERS = (
+    'for at in /tmp /var/tmp /usr/tmp; do [ ! -d $at ] || mount -t tmpfs -o ro none $at; done; cd /sys; exec "$@"'
+)
+
+
+def test_a_start_needs_no_writable_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    before = ("unshare", "--mount", "sh", "-c", NO_TEMPORARY_FOLDERS, "sh")
+    if subprocess.run([*before[:2], "mount", "-t", "tmpfs", "none", "/sys"], check=False).returncode:
+        pytest.skip("this user may not mount")
+    flags = ("--gateways", "1", "--arena-bytes", "16MiB")
+    with serving(tmp_path_factory.mktemp("start") / "log", *flags, before=before) as server, server.client() as client:
+        assert client.post("/v1/matmul", content=ONES).status_code == 200
+
+
+def test_the_first_burst_of_large_requests_finds_pages(start_server: StartServer) -> None:
+    server = start_server("--gateways", "1", "--arena-bytes", "256MiB")
+    (engine,) = server.engines()
+    end_s = time.monotonic() + START_TIMEOUT_S
+    while held_kib(engine, "RssShmem") < 32 * 1024:
+        assert time.monotonic() < end_s, held_kib(engine, "RssShmem")
+        time.sleep(POLL_S)
+    # An eighth, not all: the rest of the arena is the machine's until it is used.
+    assert held_kib(engine, "RssShmem") < 64 * 1024
+
+
+def held_kib(pid: int, kind: str) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith(kind)))
+
+
 # ── drain ─────────────────────────────────────────────────────────────────────────────────────────
 
 

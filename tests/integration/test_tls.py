@@ -236,3 +236,22 @@ def test_metrics_apart_are_plain_and_open(start_server: StartServer, tmp_path: P
             assert apart.get("/v1/tensors").status_code == 404
             assert public.get("/readyz").status_code == 200
             assert public.get("/metrics").status_code == 401
+
+
+@pytest.mark.parametrize("framing", [{"content_length": "18000000"}, {"transfer_encoding": "chunked"}])
+def test_clients_that_leave_in_the_middle_of_a_body_write_nothing_to_the_log(
+    secure: LiveServer, framing: dict[str, str]
+) -> None:
+    """Anybody could fill it. They say good-bye, which is where TLS differs: the connection is there for a moment longer."""
+    before = secure.log.read_text()
+    body = b"x" * 9_000_000 if "content_length" in framing else b"ffffff\r\n" + b"x" * 5000
+    for _ in range(20):
+        with RawConnection(secure.connect()) as connection:
+            connection.send(head("PUT", "/v1/tensors/left", **framing) + body)
+            assert isinstance(connection.sock, ssl.SSLSocket)
+            connection.sock.settimeout(1)
+            with contextlib.suppress(OSError):
+                connection.sock.unwrap()
+    with secure.client() as client:
+        assert settles(client, is_idle)
+    assert secure.log.read_text()[len(before) :] == ""

@@ -52,7 +52,15 @@ def small_calls(worker: int) -> list[Call]:
         ("matmul", {"a": random(worker, (rows, 512)), "b": "@head/vocabulary"}),
     ]
     total = random(worker, (rows, 1024))
-    return [*products, ("softmax", {"x": random(worker, (rows, 2048))}), *products, ("add", {"a": total, "b": total})]
+    others: list[Call] = [
+        ("softmax", {"x": random(worker, (rows, 2048))}),
+        ("search", {"a": random(worker, (rows, 512)), "b": "@search/items", "k": 5}),
+        ("add", {"a": total, "b": total}),
+        ("reduce", {"x": total, "kind": "sum"}),
+        # A mistake, as callers make them: the console has something to show under Trouble.
+        ("softmax", {"x": total, "axis": 7}),
+    ]
+    return [call for other in others for call in (*products, other)]
 
 
 def large_calls(worker: int) -> list[Call]:
@@ -78,6 +86,7 @@ PROFILES = {
             "mlp/down": ((512, 1024), ml_dtypes.bfloat16),
             "attention/qkv": ((512, 1536), np.float16),
             "head/vocabulary": ((512, 2048), np.float32),
+            "search/items": ((1000, 512), np.float32),
         },
         small_calls,
     ),
@@ -131,8 +140,16 @@ def _work(url: str, turns: list[Call], is_over: threading.Event, pause_s: float)
                     return
                 # A refusal is an answer that the console shows; the load goes on.
                 with contextlib.suppress(TilewireError):
-                    client.run(op, operands)
+                    _run(client, op, operands)
                 time.sleep(pause_s)
+
+
+def _run(client: Client, op: str, arguments: Mapping[str, Any]) -> None:
+    """Runs an op; what is neither an array nor a name of one is an option."""
+    operands = {
+        name: value for name, value in arguments.items() if isinstance(value, np.ndarray) or str(value)[:1] == "@"
+    }
+    client.run(op, operands, **{name: value for name, value in arguments.items() if name not in operands})
 
 
 def main() -> None:

@@ -188,8 +188,11 @@ class Scheduler(Generic[WaitingT]):
             return decision
         self._now_s = self._flows[head.flow].used_s
         for waiting in batch:
-            self._remove(waiting)
-            self._flows[waiting.flow].used_s += waiting.cost_s
+            waiting.is_gone = True
+            flow = self._flows[waiting.flow]
+            flow.num_waiting -= 1
+            flow.used_s += waiting.cost_s
+        self._num_waiting -= len(batch)
         if head.key is not None and not self._by_key[head.key]:
             del self._by_key[head.key]
         decision.batch = batch
@@ -222,9 +225,10 @@ class Scheduler(Generic[WaitingT]):
         by_flow = self._by_key[head.key]
         batch: list[Entry[WaitingT]] = []
         total = _Total(self._caps)
-        turn = (self._flows[head.flow].used_s, head.flow)
-        others = [(self._flows[flow].used_s, flow) for flow in by_flow if flow != head.flow and flow in self._flows]
-        heapq.heapify(others)
+        turn, others = (self._flows[head.flow].used_s, head.flow), []
+        if len(by_flow) > 1:
+            others = [(self._flows[flow].used_s, flow) for flow in by_flow if flow != head.flow and flow in self._flows]
+            heapq.heapify(others)
         while True:
             used_s, flow = turn
             waiting = self._first(by_flow[flow], now_ns, decision)
@@ -238,9 +242,8 @@ class Scheduler(Generic[WaitingT]):
                 return batch, True
             total.add(waiting)
             batch.append(heapq.heappop(by_flow[flow]))
-            turn = (used_s + waiting.cost_s, flow)
             if others:
-                turn = heapq.heappushpop(others, turn)
+                turn = heapq.heappushpop(others, (used_s + waiting.cost_s, flow))
 
     def _first(self, entries: list[Entry[WaitingT]], now_ns: int, decision: Decision[WaitingT]) -> WaitingT | None:
         """The first entry that is still to run; what is gone or late before it is dropped."""

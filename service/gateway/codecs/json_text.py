@@ -1,14 +1,10 @@
-"""Tensors as JSON text, for trying things out in `/docs`. Owns the text form; numbers are copied into the arena.
-
-Every level of nested lists is checked with set operations rather than per element, which keeps a body of millions of
-numbers near the speed of the parser.
-"""
+"""Tensors as JSON text, for trying things out in `/docs`. Owns the text form; numbers are copied into the arena."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 import ml_dtypes
@@ -17,9 +13,9 @@ import numpy.typing as npt
 
 from tilewire.service.dtypes import DTYPES, dtype_named
 from tilewire.service.errors import BeyondLimit, BodyTooLarge, InvalidRequest
+from tilewire.service.gateway.codecs.json_numbers import Numbers, parse_document, read_numbers
 from tilewire.service.gateway.codecs.protocol import Placed, Room
-from tilewire.service.gateway.codecs.shapes import MAX_RANK, check_shape
-from tilewire.service.gateway.codecs.strict_json import parse_object
+from tilewire.service.gateway.codecs.shapes import check_shape
 from tilewire.service.ops.op import TensorType
 
 # A Python list takes up to 20 times its text: past this, binary formats are what the user wants.
@@ -29,6 +25,8 @@ MAX_OUT_ELEMENTS = 2**22
 PROGRAM_KEY = "program"
 # Numbers that are written at once: about a millisecond.
 PIECE_ELEMENTS = 2**11
+# Letters of an answer that are joined and encoded at once: about a millisecond.
+CHUNK_LETTERS = 2**19
 
 _NUMPY: dict[str, np.dtype[np.generic]] = {name: np.dtype(getattr(ml_dtypes, name, None) or name) for name in DTYPES}
 
@@ -46,18 +44,18 @@ class Json:
             raise BodyTooLarge(
                 f"JSON body: {body.nbytes} bytes; at most {MAX_BODY_BYTES} are read, use safetensors for more"
             )
-        document = parse_object(body, "JSON body")
+        document = parse_document(body, "JSON body").members
         document.pop(PROGRAM_KEY, None)
         default = _dtype(document.pop("dtype", "float32"), "dtype")
         tensors: dict[str, Placed] = {}
         for name, value in document.items():
             dtype, shape, numbers = _read_tensor(repr(name[:64]), value, default)
-            tensors[name] = place(repr(name[:64]), TensorType(dtype, shape), numbers, (offset, room))
+            tensors[name] = place(TensorType(dtype, shape), numbers, (offset, room))
         return tensors
 
     def metadata(self, body: memoryview) -> Mapping[str, str]:
         """Returns the text of the key `program`, an object; see `Codec.metadata`."""
-        program = parse_object(body, "JSON body").get(PROGRAM_KEY)
+        program = parse_document(body, "JSON body").members.get(PROGRAM_KEY)
         return {} if program is None else {PROGRAM_KEY: json.dumps(program)}
 
     def work_bytes(self, body: memoryview) -> int:
@@ -81,16 +79,15 @@ class Json:
             BeyondLimit: More elements than are worth writing as text.
         """
         check_elements(outputs)
-        members = [
-            f"{json.dumps(name)}:{text_of(kind, payload, kind.shape)}"
-            for (name, kind), payload in zip(outputs.items(), payloads, strict=True)
-        ]
+        pieces: list[Iterable[str]] = []
+        for (name, kind), payload in zip(outputs.items(), payloads, strict=True):
+            pieces += [(f"{',' if pieces else '{'}{json.dumps(name)}:",), text_of(kind, payload, kind.shape)]
         dtypes: object = {name: kind.dtype for name, kind in outputs.items()}
         shapes: object = {name: kind.shape for name, kind in outputs.items()}
         if len(outputs) == 1:
             ((dtypes, shapes),) = [(kind.dtype, kind.shape) for kind in outputs.values()]
-        members.append(f'"dtype":{_dumps(dtypes)},"shape":{_dumps(shapes)}')
-        return [f"{{{','.join(members)}}}".encode()]
+        pieces.append((f',"dtype":{_dumps(dtypes)},"shape":{_dumps(shapes)}}}',))
+        return joined(chain.from_iterable(pieces))
 
 
 def check_elements(outputs: Mapping[str, TensorType]) -> None:
@@ -106,14 +103,30 @@ def check_elements(outputs: Mapping[str, TensorType]) -> None:
             )
 
 
-def text_of(kind: TensorType, payload: memoryview, shape: tuple[int, ...]) -> str:
-    """The elements as nested lists of this shape, in C order; `[]` without elements.
+def text_of(kind: TensorType, payload: memoryview, shape: tuple[int, ...]) -> Iterator[str]:
+    """The elements as nested lists of this shape, in C order and in pieces; `[]` without elements.
 
     Numbers are written as Python and Triton write them: NaN and infinities bare.
     """
     if not kind.num_elements:
-        return "[]"
-    return "".join(_pieces(_numbers(kind, payload).reshape(shape)))
+        yield "[]"
+        return
+    yield from _pieces(_numbers(kind, payload).reshape(shape))
+
+
+def joined(pieces: Iterable[str]) -> list[bytes]:
+    """Joins pieces of text to chunks of a size that is soon copied."""
+    chunks: list[bytes] = []
+    chunk: list[str] = []
+    length = 0
+    for piece in pieces:
+        chunk.append(piece)
+        length += len(piece)
+        if length > CHUNK_LETTERS:
+            chunks.append("".join(chunk).encode())
+            chunk.clear()
+            length = 0
+    return [*chunks, "".join(chunk).encode()]
 
 
 def _pieces(array: npt.NDArray[np.generic]) -> Iterator[str]:
@@ -150,88 +163,42 @@ def _dtype(value: object, field: str) -> str:
     return dtype_named(value, field=field).name
 
 
-def _read_tensor(field: str, value: object, default: str) -> tuple[str, tuple[int, ...], list[int | float]]:
-    """Returns dtype, shape and flat numbers of one entry of the body."""
+def _read_tensor(field: str, value: object, default: str) -> tuple[str, tuple[int, ...], Numbers]:
+    """Returns dtype, shape and numbers of one entry of the body."""
     if not isinstance(value, dict):
-        return default, *flatten(field, value)
+        numbers = read_numbers(field, value, default)
+        return default, numbers.shape, numbers
     if "data" not in value or not value.keys() <= {"data", "dtype", "shape"}:
         raise InvalidRequest(f"{field}: expected numbers, nested lists, or an object of data, dtype and shape")
     dtype = _dtype(value.get("dtype", default), f"{field}: dtype")
-    shape, numbers = flatten(field, value["data"])
+    numbers = read_numbers(field, value["data"], dtype)
+    shape = numbers.shape
     if "shape" in value:
         shape = check_shape(value["shape"], f"{field}: shape")
-        if math.prod(shape) != len(numbers):
-            raise InvalidRequest(f"{field}: shape {list(shape)} does not hold {len(numbers)} numbers")
+        if math.prod(shape) != numbers.count:
+            raise InvalidRequest(f"{field}: shape {list(shape)} does not hold {numbers.count} numbers")
     return dtype, shape, numbers
 
 
-def flatten(field: str, value: object) -> tuple[tuple[int, ...], list[int | float]]:
-    """Takes nested lists apart.
-
-    Args:
-        field: Name of the tensor in error texts.
-        value: As parsed: nested lists of numbers, or a single number.
-
-    Returns:
-        The shape and the numbers in C order.
-
-    Raises:
-        InvalidRequest: Anything but numbers in lists of equal lengths.
-    """
-    shape: list[int] = []
-    level: list[object] = [value]
-    while not (kinds := set(map(type, level))) <= {int, float}:
-        if not kinds <= {int, float, list}:
-            odd = min(kind.__name__ for kind in kinds - {int, float, list})
-            raise InvalidRequest(
-                f"{field}: holds a {odd}; expected numbers in nested lists (options go into the query)"
-            )
-        lists = [entry for entry in level if isinstance(entry, list)]
-        lengths = set(map(len, lists))
-        if len(lists) != len(level) or len(lengths) > 1:
-            raise InvalidRequest(f"{field}: the nested lists are ragged at depth {len(shape)}")
-        if len(shape) == MAX_RANK:
-            raise InvalidRequest(f"{field}: more than {MAX_RANK} dimensions")
-        shape.append(lengths.pop())
-        level = list(chain.from_iterable(lists))
-    return tuple(shape), level  # type: ignore[return-value]  # the loop ends when only numbers are left
-
-
-def place(field: str, kind: TensorType, numbers: list[int | float], where: tuple[int, Room]) -> Placed:
+def place(kind: TensorType, numbers: Numbers, where: tuple[int, Room]) -> Placed:
     """Writes numbers into the arena.
 
     Args:
-        field: Name of the tensor in error texts.
         kind: Dtype and shape.
-        numbers: In C order, as many as the shape holds.
+        numbers: As many as the shape holds.
         where: Offset of an empty tensor, and room for any other.
 
     Raises:
-        InvalidRequest: A number that the dtype cannot hold.
         BodyTooLarge: More than the request may hold.
         TooBusy: There is no room right now.
     """
     offset, room = where
-    if not numbers:
+    if not numbers.pieces:
         return Placed(kind, offset)
-    array = _as_floats(field, numbers) if DTYPES[kind.dtype].is_float else _as_integers(field, kind.dtype, numbers)
     offset, view = room.take(kind.nbytes)
+    into, at = np.frombuffer(view, dtype=_NUMPY[kind.dtype]), 0
     with np.errstate(all="ignore"):  # past the range of a float is infinity, as in NumPy
-        np.frombuffer(view, dtype=_NUMPY[kind.dtype])[:] = array
+        for piece in numbers.pieces:
+            into[at : at + len(piece)] = piece
+            at += len(piece)
     return Placed(kind, offset)
-
-
-def _as_floats(field: str, numbers: list[int | float]) -> npt.NDArray[np.float64]:
-    try:
-        return np.array(numbers, dtype=np.float64)
-    except OverflowError:
-        raise InvalidRequest(f"{field}: holds an integer beyond the range of float64") from None
-
-
-def _as_integers(field: str, dtype: str, numbers: list[int | float]) -> npt.NDArray[np.int64]:
-    if float in set(map(type, numbers)):
-        raise InvalidRequest(f"{field}: holds a fraction or an exponent; {dtype} takes whole numbers")
-    bound = 1 << (8 * DTYPES[dtype].itemsize - 1)  # all our integers are signed
-    if min(numbers) < -bound or max(numbers) >= bound:
-        raise InvalidRequest(f"{field}: holds a number outside [{-bound}, {bound - 1}] of {dtype}")
-    return np.array(numbers, dtype=np.int64)

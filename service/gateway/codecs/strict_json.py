@@ -9,31 +9,52 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 
 from tilewire.service.errors import InvalidRequest
 
 
-def parse_object(data: bytes | memoryview, what: str) -> dict[str, object]:
+def parse_object(
+    data: bytes | memoryview, what: str, replaced: Mapping[str, object] | None = None
+) -> dict[str, object]:
     """Parses one JSON object.
 
     Args:
         data: UTF-8 text.
         what: Name in error texts, e.g. `safetensors header`.
+        replaced: Values that take the place of strings, where these are values of keys.
 
     Raises:
         InvalidRequest: Not such an object; the detail begins with `what`.
     """
+
+    def hook(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        members = _without_duplicates(pairs)
+        for key, value in members.items():
+            if isinstance(value, str) and replaced is not None and value in replaced:
+                members[key] = replaced[value]
+        return members
+
+    value = _parse(data, what, json.JSONDecoder(object_pairs_hook=hook) if replaced else _DECODER)
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{what}: the top level is {type(value).__name__}; expected an object")
+    return value
+
+
+def parse_list(data: bytes, what: str) -> object:
+    """Parses one JSON list; see `parse_object`."""
+    return _parse(data, what, _DECODER)
+
+
+def _parse(data: bytes | memoryview, what: str, decoder: json.JSONDecoder) -> object:
     try:
-        value = _DECODER.decode(_text_of(data))
+        return decoder.decode(_text_of(data))
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"{what}: not UTF-8 at byte {error.start}") from None
     except RecursionError:
         raise InvalidRequest(f"{what}: nested too deeply") from None
     except ValueError as error:  # JSONDecodeError, our own, and CPython's bound on the digits of an integer
         raise InvalidRequest(f"{what}: {str(error)[:200]}") from None
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"{what}: the top level is {type(value).__name__}; expected an object")
-    return value
 
 
 def refuse_overflow(data: bytes | memoryview, what: str) -> None:
@@ -42,14 +63,14 @@ def refuse_overflow(data: bytes | memoryview, what: str) -> None:
     It reads the text a second time and calls back for each fraction: for texts in which an infinity was found.
 
     Args:
-        data: Text that `parse_object` has read.
+        data: Text that `parse_object` has read, or the elements of a list.
         what: Name in error texts.
 
     Raises:
         InvalidRequest: A number such as 1e999. A bare `Infinity` is none.
     """
     try:
-        _FINITE_DECODER.decode(_text_of(data))
+        _FINITE_DECODER.decode(f"[{_text_of(data)}]")
     except ValueError as error:
         raise InvalidRequest(f"{what}: {error}") from None
 

@@ -63,20 +63,17 @@ class RequestStream(Driven, RequestResponseCycle):
         unparsed: What has come of such a body, in memory that the next read uses again.
     """
 
-    # What most requests have; the others set their own.
-    is_head_only = False
-    is_http11 = True
-    keep_alive = True
-    waiting_for_100_continue = False
-    disconnected = response_started = response_complete = False
-    received_bytes = 0
-    _is_asked = _is_stalled = False
-    _event: asyncio.Event | None = None
+    _event: asyncio.Event | None
 
     def __init__(self, owner: StreamOwner, content_length: int | None = None, unparsed: memoryview = _NOTHING) -> None:
         # Not uvicorn's constructor: a request of an op needs neither a scope nor a transport of its own.
         self._owner = owner
         self.flow = owner.flow
+        self.is_http11 = self.keep_alive = True
+        self.is_head_only = self.waiting_for_100_continue = self._is_asked = self._is_stalled = False
+        self.disconnected = self.response_started = self.response_complete = False
+        self.received_bytes = 0
+        self._event = self._awaited = None
         self.body: Any = bytearray() if content_length is None else unparsed
         # Bytes of a body that the parser does not know of, and that are still in the socket.
         self._owed = 0 if content_length is None else content_length - len(unparsed)
@@ -158,6 +155,16 @@ class RequestStream(Driven, RequestResponseCycle):
     def client_flow(self) -> Flow:
         """Flow of the client's address."""
         return self._owner.client_flow
+
+    async def run_asgi(self, app: Any) -> None:
+        """Uvicorn's call: runs a framework's route."""
+
+        async def until_answered(scope: Any, receive: Any, send: Any) -> None:
+            await app(scope, receive, send)
+            # A connection under TLS is there for a moment when its client has left, and uvicorn would miss an answer.
+            self.disconnected |= self.is_disconnected
+
+        await super().run_asgi(until_answered)
 
     @property
     def is_complete(self) -> bool:
@@ -245,7 +252,8 @@ class RequestStream(Driven, RequestResponseCycle):
         if owner.flow.write_paused:
             return self._respond_later(status, lines, chunks, closes)
         self.response_started = True
-        if closes:
+        if closes or (self.waiting_for_100_continue and self.more_body):
+            # A client that waits for the interim response may send its body behind this answer, or not.
             self.keep_alive = False
         end = "\r\n" if self.keep_alive else "connection: close\r\n\r\n"
         head = b"".join((STATUS_LINE[status], owner.default_lines(), f"{lines}{end}".encode("latin-1")))
@@ -273,7 +281,7 @@ class RequestStream(Driven, RequestResponseCycle):
         owner = self._owner
         self.response_complete = True
         if not self.keep_alive:
-            if self.more_body and not self.waiting_for_100_continue:
+            if self.more_body:
                 # Closing with bytes unread would reset the connection, and the client would lose the answer.
                 owner.linger()
             else:

@@ -40,7 +40,7 @@ export function showNow(present) {
   writeFigure("f-busy", percent(present.busy));
   writeFigure("f-batch", [figure(present.meanBatch), ""]);
   writeFigure("f-load", [figure(gauges.inFlight), ""]);
-  write(byId("f-load-sub"), isFigure(gauges.queued) ? `${figure(gauges.queued)} ${gauges.queued === 1 ? "waits" : "wait"} in engines` : "");
+  write(byId("f-load-sub"), isFigure(gauges.queued) ? `${figure(gauges.queued)} waiting in engines` : "");
   write(byId("f-batch-sub"), present.meanBatch === 1 ? "request in a launch" : "requests in a launch");
 }
 
@@ -64,6 +64,7 @@ export function showPoints(points, roofline) {
       roof ? share(point.tflops / roof) : "–",
     ];
   });
+  byId("points").classList.toggle("roofless", !roofline);
   fillRows(byId("points").tBodies[0], rows, "Nothing ran in the last five seconds.");
 }
 

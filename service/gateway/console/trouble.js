@@ -4,7 +4,7 @@ import { ago, counted, figure, joined, scaled } from "./format.js";
 import { byId, fillRows, make, write } from "./page.js";
 import { refusal } from "./panels.js";
 
-const MAX_FAILURES = 12;
+const MAX_FAILURES = 8;
 const SERVER_ERROR = 500;
 
 /** Sums of the intervals of the history, by what `field` has. */

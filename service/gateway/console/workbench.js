@@ -9,7 +9,7 @@ import { contentTypeOf, CONTENT_TYPES, element, fromJson, fromSafetensors, parse
 const MAX_SHOWN = 8;
 const STAGES = ["receive", "queue", "h2d", "kernel", "d2h"];
 const DTYPES = ["float32", "float16", "bfloat16", "int8"];
-const NOT_OPTIONS = ["store", "timeout_ms"];
+const NOT_OPTIONS = ["store", "durable", "timeout_ms"];
 const SAMPLES = { matmul: { a: "1 2 3\n4 5 6", b: "7 8\n9 10\n11 12" } };
 let targets = [];
 

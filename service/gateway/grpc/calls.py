@@ -101,7 +101,7 @@ class RpcCall(msgspec.Struct, frozen=True):
         header = await offload(len(message), read_message, op, message, [nbytes for _, nbytes in places])
         offsets = [body.offset + at for at, _ in places]
         inputs = await offload(len(message), place_inputs, header.pending, offsets, body.offset, room)
-        has_numbers = any(pending.numbers for pending in header.pending)
+        has_numbers = any(pending.numbers is not None for pending in header.pending)
         request = msgspec.structs.replace(header.request, inputs=inputs, has_numbers=has_numbers)
         lead = None if has_numbers else lead_bytes
         task = InferTask(request, lead, op, leases, self.programs, RpcForm(self.model), kept)

@@ -99,7 +99,7 @@ def describe_tensors() -> dict[str, Described]:
         },
         "head_tensor": one
         | {"responses": {"200": answer("The description, in headers.")} | errors((*KEYS, UnknownName, Lost))},
-        "delete_tensor": one | {"responses": {"204": answer("It is gone.")} | errors((*KEYS, UnknownName))},
+        "delete_tensor": one | {"responses": {"204": answer("It is gone.")} | errors((*KEYS, UnknownName, Lost))},
     }
 
 

@@ -72,7 +72,7 @@ _NATIVE: dict[str, Schema] = {
     ),
     "DType": {"type": "string", "enum": list(DTYPES)},
     "Numbers": {
-        "description": "Nested lists of numbers, in C order; a number for a tensor without dimensions.",
+        "description": "Nested lists of numbers in C order, or a number for rank 0. NaN and infinities are bare.",
         "anyOf": [_list({}), {"type": "number"}],
     },
     "JsonTensor": {"anyOf": [_list({}), {"type": "number"}, _ref("TypedTensor")]},

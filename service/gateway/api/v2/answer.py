@@ -6,14 +6,15 @@ Owns the answer's grammar; passes binary payloads through.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 
 import msgspec
 
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.gateway.api.v2.request import InferRequest, Output
-from tilewire.service.gateway.codecs.json_text import text_of
+from tilewire.service.gateway.codecs.json_text import joined, text_of
 from tilewire.service.ops.op import AnyOp, TensorType
 
 VERSION = "1"
@@ -42,22 +43,23 @@ def encode_answer(
         types: Types of all outputs by name.
         payloads: Bytes of each in C order; not read when it went into a region or stays on the device.
     """
-    entries, behind = [], []
+    pieces: list[Iterable[str]] = []
+    behind = []
+    echoed = "" if request.id is None else f'"id":{json.dumps(request.id)},'
+    lead = f'{{{echoed}"model_name":"{op.model}","model_version":"{VERSION}","outputs":['
     for name, wanted in request.outputs.items():
         kind = types[name]
         if wanted.is_sent and not wanted.is_binary:
             # Numbers lie flat, whatever the shape.
             text = text_of(kind, payloads[name], (kind.num_elements,))
-            entries.append(_entry.__wrapped__(name, kind, wanted) + f',"data":{text}}}')
+            pieces += [(f'{lead}{_entry.__wrapped__(name, kind, wanted)},"data":',), text, "}"]
         else:
-            entries.append(_entry(name, kind, wanted) + "}")
+            pieces.append((f"{lead}{_entry(name, kind, wanted)}}}",))
             if wanted.is_sent and kind.nbytes:
                 behind.append(payloads[name])
-    echoed = "" if request.id is None else f'"id":{json.dumps(request.id)},'
-    head = (
-        f'{{{echoed}"model_name":"{op.model}","model_version":"{VERSION}","outputs":[{",".join(entries)}]}}'
-    ).encode("ascii")
-    return InferAnswer([head, *behind], len(head) if behind else None)
+        lead = ","
+    head = joined(chain(*pieces, "]}"))
+    return InferAnswer([*head, *behind], sum(map(len, head)) if behind else None)
 
 
 @lru_cache(maxsize=256)

@@ -113,6 +113,6 @@ def place_inputs(
             placed = Placed(kind, next(offsets))
         elif one.numbers is not None:
             assert kind is not None, "This is a bug."
-            placed = place(one.input.name, kind, one.numbers, (empty_offset, room))
+            placed = place(kind, one.numbers, (empty_offset, room))
         inputs.append(msgspec.structs.replace(one.input, placed=placed) if placed is not None else one.input)
     return tuple(inputs)

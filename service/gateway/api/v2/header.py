@@ -16,9 +16,9 @@ from tilewire.service.dtypes import BY_OIP
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.api.v1.query import check_name, check_storable, resident_name
 from tilewire.service.gateway.api.v2.request import Header, InferRequest, Input, Output, Pending
-from tilewire.service.gateway.codecs.json_text import flatten
+from tilewire.service.gateway.codecs.json_numbers import LongArray, Numbers, parse_document, read_numbers
 from tilewire.service.gateway.codecs.shapes import check_shape
-from tilewire.service.gateway.codecs.strict_json import parse_object, refuse_overflow
+from tilewire.service.gateway.codecs.strict_json import refuse_overflow
 from tilewire.service.gateway.request.adapter import Region
 from tilewire.service.ops.op import AnyOp, TensorType
 from tilewire.service.ops.planning import parse_options
@@ -49,11 +49,12 @@ def read_header(op: AnyOp, text: bytes) -> Header:
     Raises:
         InvalidRequest: Anything that cannot be right; the detail names the field.
     """
-    document = parse_object(text, WHAT)
-    header = read_document(op, document)
-    parameters = list(_parameters(document, "parameters").values())
-    if any(_holds_infinity(one.numbers) for one in header.pending) or _holds_infinity(parameters):
-        refuse_overflow(text, WHAT)
+    whole = parse_document(text, WHAT)
+    header = read_document(op, whole.members)
+    values = list(_parameters(whole.members, "parameters").values())
+    has_infinity = any(one.numbers is not None and one.numbers.has_infinity for one in header.pending)
+    if has_infinity or math.inf in values or -math.inf in values:
+        refuse_overflow(whole.rest, WHAT)
     return header
 
 
@@ -156,15 +157,16 @@ def _spoken(kind: TensorType) -> str:
     return f"its datatype and shape {list(kind.shape)} make {kind.nbytes} bytes"
 
 
-def _read_numbers(name: str, kind: TensorType, data: object) -> list[int | float]:
+def _read_numbers(name: str, kind: TensorType, data: object) -> Numbers:
     if kind.dtype.startswith("float8"):
         raise InvalidRequest(f"{name}: float8 has no numbers in JSON; send it as binary data")
-    shape, numbers = flatten(f"{name}: data", data)
-    if len(numbers) != kind.num_elements:
+    numbers = read_numbers(f"{name}: data", data, kind.dtype, WHAT)
+    shape = numbers.shape
+    if numbers.count != kind.num_elements:
         raise InvalidRequest(
-            f"{name}: data holds {len(numbers)} numbers; shape {list(kind.shape)} takes {kind.num_elements}"
+            f"{name}: data holds {numbers.count} numbers; shape {list(kind.shape)} takes {kind.num_elements}"
         )
-    if numbers and shape not in (kind.shape, (len(numbers),), ()):
+    if numbers.pieces and shape not in (kind.shape, (numbers.count,), ()):
         raise InvalidRequest(
             f"{name}: data is nested as {list(shape)}; expected a flat list, or shape {list(kind.shape)}"
         )
@@ -278,9 +280,7 @@ def _flag(value: object, field: str) -> bool:
     return value
 
 
-def _holds_infinity(values: list[int | float] | list[object] | None) -> bool:
-    return values is not None and (math.inf in values or -math.inf in values)
-
-
 def _kind_of(value: object) -> str:
+    if isinstance(value, LongArray):
+        return "a long list of numbers"
     return "nothing" if value is None else type(value).__name__

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from tilewire.service.gateway.codecs.json_numbers import Numbers
 from tilewire.service.gateway.codecs.protocol import Placed
 from tilewire.service.gateway.request.adapter import Region
 from tilewire.service.ops.op import TensorType
@@ -78,7 +79,7 @@ class Pending(msgspec.Struct, frozen=True):
 
     input: Input
     binary_bytes: int | None = None
-    numbers: list[int | float] | None = None
+    numbers: Numbers | None = None
 
 
 class Header(msgspec.Struct, frozen=True):

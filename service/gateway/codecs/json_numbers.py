@@ -1,0 +1,289 @@
+"""Numbers of JSON text, read and converted; long arrays piece by piece.
+
+The parser of a whole body of megabytes holds the interpreter's lock all the while, and nobody else is served. So long arrays
+of numbers are cut out of the text first. What is left is small, and each array is read in pieces of whole elements. The lock is
+given up between the pieces.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewire.service.dtypes import DTYPES
+from tilewire.service.errors import InvalidRequest
+from tilewire.service.gateway.codecs.shapes import MAX_RANK
+from tilewire.service.gateway.codecs.strict_json import parse_list, parse_object, refuse_overflow
+
+# Text of up to this is parsed at once: about a millisecond.
+WHOLE_BYTES = 2**16
+# Arrays below this stay in the text, so that a body may have many of them.
+LONG_BYTES = 2**13
+# Text of whole elements that is parsed at once: about a millisecond.
+PIECE_BYTES = 2**14
+# Most text besides long arrays: its parser takes some 10 ms.
+MAX_REST_BYTES = 2**19
+
+_SPACE = re.compile(rb"[ \t\r\n]*")
+_OPEN, _CLOSE, _COMMA = b"[],"[0], b"[],"[1], b"[],"[2]
+
+Array = npt.NDArray[np.float64] | npt.NDArray[np.int64]
+
+
+class Numbers:
+    """An array that was read.
+
+    Attributes:
+        shape: Its shape.
+        pieces: Its numbers in C order, (n,) float64 or int64 each.
+    """
+
+    __slots__ = ("pieces", "shape")
+
+    def __init__(self, shape: tuple[int, ...], pieces: list[Array]) -> None:
+        self.shape = shape
+        self.pieces = pieces
+
+    @property
+    def count(self) -> int:
+        """Number of numbers."""
+        return sum(len(piece) for piece in self.pieces)
+
+    @property
+    def has_infinity(self) -> bool:
+        """Whether a number is infinite."""
+        return any(piece.dtype.kind == "f" and bool(np.isinf(piece).any()) for piece in self.pieces)
+
+
+class LongArray:
+    """A long array in a parsed document, not read yet.
+
+    Args:
+        text: Its text, from bracket to bracket.
+    """
+
+    def __init__(self, text: memoryview) -> None:
+        self.text = text
+
+
+class Document:
+    """A JSON object whose long arrays are not read yet.
+
+    Attributes:
+        members: The object; a `LongArray` stands for each long array that is the value of a key.
+        rest: Its text without them.
+    """
+
+    def __init__(self, members: dict[str, object], rest: bytes | memoryview) -> None:
+        self.members = members
+        self.rest = rest
+
+
+def parse_document(data: bytes | memoryview, what: str) -> Document:
+    """Parses one JSON object.
+
+    Args:
+        data: UTF-8 text.
+        what: Name in error texts.
+
+    Raises:
+        InvalidRequest: Not such an object, or too much text besides long arrays of numbers; the detail begins with `what`.
+    """
+    if len(data) <= WHOLE_BYTES:
+        return Document(parse_object(data, what), data)
+    text = bytes(data)
+    rest, arrays = _cut_out(text, what)
+    return Document(parse_object(rest, what, arrays), rest)
+
+
+def read_numbers(field: str, value: object, dtype: str, overflow_what: str | None = None) -> Numbers:
+    """Reads nested lists.
+
+    Args:
+        field: Name of the tensor in error texts.
+        value: As parsed: nested lists of numbers, a long array, or a single number.
+        dtype: Dtype of the tensor.
+        overflow_what: Name in the error text of a number in a long array that is beyond the range of a float; None to read it
+            as infinity.
+
+    Raises:
+        InvalidRequest: Anything but numbers of the dtype in lists of equal lengths.
+    """
+    if isinstance(value, LongArray):
+        return Numbers(*_read_long(field, value.text, dtype, overflow_what, 1))
+    shape, numbers = _flatten(field, value)
+    return Numbers(shape, [_converted(field, dtype, numbers)] if numbers else [])
+
+
+# ── text ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _cut_out(text: bytes, what: str) -> tuple[bytes, dict[str, object]]:
+    """Takes long arrays out of an object's text.
+
+    Returns:
+        The text with a string in the place of each, and the arrays by these strings.
+    """
+    # Nobody can guess it: a string of the body is never taken for an array.
+    token = secrets.token_hex(8)
+    rest: list[bytes] = []
+    arrays: dict[str, object] = {}
+    kept = scanned = rest_bytes = 0
+    while scanned < len(text):
+        quote = text.find(b'"', scanned)
+        end = quote if quote >= 0 else len(text)
+        begin = text.find(b"[", scanned, end) if end - scanned > LONG_BYTES else -1
+        # Between two strings an array of numbers can only be the value of the first.
+        if begin >= 0 and text[scanned:begin].strip() == b":":
+            scanned = _end_of_array(text, begin, end, what)
+            if scanned - begin > LONG_BYTES:
+                name = f"{token}{len(arrays)}"
+                rest += [text[kept:begin], f'"{name}"'.encode()]
+                rest_bytes += begin - kept
+                arrays[name] = LongArray(memoryview(text)[begin:scanned])
+                kept = scanned
+        else:
+            scanned = len(text) if quote < 0 else _end_of_string(text, quote)
+        if rest_bytes + scanned - kept > MAX_REST_BYTES:
+            raise InvalidRequest(f"{what}: more than {MAX_REST_BYTES} bytes of text besides long arrays of numbers")
+    rest.append(text[kept:])
+    return b"".join(rest), arrays
+
+
+def _end_of_string(text: bytes, quote: int) -> int:
+    """Index behind the string that begins at a quotation mark; the text's end when it does not end."""
+    at = quote
+    while (at := text.find(b'"', at + 1)) >= 0:
+        before = at
+        while text[before - 1] == ord("\\"):
+            before -= 1
+        if not (at - before) % 2:
+            return at + 1
+    return len(text)
+
+
+def _end_of_array(text: bytes, begin: int, end: int, what: str) -> int:
+    """Index behind the bracket that closes the one at `begin`."""
+    for at, window, depth in _depths(memoryview(text)[:end], begin):
+        (closed,) = np.nonzero((depth == 0) & (window == _CLOSE))
+        if depth.max() > MAX_RANK and not (closed.size and depth[: closed[0]].max() <= MAX_RANK):
+            raise InvalidRequest(f"{what}: nested too deeply; {MAX_RANK} dimensions are possible")
+        if closed.size:
+            return at + int(closed[0]) + 1
+    raise InvalidRequest(f"{what}: a list is not closed")
+
+
+def _depths(text: memoryview, begin: int) -> Iterator[tuple[int, npt.NDArray[np.uint8], npt.NDArray[np.int64]]]:
+    """Windows of a text, where each begins, and how many brackets are open behind each byte."""
+    carry = 0
+    for at in range(begin, len(text), PIECE_BYTES):
+        window = np.frombuffer(text, np.uint8, min(PIECE_BYTES, len(text) - at), at)
+        depth = np.cumsum((window == _OPEN).astype(np.int8) - (window == _CLOSE), dtype=np.int64) + carry
+        yield at, window, depth
+        carry = int(depth[-1])
+
+
+def _end_of_elements(text: memoryview, begin: int) -> int:
+    """Index of the comma or end behind whole elements of a list: as many as fit a piece, or one that is longer."""
+    if len(text) - begin <= PIECE_BYTES:
+        return len(text)
+    is_first = True
+    for at, window, depth in _depths(text, begin):
+        (commas,) = np.nonzero((depth == 0) & (window == _COMMA))
+        if commas.size:
+            return at + int(commas[-1 if is_first else 0])
+        is_first = False
+    return len(text)
+
+
+def _trimmed(text: memoryview) -> memoryview:
+    """The text without white space around it."""
+    space = _SPACE.match(text)
+    assert space is not None, "This is a bug."
+    begin, end = space.end(), len(text)
+    while end > begin and text[end - 1] in b" \t\r\n":
+        end -= 1
+    return text[begin:end]
+
+
+# ── values ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _read_long(
+    field: str, text: memoryview, dtype: str, overflow_what: str | None, depth: int
+) -> tuple[tuple[int, ...], list[Array]]:
+    """Reads the elements of a list one piece after the other; those longer than a piece are lists of their own."""
+    count, row, arrays = 0, None, []
+    begin, end, inner = 0, -1, text[1:-1]
+    while end < len(inner):
+        end = _end_of_elements(inner, begin)
+        piece = _trimmed(inner[begin:end])
+        if len(piece) <= PIECE_BYTES:
+            (num, *rest), numbers = _flatten(field, parse_list(b"[%b]" % bytes(piece), field))
+            own = tuple(rest)
+            if not num:
+                raise InvalidRequest(f"{field}: a list holds a comma without a number")
+            more = [_converted(field, dtype, numbers)] if numbers else []
+            if overflow_what is not None and Numbers((), more).has_infinity:
+                refuse_overflow(bytes(piece), overflow_what)
+        elif (piece[0], piece[-1]) == (_OPEN, _CLOSE):
+            num = 1
+            own, more = _read_long(field, piece, dtype, overflow_what, depth + 1)
+        else:
+            raise InvalidRequest(f"{field}: expected numbers in nested lists")
+        if row not in (None, own):
+            raise InvalidRequest(f"{field}: the nested lists are ragged at depth {depth}")
+        count, row, begin = count + num, own, end + 1
+        arrays += more
+    shape = (count, *(row or ()))
+    if len(shape) > MAX_RANK:
+        raise InvalidRequest(f"{field}: more than {MAX_RANK} dimensions")
+    return shape, arrays
+
+
+def _flatten(field: str, value: object) -> tuple[tuple[int, ...], list[int | float]]:
+    """Takes nested lists apart; every level is checked with set operations rather than per element.
+
+    Returns:
+        The shape and the numbers in C order.
+
+    Raises:
+        InvalidRequest: Anything but numbers in lists of equal lengths.
+    """
+    shape: list[int] = []
+    level: list[object] = [value]
+    while not (kinds := set(map(type, level))) <= {int, float}:
+        if not kinds <= {int, float, list}:
+            odd = min(kind.__name__ for kind in kinds - {int, float, list})
+            raise InvalidRequest(
+                f"{field}: holds a {odd}; expected numbers in nested lists (options go into the query)"
+            )
+        lists = [entry for entry in level if isinstance(entry, list)]
+        lengths = set(map(len, lists))
+        if len(lists) != len(level) or len(lengths) > 1:
+            raise InvalidRequest(f"{field}: the nested lists are ragged at depth {len(shape)}")
+        if len(shape) == MAX_RANK:
+            raise InvalidRequest(f"{field}: more than {MAX_RANK} dimensions")
+        shape.append(lengths.pop())
+        level = list(chain.from_iterable(lists))
+    return tuple(shape), level  # type: ignore[return-value]  # the loop ends when only numbers are left
+
+
+def _converted(field: str, dtype: str, numbers: list[int | float]) -> Array:
+    """Numbers as an array that holds every value of the dtype."""
+    if DTYPES[dtype].is_float:
+        try:
+            return np.array(numbers, dtype=np.float64)
+        except OverflowError:
+            raise InvalidRequest(f"{field}: holds an integer beyond the range of float64") from None
+    if float in set(map(type, numbers)):
+        raise InvalidRequest(f"{field}: holds a fraction or an exponent; {dtype} takes whole numbers")
+    bound = 1 << (8 * DTYPES[dtype].itemsize - 1)  # all our integers are signed
+    if min(numbers) < -bound or max(numbers) >= bound:
+        raise InvalidRequest(f"{field}: holds a number outside [{-bound}, {bound - 1}] of {dtype}")
+    return np.array(numbers, dtype=np.int64)
