@@ -91,7 +91,8 @@ async def respond_error(gateway: Gateway, context: RequestContext, error: Except
         gateway.metrics.observe_rejection(known.code)
     if context.status is not None:
         raise known
-    context.error = known
+    # A copy: the error's traceback leads back to the context, and both would wait for the garbage collector.
+    context.error = type(known)(known.detail, retry_after_s=known.retry_after_s)
     if isinstance(known, ClientGone):
         return
     context.failure = known.code
