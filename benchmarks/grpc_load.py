@@ -34,8 +34,9 @@ def message_of(rows: int) -> bytes:
 
 
 async def load(address: str, message: bytes, in_flight: int, seconds: float) -> dict[str, float]:
-    """Sends for some time; returns the number of answers, seconds, and latencies in microseconds."""
+    """Sends for some time; returns what was answered and sent, with the warm-up, and latencies in microseconds."""
     latencies: list[float] = []
+    sent = 1
     async with grpc.aio.insecure_channel(address) as channel:
         call = channel.unary_unary(INFER)
         nbytes = len(await call(message, wait_for_ready=True))
@@ -43,8 +44,10 @@ async def load(address: str, message: bytes, in_flight: int, seconds: float) -> 
         end_s = begin_s + seconds
 
         async def keep_busy() -> None:
+            nonlocal sent
             sent_s = time.perf_counter()
             while sent_s < end_s:
+                sent += 1
                 answer = await call(message)
                 assert len(answer) == nbytes, ModelInferResponse.FromString(answer)
                 now_s = time.perf_counter()
@@ -57,6 +60,7 @@ async def load(address: str, message: bytes, in_flight: int, seconds: float) -> 
     return {
         "requests": len(latencies),
         "seconds": seconds,
+        "sent": sent,
         "p50_us": round(latencies[len(latencies) // 2] * 1e6),
         "p99_us": round(latencies[len(latencies) * 99 // 100] * 1e6),
     }

@@ -37,6 +37,13 @@ class GatewayServer(uvicorn.Server):
         await super().startup(sockets)
         self.is_listening.set()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Uvicorn's call; requests that it did not wait for end before the loop does, as its tasks do."""
+        await super().shutdown(sockets)
+        for request in list(self.server_state.tasks):
+            request.cancel()
+        await asyncio.sleep(0)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Captures none."""

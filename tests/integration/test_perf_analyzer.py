@@ -73,13 +73,27 @@ def test_it_runs_over_shared_memory_without_an_error(
         assert total(scrape(client), "tilewire_rejected_total") == 0
 
 
-def run(server: LiveServer, flags: list[str], report: Path) -> None:
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [*ADD, "--concurrency-range", "2"],
+        [*MATMUL, "--concurrency-range", "1:3:2", "--async"],
+        [*SOFTMAX, "--concurrency-range", "2", "--streaming", "--async"],
+        [*MATMUL, "--concurrency-range", "2", "--shared-memory", "system", "--output-shared-memory-size", "65536"],
+    ],
+    ids=" ".join,
+)
+def test_it_runs_over_grpc_without_an_error(grpc_server: LiveServer, flags: list[str], tmp_path: Path) -> None:
+    run(grpc_server, flags, tmp_path / "report.csv", protocol="grpc")
+
+
+def run(server: LiveServer, flags: list[str], report: Path, protocol: str = "http") -> None:
     """A run that must end without an error and with figures."""
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
-    address = server.url.removeprefix("http://")
-    command = ["perf_analyzer", "-i", "http", "-u", address, "-f", str(report), *QUICK, *flags]
+    address = server.url.removeprefix("http://") if protocol == "http" else server.grpc_address
+    command = ["perf_analyzer", "-i", protocol, "-u", address, "-f", str(report), *QUICK, *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "error" not in done.stderr.lower(), done.stderr

@@ -63,20 +63,17 @@ class RequestStream(Driven, RequestResponseCycle):
         unparsed: What has come of such a body, in memory that the next read uses again.
     """
 
-    # What most requests have; the others set their own.
-    is_head_only = False
-    is_http11 = True
-    keep_alive = True
-    waiting_for_100_continue = False
-    disconnected = response_started = response_complete = False
-    received_bytes = 0
-    _is_asked = _is_stalled = False
-    _event: asyncio.Event | None = None
+    _event: asyncio.Event | None
 
     def __init__(self, owner: StreamOwner, content_length: int | None = None, unparsed: memoryview = _NOTHING) -> None:
         # Not uvicorn's constructor: a request of an op needs neither a scope nor a transport of its own.
         self._owner = owner
         self.flow = owner.flow
+        self.is_http11 = self.keep_alive = True
+        self.is_head_only = self.waiting_for_100_continue = self._is_asked = self._is_stalled = False
+        self.disconnected = self.response_started = self.response_complete = False
+        self.received_bytes = 0
+        self._event = self._awaited = None
         self.body: Any = bytearray() if content_length is None else unparsed
         # Bytes of a body that the parser does not know of, and that are still in the socket.
         self._owed = 0 if content_length is None else content_length - len(unparsed)

@@ -164,28 +164,27 @@ class RequestContext:
         error: Error that it was answered with; None before, and for a result.
     """
 
-    # What a request begins with: it sets only what it changes.
-    trace: TraceParent | None = None
-    key: HeadKey | None = None
-    cached: CachedHead | None = None
-    route = ""
-    op: str | None = None
-    status: int | None = None
-    receive_began_s = receive_s = send_s = 0.0
-    timings: Timings | None = None
-    batch_size = sent_bytes = 0
-    failure = allow = ""
-    access: Access | None = None
-    flow: Flow = NO_FLOW
-    charged_bytes: int | None = None
-    deadline_s: float = 0.0
-    error: TilewireError | None = None
+    trace: TraceParent | None
+    key: HeadKey | None
+    cached: CachedHead | None
+    op: str | None
+    status: int | None
+    timings: Timings | None
+    access: Access | None
+    charged_bytes: int | None
+    error: TilewireError | None
 
     def __init__(self, head: Head, own: Mapping[str, str], stream: Stream) -> None:
         self.head = head
         self.own = own
         self.stream = stream
         self.began_s = time.perf_counter()
+        self.trace = self.key = self.cached = self.op = self.status = None
+        self.timings = self.access = self.charged_bytes = self.error = None
+        self.receive_began_s = self.receive_s = self.send_s = self.deadline_s = 0.0
+        self.batch_size = self.sent_bytes = 0
+        self.route = self.failure = self.allow = ""
+        self.flow = NO_FLOW
         if own and TRACE_PARENT in own:
             self.trace = parse_traceparent(own[TRACE_PARENT], own.get(TRACE_STATE, ""))
         self.request_id = request_id_of(own) or os.urandom(16).hex()

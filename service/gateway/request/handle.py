@@ -158,7 +158,12 @@ async def compute(
     for _attempt in range(MAX_PLANS):
         if template is None or not engines.knows(template.resident_types):
             task = task or await call.decode(body, leases)
+            # Before residents are looked up: who may not read one does not hear whether it is there.
+            written = () if task.store is None else (task.store,)
+            uses_regions = bool(task.regions or task.out_regions)
+            authorise(context.granted, read=task.residents.values(), write=written, shared_memory=uses_regions)
             template = await make_template(gateway, context, call, task, body)
+            template.allowed = context.access
             if context.receive_began_s:
                 context.receive_s = time.perf_counter() - context.receive_began_s
         if context.access is not template.allowed:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tilewire.service.errors import TooBusy
-from tilewire.service.ipc.arena import SLOT_ALIGN, Arena, Lease, Segment
+from tilewire.service.ipc.arena import SLOT_ALIGN, Arena, Lease, Segment, slot_bytes
 
 NBYTES = 64 * 1024
 
@@ -43,10 +43,10 @@ class Leasing(RuleBasedStateMachine):
         lease.view[:] = bytes([self.number]) * lease.nbytes
         self.leases.append((lease, self.number))
 
-    @rule(nbytes=st.integers(0, NBYTES // 3))
-    def lease(self, nbytes: int) -> None:
+    @rule(nbytes=st.integers(0, NBYTES // 3), spare_bytes=st.sampled_from([0, 0, 1, 255, 256, 5000]))
+    def lease(self, nbytes: int, spare_bytes: int) -> None:
         try:
-            self.fill(self.arena.lease(nbytes))
+            self.fill(self.arena.lease(nbytes, spare_bytes))
         except TooBusy:
             assert self.leases, "an empty arena refused"
 
@@ -61,7 +61,8 @@ class Leasing(RuleBasedStateMachine):
     @rule(data=st.data())
     def shrink(self, data: st.DataObject) -> None:
         lease, _ = self.leases[data.draw(st.integers(0, len(self.leases) - 1))]
-        lease.shrink(data.draw(st.integers(0, lease.nbytes)))
+        if not lease.spare_bytes:
+            lease.shrink(data.draw(st.integers(0, lease.nbytes)))
 
     @invariant()
     def contents_are_untouched(self) -> None:
@@ -70,14 +71,18 @@ class Leasing(RuleBasedStateMachine):
 
     @invariant()
     def slots_are_apart_and_aligned(self) -> None:
-        spans = sorted((lease.offset, lease.offset + lease.nbytes) for lease, _ in self.leases)
+        spans = [(lease.offset, lease.offset + lease.nbytes) for lease, _ in self.leases]
+        spare = (lease for lease, _ in self.leases if lease.spare_bytes)
+        spans += ((lease.spare_offset, lease.spare_offset + lease.spare_bytes) for lease in spare)
+        spans.sort()
         assert all(offset % SLOT_ALIGN == 0 for offset, _ in spans)
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
 
     @invariant()
     def nothing_leaks(self) -> None:
-        slots = sum(max(SLOT_ALIGN, -(-lease.nbytes // SLOT_ALIGN) * SLOT_ALIGN) for lease, _ in self.leases)
-        assert self.arena.used_bytes == slots
+        slots = sum(slot_bytes(lease.nbytes) for lease, _ in self.leases)
+        spare = sum(slot_bytes(lease.spare_bytes) for lease, _ in self.leases if lease.spare_bytes)
+        assert self.arena.used_bytes == slots + spare
 
     def teardown(self) -> None:
         for lease, _ in self.leases:

@@ -72,8 +72,8 @@ _NATIVE: dict[str, Schema] = {
     ),
     "DType": {"type": "string", "enum": list(DTYPES)},
     "Numbers": {
-        "description": "Nested lists in C order; a number for a tensor without dimensions; null for NaN and infinities.",
-        "anyOf": [_list({}), {"type": "number"}, {"type": "null"}],
+        "description": "Nested lists of numbers in C order, or a number for rank 0. NaN and infinities are bare.",
+        "anyOf": [_list({}), {"type": "number"}],
     },
     "JsonTensor": {"anyOf": [_list({}), {"type": "number"}, _ref("TypedTensor")]},
     "TypedTensor": _object({"data": _ref("Numbers"), "dtype": _ref("DType"), "shape": _SIZES}, ("dtype", "shape")),
