@@ -170,6 +170,14 @@ def test_metrics_anywhere_in_the_documents_exist() -> None:
     assert set(re.findall(r"\btilewire_[a-z_]+[a-z]", EVERYTHING)) <= metrics_of_the_code()
 
 
+def test_troubleshooting_agrees_with_the_readme() -> None:
+    assert "No shape ever waits" in README
+    assert Settings.model_fields["warmup"].default == "run"
+    rows = [row for row in section(TEXTS["docs/operations.md"], "Troubleshooting").splitlines() if "is compiled" in row]
+    assert rows
+    assert all("`--warmup none`" in row for row in rows)
+
+
 # ── targets, paths, links ─────────────────────────────────────────────────────────────────────────
 
 
