@@ -170,7 +170,7 @@ class Settings(BaseSettings):
     log_format: LogFormat = Field("console", description="console for people, json for machines.")
     access_log: bool = Field(default=False, description="Log one line for each request.")
     api_keys_file: Path | None = Field(
-        None, description="File of API keys; with it, requests need one. Read again when it changes. See operations.md."
+        None, description="File of API keys: requests need one. Read again when it changes; see operations/security.md."
     )
     keyless: str = Field(
         "docs,console",

@@ -55,7 +55,17 @@ LANGUAGES = {
 }
 SHOWN = {"text", "console", "sh", "python", "json", "toml"}
 # Of other commands than `tilewire serve`.
-OTHER_FLAGS = {"--check", "--json", "--version", "--repository", "--url", "--cast", "--measure", "--data-binary", "--file"}
+OTHER_FLAGS = {
+    "--check",
+    "--json",
+    "--version",
+    "--repository",
+    "--url",
+    "--cast",
+    "--measure",
+    "--data-binary",
+    "--file",
+}
 DOCUMENTED_URL = "http://127.0.0.1:8000"
 DOCUMENTED_GRPC = "127.0.0.1:8001"
 ANNOUNCED = re.compile(r"at (http://\S+)")
@@ -158,6 +168,14 @@ def test_metrics_are_those_of_the_code() -> None:
 
 def test_metrics_anywhere_in_the_documents_exist() -> None:
     assert set(re.findall(r"\btilewire_[a-z_]+[a-z]", EVERYTHING)) <= metrics_of_the_code()
+
+
+def test_troubleshooting_agrees_with_the_readme() -> None:
+    assert "No shape ever waits" in README
+    assert Settings.model_fields["warmup"].default == "run"
+    rows = [row for row in section(TEXTS["docs/operations.md"], "Troubleshooting").splitlines() if "is compiled" in row]
+    assert rows
+    assert all("`--warmup none`" in row for row in rows)
 
 
 # ── targets, paths, links ─────────────────────────────────────────────────────────────────────────

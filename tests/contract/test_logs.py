@@ -18,7 +18,7 @@ from tests.support.raw_http import RawConnection, head
 from tests.support.tensor_bodies import to_npy, to_safetensors
 
 ONES = to_safetensors({"a": np.ones((4, 4), np.float32), "b": np.ones((4, 4), np.float32)})
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+OPERATIONS = (ROOT / "docs" / "operations" / "monitoring.md").read_text(encoding="utf-8")
 COMMON = {"event", "level", "logger", "process", "timestamp"}
 
 

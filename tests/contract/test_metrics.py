@@ -204,3 +204,10 @@ def test_exemplars_lead_from_a_bucket_to_its_request(server: LiveServer, used: h
         assert bounds[bounds.index(bound) - 1] < value <= bound
         assert count > 0
     assert "# {" not in used.get("/metrics", headers={"accept": "text/plain"}).text
+
+
+def test_compiles_are_counted_from_nought(client: httpx.Client) -> None:
+    shown = client.get("/metrics", headers={"accept": "text/plain"}).text
+    for op in OPS:
+        for phase in ("startup", "serving"):
+            assert f'tilewire_kernel_compiles_total{{op="{op}",phase="{phase}"}} 0.0' in shown

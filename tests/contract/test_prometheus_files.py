@@ -32,7 +32,7 @@ from tilewire.service.errors import BY_CODE
 
 ROOT = DEPLOY.parent
 ALERT_TESTS = DEPLOY / "prometheus" / "tests" / "alerts_test.yml"
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+OPERATIONS = (ROOT / "docs" / "operations" / "monitoring.md").read_text(encoding="utf-8")
 API = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 WIDTH = 24
 
@@ -87,7 +87,7 @@ def test_every_alert_has_a_severity_a_summary_and_a_remedy() -> None:
         if "alert" in rule:
             assert rule["labels"]["severity"] in ("warning", "critical")
             assert rule["annotations"]["summary"]
-            assert f"| `{rule['alert']}` |" in OPERATIONS, "docs/operations.md says what to do"
+            assert f"| `{rule['alert']}` |" in OPERATIONS, "docs/operations/monitoring.md says what to do"
     assert set(re.findall(r"^\| `(Tilewire\w+)` \|", OPERATIONS, re.MULTILINE)) == alerts()
 
 
