@@ -16,7 +16,7 @@ from tests.support.browser import chromium
 from tests.support.float64_oracle import random_array
 from tests.support.live_server import LiveServer, serving
 from tests.support.tensor_bodies import to_npy
-from tilewire.service.gateway.request.origins import Origins
+from tilewire.service.gateway.auth.origins import Origins
 
 FRIEND, STRANGER = "https://friend.example", "https://stranger.example"
 KEY = "tw_page"

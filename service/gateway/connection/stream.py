@@ -16,10 +16,10 @@ from uvicorn.server import ServerState
 
 from tilewire.service.errors import ClientGone, InvalidRequest
 from tilewire.service.gateway.auth.flows import Flow
+from tilewire.service.gateway.connection.driving import Driven
 from tilewire.service.gateway.connection.receive import Connection, Receiver
 from tilewire.service.gateway.connection.write import CoalescingTransport, write_answer
 from tilewire.service.gateway.request.body import stalled
-from tilewire.service.gateway.request.driving import Driven
 
 logger = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ import grpc
 
 from tilewire.service.errors import InvalidRequest, TilewireError
 from tilewire.service.gateway.api.v2.calls import limits_of
+from tilewire.service.gateway.connection.driving import Driven
 from tilewire.service.gateway.grpc.call import RpcCall, Servicer, finish
 from tilewire.service.gateway.grpc.calls import RpcApi
 from tilewire.service.gateway.grpc.inflate import inflate, is_compressed
@@ -24,7 +25,6 @@ from tilewire.service.gateway.grpc.wire import Frame, frame_of, parse
 from tilewire.service.gateway.request.access_log import report
 from tilewire.service.gateway.request.body import stalled
 from tilewire.service.gateway.request.context import Gateway, RequestContext
-from tilewire.service.gateway.request.driving import Driven
 from tilewire.service.gateway.request.handle import handle
 from tilewire.service.gateway.request.head import HeadKey
 from tilewire.service.gateway.request.offload import offload

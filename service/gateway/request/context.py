@@ -14,10 +14,10 @@ from tilewire.service.config.process import GatewaySettings
 from tilewire.service.errors import TilewireError
 from tilewire.service.gateway.auth.authenticator import Access, Authenticator
 from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
+from tilewire.service.gateway.auth.origins import Origins
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.head import TRACE_PARENT, TRACE_STATE, Head, HeadKey, request_id_of
-from tilewire.service.gateway.request.origins import Origins
 from tilewire.service.gateway.request.programs import Programs
 from tilewire.service.gateway.request.template import CachedHead, TemplateCache
 from tilewire.service.gateway.telemetry.metrics import GatewayMetrics

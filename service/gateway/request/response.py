@@ -19,11 +19,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tilewire.service.errors import ClientGone, InternalError, TilewireError, Unauthorized
+from tilewire.service.gateway.auth.origins import Headers
 from tilewire.service.gateway.request.adapter import Answer
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.context import Gateway, RequestContext, context_of
 from tilewire.service.gateway.request.head import REQUEST_ID
-from tilewire.service.gateway.request.origins import Headers
 from tilewire.service.ipc.messages import TensorInfo, Timings
 
 # An error that leaves more of a body unread than this costs the connection: discarding it would cost more.
