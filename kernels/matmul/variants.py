@@ -8,9 +8,8 @@ import torch
 import triton.language as tl
 
 from tilewire.kernels.matmul.configs import ITEM_BYTES, Config, Specialization, resolve_precision
-from tilewire.kernels.matmul.kernel import matmul_kernel, matmul_tma_kernel
+from tilewire.kernels.matmul.kernel import matmul_kernel, matmul_tma_kernel, matmul_vector_kernel
 from tilewire.kernels.matmul.members import by_specialization
-from tilewire.kernels.matmul.vector_kernel import matmul_vector_kernel
 from tilewire.kernels.runtime.launch import Variant, pointer
 from tilewire.kernels.runtime.targets import Target
 
