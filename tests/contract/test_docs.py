@@ -55,7 +55,17 @@ LANGUAGES = {
 }
 SHOWN = {"text", "console", "sh", "python", "json", "toml"}
 # Of other commands than `tilewire serve`.
-OTHER_FLAGS = {"--check", "--json", "--version", "--repository", "--url", "--cast", "--measure", "--data-binary", "--file"}
+OTHER_FLAGS = {
+    "--check",
+    "--json",
+    "--version",
+    "--repository",
+    "--url",
+    "--cast",
+    "--measure",
+    "--data-binary",
+    "--file",
+}
 DOCUMENTED_URL = "http://127.0.0.1:8000"
 DOCUMENTED_GRPC = "127.0.0.1:8001"
 ANNOUNCED = re.compile(r"at (http://\S+)")
