@@ -7,7 +7,7 @@ SET_UP := constraints/cpu.txt deploy/set_up.py pyproject.toml
 PYTEST_ARGS ?= -n auto --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo test test-all check lint format type arch docs site many soak fuzz bench gpu-test screenshot dist image-test clean
+.PHONY: help serve demo test test-all check lint format type arch docs site many soak fuzz qa bench gpu-test screenshot dist image-test clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ soak: $(VENV)/.dev ## MINUTES (20) of mixed, slow and hostile clients with a kil
 
 fuzz: $(VENV)/.dev ## N (1,000,000) mutated requests through sockets, parser and codecs together
 	$(BIN)/python -m benchmarks.fuzz --requests $(or $(N),1000000)
+
+qa: $(VENV)/.dev ## NVIDIA's QA, from TRITON=path of a checkout of triton-inference-server/server; needs psutil
+	$(BIN)/python -m tests.support.triton_qa $(TRITON)
 
 bench: $(VENV)/.server ## the kernel benchmark, on a GPU
 	$(BIN)/tilewire bench kernels
