@@ -127,15 +127,16 @@ class EngineMetrics:
             if spent_ns:
                 self._stage_seconds.observe((op, stage), spent_ns * 1e-9, num_jobs)
 
-    def record_launch(self, op: str, batch: Sequence[Sequence[Work]], timings: Timings) -> None:
+    def record_launch(self, op: str, program: str, batch: Sequence[Sequence[Work]], timings: Timings) -> None:
         """Counts one launch: a program's steps under their own ops, each with a share of the time as its cost is expected.
 
         Args:
             op: Op of its jobs.
+            program: Name of the kept program; empty for an op.
             batch: Work of each job.
             timings: Stage times of the launch.
         """
-        self._statistics.count(op, len(batch), timings)
+        self._statistics.count(op, program, len(batch), timings)
         self._batch_requests.observe((op,), len(batch))
         kernel_s = timings.kernel_ns * 1e-9
         parts = joint_work(batch)

@@ -35,6 +35,11 @@ def program_resident(name: str) -> str:
     return f"{PROGRAM}:{name}"
 
 
+def program_of(resident: str) -> str:
+    """Returns the name of the program whose text a resident holds; empty for a tensor."""
+    return resident.removeprefix(program_resident("")) if is_program(resident) else ""
+
+
 def is_program(resident: str) -> bool:
     """Whether a resident of this name holds a program's text."""
     return resident.startswith(program_resident(""))

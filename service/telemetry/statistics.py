@@ -18,6 +18,8 @@ from tilewire.service.telemetry.counters import MetricSet, Sample
 _REQUESTS, _REQUEST_NS = "statistics_requests", "statistics_request_ns"
 _LAUNCHES, _LAUNCH_NS = "statistics_launches", "statistics_launch_ns"
 _LAST = "statistics_last_ms"
+# Kept programs that a process counts by name: sums of deleted ones stay in the supervisor.
+MAX_PROGRAMS = 1024
 
 
 class Duration(msgspec.Struct):
@@ -83,6 +85,22 @@ def _parts(timings: Timings) -> tuple[tuple[str, int], ...]:
     )
 
 
+class _Names:
+    """Names that counts go under: those of ops, and of so many kept programs."""
+
+    def __init__(self) -> None:
+        self._programs: set[str] = set()
+
+    def name_of(self, op: str, program: str) -> str:
+        """Returns the program's name while there are few of them, else the op's."""
+        if not program or program in self._programs:
+            return program or op
+        if len(self._programs) >= MAX_PROGRAMS:
+            return op
+        self._programs.add(program)
+        return program
+
+
 class RequestStatistics:
     """A gateway's share. One thread.
 
@@ -92,19 +110,22 @@ class RequestStatistics:
 
     def __init__(self, metrics: MetricSet) -> None:
         labels = ("op", "part")
+        self._names = _Names()
         self._requests = metrics.counter(_REQUESTS, "Requests.", labels, is_shown=False)
         self._request_ns = metrics.counter(_REQUEST_NS, "Their time.", labels, is_shown=False)
         # How many, their time in all, and that of each part: one list for each op, so that a request is one look-up.
         self._computed: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (2 + len(_PARTS)))
 
-    def count(self, op: str, seconds: float, timings: Timings | None) -> None:
+    def count(self, op: str, program: str, seconds: float, timings: Timings | None) -> None:
         """Counts one request.
 
         Args:
             op: Name of the op.
+            program: Name of the kept program; empty for an op.
             seconds: From its headers to the last byte of its answer.
             timings: Stage times of the engine; None for a request that failed.
         """
+        op = self._names.name_of(op, program)
         if timings is None:
             self._requests.inc((op, "fail"))
             self._request_ns.inc((op, "fail"), int(seconds * 1e9))
@@ -134,12 +155,14 @@ class LaunchStatistics:
     """
 
     def __init__(self, metrics: MetricSet) -> None:
+        self._names = _Names()
         self._launches = metrics.counter(_LAUNCHES, "Launches.", ("op", "batch_size"), is_shown=False)
         self._launch_ns = metrics.counter(_LAUNCH_NS, "Their time.", ("op", "batch_size", "part"), is_shown=False)
         self._last = metrics.gauge(_LAST, "End of the last launch.", ("op",), merge="max_ever", is_shown=False)
 
-    def count(self, op: str, num_requests: int, timings: Timings) -> None:
-        """Counts one launch."""
+    def count(self, op: str, program: str, num_requests: int, timings: Timings) -> None:
+        """Counts one launch of an op, or of a kept program unless its name is empty."""
+        op = self._names.name_of(op, program)
         size = str(num_requests)
         self._launches.inc((op, size))
         for part, spent_ns in _parts(timings):

@@ -88,6 +88,27 @@ def test_operations_are_counted_under_the_ops_of_the_steps(client: httpx.Client,
     assert settles(client, is_counted), scrape(client)
 
 
+def test_a_kept_program_has_statistics(client: httpx.Client) -> None:
+    client.put("/v1/programs/counted", json=SOFTMAX).raise_for_status()
+    try:
+        ran = [client.post("/v1/programs/counted", content=to_safetensors({"x": X})).status_code for _ in range(3)]
+        assert ran == [200] * 3
+        assert client.post("/v1/programs/counted", content=to_safetensors({"y": X})).status_code == 400
+        end_s = time.monotonic() + 10
+        while True:
+            (found,) = client.get("/v2/models/counted/stats").json()["model_stats"]
+            stats = found["inference_stats"]
+            if (found["inference_count"], stats["success"]["count"], stats["fail"]["count"]) == (3, 3, 1):
+                break
+            assert time.monotonic() < end_s, found
+            time.sleep(0.02)
+        every = client.get("/v2/models/stats").json()["model_stats"]
+        assert "counted" in {one["name"] for one in every}
+    finally:
+        client.delete("/v1/programs/counted").raise_for_status()
+    assert client.get("/v2/models/counted/stats").status_code == 404
+
+
 def test_a_kept_program_answers_its_outputs_by_name(client: httpx.Client, mlp: str) -> None:
     for _ in range(3):
         response = client.post(f"/v1/programs/{mlp}", content=to_safetensors({"x": X}))

@@ -66,6 +66,7 @@ class JobPlan:
         host_bytes: Bytes that travel between host and device.
         seconds: Estimated time that a job adds to a launch.
         work: Operations and bytes of a job, by op.
+        program: Name of the kept program; empty for an op.
         has_regions: Whether anything lies in a client's region.
         binding: Part that depends on the residents; None before the first job.
     """
@@ -82,6 +83,7 @@ class JobPlan:
     host_bytes: int
     seconds: float
     work: tuple[Work, ...]
+    program: str
     has_regions: bool
     binding: Binding | None = None
 

@@ -382,7 +382,7 @@ class EngineLoop:
             self._mailbox.flush()
             self._let_go(batch)
             self._metrics.record_stages(op, timings, len(batch))
-            self._metrics.record_launch(op, [job.plan.work for job in batch], timings)
+            self._metrics.record_launch(op, batch[0].plan.program, [job.plan.work for job in batch], timings)
             self._is_unflushed = True
             if self._poll_ns:
                 # Whoever was just answered may ask again at once.

@@ -19,7 +19,7 @@ from tilewire.service.engine.tensors.residents import Resident, Residents
 from tilewire.service.engine.tensors.shared_regions import Regions, Use
 from tilewire.service.ipc.messages import Job, Stale, Template, Upload
 from tilewire.service.ops.op import AnyOp, Batching, JoinStrategy, TensorType
-from tilewire.service.ops.registry import op_for
+from tilewire.service.ops.registry import op_for, program_of
 
 
 def plan_of(template: Template, backend: str) -> JobPlan:
@@ -67,6 +67,7 @@ def plan_of(template: Template, backend: str) -> JobPlan:
         host_bytes=host_bytes,
         seconds=predict_s(backend, template.flops, host_bytes),
         work=op.work(types, resident_inputs, options, template.flops, template.moved_bytes),
+        program="".join(program_of(resident) for _, resident, *_ in residents),
         has_regions=any(span.region is not None for span in (*inputs, *outputs)),
     )
 

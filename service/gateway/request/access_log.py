@@ -41,6 +41,7 @@ def report(gateway: Gateway, context: RequestContext) -> None:
                 context.timings,
                 context.request_id,
                 trace_id,
+                context.model,
             )
         )
     else:

@@ -148,6 +148,7 @@ class RequestContext:
         began_s: When its headers were in, on the performance counter.
         route: Pattern of its path, for spans; empty when there is none.
         op: Name of the op, or None.
+        model: Name of the kept program; empty for an op, and while it is not known to exist.
         status: Status of the answer; None before it begins.
         receive_began_s: When its body was asked for, on the performance counter; 0 when it was not.
         receive_s: Seconds in which its body came and was read.
@@ -181,6 +182,7 @@ class RequestContext:
         self.began_s = time.perf_counter()
         self.trace = self.key = self.cached = self.op = self.status = None
         self.timings = self.access = self.charged_bytes = self.error = None
+        self.model = ""
         self.receive_began_s = self.receive_s = self.send_s = self.deadline_s = 0.0
         self.batch_size = self.sent_bytes = 0
         self.route = self.failure = self.allow = ""

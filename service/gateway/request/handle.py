@@ -61,6 +61,7 @@ async def handle(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp)
         allow(context.cached, access, call)
         if call.program is not None or not gateway.engines.have_types(call.residents):
             await find_names(gateway, call, leases)
+            context.model = call.program or ""
         head, cached, body = context.head, context.cached, None
         if call.needs_body or head.is_chunked or head.content_length:
             spare_bytes = 0 if cached is None else cached.spare_bytes

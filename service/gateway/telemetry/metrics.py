@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -90,6 +90,7 @@ class EndedRequest(msgspec.Struct, frozen=True, gc=False):
         timings: Stage times of the engine; None when it was not computed.
         request_id: Label of the exemplar.
         trace_id: Label of the exemplar, or None.
+        model: Name of the kept program; empty for an op.
     """
 
     op: str
@@ -102,6 +103,7 @@ class EndedRequest(msgspec.Struct, frozen=True, gc=False):
     timings: Timings | None = None
     request_id: str = ""
     trace_id: str | None = None
+    model: str = ""
 
 
 class GatewayMetrics:
@@ -207,7 +209,7 @@ class GatewayMetrics:
         by_op: defaultdict[str, list[EndedRequest]] = defaultdict(list)
         for one in ended:
             by_op[one.op].append(one)
-            self._statistics.count(one.op, one.seconds, one.timings if one.code < BAD_REQUEST else None)
+            self._statistics.count(one.op, one.model, one.seconds, one.timings if one.code < BAD_REQUEST else None)
         for op, requests in by_op.items():
             for code, count in Counter([one.code for one in requests]).items():
                 self._requests.inc((op, str(code)), count)
@@ -247,14 +249,17 @@ class GatewayMetrics:
         self.flush()
         return await self._totals.exposition(openmetrics=openmetrics)
 
-    async def statistics(self) -> list[ModelStats]:
+    async def statistics(self, models: Sequence[str]) -> list[ModelStats]:
         """Returns the protocol's statistics over all processes; what others hold back is at most `FLUSH_S` old.
+
+        Args:
+            models: Names of ops and of kept programs.
 
         Raises:
             Unavailable: The supervisor is gone.
         """
         self.flush()
-        return statistics_of(await self._totals.hidden(), tuple(OPS), VERSION)
+        return statistics_of(await self._totals.hidden(), models, VERSION)
 
     async def history(self) -> HistoryReport:
         """Returns the last minutes over all processes.

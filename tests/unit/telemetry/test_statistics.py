@@ -7,6 +7,7 @@ from tilewire.service.ipc.messages import Timings
 from tilewire.service.telemetry.counters import MetricSet
 from tilewire.service.telemetry.exposition import Totals
 from tilewire.service.telemetry.statistics import (
+    MAX_PROGRAMS,
     BatchStats,
     Duration,
     InferenceStats,
@@ -20,12 +21,12 @@ def count(totals: Totals, source: str) -> None:
     metrics = MetricSet(LocalTotals(totals, source))
     requests, launches = RequestStatistics(metrics), LaunchStatistics(metrics)
     for _ in range(3):
-        requests.count("add", 2e-6, Timings(10, 20, 30, 40))
-    requests.count("add", 1e-6, None)
-    requests.count("softmax", 5e-6, None)
-    launches.count("add", 2, Timings(0, 20, 30, 40))
-    launches.count("add", 1, Timings(0, 2, 3, 4))
-    launches.count("add", 16, Timings(0, 200, 2**52, 400))
+        requests.count("add", "", 2e-6, Timings(10, 20, 30, 40))
+    requests.count("add", "", 1e-6, None)
+    requests.count("softmax", "", 5e-6, None)
+    launches.count("add", "", 2, Timings(0, 20, 30, 40))
+    launches.count("add", "", 1, Timings(0, 2, 3, 4))
+    launches.count("add", "", 16, Timings(0, 200, 2**52, 400))
     for _ in range(2):
         requests.flush()
         metrics.flush()
@@ -56,6 +57,19 @@ def test_sums_over_processes_that_are_gone() -> None:
     assert (softmax.last_inference, softmax.execution_count, softmax.batch_stats) == (0, 0, [])
     assert matmul.inference_stats == InferenceStats()
     assert list(totals.collect()) == []
+
+
+def test_programs_are_counted_by_name_while_they_are_few() -> None:
+    totals = Totals()
+    metrics = MetricSet(LocalTotals(totals, "one"))
+    requests = RequestStatistics(metrics)
+    names = [f"p{number}" for number in range(MAX_PROGRAMS + 2)]
+    for name in [*names, names[0]]:
+        requests.count("program", name, 1e-6, None)
+    requests.flush()
+    metrics.flush()
+    first, last, rest = statistics_of(totals.hidden(), (names[0], names[-1], "program"), "1")
+    assert [one.inference_stats.fail.count for one in (first, last, rest)] == [2, 0, 2]
 
 
 def test_nothing_was_counted_yet() -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import InvalidRequest, UnknownName
+from tilewire.service.gateway.api.health import why_not_ready
 from tilewire.service.gateway.api.v2.answer import VERSION
 from tilewire.service.gateway.auth.flows import Flow
 from tilewire.service.gateway.request.context import Gateway
@@ -147,9 +148,11 @@ async def statistics_for(gateway: Gateway, flow: Flow, model: str = "", version:
     Raises:
         UnknownName: No such model, or no such version of it.
     """
-    found = await find_model(gateway, flow, model, version) if model else None
-    every = await gateway.metrics.statistics()
-    return every if found is None else [one for one in every if one.name == found.name]
+    if model:
+        found = await find_model(gateway, flow, model, version)
+        return await gateway.metrics.statistics([found.name])
+    programs = await gateway.programs.names() if why_not_ready(gateway) is None else []
+    return await gateway.metrics.statistics([*OPS, *programs])
 
 
 def describe_server(gateway: Gateway) -> dict[str, object]:
