@@ -26,6 +26,8 @@ from tilewire.service.gateway.grpc.status import PUSHBACK, RETRY_AFTER
 A = np.arange(6, dtype=np.float32).reshape(2, 3)
 MESSAGE = request_of("add", {"a": A, "b": A}).SerializeToString()
 Code = grpc.StatusCode
+RETRIES = """{"methodConfig": [{"name": [{"service": "inference.GRPCInferenceService"}], "retryPolicy": {"maxAttempts": 5,
+"initialBackoff": "0.01s", "maxBackoff": "0.01s", "backoffMultiplier": 1, "retryableStatusCodes": ["UNAVAILABLE"]}}]}"""
 
 
 async def refusal(call: Any) -> grpc.aio.AioRpcError:
@@ -101,6 +103,19 @@ async def test_errors_of_the_engine(error: Exception, code: grpc.StatusCode) -> 
         assert metadata.get(RETRY_AFTER) == (None if retry_after_s is None else str(retry_after_s))
         assert metadata.get(PUSHBACK) == (None if retry_after_s is None else f"{retry_after_s}000")
         assert len(metadata["x-request-id"]) == 32
+
+
+@scene
+async def test_a_client_with_a_retry_policy_waits_as_the_hint_says_and_does_not_notice() -> None:
+    bench = RpcBench()
+    bench.engine.error = Unavailable("the engine restarts")
+    async with bench.answering(("grpc.service_config", RETRIES)) as channel:
+        began_s = time.monotonic()
+        call = asyncio.ensure_future(channel.unary_unary(INFER)(MESSAGE))
+        await until(lambda: len(bench.engine.jobs) == 2)
+        assert time.monotonic() - began_s > 0.9
+        bench.engine.error = None
+        np.testing.assert_array_equal(out_of(pb.ModelInferResponse.FromString(await call)), 2 * A)
 
 
 @scene

@@ -43,8 +43,6 @@ FLAGS = (*SMALL, "--gateways", "1", "--grpc-port", "0")
 A = np.arange(6, dtype=np.float32).reshape(2, 3)
 REQUEST = request_of("add", {"a": A, "b": A})
 POLL_S = 0.02
-RETRIES = """{"methodConfig": [{"name": [{"service": "inference.GRPCInferenceService"}], "retryPolicy": {"maxAttempts": 5,
-"initialBackoff": "1s", "maxBackoff": "1s", "backoffMultiplier": 1, "retryableStatusCodes": ["UNAVAILABLE"]}}]}"""
 
 
 def until_served(channel: grpc.Channel) -> None:
@@ -76,15 +74,6 @@ def test_a_killed_engine_is_unavailable_with_a_hint_and_comes_back(start_server:
         assert {one.state for one in ask(channel, "RepositoryIndex").models} == {"UNAVAILABLE"}
         assert not ask(channel, "RepositoryIndex", ready=True).models
         assert next(statuses) == health_pb2.HealthCheckResponse.SERVING
-        np.testing.assert_array_equal(out_of(infer(channel, REQUEST)), 2 * A)
-
-
-def test_a_client_with_a_retry_policy_does_not_notice_a_killed_engine(start_server: StartServer) -> None:
-    server = start_server(*FLAGS)
-    with channel_to(server, ("grpc.service_config", RETRIES)) as channel:
-        infer(channel, REQUEST)
-        (engine,) = server.engines()
-        os.kill(engine, signal.SIGKILL)
         np.testing.assert_array_equal(out_of(infer(channel, REQUEST)), 2 * A)
 
 

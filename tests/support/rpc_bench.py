@@ -35,12 +35,12 @@ class RpcBench(GatewayBench):
         self.rpc = GrpcServer(self.gateway)
 
     @contextlib.asynccontextmanager
-    async def answering(self) -> AsyncIterator[grpc.aio.Channel]:
+    async def answering(self, *options: tuple[str, object]) -> AsyncIterator[grpc.aio.Channel]:
         """Serves; at the end nothing is under way, and no slot is held."""
         task = asyncio.create_task(self.rpc.run())
         await self.rpc.is_listening.wait()
         try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{self.rpc.port}", options=[INSTANCE]) as channel:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{self.rpc.port}", options=[INSTANCE, *options]) as channel:
                 yield channel
         finally:
             self.rpc.close()
