@@ -567,6 +567,8 @@ def _starting() -> Unavailable:
 
 
 async def _is_done_by(future: asyncio.Future[Reply], deadline_ns: int) -> bool:
+    if future.done():
+        return True
     done, _pending = await asyncio.wait((future,), timeout=max(0, deadline_ns - time.monotonic_ns()) / 1e9)
     return bool(done)
 
