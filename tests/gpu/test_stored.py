@@ -14,7 +14,6 @@ import torch
 
 import tilewire
 from tests.support.live_server import LiveServer, serving
-from tilewire.service.engine.backends.gpu.backend import GpuBackend
 from tilewire.service.engine.tensors.host_copies import pieces_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -74,6 +73,9 @@ def test_a_result_is_lost_with_its_engine_unless_it_is_durable(server: LiveServe
 
 @pytest.mark.parametrize(("rows", "columns"), [(1000, 3000), (513, 511)], ids=["flat", "padded"])
 def test_the_copier_copies_beside_the_batches(rows: int, columns: int) -> None:
+    # Not at the top: it imports Triton, which the kernels' tests put into its interpreter first.
+    from tilewire.service.engine.backends.gpu.backend import GpuBackend
+
     copier = GpuBackend("cuda:0").open_copier()
     tensor = torch.randn(rows, columns + 1, device="cuda")[:, : columns + columns % 2]
     whole = torch.empty(tensor.nbytes, dtype=torch.uint8)
