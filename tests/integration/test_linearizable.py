@@ -125,7 +125,7 @@ class Writer(threading.Thread):
             self._connection = None
 
 
-# On a machine with more work than cores a read was older than an acknowledged write, in 2 of some 10 runs; see docs/reliability.md.
+# On an overloaded machine a read was older than an acknowledged write, in 2 of some 10 runs; see docs/reliability.md.
 STALE = pytest.mark.xfail(reason="two engines: a rare read is older than an acknowledged write", strict=False)
 
 
