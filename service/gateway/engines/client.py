@@ -166,6 +166,8 @@ class EngineClient:
         self._on_change = on_change
         self._poller = poller or Poller(0)
         self._link: Link[ToGateway] | None = None
+        # Held: the running loop is looked up with a system call.
+        self._loop = asyncio.get_running_loop()
         self._lost = asyncio.Event()
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[Reply]] = {}
@@ -218,7 +220,7 @@ class EngineClient:
 
     def _expect_reply(self) -> tuple[int, asyncio.Future[Reply]]:
         request_id = next(self._ids)
-        future = self._pending[request_id] = asyncio.get_running_loop().create_future()
+        future = self._pending[request_id] = self._loop.create_future()
         self._poller.sent()
         return request_id, future
 
@@ -242,7 +244,7 @@ class EngineClient:
                 self._link.close()
 
     async def _connect(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
@@ -9,7 +10,7 @@ from urllib.parse import unquote
 
 import grpc
 
-from tilewire.service.gateway.auth.flows import flow_of_address
+from tilewire.service.gateway.auth.flows import MAX_ADDRESSES, Flow, flow_of_address
 from tilewire.service.gateway.grpc.status import code_of, hints_of
 from tilewire.service.gateway.grpc.stream import RpcStream
 from tilewire.service.gateway.request.context import Gateway, RequestContext
@@ -55,7 +56,7 @@ class RpcCall:
 
     def __init__(self, path: str, call: Servicer) -> None:
         self.path = path
-        self.client_flow = flow_of_address(_host_of(call.peer()))
+        self.client_flow = flow_of_peer(call.peer())
         self.began_s = time.perf_counter()
         left_s = call.time_remaining()
         self.deadline_s = 0.0 if left_s is None else self.began_s + left_s
@@ -104,13 +105,20 @@ class RpcCall:
         context = RequestContext(head, self.own, stream)
         context.began_s, context.deadline_s = self.began_s, self.deadline_s
         context.route = self.path
+        # Metadata cost more than the rest of an answer's head: they go to those who name their requests.
+        context.has_lines = bool(self.own)
         return context
 
 
-def _host_of(peer: str) -> str:
-    """Returns the address in gRPC's name of a peer: `ipv4:127.0.0.1:4711`, `ipv6:%5B::1%5D:4711` or `unix:`."""
+@functools.lru_cache(MAX_ADDRESSES)
+def flow_of_peer(peer: str) -> Flow:
+    """Returns the flow of a client.
+
+    Args:
+        peer: gRPC's name of it: `ipv4:127.0.0.1:4711`, `ipv6:%5B::1%5D:4711` or `unix:`.
+    """
     kind, _, rest = peer.partition(":")
-    return unquote(rest).rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""
+    return flow_of_address(unquote(rest).rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else "")
 
 
 async def finish(call: Servicer, context: RequestContext, stream: RpcStream) -> bytes:
@@ -120,8 +128,7 @@ async def finish(call: Servicer, context: RequestContext, stream: RpcStream) -> 
     """
     error = context.error
     if error is None:
-        # Metadata cost more than the rest of an answer's head: they go to those who name their requests.
-        if context.own:
+        if context.has_lines:
             call.set_trailing_metadata(stream.metadata)
         return stream.message
     await call.abort(code_of(error), error.detail, (*stream.metadata, *hints_of(error)))

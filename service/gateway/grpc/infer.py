@@ -20,6 +20,7 @@ from tilewire.service.gateway.grpc.open_inference_pb2 import (
     ModelStreamInferResponse,
 )
 from tilewire.service.gateway.grpc.paths import INFER, STREAM_INFER
+from tilewire.service.gateway.grpc.stalls import STALLED, Stalls
 from tilewire.service.gateway.grpc.stream import RpcStream
 from tilewire.service.gateway.grpc.wire import Frame, frame_of, parse
 from tilewire.service.gateway.request.access_log import report
@@ -33,10 +34,6 @@ from tilewire.service.ops.registry import OPS, PROGRAM_FAMILY
 
 # Requests of one stream that are under way at once; the next ones stay unread.
 MAX_AHEAD = 16
-# Longest time of a timer, for settings without a bound.
-FOREVER_S = 1e6
-# Reason of a cancellation that is not the client's.
-STALLED = "stalled"
 _OPS = {name.encode(): op for name, op in OPS.items()}
 
 
@@ -57,18 +54,19 @@ class Running(NamedTuple):
 class Answering(Driven):
     """Runs what answers one message; a call that is cancelled does not cancel it.
 
+    Args:
+        loop: Event loop.
+
     Attributes:
-        context: The request, once it is answered.
+        context: The request, once its message is read.
     """
 
-    def __init__(self) -> None:
-        self.context: RequestContext | None = None
+    context: RequestContext
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._error: Exception | None = None
         self._done: asyncio.Future[None] | None = None
-
-    async def run(self, work: Coroutine[Any, Any, RequestContext]) -> None:
-        """Keeps what `work` returns."""
-        self.context = await work
 
     async def result(self) -> RequestContext:
         """Returns the request when it is answered.
@@ -77,11 +75,10 @@ class Answering(Driven):
             Exception: It could not be answered: a bug.
         """
         if self.is_waiting:
-            self._done = asyncio.get_running_loop().create_future()
+            self._done = self._loop.create_future()
             await self._done
         if self._error is not None:
             raise self._error
-        assert self.context is not None, "This is a bug."
         return self.context
 
     def ended(self, error: Exception | None) -> None:
@@ -102,6 +99,7 @@ class InferCalls:
         self._gateway = gateway
         self._limits = limits_of(gateway.settings)
         self._loop = asyncio.get_running_loop()
+        self._stalls = Stalls(gateway.settings.max_body_s)
 
     async def infer(self, _requests: AsyncIterator[bytes], call: Servicer) -> bytes:
         """Answers ModelInfer; its message is read only when the call may be answered."""
@@ -111,7 +109,9 @@ class InferCalls:
             opened.check(self._gateway)
             message = await self._read(call)
         except TilewireError as error:
-            return await finish(call, await self._refuse(opened, stream, error), stream)
+            context = opened.context(opened.head(0), stream)
+            await self._refuse(context, error)
+            return await finish(call, context, stream)
         answer = self._start(opened, stream, message)
         try:
             context = await answer.result()
@@ -128,7 +128,9 @@ class InferCalls:
         try:
             opened.check(self._gateway)
         except TilewireError as error:
-            await finish(call, await self._refuse(opened, stream, error), stream)
+            context = opened.context(opened.head(0), stream)
+            await self._refuse(context, error)
+            await finish(call, context, stream)
             return
         queue: asyncio.Queue[Running | None] = asyncio.Queue(MAX_AHEAD)
         streams: set[RpcStream] = set()
@@ -158,58 +160,65 @@ class InferCalls:
         Raises:
             InvalidRequest: None came, or it came too slowly.
         """
-        max_s, task = self._gateway.settings.max_body_s, asyncio.current_task()
+        # With the loop given, this costs no system call.
+        task = asyncio.current_task(self._loop)
         assert task is not None, "This is a bug."
-        # Less work than `asyncio.timeout`, for each request.
-        timer = self._loop.call_later(min(max_s, FOREVER_S), task.cancel, STALLED)
+        self._stalls.begin(task)
         try:
             message = await call.read()
         except asyncio.CancelledError as error:
             if error.args != (STALLED,):
                 raise
             task.uncancel()
-            raise InvalidRequest(stalled(max_s, 0)) from None
+            raise InvalidRequest(stalled(self._gateway.settings.max_body_s, 0)) from None
         finally:
-            timer.cancel()
+            self._stalls.end(task)
         if message is grpc.aio.EOF:
             raise InvalidRequest("request: the call ended without a message")
         return message
 
     def _start(self, opened: RpcCall, stream: RpcStream, message: bytes) -> Answering:
-        answer = Answering()
-        answer.drive(answer.run(self._answer(opened, stream, message)))
+        """Begins to answer a message."""
+        answer = Answering(self._loop)
+        stream.received_bytes = len(message)
+        work = self._inflated if is_compressed(message) else self._work
+        answer.drive(work(answer, opened, stream, message))
         return answer
 
-    async def _answer(self, opened: RpcCall, stream: RpcStream, message: bytes) -> RequestContext:
-        """Answers one message, on success and on error."""
-        gateway = self._gateway
-        stream.received_bytes = len(message)
+    async def _inflated(self, answer: Answering, opened: RpcCall, stream: RpcStream, message: bytes) -> None:
+        """Answers a compressed message."""
         try:
-            if is_compressed(message):
-                message = await offload(len(message), inflate, message, gateway.settings.max_body_bytes)
+            message = await offload(len(message), inflate, message, self._gateway.settings.max_body_bytes)
+        except Exception as error:  # noqa: BLE001  (what is no error of ours is logged and answered)
+            answer.context = opened.context(opened.head(len(message)), stream)
+            await self._refuse(answer.context, error)
+            return
+        await self._work(answer, opened, stream, message)
+
+    def _work(self, answer: Answering, opened: RpcCall, stream: RpcStream, message: bytes) -> Coroutine[Any, Any, None]:
+        """Returns what answers a message, on success and on error."""
+        gateway = self._gateway
+        try:
             stream.frame = frame = frame_of(message)
         except Exception as error:  # noqa: BLE001  (what is no error of ours is logged and answered)
-            return await self._refuse(opened, stream, error)
+            context = answer.context = opened.context(opened.head(len(message)), stream)
+            return self._refuse(context, error)
         key = _key_of(opened, frame)
         cached = gateway.templates.find(key)
         if cached is not None:
-            context = opened.context(cached.head, stream)
+            context = answer.context = opened.context(cached.head, stream)
             context.cached = cached
-            await handle(gateway, context, cached.api, cached.op)
-            return context
-        context = opened.context(opened.head(frame.nbytes), stream)
+            return handle(gateway, context, cached.api, cached.op)
+        context = answer.context = opened.context(opened.head(frame.nbytes), stream)
         context.key = HeadKey(key, 0, opened.own)
         model, version = (one.decode("utf-8", "replace") for one in (frame.model, frame.version))
         api = RpcApi(self._limits, gateway.programs, model, version)
-        await handle(gateway, context, api, _OPS.get(frame.model, PROGRAM_FAMILY))
-        return context
+        return handle(gateway, context, api, _OPS.get(frame.model, PROGRAM_FAMILY))
 
-    async def _refuse(self, opened: RpcCall, stream: RpcStream, error: Exception) -> RequestContext:
+    async def _refuse(self, context: RequestContext, error: Exception) -> None:
         """Answers a call whose request is not known."""
-        context = opened.context(opened.head(stream.received_bytes), stream)
         await respond_error(self._gateway, context, error)
         report(self._gateway, context)
-        return context
 
 
 def _key_of(opened: RpcCall, frame: Frame) -> bytes:

@@ -6,7 +6,7 @@ Implements `request.context.Stream`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from tilewire.service.errors import ClientGone
 from tilewire.service.gateway.auth.flows import Flow
@@ -58,14 +58,24 @@ class RpcStream:
         self.received_bytes = 0
         self.message = b""
 
-    async def receive_into(self, slot: memoryview, timeout_s: float) -> None:
+    def receive_into(self, slot: memoryview, timeout_s: float) -> Awaitable[None] | None:
         """Copies the message into its slot: the only copy of the tensors."""
-        assert self.frame is not None, "This is a bug: only infer has a body."
-        for place, piece in pieces_of(self.frame):
-            slot[place : place + piece.nbytes] = piece
-            if place > 0 and piece.nbytes > _LARGE_BYTES:
-                await asyncio.sleep(0)
-        self.frame = None
+        frame, self.frame = self.frame, None
+        assert frame is not None, "This is a bug: only infer has a body."
+        if frame.nbytes > _LARGE_BYTES:
+            return self._copy_by_turns(frame, slot)
+        for place, part in frame.parts:
+            slot[place : place + len(part)] = part
+        self._check_connected()
+        return None
+
+    async def _copy_by_turns(self, frame: Frame, slot: memoryview) -> None:
+        for place, piece in pieces_of(frame):
+            slot[place : place + len(piece)] = piece
+            await asyncio.sleep(0)
+        self._check_connected()
+
+    def _check_connected(self) -> None:
         if self.is_disconnected:
             raise ClientGone("the client left before its request was read")
 
@@ -91,7 +101,7 @@ class RpcStream:
         if on_gone is not None:
             on_gone()
 
-    async def respond(self, status: int, lines: str, chunks: Sequence[bytes | memoryview], closes: bool) -> None:
+    def respond(self, status: int, lines: str, chunks: Sequence[bytes | memoryview], closes: bool) -> None:
         """Keeps the answer for the call; slots may be reused when this returns, so it is copied."""
         self._lines = lines
         if self._is_streamed:

@@ -9,6 +9,7 @@ Source: the encoding of protocol buffers, https://protobuf.dev/programming-guide
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -23,15 +24,13 @@ ALIGN_BYTES = 64
 # Bytes that are copied before others have their turn: about a millisecond.
 COPY_BYTES = 2**22
 
-_COUNTS = struct.Struct("<II")
-_LENGTH_BYTES = 8
 # Tag of a field whose value has a length, in one byte.
 _MODEL_NAME, _MODEL_VERSION, _RAW = 0x0A, 0x12, 0x3A
 _HEADER_TAGS = frozenset({_MODEL_NAME, _MODEL_VERSION, 0x1A, 0x22, 0x2A, 0x32})
 _RAW_FIELD = b"\x3a"
 _CONTINUES = 0x80
-# No length is longer: messages have less than 2 GiB.
-_MAX_SHIFT = 28
+# No length takes more bytes: messages have less than 2 GiB.
+_MAX_LENGTH_BYTES, _TOO_LONG = 5, 2**35
 
 
 class Frame(NamedTuple):
@@ -41,14 +40,14 @@ class Frame(NamedTuple):
         model: Name of the model, UTF-8.
         version: Version of the model, UTF-8; empty for any.
         lead: First bytes of the slot.
-        raws: Raw contents, in order.
+        parts: Lead and raw contents, in order, with their places in the slot.
         nbytes: Size of the slot.
     """
 
     model: bytes
     version: bytes
     lead: bytes
-    raws: tuple[memoryview, ...]
+    parts: list[tuple[int, bytes | memoryview]]
     nbytes: int
 
 
@@ -58,29 +57,23 @@ def frame_of(message: bytes) -> Frame:
     Raises:
         InvalidRequest: It is no `ModelInferRequest`.
     """
-    found = _scan(message)
-    if found is None:
-        # An encoding that no protobuf library writes, or no such message at all.
-        found = _scan_slowly(message)
-    model, version, header, raws = found
-    lead = b"".join(
-        (_COUNTS.pack(len(header), len(raws)), *(raw.nbytes.to_bytes(_LENGTH_BYTES, "little") for raw in raws), header)
-    )
-    nbytes = len(lead)
+    # No protobuf library writes another encoding than the shortest, so other messages may take longer.
+    model, version, header, raws = _scan(message) or _scan_slowly(message)
+    lead = struct.pack(f"<II{len(raws)}Q", len(header), len(raws), *[len(raw) for raw in raws]) + header
+    parts: list[tuple[int, bytes | memoryview]] = [(0, lead)]
+    at = len(lead)
     for raw in raws:
-        nbytes = aligned(nbytes) + raw.nbytes
-    return Frame(model, version, lead, tuple(raws), nbytes)
-
-
-def pieces_of(frame: Frame) -> list[tuple[int, memoryview]]:
-    """Where each part of a frame goes in its slot, in pieces of at most `COPY_BYTES`."""
-    at = len(frame.lead)
-    pieces = [(0, memoryview(frame.lead))]
-    for raw in frame.raws:
         at = aligned(at)
-        pieces += [(at + begin, raw[begin : begin + COPY_BYTES]) for begin in range(0, raw.nbytes, COPY_BYTES)]
-        at += raw.nbytes
-    return pieces
+        parts.append((at, raw))
+        at += len(raw)
+    return Frame(model, version, lead, parts, at)
+
+
+def pieces_of(frame: Frame) -> Iterator[tuple[int, bytes | memoryview]]:
+    """Returns the parts of a large frame in pieces of at most `COPY_BYTES`."""
+    for place, part in frame.parts:
+        for begin in range(0, len(part), COPY_BYTES):
+            yield place + begin, part[begin : begin + COPY_BYTES]
 
 
 def read_frame(slot: memoryview) -> tuple[int, bytes, list[tuple[int, int]]]:
@@ -89,12 +82,9 @@ def read_frame(slot: memoryview) -> tuple[int, bytes, list[tuple[int, int]]]:
     Returns:
         Bytes of the lead, the message without raw contents, and the offset and length of each raw content in the slot.
     """
-    header_bytes, num_raws = _COUNTS.unpack_from(slot)
-    lengths = [
-        int.from_bytes(slot[at : at + _LENGTH_BYTES], "little")
-        for at in range(_COUNTS.size, _COUNTS.size + num_raws * _LENGTH_BYTES, _LENGTH_BYTES)
-    ]
-    begin = _COUNTS.size + num_raws * _LENGTH_BYTES
+    header_bytes, num_raws = struct.unpack_from("<II", slot)
+    lengths: tuple[int, ...] = struct.unpack_from(f"<{num_raws}Q", slot, 8)
+    begin = 8 + 8 * num_raws
     at = lead_bytes = begin + header_bytes
     places = []
     for nbytes in lengths:
@@ -134,26 +124,16 @@ def parse(kind: type[MessageT], data: bytes) -> MessageT:
 
 def _scan(message: bytes) -> tuple[bytes, bytes, bytes, list[memoryview]] | None:
     """Goes through the fields; None for an encoding other than the shortest, or fields that there are not."""
-    view = memoryview(message)
+    view, end = memoryview(message), len(message)
     model = version = b""
     raws: list[memoryview] = []
     header: list[memoryview] = []
     at = begin = 0
-    end = len(message)
-    while at < end:
-        tag, field = message[at], at
-        length, shift, at = 0, 0, at + 1
-        while at < end:
-            byte = message[at]
-            at += 1
-            length |= (byte & 0x7F) << shift
-            if byte < _CONTINUES:
-                break
-            shift += 7
-            if shift > _MAX_SHIFT:
-                return None
-        else:
-            return None
+    while at + 1 < end:
+        tag, length, field = message[at], message[at + 1], at
+        at += 2
+        if length >= _CONTINUES:
+            length, at = _read_length(message, at, length)
         stop = at + length
         if stop > end:
             return None
@@ -169,9 +149,33 @@ def _scan(message: bytes) -> tuple[bytes, bytes, bytes, list[memoryview]] | None
         elif tag not in _HEADER_TAGS:
             return None
         at = stop
+    if at != end:
+        return None
     if begin < end:
         header.append(view[begin:])
     return model, version, bytes(header[0]) if len(header) == 1 else b"".join(header), raws
+
+
+def _read_length(message: bytes, at: int, length: int) -> tuple[int, int]:
+    """Reads a length of several bytes.
+
+    Args:
+        message: The message.
+        at: Place of its second byte.
+        length: Its first byte.
+
+    Returns:
+        The length and the place behind it; a length beyond any message for one that cannot be read.
+    """
+    length &= 0x7F
+    shift = 7
+    for byte in message[at : at + _MAX_LENGTH_BYTES - 1]:
+        at += 1
+        length |= (byte & 0x7F) << shift
+        if byte < _CONTINUES:
+            return length, at
+        shift += 7
+    return _TOO_LONG, at
 
 
 def _scan_slowly(message: bytes) -> tuple[bytes, bytes, bytes, list[memoryview]]:

@@ -162,6 +162,7 @@ class RequestContext:
         flow: Sender with whom it shares; known as soon as `access` is.
         charged_bytes: Bytes of body and answer that the key's quota counts so far; None when it was refused at once.
         deadline_s: When the client gives up, on the performance counter; 0 for never.
+        has_lines: Header lines of a result reach the client.
         error: Error that it was answered with; None before, and for a result.
     """
 
@@ -184,6 +185,7 @@ class RequestContext:
         self.timings = self.access = self.charged_bytes = self.error = None
         self.model = ""
         self.receive_began_s = self.receive_s = self.send_s = self.deadline_s = 0.0
+        self.has_lines = True
         self.batch_size = self.sent_bytes = 0
         self.route = self.failure = self.allow = ""
         self.flow = NO_FLOW

@@ -69,7 +69,8 @@ async def handle(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp)
                 gateway, context, leases, gateway.settings.max_body_bytes, call.lead_bytes, spare_bytes
             )
         template, places, done = await compute(gateway, context, call, body, leases)
-        encoder, lines = template.encoder, timing_lines(context.receive_s, done.timings, done.batch_size)
+        encoder = template.encoder
+        lines = timing_lines(context.receive_s, done.timings, done.batch_size) if context.has_lines else ""
         if encoder is None:
             assert done.stored is not None, "This is a bug."
             await respond(gateway, context, CREATED, json_answer(describe_tensor(done.stored.info), lines))
