@@ -4,6 +4,8 @@
 
     TilewireError
     ├── InvalidRequest            400  a body, shape, dtype, option or name that cannot be right
+    ├── AlreadyExists             400  the name is taken
+    ├── NotOffered                400  this server has it turned off
     ├── Unauthorized              401  API keys are configured, and the request has none that is known
     ├── Forbidden                 403  the key may not do this, or nobody may
     ├── UnknownName               404  no such op, model or tensor
@@ -61,6 +63,22 @@ class InvalidRequest(TilewireError):
     status = 400
     code = "invalid_request"
     title = "Invalid request"
+
+
+class AlreadyExists(TilewireError):
+    """The name of a shared-memory region is taken."""
+
+    status = 400
+    code = "already_exists"
+    title = "Already exists"
+
+
+class NotOffered(TilewireError):
+    """A feature that this server has turned off."""
+
+    status = 400
+    code = "not_offered"
+    title = "Not offered"
 
 
 class Unauthorized(TilewireError):
@@ -211,6 +229,8 @@ BY_CODE: dict[str, type[TilewireError]] = {
     kind.code: kind
     for kind in (
         InvalidRequest,
+        AlreadyExists,
+        NotOffered,
         Unauthorized,
         Forbidden,
         UnknownName,

@@ -276,7 +276,7 @@ def test_errors_reach_the_caller(sync_client: Any) -> None:
         ("INVALID_ARGUMENT", "inner dimension", {"model_name": "matmul"}),
         ("NOT_FOUND", "no model 'nonsense'", {"model_name": "nonsense"}),
         ("NOT_FOUND", "no version '2'", {"model_name": "add", "model_version": "2"}),
-        ("DEADLINE_EXCEEDED", "deadline", {"model_name": "add", "timeout": 1}),
+        ("UNAVAILABLE", "deadline", {"model_name": "add", "timeout": 1}),
         ("INVALID_ARGUMENT", "reserved", {"model_name": "add", "sequence_id": 5, "sequence_start": True}),
         ("INVALID_ARGUMENT", "aplha", {"model_name": "add", "parameters": {"aplha": 2}}),
     ):

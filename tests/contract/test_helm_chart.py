@@ -13,7 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.contract.test_kubernetes_files import KUBERNETES_VERSION, built, only
+from tests.contract.test_kubernetes_files import KUBERNETES_VERSION, built, only, with_component
 from tests.support.helm import Chart, merged
 from tilewire import __version__
 from tilewire.service.cli.serve import variable_name
@@ -33,12 +33,14 @@ ALL: dict[str, Any] = {
     "autoscaling": {"enabled": False},
     "networkPolicy": {"enabled": False},
     "service": {"type": "LoadBalancer", "port": 8080},
+    "grpc": {"enabled": True, "port": 9001},
     "settings": {"TILEWIRE_ACCESS_LOG": "true"},
 }
 CASES: dict[str, dict[str, Any]] = {
     "none": {},
     "cuda": {"device": "cuda", "image": {"tag": "cuda"}},
     "rocm": {"device": "rocm", "image": {"tag": "rocm"}},
+    "grpc": {"grpc": {"enabled": True}},
     "all": ALL,
 }
 OVERLAY = {"none": "base", "cuda": "cuda", "rocm": "rocm"}
@@ -81,6 +83,22 @@ def test_it_is_the_service_that_kustomize_makes(case: str) -> None:
 def test_settings_are_those_of_kustomize() -> None:
     mine = only(CHART.resources("tilewire", {}), "ConfigMap")["data"]
     assert mine == only(built("base"), "ConfigMap")["data"]
+
+
+@pytest.mark.parametrize("kind", ["ConfigMap", "Deployment", "NetworkPolicy", "Service"])
+def test_grpc_is_added_as_by_the_component(kind: str, tmp_path: Path) -> None:
+    mine = only(CHART.resources("tilewire", CASES["grpc"]), kind)
+    other = only(with_component(tmp_path, "base", "grpc"), kind)
+    match kind:
+        case "ConfigMap":
+            assert mine["data"] == other["data"]
+        case "Deployment":
+            (ours,), (theirs,) = (one["spec"]["template"]["spec"]["containers"] for one in (mine, other))
+            assert ours["ports"] == theirs["ports"]
+        case "NetworkPolicy":
+            assert mine["spec"]["ingress"] == other["spec"]["ingress"]
+        case _:
+            assert mine["spec"]["ports"] == other["spec"]["ports"]
 
 
 def test_settings_are_settings() -> None:
@@ -127,6 +145,11 @@ def test_every_value_has_its_effect() -> None:
     assert [one["key"] for one in pod["tolerations"]] == ["amd.com/gpu", "own"]
     assert only(resources, "ConfigMap")["data"]["TILEWIRE_ACCESS_LOG"] == "true"
     assert only(resources, "Service")["spec"]["ports"][0]["port"] == 8080
+    assert only(resources, "Service")["spec"]["ports"][1]["port"] == 9001
+    assert container["ports"][1]["containerPort"] == 9001
+    assert only(resources, "ConfigMap")["data"]["TILEWIRE_GRPC_PORT"] == "9001"
+    assert "gRPC: tw.default.svc:9001" in CHART.render("tw", ALL)["NOTES.txt"]
+    assert "gRPC" not in CHART.render("tw", {})["NOTES.txt"]
     assert "port-forward service/tw 8000:8080" in CHART.render("tw", ALL)["NOTES.txt"]
 
 
@@ -140,7 +163,14 @@ def test_other_settings_roll_the_pods() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"device": "tpu"}, {"settings": {"PORT": "1"}}, {"replica": 2}, {"service": {"port": 0}}]
+    "wrong",
+    [
+        {"device": "tpu"},
+        {"settings": {"PORT": "1"}},
+        {"replica": 2},
+        {"service": {"port": 0}},
+        {"grpc": {"port": 8000}},
+    ],
 )
 def test_a_value_that_cannot_be_right_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(jsonschema.ValidationError):

@@ -116,8 +116,9 @@ def test_compose_with_grpc_is_valid() -> None:
         assert service["ports"] == [f"127.0.0.1:{port}:{port}"]
 
 
-@pytest.mark.parametrize("overlay", ["cuda", "rocm"])
-def test_the_component_adds_grpc_to_an_overlay(overlay: str, tmp_path: Path) -> None:
+def with_component(tmp_path: Path, overlay: str, component: str) -> list[dict[str, Any]]:
+    """What an overlay makes with a component."""
+
     def path_to(name: str) -> str:
         return os.path.relpath(DEPLOY / "kubernetes" / name, tmp_path.resolve())
 
@@ -125,13 +126,18 @@ def test_the_component_adds_grpc_to_an_overlay(overlay: str, tmp_path: Path) -> 
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": [path_to(overlay)],
-        "components": [path_to("grpc")],
+        "components": [path_to(component)],
     }
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(folder), encoding="utf-8")
     command = [find_program("kubectl"), "kustomize", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    resources = list(yaml.safe_load_all(done.stdout))
+    return list(yaml.safe_load_all(done.stdout))
+
+
+@pytest.mark.parametrize("overlay", ["cuda", "rocm"])
+def test_the_component_adds_grpc_to_an_overlay(overlay: str, tmp_path: Path) -> None:
+    resources = with_component(tmp_path, overlay, "grpc")
     for resource in resources:
         kubernetes_validate.validate(resource, KUBERNETES_VERSION, strict=True)
     port = only(resources, "ConfigMap")["data"]["TILEWIRE_GRPC_PORT"]

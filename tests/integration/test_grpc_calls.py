@@ -86,7 +86,7 @@ async def test_a_deadline_is_the_calls_own() -> None:
     [
         (Unavailable("the engine died"), Code.UNAVAILABLE),
         (TooBusy("full", retry_after_s=2), Code.UNAVAILABLE),
-        (DeadlinePassed("late"), Code.DEADLINE_EXCEEDED),
+        (DeadlinePassed("late"), Code.UNAVAILABLE),
         (ValueError("a secret"), Code.INTERNAL),
     ],
 )
@@ -99,9 +99,14 @@ async def test_errors_of_the_engine(error: Exception, code: grpc.StatusCode) -> 
         assert found.code() is code
         assert "secret" not in (found.details() or "")
         metadata = dict(found.trailing_metadata() or ())
-        retry_after_s = getattr(error, "retry_after_s", None) if code is Code.UNAVAILABLE else None
-        assert metadata.get(RETRY_AFTER) == (None if retry_after_s is None else str(retry_after_s))
-        assert metadata.get(PUSHBACK) == (None if retry_after_s is None else f"{retry_after_s}000")
+        hints = {name: value for name, value in metadata.items() if name in (RETRY_AFTER, PUSHBACK)}
+        match error:
+            case DeadlinePassed():
+                assert hints == {PUSHBACK: "-1"}
+            case TooBusy() | Unavailable():
+                assert hints == {RETRY_AFTER: str(error.retry_after_s), PUSHBACK: f"{error.retry_after_s}000"}
+            case _:
+                assert not hints
         assert len(metadata["x-request-id"]) == 32
 
 
@@ -116,6 +121,15 @@ async def test_a_client_with_a_retry_policy_waits_as_the_hint_says_and_does_not_
         assert time.monotonic() - began_s > 0.9
         bench.engine.error = None
         np.testing.assert_array_equal(out_of(pb.ModelInferResponse.FromString(await call)), 2 * A)
+
+
+@scene
+async def test_a_retry_policy_does_not_repeat_a_request_whose_time_is_over() -> None:
+    bench = RpcBench()
+    bench.engine.error = DeadlinePassed("late")
+    async with bench.answering(("grpc.service_config", RETRIES)) as channel:
+        assert (await refusal(channel.unary_unary(INFER)(MESSAGE))).code() is Code.UNAVAILABLE
+    assert len(bench.engine.jobs) == 1
 
 
 @scene
@@ -139,6 +153,25 @@ async def test_a_message_that_never_comes_is_given_up() -> None:
     async with RpcBench(max_body_s=0.2).answering() as channel:
         error = await refusal(channel.stream_unary(INFER)())
         assert (error.code(), "no byte for 0.2 s" in (error.details() or "")) == (Code.INVALID_ARGUMENT, True)
+
+
+@scene
+async def test_each_message_that_never_comes_has_its_own_time() -> None:
+    async with RpcBench(max_body_s=0.3).answering() as channel:
+        began_s = time.monotonic()
+        first = channel.stream_unary(INFER)()
+        errors = [asyncio.ensure_future(refusal(first))]
+        await asyncio.wait(errors, timeout=0.15)
+        # While others are read, and one is answered in between.
+        await channel.unary_unary(INFER)(MESSAGE)
+        errors.append(asyncio.ensure_future(refusal(channel.stream_unary(INFER)())))
+        await errors[0]
+        assert time.monotonic() - began_s > 0.29
+        assert not errors[1].done()
+        assert (await errors[1]).code() is Code.INVALID_ARGUMENT
+        assert time.monotonic() - began_s > 0.44
+        # The next one is timed anew.
+        assert (await refusal(channel.stream_unary(INFER)())).code() is Code.INVALID_ARGUMENT
 
 
 @scene

@@ -19,7 +19,7 @@ import torch
 
 from tilewire.service.engine.backends.contract import Backend, HostBytes
 from tilewire.service.engine.tensors.shm_files import FOLDER, SharedFile
-from tilewire.service.errors import BeyondLimit, InvalidRequest, UnknownName
+from tilewire.service.errors import AlreadyExists, BeyondLimit, InvalidRequest, UnknownName
 from tilewire.service.ipc.messages import RegionInfo
 from tilewire.service.ops.op import TensorType
 from tilewire.service.supervisor.handover import KeptRegion
@@ -117,12 +117,13 @@ class Regions:
                 engine gave, an older registration gives way, and the object must be the same.
 
         Raises:
-            InvalidRequest: The name is taken, or the key or the range cannot be right.
+            AlreadyExists: The name is taken.
+            InvalidRequest: The key or the range cannot be right.
             BeyondLimit: Too many regions or bytes.
         """
         older = self._by_name.get(asked.name)
         if older is not None and not asked.stamp:
-            raise InvalidRequest(f"name: shared memory region {asked.name!r} is registered already")
+            raise AlreadyExists(f"name: shared memory region {asked.name!r} is registered already")
         if older is not None and older.info.stamp >= asked.stamp:
             return older.info
         file = SharedFile.open(asked.key, self._prefix, self._folder)

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from tilewire.service.gateway.request.head import REQUEST_ID
+
 ANY = "*"
 METHODS = "GET, HEAD, POST, PUT, DELETE"
 REQUEST_HEADERS = (
     "Accept, Authorization, Content-Encoding, Content-Type, Inference-Header-Content-Length, Traceparent, Tracestate, "
-    "X-API-Key, X-Request-Id, X-Timeout-Ms"
+    f"X-API-Key, {REQUEST_ID.title()}, X-Timeout-Ms"
 )
 ANSWER_HEADERS = (
-    "X-Request-Id, Server-Timing, X-Batch-Size, Retry-After, Inference-Header-Content-Length, X-Tensor-Name, "
+    f"{REQUEST_ID.title()}, Server-Timing, X-Batch-Size, Retry-After, Inference-Header-Content-Length, X-Tensor-Name, "
     "X-Tensor-Dtype, X-Tensor-Shape, X-Tensor-Bytes, X-Tensor-Hits, X-Tensor-Created, X-Tensor-Last-Used"
 )
 # How long a browser may remember a preflight; Chromium's own limit is two hours.

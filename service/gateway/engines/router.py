@@ -416,7 +416,8 @@ class Engines:
         The first engine decides: of two that want the same name at once it takes one, and stamps it. The others follow.
 
         Raises:
-            InvalidRequest: The name is taken, or the key or the range cannot be right.
+            AlreadyExists: The name is taken.
+            InvalidRequest: The key or the range cannot be right.
             BeyondLimit: Too many regions or bytes.
             Unavailable: An engine is not ready: it would miss the region.
         """

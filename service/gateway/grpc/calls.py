@@ -50,17 +50,17 @@ class RpcApi(msgspec.Struct, frozen=True):
     model: str
     version: str
 
-    def read_call(self, op: AnyOp, head: Head) -> RpcCall:
+    def read_call(self, op: AnyOp, head: Head) -> RpcInferCall:
         """Checks the version.
 
         Raises:
             UnknownName: There is no such version.
         """
         check_version(self.model, self.version or None)
-        return RpcCall(op, self.limits, self.programs, self.model)
+        return RpcInferCall(op, self.limits, self.programs, self.model)
 
 
-class RpcCall(msgspec.Struct, frozen=True):
+class RpcInferCall(msgspec.Struct, frozen=True):
     """An infer call before its frame is read; see `Call`.
 
     Attributes:

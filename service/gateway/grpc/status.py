@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import grpc
 
 from tilewire.service.errors import (
+    AlreadyExists,
     BeyondLimit,
     BodyTooLarge,
     ClientGone,
@@ -17,6 +19,7 @@ from tilewire.service.errors import (
     LengthRequired,
     Lost,
     MethodNotAllowed,
+    NotOffered,
     OverQuota,
     ResidentQuota,
     TilewireError,
@@ -30,6 +33,8 @@ from tilewire.service.errors import (
 
 CODES: Mapping[type[TilewireError], grpc.StatusCode] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
+    NotOffered: grpc.StatusCode.UNIMPLEMENTED,
     Unauthorized: grpc.StatusCode.UNAUTHENTICATED,
     Forbidden: grpc.StatusCode.PERMISSION_DENIED,
     UnknownName: grpc.StatusCode.NOT_FOUND,
@@ -51,17 +56,27 @@ CODES: Mapping[type[TilewireError], grpc.StatusCode] = {
 }
 
 # Milliseconds until a client should try again; gRPC libraries with a retry policy obey it.
-PUSHBACK = "grpc-retry-pushback-ms"
+PUSHBACK, NEVER = "grpc-retry-pushback-ms", "-1"
 RETRY_AFTER = "retry-after"
 
 
-def code_of(error: TilewireError) -> grpc.StatusCode:
-    """Returns the status of an error."""
+def code_of(error: TilewireError, deadline_s: float = 0.0) -> grpc.StatusCode:
+    """Returns the status of an error.
+
+    Args:
+        error: The error.
+        deadline_s: The call's own deadline, on the performance counter; 0 for none. A request whose `timeout` passes before
+            that is UNAVAILABLE, as with NVIDIA's server.
+    """
+    if isinstance(error, DeadlinePassed) and not 0 < deadline_s <= time.perf_counter():
+        return grpc.StatusCode.UNAVAILABLE
     return CODES[type(error)]
 
 
 def hints_of(error: TilewireError) -> tuple[tuple[str, str], ...]:
-    """Returns trailing metadata that say when to try again; empty when that would not help."""
+    """Returns trailing metadata that say when to try again; a request whose time is over is not repeated by libraries."""
+    if isinstance(error, DeadlinePassed):
+        return ((PUSHBACK, NEVER),)
     if not error.retryable:
         return ()
     return (RETRY_AFTER, str(error.retry_after_s)), (PUSHBACK, str(1000 * error.retry_after_s))

@@ -11,11 +11,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from tilewire.service.errors import ClientGone
 from tilewire.service.gateway.auth.flows import Flow
 from tilewire.service.gateway.grpc.wire import Frame, pieces_of, varint
+from tilewire.service.gateway.request.head import REQUEST_ID
 
 # Tag of `infer_response` in a `ModelStreamInferResponse`.
 _STREAMED = b"\x12"
 # Lines of an answer's head that go to the client as trailing metadata.
-_METADATA = frozenset({"x-request-id", "server-timing", "x-batch-size"})
+_METADATA = frozenset({REQUEST_ID, "server-timing", "x-batch-size"})
 # Copies of more than this take long enough for others to have a turn.
 _LARGE_BYTES = 2**20
 

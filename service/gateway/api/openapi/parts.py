@@ -24,6 +24,7 @@ from tilewire.service.errors import (
     UnknownName,
 )
 from tilewire.service.gateway.codecs.negotiation import CODECS
+from tilewire.service.gateway.request.head import REQUEST_ID
 
 Causes = tuple[type[TilewireError], ...]
 Described = dict[str, Any]
@@ -41,8 +42,10 @@ BINARY: Described = {"schema": {"type": "string", "format": "binary"}}
 OCTETS = "application/octet-stream"
 NAME_PATTERN = "^[A-Za-z0-9._/-]{1,255}$"
 
+# As documents spell it.
+REQUEST_ID_HEADER = REQUEST_ID.title()
 HEADERS: Described = {
-    "X-Request-Id": {"description": "Id of the request: the client's, or the server's.", "schema": {"type": "string"}},
+    REQUEST_ID_HEADER: {"description": "Id of the request: the client's, or the server's.", "schema": {"type": "string"}},
     "Server-Timing": {
         "description": "Milliseconds of `receive`, `queue`, `h2d`, `kernel` and `d2h`, as far as they took any.",
         "schema": {"type": "string"},
@@ -71,7 +74,7 @@ def binary_content() -> Described:
 
 def answer(description: str, content: Described | None = None, *, is_computed: bool = False) -> Described:
     """Describes an answer and its headers."""
-    names = ["X-Request-Id", *(["Server-Timing", "X-Batch-Size"] if is_computed else [])]
+    names = [REQUEST_ID_HEADER, *(["Server-Timing", "X-Batch-Size"] if is_computed else [])]
     described: Described = {"description": description, "headers": _headers(*names)}
     return described if content is None else described | {"content": content}
 
@@ -90,7 +93,7 @@ def _errors(causes: Causes, content: Described) -> Described:
     described: Described = {}
     for status in sorted({cause.status for cause in causes}):
         same = [cause for cause in causes if cause.status == status]
-        names = ["X-Request-Id", *(["Retry-After"] if any(cause.retryable for cause in same) else [])]
+        names = [REQUEST_ID_HEADER, *(["Retry-After"] if any(cause.retryable for cause in same) else [])]
         text = " ".join(f"{(cause.__doc__ or '').splitlines()[0]}" for cause in same)
         described[str(status)] = {"description": text, "headers": _headers(*names), "content": content}
     return described

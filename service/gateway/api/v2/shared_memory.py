@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewire.service.errors import InvalidRequest
+from tilewire.service.errors import InvalidRequest, NotOffered
 from tilewire.service.gateway.auth.authenticator import Access, authorise
 from tilewire.service.gateway.codecs.strict_json import parse_object
 from tilewire.service.gateway.request.context import Gateway
@@ -28,7 +28,7 @@ def check_registration(gateway: Gateway, access: Access) -> None:
     """Checks that a client may register regions at all, before the registration is read.
 
     Raises:
-        InvalidRequest: Shared memory is off.
+        NotOffered: Shared memory is off.
         Forbidden: The key may not.
     """
     check_allowed(gateway.settings.allow_shared_memory)
@@ -97,10 +97,10 @@ def check_allowed(is_allowed: bool) -> None:
     """Refuses when shared memory is off.
 
     Raises:
-        InvalidRequest: It is.
+        NotOffered: It is.
     """
     if not is_allowed:
-        raise InvalidRequest("shared memory is off on this server; --allow-shared-memory turns it on")
+        raise NotOffered("shared memory is off on this server; --allow-shared-memory turns it on")
 
 
 def _text(value: object, field: str) -> str:
