@@ -20,6 +20,7 @@ from tests.contract.test_oip_clients import DTYPES, SHAPES, arrays_of, check
 from tests.support.float64_oracle import assert_close, matmul, random_array, softmax
 from tests.support.live_server import LiveServer
 from tests.support.tensor_bodies import Array, to_npy
+from tests.support.triton_ways import WAYS
 from tilewire.service.ops.registry import OPS
 
 CODINGS = (None, "gzip", "deflate")
@@ -146,8 +147,33 @@ REQUIRED = {
 }
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("op", "dtype"), [(op.name, dtype) for op, dtype in DTYPES])
+def test_every_dtype_by_every_way(grpc_server: LiveServer, op: str, dtype: str, way: str) -> None:
+    arrays = arrays_of(op, dtype)
+    result = WAYS[way](grpc_server.grpc_address, op, inputs_of(arrays), request_id="7")
+    assert result.get_response().id == "7"
+    check(op, arrays, result.as_numpy("out"))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_resident_by_every_way(grpc_server: LiveServer, http: httpx.Client, way: str) -> None:
+    arrays = {"a": random_array("float32", (4, 6), 1), "b": random_array("float32", (6, 5), 2)}
+    http.put("/v1/tensors/grpc/way", content=to_npy(arrays["b"])).raise_for_status()
+
+    def ask() -> Any:
+        inputs = inputs_of({"a": arrays["a"]})
+        return WAYS[way](grpc_server.grpc_address, "matmul", inputs, parameters={"b": "@grpc/way"})
+
+    assert_close(ask().as_numpy("out"), *matmul(arrays, {}))
+    http.delete("/v1/tensors/grpc/way").raise_for_status()
+    with pytest.raises(InferenceServerException, match="no resident tensor 'grpc/way'"):
+        ask()
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("op", OPS)
-def test_every_op_answers_as_over_http(sync_client: Any, http: httpx.Client, op: str) -> None:
+def test_every_op_answers_as_over_http(grpc_server: LiveServer, http: httpx.Client, op: str, way: str) -> None:
     """The same request over HTTP and over gRPC has the same answer, to the bit."""
     example = {name: value for name, value in OPS[op].example.items() if name in OPS[op].inputs}
     arrays = {name: np.array(value, np.float32) for name, value in example.items()}
@@ -161,7 +187,7 @@ def test_every_op_answers_as_over_http(sync_client: Any, http: httpx.Client, op:
             "parameters": REQUIRED.get(op, {}),
         },
     )
-    result = sync_client.infer(op, inputs_of(arrays), parameters=REQUIRED.get(op))
+    result = WAYS[way](grpc_server.grpc_address, op, inputs_of(arrays), parameters=REQUIRED.get(op))
     assert answer.status_code == 200, answer.text
     for output in answer.json()["outputs"]:
         got = result.as_numpy(output["name"])

@@ -20,6 +20,7 @@ from tests.support.live_server import LiveServer
 from tests.support.shared_objects import PREFIX, shared_object
 from tests.support.tensor_bodies import Array, to_npy
 from tests.support.triton_regions import DATATYPES, A, B, read
+from tests.support.triton_ways import WAYS
 
 
 @pytest.fixture
@@ -243,6 +244,18 @@ def test_without_the_flag_nothing_is_registered_or_named(start_server: StartServ
         client.unregister_system_shared_memory()
         client.unregister_cuda_shared_memory()
         assert not client.get_system_shared_memory_status().regions
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_regions_by_every_way(grpc_server: LiveServer, regions: Regions, way: str) -> None:
+    regions.add("in", A.tobytes() + B.tobytes())
+    out = regions.add("out", 60)
+    inputs = [given("a", A, "in"), given("b", B, "in", A.nbytes)]
+    result = WAYS[way](grpc_server.grpc_address, "matmul", inputs, outputs=[wanted("out", 60)])
+    assert list(result.get_response().raw_output_contents) == [b""]
+    np.testing.assert_array_equal(read(out, A @ B), A @ B)
+    with pytest.raises(InferenceServerException, match="no shared memory region 'absent'"):
+        WAYS[way](grpc_server.grpc_address, "softmax", [given("x", A, "absent")])
 
 
 def test_it_is_the_same_memory_as_over_http(grpc_server: LiveServer, regions: Regions) -> None:
