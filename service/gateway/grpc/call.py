@@ -18,6 +18,7 @@ from tilewire.service.gateway.request.head import OWN_HEADERS, Head
 
 # Metadata that name who asks.
 _IDENTITIES = ("authorization", "x-api-key")
+_KNOWN = OWN_HEADERS.union(_IDENTITIES)
 _NOTHING: Mapping[str, str] = {}
 
 
@@ -66,11 +67,11 @@ class RpcCall:
 
     def _read(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
         for name, value in metadata:
-            if not isinstance(value, str):
+            if name not in _KNOWN or not isinstance(value, str):
                 continue
             if name in OWN_HEADERS:
                 self.own = {**self.own, name: value}
-            elif name in _IDENTITIES:
+            else:
                 if name in self.identity:
                     self.repeated |= {name}
                 self.identity = {**self.identity, name: value}

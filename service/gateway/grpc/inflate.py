@@ -11,6 +11,7 @@ import zlib
 from tilewire.service.errors import BodyTooLarge, InvalidRequest
 
 _GZIP, _ZLIB = b"\x1f\x8b", 0x78
+_FIRST = (b"\x1f", b"\x78")
 # The first two bytes of zlib, read as a number, are a multiple of this.
 _ZLIB_CHECK = 31
 # Takes both formats.
@@ -19,10 +20,10 @@ _WINDOW_BITS = 47
 
 def is_compressed(message: bytes) -> bool:
     """Whether a message begins as gzip or zlib do."""
-    head = message[:2]
-    if len(head) < len(_GZIP):
+    if message[:1] not in _FIRST:
         return False
-    return head == _GZIP or (head[0] == _ZLIB and not int.from_bytes(head, "big") % _ZLIB_CHECK)
+    head = message[:2]
+    return head == _GZIP or (head[0] == _ZLIB and len(head) > 1 and not int.from_bytes(head, "big") % _ZLIB_CHECK)
 
 
 def inflate(message: bytes, max_bytes: int) -> bytes:

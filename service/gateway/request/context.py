@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -27,6 +28,8 @@ from tilewire.service.ipc.messages import Timings
 
 # Key of our own protocol's stream in a scope's extensions; absent under another server.
 STREAM = "tilewire.stream"
+# Ids of requests without one. They begin at random, so that no two processes have the same, and count: no system call is needed.
+_OWN_IDS = itertools.count(int.from_bytes(os.urandom(16)) >> 1)
 
 
 @dataclass(frozen=True)
@@ -166,32 +169,30 @@ class RequestContext:
         error: Error that it was answered with; None before, and for a result.
     """
 
-    trace: TraceParent | None
-    key: HeadKey | None
-    cached: CachedHead | None
-    op: str | None
-    status: int | None
-    timings: Timings | None
-    access: Access | None
-    charged_bytes: int | None
-    error: TilewireError | None
+    # Defaults stand in the class: an assignment of each would be a part of what every request costs.
+    trace: TraceParent | None = None
+    key: HeadKey | None = None
+    cached: CachedHead | None = None
+    op: str | None = None
+    status: int | None = None
+    timings: Timings | None = None
+    access: Access | None = None
+    charged_bytes: int | None = None
+    error: TilewireError | None = None
+    has_lines = True
+    model = route = failure = allow = ""
+    receive_began_s = receive_s = send_s = deadline_s = 0.0
+    batch_size = sent_bytes = 0
+    flow = NO_FLOW
 
     def __init__(self, head: Head, own: Mapping[str, str], stream: Stream) -> None:
         self.head = head
         self.own = own
         self.stream = stream
         self.began_s = time.perf_counter()
-        self.trace = self.key = self.cached = self.op = self.status = None
-        self.timings = self.access = self.charged_bytes = self.error = None
-        self.model = ""
-        self.receive_began_s = self.receive_s = self.send_s = self.deadline_s = 0.0
-        self.has_lines = True
-        self.batch_size = self.sent_bytes = 0
-        self.route = self.failure = self.allow = ""
-        self.flow = NO_FLOW
         if own and TRACE_PARENT in own:
             self.trace = parse_traceparent(own[TRACE_PARENT], own.get(TRACE_STATE, ""))
-        self.request_id = request_id_of(own) or os.urandom(16).hex()
+        self.request_id = request_id_of(own) or f"{next(_OWN_IDS):032x}"
 
     @property
     def received_bytes(self) -> int:

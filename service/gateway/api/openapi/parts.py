@@ -45,7 +45,10 @@ NAME_PATTERN = "^[A-Za-z0-9._/-]{1,255}$"
 # As documents spell it.
 REQUEST_ID_HEADER = REQUEST_ID.title()
 HEADERS: Described = {
-    REQUEST_ID_HEADER: {"description": "Id of the request: the client's, or the server's.", "schema": {"type": "string"}},
+    REQUEST_ID_HEADER: {
+        "description": "Id of the request: the client's, or the server's.",
+        "schema": {"type": "string"},
+    },
     "Server-Timing": {
         "description": "Milliseconds of `receive`, `queue`, `h2d`, `kernel` and `d2h`, as far as they took any.",
         "schema": {"type": "string"},
