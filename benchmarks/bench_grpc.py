@@ -3,9 +3,9 @@
     python -m benchmarks.bench_grpc --out benchmarks/results -- --gateways 1
 
 Owns the questions, the ratios and the report; `grpc_echo` is the plain server, `grpc_load` and `load` send. All answer the same
-tensors; Tilewire computes their softmax on its engine. The servers are measured by turns, and the best round of each counts: a
-slower one says what else the machine did. Server,
-load generator and engine are on one machine.
+tensors; Tilewire computes their softmax on its engine. `grpc_floor` is what the library leaves at best. The servers are measured
+by turns, and the best round of each counts: a slower one says what else the machine did. Server, load generator and engine are on
+one machine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from benchmarks.load import Call, find_wrk, run_load
 from benchmarks.machine import describe
 from tilewire.service.cli.launch import running_server
 
-ECHO, GRPC, HTTP = "grpc.aio echo", "Tilewire gRPC", "Tilewire HTTP"
+ECHO, FLOOR, GRPC, HTTP = "grpc.aio echo", "grpc.aio floor", "Tilewire gRPC", "Tilewire HTTP"
 TARGET, TARGET_PER_S = 0.8, 2500
 
 
@@ -57,7 +57,12 @@ class Round:
 
 
 # Python modules of the servers' processes.
-MODULES = {ECHO: "benchmarks.grpc_echo", GRPC: "tilewire.service.gateway.grpc", HTTP: "tilewire.service.gateway"}
+MODULES = {
+    ECHO: "benchmarks.grpc_echo",
+    FLOOR: "benchmarks.grpc_floor",
+    GRPC: "tilewire.service.gateway.grpc",
+    HTTP: "tilewire.service.gateway",
+}
 # Marks the processes of one run, in their environment.
 MARK = "BENCH_GRPC_RUN"
 
@@ -140,12 +145,13 @@ def run(argv: Sequence[str]) -> int:
         arguments.folder = stack.enter_context(tempfile.TemporaryDirectory())
         meter = Meter(uuid.uuid4().hex)
         env = {MARK: meter.run}
-        echo = stack.enter_context(running_command([MODULES[ECHO]], env)).removeprefix("http://")
+        plain = {name: stack.enter_context(running_command([MODULES[name]], env)) for name in (ECHO, FLOOR)}
         port = free_port()
         url = stack.enter_context(running_server("--grpc-port", str(port), *arguments.serve, env=env))
         identity = httpx.get(f"{url}/v2").json()
         for _ in range(arguments.rounds):
-            rounds.append(measure_grpc(ECHO, echo, meter, arguments))
+            for name, address in plain.items():
+                rounds.append(measure_grpc(name, address.removeprefix("http://"), meter, arguments))
             rounds.append(measure_grpc(GRPC, f"127.0.0.1:{port}", meter, arguments))
             if find_wrk() is not None:
                 rounds.append(measure_http(url, meter, arguments))
@@ -158,6 +164,7 @@ def run(argv: Sequence[str]) -> int:
             "best": [asdict(one) for one in best.values()],
             "ratios": ratios,
         }
+        arguments.out.mkdir(parents=True, exist_ok=True)
         (arguments.out / "grpc.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0
 
@@ -175,8 +182,15 @@ def report(best: dict[str, Round], nbytes: int) -> dict[str, float]:
     for one in best.values():
         print(f"{one.server:>14} {one.per_s:>8.0f} {one.p50_us:>8.0f} {one.p99_us:>8.0f} {one.cpu_us:>8.0f}")
     grpc = best[GRPC].per_s
-    ratios = {"grpc_to_echo": round(grpc / best[ECHO].per_s, 2)}
-    print(f"gRPC to echo: {ratios['grpc_to_echo']} (wanted {TARGET}, and {TARGET_PER_S} requests/s)")
+    ratios = {
+        "grpc_to_echo": round(grpc / best[ECHO].per_s, 2),
+        "floor_to_echo": round(best[FLOOR].per_s / best[ECHO].per_s, 2),
+        "cpu_grpc_to_echo": round(best[GRPC].cpu_us / best[ECHO].cpu_us, 2),
+    }
+    print(
+        f"gRPC to echo: {ratios['grpc_to_echo']} (wanted {TARGET}, and {TARGET_PER_S} requests/s); "
+        f"floor to echo: {ratios['floor_to_echo']}; CPU time of a request, gRPC to echo: {ratios['cpu_grpc_to_echo']}"
+    )
     if HTTP in best:
         ratios["http_to_grpc"] = round(best[HTTP].per_s / grpc, 1)
         ratios["cpu_grpc_to_http"] = round(best[GRPC].cpu_us / best[HTTP].cpu_us, 1)

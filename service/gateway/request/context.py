@@ -28,7 +28,7 @@ from tilewire.service.ipc.messages import Timings
 
 # Key of our own protocol's stream in a scope's extensions; absent under another server.
 STREAM = "tilewire.stream"
-# Ids of requests without one. They begin at random, so that no two processes have the same, and count: no system call is needed.
+# Ids of requests without one. They begin at random, so that no two processes have the same, and count: no system call.
 _OWN_IDS = itertools.count(int.from_bytes(os.urandom(16)) >> 1)
 
 
