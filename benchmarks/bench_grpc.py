@@ -2,10 +2,10 @@
 
     python -m benchmarks.bench_grpc --out benchmarks/results -- --gateways 1
 
-Owns the questions, the ratios and the report; `grpc_echo` is the plain server, `grpc_load` and `load` send. All answer the same
-tensors; Tilewire computes their softmax on its engine. `grpc_floor` is what the library leaves at best. The servers are measured
-by turns, and the best round of each counts: a slower one says what else the machine did. Server, load generator and engine are on
-one machine.
+Owns the questions, the ratios and the report; `grpc_echo` is the plain server, `grpc_floor` what the library leaves at best.
+`grpc_load` and `load` send. All answer the same tensors; Tilewire computes their softmax on its engine. The servers are
+measured by turns, and the best round of each counts: a slower one says what else the machine did. Server, load generator and
+engine are on one machine.
 """
 
 from __future__ import annotations
