@@ -20,6 +20,8 @@ from typing import cast
 import grpc
 import uvloop
 
+from tilewire.service.gateway.grpc.paths import SERVICE
+
 # Lengths of a job and of its report in Tilewire, about.
 JOB_BYTES, REPORT_BYTES = 64, 40
 READ_BYTES = 2**16
@@ -62,23 +64,6 @@ class Jobs(asyncio.Protocol):
         await done
 
 
-class OneMethod(grpc.GenericRpcHandler):
-    """Handles every call alike."""
-
-    def __init__(self, jobs: Jobs) -> None:
-        self._jobs = jobs
-        self._handler = grpc.stream_unary_rpc_method_handler(self._answer)
-
-    def service(self, _details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        """The library's call."""
-        return self._handler
-
-    async def _answer(self, _requests: AsyncIterator[bytes], call: grpc.aio.ServicerContext) -> bytes:
-        message: bytes = await call.read()
-        await self._jobs.run()
-        return message
-
-
 async def serve(port: int, sock: socket.socket) -> None:
     """Serves until the process is ended.
 
@@ -89,8 +74,15 @@ async def serve(port: int, sock: socket.socket) -> None:
     jobs = Jobs()
     sock.setblocking(False)
     await asyncio.get_running_loop().connect_accepted_socket(lambda: jobs, sock)
+
+    async def answer(_requests: AsyncIterator[bytes], call: grpc.aio.ServicerContext) -> bytes:
+        message: bytes = await call.read()
+        await jobs.run()
+        return message
+
     server = grpc.aio.server()
-    server.add_generic_rpc_handlers((OneMethod(jobs),))
+    handlers = {"ModelInfer": grpc.stream_unary_rpc_method_handler(answer)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     await server.wait_for_termination()

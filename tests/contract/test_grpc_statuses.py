@@ -8,6 +8,7 @@ Sources, in triton-inference-server: `server/src/grpc/grpc_utils.cc` for the cod
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import grpc
 import numpy as np
@@ -85,7 +86,7 @@ def test_a_call_whose_own_deadline_is_over(channel: grpc.Channel) -> None:
 
 def test_regions(channel: grpc.Channel) -> None:
     with shared_object(A.nbytes) as path:
-        region = {"name": "statuses", "key": f"/{path.name}", "byte_size": A.nbytes}
+        region: dict[str, Any] = {"name": "statuses", "key": f"/{path.name}", "byte_size": A.nbytes}
         with refused(INVALID, "byte_size"):
             ask(channel, "SystemSharedMemoryRegister", **{**region, "byte_size": A.nbytes + 1})
         ask(channel, "SystemSharedMemoryRegister", **region)
