@@ -21,7 +21,7 @@ from tilewire.service.engine.backends.contract import HostBytes
 from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.tensors.shared_regions import MAX_REGIONS, Regions, Use
 from tilewire.service.engine.tensors.shm_files import SharedFile
-from tilewire.service.errors import BeyondLimit, InvalidRequest, UnknownName
+from tilewire.service.errors import AlreadyExists, BeyondLimit, InvalidRequest, UnknownName
 from tilewire.service.ipc.messages import RegionInfo
 from tilewire.service.ops.op import TensorType
 from tilewire.service.supervisor.handover import KeptRegion
@@ -85,7 +85,7 @@ def test_a_name_is_taken_until_it_is_given_back(regions: Regions) -> None:
     info = regions.register(asked("r"))
     assert regions.infos() == regions.infos("r") == (info,)
     assert info.stamp > 0
-    with pytest.raises(InvalidRequest, match="registered already"):
+    with pytest.raises(AlreadyExists, match="registered already"):
         regions.register(asked("r"))
     regions.unregister("r")
     with pytest.raises(UnknownName, match="no shared memory region 'r'"):
@@ -293,9 +293,17 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from("abc"), pages=st.integers(-1, 5), offset=st.integers(-1, 2 * PAGE))
     def register(self, name: str, pages: int, offset: int) -> None:
-        may = name not in self.model and pages > 0 and offset >= 0 and offset + pages * PAGE <= 4 * PAGE
+        fits = pages > 0 and offset >= 0 and offset + pages * PAGE <= 4 * PAGE
         has_room = self.regions.nbytes + pages * PAGE <= 6 * PAGE
-        wrong = None if may and has_room else BeyondLimit if may else InvalidRequest
+        wrong = (
+            AlreadyExists
+            if name in self.model
+            else InvalidRequest
+            if not fits
+            else BeyondLimit
+            if not has_room
+            else None
+        )
         with pytest.raises(wrong) if wrong is not None else contextlib.nullcontext():
             self.regions.register(asked(name, offset=offset, byte_size=pages * PAGE))
         if wrong is None:
