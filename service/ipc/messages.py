@@ -264,10 +264,17 @@ class GetTensor(msgspec.Struct, frozen=True, array_like=True, tag="get"):
 
 
 class DescribeTensor(msgspec.Struct, frozen=True, array_like=True, tag="describe"):
-    """Requests the description of `name`."""
+    """Requests the description of `name`; answered when the engine has a change, and the tensor if it shall hold it.
+
+    Attributes:
+        id: Number of this request.
+        name: Name of the tensor.
+        version: Version of that change; 0 for any.
+    """
 
     id: int
     name: str
+    version: int = 0
     request_id: str = ""
 
 
@@ -277,10 +284,12 @@ class FetchTensor(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
     Attributes:
         id: Number of this request.
         name: Name of the tensor.
+        version: Version of the change that the engine must have before it answers; 0 for any.
     """
 
     id: int
     name: str
+    version: int = 0
     request_id: str = ""
 
 
@@ -342,13 +351,9 @@ class ListRegions(msgspec.Struct, frozen=True, array_like=True, tag="regions"):
     request_id: str = ""
 
 
-ToEngine = (
-    Hello
-    | Template
-    | ForgetTemplate
-    | Job
-    | Cancel
-    | PutTensor
+# What has an answer and is no job.
+Command = (
+    PutTensor
     | GetTensor
     | DescribeTensor
     | DeleteTensor
@@ -362,6 +367,7 @@ ToEngine = (
     | ListRegions
     | DescribeKernels
 )
+ToEngine = Hello | Template | ForgetTemplate | Job | Cancel | Command
 
 # ── engine → gateway ──────────────────────────────────────────────────────────────────────────────
 

@@ -17,11 +17,12 @@ from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.host_copies import HostCopies, HostCopy
 from tilewire.service.engine.tensors.residents import Resident, Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
-from tilewire.service.errors import TooBusy, UnknownName
+from tilewire.service.errors import TilewireError, TooBusy
 from tilewire.service.ipc.board import home_of
 from tilewire.service.ipc.messages import (
     AdoptTensor,
     AwaitCopy,
+    Command,
     DeleteTensor,
     DescribeKernels,
     DescribeTensor,
@@ -48,25 +49,24 @@ from tilewire.service.ipc.messages import (
 )
 from tilewire.service.supervisor.vault import VaultFollower
 
-Question = (
-    PutTensor
-    | GetTensor
-    | DescribeTensor
-    | DeleteTensor
-    | OrderTensor
-    | AdoptTensor
-    | AwaitCopy
-    | FetchTensor
-    | ListTensors
-    | RegisterRegion
-    | UnregisterRegion
-    | ListRegions
-    | DescribeKernels
-)
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A command whose answer follows when the engine has a change or a tensor.
+
+    Attributes:
+        client: Receiver of the answer.
+        message: The command.
+        wanted: Version of the tensor that the vault was asked for; None for none yet.
+    """
+
+    client: Client
+    message: DescribeTensor | FetchTensor
+    wanted: int | None = None
 
 
 @dataclass(eq=False)
-class Holdings:
+class TensorStore:
     """The residents and the regions of one engine, and what is known of its kernels.
 
     Attributes:
@@ -88,7 +88,7 @@ class Holdings:
     _clients: list[Client] = field(default_factory=list, init=False)
     _pending: dict[Resident, HostCopy] = field(default_factory=dict, init=False)
     _awaiting: dict[HostCopy, list[tuple[Client, AwaitCopy]]] = field(default_factory=dict, init=False)
-    _fetching: list[tuple[Client, FetchTensor]] = field(default_factory=list, init=False)
+    _waiting: list[Waiting] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.residents.on_drop = self._drop_copy
@@ -106,10 +106,11 @@ class Holdings:
         """Drops what only this gateway would have finished."""
         if client in self._clients:
             self._clients.remove(client)
-        self._fetching = [(one, fetch) for one, fetch in self._fetching if one is not client]
+        self._waiting = [one for one in self._waiting if one.client is not client]
         for ticket in client.tickets:
             self.residents.release(ticket)
         client.tickets.clear()
+        self._answer_waiting()
 
     def follow(self) -> None:
         """Takes over what the other engines have changed, and reports it to the gateways."""
@@ -118,12 +119,7 @@ class Holdings:
         self._observe()
         for client in self._clients:
             client.send(self._residing())
-        fetching, self._fetching = self._fetching, []
-        for client, fetch in fetching:
-            if (reply := self._fetched(fetch)) is None:
-                self._fetching.append((client, fetch))
-            else:
-                client.send(reply)
+        self._answer_waiting()
 
     def keep(self, job: BoundJob) -> Stored:
         """Makes the result of a job resident where it is; a host copy follows.
@@ -155,7 +151,7 @@ class Holdings:
         """Ends the thread that copies."""
         self.copies.close()
 
-    def answer(self, client: Client, message: Question) -> ToGateway | None:
+    def answer(self, client: Client, message: Command) -> ToGateway | None:
         """Does what the message asks for.
 
         Returns:
@@ -178,13 +174,11 @@ class Holdings:
                 return Kernels(message.id, self._kernels)
             case AwaitCopy():
                 return self._await_copy(client, message)
-            case FetchTensor(name=name):
-                if (reply := self._fetched(message)) is None:
-                    self.residents.want(name)
-                    self._fetching.append((client, message))
+            case DescribeTensor() | FetchTensor():
+                waiting = Waiting(client, message)
+                if (reply := self._described(waiting)) is None:
+                    self._waiting.append(waiting)
                 return reply
-            case DescribeTensor():
-                return Tensors(message.id, (self.residents.info(message.name),))
             case ListTensors():
                 return Tensors(message.id, self.residents.infos())
             case _:
@@ -211,6 +205,7 @@ class Holdings:
                     self.residents.release(ticket)
                 elif (adopted := self.residents.adopt(ticket, info)) is not None and not adopted.has_copy:
                     self._copy(info)
+                self._answer_waiting()
                 return Tensors(message.id, (info,))
             case DeleteTensor():
                 return Tensors(message.id, (self.residents.delete(message.name),))
@@ -239,11 +234,31 @@ class Holdings:
         self.copies.hurry(copy)
         return None
 
-    def _fetched(self, message: FetchTensor) -> Tensors | Failed | None:
-        resident = self.residents.at(message.name)
-        if resident is None:
-            return Failed(message.id, UnknownName.code, f"name: no resident tensor {message.name!r}")
-        return None if resident.tensor is None else Tensors(message.id, (self.residents.info(message.name),))
+    def _answer_waiting(self) -> None:
+        """Answers the commands that waited for what this engine has now."""
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            try:
+                reply: ToGateway | None = self._described(one)
+            except TilewireError as error:
+                reply = Failed(one.message.id, error.code, error.detail)
+            if reply is None:
+                self._waiting.append(one)
+            else:
+                one.client.send(reply)
+
+    def _described(self, waiting: Waiting) -> Tensors | None:
+        """Describes a tensor; None while this engine lacks the change, or the tensor that it was told to fetch."""
+        message = waiting.message
+        if self.residents.lacks(message.name, message.version):
+            return None
+        resident = self.residents.get(message.name)
+        if isinstance(message, FetchTensor) and resident.tensor is None:
+            if waiting.wanted != resident.version:
+                self.residents.want(message.name)
+                waiting.wanted = resident.version
+            return None
+        return Tensors(message.id, (self.residents.info(message.name),))
 
     def _download(self, client: Client, message: GetTensor) -> Done | Stale:
         resident = self.residents.get(message.name)

@@ -307,9 +307,7 @@ class Residents:
         resident = self._by_name.get(name)
         if resident is None:
             raise UnknownName(f"{field}: no resident tensor {name!r}")
-        if resident.tensor is None and self.index in resident.engines:
-            if any(held.name == name for held in self._held.values()):
-                raise Unavailable(f"{field}: {name!r} is being stored")
+        if resident.tensor is None and self.index in resident.engines and not self._is_held(name):
             raise Lost(f"{field}: resident tensor {name!r} was lost with the engine; write it again")
         return resident
 
@@ -323,8 +321,24 @@ class Residents:
         resident.last_used = self._clock()
 
     def info(self, name: str) -> TensorInfo:
-        """Describes a tensor; see `get`."""
-        return self._info(name, self.get(name))
+        """Describes a tensor, with the engines that can serve it now; see `get`."""
+        resident = self.get(name)
+        described = self._info(name, resident)
+        if resident.tensor is not None:
+            return described
+        return msgspec.structs.replace(described, engines=tuple(set(described.engines) - {self.index}))
+
+    def lacks(self, name: str, version: int) -> bool:
+        """Whether a change of a name, or the tensor that this engine shall hold, is still to come.
+
+        Args:
+            name: Name of the tensor.
+            version: Version of the change; 0 for any.
+        """
+        resident = self._by_name.get(name)
+        if resident is None or resident.version < version:
+            return self.versions[home_of(name, len(self.versions))] < version
+        return resident.tensor is None and self.index in resident.engines and self._is_held(name)
 
     def infos(self) -> tuple[TensorInfo, ...]:
         """All of them, by name, without those that are lost."""
@@ -497,6 +511,10 @@ class Residents:
             placement=info.placement,
             engines=info.engines,
         )
+
+    def _is_held(self, name: str) -> bool:
+        """Whether a tensor of this name waits for its version."""
+        return any(held.name == name for held in self._held.values())
 
     def _hold(self, name: str, resident: Resident, fd: int = -1) -> tuple[TensorInfo, int]:
         ticket = next(self._tickets)
