@@ -86,7 +86,7 @@ async def test_a_deadline_is_the_calls_own() -> None:
     [
         (Unavailable("the engine died"), Code.UNAVAILABLE),
         (TooBusy("full", retry_after_s=2), Code.UNAVAILABLE),
-        (DeadlinePassed("late"), Code.UNAVAILABLE),
+        (DeadlinePassed("late"), Code.DEADLINE_EXCEEDED),
         (ValueError("a secret"), Code.INTERNAL),
     ],
 )
@@ -127,9 +127,16 @@ async def test_a_client_with_a_retry_policy_waits_as_the_hint_says_and_does_not_
 async def test_a_retry_policy_does_not_repeat_a_request_whose_time_is_over() -> None:
     bench = RpcBench()
     bench.engine.error = DeadlinePassed("late")
+    request = request_of("add", {"a": A, "b": A})
+    request.parameters["timeout"].int64_param = 10_000_000
+    message = request.SerializeToString()
     async with bench.answering(("grpc.service_config", RETRIES)) as channel:
-        assert (await refusal(channel.unary_unary(INFER)(MESSAGE))).code() is Code.UNAVAILABLE
-    assert len(bench.engine.jobs) == 1
+        call = channel.unary_unary(INFER)
+        assert (await refusal(call(message))).code() is Code.UNAVAILABLE
+        assert (await refusal(call(message, timeout=60))).code() is Code.UNAVAILABLE
+        # The call's own deadline is the earlier one.
+        assert (await refusal(call(message, timeout=5))).code() is Code.DEADLINE_EXCEEDED
+    assert len(bench.engine.jobs) == 3
 
 
 @scene

@@ -132,5 +132,5 @@ async def finish(call: Servicer, context: RequestContext, stream: RpcStream) -> 
         if context.has_lines:
             call.set_trailing_metadata(stream.metadata)
         return stream.message
-    await call.abort(code_of(error, context.deadline_s), error.detail, (*stream.metadata, *hints_of(error)))
+    await call.abort(code_of(error, is_timed=context.is_timed), error.detail, (*stream.metadata, *hints_of(error)))
     raise AssertionError("This is a bug: an aborted call goes on.")

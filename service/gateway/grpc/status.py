@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
 import grpc
@@ -60,17 +59,14 @@ PUSHBACK, NEVER = "grpc-retry-pushback-ms", "-1"
 RETRY_AFTER = "retry-after"
 
 
-def code_of(error: TilewireError, deadline_s: float = 0.0) -> grpc.StatusCode:
+def code_of(error: TilewireError, *, is_timed: bool = False) -> grpc.StatusCode:
     """Returns the status of an error.
 
     Args:
         error: The error.
-        deadline_s: The call's own deadline, on the performance counter; 0 for none. A request whose `timeout` passes before
-            that is UNAVAILABLE, as with NVIDIA's server.
+        is_timed: The request's own timeout ended first; NVIDIA's server has UNAVAILABLE for that.
     """
-    if isinstance(error, DeadlinePassed) and not 0 < deadline_s <= time.perf_counter():
-        return grpc.StatusCode.UNAVAILABLE
-    return CODES[type(error)]
+    return grpc.StatusCode.UNAVAILABLE if is_timed and isinstance(error, DeadlinePassed) else CODES[type(error)]
 
 
 def hints_of(error: TilewireError) -> tuple[tuple[str, str], ...]:

@@ -165,6 +165,7 @@ class RequestContext:
         flow: Sender with whom it shares; known as soon as `access` is.
         charged_bytes: Bytes of body and answer that the key's quota counts so far; None when it was refused at once.
         deadline_s: When the client gives up, on the performance counter; 0 for never.
+        is_timed: Its own timeout ends before the client gives up.
         has_lines: Header lines of a result reach the client.
         error: Error that it was answered with; None before, and for a result.
     """
@@ -179,7 +180,7 @@ class RequestContext:
     access: Access | None = None
     charged_bytes: int | None = None
     error: TilewireError | None = None
-    has_lines = True
+    has_lines, is_timed = True, False
     model = route = failure = allow = ""
     receive_began_s = receive_s = send_s = deadline_s = 0.0
     batch_size = sent_bytes = 0

@@ -315,9 +315,10 @@ def bind(task: Task, types: Mapping[str, TensorType], begin: int) -> list[tuple[
 
 
 def deadline_of(template: RequestTemplate, context: RequestContext) -> int:
-    """Nanoseconds on the monotonic clock by which the job must have started; 0 for no deadline."""
+    """Nanoseconds on the monotonic clock by which the job must have started; 0 for no deadline. Notes if the request set it."""
     deadline_ns = int(context.began_s * 1e9) + template.timeout_ns if template.timeout_ns else 0
-    if context.deadline_s:
-        given_up_ns = int(context.deadline_s * 1e9)
-        deadline_ns = min(deadline_ns, given_up_ns) if deadline_ns else given_up_ns
+    given_up_ns = int(context.deadline_s * 1e9)
+    if given_up_ns and not 0 < deadline_ns < given_up_ns:
+        return given_up_ns
+    context.is_timed = deadline_ns > 0
     return deadline_ns
