@@ -11,12 +11,13 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tilewire.kernels.matmul.configs import ITEM_BYTES, OUT_DTYPES, Config, Problem, is_read_in_pieces
+from tilewire.kernels.matmul.configs import ITEM_BYTES, OUT_DTYPES, Config, Problem, as_read, is_read_in_pieces
 from tilewire.kernels.matmul.members import (
     MODEL,
     SCALAR,
     SPLITS,
     arithmetic_of,
+    can_copy,
     has_descriptors,
     is_main,
     is_scalar,
@@ -24,6 +25,7 @@ from tilewire.kernels.matmul.members import (
     is_supported,
     specialization_of,
     stores_boxes,
+    whole_of,
 )
 from tilewire.kernels.matmul.select import amounts_of
 from tilewire.kernels.matmul.shape import MatmulShape
@@ -39,6 +41,9 @@ _FEW = (16, 32, 64)
 _MAX_STAGES, _MAX_FEW_STAGES = 6, 8
 # float32 sums of a thread: 128 leave room for addresses, below 16 a thread has too little to do.
 _MIN_SUMS, _MAX_SUMS = 16, 128
+# Rows and columns of transposed tiles, whose columns fill the matrix unit's 64 rows, and the most rows that they are for.
+_SWAPPED = ((128, 64), (128, 128), (256, 64))
+_MOST_SWAPPED = 512
 # Barriers and alignment, bytes.
 _RESERVED = 1024
 
@@ -48,30 +53,35 @@ def space(shape: MatmulShape, target: Target) -> Iterator[Config]:
     problem = shape.problem
     arithmetic = arithmetic_of(problem)
     found: list[Config] = []
-    if has_descriptors(problem, target) and problem.is_padded_in:
+    is_copied = can_copy(problem, "tma")
+    read = as_read(problem, Config("tma", 16, 16, 16, is_copied=is_copied))
+    if has_descriptors(read, target) and read.is_padded_in:
         if problem.m > _FEW[1] or problem.batch > 1:
             found += _tall(arithmetic, problem.dtype, target)
+        if _FEW[-1] < problem.m <= _MOST_SWAPPED:
+            found += _swapped(problem.dtype, target)
         found += [
             config
             for config in _few(problem.dtype, target)
             if config.block_m // 2 < max(problem.m, 16) <= config.block_m
         ]
-    else:
+    if is_copied or not found:
         found += _pointer(problem, target)
     if problem.m <= 4 and is_read_in_pieces(problem) and problem.a_major == "k":
         found += _vector(problem)
-    for config, split_k in itertools.product(dict.fromkeys(found), SPLITS):
-        whole = replace(config, split_k=split_k)
+    for config, split_k, is_copied in itertools.product(dict.fromkeys(found), SPLITS, (False, True)):
+        whole = replace(config, split_k=split_k, is_copied=is_copied)
         is_wasteful = config.block_m > 64 and config.block_m >= 2 * problem.m
         is_unstored = config.is_persistent and not stores_boxes(problem, whole)
-        if is_sensible(problem, whole, target) and not (is_wasteful or is_unstored):
+        is_unread = config.kernel == "tma" and not has_descriptors(as_read(problem, whole), target)
+        if is_sensible(problem, whole, target) and not (is_wasteful or is_unstored or is_unread):
             yield whole
 
 
 def binaries(shape: MatmulShape, config: Config, target: Target) -> tuple[Variant, ...]:
     """Returns the binaries that a configuration launches for a shape."""
     specialization = specialization_of(shape.problem, config, is_plain=shape.is_plain)
-    return (build(specialization, replace(config, split_k=1), target),)
+    return (build(specialization, whole_of(config), target),)
 
 
 @functools.cache
@@ -96,6 +106,20 @@ def _tall(arithmetic: str, dtype: str, target: Target) -> tuple[Config, ...]:
                 found.append(config)
             if programs == 1:
                 found.append(replace(config, is_persistent=True))
+    return tuple(found)
+
+
+@functools.cache
+def _swapped(dtype: str, target: Target) -> tuple[Config, ...]:
+    """The descriptor kernel for middling rows: transposed tiles, so that each instruction multiplies all rows of a tile."""
+    found = []
+    for (block_m, block_n), k_bytes in itertools.product(_SWAPPED, (128, 256)):
+        num_warps = block_n // 16
+        beside = (1,) if block_m * block_n > 128 * 64 else (1, 2)
+        store_bytes = block_m * block_n * ITEM_BYTES[OUT_DTYPES[dtype][0]]
+        for num_stages, _ in _stages((block_m + block_n) * k_bytes, store_bytes, beside, _MAX_STAGES, target):
+            blocks = (block_m, block_n, k_bytes // ITEM_BYTES[dtype])
+            found.append(Config("tma", *blocks, num_warps=num_warps, num_stages=num_stages, is_swapped=True))
     return tuple(found)
 
 
@@ -132,22 +156,25 @@ def _pointer(problem: Problem, target: Target) -> Iterator[Config]:
     is_fma = is_scalar(problem.dtype, problem.precision, target)
     item_bytes = ITEM_BYTES[problem.dtype]
     row = 32 if is_fma else 128 // item_bytes
-    heights = (16, 32) if problem.m <= 32 else (32, 64, 128)
+    heights: tuple[int, ...] = (16, 32) if problem.m <= 32 else (32, 64, 128)
     lengths = (row, 2 * row, 4 * row) if problem.m <= 32 else (row // 2, row)
     if not is_read_in_pieces(problem):
         lengths = (row // 2, row)
-    for block_m, block_n, block_k, num_warps in itertools.product(heights, (32, 64, 128), lengths, (4, 8)):
+    # Scalar units want 64 sums a thread, of which small tiles then have one or two warps.
+    warps, fewest = ((1, 2, 4, 8), 16) if is_fma and problem.m > 32 else ((4, 8), 4)
+    for block_m, block_n, block_k, num_warps in itertools.product(heights, (32, 64, 128), lengths, warps):
         sums = block_m * block_n // (target.warp_size * num_warps)
-        if not 4 <= sums <= 64:
+        if not fewest <= sums <= 64:
             continue
         group_m = 1 if problem.m <= 32 else 8
         if target.backend == "hip":
             waves = 2 if block_m * block_n >= 128 * 128 else 0
             yield Config("pointer", block_m, block_n, block_k, group_m, 1, num_warps, 2, waves_per_eu=waves)
         else:
-            count = min(4, (target.shared_bytes // 2 - _RESERVED) // ((block_m + block_n) * block_k * item_bytes))
-            if count >= 2:
-                yield Config("pointer", block_m, block_n, block_k, group_m, 1, num_warps, count)
+            most = (target.shared_bytes // 2 - _RESERVED) // ((block_m + block_n) * block_k * item_bytes)
+            for count in {min(4, most), 2 if is_fma else min(4, most)}:
+                if most >= count >= 2:
+                    yield Config("pointer", block_m, block_n, block_k, group_m, 1, num_warps, count)
 
 
 def _vector(problem: Problem) -> Iterator[Config]:
@@ -173,7 +200,8 @@ def _vector(problem: Problem) -> Iterator[Config]:
 def key_of(shape: MatmulShape) -> str:
     """See `Tuning.key`: the arithmetic, and whether operands are read element by element."""
     problem = shape.problem
-    is_wide = is_read_in_pieces(problem) or (problem.is_padded_in and problem.is_aligned_out)
+    has_boxes = problem.is_padded_in or can_copy(problem, "tma")
+    is_wide = is_read_in_pieces(problem) or (has_boxes and problem.is_aligned_out)
     return arithmetic_of(problem) if is_wide else arithmetic_of(problem).removesuffix(" fast") + SCALAR
 
 
@@ -196,7 +224,7 @@ TUNING = Tuning(
     model=MODEL,
     amounts=_amounts,
     key=key_of,
-    entry_of=lambda config: replace(config, split_k=1),
+    entry_of=whole_of,
     is_common=_is_common,
     sizes=lambda key: _SIZES.get(key, (0, 3, 0.003) if key.endswith(SCALAR) else (11, 5, 0.0015)),
     config=Config,

@@ -90,7 +90,14 @@ def table_variants(target):
         for index, tile in enumerate(tiles):
             rows = tile.config.block_m if tile.config.kernel == "vector" else 4096
             problem = Problem(rows, 4096, 4096, 1, dtype, out_dtype, "k", "k", precision)
-            problem = replace(problem, is_aligned_in=is_wide, is_padded_in=is_wide, is_aligned_out=is_wide)
+            problem = replace(
+                problem,
+                is_aligned_in=is_wide,
+                is_padded_a=is_wide,
+                is_padded_b=is_wide,
+                is_aligned_out=is_wide,
+                is_copyable=False,
+            )
             # Scalar units, by choice or for want of others, and operands read element by element are named so.
             prefix = "vector" if tile.config.kernel == "vector" or name == "ieee" else "table"
             shown = f"{prefix} {key} {index}{'' if is_wide else ' unaligned'}"

@@ -11,6 +11,7 @@ from tilewire.kernels.softmax.reference import softmax_reference
 
 KERNELS = [
     Config("row", 2, 128, 4),
+    Config("row", 2, 64, 4, tail_n=64),
     Config("cooperative", 1, 128, 4),
     Config("loop", 1, 32, 4),
     Config("split", 1, 32, 4, 3),

@@ -108,7 +108,18 @@ def test_a_choice_made_by_hand_may_split_and_must_be_possible():
     assert select(Problem(64, 512, 8192, 1, "float16", "float16"), target).split_k == 4
     # Too short to be split, or no rows that descriptors can read: predicted as ever.
     short = Problem(64, 512, 64, 1, "float16", "float16")
-    odd = Problem(64, 511, 8191, 1, "float16", "float16", is_aligned_in=False, is_padded_in=False, is_aligned_out=False)
+    odd = Problem(
+        64,
+        511,
+        8191,
+        1,
+        "float16",
+        "float16",
+        is_aligned_in=False,
+        is_padded_a=False,
+        is_padded_b=False,
+        is_aligned_out=False,
+    )
     for problem in (short, odd):
         assert select(problem, target) == select(problem, replace(H200, num_sms=62, name="the same"))
         assert "override" not in explain(problem, target)
