@@ -42,9 +42,11 @@ def _operands_self_test(item_bytes: int, target: Target, device: torch.device) -
     # The second operand lies the other way round: its rows are columns of what is in memory.
     b = a.mT.contiguous().mT
     copies = [torch.full((rows, pitch), -1, dtype=dtype, device=device) for _ in range(2)]
-    both = (operands.Copied(1, rows, columns, (0, *operand.stride()), pitch) for operand in (a, b))
+    first, second = (
+        operands.Copied(1, rows, columns, (0, operand.stride(0), operand.stride(1)), pitch) for operand in (a, b)
+    )
     index = device.index if device.index is not None else -1
-    launch = operands.launch_of(*both, item_bytes, target, index)
+    launch = operands.launch_of(first, second, item_bytes, target, index)
     launch(a, b, *copies)
-    first, second = ((copy[:, :columns] == a).all() for copy in copies)
-    return SelfTest((launch.variant,), first & second)
+    are_right = [(copy[:, :columns] == a).all() for copy in copies]
+    return SelfTest((launch.variant,), are_right[0] & are_right[1])

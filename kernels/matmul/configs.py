@@ -30,8 +30,7 @@ OUT_DTYPES = {
     "float8_e4m3fn": ("bfloat16", "float16", "float32"),
     "float8_e5m2": ("bfloat16", "float16", "float32"),
 }
-# How types of vectors, and the steps of scales, are passed to the kernels; see `kernels.matmul.epilogue`.
-KINDS = {"": 0, "float16": 1, "bfloat16": 2, "float32": 3, "int32": 4}
+# How the steps of scales are passed to the kernels; see `kernels.matmul.epilogue`.
 SCALE_STEPS = {"none": -1, "one": 0, "each": 1}
 # -128 × -128 × 133,000 is the last sum of int8 products sure to fit 31 bits, rounded down.
 MAX_INT8_K = 133_000

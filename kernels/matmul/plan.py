@@ -11,7 +11,6 @@ from tilewire.kernels.copy.operands import Copied, launch_of
 from tilewire.kernels.matmul.configs import (
     ACTIVATIONS,
     ITEM_BYTES,
-    KINDS,
     SCALE_STEPS,
     Config,
     EpilogueSpec,
@@ -25,6 +24,7 @@ from tilewire.kernels.matmul.members import specialization_of
 from tilewire.kernels.matmul.select import select, select_invariant
 from tilewire.kernels.matmul.variants import box_shapes, build, units_of
 from tilewire.kernels.matmul.view import Dtypes, Strides, View, problem_of, view_of
+from tilewire.kernels.runtime.kinds import KINDS
 from tilewire.kernels.runtime.launch import Descriptor, Launch, LaunchCache
 from tilewire.kernels.runtime.layouts import row_step
 from tilewire.kernels.runtime.pipeline import Part, Pipeline, Step
@@ -157,7 +157,7 @@ def prepare(
 ) -> PreparedMatmul | None:
     """Returns the launcher, bound but for the addresses; None where it would take several launches."""
     spec = epilogue.spec
-    alignment = tuple(tensor.data_ptr() % 16 == 0 for tensor in (a, b, out))
+    alignment = (a.data_ptr() % 16 == 0, b.data_ptr() % 16 == 0, out.data_ptr() % 16 == 0)
     shapes = (a.shape, a.stride(), b.shape, b.stride(), out.shape, out.stride())
     key = (shapes, a.dtype, out.dtype, alignment, spec, precision, config, a.device)
 
@@ -213,25 +213,31 @@ def _copies(view: View, problem: Problem, config: Config) -> tuple[View, dict[st
     """The operands that are copied before the product, by name, and the view with the copies in their place."""
     if not config.is_copied:
         return view, {}
-    read, item_bytes = as_read(problem, config), ITEM_BYTES[problem.dtype]
-    operands = {
-        "a": (view.a, (view.m, view.k), read.a_major == "k"),
-        "b": (view.b, (view.k, view.n), read.b_major == "n"),
-    }
-    found: dict[str, Copied] = {}
-    placed: dict[str, Strides] = {}
-    for (name, (strides, extents, is_by_row)), is_one in zip(
-        operands.items(), copied_operands(problem, config.kernel), strict=True
-    ):
-        placed[name] = strides
-        if is_one:
-            (rows, columns), steps = (extents, strides[2:]) if is_by_row else (extents[::-1], strides[:1:-1])
-            pitch = row_step(columns, item_bytes)
-            entries = problem.batch if strides[1] else 1
-            found[name] = Copied(entries, rows, columns, (strides[1], *steps), pitch)
-            entry_step = rows * pitch if strides[1] else 0
-            placed[name] = (0, entry_step, *((pitch, 1) if is_by_row else (1, pitch)))
-    return replace(view, **placed), found
+    read = as_read(problem, config)
+    item_bytes, batch = ITEM_BYTES[problem.dtype], problem.batch
+    is_a, is_b = copied_operands(problem, config.kernel)
+    found = {}
+    if is_a:
+        found["a"], a = _copy(view.a, (view.m, view.k), batch, item_bytes, is_by_row=read.a_major == "k")
+        view = replace(view, a=a)
+    if is_b:
+        found["b"], b = _copy(view.b, (view.k, view.n), batch, item_bytes, is_by_row=read.b_major == "n")
+        view = replace(view, b=b)
+    return view, found
+
+
+def _copy(
+    strides: Strides, extents: tuple[int, int], batch: int, item_bytes: int, *, is_by_row: bool
+) -> tuple[Copied, Strides]:
+    """One operand's copy, its rows contiguous or else its columns, and the strides to read it with."""
+    _, entry_step, row_stride, column_stride = strides
+    rows, columns, steps = *extents, (row_stride, column_stride)
+    if not is_by_row:
+        rows, columns, steps = columns, rows, (column_stride, row_stride)
+    pitch = row_step(columns, item_bytes)
+    copied = Copied(batch if entry_step else 1, rows, columns, (entry_step, *steps), pitch)
+    entry_pitch = rows * pitch if entry_step else 0
+    return copied, (0, entry_pitch, pitch, 1) if is_by_row else (0, entry_pitch, 1, pitch)
 
 
 def _pointer_values(view: View, specialization: Specialization) -> dict[str, Any]:

@@ -237,6 +237,7 @@ def test_only_the_operand_that_needs_it_is_copied(generator):
     out = poisoned((48, 64), torch.float16)
     config = replace(INTERPRETED_TMA, is_copied=True)
     prepared = prepare(a, b, out, Epilogue(), "ieee", config)
+    assert prepared is not None
     assert copied_operands(prepared.problem, "tma") == (True, False)
     prepared(a, b, out)
     check(out, a, b)
