@@ -59,7 +59,7 @@ MODEL = Model(
     Term("exchange", "µs at the memory's bandwidth for the parts of shared tiles", 0.7),
     Term("sum", "MB that the last program of a shared tile adds up", 8.0),
     Term("matrix", "µs at the full rate of one multiprocessor's matrix units", 1.25, is_overlapped=True),
-    Term("strided", "the same, for each operand that is not contiguous along K (a) or N (b)", 0.1, is_overlapped=True),
+    Term("strided", "the same, for each operand that is not contiguous along K (a) or N (b)", 1.0, is_overlapped=True),
     Term("step", "steps of K that follow one another", 0.2, is_overlapped=True),
     Term("load", "µs at L2's bandwidth for what one multiprocessor loads", 1.0, is_overlapped=True),
     Term("memory", "µs at the memory's bandwidth, operands read once a group of tiles", 1.15, is_overlapped=True),
@@ -214,7 +214,7 @@ def _is_offered(tile: Tile, store: str, *, for_main: bool, is_plain: bool) -> bo
 
 def is_for_few_rows(config: Config) -> bool:
     """Whether the tile has so few rows that larger ones are always better for many."""
-    return config.block_m < FEW_ROWS
+    return config.is_swapped or config.block_m < FEW_ROWS
 
 
 def has_descriptors(problem: Problem, target: Target) -> bool:

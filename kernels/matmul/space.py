@@ -41,9 +41,6 @@ _FEW = (16, 32, 64)
 _MAX_STAGES, _MAX_FEW_STAGES = 6, 8
 # float32 sums of a thread: 128 leave room for addresses, below 16 a thread has too little to do.
 _MIN_SUMS, _MAX_SUMS = 16, 128
-# Rows and columns of transposed tiles, whose columns fill the matrix unit's 64 rows, and the most rows that they are for.
-_SWAPPED = ((128, 64), (128, 128), (256, 64))
-_MOST_SWAPPED = 512
 # Barriers and alignment, bytes.
 _RESERVED = 1024
 
@@ -58,8 +55,6 @@ def space(shape: MatmulShape, target: Target) -> Iterator[Config]:
     if has_descriptors(read, target) and read.is_padded_in:
         if problem.m > _FEW[1] or problem.batch > 1:
             found += _tall(arithmetic, problem.dtype, target)
-        if _FEW[-1] < problem.m <= _MOST_SWAPPED:
-            found += _swapped(problem.dtype, target)
         found += [
             config
             for config in _few(problem.dtype, target)
@@ -106,20 +101,6 @@ def _tall(arithmetic: str, dtype: str, target: Target) -> tuple[Config, ...]:
                 found.append(config)
             if programs == 1:
                 found.append(replace(config, is_persistent=True))
-    return tuple(found)
-
-
-@functools.cache
-def _swapped(dtype: str, target: Target) -> tuple[Config, ...]:
-    """The descriptor kernel for middling rows: transposed tiles, so that each instruction multiplies all rows of a tile."""
-    found = []
-    for (block_m, block_n), k_bytes in itertools.product(_SWAPPED, (128, 256)):
-        num_warps = block_n // 16
-        beside = (1,) if block_m * block_n > 128 * 64 else (1, 2)
-        store_bytes = block_m * block_n * ITEM_BYTES[OUT_DTYPES[dtype][0]]
-        for num_stages, _ in _stages((block_m + block_n) * k_bytes, store_bytes, beside, _MAX_STAGES, target):
-            blocks = (block_m, block_n, k_bytes // ITEM_BYTES[dtype])
-            found.append(Config("tma", *blocks, num_warps=num_warps, num_stages=num_stages, is_swapped=True))
     return tuple(found)
 
 
@@ -215,7 +196,12 @@ def _is_common(shape: MatmulShape, target: Target) -> bool:
 
 
 # Most entries of a section, those of them for all layouts, and the least gain (of the mean logarithm of the time) of one more.
-_SIZES = {"half": (18, 6, 0.001), "ieee": (0, 7, 0.002), "tf32x3": (4, 4, 0.002)}
+_SIZES = {
+    "half": (18, 6, 0.001),
+    "half scalar": (8, 2, 0.002),
+    "ieee": (0, 9, 0.002),
+    "tf32x3": (4, 4, 0.002),
+}
 
 
 TUNING = Tuning(
