@@ -347,8 +347,8 @@ def is_sensible(problem: Problem, config: Config, target: Target) -> bool:
 
 def can_copy(problem: Problem, kernel: str) -> bool:
     """Whether copying operands first makes a difference to `kernel` that may pay."""
-    is_meant = kernel == "tma" or (kernel == "pointer" and arithmetic_of(problem) == "ieee")
-    if not (is_meant and problem.is_copyable and any(copied_operands(problem, kernel))):
+    meant = "pointer" if arithmetic_of(problem) == "ieee" else "tma"
+    if not (kernel == meant and problem.is_copyable and any(copied_operands(problem, kernel))):
         return False
     elements = problem.batch * problem.k * (problem.m + problem.n)
     return elements * ITEM_BYTES[problem.dtype] <= MAX_COPIED_BYTES
