@@ -232,8 +232,9 @@ def as_read(problem: Problem, config: Config) -> Problem:
 
 def _rows_for(problem: Problem, kernel: str) -> tuple[str, str]:
     """The contiguous dimensions of both operands that `kernel` reads fast."""
-    # An `a` that is copied anyway is brought into the layout that most tiles are built for.
-    a_major = problem.a_major if problem.is_padded_a else "k"
+    # An `a` that is copied anyway, or with output rows that start anywhere, gets the layout that most tiles are built for.
+    is_as_it_is = problem.is_padded_a and (problem.is_aligned_out or kernel == "pointer")
+    a_major = problem.a_major if is_as_it_is else "k"
     b_major = "n" if problem.b_major == "any" else problem.b_major
     if kernel == "pointer":
         # Scalar units read columns of `b` from shared memory: along K each would come from the same bank.

@@ -198,9 +198,12 @@ def is_main(problem: Problem) -> bool:
     return problem.a_major == "k" and problem.batch == 1 and _is_default_out(problem)
 
 
-def _is_offered(tile: Tile, store: str, *, for_main: bool, is_plain: bool) -> bool:
+def _is_offered(tile: Tile, store: str, a_major: str, *, for_main: bool, is_plain: bool) -> bool:
     """Whether the binary of a descriptor tile is built for a specialization."""
     if (store == "scalar") != (tile.store == "scalar"):
+        return False
+    if store == "scalar" and a_major != "k":
+        # Such an `a` is copied first.
         return False
     if store != "tma" and tile.config.is_persistent:
         # Without boxes a tile this large spills.
@@ -296,7 +299,7 @@ def _tma_members(shown: Problem, target: Target) -> Iterator[tuple[Specializatio
                 if tile.config.kernel != "tma":
                     continue
                 specialization = specialization_of(boxed, tile.config, is_plain=is_plain)
-                is_offered = _is_offered(tile, store, for_main=is_main(problem), is_plain=is_plain)
+                is_offered = _is_offered(tile, store, a_major, for_main=is_main(problem), is_plain=is_plain)
                 if is_offered and specialization.store == store and specialization.is_plain == is_plain:
                     yield specialization, tile.config
 
