@@ -22,7 +22,7 @@ from tilewire.service.engine.backends.cpu import CpuBackend, Finished
 from tilewire.service.engine.loop.ipc import Mailbox
 from tilewire.service.engine.loop.loop import EngineLoop
 from tilewire.service.engine.metrics import EngineMetrics
-from tilewire.service.engine.tensors.commands import Holdings
+from tilewire.service.engine.tensors.commands import TensorStore
 from tilewire.service.engine.tensors.host_copies import HostCopies
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
@@ -69,8 +69,8 @@ def measure(batch: int, rounds: int) -> list[float]:
     residents = Residents(backend, 2**30, vault)
     residents.put("w", HostBytes(torch.zeros(B.nbytes, dtype=torch.uint8), B, 0))
     regions = Regions(backend, vault, max_bytes=0, max_copied_bytes=0)
-    holdings = Holdings(backend, residents, regions, metrics, HostCopies(backend, vault))
-    engine = EngineLoop(0, mailbox, backend, holdings, metrics)
+    store = TensorStore(backend, residents, regions, metrics, HostCopies(backend, vault))
+    engine = EngineLoop(0, mailbox, backend, store, metrics)
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     segment_bytes = 2 * SLOT_BYTES * batch

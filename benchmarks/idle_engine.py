@@ -11,7 +11,7 @@ from tilewire.service.errors import Unavailable
 from tilewire.service.gateway.__main__ import GatewayServer, make_server
 from tilewire.service.gateway.app import create_app
 from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
-from tilewire.service.gateway.engines.client import NOT_RESIDING, Reply, Request
+from tilewire.service.gateway.engines.client import NOT_RESIDING, Reply
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.context import Gateway
@@ -19,6 +19,7 @@ from tilewire.service.gateway.request.room import Room
 from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
 from tilewire.service.ipc.arena import Arena, Segment
 from tilewire.service.ipc.messages import (
+    Command,
     DescribeTensor,
     Done,
     Job,
@@ -48,7 +49,7 @@ class IdleEngine:
     def __init__(self) -> None:
         self._ids = itertools.count(1)
 
-    def send(self, request: Request) -> tuple[int, asyncio.Future[Reply]]:
+    def send(self, request: Command) -> tuple[int, asyncio.Future[Reply]]:
         """See `Engine.send`; the reply comes in the loop's next turn."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Reply] = loop.create_future()

@@ -38,7 +38,7 @@ from tilewire.service.engine.loop.scheduler import Caps
 from tilewire.service.engine.loop.warmup import CannotStart, check_ops
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.ops.registry import RegistryMismatch, check_registries
-from tilewire.service.engine.tensors.commands import Holdings, post_copies
+from tilewire.service.engine.tensors.commands import TensorStore, post_copies
 from tilewire.service.engine.tensors.host_copies import HostCopies
 from tilewire.service.engine.tensors.residents import Residents, TensorsDirError, files_of, max_kept
 from tilewire.service.engine.tensors.shared_regions import Regions
@@ -112,13 +112,13 @@ def import_kernels(device: str) -> None:
         importlib.import_module("tilewire.service.engine.backends.gpu.backend")
 
 
-def prepare(holdings: Holdings, settings: EngineSettings, logger: structlog.stdlib.BoundLogger, report: Report) -> None:
+def prepare(store: TensorStore, settings: EngineSettings, logger: structlog.stdlib.BoundLogger, report: Report) -> None:
     """All that comes before ready: residents, regions, kernels, and a look at what they compute.
 
     Raises:
         CannotStart: Why not.
     """
-    metrics = holdings.metrics
+    metrics = store.metrics
 
     def on_compile(op: str) -> None:
         metrics.record_compile(op)
@@ -129,23 +129,23 @@ def prepare(holdings: Holdings, settings: EngineSettings, logger: structlog.stdl
 
     try:
         check_registries()
-        fill(holdings, settings, logger, report)
-        holdings.backend.warm_up(Preparation(settings.warmup), report, on_compile)
+        fill(store, settings, logger, report)
+        store.backend.warm_up(Preparation(settings.warmup), report, on_compile)
     except (NotUsable, RegistryMismatch, TensorsDirError) as error:
         raise CannotStart(str(error)) from error
-    check_ops(holdings.backend, report)
-    holdings.describe_kernels()
+    check_ops(store.backend, report)
+    store.describe_kernels()
     child.settle()
 
 
-def fill(holdings: Holdings, settings: EngineSettings, logger: structlog.stdlib.BoundLogger, report: Report) -> None:
+def fill(store: TensorStore, settings: EngineSettings, logger: structlog.stdlib.BoundLogger, report: Report) -> None:
     """Brings back residents, files first and then what clients changed since, and regions.
 
     Raises:
         TensorsDirError: A file that cannot be right, at the first start. Later the service goes on without it: what
             clients uploaded is worth more.
     """
-    residents = holdings.residents
+    residents = store.residents
     leaving_out = contextlib.nullcontext if not settings.restarts else lambda: _leaving_out(logger)
     paths: list[Path] = []
     if settings.tensors_dir is not None:
@@ -171,8 +171,8 @@ def fill(holdings: Holdings, settings: EngineSettings, logger: structlog.stdlib.
     if settings.restarts:
         residents.mark()
     for region in settings.kept.regions:
-        holdings.regions.restore(region)
-    holdings.metrics.observe_residents(len(residents), residents.nbytes)
+        store.regions.restore(region)
+    store.metrics.observe_residents(len(residents), residents.nbytes)
 
 
 @contextlib.contextmanager
@@ -245,12 +245,12 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
     mailbox = Mailbox()
     copies = HostCopies(backend, vault, settings.host_copy_bytes_per_s)
     post_copies(copies, mailbox.post)
-    holdings = Holdings(backend, residents, regions, metrics, copies, VaultFollower(settings.vault_fd))
+    store = TensorStore(backend, residents, regions, metrics, copies, VaultFollower(settings.vault_fd))
     engine = EngineLoop(
         settings.index,
         mailbox,
         backend,
-        holdings,
+        store,
         metrics,
         caps_of(settings, backend.identity),
         poll_ns=int(settings.busy_poll_s * 1e9),
@@ -260,9 +260,7 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
     server = EngineServer(socket.socket(fileno=settings.listen_fd), mailbox)
     accepting = asyncio.create_task(server.accept_forever())
     loop = asyncio.get_running_loop()
-    engine.start(
-        lambda report: prepare(holdings, settings, logger, report), lambda: loop.call_soon_threadsafe(ready.set)
-    )
+    engine.start(lambda report: prepare(store, settings, logger, report), lambda: loop.call_soon_threadsafe(ready.set))
     waits = [asyncio.create_task(event.wait()) for event in (ready, draining)]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if ready.is_set():

@@ -167,8 +167,7 @@ def test_a_stalled_body_is_400(start_server: StartServer) -> None:
         connection.send(head("POST", SOFTMAX, content_length=str(len(BODY)), **GIVEN) + BODY[:100])
         answer = connection.answer()
         assert answer.status == 400
-        assert "100" in answer.json()["error"]
-        assert "the request was given up" in answer.json()["error"]
+        assert "no byte" in answer.json()["error"]
 
 
 # ── statistics ────────────────────────────────────────────────────────────────────────────────────

@@ -28,14 +28,14 @@ from tilewire.service.config.settings import Settings
 from tilewire.service.gateway.app import create_app
 from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
 from tilewire.service.gateway.connection.protocol import TilewireProtocol
-from tilewire.service.gateway.engines.client import NOT_RESIDING, Reply, Request
+from tilewire.service.gateway.engines.client import NOT_RESIDING, Reply
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.gateway.request.room import Room
 from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
 from tilewire.service.ipc.arena import Arena, Segment
-from tilewire.service.ipc.messages import Done, Template, Timings, Warming, Welcome
+from tilewire.service.ipc.messages import Command, Done, Template, Timings, Warming, Welcome
 
 ARENA_BYTES = 2**24
 
@@ -52,7 +52,7 @@ class AddingEngine:
         self._segment = segment
         self._ids = itertools.count()
 
-    def send(self, request: Request) -> tuple[int, asyncio.Future[Reply]]:
+    def send(self, request: Command) -> tuple[int, asyncio.Future[Reply]]:
         raise AssertionError(request)
 
     def forget(self, template_id: int) -> None:

@@ -25,7 +25,7 @@ from tilewire.service.gateway.__main__ import GatewayServer, make_server
 from tilewire.service.gateway.app import create_app
 from tilewire.service.gateway.auth.authenticator import Authenticator
 from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
-from tilewire.service.gateway.engines.client import NOT_RESIDING, Reply, Request
+from tilewire.service.gateway.engines.client import NOT_RESIDING, Reply
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.context import Gateway
@@ -33,6 +33,7 @@ from tilewire.service.gateway.request.room import Room
 from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
 from tilewire.service.ipc.arena import Arena, Segment
 from tilewire.service.ipc.messages import (
+    Command,
     DescribeTensor,
     Done,
     Stale,
@@ -75,7 +76,7 @@ class SummingEngine:
         self._ids = itertools.count(1)
         self._held: list[tuple[SentJob, asyncio.Future[Reply]]] = []
 
-    def send(self, request: Request) -> tuple[int, asyncio.Future[Reply]]:
+    def send(self, request: Command) -> tuple[int, asyncio.Future[Reply]]:
         """See `Engine.send`."""
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         number = next(self._ids)

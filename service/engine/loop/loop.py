@@ -37,7 +37,7 @@ from tilewire.service.engine.loop.resolve import bind, plan_of, stage_in, stage_
 from tilewire.service.engine.loop.scheduler import Caps, Scheduler
 from tilewire.service.engine.loop.warmup import CannotStart, Interrupted, Lobby, Prepare
 from tilewire.service.engine.metrics import EngineMetrics
-from tilewire.service.engine.tensors.commands import Holdings
+from tilewire.service.engine.tensors.commands import TensorStore
 from tilewire.service.errors import TilewireError
 from tilewire.service.ipc.messages import (
     Cancel,
@@ -79,7 +79,7 @@ class EngineLoop:
         index: Index of this engine.
         mailbox: Source of messages.
         backend: Backend of the device.
-        holdings: The residents and the regions.
+        store: The residents and the regions.
         metrics: Receiver of figures about launches.
         caps: Limits of a batch.
         poll_ns: Time for which an idle thread polls for work before it sleeps.
@@ -91,7 +91,7 @@ class EngineLoop:
         index: int,
         mailbox: Mailbox,
         backend: Backend,
-        holdings: Holdings,
+        store: TensorStore,
         metrics: EngineMetrics,
         caps: Caps | None = None,
         *,
@@ -101,8 +101,8 @@ class EngineLoop:
         self._index = index
         self._mailbox = mailbox
         self._backend = backend
-        self._holdings = holdings
-        self._regions = holdings.regions
+        self._store = store
+        self._regions = store.regions
         self._metrics = metrics
         self._clock_ns = clock_ns
         self._poll_ns = poll_ns
@@ -162,7 +162,7 @@ class EngineLoop:
             self._metrics.observe_queue(len(self._scheduler), self._queue_bytes)
             self._hand_over_metrics()
             if self._is_stopping and not len(self._scheduler) and not self._launched:
-                self._holdings.close()
+                self._store.close()
                 self._mailbox.close()
                 self._metrics.flush()
                 return
@@ -175,8 +175,8 @@ class EngineLoop:
             lobby.close()
             events = lobby.events
         # Before the first gateway hears that this engine is ready.
-        self._holdings.follow()
-        self._mailbox.follow(self._holdings.follower)
+        self._store.follow()
+        self._mailbox.follow(self._store.follower)
         for event in events:
             self._handle(event)
         self._mailbox.flush()
@@ -217,12 +217,12 @@ class EngineLoop:
                 client.is_gone = True
                 for waiting in list(client.waiting.values()):
                     self._forget(waiting)
-                self._holdings.detach(client)
+                self._store.detach(client)
                 self._detach_if_done(client)
             case Changed():
-                self._holdings.follow()
+                self._store.follow()
             case Copied(copy):
-                self._holdings.finish(copy)
+                self._store.finish(copy)
             case Stop():
                 self._is_stopping = True
 
@@ -241,8 +241,8 @@ class EngineLoop:
                 device_name=identity.device_name,
                 torch=identity.torch,
                 triton=identity.triton,
-                resident_bytes=self._holdings.residents.quota_bytes,
-                residing=self._holdings.attach(client),
+                resident_bytes=self._store.residents.quota_bytes,
+                residing=self._store.attach(client),
             )
         )
         logger.info("%s attached with %d bytes", client.name, client.segment.nbytes)
@@ -282,13 +282,13 @@ class EngineLoop:
             case Hello():
                 raise AssertionError("This is a bug: a second hello.")
             case _:
-                if (reply := self._holdings.answer(client, message)) is not None:
+                if (reply := self._store.answer(client, message)) is not None:
                     client.send(reply)
 
     def _queue(self, client: Client, message: Job) -> None:
         plan = client.plans.get(message.template)
         assert plan is not None, "This is a bug: a job without its template."
-        job = bind(message, plan, client, self._holdings.residents, self._regions, self._clock_ns())
+        job = bind(message, plan, client, self._store.residents, self._regions, self._clock_ns())
         if isinstance(job, Stale):
             client.send(job)
             return
@@ -404,7 +404,7 @@ class EngineLoop:
             if job.uses:
                 stage_out(job)
             if job.kept is not None:
-                stored = self._holdings.keep(job)
+                stored = self._store.keep(job)
         except TilewireError as error:
             return Failed(job.job.id, error.code, error.detail, error.retry_after_s)
         return Done(job.job.id, timings, batch_size, stored)

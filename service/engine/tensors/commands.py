@@ -17,11 +17,12 @@ from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.host_copies import HostCopies, HostCopy
 from tilewire.service.engine.tensors.residents import Resident, Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
-from tilewire.service.errors import TooBusy, UnknownName
+from tilewire.service.errors import TilewireError, TooBusy, Unavailable
 from tilewire.service.ipc.board import home_of
 from tilewire.service.ipc.messages import (
     AdoptTensor,
     AwaitCopy,
+    Command,
     DeleteTensor,
     DescribeKernels,
     DescribeTensor,
@@ -48,25 +49,24 @@ from tilewire.service.ipc.messages import (
 )
 from tilewire.service.supervisor.vault import VaultFollower
 
-Question = (
-    PutTensor
-    | GetTensor
-    | DescribeTensor
-    | DeleteTensor
-    | OrderTensor
-    | AdoptTensor
-    | AwaitCopy
-    | FetchTensor
-    | ListTensors
-    | RegisterRegion
-    | UnregisterRegion
-    | ListRegions
-    | DescribeKernels
-)
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A command whose answer follows when the engine has a change or a tensor.
+
+    Attributes:
+        client: Receiver of the answer.
+        message: The command.
+        wanted: Version of the tensor that the vault was asked for; None for none yet.
+    """
+
+    client: Client
+    message: DescribeTensor | FetchTensor
+    wanted: int | None = None
 
 
 @dataclass(eq=False)
-class Holdings:
+class TensorStore:
     """The residents and the regions of one engine, and what is known of its kernels.
 
     Attributes:
@@ -87,8 +87,10 @@ class Holdings:
     _kernels: bytes = field(default=b"", init=False)
     _clients: list[Client] = field(default_factory=list, init=False)
     _pending: dict[Resident, HostCopy] = field(default_factory=dict, init=False)
-    _awaiting: dict[HostCopy, list[tuple[Client, AwaitCopy]]] = field(default_factory=dict, init=False)
-    _fetching: list[tuple[Client, FetchTensor]] = field(default_factory=list, init=False)
+    # Copies of tensors that wait for their version, by ticket, and who awaits them.
+    _held: dict[int, HostCopy] = field(default_factory=dict, init=False)
+    _awaiting: dict[int, tuple[Client, AwaitCopy]] = field(default_factory=dict, init=False)
+    _waiting: list[Waiting] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.residents.on_drop = self._drop_copy
@@ -106,10 +108,10 @@ class Holdings:
         """Drops what only this gateway would have finished."""
         if client in self._clients:
             self._clients.remove(client)
-        self._fetching = [(one, fetch) for one, fetch in self._fetching if one is not client]
-        for ticket in client.tickets:
-            self.residents.release(ticket)
-        client.tickets.clear()
+        self._waiting = [one for one in self._waiting if one.client is not client]
+        for ticket in tuple(client.tickets):
+            self._release(client, ticket)
+        self._answer_waiting()
 
     def follow(self) -> None:
         """Takes over what the other engines have changed, and reports it to the gateways."""
@@ -118,12 +120,7 @@ class Holdings:
         self._observe()
         for client in self._clients:
             client.send(self._residing())
-        fetching, self._fetching = self._fetching, []
-        for client, fetch in fetching:
-            if (reply := self._fetched(fetch)) is None:
-                self._fetching.append((client, fetch))
-            else:
-                client.send(reply)
+        self._answer_waiting()
 
     def keep(self, job: BoundJob) -> Stored:
         """Makes the result of a job resident where it is; a host copy follows.
@@ -134,28 +131,39 @@ class Holdings:
         assert job.kept is not None, "This is a bug."
         assert job.kept.tensor is not None, "This is a bug: the backend kept nothing."
         assert job.plan.kept is not None, "This is a bug."
-        stored = self.residents.keep(job.plan.kept[0], job.kept.tensor, job.kept.type)
+        name, kind, durable = job.plan.kept
+        stored = self.residents.keep(name, job.kept.tensor, kind, durable=durable)
         if stored.ticket:
             job.client.tickets.add(stored.ticket)
+            if durable:
+                home = home_of(name, len(self.residents.versions))
+                copy = HostCopy(stored.info, job.kept.tensor, home, stored.ticket, is_awaited=True)
+                self._held[stored.ticket] = copy
+                self.copies.add(copy)
         else:
             self._copy(stored.info)
         self._observe()
         return stored
 
     def finish(self, copy: HostCopy) -> None:
-        """Answers those who wait for a host copy, now that the thread is through with it."""
+        """Takes a host copy that the thread is through with."""
+        if copy.ticket:
+            if copy.fd >= 0:
+                self.residents.set_copy(copy.ticket, copy.fd)
+            if (awaiting := self._awaiting.pop(copy.ticket, None)) is not None:
+                client, message = awaiting
+                client.send(_copied(message, copy))
+            return
         resident = self.residents.at(copy.info.name)
         if resident is not None and self._pending.get(resident) is copy:
             del self._pending[resident]
             resident.has_copy = not copy.problem
-        for client, message in self._awaiting.pop(copy, ()):
-            client.send(_copied(message, copy))
 
     def close(self) -> None:
         """Ends the thread that copies."""
         self.copies.close()
 
-    def answer(self, client: Client, message: Question) -> ToGateway | None:
+    def answer(self, client: Client, message: Command) -> ToGateway | None:
         """Does what the message asks for.
 
         Returns:
@@ -176,15 +184,18 @@ class Holdings:
                 return self._download(client, message)
             case DescribeKernels():
                 return Kernels(message.id, self._kernels)
-            case AwaitCopy():
-                return self._await_copy(client, message)
-            case FetchTensor(name=name):
-                if (reply := self._fetched(message)) is None:
-                    self.residents.want(name)
-                    self._fetching.append((client, message))
+            case AwaitCopy(ticket=ticket):
+                if (copy := self._held.get(ticket)) is None:
+                    raise Unavailable("store: the engine restarted while it had this tensor")
+                if copy.fd >= 0 or copy.problem:
+                    return _copied(message, copy)
+                self._awaiting[ticket] = (client, message)
+                return None
+            case DescribeTensor() | FetchTensor():
+                waiting = Waiting(client, message)
+                if (reply := self._described(waiting)) is None:
+                    self._waiting.append(waiting)
                 return reply
-            case DescribeTensor():
-                return Tensors(message.id, (self.residents.info(message.name),))
             case ListTensors():
                 return Tensors(message.id, self.residents.infos())
             case _:
@@ -202,15 +213,19 @@ class Holdings:
                 info, ticket = self.residents.hold(name, uploaded, placement)
                 client.tickets.add(ticket)
                 return Tensors(message.id, (info,), ticket=ticket)
-            case OrderTensor():
-                info, was_there = self.residents.order(message.info)
+            case OrderTensor(ticket=ticket):
+                self._forget(client, ticket)
+                info, was_there = self.residents.order(message.info, ticket)
                 return Tensors(message.id, (info,), replaced=was_there)
             case AdoptTensor(ticket=ticket, info=info):
-                client.tickets.discard(ticket)
                 if not info.version:
-                    self.residents.release(ticket)
-                elif (adopted := self.residents.adopt(ticket, info)) is not None and not adopted.has_copy:
-                    self._copy(info)
+                    self._release(client, ticket)
+                else:
+                    self._forget(client, ticket)
+                    adopted = self.residents.adopt(ticket, info)
+                    if adopted is not None and not adopted.has_copy:
+                        self._copy(info)
+                self._answer_waiting()
                 return Tensors(message.id, (info,))
             case DeleteTensor():
                 return Tensors(message.id, (self.residents.delete(message.name),))
@@ -227,23 +242,43 @@ class Holdings:
         if (copy := self._pending.pop(resident, None)) is not None:
             self.copies.drop(copy)
 
-    def _await_copy(self, client: Client, message: AwaitCopy) -> Tensors | None:
-        resident = self.residents.at(message.name)
-        if resident is None or resident.version != message.version or resident.has_copy:
-            # Another change has come, which is durable or was not asked to be.
-            return Tensors(message.id, ())
-        copy = self._pending.get(resident)
-        if copy is None:
-            raise TooBusy(f"durable: {message.name} has no host copy")
-        self._awaiting.setdefault(copy, []).append((client, message))
-        self.copies.hurry(copy)
-        return None
+    def _release(self, client: Client, ticket: int) -> None:
+        """Drops a tensor that gets no version."""
+        if (copy := self._forget(client, ticket)) is not None:
+            self.copies.drop(copy)
+        self.residents.release(ticket)
 
-    def _fetched(self, message: FetchTensor) -> Tensors | Failed | None:
-        resident = self.residents.at(message.name)
-        if resident is None:
-            return Failed(message.id, UnknownName.code, f"name: no resident tensor {message.name!r}")
-        return None if resident.tensor is None else Tensors(message.id, (self.residents.info(message.name),))
+    def _forget(self, client: Client, ticket: int) -> HostCopy | None:
+        """Drops what is known here of a ticket; returns the copy that was made for it, if any."""
+        client.tickets.discard(ticket)
+        self._awaiting.pop(ticket, None)
+        return self._held.pop(ticket, None)
+
+    def _answer_waiting(self) -> None:
+        """Answers the commands that waited for what this engine has now."""
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            try:
+                reply: ToGateway | None = self._described(one)
+            except TilewireError as error:
+                reply = Failed(one.message.id, error.code, error.detail)
+            if reply is None:
+                self._waiting.append(one)
+            else:
+                one.client.send(reply)
+
+    def _described(self, waiting: Waiting) -> Tensors | None:
+        """Describes a tensor; None while this engine lacks the change, or the tensor that it was told to fetch."""
+        message = waiting.message
+        if self.residents.lacks(message.name, message.version):
+            return None
+        resident = self.residents.get(message.name)
+        if isinstance(message, FetchTensor) and resident.tensor is None:
+            if waiting.wanted != resident.version:
+                self.residents.want(message.name)
+                waiting.wanted = resident.version
+            return None
+        return Tensors(message.id, (self.residents.info(message.name),))
 
     def _download(self, client: Client, message: GetTensor) -> Done | Stale:
         resident = self.residents.get(message.name)

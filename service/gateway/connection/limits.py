@@ -14,7 +14,7 @@ from typing import Protocol, cast
 
 from tilewire.service.gateway.auth.authenticator import HEALTH_PATHS
 from tilewire.service.gateway.connection.receive import Connection
-from tilewire.service.gateway.request.body import too_slow
+from tilewire.service.gateway.request.body import stalled, too_slow
 
 # Time in which an idle connection may still send a request once the gateway drains, in seconds.
 DRAIN_GRACE_S = 0.5
@@ -111,26 +111,37 @@ class Limits:
     def begin_body(self) -> None:
         """A part of a body went through the parser."""
         if "body" not in self._timers:
-            began_s = time.monotonic()
-            self._set("body", self._connection.patience_s, lambda: self._check_rate(began_s))
+            self._await_body(time.monotonic())
 
     def end_body(self) -> None:
         """The body is in, or comes another way."""
         self.body_bytes = 0
         self._stop("body")
 
-    def _check_rate(self, began_s: float) -> None:
-        """A body that goes through the parser must have come at the least rate, and all of it within the longest time."""
+    def _await_body(self, began_s: float) -> None:
+        seen_bytes = self.body_bytes
+        self._set("body", self._connection.patience_s, lambda: self._check_body(began_s, seen_bytes))
+
+    def _check_body(self, began_s: float, seen_bytes: int) -> None:
+        """Refuses a body that goes through the parser and stalls, is too slow, or takes longer than the longest time.
+
+        Args:
+            began_s: Begin of the body, on the monotonic clock.
+            seen_bytes: Bytes of it that had come when the timer was set.
+        """
         self._stop("body")
         connection = self._connection
         min_bytes_per_s, elapsed_s = connection.min_body_bytes_per_s, time.monotonic() - began_s
         if connection.flow.read_paused:
             # It is we who do not read.
             self.body_bytes, began_s = 0, time.monotonic()
+        elif self.body_bytes == seen_bytes:
+            connection.send_400_response(stalled(connection.patience_s, self.body_bytes))
+            return
         elif elapsed_s > connection.max_body_s or self.body_bytes < min_bytes_per_s * elapsed_s:
             connection.send_400_response(too_slow(min_bytes_per_s, self.body_bytes))
             return
-        self._set("body", connection.patience_s, lambda: self._check_rate(began_s))
+        self._await_body(began_s)
 
     def begin_write(self) -> None:
         """The client reads more slowly than we write."""

@@ -362,9 +362,12 @@ class TilewireProtocol(HttpToolsProtocol):
         if self.cycle is not None and self.cycle.response_complete:
             self.cycle = None
 
+    def begin_body(self) -> None:
+        """The rest of a body comes past the parser, under a timer of its own."""
+        self._limits.end_body()
+
     def end_body(self, *, is_complete: bool) -> None:
         """A body that came past the parser is in, or will not be."""
-        self._limits.end_body()
         if not self._is_between:
             # A fresh one: the old one still waits for the body.
             self.parser = RequestParser(self)

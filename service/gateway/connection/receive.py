@@ -42,6 +42,7 @@ class Connection(Protocol):
     max_body_s: float
 
     def feed(self, data: memoryview, nbytes: int) -> None: ...
+    def begin_body(self) -> None: ...
     def end_body(self, *, is_complete: bool) -> None: ...
     def eof_received(self) -> bool: ...
     def connection_lost(self, exc: Exception | None) -> None: ...
@@ -84,6 +85,7 @@ class Receiver(asyncio.BufferedProtocol):
         """
         connection = self._connection
         assert connection is not None, "This is a bug."
+        connection.begin_body()
         self._body = body = connection.loop.create_future()
         self._rest = rest
         self._timeout_s = timeout_s
@@ -164,7 +166,7 @@ class Receiver(asyncio.BufferedProtocol):
                 self._end_body(InvalidRequest(stalled(self._timeout_s, self.received_bytes)))
                 return
             if self.received_bytes < self._min_bytes_per_s * (now_s - self._began_s):
-                self._end_body(InvalidRequest(f"body: {too_slow(self._min_bytes_per_s, self.received_bytes)}"))
+                self._end_body(InvalidRequest(too_slow(self._min_bytes_per_s, self.received_bytes)))
                 return
             self._checked_s, self._checked_bytes, due_s = now_s, self.received_bytes, now_s + self._timeout_s
         self._timer = loop.call_at(due_s, self._check_progress)

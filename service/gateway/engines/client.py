@@ -20,32 +20,20 @@ from tilewire.service.gateway.engines.busy_poll import Poller
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.link import Link, send_hello
 from tilewire.service.ipc.messages import (
-    AdoptTensor,
-    AwaitCopy,
     Cancel,
-    DeleteTensor,
-    DescribeKernels,
-    DescribeTensor,
+    Command,
     Done,
     Failed,
-    FetchTensor,
     ForgetTemplate,
-    GetTensor,
     Hello,
     Job,
     Kernels,
-    ListRegions,
-    ListTensors,
-    OrderTensor,
-    PutTensor,
     RegionList,
-    RegisterRegion,
     Residing,
     Stale,
     Template,
     Tensors,
     ToGateway,
-    UnregisterRegion,
     Warming,
     Welcome,
 )
@@ -57,21 +45,6 @@ RECONNECT_S = 0.1
 # Of an engine that has not said anything.
 NOT_RESIDING = Residing(())
 
-Request = (
-    PutTensor
-    | GetTensor
-    | DescribeTensor
-    | DeleteTensor
-    | OrderTensor
-    | AdoptTensor
-    | AwaitCopy
-    | FetchTensor
-    | ListTensors
-    | RegisterRegion
-    | UnregisterRegion
-    | ListRegions
-    | DescribeKernels
-)
 Reply = Done | Stale | Tensors | RegionList | Kernels
 
 
@@ -98,7 +71,7 @@ class Engine(Protocol):
         """Requests that it has not answered."""
         ...
 
-    def send(self, request: Request) -> tuple[int, asyncio.Future[Reply]]:
+    def send(self, request: Command) -> tuple[int, asyncio.Future[Reply]]:
         """Sends a request under a fresh id; the future holds the reply, or raises an error of the tree.
 
         Raises:
@@ -180,7 +153,7 @@ class EngineClient:
         """Requests that are not answered."""
         return len(self._pending)
 
-    def send(self, request: Request) -> tuple[int, asyncio.Future[Reply]]:
+    def send(self, request: Command) -> tuple[int, asyncio.Future[Reply]]:
         """Sends a request under a fresh id."""
         link = self._ready_link()
         request_id, future = self._expect_reply()

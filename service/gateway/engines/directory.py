@@ -22,14 +22,14 @@ class Known(msgspec.Struct):
 
     Attributes:
         placement: As in `TensorInfo`.
-        engines: Engines that hold it for certain, while its slot has version `mark`.
-        mark: Version of its slot, read before the engine was asked.
+        mark: Version of its slot, read before the engines were asked.
+        engines: Engines that said that they hold it, while its slot has version `mark`.
         missing: What an engine had said of its progress when it did not hold the tensor, by its index.
     """
 
     placement: Placement
-    engines: tuple[int, ...]
     mark: int
+    engines: set[int] = set()
     missing: dict[int, Residing] = {}
 
 
@@ -92,7 +92,7 @@ class Directory:
         self._known[info.name].missing = {index: self._engines[index].residing for index in others}
 
     def learn(self, info: TensorInfo, mark: int, asked: int) -> None:
-        """Takes over what an engine said.
+        """Takes over what an engine said of itself; what it said of others may not have reached them.
 
         Args:
             info: Description of a resident.
@@ -100,12 +100,15 @@ class Directory:
             asked: Index of the engine.
         """
         self.types[info.name] = info.type
-        missing = {}
-        if asked not in info.engines:
-            older = self._known.get(info.name)
-            missing = {**older.missing} if older is not None and older.mark == mark else {}
-            missing[asked] = self._engines[asked].residing
-        self._known[info.name] = Known(info.placement, info.engines, mark, missing)
+        known = self._known.get(info.name)
+        if known is None or known.mark != mark or known.placement != info.placement:
+            known = self._known[info.name] = Known(info.placement, mark)
+        if asked in info.engines:
+            known.engines.add(asked)
+            known.missing.pop(asked, None)
+        else:
+            known.engines.discard(asked)
+            known.missing[asked] = self._engines[asked].residing
 
     def forget(self, name: str) -> None:
         """Drops what is known of a name."""

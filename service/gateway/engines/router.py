@@ -23,13 +23,14 @@ from tilewire.service.errors import (
     UnknownName,
 )
 from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
-from tilewire.service.gateway.engines.client import Engine, Reply, Request
+from tilewire.service.gateway.engines.client import Engine, Reply
 from tilewire.service.gateway.engines.directory import Directory
 from tilewire.service.gateway.engines.templates import BoundTemplate, Templates
 from tilewire.service.ipc.board import VersionBoard
 from tilewire.service.ipc.messages import (
     AdoptTensor,
     AwaitCopy,
+    Command,
     DeleteTensor,
     DescribeKernels,
     DescribeTensor,
@@ -57,10 +58,8 @@ from tilewire.service.placement import Placement, placement_of
 
 # An engine that works says itself that a deadline has passed, and then the slots are free; it has so long for that.
 DEADLINE_GRACE_NS = 20_000_000
-# Time in which an engine adopts a tensor that has its version.
-ADOPTION_S = 0.002
-# A tensor is copied from one device to another within this, or the request is 503.
-FETCH_TIMEOUT_S = 30.0
+# A change reaches another engine within this, and a tensor is copied from one device to another, or the request is 503.
+FOLLOW_TIMEOUT_S = 30.0
 # Attempts to find the engine of residents that move or change meanwhile.
 MAX_SEARCHES = 8
 
@@ -165,7 +164,6 @@ class Engines:
         deadline_ns: int = 0,
         priority: int = 0,
         flow: Flow = NO_FLOW,
-        durable: bool = False,
     ) -> Done | Stale:
         """Runs a job on the least busy engine that has its residents.
 
@@ -176,7 +174,6 @@ class Engines:
             deadline_ns: Latest start on the machine's monotonic clock; 0 for none.
             priority: 0 is the default, 1 the most urgent of its flow.
             flow: Whose job it is.
-            durable: Wait for the host copy of a result that stays on the device.
 
         Returns:
             When the slots are the caller's again: `Done`, or `Stale` with the types to plan with.
@@ -212,7 +209,8 @@ class Engines:
                 del future
             if isinstance(reply, Done):
                 if reply.stored is not None:
-                    reply = await self._store(index, reply, reply.stored, durable=durable)
+                    (output,) = bound.template.outputs
+                    reply = await self._store(index, reply, reply.stored, durable=output.durable)
                 if client.is_disconnected:
                     raise ClientGone("the client left before its answer")
                 return reply
@@ -224,27 +222,30 @@ class Engines:
         raise Unavailable("its resident tensors keep moving while it waits")
 
     async def _store(self, index: int, reply: Done, stored: Stored, *, durable: bool) -> Done:
-        """Makes a result resident that an engine keeps, and waits for its host copy if that is asked for."""
+        """Makes a result resident that an engine keeps; a durable one when its host copy exists."""
         if stored.ticket:
-            info, was_there = await self._order(index, stored.info, stored.ticket)
+            info, was_there = await self._order(index, stored.info, stored.ticket, durable=durable)
             stored = Stored(info, replaced=was_there)
         else:
             self._directory.learn_stored(stored.info)
-        if durable:
-            await self._ask(self._engines[index], AwaitCopy(0, stored.info.name, stored.info.version), Tensors)
         return msgspec.structs.replace(reply, stored=stored)
 
-    async def _order(self, index: int, info: TensorInfo, ticket: int) -> tuple[TensorInfo, bool]:
-        """Has the home engine give a version to a tensor that another engine holds."""
+    async def _order(
+        self, index: int, info: TensorInfo, ticket: int, *, durable: bool = False
+    ) -> tuple[TensorInfo, bool]:
+        """Has the home engine give a version to a tensor that waits for it."""
         engine, home = self._engines[index], self._home_of(info.name)
         try:
-            reply = await self._ask(home, OrderTensor(0, info), Tensors)
+            if durable:
+                await self._ask(engine, AwaitCopy(0, ticket), Tensors)
+            reply = await self._ask(home, OrderTensor(0, info, ticket), Tensors)
         except TilewireError:
             with contextlib.suppress(TilewireError):
                 await self._ask(engine, AdoptTensor(0, ticket, info), Tensors)
             raise
         (ordered,) = reply.tensors
-        await self._ask(engine, AdoptTensor(0, ticket, ordered), Tensors)
+        if engine is not home:
+            await self._ask(engine, AdoptTensor(0, ticket, ordered), Tensors)
         self._directory.learn_stored(ordered)
         return ordered, reply.replaced
 
@@ -278,16 +279,12 @@ class Engines:
         index = self._most_current(name)
         for _search in range(MAX_SEARCHES):
             try:
-                reply = await self._ask(self._engines[index], DescribeTensor(0, name), Tensors)
+                # The engine that holds it may not have the change yet that another one has.
+                info = await self._when_followed(index, DescribeTensor(0, name, version))
             except (UnknownName, Lost) as error:
                 self._directory.forget(name)
                 reason = error.detail.partition(": ")[2]
                 raise type(error)(f"{field}: {reason}") from error
-            (info,) = reply.tensors
-            if info.version < version:
-                # The engine that holds it is about to adopt it.
-                await asyncio.sleep(ADOPTION_S)
-                continue
             version = info.version
             self._directory.learn(info, mark, index)
             if index in info.engines or not info.engines:
@@ -397,12 +394,14 @@ class Engines:
         Raises:
             UnknownName: It is no more.
             Lost: It died with the engine that held it.
-            Unavailable: No engine that holds it is ready.
+
+        Returns:
+            `Done`; or `Stale` when it must be described anew.
         """
         mark = self._directory.mark_of(info.name)
         index = self._least_busy((info.name,))
         if index is None:
-            raise Unavailable(f"no engine that is ready holds {info.name!r}")
+            return Stale(0, (info,))
         _, future = self._engines[index].send(GetTensor(0, info.name, info.type, out_offset))
         reply = await asyncio.shield(future)
         assert isinstance(reply, Done | Stale), "This is a bug."
@@ -494,13 +493,17 @@ class Engines:
             Unavailable: No engine that is ready has them.
         """
         self.check_ready()
-        for name, field in fields.items():
-            await self.describe(name, field=field)
+        marks = self._directory.marks_of(fields)
+        infos = [await self.describe(name, field=field) for name, field in fields.items()]
         if self._least_busy(fields) is None:
-            await self._bring_together(fields)
+            await self._bring_together(infos, marks)
 
-    async def _bring_together(self, names: Collection[str]) -> None:
+    async def _bring_together(self, infos: Sequence[TensorInfo], marks: Mapping[str, int]) -> None:
         """Brings residents of several engines to the one that holds most of their bytes.
+
+        Args:
+            infos: Descriptions of the residents.
+            marks: Versions of their slots, read before.
 
         Raises:
             ResidentQuota: It has no room for them.
@@ -508,21 +511,30 @@ class Engines:
         """
         directory = self._directory
         ready = [index for index, engine in enumerate(self._engines) if engine.welcome is not None]
-        sizes = {name: kind.nbytes for name in names if (kind := directory.types.get(name)) is not None}
-        held = {index: sum(sizes[name] for name in sizes if directory.serves(index, name)) for index in ready}
+        if not ready:
+            raise _starting()
+        held = {index: sum(info.type.nbytes for info in infos if directory.serves(index, info.name)) for index in ready}
         index = max(ready, key=lambda one: held[one])
-        for name in names:
-            mark = directory.mark_of(name)
-            if directory.serves(index, name):
-                continue
-            _, future = self._engines[index].send(FetchTensor(0, name))
-            # Requests run without tasks, which `asyncio.timeout` would need.
-            await asyncio.wait((future,), timeout=FETCH_TIMEOUT_S)
-            if not future.done():
-                raise Unavailable(f"{name}: it is not on one device with the other residents yet")
-            reply = future.result()
-            assert isinstance(reply, Tensors), "This is a bug."
-            directory.learn(reply.tensors[0], mark, index)
+        for info in infos:
+            if not directory.serves(index, info.name):
+                fetched = await self._when_followed(index, FetchTensor(0, info.name, info.version))
+                directory.learn(fetched, marks[info.name], index)
+
+    async def _when_followed(self, index: int, message: DescribeTensor | FetchTensor) -> TensorInfo:
+        """Fetches a description from an engine that waits for a change, or for the tensor, before it answers.
+
+        Raises:
+            TilewireError: Whatever the engine answered; `Unavailable` when it takes too long.
+        """
+        _, future = self._engines[index].send(message)
+        # Requests run without tasks, which `asyncio.timeout` would need.
+        await asyncio.wait((future,), timeout=FOLLOW_TIMEOUT_S)
+        if not future.done():
+            future.add_done_callback(_drop_error)
+            raise Unavailable(f"{message.name}: engine {index} has not followed its last change yet")
+        reply = future.result()
+        assert isinstance(reply, Tensors), "This is a bug."
+        return reply.tensors[0]
 
     def _most_current(self, name: str) -> int:
         """Returns an engine that has every change of a name: its home if that is ready.
@@ -536,7 +548,7 @@ class Engines:
                 return index
         raise Unavailable(f"{name}: the engine that orders its changes is restarting")
 
-    async def _ask(self, engine: Engine, request: Request, kind: type[ReplyT]) -> ReplyT:
+    async def _ask(self, engine: Engine, request: Command, kind: type[ReplyT]) -> ReplyT:
         _, future = engine.send(request)
         reply = await asyncio.shield(future)
         assert isinstance(reply, kind), "This is a bug."
@@ -560,6 +572,12 @@ def _drop_late(engine: Engine, late: asyncio.Future[Reply]) -> None:
     reply = late.result()
     if isinstance(reply, Done) and reply.stored is not None and reply.stored.ticket and engine.welcome is not None:
         engine.send(AdoptTensor(0, reply.stored.ticket, reply.stored.info))
+
+
+def _drop_error(late: asyncio.Future[Reply]) -> None:
+    """Drops the answer that nobody waits for any more."""
+    if not late.cancelled():
+        late.exception()
 
 
 def _starting() -> Unavailable:

@@ -139,7 +139,7 @@ def stalled(timeout_s: float, received_bytes: int) -> str:
 
 def too_slow(min_bytes_per_s: int, received_bytes: int) -> str:
     """The detail of a body that trickles in."""
-    return f"{received_bytes} bytes had come, slower than {min_bytes_per_s} bytes/s; the request was given up"
+    return f"body: {received_bytes} bytes had come, slower than {min_bytes_per_s} bytes/s; the request was given up"
 
 
 async def receive_text(gateway: Gateway, context: RequestContext) -> bytes:

@@ -17,7 +17,7 @@ from tilewire.service.engine.loop.ipc import Mailbox
 from tilewire.service.engine.loop.jobs import ids_of
 from tilewire.service.engine.loop.loop import EngineLoop
 from tilewire.service.engine.metrics import EngineMetrics
-from tilewire.service.engine.tensors.commands import Holdings
+from tilewire.service.engine.tensors.commands import TensorStore
 from tilewire.service.engine.tensors.host_copies import HostCopies
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
@@ -90,8 +90,8 @@ def test_a_batch_that_fails_names_its_requests(metrics: EngineMetrics, caplog: p
     vault = VaultWriter(-1)
     regions = Regions(backend, vault, max_bytes=2**20, max_copied_bytes=2**20)
     mailbox = Mailbox()
-    holdings = Holdings(backend, Residents(backend, 2**20, vault), regions, metrics, HostCopies(backend, vault))
-    engine = EngineLoop(0, mailbox, backend, holdings, metrics)
+    store = TensorStore(backend, Residents(backend, 2**20, vault), regions, metrics, HostCopies(backend, vault))
+    engine = EngineLoop(0, mailbox, backend, store, metrics)
     template = template_of("softmax", SoftmaxOptions(), {"x": KIND})
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)

@@ -18,7 +18,7 @@ from tilewire.service.engine.loop.jobs import Attached, Client, Lost, Stop
 from tilewire.service.engine.loop.loop import EngineLoop
 from tilewire.service.engine.loop.warmup import CannotStart, Interrupted, Lobby, check_ops
 from tilewire.service.engine.metrics import EngineMetrics
-from tilewire.service.engine.tensors.commands import Holdings
+from tilewire.service.engine.tensors.commands import TensorStore
 from tilewire.service.engine.tensors.host_copies import HostCopies
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
@@ -148,29 +148,29 @@ def test_the_checks_are_reported() -> None:
     assert reports == [("check", number, len(OPS)) for number in range(len(OPS) + 1)]
 
 
-def engine_of(mailbox: Mailbox, metrics: EngineMetrics) -> tuple[EngineLoop, Holdings]:
+def engine_of(mailbox: Mailbox, metrics: EngineMetrics) -> tuple[EngineLoop, TensorStore]:
     backend = CpuBackend("cpu")
     vault = VaultWriter(-1)
-    holdings = Holdings(
+    store = TensorStore(
         backend,
         Residents(backend, 2**20, vault),
         Regions(backend, vault, max_bytes=2**20, max_copied_bytes=2**20),
         metrics,
         HostCopies(backend, vault),
     )
-    return EngineLoop(0, mailbox, backend, holdings, metrics), holdings
+    return EngineLoop(0, mailbox, backend, store, metrics), store
 
 
 def test_gateways_are_welcomed_when_the_warm_up_is_over(metrics: EngineMetrics) -> None:
     mailbox = Mailbox()
-    engine, holdings = engine_of(mailbox, metrics)
+    engine, store = engine_of(mailbox, metrics)
     may_end, ready = threading.Event(), threading.Event()
     gateway = Gateway(mailbox)
 
     def prepare(report: Callable[[str, int, int], None]) -> None:
         report("load", 1, 2)
         may_end.wait()
-        holdings.describe_kernels()
+        store.describe_kernels()
 
     engine.start(prepare, ready.set)
     assert isinstance(gateway.receive(), Warming)

@@ -22,7 +22,7 @@ from tilewire.service.config.settings import Settings
 from tilewire.service.errors import BY_CODE, InvalidRequest, TilewireError
 from tilewire.service.gateway.app import create_app
 from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
-from tilewire.service.gateway.engines.client import NOT_RESIDING, Reply, Request
+from tilewire.service.gateway.engines.client import NOT_RESIDING, Reply
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.context import Gateway
@@ -30,6 +30,7 @@ from tilewire.service.gateway.request.room import Room
 from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
 from tilewire.service.ipc.arena import Arena, Segment
 from tilewire.service.ipc.messages import (
+    Command,
     DescribeTensor,
     Done,
     Stale,
@@ -59,7 +60,7 @@ class AddingEngine:
         self.resident = TensorType("float32", (5, 4))
         self._arena = arena
 
-    def send(self, request: Request) -> tuple[int, asyncio.Future[Reply]]:
+    def send(self, request: Command) -> tuple[int, asyncio.Future[Reply]]:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         future.set_result(self._reply(request))
         return 1, future
@@ -67,7 +68,7 @@ class AddingEngine:
     def cancel(self, request_id: int) -> None:
         raise AssertionError
 
-    def _reply(self, request: Request) -> Reply:
+    def _reply(self, request: Command) -> Reply:
         info = TensorInfo("w", self.resident, 0.0)
         if isinstance(request, DescribeTensor):
             # What this gateway learns is out of date as soon as it has learned it.

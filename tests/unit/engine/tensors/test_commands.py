@@ -1,0 +1,174 @@
+"""Commands about residents at an engine that follows another: answers wait for the change that they are about."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.support.local_totals import LocalTotals
+from tilewire.service.engine.backends.cpu import CpuBackend
+from tilewire.service.engine.loop.jobs import Client
+from tilewire.service.engine.metrics import EngineMetrics
+from tilewire.service.engine.tensors.commands import TensorStore
+from tilewire.service.engine.tensors.host_copies import HostCopies
+from tilewire.service.engine.tensors.residents import Residents
+from tilewire.service.engine.tensors.shared_regions import Regions
+from tilewire.service.errors import Lost, UnknownName
+from tilewire.service.ipc.arena import Segment
+from tilewire.service.ipc.board import VersionBoard, home_of
+from tilewire.service.ipc.messages import (
+    AdoptTensor,
+    DescribeTensor,
+    Failed,
+    FetchTensor,
+    Stored,
+    TensorInfo,
+    Tensors,
+    ToGateway,
+)
+from tilewire.service.ops.op import TensorType
+from tilewire.service.supervisor.vault import MAX_MESSAGE_BYTES, VaultFeed, VaultFollower, VaultReader, VaultWriter
+
+W = next(name for name in (f"w{n}" for n in itertools.count()) if home_of(name, 2) == 0)
+KIND = TensorType("float32", (3,))
+
+
+class Pair:
+    """The home engine of `W`, an engine that follows it, and a gateway of both.
+
+    Attributes:
+        home: Residents of the home engine.
+        follower: The engine that follows.
+        gateway: Asks the follower.
+        answers: What the follower has sent to the gateway later.
+    """
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._deposits, home_end = self._pair(stack)
+        feed_end, follower_end = self._pair(stack)
+        self._wants, want_end = self._pair(stack)
+        self._vault = VaultReader(2)
+        self._vault.feeds[1] = VaultFeed(feed_end)
+        board, backend = VersionBoard(), CpuBackend()
+        writers = [VaultWriter(home_end.detach()), VaultWriter(want_end.detach(), 1)]
+        self.home, residents = (
+            Residents(backend, 2**20, writer, index=index, num_engines=2, board=board)
+            for index, writer in enumerate(writers)
+        )
+        for writer in writers:
+            stack.callback(writer.close)
+        copies = HostCopies(backend, writers[1])
+        follower = VaultFollower(follower_end.fileno())
+        stack.callback(follower.close)
+        metrics = EngineMetrics(LocalTotals(), backend.identity, version="0", restarts=0)
+        self.follower = TensorStore(
+            backend, residents, Regions(backend, writers[1], max_bytes=0, max_copied_bytes=0), metrics, copies, follower
+        )
+        stack.callback(self.follower.close)
+        self.answers: list[ToGateway] = []
+        segment = Segment.create("tests", 4096)
+        stack.callback(segment.close)
+        self.gateway = Client("gateway", segment, self.answers.append)
+
+    @staticmethod
+    def _pair(stack: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
+        ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in ends:
+            end.setblocking(False)
+            stack.callback(end.close)
+        return ends
+
+    def keep(self, value: float) -> tuple[Stored, TensorInfo]:
+        """A result of the follower, and what its home makes of it."""
+        stored = self.follower.residents.keep(W, torch.full((3,), value), KIND)
+        self.gateway.tickets.add(stored.ticket)
+        return stored, self.home.order(stored.info, stored.ticket)[0]
+
+    def spread(self) -> None:
+        """Brings the changes of the home engine to the one that follows."""
+        self._vault.drain(self._deposits)
+        self.follower.follow()
+
+    def is_wanted(self) -> bool:
+        """Whether the follower has asked the vault for a tensor."""
+        with contextlib.suppress(BlockingIOError):
+            return bool(self._wants.recv(MAX_MESSAGE_BYTES))
+        return False
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with contextlib.ExitStack() as stack:
+        yield Pair(stack)
+
+
+def versions(pair: Pair) -> list[int]:
+    """Versions of the tensors that were described later, by their order."""
+    return [info.version for one in pair.answers if isinstance(one, Tensors) for info in one.tensors]
+
+
+def test_a_tensor_is_described_when_it_has_its_version(pair: Pair) -> None:
+    stored, ordered = pair.keep(1)
+    assert pair.follower.answer(pair.gateway, DescribeTensor(1, W, ordered.version)) is None
+    pair.follower.answer(pair.gateway, AdoptTensor(2, stored.ticket, ordered))
+    assert versions(pair) == [ordered.version]
+    # The next one takes its place: until then, whoever has heard of it does not get the older one.
+    again, newer = pair.keep(2)
+    assert pair.follower.answer(pair.gateway, DescribeTensor(3, W, newer.version)) is None
+    described = pair.follower.answer(pair.gateway, DescribeTensor(4, W, ordered.version))
+    assert isinstance(described, Tensors)
+    assert described.tensors[0].version == ordered.version
+    pair.follower.answer(pair.gateway, AdoptTensor(5, again.ticket, newer))
+    assert versions(pair) == [ordered.version, newer.version]
+
+
+def test_a_change_that_comes_before_its_tensor_is_waited_for(pair: Pair) -> None:
+    stored, ordered = pair.keep(1)
+    pair.spread()
+    assert pair.follower.answer(pair.gateway, DescribeTensor(1, W)) is None
+    # Nothing is sent there meanwhile.
+    assert pair.follower.residents.info(W).engines == ()
+    pair.follower.answer(pair.gateway, AdoptTensor(2, stored.ticket, ordered))
+    assert versions(pair) == [ordered.version]
+    assert pair.follower.residents.info(W).engines == (1,)
+
+
+def test_a_tensor_whose_gateway_went_away_before_it_had_its_version_is_lost(pair: Pair) -> None:
+    _, ordered = pair.keep(1)
+    pair.spread()
+    other = Client("other", pair.gateway.segment, pair.answers.append)
+    assert pair.follower.answer(other, DescribeTensor(1, W, ordered.version)) is None
+    pair.answers.clear()
+    pair.follower.detach(pair.gateway)
+    (answer,) = pair.answers
+    assert isinstance(answer, Failed)
+    assert answer.code == Lost.code
+
+
+def test_a_name_that_is_not_known_yet_is_not_unknown(pair: Pair) -> None:
+    _, ordered = pair.keep(1)
+    deleted = pair.home.delete(W)
+    assert pair.follower.answer(pair.gateway, DescribeTensor(1, W, deleted.version)) is None
+    pair.spread()
+    (answer,) = (one for one in pair.answers if isinstance(one, Failed))
+    assert answer.code == UnknownName.code
+    with pytest.raises(UnknownName):
+        pair.follower.answer(pair.gateway, DescribeTensor(2, W, ordered.version))
+
+
+def test_a_tensor_is_fetched_in_the_version_that_was_asked_for(pair: Pair) -> None:
+    stored, ordered = pair.keep(1)
+    pair.follower.answer(pair.gateway, AdoptTensor(1, stored.ticket, ordered))
+    pair.spread()
+    kept = pair.home.keep(W, torch.full((3,), 2.0), KIND).info
+    # It has the older one, which is not the answer.
+    assert pair.follower.answer(pair.gateway, FetchTensor(2, W, kept.version)) is None
+    assert not pair.is_wanted()
+    pair.spread()
+    assert pair.is_wanted()
+    assert versions(pair) == []
