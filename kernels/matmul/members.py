@@ -310,7 +310,9 @@ def _interpreted_members(shown: Problem) -> Iterator[tuple[Specialization, Confi
         for a_major, b_major in itertools.product("km", "nk"):
             problem = replace(shown, m=FEW_ROWS + 1, batch=batch, out_dtype=out_dtype, is_boxed_out=is_boxed)
             problem = replace(problem, a_major=a_major, b_major=b_major)
-            yield specialization_of(problem, INTERPRETED_TMA, is_plain=is_plain), INTERPRETED_TMA
+            for is_aligned_out in (True, is_boxed):
+                stored = replace(problem, is_aligned_out=is_aligned_out)
+                yield specialization_of(stored, INTERPRETED_TMA, is_plain=is_plain), INTERPRETED_TMA
 
 
 def is_scalar(dtype: str, precision: str, target: Target) -> bool:
