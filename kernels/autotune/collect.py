@@ -1,6 +1,7 @@
 """Times every plausible configuration of random shapes on this GPU, and writes one line a shape, as it goes.
 
-`python -m tilewire.kernels.autotune.collect --out FOLDER [--seconds 460] [--seed 1] [--scale 1.0] [--ops matmul,softmax]`
+`python -m tilewire.kernels.autotune.collect --out FOLDER [--seconds 460] [--seed 1] [--scale 1.0] [--ops matmul,softmax]
+[--groups unaligned,ieee]`
 
 Candidates are compiled first, on all cores, each in a process that may crash. A process of its own then measures, so that a
 launch which breaks the device's context costs one shape: the next process goes on after it. `kernels.autotune.fitting`
@@ -18,7 +19,7 @@ import random
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -102,18 +103,18 @@ class Candidates:
     """Configurations worth measuring for shapes, and which of them compile.
 
     Args:
-        shapes: Shapes to measure.
+        wanted: Configurations to measure, by shape.
         target: The device.
         say: Prints a line of progress.
-        has_space: Whether configurations that the catalogue lacks are measured too.
     """
 
-    def __init__(self, shapes: Sequence[Shape], target: Target, say: Callable[[str], None], *, has_space: bool) -> None:
+    def __init__(self, wanted: Mapping[Shape, Sequence[Config]], target: Target, say: Callable[[str], None]) -> None:
         self._target = target
         self._say = say
         self._wanted = {
-            shape: {each: _binaries(shape, each, target) for each in candidates(shape, target, has_space=has_space)}
-            for shape in shapes
+            shape: {each: _binaries(shape, each, target) for each in configs}
+            for shape, configs in wanted.items()
+            if configs
         }
         self._facts: dict[tuple[Variant, ...], Facts] = {}
 
@@ -255,22 +256,18 @@ def _copy_gbs() -> float:
     return round(2 * source.nbytes / best_ms / 1e6, 1)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Collects; the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder for measured.jsonl")
-    parser.add_argument("--seconds", type=float, default=460.0, help="for compiling and measuring together")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--scale", type=float, default=1.0, help="of the number of shapes")
-    parser.add_argument("--ops", default=",".join(op.name for op in measured_ops()))
-    parser.add_argument("--catalogue", action="store_true", help="only what the catalogue has")
-    parser.add_argument("--workers", type=int, default=0, help="compiling processes; 0 for one on each core")
-    arguments = parser.parse_args(argv)
+def collect(wanted: Mapping[Shape, Sequence[Config]], target: Target, out: Path, seconds: float, workers: int) -> None:
+    """Measures configurations of shapes, and writes a line for each shape.
+
+    Args:
+        wanted: Configurations to measure, by shape.
+        target: The device.
+        out: File; lines are added to those that it has.
+        seconds: For compiling and measuring together.
+        workers: Compiling processes; 0 for one on each core.
+    """
     begin_s = time.monotonic()
-    end_s = begin_s + arguments.seconds
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    out = arguments.out / FILE
-    target = current(0)
+    end_s = begin_s + seconds
 
     def say(text: str) -> None:
         sys.stdout.write(f"[{time.monotonic() - begin_s:6.1f} s] {text}\n")
@@ -279,11 +276,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not out.is_file():
         with out.open("w") as file:
             _put(file, device_of(target))
-    drawn = draw(arguments.seed, arguments.scale, arguments.ops.split(","))
-    shapes = [shape for shape in drawn if tuning_of(shape).is_supported(shape, target)]
-    wanted = Candidates(shapes, target, say, has_space=not arguments.catalogue)
-    wanted.compile(begin_s + _COMPILE_SHARE * arguments.seconds, arguments.workers)
-    lines = wanted.able()
+    subject = Candidates(wanted, target, say)
+    subject.compile(begin_s + _COMPILE_SHARE * seconds, workers)
+    lines = subject.able()
     while time.monotonic() < end_s and watch(lines, out, end_s, say) != 0:
         say("the measuring process ended early; going on after the shape that it was at")
     finished = [entry for entry in entries_of(out) if "line" in entry]
@@ -291,6 +286,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     say(f"{len(finished)} shapes in {out} ({out.stat().st_size} bytes); {len(bad)} results look wrong")
     for (line, key), error in list(bad.items())[:20]:
         say(f"wrong: {line} {key} {error:.3g}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Collects; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder for measured.jsonl")
+    parser.add_argument("--seconds", type=float, default=460.0, help="for compiling and measuring together")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the number of shapes")
+    parser.add_argument("--ops", default=",".join(op.name for op in measured_ops()))
+    parser.add_argument("--groups", default="", help="only these groups of shapes")
+    parser.add_argument("--catalogue", action="store_true", help="only what the catalogue has")
+    parser.add_argument("--workers", type=int, default=0, help="compiling processes; 0 for one on each core")
+    arguments = parser.parse_args(argv)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    target = current(0)
+    groups = arguments.groups.split(",") if arguments.groups else None
+    wanted = {
+        shape: candidates(shape, target, has_space=not arguments.catalogue)
+        for shape, group in drawn(arguments.seed, arguments.scale, arguments.ops.split(",")).items()
+        if tuning_of(shape).is_supported(shape, target) and (groups is None or group in groups)
+    }
+    collect(wanted, target, arguments.out / FILE, arguments.seconds, arguments.workers)
     return 0
 
 

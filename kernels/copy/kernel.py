@@ -1,4 +1,6 @@
-"""Copies many ranges of memory in one launch: the body of `copy_ranges`.
+"""Copies of memory: jit bodies only.
+
+`copy_ranges_kernel` copies many ranges in one launch:
 
     destination_r[place(i, pitch_to_r)] = source_r[place(i, pitch_from_r)]      for i in [0, words_r), for each range r
 
@@ -6,10 +8,14 @@ With rows, place(i, pitch) = (i div row_r)·pitch + i mod row_r: a side whose ro
 Grid: (ranges, blocks of the longest one). A program moves BLOCK words of one range. No arithmetic; 2·words·itemsize bytes.
 Ranges are addressed by number, so that one side may lie in host memory that is registered with the driver: the copy then
 runs at the speed of the bus. Only rows have a shape here.
+
+`copy_operands_kernel` lays both operands of a product into rows that bulk copies can read.
 """
 
 import triton
 import triton.language as tl
+
+from tilewire.kernels.runtime.pdl import await_previous
 
 
 @triton.jit
@@ -42,3 +48,65 @@ def copy_ranges_kernel(
         offs_from = row * tl.load(entry + 4) + column
         offs_to = row * tl.load(entry + 5) + column
     tl.store(destination + offs_to, tl.load(source + offs_from, mask=mask), mask=mask)
+
+
+@triton.jit
+def copy_operands_kernel(
+    a_ptr,
+    b_ptr,
+    a_rows_ptr,
+    b_rows_ptr,
+    blocks_a,
+    entries_a,
+    entries_b,
+    rows_a,
+    rows_b,
+    columns_a,
+    columns_b,
+    pitch_a,
+    pitch_b,
+    stride_az,
+    stride_ar,
+    stride_ac,
+    stride_bz,
+    stride_br,
+    stride_bc,
+    WORD: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Both operands, (entries, rows, columns) in any strides, into rows at multiples of 16 bytes, their ends filled with zeros.
+
+    Grid: (blocks of BLOCK_R × BLOCK_C: `blocks_a` of `a`, then those of `b`; entries). Pitches come in UNITs of 16 bytes,
+    strides in elements. An operand that is not copied has no blocks. No arithmetic; 2·entries·rows·columns·itemsize bytes.
+    """
+    await_previous(OVERLAP)
+    block = tl.program_id(0)
+    entry = tl.program_id(1)
+    if block < blocks_a:
+        source, destination, entries, rows, columns = a_ptr, a_rows_ptr, entries_a, rows_a, columns_a
+        pitch, stride_z, stride_r, stride_c = pitch_a, stride_az, stride_ar, stride_ac
+    else:
+        block -= blocks_a
+        source, destination, entries, rows, columns = b_ptr, b_rows_ptr, entries_b, rows_b, columns_b
+        pitch, stride_z, stride_r, stride_c = pitch_b, stride_bz, stride_br, stride_bc
+    if entry >= entries:
+        return
+    across = tl.cdiv(columns, BLOCK_C)
+    row = (block // across) * BLOCK_R + tl.arange(0, BLOCK_R)
+    column = (block % across) * BLOCK_C + tl.arange(0, BLOCK_C)
+    source = source.to(tl.pointer_type(WORD)) + entry.to(tl.int64) * stride_z
+    if stride_r == 1:
+        # Neighbouring threads take neighbouring elements, which here lie along the rows' other dimension.
+        turned = source + column.to(tl.int64)[:, None] * stride_c + row[None, :]
+        taken = tl.load(turned, mask=(column < columns)[:, None] & (row < rows)[None, :], other=0).T
+    else:
+        straight = source + row.to(tl.int64)[:, None] * stride_r + column.to(tl.int64)[None, :] * stride_c
+        taken = tl.load(straight, mask=(row < rows)[:, None] & (column < columns)[None, :], other=0)
+    step = pitch.to(tl.int64) * UNIT
+    to = (entry.to(tl.int64) * rows + row)[:, None] * step + column[None, :]
+    # Whole pieces of 16 bytes are written; a row's pitch leaves room for the last one.
+    filled = tl.cdiv(columns, UNIT) * UNIT
+    tl.store(destination.to(tl.pointer_type(WORD)) + to, taken, mask=(row < rows)[:, None] & (column < filled)[None, :])

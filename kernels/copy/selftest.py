@@ -8,15 +8,18 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from tilewire.kernels.copy import operands
 from tilewire.kernels.copy.op import WORDS, CopyRange, copy_ranges, variant
 from tilewire.kernels.op import SelfTest
 from tilewire.kernels.runtime.targets import Target
 
 
-def self_tests(_target: Target, device: torch.device) -> Iterator[Callable[[], SelfTest]]:
+def self_tests(target: Target, device: torch.device) -> Iterator[Callable[[], SelfTest]]:
     """Yields one call for each binary of a target, which launches and checks it."""
     for word, has_rows in itertools.product(WORDS, (False, True)):
         yield functools.partial(_self_test, word, device, has_rows=has_rows)
+    for item_bytes in operands.WORDS:
+        yield functools.partial(_operands_self_test, item_bytes, target, device)
 
 
 def _self_test(word: int, device: torch.device, *, has_rows: bool) -> SelfTest:
@@ -30,3 +33,20 @@ def _self_test(word: int, device: torch.device, *, has_rows: bool) -> SelfTest:
     first_row = copied[word : word + row] == source[word : word + row]
     second_row = copied[second : second + row] == source[word + row : word + 2 * row]
     return SelfTest((variant(word, has_rows),), (first_row & second_row).all())
+
+
+def _operands_self_test(item_bytes: int, target: Target, device: torch.device) -> SelfTest:
+    dtype = {1: torch.int8, 2: torch.int16, 4: torch.int32}[item_bytes]
+    rows, columns, pitch = 40, 150, 160
+    a = (torch.arange(rows * columns, device=device) % 100).to(dtype).view(rows, columns)
+    # The second operand lies the other way round: its rows are columns of what is in memory.
+    b = a.mT.contiguous().mT
+    copies = [torch.full((rows, pitch), -1, dtype=dtype, device=device) for _ in range(2)]
+    first, second = (
+        operands.Copied(1, rows, columns, (0, operand.stride(0), operand.stride(1)), pitch) for operand in (a, b)
+    )
+    index = device.index if device.index is not None else -1
+    launch = operands.launch_of(first, second, item_bytes, target, index)
+    launch(a, b, *copies)
+    are_right = [(copy[:, :columns] == a).all() for copy in copies]
+    return SelfTest((launch.variant,), are_right[0] & are_right[1])

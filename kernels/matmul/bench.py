@@ -25,7 +25,8 @@ def _searched(sets: Sequence[tuple[torch.Tensor, ...]]) -> dict[str, Call]:
     product.autotune(iterations=5)
 
     def call(index: int) -> None:
-        product.reset_operands(*sets[index][:2])
+        a, b = sets[index][:2]
+        product.reset_operands(a=a, b=b)
         product.execute()
 
     return {"cublaslt searched": call}

@@ -6,7 +6,7 @@ through buckets, so that the set of binaries is finite.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewire.kernels.runtime.targets import Target
 
@@ -30,8 +30,7 @@ OUT_DTYPES = {
     "float8_e4m3fn": ("bfloat16", "float16", "float32"),
     "float8_e5m2": ("bfloat16", "float16", "float32"),
 }
-# How types of vectors, and the steps of scales, are passed to the kernels; see `kernels.matmul.epilogue`.
-KINDS = {"": 0, "float16": 1, "bfloat16": 2, "float32": 3, "int32": 4}
+# How the steps of scales are passed to the kernels; see `kernels.matmul.epilogue`.
 SCALE_STEPS = {"none": -1, "one": 0, "each": 1}
 # -128 × -128 × 133,000 is the last sum of int8 products sure to fit 31 bits, rounded down.
 MAX_INT8_K = 133_000
@@ -54,7 +53,9 @@ class Problem:
         is_aligned_in: whether both inputs can be read in 16-byte pieces: rows start at multiples of 16 bytes and are
             whole multiples long.
         is_aligned_out: whether the output's rows start at multiples of 16 bytes and their elements follow one another.
-        is_padded_in: whether descriptors can describe both inputs: rows start at multiples of 16 bytes.
+        is_padded_a: whether a descriptor can describe `a`: rows start at multiples of 16 bytes.
+        is_padded_b: the same for `b`.
+        is_copyable: whether the inputs can be copied into other rows first: nothing is empty, one batch dimension at most.
         is_boxed_out: whether a descriptor can store the output: its rows are also whole multiples long, since what
             follows them is not ours.
     """
@@ -70,8 +71,15 @@ class Problem:
     precision: str = "ieee"
     is_aligned_in: bool = True
     is_aligned_out: bool = True
-    is_padded_in: bool = True
+    is_padded_a: bool = True
+    is_padded_b: bool = True
+    is_copyable: bool = True
     is_boxed_out: bool = True
+
+    @property
+    def is_padded_in(self) -> bool:
+        """Whether descriptors can describe both inputs."""
+        return self.is_padded_a and self.is_padded_b
 
     @property
     def flops(self) -> int:
@@ -152,6 +160,7 @@ class Config:
         is_swapped: compute transposed tiles (`tma`).
         halves: parts in which a tile is stored (`tma`): 1 or 2.
         waves_per_eu: occupancy hint on AMD.
+        is_copied: operands that the kernel cannot read, or reads slowly, are first copied into rows that it reads fast.
     """
 
     kernel: str
@@ -166,6 +175,7 @@ class Config:
     is_swapped: bool = False
     halves: int = 1
     waves_per_eu: int = 0
+    is_copied: bool = False
 
     def tiles(self, problem: Problem) -> int:
         """Output tiles of all batch entries."""
@@ -194,6 +204,43 @@ def resolve_precision(precision: str, target: Target) -> str:
     if target.backend == "hip" and (precision == "tf32x3" or target.arch != "gfx942"):
         return "ieee"
     return precision
+
+
+def copied_operands(problem: Problem, kernel: str) -> tuple[bool, bool]:
+    """Whether `a` and `b` are copied where operands are: those that `kernel` cannot read, or reads slowly."""
+    a_major, b_major = _rows_for(problem, kernel)
+    is_a, is_b = a_major != problem.a_major, b_major != problem.b_major
+    return is_a or not problem.is_padded_a, is_b or not problem.is_padded_b
+
+
+def as_read(problem: Problem, config: Config) -> Problem:
+    """`problem` as the kernel of `config` meets it: after the copies, where there are any."""
+    if not config.is_copied:
+        return problem
+    a_major, b_major = _rows_for(problem, config.kernel)
+    unit = 16 // ITEM_BYTES[problem.dtype]
+    lengths = (problem.k if a_major == "k" else problem.m, problem.n if b_major == "n" else problem.k)
+    return replace(
+        problem,
+        a_major=a_major,
+        b_major=b_major,
+        is_aligned_in=all(length % unit == 0 for length in lengths),
+        is_padded_a=True,
+        is_padded_b=True,
+    )
+
+
+def _rows_for(problem: Problem, kernel: str) -> tuple[str, str]:
+    """The contiguous dimensions of both operands that `kernel` reads fast."""
+    # An `a` that is copied anyway, or with output rows that start anywhere, gets the layout that most tiles are built for.
+    is_as_it_is = problem.is_padded_a and (problem.is_aligned_out or kernel == "pointer")
+    a_major = problem.a_major if is_as_it_is else "k"
+    b_major = "n" if problem.b_major == "any" else problem.b_major
+    if kernel == "pointer":
+        # Scalar units read columns of `b` from shared memory: along K each would come from the same bank.
+        return a_major, "n"
+    is_half = ITEM_BYTES[problem.dtype] == 2
+    return (a_major, b_major) if is_half else ("k", "k")
 
 
 def is_read_in_pieces(problem: Problem) -> bool:

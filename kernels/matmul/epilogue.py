@@ -7,12 +7,9 @@ Their bodies are Triton's language, so mypy leaves them out, as it does the `ker
 import triton
 import triton.language as tl
 
-# What the kernels are passed at run time, so that no binary is needed for each: types of vectors and of the output, and the
-# activations in the order of `configs.ACTIVATIONS`.
-FLOAT16 = tl.constexpr(1)
-BFLOAT16 = tl.constexpr(2)
-FLOAT32 = tl.constexpr(3)
-INT32 = tl.constexpr(4)
+from tilewire.kernels.runtime.elements import BFLOAT16, FLOAT16, INT32, load_floats
+
+# Activations are passed at run time, so that no binary is needed for each; in the order of `configs.ACTIVATIONS`.
 RELU = tl.constexpr(1)
 GELU = tl.constexpr(3)
 SILU = tl.constexpr(4)
@@ -54,19 +51,6 @@ def activate(x, activation):
 
 
 @triton.jit
-def load_bias(ptr, kind, offs, mask):
-    """Elements `offs` of the vector of `kind` at the byte pointer `ptr`, in float32."""
-    if kind <= BFLOAT16:
-        short = tl.load(ptr.to(tl.pointer_type(tl.int16)) + offs, mask=mask, other=0)
-        as_bfloat16 = (short.to(tl.int32) << 16).to(tl.float32, bitcast=True)
-        bias = tl.where(kind == FLOAT16, short.to(tl.float16, bitcast=True).to(tl.float32), as_bfloat16)
-    else:
-        word = tl.load(ptr.to(tl.pointer_type(tl.int32)) + offs, mask=mask, other=0)
-        bias = tl.where(kind == FLOAT32, word.to(tl.float32, bitcast=True), word.to(tl.float32))
-    return bias
-
-
-@triton.jit
 def apply_epilogue(
     acc,
     offs_m,
@@ -92,7 +76,7 @@ def apply_epilogue(
     if b_scale_step >= 0:
         acc = acc * tl.load(b_scale_ptr + offs_n * b_scale_step, mask=offs_n < n, other=0.0)[None, :]
     if bias_kind > 0:
-        acc = acc + load_bias(bias_ptr, bias_kind, offs_n, offs_n < n)[None, :]
+        acc = acc + load_floats(bias_ptr, bias_kind, offs_n, offs_n < n)[None, :]
     if activation > 0:
         acc = activate(acc, activation)
     return acc

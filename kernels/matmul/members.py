@@ -13,11 +13,14 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tilewire.kernels.matmul.configs import (
+    ITEM_BYTES,
     OUT_DTYPES,
     Config,
     Problem,
     Specialization,
+    as_read,
     cdiv,
+    copied_operands,
     is_read_in_pieces,
     precisions_of,
     resolve_precision,
@@ -36,6 +39,8 @@ MAX_VECTOR_ROWS = 4
 SCALAR = " scalar"
 # How many programs may share a tile.
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
+# Scratch memory is kept, so larger operands are read where they are.
+MAX_COPIED_BYTES = 1 << 30
 # More programs than this many times the multiprocessors gain nothing from another split of K.
 MAX_WAVES = 4
 # Small blocks reach every tail and loop of the kernels at sizes that an interpreter can do.
@@ -46,6 +51,7 @@ INTERPRETED_VECTORS = tuple(Config("vector", rows, 16, 32, 1, num_stages=2) for 
 # What a product takes time for; `select.amounts_of` says how much of each.
 MODEL = Model(
     Term("launch", "launches", 2.0),
+    Term("copy", "µs at the memory's bandwidth for operands copied first, read and written", 1.5),
     Term("fill", "waves of programs whose first loads nothing hides", 0.8),
     Term("store", "tiles of 128×128 that one multiprocessor stores", 1.2),
     Term("epilogue", "the same, where a bias or an activation follows", 0.3),
@@ -53,7 +59,7 @@ MODEL = Model(
     Term("exchange", "µs at the memory's bandwidth for the parts of shared tiles", 0.7),
     Term("sum", "MB that the last program of a shared tile adds up", 8.0),
     Term("matrix", "µs at the full rate of one multiprocessor's matrix units", 1.25, is_overlapped=True),
-    Term("strided", "the same, for each operand that is not contiguous along K (a) or N (b)", 0.1, is_overlapped=True),
+    Term("strided", "the same, for each operand that is not contiguous along K (a) or N (b)", 1.0, is_overlapped=True),
     Term("step", "steps of K that follow one another", 0.2, is_overlapped=True),
     Term("load", "µs at L2's bandwidth for what one multiprocessor loads", 1.0, is_overlapped=True),
     Term("memory", "µs at the memory's bandwidth, operands read once a group of tiles", 1.15, is_overlapped=True),
@@ -166,10 +172,11 @@ def specialization_of(problem: Problem, config: Config, *, is_plain: bool) -> Sp
         config: Configuration.
         is_plain: Whether nothing follows it.
     """
+    problem = as_read(problem, config)
     majors = (problem.a_major, problem.b_major)
     if config.kernel == "tma":
         is_boxed = stores_boxes(problem, config)
-        store = "tma" if is_boxed else "vec16"
+        store = "tma" if is_boxed else "vec16" if problem.is_aligned_out else "scalar"
         is_batched = problem.batch > 1
         is_plain = is_plain and is_boxed
         return Specialization(
@@ -191,8 +198,13 @@ def is_main(problem: Problem) -> bool:
     return problem.a_major == "k" and problem.batch == 1 and _is_default_out(problem)
 
 
-def _is_offered(tile: Tile, store: str, *, for_main: bool, is_plain: bool) -> bool:
+def _is_offered(tile: Tile, store: str, a_major: str, *, for_main: bool, is_plain: bool) -> bool:
     """Whether the binary of a descriptor tile is built for a specialization."""
+    if (store == "scalar") != (tile.store == "scalar"):
+        return False
+    if store == "scalar" and a_major != "k":
+        # Such an `a` is copied first.
+        return False
     if store != "tma" and tile.config.is_persistent:
         # Without boxes a tile this large spills.
         return False
@@ -200,7 +212,7 @@ def _is_offered(tile: Tile, store: str, *, for_main: bool, is_plain: bool) -> bo
         return False
     if tile.all_layouts:
         return True
-    return for_main and ((store == "tma" and is_plain) or (store == "vec16" and can_split(tile.config)))
+    return for_main and ((store == "tma" and is_plain) or (store in ("vec16", "scalar") and can_split(tile.config)))
 
 
 def is_for_few_rows(config: Config) -> bool:
@@ -210,7 +222,7 @@ def is_for_few_rows(config: Config) -> bool:
 
 def has_descriptors(problem: Problem, target: Target) -> bool:
     """Whether the descriptor kernel is built for products like this, where operands are `is_padded_in`."""
-    if not target.has_tma or not problem.is_aligned_out or arithmetic_of(problem) == "ieee":
+    if not target.has_tma or arithmetic_of(problem) == "ieee":
         return False
     majors = (problem.a_major, problem.b_major)
     if not _is_default_out(problem) and (problem.out_dtype != "float32" or problem.a_major != "k"):
@@ -281,13 +293,13 @@ def _tma_members(shown: Problem, target: Target) -> Iterator[tuple[Specializatio
         problem = replace(shown, m=FEW_ROWS + 1, batch=batch, out_dtype=out_dtype, a_major=a_major, b_major=b_major)
         if not has_descriptors(problem, target):
             continue
-        for store, is_plain in (("tma", True), ("tma", False), ("vec16", False)):
-            boxed = replace(problem, is_boxed_out=store == "tma")
+        for store, is_plain in (("tma", True), ("tma", False), ("vec16", False), ("scalar", False)):
+            boxed = replace(problem, is_boxed_out=store == "tma", is_aligned_out=store != "scalar")
             for tile in tiles_for(problem, target):
                 if tile.config.kernel != "tma":
                     continue
                 specialization = specialization_of(boxed, tile.config, is_plain=is_plain)
-                is_offered = _is_offered(tile, store, for_main=is_main(problem), is_plain=is_plain)
+                is_offered = _is_offered(tile, store, a_major, for_main=is_main(problem), is_plain=is_plain)
                 if is_offered and specialization.store == store and specialization.is_plain == is_plain:
                     yield specialization, tile.config
 
@@ -298,7 +310,9 @@ def _interpreted_members(shown: Problem) -> Iterator[tuple[Specialization, Confi
         for a_major, b_major in itertools.product("km", "nk"):
             problem = replace(shown, m=FEW_ROWS + 1, batch=batch, out_dtype=out_dtype, is_boxed_out=is_boxed)
             problem = replace(problem, a_major=a_major, b_major=b_major)
-            yield specialization_of(problem, INTERPRETED_TMA, is_plain=is_plain), INTERPRETED_TMA
+            for is_aligned_out in (True, is_boxed):
+                stored = replace(problem, is_aligned_out=is_aligned_out)
+                yield specialization_of(stored, INTERPRETED_TMA, is_plain=is_plain), INTERPRETED_TMA
 
 
 def is_scalar(dtype: str, precision: str, target: Target) -> bool:
@@ -329,16 +343,32 @@ def is_sensible(problem: Problem, config: Config, target: Target) -> bool:
         is_too_fine = steps < 2 * config.split_k or tiles * config.split_k > MAX_WAVES * target.num_sms
         if is_too_fine or not can_split(config):
             return False
+    if config.is_copied and not can_copy(problem, config.kernel):
+        return False
     if config.kernel == "vector":
         return has_vectors(problem) and config.block_m // 2 < problem.m <= config.block_m
-    return config.kernel != "tma" or (problem.is_padded_in and problem.is_aligned_out)
+    return config.kernel != "tma" or as_read(problem, config).is_padded_in
+
+
+def can_copy(problem: Problem, kernel: str) -> bool:
+    """Whether copying operands first makes a difference to `kernel` that may pay."""
+    meant = "pointer" if arithmetic_of(problem) == "ieee" else "tma"
+    if not (kernel == meant and problem.is_copyable and any(copied_operands(problem, kernel))):
+        return False
+    elements = problem.batch * problem.k * (problem.m + problem.n)
+    return elements * ITEM_BYTES[problem.dtype] <= MAX_COPIED_BYTES
 
 
 def is_possible(problem: Problem, config: Config, target: Target, *, is_plain: bool) -> bool:
     """Whether there is a binary of `config` for `problem`, and using it is sensible."""
     if not is_sensible(problem, config, target):
         return False
-    return replace(config, split_k=1) in built_for(specialization_of(problem, config, is_plain=is_plain), target)
+    return whole_of(config) in built_for(specialization_of(problem, config, is_plain=is_plain), target)
+
+
+def whole_of(config: Config) -> Config:
+    """The configuration of the binary: tiles not shared, nothing said of copies."""
+    return replace(config, split_k=1, is_copied=False)
 
 
 def built_for(specialization: Specialization, target: Target) -> Collection[Config]:

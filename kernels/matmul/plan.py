@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 
+from tilewire.kernels.copy.operands import Copied, launch_of
 from tilewire.kernels.matmul.configs import (
     ACTIVATIONS,
     ITEM_BYTES,
-    KINDS,
     SCALE_STEPS,
     Config,
     EpilogueSpec,
     Problem,
     Specialization,
+    as_read,
     cdiv,
+    copied_operands,
 )
 from tilewire.kernels.matmul.members import specialization_of
 from tilewire.kernels.matmul.select import select, select_invariant
 from tilewire.kernels.matmul.variants import box_shapes, build, units_of
 from tilewire.kernels.matmul.view import Dtypes, Strides, View, problem_of, view_of
-from tilewire.kernels.runtime.launch import Descriptor, Launch, LaunchCache, current_stream
+from tilewire.kernels.runtime.kinds import KINDS
+from tilewire.kernels.runtime.launch import Descriptor, Launch, LaunchCache
+from tilewire.kernels.runtime.layouts import row_step
+from tilewire.kernels.runtime.pipeline import Part, Pipeline, Step
 from tilewire.kernels.runtime.strides import Extent
 from tilewire.kernels.runtime.targets import Target, current
-from tilewire.kernels.runtime.workspace import workspace
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,10 @@ class Epilogue:
         """Returns the part that the choice of a binary depends on."""
         bias_dtype = "" if self.bias is None else _name(self.bias.dtype)
         return EpilogueSpec(bias_dtype, _num_scales(self.a_scale), _num_scales(self.b_scale), self.activation)
+
+
+# What a launch takes, in order.
+_TENSORS = ("a", "b", "out", "bias", "a_scale", "b_scale")
 
 
 class PreparedMatmul:
@@ -62,22 +70,30 @@ class PreparedMatmul:
         target = current(index)
         self.config = config
         self.problem = problem
+        view, copies = _copies(view, problem, config)
+        read = as_read(problem, config)
         specialization = specialization_of(problem, config, is_plain=spec.is_plain)
-        is_tma = config.kernel == "tma"
-        values = (
-            _descriptor_values(view, problem, config, specialization)
-            if is_tma
-            else _pointer_values(view, specialization)
-        )
+        if config.kernel == "tma":
+            values = _descriptor_values(view, read, config, specialization)
+        else:
+            values = _pointer_values(view, specialization)
         values |= _runtime_args(view, problem, spec, specialization)
         self.variant = variant = build(specialization, config, target)
         values = {name: values[name] for name, _ in variant.signature if name in values}
-        self._launch = Launch(variant, target, _grid(problem, config, target), values, index)
-        self._device = device
-        self._index = index
-        tiles = config.tiles(problem)
-        self._num_counters = tiles if config.split_k > 1 else 0
-        self._num_partials = tiles * config.split_k * config.block_m * config.block_n if config.split_k > 1 else 0
+        launch = Launch(variant, target, _grid(problem, config, target), values, index)
+        dtype = getattr(torch, problem.dtype)
+        parts = {f"{name} rows": Part(dtype, operand.shape) for name, operand in copies.items()}
+        tiles, is_split = config.tiles(problem), config.split_k > 1
+        if is_split:
+            sums = torch.int32 if problem.dtype == "int8" else torch.float32
+            parts["partial"] = Part(sums, (tiles * config.split_k, config.block_m, config.block_n))
+        read_from = ("a rows" if "a" in copies else "a", "b rows" if "b" in copies else "b")
+        operands = (*read_from, *_TENSORS[2:], "partial" if is_split else "count", "count")
+        steps = [Step(launch, operands)]
+        if copies:
+            first = launch_of(copies.get("a"), copies.get("b"), dtype.itemsize, target, index)
+            steps.insert(0, Step(first, ("a", "b", *read_from)))
+        self._pipeline = Pipeline(_TENSORS, steps, parts, device, tiles if is_split else 0)
 
     def __call__(
         self,
@@ -89,13 +105,12 @@ class PreparedMatmul:
         b_scale: torch.Tensor | None = None,
     ) -> None:
         """Launch on the current stream. Shapes, strides, dtypes and alignment must be those that were prepared."""
-        partial = count = None
-        if self._num_counters:
-            stream = current_stream(self._index) if self._launch.is_bound else 0
-            partial, count = workspace(self._device, stream, self._num_partials, self._num_counters)
-            if self.problem.dtype == "int8":
-                partial = partial.view(torch.int32)
-        self._launch(a, b, out, bias, a_scale, b_scale, partial, count)
+        self._pipeline(a, b, out, bias, a_scale, b_scale)
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether launches call the driver directly."""
+        return self._pipeline.is_bound
 
 
 _launches: LaunchCache[PreparedMatmul | None] = LaunchCache()
@@ -142,7 +157,7 @@ def prepare(
 ) -> PreparedMatmul | None:
     """Returns the launcher, bound but for the addresses; None where it would take several launches."""
     spec = epilogue.spec
-    alignment = ((a.data_ptr() | b.data_ptr()) % 16 == 0, out.data_ptr() % 16 == 0)
+    alignment = (a.data_ptr() % 16 == 0, b.data_ptr() % 16 == 0, out.data_ptr() % 16 == 0)
     shapes = (a.shape, a.stride(), b.shape, b.stride(), out.shape, out.stride())
     key = (shapes, a.dtype, out.dtype, alignment, spec, precision, config, a.device)
 
@@ -152,7 +167,7 @@ def prepare(
         if view is None:
             return None
         dtypes = Dtypes(_name(a.dtype), _name(out.dtype), precision)
-        problem = problem_of(view, dtypes, is_in_aligned=alignment[0], is_out_aligned=alignment[1])
+        problem = problem_of(view, dtypes, are_in_aligned=alignment[:2], is_out_aligned=alignment[2])
         target = current(a.get_device())
         if config == "invariant":
             chosen = select_invariant(problem, target)
@@ -192,6 +207,37 @@ def _runtime_args(view: View, problem: Problem, spec: EpilogueSpec, specializati
         "stride_om": view.out[2] // unit,
         "stride_on": view.out[3],
     }
+
+
+def _copies(view: View, problem: Problem, config: Config) -> tuple[View, dict[str, Copied]]:
+    """The operands that are copied before the product, by name, and the view with the copies in their place."""
+    if not config.is_copied:
+        return view, {}
+    read = as_read(problem, config)
+    item_bytes, batch = ITEM_BYTES[problem.dtype], problem.batch
+    is_a, is_b = copied_operands(problem, config.kernel)
+    found = {}
+    if is_a:
+        found["a"], a = _copy(view.a, (view.m, view.k), batch, item_bytes, is_by_row=read.a_major == "k")
+        view = replace(view, a=a)
+    if is_b:
+        found["b"], b = _copy(view.b, (view.k, view.n), batch, item_bytes, is_by_row=read.b_major == "n")
+        view = replace(view, b=b)
+    return view, found
+
+
+def _copy(
+    strides: Strides, extents: tuple[int, int], batch: int, item_bytes: int, *, is_by_row: bool
+) -> tuple[Copied, Strides]:
+    """One operand's copy, its rows contiguous or else its columns, and the strides to read it with."""
+    _, entry_step, row_stride, column_stride = strides
+    rows, columns, steps = *extents, (row_stride, column_stride)
+    if not is_by_row:
+        rows, columns, steps = columns, rows, (column_stride, row_stride)
+    pitch = row_step(columns, item_bytes)
+    copied = Copied(batch if entry_step else 1, rows, columns, (entry_step, *steps), pitch)
+    entry_pitch = rows * pitch if entry_step else 0
+    return copied, (0, entry_pitch, pitch, 1) if is_by_row else (0, entry_pitch, 1, pitch)
 
 
 def _pointer_values(view: View, specialization: Specialization) -> dict[str, Any]:

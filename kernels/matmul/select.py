@@ -8,12 +8,12 @@ the table wins over all predictions. `explain` prints why.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
-from tilewire.kernels.matmul.configs import ITEM_BYTES, Config, Problem, cdiv
+from tilewire.kernels.matmul.configs import ITEM_BYTES, Config, Problem, as_read, cdiv, copied_operands
 from tilewire.kernels.matmul.members import (
     FEW_ROWS,
     INTERPRETED,
@@ -25,6 +25,7 @@ from tilewire.kernels.matmul.members import (
     Tile,
     arithmetic_of,
     built_for,
+    can_copy,
     can_split,
     has_vectors,
     is_possible,
@@ -33,6 +34,7 @@ from tilewire.kernels.matmul.members import (
     specialization_of,
     stores_boxes,
     tiles_for,
+    whole_of,
 )
 from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.selection.cost_model import Amounts
@@ -100,7 +102,7 @@ def explain(problem: Problem, target: Target, *, is_plain: bool = True) -> str:
         return f"{head}, an override of the table; predicted best: {described(found[0][1])}"
     us, tile = by_config[chosen]
     terms = MODEL.explained(tile.costs, amounts_of(problem, chosen, tile.occupancy, target, is_plain=is_plain))
-    other = next((each for each in found if replace(each[1], split_k=1) != replace(chosen, split_k=1)), None)
+    other = next((each for each in found if whole_of(each[1]) != whole_of(chosen)), None)
     after = f"; next {described(other[1])} {other[0]:.1f} µs" if other else ""
     return (
         f"{head}, {chosen.tiles(problem) * chosen.split_k} programs on {target.num_sms}, {us:.1f} µs = {terms}{after}"
@@ -109,7 +111,7 @@ def explain(problem: Problem, target: Target, *, is_plain: bool = True) -> str:
 
 def described(config: Config) -> str:
     """A configuration in a few words."""
-    extra = [name for name in ("is_persistent", "is_swapped") if getattr(config, name)]
+    extra = [name for name in ("is_persistent", "is_swapped", "is_copied") if getattr(config, name)]
     split = [f"split {config.split_k}"] if config.split_k > 1 else []
     words = [name.removeprefix("is_") for name in extra] + split
     blocks = f"{config.block_m}x{config.block_n}x{config.block_k}"
@@ -119,6 +121,8 @@ def described(config: Config) -> str:
 def amounts_of(problem: Problem, config: Config, occupancy: int, target: Target, *, is_plain: bool) -> Amounts:
     """Returns the amount of each of `MODEL`'s terms in a launch."""
     item_bytes, out_bytes = ITEM_BYTES[problem.dtype], ITEM_BYTES[problem.out_dtype]
+    copied_bytes = 2 * problem.batch * item_bytes * _copied_elements(problem, config)
+    problem = as_read(problem, config)
     rows, columns = cdiv(problem.m, config.block_m), cdiv(problem.n, config.block_n)
     tiles, splits = rows * columns * problem.batch, config.split_k
     programs = tiles * splits
@@ -142,7 +146,8 @@ def amounts_of(problem: Problem, config: Config, occupancy: int, target: Target,
     strided = (problem.a_major != "k") + (problem.b_major != "n")
     is_split = splits > 1
     return (
-        1.0,
+        2.0 if config.is_copied else 1.0,
+        copied_bytes / target.bytes_per_us,
         1.0 if config.is_persistent else float(waves),
         stored * (1.0 if stores_boxes(problem, config) or config.kernel != "tma" else 1.5),
         0.0 if is_plain else stored,
@@ -155,6 +160,14 @@ def amounts_of(problem: Problem, config: Config, occupancy: int, target: Target,
         loaded / target.sm_l2_bytes_per_us,
         moved / target.bytes_per_us,
     )
+
+
+def _copied_elements(problem: Problem, config: Config) -> int:
+    """Elements of one batch entry that are copied before the product."""
+    if not config.is_copied:
+        return 0
+    is_a, is_b = copied_operands(problem, config.kernel)
+    return is_a * problem.m * problem.k + is_b * problem.k * problem.n
 
 
 def _select_interpreted(problem: Problem) -> Config:
@@ -178,23 +191,24 @@ def _override(problem: Problem, target: Target, *, is_plain: bool) -> Config | N
 
 @dataclass(frozen=True)
 class _Able:
-    """A tile, and whether it has binaries for whole tiles and for tiles that programs share."""
+    """A tile, and whether it has binaries for whole tiles and for tiles that programs share, with operands copied or not."""
 
     tile: Tile
     is_whole: bool
     is_shared: bool
+    is_copied: bool
 
 
 def _predictions(problem: Problem, target: Target, *, is_plain: bool) -> Iterator[tuple[float, Config, Tile]]:
     """Every candidate with its predicted microseconds; splits of a tile only while more of them help."""
-    facts = (problem.is_aligned_in, problem.is_aligned_out, problem.is_padded_in, problem.is_boxed_out)
-    kind = (problem.dtype, problem.out_dtype, problem.a_major, problem.b_major, problem.precision, *facts)
-    for able in _able(kind, problem.batch > 1, problem.m > FEW_ROWS, is_plain, target):
+    for able in _able(_representative(problem), is_plain, target):
         tile, best_us = able.tile, math.inf
         for split_k in SPLITS if able.is_shared else SPLITS[:1]:
             if not (able.is_whole if split_k == 1 else able.is_shared):
                 continue
-            config = tile.config if split_k == 1 else replace(tile.config, split_k=split_k)
+            config = tile.config
+            if split_k > 1 or able.is_copied:
+                config = replace(config, split_k=split_k, is_copied=able.is_copied)
             if not is_sensible(problem, config, target):
                 continue
             us = MODEL.us(tile.costs, amounts_of(problem, config, tile.occupancy, target, is_plain=is_plain))
@@ -208,22 +222,28 @@ def _predictions(problem: Problem, target: Target, *, is_plain: bool) -> Iterato
 _PROBES = {kernel: Config(kernel, 16, 16, 16) for kernel in ("pointer", "tma", "vector")}
 
 
+def _representative(problem: Problem) -> Problem:
+    """The one product that stands for all that have the same binaries as `problem`."""
+    # One that divides into 16 bytes where the size does, and one that does not.
+    m, n, k = (16 if size % (16 // ITEM_BYTES[problem.dtype]) == 0 else 1 for size in (problem.m, problem.n, problem.k))
+    return replace(problem, m=m + FEW_ROWS * (problem.m > FEW_ROWS), n=n, k=k, batch=min(problem.batch, 2))
+
+
 @functools.lru_cache(maxsize=4096)
-def _able(
-    kind: tuple[Any, ...], is_batched: bool, has_many_rows: bool, is_plain: bool, target: Target
-) -> tuple[_Able, ...]:
+def _able(problem: Problem, is_plain: bool, target: Target) -> tuple[_Able, ...]:
     """The tiles with binaries for products like this. Looked up, since working it out takes as long as choosing."""
-    problem = Problem(FEW_ROWS + 1 if has_many_rows else 1, 1, 1, 2 if is_batched else 1, *kind)
     found = []
-    for tile in tiles_for(problem, target):
-        probe = _PROBES[tile.config.kernel]
+    for tile, is_copied in itertools.product(tiles_for(problem, target), (False, True)):
+        probe = replace(_PROBES[tile.config.kernel], is_copied=is_copied)
+        if is_copied and not can_copy(problem, probe.kernel):
+            continue
         whole, shared = (
             specialization_of(problem, replace(probe, split_k=split), is_plain=is_plain) for split in (1, 2)
         )
-        if tile.store not in ("", whole.store):
+        if (tile.store == "scalar") != (whole.store == "scalar"):
             continue
         is_whole = tile.config in built_for(whole, target)
         is_shared = tile.config in built_for(shared, target) and can_split(tile.config)
         if is_whole or is_shared:
-            found.append(_Able(tile, is_whole, is_shared))
+            found.append(_Able(tile, is_whole, is_shared, is_copied))
     return tuple(found)

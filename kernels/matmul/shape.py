@@ -96,7 +96,7 @@ class MatmulShape:
         view = view_of(*self.extents, is_row_scaled=False)
         assert view is not None, "This is a bug."
         dtypes = Dtypes(self.dtype, self.stored_dtype, self.precision)
-        return problem_of(view, dtypes, is_in_aligned=True, is_out_aligned=True)
+        return problem_of(view, dtypes, are_in_aligned=(True, True), is_out_aligned=True)
 
     @property
     def num_bytes(self) -> int:
@@ -121,8 +121,8 @@ class MatmulShape:
 
     def candidates(self, target: Target) -> Iterator[Config]:
         """Yields every configuration of the catalogue that computes this shape."""
-        for config, split_k in itertools.product(_configs_of(target), SPLITS):
-            whole = replace(config, split_k=split_k)
+        for config, split_k, is_copied in itertools.product(_configs_of(target), SPLITS, (False, True)):
+            whole = replace(config, split_k=split_k, is_copied=is_copied)
             if is_possible(self.problem, whole, target, is_plain=self.is_plain):
                 yield whole
 

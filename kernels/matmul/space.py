@@ -11,12 +11,13 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tilewire.kernels.matmul.configs import ITEM_BYTES, OUT_DTYPES, Config, Problem, is_read_in_pieces
+from tilewire.kernels.matmul.configs import ITEM_BYTES, OUT_DTYPES, Config, Problem, as_read, is_read_in_pieces
 from tilewire.kernels.matmul.members import (
     MODEL,
     SCALAR,
     SPLITS,
     arithmetic_of,
+    can_copy,
     has_descriptors,
     is_main,
     is_scalar,
@@ -24,6 +25,7 @@ from tilewire.kernels.matmul.members import (
     is_supported,
     specialization_of,
     stores_boxes,
+    whole_of,
 )
 from tilewire.kernels.matmul.select import amounts_of
 from tilewire.kernels.matmul.shape import MatmulShape
@@ -48,7 +50,9 @@ def space(shape: MatmulShape, target: Target) -> Iterator[Config]:
     problem = shape.problem
     arithmetic = arithmetic_of(problem)
     found: list[Config] = []
-    if has_descriptors(problem, target) and problem.is_padded_in:
+    is_copied = can_copy(problem, "tma")
+    read = as_read(problem, Config("tma", 16, 16, 16, is_copied=is_copied))
+    if has_descriptors(read, target) and read.is_padded_in:
         if problem.m > _FEW[1] or problem.batch > 1:
             found += _tall(arithmetic, problem.dtype, target)
         found += [
@@ -56,22 +60,23 @@ def space(shape: MatmulShape, target: Target) -> Iterator[Config]:
             for config in _few(problem.dtype, target)
             if config.block_m // 2 < max(problem.m, 16) <= config.block_m
         ]
-    else:
+    if is_copied or not found:
         found += _pointer(problem, target)
     if problem.m <= 4 and is_read_in_pieces(problem) and problem.a_major == "k":
         found += _vector(problem)
-    for config, split_k in itertools.product(dict.fromkeys(found), SPLITS):
-        whole = replace(config, split_k=split_k)
+    for config, split_k, is_copied in itertools.product(dict.fromkeys(found), SPLITS, (False, True)):
+        whole = replace(config, split_k=split_k, is_copied=is_copied)
         is_wasteful = config.block_m > 64 and config.block_m >= 2 * problem.m
         is_unstored = config.is_persistent and not stores_boxes(problem, whole)
-        if is_sensible(problem, whole, target) and not (is_wasteful or is_unstored):
+        is_unread = config.kernel == "tma" and not has_descriptors(as_read(problem, whole), target)
+        if is_sensible(problem, whole, target) and not (is_wasteful or is_unstored or is_unread):
             yield whole
 
 
 def binaries(shape: MatmulShape, config: Config, target: Target) -> tuple[Variant, ...]:
     """Returns the binaries that a configuration launches for a shape."""
     specialization = specialization_of(shape.problem, config, is_plain=shape.is_plain)
-    return (build(specialization, replace(config, split_k=1), target),)
+    return (build(specialization, whole_of(config), target),)
 
 
 @functools.cache
@@ -132,22 +137,25 @@ def _pointer(problem: Problem, target: Target) -> Iterator[Config]:
     is_fma = is_scalar(problem.dtype, problem.precision, target)
     item_bytes = ITEM_BYTES[problem.dtype]
     row = 32 if is_fma else 128 // item_bytes
-    heights = (16, 32) if problem.m <= 32 else (32, 64, 128)
+    heights: tuple[int, ...] = (16, 32) if problem.m <= 32 else (32, 64, 128)
     lengths = (row, 2 * row, 4 * row) if problem.m <= 32 else (row // 2, row)
     if not is_read_in_pieces(problem):
         lengths = (row // 2, row)
-    for block_m, block_n, block_k, num_warps in itertools.product(heights, (32, 64, 128), lengths, (4, 8)):
+    # Scalar units want 64 sums a thread, of which small tiles then have one or two warps.
+    warps, fewest = ((1, 2, 4, 8), 16) if is_fma and problem.m > 32 else ((4, 8), 4)
+    for block_m, block_n, block_k, num_warps in itertools.product(heights, (32, 64, 128), lengths, warps):
         sums = block_m * block_n // (target.warp_size * num_warps)
-        if not 4 <= sums <= 64:
+        if not fewest <= sums <= 64:
             continue
         group_m = 1 if problem.m <= 32 else 8
         if target.backend == "hip":
             waves = 2 if block_m * block_n >= 128 * 128 else 0
             yield Config("pointer", block_m, block_n, block_k, group_m, 1, num_warps, 2, waves_per_eu=waves)
         else:
-            count = min(4, (target.shared_bytes // 2 - _RESERVED) // ((block_m + block_n) * block_k * item_bytes))
-            if count >= 2:
-                yield Config("pointer", block_m, block_n, block_k, group_m, 1, num_warps, count)
+            most = (target.shared_bytes // 2 - _RESERVED) // ((block_m + block_n) * block_k * item_bytes)
+            for count in {min(4, most), 2 if is_fma else min(4, most)}:
+                if most >= count >= 2:
+                    yield Config("pointer", block_m, block_n, block_k, group_m, 1, num_warps, count)
 
 
 def _vector(problem: Problem) -> Iterator[Config]:
@@ -173,7 +181,8 @@ def _vector(problem: Problem) -> Iterator[Config]:
 def key_of(shape: MatmulShape) -> str:
     """See `Tuning.key`: the arithmetic, and whether operands are read element by element."""
     problem = shape.problem
-    is_wide = is_read_in_pieces(problem) or (problem.is_padded_in and problem.is_aligned_out)
+    has_boxes = problem.is_padded_in or can_copy(problem, "tma")
+    is_wide = is_read_in_pieces(problem) or (has_boxes and problem.is_aligned_out)
     return arithmetic_of(problem) if is_wide else arithmetic_of(problem).removesuffix(" fast") + SCALAR
 
 
@@ -187,7 +196,12 @@ def _is_common(shape: MatmulShape, target: Target) -> bool:
 
 
 # Most entries of a section, those of them for all layouts, and the least gain (of the mean logarithm of the time) of one more.
-_SIZES = {"half": (18, 6, 0.001), "ieee": (0, 7, 0.002), "tf32x3": (4, 4, 0.002)}
+_SIZES = {
+    "half": (18, 6, 0.001),
+    "half scalar": (8, 2, 0.002),
+    "ieee": (0, 9, 0.002),
+    "tf32x3": (4, 4, 0.002),
+}
 
 
 TUNING = Tuning(
@@ -196,7 +210,7 @@ TUNING = Tuning(
     model=MODEL,
     amounts=_amounts,
     key=key_of,
-    entry_of=lambda config: replace(config, split_k=1),
+    entry_of=whole_of,
     is_common=_is_common,
     sizes=lambda key: _SIZES.get(key, (0, 3, 0.003) if key.endswith(SCALAR) else (11, 5, 0.0015)),
     config=Config,

@@ -88,13 +88,13 @@ def _fold(view: View) -> View:
     return View(inner * view.m, view.n, view.k, (1, 1), of_a, view.b, of_out)
 
 
-def problem_of(view: View, dtypes: Dtypes, *, is_in_aligned: bool, is_out_aligned: bool) -> Problem:
+def problem_of(view: View, dtypes: Dtypes, *, are_in_aligned: tuple[bool, bool], is_out_aligned: bool) -> Problem:
     """Returns the problem that the choice of a kernel depends on.
 
     Args:
         view: the product.
         dtypes: of its tensors.
-        is_in_aligned: whether both inputs start at multiples of 16 bytes.
+        are_in_aligned: whether `a` and `b` start at multiples of 16 bytes.
         is_out_aligned: whether the output does.
     """
     majors = {"a": _major(view.a[2:], ("m", "k"), "k"), "b": _major(view.b[2:], ("k", "n"), "n")}
@@ -102,15 +102,23 @@ def problem_of(view: View, dtypes: Dtypes, *, is_in_aligned: bool, is_out_aligne
     extents = {"m": view.m, "n": view.n, "k": view.k, "any": 1}
     rows_a = (_row_step(view.a, majors["a"], "mk"), *view.a[:2])
     rows_b = (_row_step(view.b, majors["b"], "kn"), *view.b[:2])
-    starts_in = is_in_aligned and all(step % in_unit == 0 for step in (*rows_a, *rows_b))
+    starts_a, starts_b = (
+        start and all(step % in_unit == 0 for step in rows)
+        for start, rows in zip(are_in_aligned, (rows_a, rows_b), strict=True)
+    )
+    extents_a = (view.k, view.m) if majors["a"] == "k" else (view.m, view.k)
+    extents_b = (view.n, view.k) if majors["b"] == "n" else (view.k, view.n)
+    has_boxes = view.batch[0] == 1 and 0 not in (view.m, view.n, view.k)
     starts_out = is_out_aligned and view.out[3] == 1 and all(step % out_unit == 0 for step in view.out[:3])
     fills_in = all(extents[major] % in_unit == 0 for major in majors.values())
     return Problem(
         *(view.m, view.n, view.k, math.prod(view.batch)),
         *(dtypes.inputs, dtypes.out, majors["a"], majors["b"], dtypes.precision),
-        is_aligned_in=starts_in and fills_in,
+        is_aligned_in=starts_a and starts_b and fills_in,
         is_aligned_out=starts_out,
-        is_padded_in=starts_in and view.batch[0] == 1 and _has_boxes(view, majors),
+        is_padded_a=starts_a and has_boxes and _is_spread(rows_a[0], *extents_a),
+        is_padded_b=starts_b and has_boxes and _is_spread(rows_b[0], *extents_b),
+        is_copyable=has_boxes,
         is_boxed_out=starts_out
         and view.n % out_unit == 0
         and view.batch[0] == 1
@@ -127,16 +135,6 @@ def _major(strides: Sequence[int], names: tuple[str, str], prefer: str) -> str:
 def _row_step(strides: Strides, major: str, names: str) -> int:
     """Stride of the dimension that is not `major`; 1, which divides nothing, when neither is."""
     return 1 if major == "any" else strides[2 + 1 - names.index(major)]
-
-
-def _has_boxes(view: View, majors: dict[str, str]) -> bool:
-    """Whether a descriptor can describe both inputs: nothing empty, rows that do not overlap."""
-    if 0 in (view.m, view.n, view.k):
-        return False
-    across_a, along_a = (view.m, view.k) if majors["a"] == "k" else (view.k, view.m)
-    across_b, along_b = (view.k, view.n) if majors["b"] == "n" else (view.n, view.k)
-    spread_a = _is_spread(_row_step(view.a, majors["a"], "mk"), along_a, across_a)
-    return spread_a and _is_spread(_row_step(view.b, majors["b"], "kn"), along_b, across_b)
 
 
 def _is_spread(step: int, length: int, count: int) -> bool:

@@ -26,7 +26,6 @@ UNARY = {
 }
 BINARY = {"mul": 0, "sub": 1, "div": 2, "maximum": 3, "minimum": 4}
 # How an output type that differs from the inputs' is passed to the kernel.
-OUT_KINDS = {"float16": 1, "bfloat16": 2, "float32": 3}
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from tilewire.kernels.pointwise.configs import BINARY, DTYPES, MAX_RANK, OUT_KINDS, UNARY, Config, Problem, choose
+from tilewire.kernels.pointwise.configs import BINARY, DTYPES, MAX_RANK, UNARY, Config, Problem, choose
 from tilewire.kernels.pointwise.variants import build, unit_of
+from tilewire.kernels.runtime.kinds import KINDS
 from tilewire.kernels.runtime.launch import LaunchCache, Variant, are_aligned
 from tilewire.kernels.runtime.pipeline import Pipeline, Step, bound
 from tilewire.kernels.runtime.strides import broadcast_shapes, broadcast_strides, collapse
@@ -205,7 +206,7 @@ def _pipeline(
         "extent_1": view.extents[1],
         "extent_2": view.extents[2],
         "fn": (UNARY if y is None else BINARY)[fn],
-        "out_kind": OUT_KINDS[problem.out_dtype],
+        "out_kind": KINDS[problem.out_dtype],
     }
     for letter, strides in zip("xyo", view.strides, strict=True):
         sizes |= {f"stride_{letter}{dim}": strides[dim] // unit for dim in range(3)}

@@ -58,10 +58,16 @@ class Pipeline:
         steps: The launches.
         parts: Scratch arrays by name.
         device: Device of all tensors.
+        num_counters: Length of the scratch array `count` of int32, which is zero before and after each step.
     """
 
     def __init__(
-        self, tensors: Sequence[str], steps: Sequence[Step], parts: dict[str, Part], device: torch.device
+        self,
+        tensors: Sequence[str],
+        steps: Sequence[Step],
+        parts: dict[str, Part],
+        device: torch.device,
+        num_counters: int = 0,
     ) -> None:
         self._device = device
         self._index = device.index if device.index is not None else -1
@@ -71,9 +77,15 @@ class Pipeline:
         for part in parts.values():
             self._offsets.append(self._scratch_bytes)
             self._scratch_bytes += part.num_bytes
-        numbers = {name: number for number, name in enumerate((*tensors, *parts))}
+        self._num_counters = num_counters
+        numbers = {name: number for number, name in enumerate((*tensors, "count", *parts))}
         self._steps = [(step.launch, tuple(numbers[name] for name in step.operands)) for step in steps]
         self._is_bound = all(step.launch.is_bound for step in steps)
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether every launch calls the driver directly."""
+        return self._is_bound
 
     @property
     def variants(self) -> tuple[Variant, ...]:
@@ -82,36 +94,42 @@ class Pipeline:
 
     def __call__(self, *tensors: torch.Tensor | None) -> None:
         """Launch every step. Shapes, strides, dtypes and alignment must be those that were prepared."""
-        scratch = self._scratch()
         if self._is_bound:
-            addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-            base = 0 if scratch is None else scratch.data_ptr()
-            addresses += [base + offset for offset in self._offsets]
+            addresses = self._addresses(tensors)
             for launch, operands in self._steps:
                 launch.at(*[addresses[number] for number in operands])
             return
         if is_interpreting():
             # The interpreter takes no null pointers; operands that may be absent are float32.
             tensors = tuple(torch.zeros(1) if tensor is None else tensor for tensor in tensors)
-        operands_of = [*tensors, *([] if scratch is None else self._views(scratch))]
+        scratch, count = self._scratch()
+        operands_of = [*tensors, count, *([] if scratch is None else self._views(scratch))]
         for launch, operands in self._steps:
             launch(*[operands_of[number] for number in operands])
 
     def single_steps(self, *tensors: torch.Tensor | None) -> list[Callable[[], None]]:
         """Calls that launch one step each, for measuring them apart; the driver must be called directly."""
-        scratch = self._scratch()
-        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-        addresses += [(0 if scratch is None else scratch.data_ptr()) + offset for offset in self._offsets]
+        addresses = self._addresses(tensors)
         return [
             functools.partial(launch.at, *[addresses[number] for number in operands])
             for launch, operands in self._steps
         ]
 
-    def _scratch(self) -> torch.Tensor | None:
-        if not self._parts:
-            return None
+    def _addresses(self, tensors: Sequence[torch.Tensor | None]) -> list[int]:
+        """Addresses of all operands, in the order of their numbers."""
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+        scratch, count = self._scratch()
+        addresses.append(0 if count is None else count.data_ptr())
+        if scratch is not None:
+            base = scratch.data_ptr()
+            addresses += [base + offset for offset in self._offsets]
+        return addresses
+
+    def _scratch(self) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
+        if not (self._parts or self._num_counters):
+            return None, None
         stream = current_stream(self._index) if self._is_bound else 0
-        return workspace(self._device, stream, self._scratch_bytes // 4, 1)[0]
+        return workspace(self._device, stream, self._scratch_bytes // 4, max(self._num_counters, 1))
 
     def _views(self, scratch: torch.Tensor) -> list[torch.Tensor]:
         whole = scratch.view(torch.uint8)

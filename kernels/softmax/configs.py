@@ -72,6 +72,7 @@ class Config:
         num_warps: Warps of one program.
         splits: Programs of one row, for `split` and `cooperative`.
         programs_per_sm: Programs on each multiprocessor, for `cooperative`.
+        tail_n: Elements of a row that are held beside the block, for `row`.
     """
 
     kernel: str
@@ -80,12 +81,20 @@ class Config:
     num_warps: int
     splits: int = 1
     programs_per_sm: int = 1
+    tail_n: int = 0
+
+    @property
+    def held_n(self) -> int:
+        """Elements of a row that one program holds."""
+        return self.block_n + self.tail_n
 
 
 LOOP = Config("loop", 1, 4096, 8)
 SPLIT = Config("split", 1, 4096, 8)
 COLUMN = Config("column", 32, 32, 4)
 _FIELDS = frozenset(field.name for field in fields(Config))
+# Elements of the narrowest rows.
+_NARROWEST = 4
 # Rarer pairs of types have one configuration for each length from this on.
 _SHORTEST_OF_RARE = 128
 
@@ -132,10 +141,10 @@ def members(target: Target) -> Iterator[tuple[Problem, Config]]:
     if target.backend == "interpreter":
         yield from _interpreted_members()
         return
-    for dtype, out_dtype, log in itertools.product(DTYPES, DTYPES, (False, True)):
-        yield Problem(1, 1, dtype, out_dtype, is_contiguous=False, is_aligned=False, log=log), COLUMN
+    for dtype, out_dtype in itertools.product(DTYPES, DTYPES):
+        yield Problem(1, 1, dtype, out_dtype, is_contiguous=False, is_aligned=False), COLUMN
         for is_aligned in (True, False):
-            problem = Problem(1, 1, dtype, out_dtype, is_aligned=is_aligned, log=log)
+            problem = Problem(1, 1, dtype, out_dtype, is_aligned=is_aligned)
             for tile in tiles_for(problem, target):
                 if tile.config.kernel == "cooperative":
                     # Two binaries: for groups of up to 16, and for larger ones.
@@ -158,15 +167,15 @@ def is_long(problem: Problem, target: Target) -> bool:
 
 
 def power_of_two(amount: int) -> int:
-    """The smallest power of two that is at least `amount`, and at least 16."""
-    return max(16, 1 << (amount - 1).bit_length())
+    """The smallest power of two that is at least `amount`, and at least `_NARROWEST`."""
+    return max(_NARROWEST, 1 << (amount - 1).bit_length())
 
 
 def _interpreted_members() -> Iterator[tuple[Problem, Config]]:
     flags = (True, False)
-    for dtype, out_dtype, is_aligned, log in itertools.product(DTYPES, DTYPES, flags, flags):
-        problem = Problem(1, 1, dtype, out_dtype, is_aligned=is_aligned, log=log)
-        for rows, n in ((2, 16), (2, 32), (2, 64), (1, 65), (2, 65)):
+    for dtype, out_dtype, is_aligned in itertools.product(DTYPES, DTYPES, flags):
+        problem = Problem(1, 1, dtype, out_dtype, is_aligned=is_aligned)
+        for rows, n in ((2, 4), (2, 8), (2, 16), (2, 32), (2, 48), (2, 64), (1, 65), (2, 65)):
             yield problem, choose_interpreted(replace(problem, rows=rows, n=n))
         if not is_aligned:
             apart = replace(problem, is_contiguous=False)
@@ -178,5 +187,7 @@ def choose_interpreted(problem: Problem) -> Config:
     if not problem.is_contiguous:
         return Config("column", 16, 16, 4)
     if problem.n <= 64:
+        if problem.n > 32 and problem.n <= 48:
+            return Config("row", 2, 32, 4, tail_n=16)
         return Config("row", 2, power_of_two(problem.n), 4)
     return Config("split", 1, 32, 4, 3) if problem.rows == 1 else Config("loop", 1, 32, 4)

@@ -1,7 +1,7 @@
 """The softmax kernels: jit bodies only.
 
 All compute out = e^(x - max) / Σ e^(x - max) along one dimension of N elements, or x - max - ln Σ e^(x - max) with
-LOG, in fp32. Rows are numbered over two dimensions (outer, inner) with one stride each. About 5·rows·N flops;
+`log`, in fp32. Rows are numbered over two dimensions (outer, inner) with one stride each. About 5·rows·N flops;
 rows·N·(input size + output size) bytes at least.
 
 A row of -inf, a +inf or a NaN gives NaN by the formula itself, as in PyTorch: the maximum is then ±inf or NaN and
@@ -43,11 +43,14 @@ def merge_lanes(top, total, AXIS: tl.constexpr):
 
 
 @triton.jit
-def normalise(x, top, total, LOG: tl.constexpr):
-    """The result for `x` of a row with maximum `top` and Σ e^(x - top) = `total`."""
-    if LOG:
-        return x - top - tl.log(total)
-    return tl.exp(x - top) / total
+def normalise(x, top, total, log):
+    """The result for `x` of a row with maximum `top` and Σ e^(x - top) = `total`; `log` is 0 or 1."""
+    out = x - top
+    if log > 0:
+        out -= tl.log(total)
+    else:
+        out = tl.exp(out) / total
+    return out
 
 
 @triton.jit
@@ -61,25 +64,38 @@ def softmax_row_kernel(
     stride_xi,
     stride_oo,
     stride_oi,
+    log,
     UNIT: tl.constexpr,
-    LOG: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    TAIL_N: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Rows whole in registers: one read, one write. Grid: (ceil(rows / BLOCK_ROWS),)."""
+    """Rows whole in registers: one read, one write. Grid: (ceil(rows / BLOCK_ROWS),).
+
+    A row has up to BLOCK_N + TAIL_N elements: lengths a little above a power of two do not pay for the next one.
+    """
     await_previous(OVERLAP)
     n = n * UNIT
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    offs_n = tl.arange(0, BLOCK_N)
-    mask = (row < rows)[:, None] & (offs_n < n)[None, :]
-    from_x = row_offsets(row, rows_inner, stride_xo, stride_xi, UNIT)
-    x = tl.load(x_ptr + from_x[:, None] + offs_n[None, :], mask=mask, other=-float("inf")).to(tl.float32)
-    top = tl.max(x, axis=1)
-    total = tl.sum(tl.exp(x - top[:, None]), axis=1)
-    out = normalise(x, top[:, None], total[:, None], LOG)
-    from_out = row_offsets(row, rows_inner, stride_oo, stride_oi, UNIT)
-    tl.store(out_ptr + from_out[:, None] + offs_n[None, :], out.to(out_ptr.dtype.element_ty), mask=mask)
+    from_x = row_offsets(row, rows_inner, stride_xo, stride_xi, UNIT)[:, None]
+    from_out = row_offsets(row, rows_inner, stride_oo, stride_oi, UNIT)[:, None]
+    in_rows = (row < rows)[:, None]
+    offs_n = tl.arange(0, BLOCK_N)[None, :]
+    mask = in_rows & (offs_n < n)
+    x = tl.load(x_ptr + from_x + offs_n, mask=mask, other=-float("inf")).to(tl.float32)
+    top = tl.max(x, axis=1, keep_dims=True)
+    if TAIL_N > 0:
+        offs_tail = BLOCK_N + tl.arange(0, TAIL_N)[None, :]
+        in_tail = in_rows & (offs_tail < n)
+        tail = tl.load(x_ptr + from_x + offs_tail, mask=in_tail, other=-float("inf")).to(tl.float32)
+        top = tl.maximum(top, tl.max(tail, axis=1, keep_dims=True))
+    total = tl.sum(tl.exp(x - top), axis=1, keep_dims=True)
+    if TAIL_N > 0:
+        total += tl.sum(tl.exp(tail - top), axis=1, keep_dims=True)
+        out_tail = normalise(tail, top, total, log).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + from_out + offs_tail, out_tail, mask=in_tail)
+    tl.store(out_ptr + from_out + offs_n, normalise(x, top, total, log).to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -96,13 +112,13 @@ def scan(x_ptr, first, last, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def write(x_ptr, out_ptr, first, last, top, total, LOG: tl.constexpr, BLOCK_N: tl.constexpr):
+def write(x_ptr, out_ptr, first, last, top, total, log, BLOCK_N: tl.constexpr):
     """Store the results of the elements from `first` to `last` of a row with `top` and `total`."""
     offs_n = tl.arange(0, BLOCK_N)
     for start in range(first, last, BLOCK_N):
         offs = start + offs_n
         x = tl.load(x_ptr + offs, mask=offs < last, other=-float("inf")).to(tl.float32)
-        tl.store(out_ptr + offs, normalise(x, top, total, LOG).to(out_ptr.dtype.element_ty), mask=offs < last)
+        tl.store(out_ptr + offs, normalise(x, top, total, log).to(out_ptr.dtype.element_ty), mask=offs < last)
 
 
 @triton.jit
@@ -115,8 +131,8 @@ def softmax_loop_kernel(
     stride_xi,
     stride_oo,
     stride_oi,
+    log,
     UNIT: tl.constexpr,
-    LOG: tl.constexpr,
     BLOCK_N: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -127,7 +143,7 @@ def softmax_loop_kernel(
     x_ptr += row_offsets(row, rows_inner, stride_xo, stride_xi, UNIT)
     out_ptr += row_offsets(row, rows_inner, stride_oo, stride_oi, UNIT)
     top, total = scan(x_ptr, 0, n, BLOCK_N)
-    write(x_ptr, out_ptr, 0, n, top, total, LOG, BLOCK_N)
+    write(x_ptr, out_ptr, 0, n, top, total, log, BLOCK_N)
 
 
 @triton.jit
@@ -171,8 +187,8 @@ def softmax_apply_kernel(
     stride_oo,
     stride_oi,
     blocks_per_split,
+    log,
     UNIT: tl.constexpr,
-    LOG: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -192,7 +208,7 @@ def softmax_apply_kernel(
     out_ptr += row_offsets(row, rows_inner, stride_oo, stride_oi, UNIT)
     first = part * blocks_per_split * BLOCK_N
     last = tl.minimum(n, first + blocks_per_split * BLOCK_N)
-    write(x_ptr, out_ptr, first, last, top, total, LOG, BLOCK_N)
+    write(x_ptr, out_ptr, first, last, top, total, log, BLOCK_N)
 
 
 @triton.jit
@@ -208,7 +224,7 @@ def softmax_column_kernel(
     stride_oo,
     stride_oi,
     stride_on,
-    LOG: tl.constexpr,
+    log,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -231,7 +247,7 @@ def softmax_column_kernel(
         offs = (start + offs_n)[:, None]
         mask = in_rows & (offs < n)
         x = tl.load(x_ptrs + offs * stride_xn, mask=mask, other=-float("inf")).to(tl.float32)
-        tl.store(out_ptrs + offs * stride_on, normalise(x, top, total, LOG).to(out_ptr.dtype.element_ty), mask=mask)
+        tl.store(out_ptrs + offs * stride_on, normalise(x, top, total, log).to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -248,8 +264,8 @@ def softmax_cooperative_kernel(
     stride_oo,
     stride_oi,
     group_size,
+    log,
     UNIT: tl.constexpr,
-    LOG: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MAX_GROUP: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -292,7 +308,7 @@ def softmax_cooperative_kernel(
         totals = tl.load(slot + everyone * 2 + 1, mask=present, other=0.0, cache_modifier=".cg")
         top, total = merge_lanes(tops, totals, 0)
         to_out = row_offsets(row, rows_inner, stride_oo, stride_oi, UNIT)
-        tl.store(out_ptr + to_out + offs_n, normalise(x, top, total, LOG).to(out_ptr.dtype.element_ty), mask=mask)
+        tl.store(out_ptr + to_out + offs_n, normalise(x, top, total, log).to(out_ptr.dtype.element_ty), mask=mask)
     # The last to leave puts the counter back.
     left = tl.atomic_add(count_ptr, 1, sem="acq_rel", scope="gpu") + 1
     if left == (turn + 1) * group_size:

@@ -248,5 +248,6 @@ def _values(view: View, problem: Problem, config: Config, variant: Variant) -> d
     values = {f"stride_x{dim}": stride // unit for dim, stride in zip("oin", view.x, strict=True)}
     values |= {f"stride_o{dim}": stride // unit for dim, stride in zip("oin", view.out, strict=True)}
     values |= {"rows": problem.rows, "rows_inner": view.rows[1], "n": problem.n // unit}
+    values["log"] = int(problem.log)
     values |= {"group_size": config.splits, "blocks_per_split": -(-problem.n // (config.block_n * config.splits))}
     return {name: value for name, value in values.items() if name in dict(variant.signature)}

@@ -49,7 +49,9 @@ def select(problem: Problem, target: Target) -> Config:
 def explain(problem: Problem, target: Target) -> str:
     """One line: what `select` gives `problem`, and the terms of its predicted time."""
     chosen = select(problem, target)
-    words = f"{chosen.kernel} {chosen.block_rows}x{chosen.block_n}, {chosen.num_warps} warps, {chosen.splits} programs a row"
+    words = (
+        f"{chosen.kernel} {chosen.block_rows}x{chosen.held_n}, {chosen.num_warps} warps, {chosen.splits} programs a row"
+    )
     tile = dict(_possible(problem, target)).get(chosen) if problem.is_contiguous else None
     head = f"{problem.dtype} {problem.rows}x{problem.n} by table {table_name(target)}: {words}"
     if tile is None:
@@ -75,7 +77,7 @@ def _possible(problem: Problem, target: Target) -> Iterator[tuple[Config, Tile]]
     for tile in tiles_for(problem, target):
         config = tile.config
         if config.kernel == "row":
-            if n <= config.block_n <= widest:
+            if n <= config.held_n <= widest:
                 has_rows = True
                 yield config, tile
         elif config.kernel == "cooperative":
@@ -103,8 +105,8 @@ def amounts_of(problem: Problem, config: Config, target: Target) -> Amounts:
         exchanges = 0
         programs = -(-problem.rows // config.block_rows) * config.splits
         turns = -(-programs // target.num_sms)
-        blocks = -(-problem.n // (config.block_n * config.splits))
-        held = turns * config.block_rows * config.block_n * blocks * (2 if is_again else 1)
+        blocks = -(-problem.n // (config.held_n * config.splits))
+        held = turns * config.block_rows * config.held_n * blocks * (2 if is_again else 1)
     elements_us = held / _ELEMENTS_PER_US
     return (
         2.0 if config.kernel == "split" else 1.0,

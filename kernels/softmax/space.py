@@ -27,6 +27,8 @@ from tilewire.kernels.softmax.variants import KERNELS, build
 
 _REGISTERS_OF_SM = 65536
 _THREADS_OF_SM = 2048
+# Elements of a tail below which the next power of two costs no more.
+_SHORTEST_TAIL = 16
 
 
 def space(shape: SoftmaxShape, target: Target) -> Iterator[Config]:
@@ -35,8 +37,13 @@ def space(shape: SoftmaxShape, target: Target) -> Iterator[Config]:
     if not problem.is_contiguous:
         return
     if problem.n <= LONGEST_ROW:
-        for block_n in {power_of_two(problem.n), max(power_of_two(problem.n), 256)}:
-            yield from _rows(block_n, target)
+        whole = power_of_two(problem.n)
+        for block_n in {whole, max(whole, 256)}:
+            yield from _rows(block_n, 0, target)
+        tails = (tail for tail in (whole // 8, whole // 4) if tail >= _SHORTEST_TAIL)
+        yield from itertools.chain.from_iterable(
+            _rows(whole // 2, tail, target) for tail in tails if whole // 2 < problem.n <= whole // 2 + tail
+        )
     if is_long(problem, target):
         yield LOOP
         splits = (1 << power for power in range(1, MAX_SPLITS.bit_length()))
@@ -50,14 +57,14 @@ def binaries(shape: SoftmaxShape, config: Config, target: Target) -> tuple[Varia
     return tuple(build(kernel, problem, config, target) for kernel in KERNELS[config.kernel])
 
 
-def _rows(block_n: int, target: Target) -> Iterator[Config]:
+def _rows(block_n: int, tail_n: int, target: Target) -> Iterator[Config]:
     """Whole rows in registers: 4 to 64 elements a thread, blocks of up to 8,192 elements, or of one row."""
     max_warps = 32 if target.warp_size == 32 else 16
-    for power, num_warps in itertools.product(range(8), (1, 2, 4, 8, 16, 32)):
+    for power, num_warps in itertools.product(range(12), (1, 2, 4, 8, 16, 32)):
         elements = block_n << power
         held = elements // (target.warp_size * num_warps)
         if num_warps <= max_warps and 4 <= held <= 64 and elements <= max(block_n, 8192):
-            yield Config("row", 1 << power, block_n, num_warps)
+            yield Config("row", 1 << power, block_n, num_warps, tail_n=tail_n)
 
 
 def _cooperative(shape: SoftmaxShape, target: Target) -> Iterator[Config]:
@@ -89,7 +96,7 @@ TUNING = Tuning(
     key=_key,
     entry_of=lambda config: replace(config, splits=1),
     is_common=lambda shape, _target: shape.dtype == shape.stored_dtype,
-    sizes=lambda _key: (0, 22, 0.004),
+    sizes=lambda _key: (0, 30, 0.004),
     config=Config,
     keeps=True,
 )

@@ -47,14 +47,14 @@ def build(kernel: Any, problem: Problem, config: Config, target: Target) -> Vari
     """The binary of `kernel` (one of `KERNELS[config.kernel]`) that computes `problem` by `config`."""
     x_type, out_type = (pointer(getattr(torch, name)) for name in (problem.dtype, problem.out_dtype))
     pointers = {"x_ptr": x_type, "out_ptr": out_type, "partial_ptr": "*fp32", "count_ptr": "*i32"}
-    sizes = dict.fromkeys(("rows", "n", "blocks_per_split", "rows_inner", "group_size"), "i32")
+    sizes = dict.fromkeys(("rows", "n", "blocks_per_split", "rows_inner", "group_size", "log"), "i32")
     names = kernel.arg_names
     types = pointers | sizes | {name: "i64" for name in names if name.startswith("stride_")}
     constants = {
         "UNIT": unit_of(problem),
-        "LOG": problem.log,
         "BLOCK_ROWS": config.block_rows,
         "BLOCK_N": config.block_n,
+        "TAIL_N": config.tail_n,
         "MAX_SPLITS": MAX_SPLITS,
         "MAX_GROUP": SMALL_GROUP if config.splits <= SMALL_GROUP else MAX_SPLITS,
         "OVERLAP": target.has_overlap and config.kernel != "cooperative",

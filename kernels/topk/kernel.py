@@ -11,6 +11,7 @@ equal groups rank by the smaller index. rows·N·input size bytes at least.
 import triton
 import triton.language as tl
 
+from tilewire.kernels.runtime.elements import BFLOAT16, load_floats
 from tilewire.kernels.runtime.pdl import await_previous
 
 NONE = tl.constexpr(-(1 << 63))
@@ -49,9 +50,15 @@ def index_of(key):
 
 
 @triton.jit
-def load_orders(x_ptr, offs, mask, flip):
-    """Orders of the elements at `offs`: float elements are converted, int32 ones are orders already."""
-    if x_ptr.dtype.element_ty == tl.int32:
+def load_orders(x_ptr, offs, mask, flip, kind, BY_KIND: tl.constexpr):
+    """Orders of the elements at `offs`: float elements are converted, int32 ones are orders already.
+
+    With BY_KIND the elements are of the type numbered `kind`, whatever type the pointer has.
+    """
+    if BY_KIND:
+        x = load_floats(x_ptr, kind, offs, mask)
+        order = tl.where(mask, to_order(x, flip, MAGNITUDE), LOWEST)
+    elif x_ptr.dtype.element_ty == tl.int32:
         order = tl.load(x_ptr + offs, mask=mask, other=LOWEST)
     else:
         x = tl.load(x_ptr + offs, mask=mask, other=0.0).to(tl.float32)
@@ -78,19 +85,33 @@ def best_of(keys, k, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def best_of_groups(x_ptr, from_row, groups, n, k, flip, GROUP: tl.constexpr, WIDTH: tl.constexpr):
+def best_of_groups(
+    x_ptr, from_row, groups, n, k, flip, kind, BY_KIND: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr
+):
     """The `k` best keys of the elements in the groups that the keys `groups`, (rows, WIDTH), name."""
     ROWS: tl.constexpr = groups.shape[0]
     offs = index_of(groups)[:, :, None] * GROUP + tl.arange(0, GROUP)[None, None, :]
     mask = (groups != NONE)[:, :, None] & (offs < n)
     offs = tl.reshape(offs, (ROWS, WIDTH * GROUP))
     mask = tl.reshape(mask, (ROWS, WIDTH * GROUP))
-    order = load_orders(x_ptr, from_row[:, None] + offs, mask, flip)
+    order = load_orders(x_ptr, from_row[:, None] + offs, mask, flip, kind, BY_KIND)
     return best_of(tl.where(mask, to_key(order, offs), NONE), k, WIDTH)
 
 
 @triton.jit
-def best_of_row(x_ptr, from_row, in_rows, n, k, flip, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr):
+def best_of_row(
+    x_ptr,
+    from_row,
+    in_rows,
+    n,
+    k,
+    flip,
+    kind,
+    BY_KIND: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
     """The `k` best keys of each row of `n` ≤ BLOCK_N elements, sorted; indices count from the row's start.
 
     With a GROUP above 1 the best groups are found first and read again, which sorts WIDTH · GROUP elements instead of
@@ -99,7 +120,7 @@ def best_of_row(x_ptr, from_row, in_rows, n, k, flip, BLOCK_N: tl.constexpr, GRO
     ROWS: tl.constexpr = from_row.shape[0]
     offs = tl.arange(0, BLOCK_N)[None, :]
     mask = in_rows[:, None] & (offs < n)
-    order = load_orders(x_ptr, from_row[:, None] + offs, mask, flip)
+    order = load_orders(x_ptr, from_row[:, None] + offs, mask, flip, kind, BY_KIND)
     if GROUP == 1:
         best = best_of(tl.where(mask, to_key(order, offs), NONE), k, WIDTH)
     else:
@@ -108,19 +129,29 @@ def best_of_row(x_ptr, from_row, in_rows, n, k, flip, BLOCK_N: tl.constexpr, GRO
         number = tl.arange(0, NUM)[None, :]
         held = in_rows[:, None] & (number * GROUP < n)
         groups = best_of(tl.where(held, to_key(tops, number), NONE), k, WIDTH)
-        best = best_of_groups(x_ptr, from_row, groups, n, k, flip, GROUP, WIDTH)
+        best = best_of_groups(x_ptr, from_row, groups, n, k, flip, kind, BY_KIND, GROUP, WIDTH)
     return best
 
 
 @triton.jit
-def store_elements(x_ptr, values_ptr, indices_ptr, best, from_row, row, in_rows, k, WIDTH: tl.constexpr):
+def store_elements(
+    x_ptr, values_ptr, indices_ptr, best, from_row, row, in_rows, k, kind, BY_KIND: tl.constexpr, WIDTH: tl.constexpr
+):
     """Store the first `k` of the keys `best`: the elements themselves, and their indices. Outputs are (rows, k)."""
     place = tl.arange(0, WIDTH)[None, :]
     mask = in_rows[:, None] & (place < k)
     index = index_of(best)
     to_out = row.to(tl.int64)[:, None] * k + place
-    x = tl.load(x_ptr + from_row[:, None] + index, mask=mask & (best != NONE), other=0.0)
-    tl.store(values_ptr + to_out, x, mask=mask)
+    from_x = from_row[:, None] + index
+    there = mask & (best != NONE)
+    if not BY_KIND:
+        tl.store(values_ptr + to_out, tl.load(x_ptr + from_x, mask=there, other=0.0), mask=mask)
+    elif kind <= BFLOAT16:
+        short = tl.load(x_ptr.to(tl.pointer_type(tl.int16)) + from_x, mask=there, other=0)
+        tl.store(values_ptr.to(tl.pointer_type(tl.int16)) + to_out, short, mask=mask)
+    else:
+        word = tl.load(x_ptr.to(tl.pointer_type(tl.int32)) + from_x, mask=there, other=0)
+        tl.store(values_ptr.to(tl.pointer_type(tl.int32)) + to_out, word, mask=mask)
     tl.store(indices_ptr + to_out, index, mask=mask)
 
 
@@ -134,7 +165,9 @@ def topk_row_kernel(
     k,
     stride_row,
     flip,
+    kind,
     UNIT: tl.constexpr,
+    BY_KIND: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     GROUP: tl.constexpr,
@@ -147,8 +180,8 @@ def topk_row_kernel(
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     in_rows = row < rows
     from_row = row.to(tl.int64) * (stride_row * UNIT)
-    best = best_of_row(x_ptr, from_row, in_rows, n, k, flip, BLOCK_N, GROUP, WIDTH)
-    store_elements(x_ptr, values_ptr, indices_ptr, best, from_row, row, in_rows, k, WIDTH)
+    best = best_of_row(x_ptr, from_row, in_rows, n, k, flip, kind, BY_KIND, BLOCK_N, GROUP, WIDTH)
+    store_elements(x_ptr, values_ptr, indices_ptr, best, from_row, row, in_rows, k, kind, BY_KIND, WIDTH)
 
 
 @triton.jit
@@ -172,7 +205,7 @@ def topk_groups_kernel(
     row = (tl.program_id(0) // blocks).to(tl.int64)
     block = tl.program_id(0) % blocks
     offs = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    order = load_orders(x_ptr + row * (stride_row * UNIT), offs, offs < n, flip)
+    order = load_orders(x_ptr + row * (stride_row * UNIT), offs, offs < n, flip, 0, False)
     tops = tl.max(tl.reshape(order, (NUM, GROUP)), axis=1)
     number = block * NUM + tl.arange(0, NUM)
     tl.store(orders_ptr + row * groups + number, tops, mask=number < groups)
@@ -201,7 +234,9 @@ def topk_select_kernel(
     row = tl.program_id(0) // chunks + one
     first = tl.program_id(0) % chunks * BLOCK_N
     from_row = row.to(tl.int64) * n + first
-    best = best_of_row(orders_ptr, from_row, one == 0, tl.minimum(n - first, BLOCK_N), k, 0, BLOCK_N, GROUP, WIDTH)
+    best = best_of_row(
+        orders_ptr, from_row, one == 0, tl.minimum(n - first, BLOCK_N), k, 0, 0, False, BLOCK_N, GROUP, WIDTH
+    )
     # The index sits inverted in the low half: counting it from the row's start is a subtraction.
     best = tl.where(best == NONE, NONE, best - first)
     place = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)[None, :]
@@ -232,6 +267,8 @@ def topk_finish_kernel(
     k,
     stride_row,
     flip,
+    kind,
+    BY_KIND: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
     GROUP: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -243,5 +280,5 @@ def topk_finish_kernel(
     from_row = row.to(tl.int64) * stride_row
     offs = tl.arange(0, BLOCK_KEYS)[None, :]
     keys = tl.load(keys_ptr + row.to(tl.int64)[:, None] * num_keys + offs, mask=offs < num_keys, other=NONE)
-    best = best_of_groups(x_ptr, from_row, best_of(keys, k, WIDTH), n, k, flip, GROUP, WIDTH)
-    store_elements(x_ptr, values_ptr, indices_ptr, best, from_row, row, row >= 0, k, WIDTH)
+    best = best_of_groups(x_ptr, from_row, best_of(keys, k, WIDTH), n, k, flip, kind, BY_KIND, GROUP, WIDTH)
+    store_elements(x_ptr, values_ptr, indices_ptr, best, from_row, row, row >= 0, k, kind, BY_KIND, WIDTH)

@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 import torch
 
+from tilewire.kernels.runtime.kinds import KINDS
 from tilewire.kernels.runtime.launch import LaunchCache, Variant, are_aligned
 from tilewire.kernels.runtime.pipeline import Part, Pipeline, Step, bound
 from tilewire.kernels.runtime.rows import as_rows, row_stride
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.topk.configs import DTYPES, MAX_K, Config, Problem, choose
-from tilewire.kernels.topk.variants import built, unit_of
+from tilewire.kernels.topk.variants import built, row_unit_of, unit_of
 
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 _TENSORS = ("x", "values", "indices")
@@ -166,7 +167,10 @@ def _pipeline(
     unit = unit_of(problem.dtype, is_aligned=problem.is_aligned)
     rows, n = problem.rows, problem.n
     sizes = {"rows": rows, "n": n // unit, "k": problem.k, "stride_row": stride // unit, "flip": flip}
+    sizes |= {"kind": KINDS[problem.dtype]}
     if config.row is not None:
+        unit = row_unit_of(problem.dtype, problem.width, is_aligned=problem.is_aligned)
+        sizes |= {"n": n // unit, "stride_row": stride // unit}
         launch = bound(binaries["row"], target, -(-rows // config.row.block_rows), sizes, index)
         return Pipeline(_TENSORS, [Step(launch, _TENSORS)], {}, device)
     assert config.groups is not None, "This is a bug."

@@ -9,7 +9,7 @@ import torch
 from tilewire.kernels.runtime.binaries import binary
 from tilewire.kernels.runtime.launch import Variant, pointer
 from tilewire.kernels.runtime.targets import Target
-from tilewire.kernels.topk.configs import DTYPES, ITEM_BYTES, Block, Config, enumerate_configs
+from tilewire.kernels.topk.configs import DTYPES, ITEM_BYTES, SORTED_WIDTH, Block, Config, enumerate_configs
 from tilewire.kernels.topk.kernel import (
     topk_finish_kernel,
     topk_groups_kernel,
@@ -35,22 +35,31 @@ def unit_of(dtype: str, *, is_aligned: bool) -> int:
     return 16 // ITEM_BYTES[dtype] if is_aligned else 1
 
 
+def row_unit_of(dtype: str, width: int, *, is_aligned: bool) -> int:
+    """The same for the kernel of whole rows."""
+    return unit_of(dtype, is_aligned=is_aligned and width < SORTED_WIDTH)
+
+
 def built(dtype: str, width: int, config: Config, target: Target, *, is_aligned: bool) -> dict[str, Variant]:
     """The binaries of `config` by role: `row`, or `groups`, `select`, `merge` and `finish`."""
     x = {"x_ptr": pointer(getattr(torch, dtype)), "values_ptr": pointer(getattr(torch, dtype))}
-    unit = {"UNIT": unit_of(dtype, is_aligned=is_aligned)}
+    by_kind = width >= SORTED_WIDTH
+    sorted_x = dict.fromkeys(x, "*i8") if by_kind else x
     if config.row is not None:
-        return {"row": binary(topk_row_kernel, x, unit | blocks_of(config.row, width), config.row.num_warps, target)}
+        row = {"UNIT": row_unit_of(dtype, width, is_aligned=is_aligned), "BY_KIND": by_kind}
+        row |= blocks_of(config.row, width)
+        return {"row": binary(topk_row_kernel, sorted_x, row, config.row.num_warps, target)}
     assert config.groups is not None, "This is a bug."
     assert config.select is not None, "This is a bug."
-    finish = {"BLOCK_KEYS": config.finish, "GROUP": config.groups.group, "WIDTH": width}
+    unit = {"UNIT": unit_of(dtype, is_aligned=is_aligned)}
+    finish = {"BY_KIND": by_kind, "BLOCK_KEYS": config.finish, "GROUP": config.groups.group, "WIDTH": width}
     return {
         "groups": binary(
             topk_groups_kernel, x, unit | blocks_of(config.groups, width), config.groups.num_warps, target
         ),
         "select": select_variant(width, config.select, target),
         "merge": merge_variant(width, config.merge, target),
-        "finish": binary(topk_finish_kernel, x, finish, _FINISH_WARPS[width], target),
+        "finish": binary(topk_finish_kernel, sorted_x, finish, _FINISH_WARPS[width], target),
     }
 
 

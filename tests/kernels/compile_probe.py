@@ -22,6 +22,7 @@ from tilewire.kernels.add.configs import Problem as AddProblem
 from tilewire.kernels.add.configs import choose as choose_add
 from tilewire.kernels.add.variants import build as build_add
 from tilewire.kernels.copy.op import variants as staging_variants
+from tilewire.kernels.copy.operands import variants as operand_variants
 from tilewire.kernels.matmul.configs import Problem
 from tilewire.kernels.matmul.grouped.op import variant as grouped_variant
 from tilewire.kernels.matmul.members import specialization_of, tiles_of
@@ -46,6 +47,7 @@ from tilewire.kernels.softmax.configs import Problem as SoftmaxProblem
 from tilewire.kernels.softmax.select import select as choose_softmax
 from tilewire.kernels.softmax.variants import KERNELS
 from tilewire.kernels.softmax.variants import build as build_softmax
+from tilewire.kernels.topk.configs import SORTED_WIDTH
 from tilewire.kernels.topk.configs import Problem as TopKProblem
 from tilewire.kernels.topk.configs import choose as choose_topk
 from tilewire.kernels.topk.variants import built
@@ -90,7 +92,14 @@ def table_variants(target):
         for index, tile in enumerate(tiles):
             rows = tile.config.block_m if tile.config.kernel == "vector" else 4096
             problem = Problem(rows, 4096, 4096, 1, dtype, out_dtype, "k", "k", precision)
-            problem = replace(problem, is_aligned_in=is_wide, is_padded_in=is_wide, is_aligned_out=is_wide)
+            problem = replace(
+                problem,
+                is_aligned_in=is_wide,
+                is_padded_a=is_wide,
+                is_padded_b=is_wide,
+                is_aligned_out=is_wide,
+                is_copyable=False,
+            )
             # Scalar units, by choice or for want of others, and operands read element by element are named so.
             prefix = "vector" if tile.config.kernel == "vector" or name == "ieee" else "table"
             shown = f"{prefix} {key} {index}{'' if is_wide else ' unaligned'}"
@@ -117,7 +126,7 @@ def variants(target):
     yield from grouped_variants(target)
     yield from ranking_variants(target)
     yield from row_variants(target)
-    for index, variant in enumerate(staging_variants()):
+    for index, variant in enumerate((*staging_variants(), *operand_variants(target))):
         # Words of 1 to 8 bytes at addresses that promise no more: never 16 at once.
         yield f"staging unaligned {index}", variant
 
@@ -129,7 +138,8 @@ def ranking_variants(target):
         for role, variant in built(
             problem.dtype, problem.width, choose_topk(problem, target), target, is_aligned=True
         ).items():
-            yield f"topk {k} {n} {role}{'' if role in ('row', 'groups') else ' unaligned'}", variant
+            is_wide = role == "groups" or (role == "row" and problem.width < SORTED_WIDTH)
+            yield f"topk {k} {n} {role}{'' if is_wide else ' unaligned'}", variant
     for dtype, m, k, is_plain in (
         ("bfloat16", 1, 768, True),
         ("bfloat16", 64, 128, True),

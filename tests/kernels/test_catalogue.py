@@ -45,7 +45,9 @@ lengths = st.one_of(
 def products(draw):
     dtype = draw(st.sampled_from(sorted(OUT_DTYPES)))
     a_major, b_major = draw(st.sampled_from(["k", "m", "any"])), draw(st.sampled_from(["n", "k", "any"]))
-    is_padded_in = "any" not in (a_major, b_major) and draw(st.booleans())
+    is_copyable = draw(st.booleans())
+    is_padded_a = is_copyable and a_major != "any" and draw(st.booleans())
+    is_padded_b = is_copyable and b_major != "any" and draw(st.booleans())
     is_aligned_out = draw(st.booleans())
     return Problem(
         m=draw(lengths),
@@ -57,9 +59,11 @@ def products(draw):
         a_major=a_major,
         b_major=b_major,
         precision=draw(st.sampled_from(precisions_of(dtype))),
-        is_aligned_in=is_padded_in and draw(st.booleans()),
+        is_aligned_in=is_padded_a and is_padded_b and draw(st.booleans()),
         is_aligned_out=is_aligned_out,
-        is_padded_in=is_padded_in,
+        is_padded_a=is_padded_a,
+        is_padded_b=is_padded_b,
+        is_copyable=is_copyable,
         is_boxed_out=is_aligned_out and draw(st.booleans()),
     )
 

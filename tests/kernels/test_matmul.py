@@ -1,13 +1,16 @@
 """matmul in the interpreter, against the fp64 oracle: shapes, dtypes, strides, batches, epilogues, edge values."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tilewire.kernels import matmul
 from tilewire.kernels.autotune.testing import MATMUL_SHAPES, Shape, matmul_bound, poisoned
 from tilewire.kernels.build.operands import random_operand
-from tilewire.kernels.matmul.configs import ACTIVATIONS, MAX_INT8_K, OUT_DTYPES, Config
-from tilewire.kernels.matmul.plan import Epilogue, launch
+from tilewire.kernels.matmul.configs import ACTIVATIONS, MAX_INT8_K, OUT_DTYPES, Config, copied_operands
+from tilewire.kernels.matmul.members import INTERPRETED, INTERPRETED_TMA
+from tilewire.kernels.matmul.plan import Epilogue, launch, prepare
 from tilewire.kernels.matmul.reference import matmul_reference
 
 DTYPES = [getattr(torch, name) for name in OUT_DTYPES]
@@ -209,3 +212,32 @@ def test_refuses_real_epilogues_of_integers(options):
     ones = torch.ones(16, 16, dtype=torch.int8)
     with pytest.raises(ValueError, match=next(iter(options))):
         matmul(ones, ones, **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("split_k", [1, 2])
+def test_operands_that_the_kernel_cannot_read_are_copied_first(dtype, layout, split_k, generator):
+    # Odd lengths: no row starts at a multiple of 16 bytes; three products, the second operand shared or not.
+    m, n, k = 33, 37, 45
+    for entries in (3, 1):
+        a = random_operand((3, k, m) if layout[0] == "t" else (3, m, k), dtype, generator)
+        b = random_operand((entries, n, k) if layout[1] == "t" else (entries, k, n), dtype, generator)
+        a, b = a.mT if layout[0] == "t" else a, b.mT if layout[1] == "t" else b
+        out_dtype = {torch.int8: torch.int32, torch.float8_e4m3fn: torch.bfloat16, torch.float8_e5m2: torch.bfloat16}
+        out = poisoned((3, m, n), out_dtype.get(dtype, dtype))
+        kernel = INTERPRETED if dtype == torch.float32 else INTERPRETED_TMA
+        launch(a, b, out, Epilogue(), "ieee", replace(kernel, is_copied=True, split_k=split_k))
+        check(out, a, b)
+
+
+def test_only_the_operand_that_needs_it_is_copied(generator):
+    a = random_operand((48, 45), torch.float16, generator)
+    b = random_operand((45, 64), torch.float16, generator)
+    out = poisoned((48, 64), torch.float16)
+    config = replace(INTERPRETED_TMA, is_copied=True)
+    prepared = prepare(a, b, out, Epilogue(), "ieee", config)
+    assert prepared is not None
+    assert copied_operands(prepared.problem, "tma") == (True, False)
+    prepared(a, b, out)
+    check(out, a, b)

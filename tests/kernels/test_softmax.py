@@ -11,6 +11,7 @@ from tilewire.kernels.softmax.reference import softmax_reference
 
 KERNELS = [
     Config("row", 2, 128, 4),
+    Config("row", 2, 64, 4, tail_n=64),
     Config("cooperative", 1, 128, 4),
     Config("loop", 1, 32, 4),
     Config("split", 1, 32, 4, 3),
@@ -123,3 +124,11 @@ def test_a_row_has_the_same_bits_alone_and_among_others(n):
     x = torch.randn((9, n), generator=torch.Generator().manual_seed(5))
     whole = softmax(x, batch_invariant=True)
     assert torch.equal(softmax(x[4:5], batch_invariant=True), whole[4:5])
+
+
+@pytest.mark.parametrize("n", range(1, 10))
+@pytest.mark.parametrize("log", [False, True])
+def test_narrow_rows(n, log, generator):
+    x = torch.randn((7, n), generator=generator) * 5
+    out = poisoned((7, n), torch.float32)
+    check(softmax(x, log=log, out=out), x, log=log)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tilewire.kernels.matmul.configs import ITEM_BYTES, Config, Problem
 from tilewire.kernels.matmul.members import MODEL, SPLITS, specialization_of, tiles_of
 from tilewire.kernels.matmul.select import explain, select
+from tilewire.kernels.matmul.shape import MatmulShape
 from tilewire.kernels.matmul.variants import build, variants
 from tilewire.kernels.runtime.targets import KNOWN, Target
 from tilewire.kernels.selection.tables import install, is_tuned, table_for, table_name
@@ -108,7 +109,18 @@ def test_a_choice_made_by_hand_may_split_and_must_be_possible():
     assert select(Problem(64, 512, 8192, 1, "float16", "float16"), target).split_k == 4
     # Too short to be split, or no rows that descriptors can read: predicted as ever.
     short = Problem(64, 512, 64, 1, "float16", "float16")
-    odd = Problem(64, 511, 8191, 1, "float16", "float16", is_aligned_in=False, is_padded_in=False, is_aligned_out=False)
+    odd = Problem(
+        64,
+        511,
+        8191,
+        1,
+        "float16",
+        "float16",
+        is_aligned_in=False,
+        is_padded_a=False,
+        is_padded_b=False,
+        is_aligned_out=False,
+    )
     for problem in (short, odd):
         assert select(problem, target) == select(problem, replace(H200, num_sms=62, name="the same"))
         assert "override" not in explain(problem, target)
@@ -136,3 +148,25 @@ def test_time_follows_waves_bytes_and_clock():
     assert us(8192) > 1.7 * us(4096) > 2.4 * us(2048)
     assert us(16, replace(H200, bandwidth_gbs=2400)) > 1.3 * us(16)
     assert us(4096, replace(H200, clock_ghz=0.99)) > 1.5 * us(4096)
+
+
+def test_operands_that_bulk_loads_cannot_read_are_copied_first_where_that_pays():
+    odd = MatmulShape(4096, 4096, 1025, is_padded=False).problem
+    config = select(odd, H200)
+    assert (config.kernel, config.is_copied) == ("tma", True)
+    line = explain(odd, H200)
+    assert " copied" in line
+    assert "copy " in line
+    assert not select(MatmulShape(4096, 4096, 1024).problem, H200).is_copied
+
+
+def test_scalar_units_get_columns_that_lie_apart():
+    along_k, along_n = (MatmulShape(1536, 1600, 896, dtype="float32", b_major=major).problem for major in "kn")
+    assert select(along_k, H200).is_copied
+    assert not select(along_n, H200).is_copied
+    assert select(along_k, H200).kernel == "pointer"
+
+
+def test_scratch_memory_bounds_what_is_copied():
+    # 3 GiB of operands.
+    assert not select(MatmulShape(32768, 16384, 32769, is_padded=False).problem, H200).is_copied

@@ -12,7 +12,6 @@ import triton.language as tl
 from tilewire.kernels.matmul.configs import (
     ACTIVATIONS,
     ITEM_BYTES,
-    KINDS,
     OUT_DTYPES,
     cdiv,
     precisions_of,
@@ -22,6 +21,7 @@ from tilewire.kernels.matmul.grouped.kernel import matmul_grouped_kernel
 from tilewire.kernels.matmul.members import is_supported
 from tilewire.kernels.matmul.op import check_product
 from tilewire.kernels.matmul.plan import Epilogue
+from tilewire.kernels.runtime.kinds import KINDS
 from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant
 from tilewire.kernels.runtime.targets import Target, current
 

@@ -1,0 +1,90 @@
+"""Lays the operands of a product into rows that bulk copies can read, both in one launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton.language as tl
+
+from tilewire.kernels.copy.kernel import copy_operands_kernel
+from tilewire.kernels.runtime.binaries import binary
+from tilewire.kernels.runtime.launch import Launch, Variant
+from tilewire.kernels.runtime.targets import Target
+
+# By bytes of an element: the word that stands for it.
+WORDS = {1: tl.int8, 2: tl.int16, 4: tl.int32}
+BLOCK_ROWS = 32
+# Bytes of a row in one block: a line of L2.
+BLOCK_BYTES = 128
+_PIECE_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Copied:
+    """One operand that is copied: (entries, rows, columns) in any strides.
+
+    Attributes:
+        entries: Entries of the batch.
+        rows: Rows of an entry.
+        columns: Elements of a row.
+        strides: Elements from one entry, row and column to the next.
+        pitch: Elements from row to row in the copy; a multiple of 16 bytes.
+    """
+
+    entries: int
+    rows: int
+    columns: int
+    strides: tuple[int, int, int]
+    pitch: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Shape of the copy, its rows with their padding."""
+        return self.entries, self.rows, self.pitch
+
+
+_NOTHING = Copied(0, 0, 0, (0, 0, 0), 0)
+
+
+def variant(item_bytes: int, target: Target) -> Variant:
+    """The binary for elements of `item_bytes` bytes."""
+    pointers = dict.fromkeys(("a_ptr", "b_ptr", "a_rows_ptr", "b_rows_ptr"), "*i8")
+    constants = {
+        "WORD": WORDS[item_bytes],
+        "UNIT": _PIECE_BYTES // item_bytes,
+        "BLOCK_R": BLOCK_ROWS,
+        "BLOCK_C": BLOCK_BYTES // item_bytes,
+    }
+    return binary(copy_operands_kernel, pointers, constants, 4, target, aligned=("a_rows_ptr", "b_rows_ptr"))
+
+
+def variants(target: Target) -> list[Variant]:
+    """Every binary that `launch_of` can bind."""
+    return [variant(item_bytes, target) for item_bytes in WORDS]
+
+
+def launch_of(a: Copied | None, b: Copied | None, item_bytes: int, target: Target, index: int) -> Launch:
+    """Binds one launch that copies the operands that are given; it takes both operands, then both copies.
+
+    Args:
+        a: The first operand; None where it is not copied.
+        b: The second operand, likewise.
+        item_bytes: Bytes of an element.
+        target: The device.
+        index: Number of the device.
+    """
+    a, b = a or _NOTHING, b or _NOTHING
+    values: dict[str, int] = {}
+    unit = _PIECE_BYTES // item_bytes
+    blocks = []
+    for name, operand in (("a", a), ("b", b)):
+        values |= {
+            f"entries_{name}": operand.entries,
+            f"rows_{name}": operand.rows,
+            f"columns_{name}": operand.columns,
+            f"pitch_{name}": operand.pitch // unit,
+        }
+        values |= {f"stride_{name}{axis}": step for axis, step in zip("zrc", operand.strides, strict=True)}
+        blocks.append(-(-operand.rows // BLOCK_ROWS) * -(-operand.columns * item_bytes // BLOCK_BYTES))
+    grid = (sum(blocks), max(a.entries, b.entries), 1)
+    return Launch(variant(item_bytes, target), target, grid, values | {"blocks_a": blocks[0]}, index)
