@@ -13,12 +13,11 @@ from tilewire.service.gateway.request.response import json_response
 
 def router(gateway: Gateway) -> APIRouter:
     """The route of the history."""
-    routes = APIRouter(tags=["health"])
+    routes = APIRouter(tags=["health"], default_response_class=Response)
 
     @routes.get(
         "/v1/history",
         summary="Requests, refusals and latency of the last ten minutes, and the last failures.",
-        response_class=Response,
         openapi_extra=describe_json("History", "Intervals, the oldest first; failures, the last one first."),
     )
     async def history(request: Request) -> Response:

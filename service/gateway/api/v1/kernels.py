@@ -12,12 +12,11 @@ from tilewire.service.gateway.request.response import json_response
 
 def router(gateway: Gateway) -> APIRouter:
     """The route of kernels."""
-    routes = APIRouter(tags=["kernels"])
+    routes = APIRouter(tags=["kernels"], default_response_class=Response)
 
     @routes.get(
         "/v1/kernels",
         summary="What is loaded on each device, and what was measured.",
-        response_class=Response,
         openapi_extra=describe_json("Devices", "A report of each device."),
     )
     async def kernels() -> Response:

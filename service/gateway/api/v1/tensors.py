@@ -27,15 +27,10 @@ from tilewire.service.placement import Placement
 
 def router(gateway: Gateway) -> APIRouter:
     """The routes of resident tensors."""
-    routes = APIRouter(tags=["tensors"])
+    routes = APIRouter(tags=["tensors"], default_response_class=Response)
     described = describe_tensors()
 
-    @routes.get(
-        "/v1/tensors",
-        summary="List the resident tensors.",
-        response_class=Response,
-        openapi_extra=described["list_tensors"],
-    )
+    @routes.get("/v1/tensors", summary="List the resident tensors.", openapi_extra=described["list_tensors"])
     async def list_tensors(request: Request) -> Response:
         access = context_of(request.scope).granted
         infos = await gateway.engines.infos()
@@ -46,7 +41,6 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.put(
         "/v1/tensors/{name:path}",
         summary="Make a tensor resident, or replace it.",
-        response_class=Response,
         openapi_extra=described["put_tensor"],
     )
     async def put_tensor(name: str, request: Request) -> Response:
@@ -55,12 +49,7 @@ def router(gateway: Gateway) -> APIRouter:
         info, was_there = await _put(gateway, context, name, parse_placement(context.head.query))
         return json_response(describe_tensor(info), 200 if was_there else 201)
 
-    @routes.get(
-        "/v1/tensors/{name:path}",
-        summary="Fetch a tensor.",
-        response_class=Response,
-        openapi_extra=described["get_tensor"],
-    )
+    @routes.get("/v1/tensors/{name:path}", summary="Fetch a tensor.", openapi_extra=described["get_tensor"])
     async def get_tensor(name: str, request: Request) -> Response:
         authorise(context_of(request.scope).granted, read=[check_name(name, field="name")])
         return await _download(gateway, context_of(request.scope), name)
@@ -68,7 +57,6 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.head(
         "/v1/tensors/{name:path}",
         summary="Describe a tensor in headers.",
-        response_class=Response,
         openapi_extra=described["head_tensor"],
     )
     async def head_tensor(name: str, request: Request) -> Response:
@@ -79,7 +67,6 @@ def router(gateway: Gateway) -> APIRouter:
         "/v1/tensors/{name:path}",
         summary="Forget a tensor.",
         status_code=204,
-        response_class=Response,
         openapi_extra=described["delete_tensor"],
     )
     async def delete_tensor(name: str, request: Request) -> Response:
