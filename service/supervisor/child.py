@@ -157,7 +157,7 @@ def read_settings(kind: type[SettingsT]) -> SettingsT:
     return settings.moved({-1: -1, **dict(zip(numbers, fds, strict=True))})
 
 
-def settle() -> None:
+def freeze_objects() -> None:
     """Freezes all objects that live now, over which the garbage collector would take up to 0.1 s.
 
     What is made while serving is freed by its last reference; the collector looks for cycles in few objects at a time.

@@ -16,7 +16,7 @@ import msgspec
 
 from tilewire.service.errors import Unavailable
 from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
-from tilewire.service.gateway.engines.busy_poll import Poller
+from tilewire.service.gateway.engines.busy_poll import BusyPoller
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.link import Link, send_hello
 from tilewire.service.ipc.messages import (
@@ -131,13 +131,13 @@ class EngineClient:
         address: str,
         segment: Segment,
         on_change: Callable[[Welcome, bool], None] | None = None,
-        poller: Poller | None = None,
+        poller: BusyPoller | None = None,
     ) -> None:
         self._index = index
         self._address = address
         self._segment = segment
         self._on_change = on_change
-        self._poller = poller or Poller(0)
+        self._poller = poller or BusyPoller(0)
         self._link: Link[ToGateway] | None = None
         self._lost = asyncio.Event()
         self._ids = itertools.count(1)

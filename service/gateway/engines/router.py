@@ -479,7 +479,7 @@ class Engines:
         return best
 
     async def _locate(self, fields: Mapping[str, str]) -> None:
-        """Asks where residents are, by name and input.
+        """Finds the engines of residents, by name and input.
 
         Raises:
             UnknownName: There is none of a name.
