@@ -1,14 +1,18 @@
-"""A browser, and the console in it."""
+"""Fixtures of several files: the console in a browser, and a server with shared memory."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
+import tritonclient.http as triton
 from playwright.sync_api import Browser, Page
 
+from tests.conftest import SMALL
 from tests.support.browser import DESKTOP, Complaints, chromium
-from tests.support.live_server import LiveServer
+from tests.support.live_server import LiveServer, serving
+from tests.support.triton_regions import Regions, connected
 
 
 @pytest.fixture(scope="module")
@@ -29,3 +33,21 @@ def page(browser: Browser, server: LiveServer) -> Iterator[Page]:
         page.close()
     assert complaints.errors == []
     assert complaints.origins - {"blob://"} <= {server.url}
+
+
+@pytest.fixture(scope="module")
+def sharing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    with serving(tmp_path_factory.mktemp("sharing") / "log", *SMALL, "--allow-shared-memory") as server:
+        yield server
+
+
+@pytest.fixture
+def sharing_client(sharing: LiveServer) -> Iterator[triton.InferenceServerClient]:
+    with connected(sharing) as client:
+        yield client
+
+
+@pytest.fixture
+def regions(sharing_client: triton.InferenceServerClient) -> Iterator[Regions]:
+    with contextlib.ExitStack() as stack:
+        yield Regions(sharing_client, stack)

@@ -17,32 +17,14 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from tests.conftest import SMALL, StartServer
+from tests.conftest import StartServer
 from tests.support.exposition import is_idle, settles
-from tests.support.live_server import LiveServer, serving
+from tests.support.live_server import LiveServer
 from tests.support.shared_objects import PREFIX, shared_object
 from tests.support.tensor_bodies import Array
 from tests.support.triton_regions import A, Regions, connected, given, infer, read, refused, wanted
 
 TIMEOUT_S = 30.0
-
-
-@pytest.fixture(scope="module")
-def sharing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with serving(tmp_path_factory.mktemp("sharing") / "log", *SMALL, "--allow-shared-memory") as server:
-        yield server
-
-
-@pytest.fixture
-def client(sharing: LiveServer) -> Iterator[triton.InferenceServerClient]:
-    with connected(sharing) as client:
-        yield client
-
-
-@pytest.fixture
-def regions(client: triton.InferenceServerClient) -> Iterator[Regions]:
-    with contextlib.ExitStack() as stack:
-        yield Regions(client, stack)
 
 
 def test_an_object_that_is_cut_all_the_time_ends_no_engine(sharing: LiveServer, regions: Regions) -> None:
