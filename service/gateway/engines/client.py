@@ -263,3 +263,12 @@ class EngineClient:
         if welcome is not None and self._on_change is not None:
             self._on_change(welcome, False)
         self._lost.set()
+
+
+def state_of(engine: Engine) -> dict[str, object]:
+    """Describes an engine: ready, warming up and how far, or starting."""
+    if engine.welcome is not None:
+        return {"device": engine.welcome.device, "state": "ready"}
+    if engine.warming is not None:
+        return {**msgspec.structs.asdict(engine.warming), "state": "warming"}
+    return {"device": None, "state": "starting"}

@@ -24,7 +24,7 @@ from tilewire.service.errors import (
     UnknownName,
 )
 from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
-from tilewire.service.gateway.engines.client import Engine, Reply
+from tilewire.service.gateway.engines.client import Engine, Reply, state_of
 from tilewire.service.gateway.engines.directory import Directory
 from tilewire.service.gateway.engines.templates import Templates
 from tilewire.service.ipc.board import VersionBoard
@@ -128,7 +128,7 @@ class Engines:
     @property
     def states(self) -> list[dict[str, object]]:
         """Of each engine: ready, warming up and how far, or not there."""
-        return [_state_of(engine) for engine in self._engines]
+        return [state_of(engine) for engine in self._engines]
 
     async def kernels(self) -> list[bytes]:
         """Of each engine that is ready: its part of `/v1/kernels`, as JSON.
@@ -591,11 +591,3 @@ async def _is_done_by(future: asyncio.Future[Reply], deadline_ns: int) -> bool:
         return True
     done, _pending = await asyncio.wait((future,), timeout=max(0, deadline_ns - time.monotonic_ns()) / 1e9)
     return bool(done)
-
-
-def _state_of(engine: Engine) -> dict[str, object]:
-    if engine.welcome is not None:
-        return {"device": engine.welcome.device, "state": "ready"}
-    if engine.warming is not None:
-        return {**msgspec.structs.asdict(engine.warming), "state": "warming"}
-    return {"device": None, "state": "starting"}
