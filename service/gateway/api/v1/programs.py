@@ -233,32 +233,23 @@ def router(gateway: Gateway) -> APIRouter:
 
 async def _list(gateway: Gateway, context: RequestContext) -> list[dict[str, object]]:
     authorise(context.granted, op=PROGRAM)
-    leases = gateway.admission.admit(context.flow)
-    try:
+    with gateway.admission.admit(context.flow) as leases:
         return [_describe(await gateway.programs.find(name, leases)) for name in await gateway.programs.names()]
-    finally:
-        leases.release()
 
 
 async def _put(gateway: Gateway, context: RequestContext, name: str) -> tuple[KeptProgram, bool]:
     authorise(context.granted, op=PROGRAM, write=[f"programs/{name}"])
-    leases = gateway.admission.admit(context.flow)
-    try:
+    with gateway.admission.admit(context.flow) as leases:
         gateway.engines.check_ready()
         refuse_encodings(context.head)
         body = await receive_body(gateway, context, leases, _max_text_bytes(gateway))
         return await gateway.programs.put(name, bytes(body.view), leases)
-    finally:
-        leases.release()
 
 
 async def _fetch(gateway: Gateway, context: RequestContext, name: str) -> KeptProgram:
     authorise(context.granted, op=PROGRAM)
-    leases = gateway.admission.admit(context.flow)
-    try:
+    with gateway.admission.admit(context.flow) as leases:
         return await gateway.programs.fetch(name, leases)
-    finally:
-        leases.release()
 
 
 def _add_runs(routes: APIRouter, described: Mapping[str, dict[str, Any]]) -> None:

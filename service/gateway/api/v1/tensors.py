@@ -80,8 +80,7 @@ def router(gateway: Gateway) -> APIRouter:
 async def _put(
     gateway: Gateway, context: RequestContext, name: str, placement: Placement | None
 ) -> tuple[TensorInfo, bool]:
-    leases = gateway.admission.admit(context.flow)
-    try:
+    with gateway.admission.admit(context.flow) as leases:
         gateway.engines.check_ready()
         refuse_encodings(context.head)
         tensors = await _receive(gateway, context, leases)
@@ -91,8 +90,6 @@ async def _put(
         check_limits(name, tensor.type, gateway.settings.limits)
         source = Upload(tensor.type, tensor.offset, fortran=tensor.fortran)
         return await gateway.engines.put(name, source, placement)
-    finally:
-        leases.release()
 
 
 async def _receive(gateway: Gateway, context: RequestContext, leases: Leases) -> Mapping[str, Placed]:
