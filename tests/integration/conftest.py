@@ -1,4 +1,4 @@
-"""Fixtures of several files: the console in a browser, and a server with shared memory."""
+"""Fixtures of several files: the console in a browser, a server with shared memory, and a collector of spans."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, Page
 
 from tests.conftest import SMALL
 from tests.support.browser import DESKTOP, Complaints, chromium
+from tests.support.collector import Collector, collecting
 from tests.support.live_server import LiveServer, serving
 from tests.support.triton_regions import Regions, connected
 
@@ -51,3 +52,9 @@ def sharing_client(sharing: LiveServer) -> Iterator[triton.InferenceServerClient
 def regions(sharing_client: triton.InferenceServerClient) -> Iterator[Regions]:
     with contextlib.ExitStack() as stack:
         yield Regions(sharing_client, stack)
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with collecting() as collector:
+        yield collector

@@ -61,16 +61,16 @@ class RequestParser:
         return False
 
     def should_keep_alive(self) -> bool:
-        """See httptools."""
+        """Whether the connection stays open after the answer."""
         return bool(self._inner.should_keep_alive())
 
     def get_method(self) -> bytes:
-        """See httptools."""
+        """Method of the request."""
         method: bytes = self._inner.get_method()
         return method
 
     def get_http_version(self) -> str:
-        """See httptools."""
+        """Version of HTTP."""
         version: str = self._inner.get_http_version()
         return version
 

@@ -18,7 +18,7 @@ from tilewire.service.gateway.api.v1.calls import CodecEncoder, check_text, enco
 from tilewire.service.gateway.api.v1.query import RunQuery, parse_run_query
 from tilewire.service.gateway.auth.authenticator import authorise
 from tilewire.service.gateway.codecs.json_text import PROGRAM_KEY
-from tilewire.service.gateway.codecs.negotiation import SNIFF_BYTES, codec_for_accept, codec_for_body
+from tilewire.service.gateway.codecs.negotiation import codec_for_accept
 from tilewire.service.gateway.codecs.protocol import Codec, Placed
 from tilewire.service.gateway.request.adapter import Region
 from tilewire.service.gateway.request.admission import Leases
@@ -98,8 +98,7 @@ class ProgramCall(msgspec.Struct, frozen=True):
         """Reads the body of a request."""
         codec, placed, lead_bytes, text = None, dict[str, Placed](), 0 if body is None else None, None
         if body is not None:
-            codec = codec_for_body(self.content_type, bytes(body.view[:SNIFF_BYTES]))
-            placed = dict(await read_tensors(codec, body, leases, self.max_json_bytes))
+            codec, placed = await read_tensors(self.content_type, body, leases, self.max_json_bytes)
             lead_bytes = codec.lead_bytes(body.view)
             text = codec.metadata(body.view).get(PROGRAM_KEY) if self.program is None else None
         if self.program is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from fastapi import APIRouter, Request, Response
 
 from tilewire.service.errors import InvalidRequest, Unavailable
@@ -11,8 +9,7 @@ from tilewire.service.gateway.api.openapi.native import describe_tensors
 from tilewire.service.gateway.api.v1.calls import encoder_for, read_tensors
 from tilewire.service.gateway.api.v1.query import check_name, parse_placement
 from tilewire.service.gateway.auth.authenticator import authorise
-from tilewire.service.gateway.codecs.negotiation import SNIFF_BYTES, codec_for_accept, codec_for_body
-from tilewire.service.gateway.codecs.protocol import Placed
+from tilewire.service.gateway.codecs.negotiation import codec_for_accept
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.body import receive_body, refuse_encodings
 from tilewire.service.gateway.request.context import Gateway, RequestContext, context_of
@@ -80,23 +77,19 @@ def router(gateway: Gateway) -> APIRouter:
 async def _put(
     gateway: Gateway, context: RequestContext, name: str, placement: Placement | None
 ) -> tuple[TensorInfo, bool]:
+    settings = gateway.settings
     with gateway.admission.admit(context.flow) as leases:
         gateway.engines.check_ready()
         refuse_encodings(context.head)
-        tensors = await _receive(gateway, context, leases)
+        body = await receive_body(gateway, context, leases, settings.max_body_bytes)
+        content_type = context.head.headers.get("content-type")
+        _, tensors = await read_tensors(content_type, body, leases, settings.max_json_bytes)
         if len(tensors) != 1:
             raise InvalidRequest(f"body: {len(tensors)} tensors; expected exactly one")
         (tensor,) = tensors.values()
-        check_limits(name, tensor.type, gateway.settings.limits)
+        check_limits(name, tensor.type, settings.limits)
         source = Upload(tensor.type, tensor.offset, fortran=tensor.fortran)
         return await gateway.engines.put(name, source, placement)
-
-
-async def _receive(gateway: Gateway, context: RequestContext, leases: Leases) -> Mapping[str, Placed]:
-    settings = gateway.settings
-    body = await receive_body(gateway, context, leases, settings.max_body_bytes)
-    codec = codec_for_body(context.head.headers.get("content-type"), bytes(body.view[:SNIFF_BYTES]))
-    return await read_tensors(codec, body, leases, settings.max_json_bytes)
 
 
 async def _download(gateway: Gateway, context: RequestContext, name: str) -> Response:
