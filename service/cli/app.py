@@ -38,6 +38,7 @@ BENCHMARKS = (
     "ring",
     "hosts",
     "overload",
+    "resident",
 )
 
 

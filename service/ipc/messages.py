@@ -63,11 +63,13 @@ class OutputSpec(msgspec.Struct, frozen=True, array_like=True):
         type: Dtype and shape.
         region: Name of the registered region that takes it, or None for the gateway's segment.
         resident: Name under which it stays on the device, or None. It then has no offset.
+        durable: It becomes resident once a host copy exists.
     """
 
     type: TensorType
     region: str | None = None
     resident: str | None = None
+    durable: bool = False
 
 
 class TensorInfo(msgspec.Struct, frozen=True):
@@ -211,15 +213,17 @@ class PutTensor(msgspec.Struct, frozen=True, array_like=True, tag="put"):
 
 
 class OrderTensor(msgspec.Struct, frozen=True, array_like=True, tag="order"):
-    """Give the tensor that another engine holds a version. For the home engine of its name.
+    """Give the tensor of a ticket a version. For the home engine of its name, which may have given the ticket itself.
 
     Attributes:
         id: Number of this request.
         info: Description; `engines` names the engine that holds it.
+        ticket: Number from `Stored` or `Tensors`.
     """
 
     id: int
     info: TensorInfo
+    ticket: int
     request_id: str = ""
 
 
@@ -239,17 +243,15 @@ class AdoptTensor(msgspec.Struct, frozen=True, array_like=True, tag="adopt"):
 
 
 class AwaitCopy(msgspec.Struct, frozen=True, array_like=True, tag="copy"):
-    """Answer when a copy outside of the engine exists, or another change has made it needless.
+    """Answer when the tensor of a ticket has a host copy.
 
     Attributes:
         id: Number of this request.
-        name: Name of the tensor.
-        version: Version of the tensor.
+        ticket: Number from `Stored`.
     """
 
     id: int
-    name: str
-    version: int
+    ticket: int
     request_id: str = ""
 
 
@@ -427,7 +429,7 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         info: Description; without a version until the home engine has given it one.
-        ticket: Number for `AdoptTensor`; 0 when the tensor is resident.
+        ticket: Number for `OrderTensor` and `AdoptTensor`; 0 when the tensor is resident.
         replaced: Whether it replaced another.
     """
 

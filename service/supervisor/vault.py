@@ -36,6 +36,7 @@ class Deposit(msgspec.Struct, frozen=True, tag="tensor"):
         home: Index of the engine that gave the version.
         is_of_file: Whether a file of `--tensors-dir` has the name: its deletion must outlive the engine.
         is_copy: The change is ordered already; this brings its host copy.
+        holder: Index of the engine that offered the host copy of the change, and the ticket of that; the ticket is 0 for none.
     """
 
     name: str
@@ -44,10 +45,17 @@ class Deposit(msgspec.Struct, frozen=True, tag="tensor"):
     home: int = 0
     is_of_file: bool = False
     is_copy: bool = False
+    holder: tuple[int, int] = (0, 0)
 
     def kept(self, fd: int) -> Kept:
         """Returns the change with its descriptor, -1 for none."""
         return Kept(self.name, self.info, fd, self.version, self.home, self.is_copy)
+
+
+class Offer(msgspec.Struct, frozen=True, tag="offer"):
+    """The host copy of a tensor that waits for its version; without a descriptor it is taken back."""
+
+    ticket: int
 
 
 class RegionDeposit(msgspec.Struct, frozen=True, tag="region"):
@@ -80,9 +88,23 @@ class VaultWriter:
         self._socket = socket.socket(fileno=fd) if fd >= 0 else None
         self._home = home
 
-    def keep(self, info: TensorInfo, fd: int = -1) -> None:
-        """Deposits a change before it is acknowledged, with its host copy where there is one."""
-        self._send(Deposit(info.name, info, info.version, self._home), fd)
+    def keep(self, info: TensorInfo, fd: int = -1, holder: tuple[int, int] = (0, 0)) -> None:
+        """Deposits a change before it is acknowledged, with its host copy where there is one.
+
+        Args:
+            info: Description of the tensor.
+            fd: Its host copy; -1 for none, or for one that was offered.
+            holder: As in `Deposit`.
+        """
+        self._send(Deposit(info.name, info, info.version, self._home, holder=holder), fd)
+
+    def offer(self, ticket: int, fd: int) -> None:
+        """Deposits the host copy of a tensor that waits for its version: it becomes durable with that, at once."""
+        self._send(Offer(ticket), fd)
+
+    def withdraw(self, ticket: int) -> None:
+        """Takes an offer back."""
+        self._send(Offer(ticket), -1)
 
     def keep_copy(self, info: TensorInfo, fd: int, home: int) -> None:
         """Deposits the host copy of a change that `home` has ordered."""
@@ -109,7 +131,7 @@ class VaultWriter:
         if self._socket is not None:
             self._socket.close()
 
-    def _send(self, deposit: Deposit | RegionDeposit | CopyRequest, fd: int) -> None:
+    def _send(self, deposit: Deposit | Offer | RegionDeposit | CopyRequest, fd: int) -> None:
         if self._socket is not None:
             socket.send_fds(self._socket, [msgspec.msgpack.encode(deposit)], [fd] if fd >= 0 else [])
 
@@ -220,6 +242,10 @@ class VaultReader:
         self.kept_regions: dict[str, KeptRegion] = {}
         self.versions = [0] * num_engines
         self.feeds: dict[int, VaultFeed] = {}
+        # Receiving ends, by the index of the engine.
+        self._sockets: dict[int, socket.socket] = {}
+        # Host copies of tensors that wait for their version, by engine and ticket.
+        self._offers: dict[tuple[int, int], int] = {}
         self._num_handovers = 0
         self._replaced: list[int] = []
         # Engines that wait for the host copy of a name.
@@ -229,6 +255,9 @@ class VaultReader:
     def handover(self, engine: int = 0) -> Iterator[Handover]:
         """Yields what a new engine takes over; none of its descriptors is closed until the block ends."""
         self._num_handovers += 1
+        # Nobody brings versions for what the last process held.
+        for key in [key for key in self._offers if key[0] == engine]:
+            self._drop(self._offers.pop(key))
         tensors = [
             one if one.info is None or is_wanted(one.info, engine) else msgspec.structs.replace(one, fd=-1)
             for one in self.kept.values()
@@ -241,6 +270,7 @@ class VaultReader:
 
     def drain(self, sock: socket.socket, engine: int = 0) -> None:
         """Takes in everything that has arrived on the non-blocking socket of an engine."""
+        self._sockets[engine] = sock
         while True:
             try:
                 data, fds, _flags, _address = socket.recv_fds(sock, MAX_MESSAGE_BYTES, 1)
@@ -248,16 +278,30 @@ class VaultReader:
                 return
             if not data:
                 return
-            deposit = msgspec.msgpack.decode(data, type=Deposit | RegionDeposit | CopyRequest)
+            deposit = msgspec.msgpack.decode(data, type=Deposit | Offer | RegionDeposit | CopyRequest)
             fd = fds[0] if fds else -1
             if isinstance(deposit, RegionDeposit):
                 self._take_region(deposit, fd)
             elif isinstance(deposit, CopyRequest):
                 self._wanted.setdefault(deposit.name, set()).add(engine)
                 self._give(deposit.name)
-            elif self._take(deposit, fd):
-                self._feed_others(deposit, fd, engine)
-                self._give(deposit.name)
+            elif isinstance(deposit, Offer):
+                self._drop(self._offers.pop((engine, deposit.ticket), -1))
+                if fd >= 0:
+                    self._offers[engine, deposit.ticket] = fd
+            else:
+                fd = self._offered(deposit) if deposit.holder[1] else fd
+                if self._take(deposit, fd):
+                    self._feed_others(deposit, fd, engine)
+                    self._give(deposit.name)
+
+    def _offered(self, deposit: Deposit) -> int:
+        """Returns the host copy of a change that its holder has offered; -1 if that process is no more."""
+        holder, ticket = deposit.holder
+        if (holder, ticket) not in self._offers and holder in self._sockets:
+            # The offer was sent before the change, on another socket.
+            self.drain(self._sockets[holder], holder)
+        return self._offers.pop((holder, ticket), -1)
 
     def _take(self, deposit: Deposit, fd: int) -> bool:
         """Keeps a change. Returns whether it is the last of its name."""
@@ -284,11 +328,14 @@ class VaultReader:
         return True
 
     def _feed_others(self, deposit: Deposit, fd: int, engine: int) -> None:
+        holder, ticket = deposit.holder
         for index, feed in self.feeds.items():
+            wants_it = deposit.info is not None and is_wanted(deposit.info, index) and not (ticket and index == holder)
             if index == engine:
-                continue
-            wants_it = deposit.info is not None and is_wanted(deposit.info, index)
-            if wants_it or not deposit.is_copy:
+                if ticket and fd >= 0 and wants_it:
+                    # It has ordered what another engine holds.
+                    feed.send(msgspec.structs.replace(deposit, is_copy=True), fd)
+            elif wants_it or not deposit.is_copy:
                 feed.send(deposit, fd if wants_it else -1)
 
     def _give(self, name: str) -> None:

@@ -56,7 +56,11 @@ def test_what_the_document_describes_is_what_the_server_does(server: LiveServer)
             response = case.call(timeout=30)
             # JSON has no word for them, so no schema describes them.
             has_bare = any(word in response.content for word in (b"NaN", b"Infinity"))
-            case.validate_response(response, checks=wanted[:-1] if has_bare else wanted)
+            try:
+                case.validate_response(response, checks=wanted[:-1] if has_bare else wanted)
+            except BaseException as error:
+                error.add_note(f"{response.status_code} to {case.query}: {response.content[:400]!r}")
+                raise
 
         try:
             ask()
@@ -68,5 +72,5 @@ def test_what_the_document_describes_is_what_the_server_does(server: LiveServer)
 
 def _text_of(error: BaseException) -> str:
     if isinstance(error, BaseExceptionGroup):
-        return "; ".join(map(_text_of, error.exceptions))
-    return f"{type(error).__name__}: {str(error)[:4000]}"
+        return "; ".join((*map(_text_of, error.exceptions), *getattr(error, "__notes__", ())))
+    return "\n".join((f"{type(error).__name__}: {str(error)[:4000]}", *getattr(error, "__notes__", ())))

@@ -19,6 +19,7 @@ from tests.support.raw_http import head, post
 from tests.support.repeated_scenes import ONES, SENT, Stream, ask, play
 from tests.support.tensor_bodies import TYPES, to_npy, to_safetensors
 from tilewire.service.errors import DeadlinePassed
+from tilewire.service.gateway.connection.stream import CONTINUE
 from tilewire.service.gateway.request.offload import OFFLOAD_BYTES
 
 NUM_REQUESTS = 60
@@ -110,8 +111,12 @@ class Client:
             await asyncio.sleep(0.002)
 
     async def read(self, status: int) -> None:
-        """Reads some of an answer."""
-        begin = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self.sock, 2**16), 10)
+        """Reads some of an answer; interim responses, which show that a client is still there, come before it."""
+        begin = b""
+        while not begin:
+            begin = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self.sock, 2**16), 10)
+            while begin.startswith(CONTINUE):
+                begin = begin.removeprefix(CONTINUE)
         assert begin.startswith(b"HTTP/1.1 %d " % status), begin[:100]
 
     async def read_end(self) -> None:

@@ -59,7 +59,7 @@ class JobPlan:
         inputs: Inputs on the host, in the order of a job's offsets.
         residents: The other inputs: name of the input, name of the resident, its type, and its version or None for any.
         outputs: Results that leave the device, behind the inputs in the order of a job's offsets.
-        kept: Name under which the only result stays on the device, and its type; None when all leave it.
+        kept: Name under which the only result stays on the device, its type, and whether it is durable; None when all leave it.
         batching: Condition for sharing a launch; None when jobs run alone.
         row_shapes: Shape of each output of a launch of one row, where rows are joined.
         rows: Number of rows of the first result, for the cap on a batch.
@@ -76,7 +76,7 @@ class JobPlan:
     inputs: tuple[Span, ...]
     residents: tuple[tuple[str, str, TensorType, int | None], ...]
     outputs: tuple[Span, ...]
-    kept: tuple[str, TensorType] | None
+    kept: tuple[str, TensorType, bool] | None
     batching: Batching[Any] | None
     row_shapes: tuple[tuple[int, ...], ...]
     rows: int

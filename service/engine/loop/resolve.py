@@ -46,7 +46,7 @@ def plan_of(template: Template, backend: str) -> JobPlan:
         for name, one in zip(op.outputs, template.outputs, strict=True)
         if one.resident is None
     )
-    kept = next(((one.resident, one.type) for one in template.outputs if one.resident is not None), None)
+    kept = next(((one.resident, one.type, one.durable) for one in template.outputs if one.resident is not None), None)
     types = {one.name: one.type for one in template.inputs}
     out_types = [one.type for one in template.outputs]
     resident_inputs = frozenset(name for name, *_ in residents)

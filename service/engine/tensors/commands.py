@@ -17,7 +17,7 @@ from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.host_copies import HostCopies, HostCopy
 from tilewire.service.engine.tensors.residents import Resident, Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
-from tilewire.service.errors import TilewireError, TooBusy
+from tilewire.service.errors import TilewireError, TooBusy, Unavailable
 from tilewire.service.ipc.board import home_of
 from tilewire.service.ipc.messages import (
     AdoptTensor,
@@ -87,7 +87,9 @@ class TensorStore:
     _kernels: bytes = field(default=b"", init=False)
     _clients: list[Client] = field(default_factory=list, init=False)
     _pending: dict[Resident, HostCopy] = field(default_factory=dict, init=False)
-    _awaiting: dict[HostCopy, list[tuple[Client, AwaitCopy]]] = field(default_factory=dict, init=False)
+    # Copies of tensors that wait for their version, by ticket, and who awaits them.
+    _held: dict[int, HostCopy] = field(default_factory=dict, init=False)
+    _awaiting: dict[int, tuple[Client, AwaitCopy]] = field(default_factory=dict, init=False)
     _waiting: list[Waiting] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -107,9 +109,8 @@ class TensorStore:
         if client in self._clients:
             self._clients.remove(client)
         self._waiting = [one for one in self._waiting if one.client is not client]
-        for ticket in client.tickets:
-            self.residents.release(ticket)
-        client.tickets.clear()
+        for ticket in tuple(client.tickets):
+            self._release(client, ticket)
         self._answer_waiting()
 
     def follow(self) -> None:
@@ -130,22 +131,33 @@ class TensorStore:
         assert job.kept is not None, "This is a bug."
         assert job.kept.tensor is not None, "This is a bug: the backend kept nothing."
         assert job.plan.kept is not None, "This is a bug."
-        stored = self.residents.keep(job.plan.kept[0], job.kept.tensor, job.kept.type)
+        name, kind, durable = job.plan.kept
+        stored = self.residents.keep(name, job.kept.tensor, kind, durable=durable)
         if stored.ticket:
             job.client.tickets.add(stored.ticket)
+            if durable:
+                home = home_of(name, len(self.residents.versions))
+                copy = HostCopy(stored.info, job.kept.tensor, home, stored.ticket, is_awaited=True)
+                self._held[stored.ticket] = copy
+                self.copies.add(copy)
         else:
             self._copy(stored.info)
         self._observe()
         return stored
 
     def finish(self, copy: HostCopy) -> None:
-        """Answers those who wait for a host copy, now that the thread is through with it."""
+        """Takes a host copy that the thread is through with."""
+        if copy.ticket:
+            if copy.fd >= 0:
+                self.residents.set_copy(copy.ticket, copy.fd)
+            if (awaiting := self._awaiting.pop(copy.ticket, None)) is not None:
+                client, message = awaiting
+                client.send(_copied(message, copy))
+            return
         resident = self.residents.at(copy.info.name)
         if resident is not None and self._pending.get(resident) is copy:
             del self._pending[resident]
             resident.has_copy = not copy.problem
-        for client, message in self._awaiting.pop(copy, ()):
-            client.send(_copied(message, copy))
 
     def close(self) -> None:
         """Ends the thread that copies."""
@@ -172,8 +184,13 @@ class TensorStore:
                 return self._download(client, message)
             case DescribeKernels():
                 return Kernels(message.id, self._kernels)
-            case AwaitCopy():
-                return self._await_copy(client, message)
+            case AwaitCopy(ticket=ticket):
+                if (copy := self._held.get(ticket)) is None:
+                    raise Unavailable("store: the engine restarted while it had this tensor")
+                if copy.fd >= 0 or copy.problem:
+                    return _copied(message, copy)
+                self._awaiting[ticket] = (client, message)
+                return None
             case DescribeTensor() | FetchTensor():
                 waiting = Waiting(client, message)
                 if (reply := self._described(waiting)) is None:
@@ -196,15 +213,18 @@ class TensorStore:
                 info, ticket = self.residents.hold(name, uploaded, placement)
                 client.tickets.add(ticket)
                 return Tensors(message.id, (info,), ticket=ticket)
-            case OrderTensor():
-                info, was_there = self.residents.order(message.info)
+            case OrderTensor(ticket=ticket):
+                self._forget(client, ticket)
+                info, was_there = self.residents.order(message.info, ticket)
                 return Tensors(message.id, (info,), replaced=was_there)
             case AdoptTensor(ticket=ticket, info=info):
-                client.tickets.discard(ticket)
                 if not info.version:
-                    self.residents.release(ticket)
-                elif (adopted := self.residents.adopt(ticket, info)) is not None and not adopted.has_copy:
-                    self._copy(info)
+                    self._release(client, ticket)
+                else:
+                    self._forget(client, ticket)
+                    adopted = self.residents.adopt(ticket, info)
+                    if adopted is not None and not adopted.has_copy:
+                        self._copy(info)
                 self._answer_waiting()
                 return Tensors(message.id, (info,))
             case DeleteTensor():
@@ -222,17 +242,17 @@ class TensorStore:
         if (copy := self._pending.pop(resident, None)) is not None:
             self.copies.drop(copy)
 
-    def _await_copy(self, client: Client, message: AwaitCopy) -> Tensors | None:
-        resident = self.residents.at(message.name)
-        if resident is None or resident.version != message.version or resident.has_copy:
-            # Another change has come, which is durable or was not asked to be.
-            return Tensors(message.id, ())
-        copy = self._pending.get(resident)
-        if copy is None:
-            raise TooBusy(f"durable: {message.name} has no host copy")
-        self._awaiting.setdefault(copy, []).append((client, message))
-        self.copies.hurry(copy)
-        return None
+    def _release(self, client: Client, ticket: int) -> None:
+        """Drops a tensor that gets no version."""
+        if (copy := self._forget(client, ticket)) is not None:
+            self.copies.drop(copy)
+        self.residents.release(ticket)
+
+    def _forget(self, client: Client, ticket: int) -> HostCopy | None:
+        """Drops what is known here of a ticket; returns the copy that was made for it, if any."""
+        client.tickets.discard(ticket)
+        self._awaiting.pop(ticket, None)
+        return self._held.pop(ticket, None)
 
     def _answer_waiting(self) -> None:
         """Answers the commands that waited for what this engine has now."""

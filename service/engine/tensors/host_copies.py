@@ -37,7 +37,9 @@ class HostCopy:
     Attributes:
         info: Description of the tensor.
         tensor: The tensor on the device.
-        home: Index of the engine that gave its version.
+        home: Index of the engine that gave its version, or that will.
+        ticket: Number of a tensor that waits for its version; 0 for one that has it, whose copy is deposited.
+        fd: Descriptor of the copy of a tensor with a ticket, which is the receiver's; -1 without one.
         is_needless: The tensor was replaced or deleted.
         is_awaited: A request waits for it.
         problem: Why there is no copy; empty when there is one.
@@ -46,6 +48,8 @@ class HostCopy:
     info: TensorInfo
     tensor: torch.Tensor
     home: int
+    ticket: int = 0
+    fd: int = -1
     is_needless: bool = False
     is_awaited: bool = False
     problem: str = ""
@@ -141,9 +145,13 @@ class HostCopies:
                     return
                 copier.copy(piece, whole[num_copied : num_copied + piece.nbytes])
                 num_copied += piece.nbytes
-            self.vault.keep_copy(info, fd, copy.home)
+            if copy.ticket:
+                copy.fd, fd = fd, -1
+            else:
+                self.vault.keep_copy(info, fd, copy.home)
         finally:
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
 
     def _may_go_on(self, copy: HostCopy, copier: Copier, began_s: float, num_bytes: int) -> bool:
         """Waits for a good moment, and makes the copies that are awaited meanwhile; False when the copy is not needed."""

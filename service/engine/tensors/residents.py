@@ -103,12 +103,14 @@ class Held(NamedTuple):
     Attributes:
         name: Name of the tensor.
         resident: The tensor.
-        fd: Descriptor of its host copy; -1 without one.
+        fd: Descriptor of its host copy; -1 without one, or when the vault has it.
+        is_offered: Whether the vault has its host copy.
     """
 
     name: str
     resident: Resident
-    fd: int
+    fd: int = -1
+    is_offered: bool = False
 
 
 class Residents:
@@ -159,7 +161,8 @@ class Residents:
         self._board = board or VersionBoard()
         self._by_name: dict[str, Resident] = {}
         self._held: dict[int, Held] = {}
-        self._tickets = itertools.count(1)
+        # The clock outlives this process: a ticket of its predecessor names nothing here.
+        self._tickets = itertools.count(clock_ns())
         # Names that were uploaded or stored: each has a host copy, or will have one.
         self._kept: set[str] = set()
         self._last_generation = 0
@@ -203,32 +206,76 @@ class Residents:
             TooBusy: No memory on the device, or no descriptor.
         """
         resident, fd = self._receive(name, source, placement)
-        return self._hold(name, resident, fd)
+        info, ticket = self._hold(name, resident)
+        self.set_copy(ticket, fd)
+        return info, ticket
 
-    def keep(self, name: str, tensor: torch.Tensor, kind: TensorType) -> Stored:
+    def keep(self, name: str, tensor: torch.Tensor, kind: TensorType, *, durable: bool = False) -> Stored:
         """Makes a result resident where it is; it has no host copy yet.
+
+        Args:
+            name: Name of the tensor.
+            tensor: The tensor.
+            kind: Dtype and shape.
+            durable: It waits for its host copy, and then for its version.
 
         Raises:
             ResidentQuota: The quota would be exceeded.
         """
         self.check_room(name, kind.nbytes)
         resident = self._new(kind, tensor, placement_of(kind.nbytes, self.quota_bytes), has_copy=False)
-        if not self.is_home(name):
+        if durable or not self.is_home(name):
             info, ticket = self._hold(name, resident)
             return Stored(info, ticket)
         info, was_there = self._order(name, resident)
         return Stored(info, replaced=was_there)
 
-    def order(self, info: TensorInfo) -> tuple[TensorInfo, bool]:
-        """Gives a tensor that another engine holds its version.
+    def set_copy(self, ticket: int, fd: int) -> None:
+        """Takes the host copy of a tensor that waits for its version, and closes the descriptor when it needs it no more.
+
+        The vault gets it before the change that makes it resident, which another engine orders.
+        """
+        held = self._held.get(ticket)
+        if held is None:
+            _close(fd)
+            return
+        held.resident.has_copy = True
+        if self.is_home(held.name):
+            self._held[ticket] = held._replace(fd=fd)
+            return
+        self._vault.offer(ticket, fd)
+        self._held[ticket] = held._replace(is_offered=True)
+        _close(fd)
+
+    def order(self, info: TensorInfo, ticket: int) -> tuple[TensorInfo, bool]:
+        """Gives a tensor that waits here, or on another engine, its version.
+
+        Args:
+            info: Description.
+            ticket: Number that its holder has given.
 
         Returns:
             What it is, and whether it replaced another.
+
+        Raises:
+            Unavailable: The ticket is not known: this engine was restarted since.
         """
-        return self._order(
-            info.name,
-            Resident(info.type, None, info.created, placement=info.placement, engines=info.engines, has_copy=False),
-        )
+        (holder,) = info.engines
+        if holder != self.index:
+            there = Resident(info.type, None, info.created, placement=info.placement, engines=info.engines)
+            return self._order(info.name, there, holder=(holder, ticket))
+        held = self._take_held(ticket, info.name)
+        try:
+            return self._order(info.name, held.resident, held.fd)
+        finally:
+            _close(held.fd)
+
+    def _take_held(self, ticket: int, name: str) -> Held:
+        held = self._held.pop(ticket, None)
+        if held is None:
+            raise Unavailable(f"{name}: the engine restarted while it had this tensor")
+        self.nbytes -= held.resident.nbytes
+        return held
 
     def adopt(self, ticket: int, info: TensorInfo) -> Resident | None:
         """Makes a tensor resident that `hold` or `keep` took.
@@ -239,17 +286,12 @@ class Residents:
         Raises:
             Unavailable: The ticket is not known: this engine was restarted since.
         """
-        if ticket not in self._held:
-            raise Unavailable(f"{info.name}: the engine restarted while it had this tensor")
-        resident, fd = self._held[ticket].resident, self._held[ticket].fd
+        resident = self._take_held(ticket, info.name).resident
         older, home = self._by_name.get(info.name), home_of(info.name, len(self.versions))
         is_last = info.version > self.versions[home] if older is None else older.version <= info.version
         if is_last:
             resident.version = info.version
             self._set(info.name, resident)
-            if fd >= 0:
-                self._vault.keep_copy(info, fd, home)
-        self.release(ticket)
         return resident if is_last else None
 
     def release(self, ticket: int) -> None:
@@ -258,6 +300,8 @@ class Residents:
         if held is not None:
             self.nbytes -= held.resident.nbytes
             _close(held.fd)
+            if held.is_offered:
+                self._vault.withdraw(ticket)
 
     def delete(self, name: str) -> TensorInfo:
         """Forgets a tensor.
@@ -516,16 +560,18 @@ class Residents:
         """Whether a tensor of this name waits for its version."""
         return any(held.name == name for held in self._held.values())
 
-    def _hold(self, name: str, resident: Resident, fd: int = -1) -> tuple[TensorInfo, int]:
+    def _hold(self, name: str, resident: Resident) -> tuple[TensorInfo, int]:
         ticket = next(self._tickets)
-        self._held[ticket] = Held(name, resident, fd)
+        self._held[ticket] = Held(name, resident)
         self.nbytes += resident.nbytes
         return self._info(name, resident), ticket
 
-    def _order(self, name: str, resident: Resident, fd: int = -1) -> tuple[TensorInfo, bool]:
+    def _order(
+        self, name: str, resident: Resident, fd: int = -1, holder: tuple[int, int] = (0, 0)
+    ) -> tuple[TensorInfo, bool]:
         was_there = name in self._by_name
         resident.version = self._next_version(name)
-        self._vault.keep(self._info(name, resident), fd)
+        self._vault.keep(self._info(name, resident), fd, holder)
         self._set(name, resident)
         return self._info(name, resident), was_there
 

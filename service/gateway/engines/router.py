@@ -167,7 +167,6 @@ class Engines:
         deadline_ns: int = 0,
         priority: int = 0,
         flow: Flow = NO_FLOW,
-        durable: bool = False,
     ) -> Done | Stale:
         """Runs a job on the least busy engine that has its residents.
 
@@ -179,7 +178,6 @@ class Engines:
             deadline_ns: Latest start on the machine's monotonic clock; 0 for none.
             priority: 0 is the default, 1 the most urgent of its flow.
             flow: Whose job it is.
-            durable: Wait for the host copy of a result that stays on the device.
 
         Returns:
             When the slots are the caller's again: `Done`, or `Stale` with the types to plan with.
@@ -208,7 +206,8 @@ class Engines:
                 del future
             if isinstance(reply, Done):
                 if reply.stored is not None:
-                    reply = await self._store(index, reply, reply.stored, durable=durable)
+                    (output,) = template.outputs
+                    reply = await self._store(index, reply, reply.stored, durable=output.durable)
                 if client.is_disconnected:
                     raise ClientGone("the client left before its answer")
                 return reply
@@ -219,27 +218,30 @@ class Engines:
         raise Unavailable("its resident tensors keep moving while it waits")
 
     async def _store(self, index: int, reply: Done, stored: Stored, *, durable: bool) -> Done:
-        """Makes a result resident that an engine keeps, and waits for its host copy if that is asked for."""
+        """Makes a result resident that an engine keeps; a durable one when its host copy exists."""
         if stored.ticket:
-            info, was_there = await self._order(index, stored.info, stored.ticket)
+            info, was_there = await self._order(index, stored.info, stored.ticket, durable=durable)
             stored = Stored(info, replaced=was_there)
         else:
             self._directory.learn_stored(stored.info)
-        if durable:
-            await self._ask(self._engines[index], AwaitCopy(0, stored.info.name, stored.info.version), Tensors)
         return msgspec.structs.replace(reply, stored=stored)
 
-    async def _order(self, index: int, info: TensorInfo, ticket: int) -> tuple[TensorInfo, bool]:
-        """Has the home engine give a version to a tensor that another engine holds."""
+    async def _order(
+        self, index: int, info: TensorInfo, ticket: int, *, durable: bool = False
+    ) -> tuple[TensorInfo, bool]:
+        """Has the home engine give a version to a tensor that waits for it."""
         engine, home = self._engines[index], self._home_of(info.name)
         try:
-            reply = await self._ask(home, OrderTensor(0, info), Tensors)
+            if durable:
+                await self._ask(engine, AwaitCopy(0, ticket), Tensors)
+            reply = await self._ask(home, OrderTensor(0, info, ticket), Tensors)
         except TilewireError:
             with contextlib.suppress(TilewireError):
                 await self._ask(engine, AdoptTensor(0, ticket, info), Tensors)
             raise
         (ordered,) = reply.tensors
-        await self._ask(engine, AdoptTensor(0, ticket, ordered), Tensors)
+        if engine is not home:
+            await self._ask(engine, AdoptTensor(0, ticket, ordered), Tensors)
         self._directory.learn_stored(ordered)
         return ordered, reply.replaced
 

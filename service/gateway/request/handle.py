@@ -187,7 +187,6 @@ async def compute(
             deadline_ns=deadline_of(template, context),
             priority=template.priority,
             flow=context.flow,
-            durable=template.durable,
         )
         if isinstance(reply, Done):
             context.timings, context.batch_size = reply.timings, reply.batch_size
@@ -259,7 +258,7 @@ def plan_task(
     encoder = task.encoder(outputs)
     regions = [task.out_regions.get(name) for name in op.outputs]
     specs = tuple(
-        OutputSpec(kind, None if region is None else region.name, task.store)
+        OutputSpec(kind, None if region is None else region.name, task.store, task.durable)
         for kind, region in zip(planned.outputs, regions, strict=True)
     )
     lead = None
@@ -287,7 +286,6 @@ def plan_task(
         result_bytes=result_bytes,
         encoder=encoder,
         store=task.store,
-        durable=task.durable,
     )
 
 

@@ -48,7 +48,6 @@ class RequestTemplate(msgspec.Struct, eq=False):
         result_bytes: Bytes of the results' slot.
         encoder: Writer of the answer; None when the description of the stored result is the answer.
         store: Name under which the result becomes resident; None to answer it.
-        durable: The answer waits for the host copy of that.
         allowed: Rights that were found to allow it; None before.
     """
 
@@ -66,7 +65,6 @@ class RequestTemplate(msgspec.Struct, eq=False):
     result_bytes: int
     encoder: Encoder | None
     store: str | None = None
-    durable: bool = False
     allowed: Access | None = None
 
     @property

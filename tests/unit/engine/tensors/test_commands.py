@@ -87,7 +87,7 @@ class Pair:
         """A result of the follower, and what its home makes of it."""
         stored = self.follower.residents.keep(W, torch.full((3,), value), KIND)
         self.gateway.tickets.add(stored.ticket)
-        return stored, self.home.order(stored.info)[0]
+        return stored, self.home.order(stored.info, stored.ticket)[0]
 
     def spread(self) -> None:
         """Brings the changes of the home engine to the one that follows."""

@@ -343,7 +343,7 @@ def test_a_single_tensor_is_known_everywhere_and_held_by_one(chain: Chain) -> No
 
 def test_the_board_shows_every_change_before_it_is_deposited(chain: Chain) -> None:
     class Watching(VaultWriter):
-        def keep(self, info: TensorInfo, fd: int = -1) -> None:
+        def keep(self, info: TensorInfo, fd: int = -1, holder: tuple[int, int] = (0, 0)) -> None:
             assert chain.board.versions[slot_of(info.name)] == info.version
             seen.append(info.version)
 
@@ -361,6 +361,41 @@ def test_the_board_shows_every_change_before_it_is_deposited(chain: Chain) -> No
 
 def result(value: float) -> tuple[torch.Tensor, TensorType]:
     return torch.full((3,), value), TensorType("float32", (3,))
+
+
+def restored(chain: Chain, index: int, name: str) -> list[float]:
+    """What the next process of an engine has under a name."""
+    begun = engine(index, chain.board, VaultWriter(-1))
+    with chain.vault.handover(index) as kept:
+        for one in kept.tensors:
+            begun.restore(msgspec.structs.replace(one, fd=os.dup(one.fd) if one.fd >= 0 else -1))
+    return values(begun, name)
+
+
+class Offers:
+    """The engine beside the home of a chain, which holds results of names that the home orders.
+
+    Attributes:
+        holder: Its residents.
+        deposits: The vault's end of its socket.
+        feed_end: Where the home follows.
+    """
+
+    def __init__(self, chain: Chain, stack: contextlib.ExitStack) -> None:
+        self.deposits, holder_end = pair(stack)
+        ours, self.feed_end = pair(stack)
+        chain.vault.feeds[0] = VaultFeed(ours)
+        writer = VaultWriter(holder_end.detach(), 1)
+        stack.callback(writer.close)
+        self.holder = engine(1, chain.board, writer)
+        # From its start on, the supervisor listens to it.
+        chain.vault.drain(self.deposits, 1)
+
+
+@pytest.fixture
+def offers(chain: Chain) -> Iterator[Offers]:
+    with contextlib.ExitStack() as stack:
+        yield Offers(chain, stack)
 
 
 def copy_of(value: float) -> int:
@@ -441,7 +476,7 @@ def test_a_copy_may_overtake_the_change_itself(chain: Chain) -> None:
     holder, follower = chain.home, chain.follower()[0]
     stored = holder.keep(name, *result(1))
     assert stored.ticket
-    ordered, was_there = home.order(stored.info)
+    ordered, was_there = home.order(stored.info, stored.ticket)
     assert (ordered.version > 0, was_there, ordered.engines) == (True, False, (0,))
     adopted = holder.adopt(stored.ticket, ordered)
     assert adopted is not None
@@ -464,14 +499,14 @@ def test_a_result_is_adopted_unless_its_name_has_changed_since(chain: Chain) -> 
     home, holder = engine(1, chain.board, VaultWriter(-1)), chain.home
     first, second = holder.keep(name, *result(1)), holder.keep(name, *result(2))
     assert holder.nbytes == 24
-    ordered, _ = home.order(first.info)
-    again, was_there = home.order(second.info)
+    ordered, _ = home.order(first.info, first.ticket)
+    again, was_there = home.order(second.info, second.ticket)
     assert was_there
     assert holder.adopt(second.ticket, again) is not None
     assert holder.adopt(first.ticket, ordered) is None
     assert (values(holder, name), holder.nbytes) == ([2] * 3, 12)
     third = holder.keep(name, *result(3))
-    ordered, _ = home.order(third.info)
+    ordered, _ = home.order(third.info, third.ticket)
     deleted = home.delete(name)
     holder.follow(Kept(name, None, -1, deleted.version, 1))
     assert holder.adopt(third.ticket, ordered) is None
@@ -482,6 +517,61 @@ def test_a_result_is_adopted_unless_its_name_has_changed_since(chain: Chain) -> 
     assert holder.nbytes == 0
     with pytest.raises(Unavailable, match="restarted"):
         holder.adopt(99, again)
+
+
+def test_a_durable_result_takes_the_place_of_an_older_tensor_with_its_copy(chain: Chain) -> None:
+    chain.home.put(W, number(1))
+    stored = chain.home.keep(W, *result(2), durable=True)
+    assert stored.ticket
+    # Whenever the engine dies until it is ordered, the older one is there.
+    chain.vault.drain(chain.deposits)
+    assert restored(chain, 0, W) == [1] * 3
+    chain.home.set_copy(stored.ticket, copy_of(2))
+    assert values(chain.home, W) == [1] * 3
+    ordered, was_there = chain.home.order(stored.info, stored.ticket)
+    assert (was_there, ordered.engines) == (True, (0,))
+    assert (values(chain.home, W), chain.home.nbytes) == ([2] * 3, 12)
+    chain.vault.drain(chain.deposits)
+    assert restored(chain, 0, W) == [2] * 3
+
+
+def test_a_copy_that_another_engine_offers_comes_with_the_change(chain: Chain, offers: Offers) -> None:
+    name = homed("w", 0)
+    chain.home.put(name, number(1))
+    stored = offers.holder.keep(name, *result(2), durable=True)
+    offers.holder.set_copy(stored.ticket, copy_of(2))
+    ordered, _ = chain.home.order(stored.info, stored.ticket)
+    # The socket with the change is read first, and the holder dies before it adopts the tensor.
+    chain.vault.drain(chain.deposits)
+    assert restored(chain, 1, name) == [2] * 3
+    # The home has it from now on, too; the holder has not heard of it twice.
+    follower = VaultFollower(offers.feed_end.fileno())
+    for change in follower.take():
+        chain.home.follow(change)
+    follower.close()
+    assert values(chain.home, name) == [2] * 3
+    assert ordered.engines == (1,)
+
+
+def test_an_offer_ends_with_its_ticket(chain: Chain, offers: Offers) -> None:
+    name = homed("w", 0)
+    stored = offers.holder.keep(name, *result(1), durable=True)
+    offers.holder.set_copy(stored.ticket, copy_of(1))
+    offers.holder.release(stored.ticket)
+    assert offers.holder.nbytes == 0
+    chain.vault.drain(offers.deposits, 1)
+    chain.home.order(stored.info, stored.ticket)
+    chain.vault.drain(chain.deposits)
+    assert chain.vault.kept[name].fd == -1
+    # So does one of a process that is no more.
+    again = offers.holder.keep(name, *result(2), durable=True)
+    offers.holder.set_copy(again.ticket, copy_of(2))
+    chain.vault.drain(offers.deposits, 1)
+    with chain.vault.handover(1):
+        pass
+    chain.home.order(again.info, again.ticket)
+    chain.vault.drain(chain.deposits)
+    assert chain.vault.kept[name].fd == -1
 
 
 def test_a_result_counts_against_the_quota() -> None:
