@@ -49,7 +49,7 @@ arch: $(VENV)/.dev ## the import contracts
 	$(BIN)/lint-imports
 
 docs: $(VENV)/.dev ## write what is generated: docs/configuration.md, docs/client.md and the table of docs/worth-it.md
-	$(BIN)/python -m tilewire.service.cli.configuration_doc > docs/configuration.md
+	$(BIN)/python -m deploy.configuration_reference > docs/configuration.md
 	$(BIN)/python -m deploy.client_reference
 	$(BIN)/python -m benchmarks.break_even --write docs/worth-it.md
 

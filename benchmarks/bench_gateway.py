@@ -136,7 +136,7 @@ async def measure(listener: socket.socket, case: tuple[int, int, str], seconds: 
     await heard.wait()
     told.recv()
     heard.clear()
-    child.settle()
+    child.freeze_objects()
     cpu_s = time.thread_time()
     await heard.wait()
     cpu_s = time.thread_time() - cpu_s

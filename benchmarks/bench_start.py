@@ -34,7 +34,7 @@ import tilewire
 from benchmarks.bench_batching import npy_of
 from benchmarks.bench_overload import Sender
 from benchmarks.machine import describe
-from benchmarks.stalls import LEAST_S, Stalls
+from benchmarks.stalls import MIN_S, Stalls
 from tilewire import Client
 
 # A request may take this many times the median of its class.
@@ -263,7 +263,7 @@ def judge(answered: list[Answered], without_engine: list[float], stalls: Stalls)
         )
     num_outliers = int(sum(row["outliers"] for row in classes.values()))
     print(f"{num_outliers} above {OUTLIER:g}x their median; of what no engine hears of, {int(control['outliers'])}")
-    print(f"waited {LEAST_S * 1e3:g} ms or longer, though they did next to nothing: {stalls.summary()}")
+    print(f"waited {MIN_S * 1e3:g} ms or longer, though they did next to nothing: {stalls.summary()}")
 
     def ratio(each: Answered) -> float:
         return each.spent_s * 1e3 / classes[each.size]["p50_ms"] if each.size in classes else 0.0

@@ -1,4 +1,4 @@
-"""A load generator that is not Python: wrk, told by a generated script what to send. Owns its command, script and result.
+"""A load generator that is not Python: wrk, with a generated script of what to send. Owns its command, script and result.
 
 wrk keeps a number of connections busy, each sending its next request when its last was answered (a closed loop). Knows no
 server.

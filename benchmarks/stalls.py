@@ -16,7 +16,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Self
 
 # Shorter ones are the scheduler's everyday work.
-LEAST_S = 0.002
+MIN_S = 0.002
 _LOOK_EVERY_S = 0.01
 _MEMORY_BYTES = 2**18
 
@@ -53,7 +53,7 @@ class Stalls:
         kinds: of `KINDS`.
 
     Attributes:
-        found: by kind, (begin, end) by `time.monotonic` of what took `LEAST_S` or longer, in order; filled at the end.
+        found: by kind, (begin, end) by `time.monotonic` of what took `MIN_S` or longer, in order; filled at the end.
     """
 
     def __init__(self, kinds: tuple[str, ...] = tuple(KINDS)) -> None:
@@ -104,7 +104,7 @@ def _watch(pipe: Connection, kind: str) -> None:
     while True:
         act()
         now = time.monotonic()
-        if now - before >= LEAST_S:
+        if now - before >= MIN_S:
             found.append((before, now))
         if now - looked >= _LOOK_EVERY_S:
             if pipe.poll():

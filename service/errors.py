@@ -1,30 +1,6 @@
 """Defines one class per cause of failure. Owns the status, the code and whether to try again.
 
 `gateway.request.response` writes the messages, in the form that the path asks for.
-
-    TilewireError
-    ├── InvalidRequest            400  a body, shape, dtype, option or name that cannot be right
-    ├── AlreadyExists             400  the name is taken
-    ├── NotOffered                400  this server has it turned off
-    ├── Unauthorized              401  API keys are configured, and the request has none that is known
-    ├── Forbidden                 403  the key may not do this, or nobody may
-    ├── UnknownName               404  no such op, model or tensor
-    ├── MethodNotAllowed          405  the path exists, but not with this method
-    ├── Lost                      410  a stored result was lost with its engine; write it again
-    ├── LengthRequired            411  neither Content-Length nor chunked
-    ├── BodyTooLarge              413  over --max-body-bytes
-    ├── UnknownFormat             415  no format that we read or write
-    ├── BeyondLimit               422  understood, but over a configured limit
-    ├── TooBusy                   429  no room for the body, the result or the job; try again
-    ├── OverQuota                 429  the key has used up its quota; try again
-    ├── Unavailable               503  starting, draining, or the engine is restarting; try again
-    ├── DeadlinePassed            504  its deadline passed before it started
-    ├── ResidentQuota             507  --resident-bytes would be exceeded
-    ├── ClientGone                499  the client left; nobody reads this answer
-    ├── UnknownCoding             501  a transfer coding that is not offered
-    └── InternalError             500  a bug; the trace goes to the log
-
-Source: the tree follows httpx's `_exceptions.py` in form.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Outcome:
     Attributes:
         case: The case.
         latencies_ms: Per answered request, as the client saw it.
-        stages_ms: Per answered request, as `Server-Timing` told it.
+        stages_ms: Time of each stage of an answered request, from `Server-Timing`.
         batch_sizes: Per answered request.
         worst_error: Largest error over the allowed one.
         failures: Descriptions of failures.

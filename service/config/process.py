@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from tilewire.service.ops.op import Limits
-from tilewire.service.supervisor.handover import Keepsakes
+from tilewire.service.supervisor.handover import Handover
 
 LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -141,7 +141,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     warmup: str
     forbid_serving_compiles: bool
     batch_invariant: bool
-    kept: Keepsakes
+    kept: Handover
     allow_shared_memory: bool
     shared_memory_prefix: str
     shared_memory_bytes: int

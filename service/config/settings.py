@@ -27,7 +27,7 @@ from tilewire.service.config.process import (
     TracingSettings,
 )
 from tilewire.service.ops.op import Limits
-from tilewire.service.supervisor.handover import Keepsakes
+from tilewire.service.supervisor.handover import Handover
 
 # Plain bytes, or with a unit: 512MiB, 2GB.
 Bytes = Annotated[int, BeforeValidator(lambda value: int(TypeAdapter(ByteSize).validate_python(value)))]
@@ -309,7 +309,7 @@ class Settings(BaseSettings):
         )
 
     def engine(
-        self, index: int, listen_fd: int, vault_fd: int, board_fd: int, restarts: int, kept: Keepsakes
+        self, index: int, listen_fd: int, vault_fd: int, board_fd: int, restarts: int, kept: Handover
     ) -> EngineSettings:
         """The slice that engine `index` gets."""
         return self._slice(

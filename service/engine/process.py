@@ -135,7 +135,7 @@ def prepare(store: TensorStore, settings: EngineSettings, logger: structlog.stdl
         raise CannotStart(str(error)) from error
     check_ops(store.backend, report)
     store.describe_kernels()
-    child.settle()
+    child.freeze_objects()
 
 
 def fill(store: TensorStore, settings: EngineSettings, logger: structlog.stdlib.BoundLogger, report: Report) -> None:

@@ -112,7 +112,7 @@ def protocol_for(gateway: Gateway, app: ASGIApp) -> type[TilewireProtocol]:
     """The protocol with its limits and the app's ops; uvicorn wants a class."""
     settings = gateway.settings
     limits = {
-        "patience_s": settings.body_timeout_s,
+        "timeout_s": settings.body_timeout_s,
         "min_body_bytes_per_s": settings.min_body_bytes_per_s,
         "max_body_s": settings.max_body_s,
         "max_connections": settings.max_connections,

@@ -22,7 +22,7 @@ from tilewire.service.errors import InvalidRequest, MethodNotAllowed, UnknownNam
 from tilewire.service.gateway.api import console, docs, health
 from tilewire.service.gateway.api.openapi.document import make_document
 from tilewire.service.gateway.api.paths import OpPaths
-from tilewire.service.gateway.api.v1 import history, kernels, programs, tensors
+from tilewire.service.gateway.api.v1 import programs, reports, tensors
 from tilewire.service.gateway.api.v1 import routes as native
 from tilewire.service.gateway.api.v2 import routes as oip
 from tilewire.service.gateway.api.v2 import shared_memory_routes as shared_memory
@@ -80,8 +80,7 @@ def create_app(gateway: Gateway) -> TilewireApp:
         tensors.router(gateway),
         native.router(),
         programs.router(gateway),
-        kernels.router(gateway),
-        history.router(gateway),
+        reports.router(gateway),
         oip.router(gateway),
         shared_memory.router(gateway),
         health.router(gateway),

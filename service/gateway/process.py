@@ -22,7 +22,7 @@ from tilewire.service.config.process import GatewaySettings, TracingSettings
 from tilewire.service.gateway.auth.authenticator import Authenticator
 from tilewire.service.gateway.auth.quotas import Quotas, UsagePage
 from tilewire.service.gateway.connection.limits import DRAIN_GRACE_S
-from tilewire.service.gateway.engines.busy_poll import Poller
+from tilewire.service.gateway.engines.busy_poll import BusyPoller
 from tilewire.service.gateway.engines.client import EngineClient
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
@@ -117,7 +117,7 @@ def open_recorder(tracing: TracingSettings, index: int) -> Recorder | None:
     return OtlpRecorder(tracing, __version__, index)
 
 
-async def drain_when_told(
+async def drain_on_signal(
     draining: asyncio.Event, gateway: Gateway, servers: Sequence[Server], control: child.Control
 ) -> None:
     """Stops admitting, waits for what is under way, keeps answering 503 for a moment, then closes the door.
@@ -149,7 +149,7 @@ async def say_ready(attached: asyncio.Event, servers: Sequence[Server], control:
     await attached.wait()
     for server in servers:
         await server.is_listening.wait()
-    child.settle()
+    child.freeze_objects()
     sys.setswitchinterval(SWITCH_S)
     control.send(child.Ready("every engine is attached"))
 
@@ -179,7 +179,7 @@ async def serve(settings: GatewaySettings, open_servers: Callable[[Gateway], Seq
         if all(client.welcome is not None for client in clients):
             attached.set()
 
-    poller = Poller(settings.busy_poll_s)
+    poller = BusyPoller(settings.busy_poll_s)
     clients = [
         EngineClient(settings.index, address, segment, on_change, poller) for address in settings.engine_addresses
     ]
@@ -188,7 +188,7 @@ async def serve(settings: GatewaySettings, open_servers: Callable[[Gateway], Seq
     servers = open_servers(gateway)
 
     background: list[Coroutine[Any, Any, None]] = [client.run() for client in clients]
-    background.append(drain_when_told(draining, gateway, servers, control))
+    background.append(drain_on_signal(draining, gateway, servers, control))
     background.append(say_ready(attached, servers, control))
     background.append(gateway.authenticator.keep_current())
     tasks = [asyncio.create_task(one) for one in background]

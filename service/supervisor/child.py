@@ -118,6 +118,7 @@ class HiddenSums(msgspec.Struct, frozen=True, tag="hidden"):
 
 Request = ReadExposition | ReadHidden | ReadHistory
 Reply = ExpositionText | HiddenSums | HistoryReply
+ReplyT = TypeVar("ReplyT", ExpositionText, HiddenSums, HistoryReply)
 ToSupervisor = Ready | Beat | Figures | Request
 ToChild = Drain | Reply
 
@@ -157,7 +158,7 @@ def read_settings(kind: type[SettingsT]) -> SettingsT:
     return settings.moved({-1: -1, **dict(zip(numbers, fds, strict=True))})
 
 
-def settle() -> None:
+def freeze_objects() -> None:
     """Freezes all objects that live now, over which the garbage collector would take up to 0.1 s.
 
     What is made while serving is freed by its last reference; the collector looks for cycles in few objects at a time.
@@ -210,8 +211,7 @@ class Control:
         Raises:
             Unavailable: The supervisor is gone.
         """
-        reply = await self._request(ReadExposition(next(self._ids), openmetrics))
-        assert isinstance(reply, ExpositionText), "This is a bug."
+        reply = await self._request(ReadExposition(next(self._ids), openmetrics), ExpositionText)
         return reply.body, reply.content_type
 
     async def hidden(self) -> list[Sample]:
@@ -220,8 +220,7 @@ class Control:
         Raises:
             Unavailable: The supervisor is gone.
         """
-        reply = await self._request(ReadHidden(next(self._ids)))
-        assert isinstance(reply, HiddenSums), "This is a bug."
+        reply = await self._request(ReadHidden(next(self._ids)), HiddenSums)
         return reply.samples
 
     async def history(self) -> HistoryReport:
@@ -230,8 +229,7 @@ class Control:
         Raises:
             Unavailable: The supervisor is gone.
         """
-        reply = await self._request(ReadHistory(next(self._ids)))
-        assert isinstance(reply, HistoryReply), "This is a bug."
+        reply = await self._request(ReadHistory(next(self._ids)), HistoryReply)
         return reply.report
 
     async def close(self) -> None:
@@ -239,16 +237,18 @@ class Control:
         self._link.close()
         await self._lost.wait()
 
-    async def _request(self, request: Request) -> Reply:
+    async def _request(self, request: Request, kind: type[ReplyT]) -> ReplyT:
         if not self._link.is_open:
             raise Unavailable("the supervisor is gone")
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._pending[request.id] = future
         self._link.send(request)
         try:
-            return await future
+            reply = await future
         finally:
             del self._pending[request.id]
+        assert isinstance(reply, kind), "This is a bug."
+        return reply
 
     def _on_message(self, message: ToChild) -> None:
         if isinstance(message, Drain):

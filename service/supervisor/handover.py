@@ -44,7 +44,7 @@ class KeptRegion(msgspec.Struct, frozen=True):
     fd: int
 
 
-class Keepsakes(msgspec.Struct, frozen=True):
+class Handover(msgspec.Struct, frozen=True):
     """All that a new engine takes over from the one before it.
 
     Attributes:
@@ -62,9 +62,9 @@ class Keepsakes(msgspec.Struct, frozen=True):
         """Descriptors; -1 for a tensor that was deleted."""
         return (*(one.fd for one in self.tensors), *(one.fd for one in self.regions))
 
-    def moved(self, to: Mapping[int, int]) -> Keepsakes:
+    def moved(self, to: Mapping[int, int]) -> Handover:
         """Returns the same with the numbers that descriptors have in another process."""
-        return Keepsakes(
+        return Handover(
             [msgspec.structs.replace(one, fd=to[one.fd]) for one in self.tensors],
             [msgspec.structs.replace(one, fd=to[one.fd]) for one in self.regions],
             self.versions,

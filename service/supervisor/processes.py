@@ -210,10 +210,10 @@ class Supervisor:
         Raises:
             StartError: A child cannot start, or died too often before it was ever ready.
         """
-        told = asyncio.create_task(stopping.wait())
-        await asyncio.wait([told, *children], return_when=asyncio.FIRST_COMPLETED)
-        if not told.done():
-            told.cancel()
+        signalled = asyncio.create_task(stopping.wait())
+        await asyncio.wait([signalled, *children], return_when=asyncio.FIRST_COMPLETED)
+        if not signalled.done():
+            signalled.cancel()
             for process in (*self._gateways, *self._engines):
                 process.kill()
             await asyncio.gather(*children)

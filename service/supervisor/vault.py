@@ -2,7 +2,7 @@
 
 Owns the messages and both ends of their sockets. The home engine of a name deposits each change in its order (a descriptor
 travels beside the message). An engine that keeps a result deposits the copy of it later. The supervisor keeps the last change
-of each name, hands it to a new engine as `Keepsakes`, and feeds every change to the other engines in the order of its home.
+of each name, hands it to a new engine as `Handover`, and feeds every change to the other engines in the order of its home.
 The kernel's socket buffer outlives a crashed engine, so a change that was deposited before a crash is taken in after it.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import msgspec
 
 from tilewire.service.ipc.messages import RegionInfo, TensorInfo
-from tilewire.service.supervisor.handover import Keepsakes, Kept, KeptRegion
+from tilewire.service.supervisor.handover import Handover, Kept, KeptRegion
 
 MAX_MESSAGE_BYTES = 8192
 # One descriptor, as the kernel sends it.
@@ -65,7 +65,7 @@ class RegionDeposit(msgspec.Struct, frozen=True, tag="region"):
     info: RegionInfo | None
 
 
-class Want(msgspec.Struct, frozen=True, tag="want"):
+class CopyRequest(msgspec.Struct, frozen=True, tag="copy_request"):
     """An engine needs a tensor that another one holds."""
 
     name: str
@@ -114,9 +114,9 @@ class VaultWriter:
         """Deposits that a tensor is no more."""
         self._send(Deposit(name, None, version, self._home, is_of_file), -1)
 
-    def want(self, name: str) -> None:
-        """Asks for the host copy of a tensor; it comes as a change that is a copy, as soon as there is one."""
-        self._send(Want(name), -1)
+    def request_copy(self, name: str) -> None:
+        """Requests the host copy of a tensor, which comes as a change that is a copy, as soon as there is one."""
+        self._send(CopyRequest(name), -1)
 
     def keep_region(self, info: RegionInfo, fd: int) -> None:
         """Deposits a region before its registration is acknowledged."""
@@ -131,7 +131,7 @@ class VaultWriter:
         if self._socket is not None:
             self._socket.close()
 
-    def _send(self, deposit: Deposit | Offer | RegionDeposit | Want, fd: int) -> None:
+    def _send(self, deposit: Deposit | Offer | RegionDeposit | CopyRequest, fd: int) -> None:
         if self._socket is not None:
             socket.send_fds(self._socket, [msgspec.msgpack.encode(deposit)], [fd] if fd >= 0 else [])
 
@@ -252,7 +252,7 @@ class VaultReader:
         self._wanted: dict[str, set[int]] = {}
 
     @contextlib.contextmanager
-    def handover(self, engine: int = 0) -> Iterator[Keepsakes]:
+    def handover(self, engine: int = 0) -> Iterator[Handover]:
         """Yields what a new engine takes over; none of its descriptors is closed until the block ends."""
         self._num_handovers += 1
         # Nobody brings versions for what the last process held.
@@ -263,7 +263,7 @@ class VaultReader:
             for one in self.kept.values()
         ]
         try:
-            yield Keepsakes(tensors, list(self.kept_regions.values()), tuple(self.versions))
+            yield Handover(tensors, list(self.kept_regions.values()), tuple(self.versions))
         finally:
             self._num_handovers -= 1
             self._close_replaced()
@@ -278,11 +278,11 @@ class VaultReader:
                 return
             if not data:
                 return
-            deposit = msgspec.msgpack.decode(data, type=Deposit | Offer | RegionDeposit | Want)
+            deposit = msgspec.msgpack.decode(data, type=Deposit | Offer | RegionDeposit | CopyRequest)
             fd = fds[0] if fds else -1
             if isinstance(deposit, RegionDeposit):
                 self._take_region(deposit, fd)
-            elif isinstance(deposit, Want):
+            elif isinstance(deposit, CopyRequest):
                 self._wanted.setdefault(deposit.name, set()).add(engine)
                 self._give(deposit.name)
             elif isinstance(deposit, Offer):

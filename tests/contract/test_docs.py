@@ -21,12 +21,11 @@ import numpy as np
 import pytest
 
 from benchmarks import break_even
-from deploy import client_reference
+from deploy import client_reference, configuration_reference
 from tests.support.live_server import path_with
 from tests.support.programs import find_program, free_port
 from tilewire._cli.app import COMMANDS
 from tilewire._variables import CLIENT_VARIABLES
-from tilewire.service.cli import configuration_doc
 from tilewire.service.cli.serve import flag_name, variable_name
 from tilewire.service.config.settings import Settings
 from tilewire.service.errors import BY_CODE
@@ -100,7 +99,7 @@ def targets_of_the_makefile() -> set[str]:
 
 
 def test_configuration_page_is_up_to_date() -> None:
-    assert configuration_doc.main(["--check"]) == 0, "run `make docs`"
+    assert configuration_reference.main(["--check"]) == 0, "run `make docs`"
 
 
 def test_the_client_reference_is_up_to_date(tmp_path: Path) -> None:
@@ -124,9 +123,9 @@ def test_the_table_of_when_it_is_worth_it_is_computed_from_the_results() -> None
 
 def test_a_page_that_differs_is_noticed(tmp_path: Path) -> None:
     other = tmp_path / "configuration.md"
-    assert configuration_doc.main(["--check"], other) == configuration_doc.EXIT_DIFFERS
-    other.write_text(configuration_doc.page() + " ", encoding="utf-8")
-    assert configuration_doc.main(["--check"], other) == configuration_doc.EXIT_DIFFERS
+    assert configuration_reference.main(["--check"], other) == configuration_reference.EXIT_DIFFERS
+    other.write_text(configuration_reference.page() + " ", encoding="utf-8")
+    assert configuration_reference.main(["--check"], other) == configuration_reference.EXIT_DIFFERS
 
 
 def test_settings_in_the_documents_exist() -> None:

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.support.exposition import is_idle, scrape, settles
+from tests.support.exposition import check_left_idle
 from tests.support.float64_oracle import assert_close, matmul, random_array, softmax
 from tests.support.oip_bodies import LENGTH, binary_input, from_answer, text_input, to_binary, to_text
 from tests.support.problems import check_error
@@ -36,9 +36,7 @@ DECOMPRESS: dict[str | None, Coder] = {None: bytes, "gzip": gzip.decompress, "de
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind(client: httpx.Client) -> Iterator[None]:
     yield
-    assert client.get("/v2/health/live").status_code == 200
-    assert client.get("/v2/health/ready").status_code == 200
-    assert settles(client, is_idle), scrape(client)
+    check_left_idle(client)
 
 
 def infer(

@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.support.exposition import is_idle, scrape, settles
+from tests.support.exposition import check_left_idle
 from tests.support.float64_oracle import random_array
 from tests.support.oip_bodies import LENGTH, bad_products, to_binary, to_text
 from tests.support.problems import check_error
@@ -24,9 +24,7 @@ MATMUL, SOFTMAX, ADD = (f"/v2/models/{name}/infer" for name in ("matmul", "softm
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind(client: httpx.Client) -> Iterator[None]:
     yield
-    assert client.get("/v2/health/live").status_code == 200
-    assert client.get("/v2/health/ready").status_code == 200
-    assert settles(client, is_idle), scrape(client)
+    check_left_idle(client)
 
 
 @pytest.mark.parametrize(

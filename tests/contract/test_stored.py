@@ -24,7 +24,7 @@ PRODUCT = to_safetensors({"a": A, "b": B})
 TYPE = "application/x-safetensors"
 # At this rate a host copy of a few bytes takes minutes, unless a request awaits it.
 SLOW_COPIES = ("--host-copy-bytes-per-s", "1")
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def kill_engines(server: LiveServer, client: httpx.Client) -> None:
     for victim in server.engines():
         os.kill(victim, signal.SIGKILL)
     assert settles(client, lambda now: total(now, "tilewire_engine_restarts_total") > restarts)
-    end_s = time.monotonic() + PATIENCE_S
+    end_s = time.monotonic() + TIMEOUT_S
     while client.get("/readyz").status_code != 200:
         assert time.monotonic() < end_s, "no engine came back"
 

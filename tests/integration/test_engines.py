@@ -19,7 +19,7 @@ from tests.support.exposition import scrape, settles, total
 from tests.support.live_server import LiveServer
 from tests.support.tensor_bodies import TYPES, decode, to_npy, to_safetensors
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 W = np.arange(12, dtype=np.float32).reshape(4, 3)
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
 
@@ -40,7 +40,7 @@ def engines_of(client: httpx.Client) -> list[str]:
 
 
 def wait_for_engines(client: httpx.Client, devices: list[str]) -> None:
-    end_s = time.monotonic() + PATIENCE_S
+    end_s = time.monotonic() + TIMEOUT_S
     while engines_of(client) != devices:
         assert time.monotonic() < end_s, engines_of(client)
         time.sleep(0.01)
@@ -73,7 +73,7 @@ def test_one_engine_dies_and_the_other_serves(two_engines: LiveServer, two: http
     assert two.put("/v1/tensors/w", content=to_npy(W)).status_code == 201
     victim = min(two_engines.engines())
     os.kill(victim, signal.SIGKILL)
-    end_s = time.monotonic() + PATIENCE_S
+    end_s = time.monotonic() + TIMEOUT_S
     while len(alive := engines_of(two)) != 1:
         assert time.monotonic() < end_s, alive
     multiply(two)
@@ -131,7 +131,7 @@ def replace_engine(server: LiveServer, index: int) -> None:
     """Kills an engine; returns when there is another process in its place."""
     victim = sorted(server.engines())[index]
     os.kill(victim, signal.SIGKILL)
-    end_s = time.monotonic() + PATIENCE_S
+    end_s = time.monotonic() + TIMEOUT_S
     while victim in (alive := server.engines()) or len(alive) < 2:
         assert time.monotonic() < end_s, alive
         time.sleep(0.01)

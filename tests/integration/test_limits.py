@@ -13,17 +13,9 @@ import pytest
 from tests.conftest import StartServer
 from tests.support.exposition import is_idle, scrape, settles, total
 from tests.support.float64_oracle import random_array
+from tests.support.product import BODY, MATMUL, check_product
 from tests.support.raw_http import ConnectionEnded, RawConnection, head, post
 from tests.support.tensor_bodies import TYPES, decode, to_safetensors
-
-A, B = random_array("float32", (8, 8), 1), random_array("float32", (8, 8), 2)
-BODY = to_safetensors({"a": A, "b": B})
-MATMUL = post("/v1/matmul", BODY, content_type=TYPES["safetensors"])
-EXPECTED = A.astype(np.float64) @ B.astype(np.float64)
-
-
-def check_product(body: bytes) -> None:
-    np.testing.assert_allclose(decode(TYPES["safetensors"], body), EXPECTED, rtol=1e-4, atol=1e-5)
 
 
 def test_a_body_that_stalls_is_given_up(start_server: StartServer) -> None:

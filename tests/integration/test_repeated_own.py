@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.support.collector import Collector, attributes_of, collecting
+from tests.support.collector import Collector, attributes_of
 from tests.support.exposition import is_idle, settles
 from tests.support.gateway_bench import GatewayBench
 from tests.support.live_server import LiveServer, serving
@@ -128,12 +128,6 @@ def test_an_error_names_the_request() -> None:
         assert json.loads(body)["request_id"] == "number-0007"
 
     play(scene)
-
-
-@pytest.fixture(scope="module")
-def collector() -> Iterator[Collector]:
-    with collecting() as collector:
-        yield collector
 
 
 @pytest.fixture(scope="module")

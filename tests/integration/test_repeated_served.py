@@ -18,7 +18,7 @@ import pytest
 import tilewire
 from tests.conftest import StartServer
 from tests.support.api_keys import entry, keys_file
-from tests.support.collector import Collector, attributes_of, collecting
+from tests.support.collector import Collector, attributes_of
 from tests.support.exposition import is_idle, scrape, settles, total
 from tests.support.float64_oracle import random_array
 from tests.support.live_server import LiveServer, held, serving
@@ -34,12 +34,6 @@ W = random_array("float32", (16, 8), 1)
 X = random_array("float32", (4, 16), 2)
 SENT = post("/v1/matmul?b=@w", to_npy(X))
 KEY = "tw_repeated"
-
-
-@pytest.fixture(scope="module")
-def collector() -> Iterator[Collector]:
-    with collecting() as collector:
-        yield collector
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -14,29 +12,10 @@ import tritonclient.http as triton
 from ml_dtypes import bfloat16
 from tritonclient.utils import shared_memory as shm
 
-from tests.conftest import SMALL
-from tests.support.live_server import LiveServer, serving
+from tests.support.live_server import LiveServer
 from tests.support.shared_objects import PREFIX
 from tests.support.tensor_bodies import Array, to_npy
-from tests.support.triton_regions import A, B, Regions, connected, given, infer, read, refused, wanted
-
-
-@pytest.fixture(scope="module")
-def sharing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with serving(tmp_path_factory.mktemp("sharing") / "log", *SMALL, "--allow-shared-memory") as server:
-        yield server
-
-
-@pytest.fixture
-def client(sharing: LiveServer) -> Iterator[triton.InferenceServerClient]:
-    with connected(sharing) as client:
-        yield client
-
-
-@pytest.fixture
-def regions(client: triton.InferenceServerClient) -> Iterator[Regions]:
-    with contextlib.ExitStack() as stack:
-        yield Regions(client, stack)
+from tests.support.triton_regions import A, B, Regions, given, infer, read, refused, wanted
 
 
 def test_operands_and_result_in_regions(regions: Regions) -> None:
@@ -47,20 +26,20 @@ def test_operands_and_result_in_regions(regions: Regions) -> None:
     np.testing.assert_array_equal(read(out, A @ B), A @ B)
 
 
-def test_the_clients_own_shared_memory(client: triton.InferenceServerClient) -> None:
+def test_the_clients_own_shared_memory(sharing_client: triton.InferenceServerClient) -> None:
     key = f"/{PREFIX}{os.getpid()}-own"
     handle = shm.create_shared_memory_region("own", key, A.nbytes + B.nbytes + 60)
     try:
         shm.set_shared_memory_region(handle, [A, B])
-        client.register_system_shared_memory("own", key, A.nbytes + B.nbytes + 60)
+        sharing_client.register_system_shared_memory("own", key, A.nbytes + B.nbytes + 60)
         inputs = [given("a", A, "own"), given("b", B, "own", A.nbytes)]
-        infer(client, "matmul", inputs, wanted("own", 60, A.nbytes + B.nbytes))
+        infer(sharing_client, "matmul", inputs, wanted("own", 60, A.nbytes + B.nbytes))
         got = shm.get_contents_as_numpy(handle, np.float32, [3, 5], A.nbytes + B.nbytes)
         np.testing.assert_array_equal(got, A @ B)
-        (status,) = client.get_system_shared_memory_status("own")
+        (status,) = sharing_client.get_system_shared_memory_status("own")
         assert status == {"name": "own", "key": key, "offset": 0, "byte_size": A.nbytes + B.nbytes + 60}
-        client.unregister_system_shared_memory("own")
-        assert client.get_system_shared_memory_status() == []
+        sharing_client.unregister_system_shared_memory("own")
+        assert sharing_client.get_system_shared_memory_status() == []
         del got
     finally:
         shm.destroy_shared_memory_region(handle)

@@ -17,32 +17,14 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from tests.conftest import SMALL, StartServer
+from tests.conftest import StartServer
 from tests.support.exposition import is_idle, settles
-from tests.support.live_server import LiveServer, serving
+from tests.support.live_server import LiveServer
 from tests.support.shared_objects import PREFIX, shared_object
 from tests.support.tensor_bodies import Array
 from tests.support.triton_regions import A, Regions, connected, given, infer, read, refused, wanted
 
-PATIENCE_S = 30.0
-
-
-@pytest.fixture(scope="module")
-def sharing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with serving(tmp_path_factory.mktemp("sharing") / "log", *SMALL, "--allow-shared-memory") as server:
-        yield server
-
-
-@pytest.fixture
-def client(sharing: LiveServer) -> Iterator[triton.InferenceServerClient]:
-    with connected(sharing) as client:
-        yield client
-
-
-@pytest.fixture
-def regions(client: triton.InferenceServerClient) -> Iterator[Regions]:
-    with contextlib.ExitStack() as stack:
-        yield Regions(client, stack)
+TIMEOUT_S = 30.0
 
 
 def test_an_object_that_is_cut_all_the_time_ends_no_engine(sharing: LiveServer, regions: Regions) -> None:
@@ -160,7 +142,7 @@ def test_nothing_is_left(sharing: LiveServer, regions: Regions) -> None:
 def let_go_of_all(pids: Sequence[int]) -> None:
     """Waits until these processes hold no object; the supervisor hears of a region's end after the client."""
     nothing = dict.fromkeys(pids, (0, 0))
-    end_s = time.monotonic() + PATIENCE_S
+    end_s = time.monotonic() + TIMEOUT_S
     while (held := {pid: held_by(pid) for pid in pids}) != nothing and time.monotonic() < end_s:
         time.sleep(0.05)
     assert held == nothing
@@ -180,7 +162,7 @@ def test_a_gateway_dies_and_the_regions_stay(sharing: LiveServer, regions: Regio
     path = regions.add("r", A.tobytes())
     victim = sharing.gateways()[0]
     os.kill(victim, signal.SIGKILL)
-    end_s = time.monotonic() + PATIENCE_S
+    end_s = time.monotonic() + TIMEOUT_S
     while len(sharing.gateways()) < 2 or victim in sharing.gateways():
         assert time.monotonic() < end_s
         time.sleep(0.02)
@@ -245,7 +227,7 @@ def connected_without_end(server: LiveServer) -> Iterator[triton.InferenceServer
 
 def until_ready(server: LiveServer, gone: set[int], num_engines: int = 1) -> None:
     """Returns when new engines serve every gateway."""
-    end_s = time.monotonic() + PATIENCE_S
+    end_s = time.monotonic() + TIMEOUT_S
     while gone & set(server.engines()) or len(server.engines()) < num_engines:
         assert time.monotonic() < end_s
         time.sleep(0.02)

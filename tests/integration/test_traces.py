@@ -14,19 +14,13 @@ import numpy as np
 import pytest
 
 from tests.conftest import StartServer
-from tests.support.collector import Collector, attributes_of, collecting
+from tests.support.collector import Collector, attributes_of
 from tests.support.live_server import LiveServer, serving
 from tests.support.tensor_bodies import to_npy, to_safetensors
 
 ONES = to_safetensors({"a": np.ones((64, 64), np.float32), "b": np.ones((64, 64), np.float32)})
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 FLAGS = ("--gateways", "1", "--arena-bytes", "64MiB", "--access-log", "--log-format", "json")
-
-
-@pytest.fixture(scope="module")
-def collector() -> Iterator[Collector]:
-    with collecting() as collector:
-        yield collector
 
 
 @pytest.fixture(scope="module")

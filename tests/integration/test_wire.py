@@ -17,19 +17,11 @@ import pytest
 from tests.support.exposition import is_idle, scrape, settles, total
 from tests.support.float64_oracle import random_array
 from tests.support.live_server import LiveServer
+from tests.support.product import BODY, MATMUL, A, check_product
 from tests.support.raw_http import Answer, ConnectionEnded, RawConnection, head, post
 from tests.support.tensor_bodies import TYPES, Array, decode, to_safetensors
 
 Raw = Callable[[], RawConnection]
-
-A, B = random_array("float32", (8, 8), 1), random_array("float32", (8, 8), 2)
-BODY = to_safetensors({"a": A, "b": B})
-MATMUL = post("/v1/matmul", BODY, content_type=TYPES["safetensors"])
-EXPECTED = A.astype(np.float64) @ B.astype(np.float64)
-
-
-def check_product(body: bytes) -> None:
-    np.testing.assert_allclose(decode(TYPES["safetensors"], body), EXPECTED, rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import torch
 
 from tilewire import kernels
 from tilewire.service.engine.backends.host import TORCH_DTYPES, dtype_name
-from tilewire.service.engine.ops.op import Operands
+from tilewire.service.engine.ops.op import KernelCall, Operands
 from tilewire.service.engine.ops.registry import ENGINE_OPS
 from tilewire.service.ops.op import Limits, OpOptions, TensorType
 from tilewire.service.ops.planning import parse_options, plan
@@ -71,10 +71,10 @@ def check(name: str, options: OpOptions, rounds: Sequence[Operands]) -> None:
     """Launches at once, then prepared on the first operands and launched with each of the others."""
     op, first = ENGINE_OPS[name], rounds[0]
     outs = empty_outs(name, options, first)
-    op.gpu(kernels, first, options, outs, batch_invariant=False)
+    op.gpu(KernelCall(kernels, first, options, outs, batch_invariant=False))
     compare(op.cpu(first, options, [out.dtype for out in outs]), outs)
     if all(out.numel() for out in outs):
-        launch = op.prepare(kernels, first, options, outs, batch_invariant=True)
+        launch = op.prepare(KernelCall(kernels, first, options, outs, batch_invariant=True))
         for inputs in rounds:
             for out in outs:
                 out.zero_()

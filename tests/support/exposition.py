@@ -47,3 +47,10 @@ def is_idle(samples: Scrape) -> bool:
     return (
         used == 0 and total(samples, "tilewire_in_flight_requests") == 0 and total(samples, "tilewire_queue_depth") == 0
     )
+
+
+def check_left_idle(client: httpx.Client) -> None:
+    """Checks that a server answers, is ready, and holds nothing of the requests before."""
+    assert client.get("/v2/health/live").status_code == 200
+    assert client.get("/v2/health/ready").status_code == 200
+    assert settles(client, is_idle), scrape(client)

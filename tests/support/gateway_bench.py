@@ -1,4 +1,4 @@
-"""A gateway's own server on a free port in this process, with an engine of ours at the Protocol: it answers when it is told to.
+"""A gateway's own server on a free port in this process, with an engine of ours at the Protocol, which answers on demand.
 
 Owns the engine and the life of the server; knows no test.
 """

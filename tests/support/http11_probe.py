@@ -14,7 +14,7 @@ from tests.support.raw_http import Answer, ConnectionEnded, RawConnection
 
 PASSES, WARNS, FAILS = "passes", "warns", "fails"
 # Longest wait for an answer or an end that a rule asks for, and for one that may not come.
-PATIENCE_S, SILENCE_S = 10.0, 0.7
+TIMEOUT_S, SILENCE_S = 10.0, 0.7
 CONTINUE = 100
 
 
@@ -55,20 +55,20 @@ def play(case: Case, address: tuple[str, int], target: Target) -> Observation:
     """Sends a case over a connection of its own."""
     seen = Observation()
     is_head = case.sends[0].startswith("HEAD ")
-    with RawConnection(socket.create_connection(address, timeout=PATIENCE_S)) as connection:
+    with RawConnection(socket.create_connection(address, timeout=TIMEOUT_S)) as connection:
         _send(connection, target.fill(case.sends[0]))
         asks_end = not any(one[:1].isdigit() and not one.endswith(CLOSE) for one in case.rule.passes)
-        end_s = time.monotonic() + (SILENCE_S if WAIT in case.rule.passes else PATIENCE_S)
+        end_s = time.monotonic() + (SILENCE_S if WAIT in case.rule.passes else TIMEOUT_S)
         seen.is_closed = _read(connection, seen.answers, end_s, is_head=is_head, at_most=1)
         if seen.answers and not seen.is_closed:
             # What is not asked for is looked for a moment: an end, or an answer too many.
-            end_s = time.monotonic() + (PATIENCE_S if asks_end else SILENCE_S)
+            end_s = time.monotonic() + (TIMEOUT_S if asks_end else SILENCE_S)
             if len(case.sends) == 1 or case.rule.max_answers == 1 or asks_end:
                 seen.is_closed = _read(connection, seen.answers, end_s, is_head=is_head, at_most=2)
         if len(case.sends) > 1 and seen.answers and not seen.is_closed:
             _send(connection, target.fill(case.sends[1]))
             later: list[Answer] = []
-            is_closed = _read(connection, later, time.monotonic() + PATIENCE_S, is_head=False, at_most=1)
+            is_closed = _read(connection, later, time.monotonic() + TIMEOUT_S, is_head=False, at_most=1)
             seen.then = _outcomes(later, is_closed)
     return seen
 

@@ -45,7 +45,7 @@ class LiveServer:
     def __init__(self, log: Path, *flags: str, tls: ssl.SSLContext | None = None, before: Sequence[str] = ()) -> None:
         self.log = log
         self.tls = tls
-        self._is_told = False
+        self._is_stopped = False
         env = {name: value for name, value in os.environ.items() if not name.startswith("TILEWIRE_")}
         env["PYTHONPATH"] = path_with(ROOT)
         with log.open("wb") as stderr:
@@ -151,9 +151,9 @@ class LiveServer:
 
     def terminate(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Tells it to end, once: twice would mean at once."""
-        if not self._is_told and self.process.poll() is None:
+        if not self._is_stopped and self.process.poll() is None:
             self.process.send_signal(number)
-        self._is_told = True
+        self._is_stopped = True
 
     def stop(self) -> int:
         """SIGTERM, as an orchestrator does; returns the exit status."""

@@ -43,7 +43,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def running(command: Sequence[str], log: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A program that serves on a port; at the end it is told to stop, and must."""
+    """A program that serves on a port; at the end it gets a signal, and must stop."""
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
     try:

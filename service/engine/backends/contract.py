@@ -111,7 +111,7 @@ class LaunchSpec:
         return [(pieces[0].type, shape) for pieces, shape in self.outputs]
 
 
-# Told (stage, done, total) while something takes long.
+# Called with (stage, done, total) while something takes long.
 Report = Callable[[str, int, int], None]
 
 

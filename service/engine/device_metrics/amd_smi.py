@@ -31,17 +31,17 @@ class AmdSmiMeter:
 
     def read(self) -> Reading:
         """Reads the device's figures."""
-        used = _told(lambda: amdsmi.amdsmi_get_gpu_vram_usage(self._handle)["vram_used"])
-        total = _told(lambda: amdsmi.amdsmi_get_gpu_vram_usage(self._handle)["vram_total"])
-        watts = _told(lambda: amdsmi.amdsmi_get_power_info(self._handle)["average_socket_power"])
+        used = _value_or_none(lambda: amdsmi.amdsmi_get_gpu_vram_usage(self._handle)["vram_used"])
+        total = _value_or_none(lambda: amdsmi.amdsmi_get_gpu_vram_usage(self._handle)["vram_total"])
+        watts = _value_or_none(lambda: amdsmi.amdsmi_get_power_info(self._handle)["average_socket_power"])
         if watts is None:
-            watts = _told(lambda: amdsmi.amdsmi_get_power_info(self._handle)["current_socket_power"])
-        percent = _told(lambda: amdsmi.amdsmi_get_gpu_activity(self._handle)["gfx_activity"])
+            watts = _value_or_none(lambda: amdsmi.amdsmi_get_power_info(self._handle)["current_socket_power"])
+        percent = _value_or_none(lambda: amdsmi.amdsmi_get_gpu_activity(self._handle)["gfx_activity"])
         return Reading(
             memory_used_bytes=int(used * MEGABYTE) if used is not None else None,
             memory_total_bytes=int(total * MEGABYTE) if total is not None else None,
             power_watts=watts,
-            temperature_celsius=_told(self._celsius),
+            temperature_celsius=_value_or_none(self._celsius),
             utilization_ratio=percent / 100 if percent is not None else None,
         )
 
@@ -51,10 +51,10 @@ class AmdSmiMeter:
         )
 
 
-def _told(ask: Callable[[], object]) -> float | None:
-    """The answer, or None where this device does not tell: it says "N/A" then, or fails."""
+def _value_or_none(read: Callable[[], object]) -> float | None:
+    """The answer, or None where this device does not report it: it says "N/A" then, or fails."""
     try:
-        value = ask()
+        value = read()
     except (amdsmi.AmdSmiException, KeyError):
         return None
     return float(value) if isinstance(value, int | float) else None

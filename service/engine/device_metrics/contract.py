@@ -31,7 +31,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One moment. None is what this device does not tell.
+    """One moment. None is what this device does not report.
 
     Attributes:
         memory_used_bytes: Bytes of device memory in use, by any process.

@@ -33,10 +33,10 @@ class NvmlMeter:
     def read(self) -> Reading:
         """Reads the device's figures."""
         try:
-            memory = _told(lambda: pynvml.nvmlDeviceGetMemoryInfo(self._handle))
-            power_mw = _told(lambda: pynvml.nvmlDeviceGetPowerUsage(self._handle))
-            celsius = _told(lambda: pynvml.nvmlDeviceGetTemperature(self._handle, pynvml.NVML_TEMPERATURE_GPU))
-            percent = _told(lambda: pynvml.nvmlDeviceGetUtilizationRates(self._handle).gpu)
+            memory = _value_or_none(lambda: pynvml.nvmlDeviceGetMemoryInfo(self._handle))
+            power_mw = _value_or_none(lambda: pynvml.nvmlDeviceGetPowerUsage(self._handle))
+            celsius = _value_or_none(lambda: pynvml.nvmlDeviceGetTemperature(self._handle, pynvml.NVML_TEMPERATURE_GPU))
+            percent = _value_or_none(lambda: pynvml.nvmlDeviceGetUtilizationRates(self._handle).gpu)
         except pynvml.NVMLError as error:
             raise NoMeter(f"NVML: {error}") from None
         return Reading(
@@ -58,9 +58,9 @@ def _find(address: Address) -> object:
     return pynvml.nvmlDeviceGetHandleByPciBusId(address.bus_id)
 
 
-def _told(ask: Callable[[], ValueT]) -> ValueT | None:
-    """The answer, or None where this device does not tell."""
+def _value_or_none(read: Callable[[], ValueT]) -> ValueT | None:
+    """The answer, or None where this device does not report it."""
     try:
-        return ask()
+        return read()
     except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
         return None

@@ -50,7 +50,7 @@ class DeviceGauges:
         self._shown: set[tuple[Gauge, tuple[str, ...]]] = set()
 
     def show(self, reading: Reading) -> None:
-        """Sets the gauges; what is not told does not appear, and what is not told any more is NaN."""
+        """Sets the gauges; a value that the device never reported does not appear, one that it no longer reports is NaN."""
         used, total = reading.memory_used_bytes, reading.memory_total_bytes
         self._set(self._memory, (self._device, "used"), used)
         self._set(

@@ -99,14 +99,14 @@ class Mailbox:
         self._posted.append(Peer(sock, hello, segment, self._changed))
         os.eventfd_write(self._bell, 1)
 
-    def take(self, patience_s: float | None) -> list[Event]:
+    def take(self, timeout_s: float | None) -> list[Event]:
         """Everything that has come.
 
         Args:
-            patience_s: Longest wait for an event; None for ever.
+            timeout_s: Longest wait for an event; None for ever.
         """
         events: list[Event] = []
-        for fd, happened in self._wait(patience_s):
+        for fd, happened in self._wait(timeout_s):
             if fd == self._bell:
                 os.eventfd_read(self._bell)
                 self._take_posted(events)
@@ -153,14 +153,14 @@ class Mailbox:
         self._epoll.close()
         os.close(self._bell)
 
-    def _wait(self, patience_s: float | None) -> list[tuple[int, int]]:
-        if patience_s is None:
+    def _wait(self, timeout_s: float | None) -> list[tuple[int, int]]:
+        if timeout_s is None:
             return self._epoll.poll()
-        if patience_s > 0 and self._epoll.fileno() < FD_SETSIZE:
+        if timeout_s > 0 and self._epoll.fileno() < FD_SETSIZE:
             # To the microsecond; epoll's own time-out counts milliseconds.
-            select.select([self._epoll], [], [], patience_s)
-            patience_s = 0
-        return self._epoll.poll(patience_s)
+            select.select([self._epoll], [], [], timeout_s)
+            timeout_s = 0
+        return self._epoll.poll(timeout_s)
 
     def _take_posted(self, events: list[Event]) -> None:
         while self._posted:

@@ -35,7 +35,7 @@ from tilewire.service.engine.loop.jobs import (
 )
 from tilewire.service.engine.loop.resolve import bind, plan_of, stage_in, stage_out
 from tilewire.service.engine.loop.scheduler import Caps, Scheduler
-from tilewire.service.engine.loop.warmup import CannotStart, Interrupted, Lobby, Prepare
+from tilewire.service.engine.loop.warmup import CannotStart, Interrupted, Prepare, WarmupClients
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.commands import TensorStore
 from tilewire.service.errors import TilewireError
@@ -170,10 +170,10 @@ class EngineLoop:
     def _warm_up(self) -> None:
         events: list[Event] = []
         if self._prepare is not None:
-            lobby = Lobby(self._mailbox, self._backend.identity.device, self._map)
-            self._prepare(lobby.report)
-            lobby.close()
-            events = lobby.events
+            clients = WarmupClients(self._mailbox, self._backend.identity.device, self._map)
+            self._prepare(clients.report)
+            clients.close()
+            events = clients.events
         # Before the first gateway hears that this engine is ready.
         self._store.follow()
         self._mailbox.follow(self._store.follower)

@@ -16,7 +16,7 @@ from tilewire.service.engine.backends.contract import DevicePlace, HostBytes
 from tilewire.service.engine.loop.cost_estimate import predict_s
 from tilewire.service.engine.loop.jobs import Binding, BoundJob, Client, JobPlan, Span
 from tilewire.service.engine.tensors.residents import Resident, Residents
-from tilewire.service.engine.tensors.shared_regions import Regions, Use
+from tilewire.service.engine.tensors.shared_regions import Regions, Use, Uses
 from tilewire.service.ipc.messages import Job, Stale, Template, Upload
 from tilewire.service.ops.op import AnyOp, Batching, JoinStrategy, TensorType
 from tilewire.service.ops.registry import op_for, program_of
@@ -96,36 +96,20 @@ def bind(
         ResidentQuota: There is no room for a result that stays.
     """
     inputs: dict[str, HostBytes | torch.Tensor] = {}
-    found = [residents.get(resident, field=name) for name, resident, *_ in plan.residents]
-    for (name, _, kind, version), resident in zip(plan.residents, found, strict=True):
-        if resident.tensor is None or resident.type != kind or version not in (None, resident.version):
-            return _stale(job, plan, found, residents)
-        inputs[name] = resident.tensor
+    found: Sequence[Resident] = ()
+    if plan.residents:
+        found = [residents.get(resident, field=name) for name, resident, _, _ in plan.residents]
+        for (name, _, kind, version), resident in zip(plan.residents, found, strict=True):
+            if resident.tensor is None or resident.type != kind or version not in (None, resident.version):
+                return _stale(job, plan, found, residents)
+            inputs[name] = resident.tensor
     if plan.kept is not None:
         residents.check_room(plan.kept[0], plan.kept[1].nbytes)
     binding = plan.binding
     if binding is None or binding.generations != tuple([resident.generation for resident in found]):
         binding = plan.binding = _binding(plan, found)
-    mapped, segment_bytes = client.mapped, client.segment.nbytes
-    assert mapped is not None, "This is a bug."
-    assert len(job.offsets) == len(plan.inputs) + len(plan.outputs), "This is a bug: not the template's offsets."
-    offsets = iter(job.offsets)
-    outs: list[HostBytes] = []
     uses = _find_regions(plan, job.offsets, regions) if plan.has_regions else {}
-    for name, kind, nbytes, fortran, _ in plan.inputs:
-        offset = next(offsets)
-        if name in uses:
-            inputs[name] = regions.bytes_of(uses[name], kind)
-            continue
-        assert 0 <= offset <= segment_bytes - nbytes, "This is a bug: an operand outside its segment."
-        inputs[name] = HostBytes(mapped, kind, offset, fortran)
-    for name, kind, nbytes, _, _ in plan.outputs:
-        offset = next(offsets)
-        if name in uses:
-            outs.append(regions.bytes_of(uses[name], kind))
-            continue
-        assert 0 <= offset <= segment_bytes - nbytes, "This is a bug: a result outside its segment."
-        outs.append(HostBytes(mapped, kind, offset))
+    outs = _host_operands(plan, job.offsets, client, uses, inputs)
     for resident in found:
         residents.use(resident)
     if uses:
@@ -149,6 +133,36 @@ def bind(
         uses=uses,
         kept=None if plan.kept is None else DevicePlace(plan.kept[1]),
     )
+
+
+def _host_operands(
+    plan: JobPlan,
+    job_offsets: Sequence[int],
+    client: Client,
+    uses: Uses,
+    inputs: dict[str, HostBytes | torch.Tensor],
+) -> list[HostBytes]:
+    """Adds the inputs on the host, in the gateway's segment or in clients' regions; returns the places of outputs."""
+    mapped, segment_bytes = client.mapped, client.segment.nbytes
+    assert mapped is not None, "This is a bug."
+    assert len(job_offsets) == len(plan.inputs) + len(plan.outputs), "This is a bug: not the template's offsets."
+    offsets = iter(job_offsets)
+    outs: list[HostBytes] = []
+    for name, kind, nbytes, fortran, _ in plan.inputs:
+        offset = next(offsets)
+        if name in uses:
+            inputs[name] = Regions.bytes_of(uses[name], kind)
+            continue
+        assert 0 <= offset <= segment_bytes - nbytes, "This is a bug: an operand outside its segment."
+        inputs[name] = HostBytes(mapped, kind, offset, fortran)
+    for name, kind, nbytes, _, _ in plan.outputs:
+        offset = next(offsets)
+        if name in uses:
+            outs.append(Regions.bytes_of(uses[name], kind))
+            continue
+        assert 0 <= offset <= segment_bytes - nbytes, "This is a bug: a result outside its segment."
+        outs.append(HostBytes(mapped, kind, offset))
+    return outs
 
 
 def _stale(job: Job, plan: JobPlan, found: Sequence[Resident], residents: Residents) -> Stale:

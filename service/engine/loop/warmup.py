@@ -30,7 +30,7 @@ from tilewire.service.ops.registry import OPS
 logger = logging.getLogger(__name__)
 
 LOG_EVERY_S = 1.0
-TELL_EVERY_S = 0.1
+REPORT_EVERY_S = 0.1
 
 # Of each operand and result of a check.
 SLOT_BYTES = 4096
@@ -44,13 +44,13 @@ class Interrupted(Exception):
     """The service is being stopped before the engine was ready."""
 
 
-class Lobby:
+class WarmupClients:
     """Holds gateways that connect while the engine warms up.
 
     Args:
         mailbox: Source of the gateways.
         device: Device of the engine.
-        on_arrival: Called with each gateway, by a thread of the lobby: to map its arena. Pinning gigabytes takes as long as
+        on_arrival: Called with each gateway, by another thread: to map its arena. Pinning gigabytes takes as long as
             the kernels do, and goes on beside them.
 
     Attributes:
@@ -62,10 +62,10 @@ class Lobby:
         self._on_arrival = on_arrival
         self._device = device
         self._clients: list[Client] = []
-        self._mapping = ThreadPoolExecutor(1, thread_name_prefix="lobby")
+        self._mapping = ThreadPoolExecutor(1, thread_name_prefix="warmup-clients")
         self._arrivals: list[Future[None]] = []
         self._stage = ""
-        self._began_s = self._told_s = self._logged_s = 0.0
+        self._began_s = self._reported_s = self._logged_s = 0.0
         self.events: list[Event] = []
 
     def report(self, stage: str, done: int, total: int) -> None:
@@ -77,10 +77,10 @@ class Lobby:
         now_s = time.monotonic()
         if stage != self._stage:
             self._end_stage(now_s)
-            self._stage, self._began_s, self._logged_s, self._told_s = stage, now_s, now_s, 0.0
+            self._stage, self._began_s, self._logged_s, self._reported_s = stage, now_s, now_s, 0.0
         arrived = self._take()
-        if arrived or now_s - self._told_s >= TELL_EVERY_S or done == total:
-            self._told_s = now_s
+        if arrived or now_s - self._reported_s >= REPORT_EVERY_S or done == total:
+            self._reported_s = now_s
             for client in self._clients:
                 client.send(Warming(self._device, stage, done, total))
         self._mailbox.flush()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from tilewire.service.engine.ops.op import Compute, EngineOp, Operands
+from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands
 from tilewire.service.ops.add import AddOptions
 
 
@@ -28,31 +27,13 @@ class EngineAdd(EngineOp[AddOptions]):
         alpha = torch.tensor(options.alpha, dtype=torch.int64).to(a.dtype)
         return (a + b * alpha,)
 
-    def gpu(
-        self,
-        kernels: Any,
-        inputs: Operands,
-        options: AddOptions,
-        outs: Sequence[torch.Tensor],
-        *,
-        batch_invariant: bool,
-    ) -> None:
+    def gpu(self, call: KernelCall[AddOptions]) -> None:
         """See `EngineOp.gpu`. A sum does not depend on what it is batched with."""
-        del batch_invariant
-        (out,) = outs
+        kernels, inputs, options, (out,), _ = call
         kernels.add(inputs["a"], inputs["b"], alpha=options.alpha, out_dtype=out.dtype, out=out)
 
-    def prepare(
-        self,
-        kernels: Any,
-        inputs: Operands,
-        options: AddOptions,
-        outs: Sequence[torch.Tensor],
-        *,
-        batch_invariant: bool,
-    ) -> Compute:
+    def prepare(self, call: KernelCall[AddOptions]) -> Compute:
         """Binds a launch to everything but the addresses of its inputs."""
-        del batch_invariant
-        (out,) = outs
+        kernels, inputs, options, (out,), _ = call
         add = kernels.prepare_add(inputs["a"], inputs["b"], out, alpha=options.alpha)
         return lambda given: add(given["a"], given["b"], out)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tilewire.service.engine.ops.op import Compute, EngineOp, Epilogue, Operands
+from tilewire.service.engine.ops.op import Compute, EngineOp, Epilogue, KernelCall, Operands
 from tilewire.service.ops.matmul import MatmulOptions
 
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -51,16 +51,9 @@ class EngineMatmul(EngineOp[MatmulOptions]):
             acc = acc + bias.to(acc.dtype)
         return (ACTIVATIONS[options.activation](acc),)
 
-    def gpu(
-        self,
-        kernels: Any,
-        inputs: Operands,
-        options: MatmulOptions,
-        outs: Sequence[torch.Tensor],
-        *,
-        batch_invariant: bool,
-    ) -> None:
+    def gpu(self, call: KernelCall[MatmulOptions]) -> None:
         """Launches on the current stream."""
+        kernels, inputs, options, outs, batch_invariant = call
         kernels.matmul(
             inputs["a"],
             inputs["b"],
@@ -90,17 +83,9 @@ class EngineMatmul(EngineOp[MatmulOptions]):
             out=results,
         )
 
-    def prepare(
-        self,
-        kernels: Any,
-        inputs: Operands,
-        options: MatmulOptions,
-        outs: Sequence[torch.Tensor],
-        *,
-        batch_invariant: bool,
-    ) -> Compute:
+    def prepare(self, call: KernelCall[MatmulOptions]) -> Compute:
         """Binds a launch to everything but the addresses of its inputs."""
-        (out,) = outs
+        kernels, inputs, options, (out,), batch_invariant = call
         matmul = kernels.prepare_matmul(
             inputs["a"].mT if options.transpose_a else inputs["a"],
             inputs["b"].mT if options.transpose_b else inputs["b"],

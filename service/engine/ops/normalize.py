@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from tilewire.service.engine.ops.op import Compute, EngineOp, Operands
+from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands
 from tilewire.service.ops.normalize import DEFAULT_EPS, NormalizeOptions
 
 
@@ -37,18 +36,9 @@ class EngineNormalize(EngineOp[NormalizeOptions]):
             out = out + bias.float()
         return (out.movedim(-1, options.axis),)
 
-    def prepare(
-        self,
-        kernels: Any,
-        inputs: Operands,
-        options: NormalizeOptions,
-        outs: Sequence[torch.Tensor],
-        *,
-        batch_invariant: bool,
-    ) -> Compute:
+    def prepare(self, call: KernelCall[NormalizeOptions]) -> Compute:
         """See `EngineOp.prepare`. A row does not depend on what it is batched with."""
-        del batch_invariant
-        (out,) = outs
+        kernels, inputs, options, (out,), _ = call
         normalize = kernels.prepare_normalize(
             inputs["x"],
             out,

@@ -34,6 +34,24 @@ class Operands(dict[str, torch.Tensor]):
         self.resident = resident
 
 
+class KernelCall(NamedTuple, Generic[OptionsT]):
+    """Call of an op's kernels on the current stream of the current device.
+
+    Attributes:
+        kernels: The package `tilewire.kernels`.
+        inputs: Tensors by input name, on the device.
+        options: Options of the op.
+        outs: Results to fill, on the device; rows may be padded.
+        batch_invariant: Give the same bits whatever a row is batched with.
+    """
+
+    kernels: Any
+    inputs: Operands
+    options: OptionsT
+    outs: Sequence[torch.Tensor]
+    batch_invariant: bool
+
+
 # Launches an op on inputs like those that it was prepared with.
 Compute = Callable[[Operands], None]
 
@@ -76,33 +94,21 @@ class EngineOp(abc.ABC, Generic[OptionsT]):
             The results, each in its dtype or in one that converts to it without further rounding.
         """
 
-    def gpu(
-        self, kernels: Any, inputs: Operands, options: OptionsT, outs: Sequence[torch.Tensor], *, batch_invariant: bool
-    ) -> None:
-        """Launches on the current stream of the current device.
-
-        Args:
-            kernels: The package `tilewire.kernels`.
-            inputs: Tensors by input name, on the device.
-            options: Options of the op.
-            outs: Results to fill, on the device; rows may be padded.
-            batch_invariant: Give the same bits whatever a row is batched with.
-        """
-        if all(out.numel() for out in outs):
-            self.prepare(kernels, inputs, options, outs, batch_invariant=batch_invariant)(inputs)
+    def gpu(self, call: KernelCall[OptionsT]) -> None:
+        """Launches on the current stream of the current device."""
+        if all(out.numel() for out in call.outs):
+            self.prepare(call)(call.inputs)
 
     def gpu_many(
         self, kernels: Any, inputs: Sequence[Operands], options: OptionsT, outs: Sequence[Sequence[torch.Tensor]]
     ) -> None:
         """Launches several requests of unequal shapes; see `gpu`."""
         for given, results in zip(inputs, outs, strict=True):
-            self.gpu(kernels, given, options, results, batch_invariant=False)
+            self.gpu(KernelCall(kernels, given, options, results, batch_invariant=False))
 
     @abc.abstractmethod
-    def prepare(
-        self, kernels: Any, inputs: Operands, options: OptionsT, outs: Sequence[torch.Tensor], *, batch_invariant: bool
-    ) -> Compute:
-        """Binds everything but the addresses of the inputs; see `gpu`. No result is empty.
+    def prepare(self, call: KernelCall[OptionsT]) -> Compute:
+        """Binds everything but the addresses of the inputs. No result is empty.
 
         Raises:
             ValueError: It takes several launches.

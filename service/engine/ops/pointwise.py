@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch.nn import functional
 
-from tilewire.service.engine.ops.op import Compute, EngineOp, Operands
+from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands
 from tilewire.service.ops.pointwise import PointwiseOptions
 
 FUNCTIONS: Mapping[str, Callable[..., torch.Tensor]] = {
@@ -49,18 +48,9 @@ class EnginePointwise(EngineOp[PointwiseOptions]):
             out = out * options.scale
         return (out + options.shift if options.shift != 0 else out,)
 
-    def prepare(
-        self,
-        kernels: Any,
-        inputs: Operands,
-        options: PointwiseOptions,
-        outs: Sequence[torch.Tensor],
-        *,
-        batch_invariant: bool,
-    ) -> Compute:
+    def prepare(self, call: KernelCall[PointwiseOptions]) -> Compute:
         """See `EngineOp.prepare`. An element does not depend on what it is batched with."""
-        del batch_invariant
-        (out,) = outs
+        kernels, inputs, options, (out,), _ = call
         pointwise = kernels.prepare_pointwise(
             inputs["x"], out, fn=options.fn, y=inputs.get("y"), scale=options.scale, shift=options.shift
         )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tilewire.service.engine.backends.host import TORCH_DTYPES, dtype_name
-from tilewire.service.engine.ops.op import Compute, EngineOp, Operands
+from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands
 from tilewire.service.ops.op import TensorType
 from tilewire.service.ops.program.op import PROGRAM, ProgramFamily, ProgramOptions
 from tilewire.service.ops.program.planning import PlannedProgram
@@ -49,33 +49,19 @@ class EngineProgram(EngineOp[ProgramOptions]):
                     values.pop(source, None)
         return tuple(values[name] for name in answered)
 
-    def gpu(
-        self,
-        kernels: Any,
-        inputs: Operands,
-        options: ProgramOptions,
-        outs: Sequence[torch.Tensor],
-        *,
-        batch_invariant: bool,
-    ) -> None:
+    def gpu(self, call: KernelCall[ProgramOptions]) -> None:
         """Launches the steps back to back; see `EngineOp.gpu`."""
+        kernels, inputs, options, outs, batch_invariant = call
         planned = self._plan(inputs, options)
         values = self._place(planned, inputs, options, outs)
         for one in planned.steps:
             given = _operands(one.step.inputs, values, inputs.resident)
             results = [values[name] for name in one.step.outputs]
-            self._ops[one.step.op.name].gpu(kernels, given, one.step.options, results, batch_invariant=batch_invariant)
+            self._ops[one.step.op.name].gpu(KernelCall(kernels, given, one.step.options, results, batch_invariant))
 
-    def prepare(
-        self,
-        kernels: Any,
-        inputs: Operands,
-        options: ProgramOptions,
-        outs: Sequence[torch.Tensor],
-        *,
-        batch_invariant: bool,
-    ) -> Compute:
+    def prepare(self, call: KernelCall[ProgramOptions]) -> Compute:
         """Prepares every step over one workspace, which the returned launch holds; see `EngineOp.prepare`."""
+        kernels, inputs, options, outs, batch_invariant = call
         planned = self._plan(inputs, options)
         values = self._place(planned, inputs, options, outs)
         prepared: list[_PreparedStep] = []
@@ -83,7 +69,7 @@ class EngineProgram(EngineOp[ProgramOptions]):
             operands = _operands(one.step.inputs, values, inputs.resident)
             results = [values[name] for name in one.step.outputs]
             op = self._ops[one.step.op.name]
-            launch = op.prepare(kernels, operands, one.step.options, results, batch_invariant=batch_invariant)
+            launch = op.prepare(KernelCall(kernels, operands, one.step.options, results, batch_invariant))
             prepared.append(_PreparedStep(launch, one.step.inputs))
 
         def run(given: Operands) -> None:

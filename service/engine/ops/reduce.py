@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 
-from tilewire.service.engine.ops.op import Compute, EngineOp, Operands
+from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands
 from tilewire.service.ops.reduce import ReduceOptions
 
 # Of float32 tensors, along the last dimension. Torch gives the first index among equals, and NaN or its index.
@@ -42,18 +41,9 @@ class EngineReduce(EngineOp[ReduceOptions]):
         out = REDUCTIONS[options.kind](x.movedim(options.axis, -1))
         return (out.unsqueeze(options.axis) if options.keepdims else out,)
 
-    def prepare(
-        self,
-        kernels: Any,
-        inputs: Operands,
-        options: ReduceOptions,
-        outs: Sequence[torch.Tensor],
-        *,
-        batch_invariant: bool,
-    ) -> Compute:
+    def prepare(self, call: KernelCall[ReduceOptions]) -> Compute:
         """See `EngineOp.prepare`. A row does not depend on what it is batched with."""
-        del batch_invariant
-        (out,) = outs
+        kernels, inputs, options, (out,), _ = call
         axis = None if isinstance(options.axis, str) else options.axis
         reduce = kernels.prepare_reduce(inputs["x"], out, kind=options.kind, axis=axis)
         return lambda given: reduce(given["x"], out)

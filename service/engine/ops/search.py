@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from tilewire.service.engine.ops.op import Compute, EngineOp, Operands
+from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands
 from tilewire.service.ops.search import SearchOptions
 
 
@@ -43,17 +43,9 @@ class EngineSearch(EngineOp[SearchOptions]):
             scores = scores + bias.float()
         return _best(scores, options.k, largest=options.metric != "l2")
 
-    def prepare(
-        self,
-        kernels: Any,
-        inputs: Operands,
-        options: SearchOptions,
-        outs: Sequence[torch.Tensor],
-        *,
-        batch_invariant: bool,
-    ) -> Compute:
+    def prepare(self, call: KernelCall[SearchOptions]) -> Compute:
         """Binds a launch to everything but the addresses of its inputs."""
-        values, indices = outs
+        kernels, inputs, options, (values, indices), batch_invariant = call
         search = kernels.prepare_search(
             inputs["a"],
             inputs["b"],

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from tilewire.service.engine.ops.op import Compute, EngineOp, Operands
+from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands
 from tilewire.service.ops.softmax import SoftmaxOptions
 
 
@@ -24,31 +23,15 @@ class EngineSoftmax(EngineOp[SoftmaxOptions]):
         run = torch.log_softmax if options.log else torch.softmax
         return (run(inputs["x"], options.axis, dtype=torch.float32),)
 
-    def gpu(
-        self,
-        kernels: Any,
-        inputs: Operands,
-        options: SoftmaxOptions,
-        outs: Sequence[torch.Tensor],
-        *,
-        batch_invariant: bool,
-    ) -> None:
+    def gpu(self, call: KernelCall[SoftmaxOptions]) -> None:
         """Launches on the current stream."""
-        (out,) = outs
+        kernels, inputs, options, (out,), batch_invariant = call
         axis, log = options.axis, options.log
         kernels.softmax(inputs["x"], axis=axis, log=log, out_dtype=out.dtype, batch_invariant=batch_invariant, out=out)
 
-    def prepare(
-        self,
-        kernels: Any,
-        inputs: Operands,
-        options: SoftmaxOptions,
-        outs: Sequence[torch.Tensor],
-        *,
-        batch_invariant: bool,
-    ) -> Compute:
+    def prepare(self, call: KernelCall[SoftmaxOptions]) -> Compute:
         """Binds a launch to everything but the addresses of its inputs."""
-        (out,) = outs
+        kernels, inputs, options, (out,), batch_invariant = call
         softmax = kernels.prepare_softmax(
             inputs["x"], out, axis=options.axis, log=options.log, batch_invariant=batch_invariant
         )

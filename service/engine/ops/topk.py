@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from tilewire.service.engine.ops.op import Compute, EngineOp, Operands
+from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands
 from tilewire.service.ops.topk import TopkOptions
 
 
@@ -26,18 +25,9 @@ class EngineTopk(EngineOp[TopkOptions]):
         values, indices = inputs["x"].sort(dim=options.axis, descending=options.largest, stable=True)
         return values.narrow(options.axis, 0, options.k), indices.narrow(options.axis, 0, options.k)
 
-    def prepare(
-        self,
-        kernels: Any,
-        inputs: Operands,
-        options: TopkOptions,
-        outs: Sequence[torch.Tensor],
-        *,
-        batch_invariant: bool,
-    ) -> Compute:
+    def prepare(self, call: KernelCall[TopkOptions]) -> Compute:
         """See `EngineOp.prepare`. A row does not depend on what it is batched with."""
-        del batch_invariant
-        values, indices = outs
+        kernels, inputs, options, (values, indices), _ = call
         if values.shape[options.axis] > kernels.MAX_TOPK:
             return lambda given: _sort(given["x"], options, values, indices)
         topk = kernels.prepare_topk(inputs["x"], values, indices, axis=options.axis, largest=options.largest)

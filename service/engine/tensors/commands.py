@@ -268,14 +268,14 @@ class TensorStore:
                 one.client.send(reply)
 
     def _described(self, waiting: Waiting) -> Tensors | None:
-        """Describes a tensor; None while this engine lacks the change, or the tensor that it was told to fetch."""
+        """Describes a tensor; None while this engine lacks the change, or the tensor that it was to fetch."""
         message = waiting.message
         if self.residents.lacks(message.name, message.version):
             return None
         resident = self.residents.get(message.name)
         if isinstance(message, FetchTensor) and resident.tensor is None:
             if waiting.wanted != resident.version:
-                self.residents.want(message.name)
+                self.residents.request_copy(message.name)
                 waiting.wanted = resident.version
             return None
         return Tensors(message.id, (self.residents.info(message.name),))

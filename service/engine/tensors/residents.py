@@ -431,15 +431,15 @@ class Residents:
         """Whether a tensor was fetched from another engine, which still holds it."""
         return resident.tensor is not None and resident.placement == "single" and self.index not in resident.engines
 
-    def want(self, name: str) -> None:
-        """Asks for a tensor that another engine holds; it comes by `follow`.
+    def request_copy(self, name: str) -> None:
+        """Requests a tensor that another engine holds, which comes by `follow`.
 
         Raises:
             UnknownName: There is none of that name.
             ResidentQuota: There is no room for it.
         """
         self.check_room(name, self.get(name).type.nbytes)
-        self._vault.want(name)
+        self._vault.request_copy(name)
 
     def check_room(self, name: str, nbytes: int) -> None:
         """Refuses a tensor that the quota has no room for, or the system no descriptor.

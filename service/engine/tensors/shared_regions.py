@@ -67,7 +67,7 @@ Uses = Mapping[str, Use]
 
 
 class Regions:
-    """The regions that one engine knows.
+    """The regions of one engine.
 
     Args:
         backend: Backend, which may reach them by itself.

@@ -51,7 +51,7 @@ class SharedFile:
 
     Attributes:
         fd: As given.
-        inode: Tells it from another object under the same key.
+        inode: Distinguishes it from another object under the same key.
         is_writable: Results may go there.
     """
 

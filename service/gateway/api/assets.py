@@ -61,9 +61,9 @@ def make_asset(name: str, body: bytes, policy: str) -> Asset:
 
 def assets_router(assets: Mapping[str, Asset]) -> APIRouter:
     """Makes one route of each path."""
-    routes = APIRouter(include_in_schema=False)
+    routes = APIRouter(include_in_schema=False, default_response_class=Response)
     for path, asset in assets.items():
-        routes.add_api_route(path, _endpoint(asset), response_class=Response)
+        routes.add_api_route(path, _endpoint(asset))
     return routes
 
 

@@ -13,37 +13,24 @@ from tilewire.service.gateway.request.response import json_response
 
 def router(gateway: Gateway) -> APIRouter:
     """The routes of probes and scrapers."""
-    routes = APIRouter(tags=["health"])
+    routes = APIRouter(tags=["health"], default_response_class=Response)
 
     @routes.get(
         "/v2/health/live",
         summary="Whether the process answers.",
-        response_class=Response,
         openapi_extra=describe_call("Live", "The process answers.", is_open=True),
     )
     @routes.get(
         "/healthz",
         name="healthz",
         summary="Alias of live.",
-        response_class=Response,
         openapi_extra=describe_json("Live", "The process answers.", is_open=True),
     )
     async def live() -> Response:
         return json_response({"live": True})
 
-    @routes.get(
-        "/v2/health/ready",
-        summary="Whether requests are computed.",
-        response_class=Response,
-        openapi_extra=describe_ready("Ready"),
-    )
-    @routes.get(
-        "/readyz",
-        name="readyz",
-        summary="Alias of ready.",
-        response_class=Response,
-        openapi_extra=describe_ready_alias(),
-    )
+    @routes.get("/v2/health/ready", summary="Whether requests are computed.", openapi_extra=describe_ready("Ready"))
+    @routes.get("/readyz", name="readyz", summary="Alias of ready.", openapi_extra=describe_ready_alias())
     async def ready() -> Response:
         reason = why_not_ready(gateway)
         if reason is None:
@@ -57,9 +44,9 @@ def router(gateway: Gateway) -> APIRouter:
 
 def metrics_router(gateway: Gateway) -> APIRouter:
     """The route of scrapers."""
-    routes = APIRouter(tags=["health"])
+    routes = APIRouter(tags=["health"], default_response_class=Response)
 
-    @routes.get("/metrics", summary="Prometheus exposition.", response_class=Response, openapi_extra=describe_metrics())
+    @routes.get("/metrics", summary="Prometheus exposition.", openapi_extra=describe_metrics())
     async def metrics(request: Request) -> Response:
         body, content_type = await gateway.metrics.expose(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})

@@ -56,17 +56,17 @@ class Codec(Protocol):
 
     @property
     def name(self) -> str:
-        """See the class."""
+        """Short name."""
         ...
 
     @property
     def content_type(self) -> str:
-        """See the class."""
+        """Content type of answers."""
         ...
 
     @property
     def is_text(self) -> bool:
-        """See the class."""
+        """Whether numbers are text."""
         ...
 
     def decode(self, body: memoryview, offset: int, room: Room) -> Mapping[str, Placed]:

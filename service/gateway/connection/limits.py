@@ -39,13 +39,13 @@ class Limited(Connection, Protocol):
 
     Attributes:
         loop: Event loop.
-        patience_s: Longest time for a head to come, and longest time in which a client reads nothing of its answer.
+        timeout_s: Longest time for a head to come, and longest time in which a client reads nothing of its answer.
         timeout_keep_alive: Longest time without a request, in seconds.
         is_busy: A request is under way.
     """
 
     loop: asyncio.AbstractEventLoop
-    patience_s: float
+    timeout_s: float
     timeout_keep_alive: int
 
     @property
@@ -92,7 +92,7 @@ class Limits:
     def begin_head(self) -> None:
         """A part of a head is in."""
         if "head" not in self._timers:
-            self._set("head", self._connection.patience_s, self._give_up_head)
+            self._set("head", self._connection.timeout_s, self._give_up_head)
 
     def end_head(self) -> None:
         """A head is in."""
@@ -106,7 +106,7 @@ class Limits:
             # It is we who do not read, until the requests before this one are answered.
             self.begin_head()
             return
-        connection.send_400_response(f"the request line and headers did not end within {connection.patience_s:g} s")
+        connection.send_400_response(f"the request line and headers did not end within {connection.timeout_s:g} s")
 
     def begin_body(self) -> None:
         """A part of a body went through the parser."""
@@ -120,7 +120,7 @@ class Limits:
 
     def _await_body(self, began_s: float) -> None:
         seen_bytes = self.body_bytes
-        self._set("body", self._connection.patience_s, lambda: self._check_body(began_s, seen_bytes))
+        self._set("body", self._connection.timeout_s, lambda: self._check_body(began_s, seen_bytes))
 
     def _check_body(self, began_s: float, seen_bytes: int) -> None:
         """Refuses a body that goes through the parser and stalls, is too slow, or takes longer than the longest time.
@@ -136,7 +136,7 @@ class Limits:
             # It is we who do not read.
             self.body_bytes, began_s = 0, time.monotonic()
         elif self.body_bytes == seen_bytes:
-            connection.send_400_response(stalled(connection.patience_s, self.body_bytes))
+            connection.send_400_response(stalled(connection.timeout_s, self.body_bytes))
             return
         elif elapsed_s > connection.max_body_s or self.body_bytes < min_bytes_per_s * elapsed_s:
             connection.send_400_response(too_slow(min_bytes_per_s, self.body_bytes))
@@ -146,7 +146,7 @@ class Limits:
     def begin_write(self) -> None:
         """The client reads more slowly than we write."""
         self._unsent_bytes = self._connection.transport.get_write_buffer_size()
-        self._set("write", self._connection.patience_s, self._check_reading)
+        self._set("write", self._connection.timeout_s, self._check_reading)
 
     def end_write(self) -> None:
         """The client reads again."""
@@ -180,7 +180,7 @@ class Limits:
     def probe(self, pause_s: float = FIRST_PROBE_S) -> None:
         """Sees whether a client that sends no more is still there, while nothing of its answer is written.
 
-        An interim response tells: the system of a client that has left refuses it.
+        Sends an interim response, which the system of a client that has left refuses.
         """
         connection = self._connection
         transport = connection.transport

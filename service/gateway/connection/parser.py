@@ -51,7 +51,7 @@ class RequestParser:
 
     @property
     def is_early(self) -> bool:
-        """Whether the end of a message that is told is only that of its head: it made an offer, and has a body."""
+        """Whether the reported end of a message is only that of its head: it made an offer, and has a body."""
         return self._inner.should_upgrade() and any(
             name in _FRAMING and value.strip(b"0") for name, value in self._listener.headers
         )
@@ -61,52 +61,52 @@ class RequestParser:
         return False
 
     def should_keep_alive(self) -> bool:
-        """See httptools."""
+        """Whether the connection stays open after the answer."""
         return bool(self._inner.should_keep_alive())
 
     def get_method(self) -> bytes:
-        """See httptools."""
+        """Method of the request."""
         method: bytes = self._inner.get_method()
         return method
 
     def get_http_version(self) -> str:
-        """See httptools."""
+        """Version of HTTP."""
         version: str = self._inner.get_http_version()
         return version
 
     def _of_rest(self) -> httptools.HttpRequestParser:
         """A parser that stands behind the head of the request whose body is still to come."""
-        hearing = _HearingRest(self._listener)
-        inner = _parser_for(hearing)
+        rest = _RestListener(self._listener)
+        inner = _parser_for(rest)
         framing = [b"%s: %s\r\n" % (name, value) for name, value in self._listener.headers if name in _FRAMING]
         inner.feed_data(b"".join((b"POST / HTTP/1.1\r\n", *framing, b"\r\n")))
-        hearing.is_told_heads = True
+        rest.reports_heads = True
         return inner
 
 
-class _HearingRest:
+class _RestListener:
     """Passes on what is parsed, but for the head that only says how long the rest is."""
 
     def __init__(self, listener: HttpToolsProtocol) -> None:
         self._listener = listener
         self.on_body = listener.on_body
         self.on_message_complete = listener.on_message_complete
-        self.is_told_heads = False
+        self.reports_heads = False
 
     def on_message_begin(self) -> None:
-        if self.is_told_heads:
+        if self.reports_heads:
             self._listener.on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        if self.is_told_heads:
+        if self.reports_heads:
             self._listener.on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.is_told_heads:
+        if self.reports_heads:
             self._listener.on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self.is_told_heads:
+        if self.reports_heads:
             self._listener.on_headers_complete()
 
 

@@ -46,8 +46,8 @@ class TilewireProtocol(HttpToolsProtocol):
     Attributes:
         gateway: Parts of the gateway whose ops are answered here; None for none.
         ops: API and op of each POST that `request.handle` answers.
-        patience_s: Longest time for a head to come, and longest time in which a client reads nothing of its answer.
-        min_body_bytes_per_s: Least rate of a body that takes longer than `patience_s`.
+        timeout_s: Longest time for a head to come, and longest time in which a client reads nothing of its answer.
+        min_body_bytes_per_s: Least rate of a body that takes longer than `timeout_s`.
         max_body_s: Longest time for a body at that rate: a longer body has a larger least rate.
         max_connections: Connections of this gateway above which new ones are answered 503.
         scratch: Memory for what is read and not received into a slot; None for memory of this connection's own.
@@ -56,7 +56,7 @@ class TilewireProtocol(HttpToolsProtocol):
 
     gateway: Gateway | None = None
     ops: Targets = MappingProxyType({})
-    patience_s = 30.0
+    timeout_s = 30.0
     min_body_bytes_per_s = 0
     max_body_s = math.inf
     max_connections = 2**31

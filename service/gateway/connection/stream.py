@@ -36,7 +36,7 @@ class StreamOwner(Connection, Protocol):
         access_logger: Uvicorn's.
         logger: Uvicorn's.
         on_gone: Called once when the client leaves.
-        patience_s: Longest time without a byte of a body that is discarded.
+        timeout_s: Longest time without a byte of a body that is discarded.
         client_flow: Flow of the client's address.
     """
 
@@ -45,7 +45,7 @@ class StreamOwner(Connection, Protocol):
     logger: logging.Logger
     access_logger: logging.Logger
     on_gone: Callable[[], None] | None
-    patience_s: float
+    timeout_s: float
     client_flow: Flow
 
     def default_lines(self) -> bytes: ...
@@ -289,7 +289,7 @@ class RequestStream(Driven, RequestResponseCycle):
         elif self._owed:
             # Takes what is left of a refused body, which the parser does not know of, before the next request is read.
             rest = memoryview(bytearray(self._owed))
-            owner.receiver.receive_body(rest, 0, owner.patience_s).add_done_callback(self._on_discarded)
+            owner.receiver.receive_body(rest, 0, owner.timeout_s).add_done_callback(self._on_discarded)
         owner.on_response_complete()
 
     def _on_discarded(self, body: asyncio.Future[None]) -> None:

@@ -9,13 +9,13 @@ import asyncio
 import time
 
 # With more requests under way the loop has enough to do, and cores are better left to the other gateways.
-MOST_OUTSTANDING = 2
+MAX_OUTSTANDING = 2
 
 # A client that asks again as soon as it is answered is back within this.
 LINGER_S = 0.3e-3
 
 
-class Poller:
+class BusyPoller:
     """Turns the loop round and round for a moment.
 
     Args:
@@ -32,7 +32,7 @@ class Poller:
     def sent(self) -> None:
         """A request has left for an engine."""
         self._outstanding += 1
-        if self._outstanding <= MOST_OUTSTANDING:
+        if self._outstanding <= MAX_OUTSTANDING:
             self._poll(self._seconds)
 
     def answered(self, count: int = 1) -> None:
@@ -51,7 +51,7 @@ class Poller:
 
     def _turn(self) -> None:
         # A callback that is due makes the loop ask its sockets without waiting for them.
-        if self._outstanding <= MOST_OUTSTANDING and time.monotonic() < self._until_s:
+        if self._outstanding <= MAX_OUTSTANDING and time.monotonic() < self._until_s:
             asyncio.get_running_loop().call_soon(self._turn)
         else:
             self._is_turning = False

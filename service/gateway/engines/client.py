@@ -16,7 +16,7 @@ import msgspec
 
 from tilewire.service.errors import Unavailable
 from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
-from tilewire.service.gateway.engines.busy_poll import Poller
+from tilewire.service.gateway.engines.busy_poll import BusyPoller
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.link import Link, send_hello
 from tilewire.service.ipc.messages import (
@@ -131,13 +131,13 @@ class EngineClient:
         address: str,
         segment: Segment,
         on_change: Callable[[Welcome, bool], None] | None = None,
-        poller: Poller | None = None,
+        poller: BusyPoller | None = None,
     ) -> None:
         self._index = index
         self._address = address
         self._segment = segment
         self._on_change = on_change
-        self._poller = poller or Poller(0)
+        self._poller = poller or BusyPoller(0)
         self._link: Link[ToGateway] | None = None
         # Held: the running loop is looked up with a system call.
         self._loop = asyncio.get_running_loop()
@@ -265,3 +265,12 @@ class EngineClient:
         if welcome is not None and self._on_change is not None:
             self._on_change(welcome, False)
         self._lost.set()
+
+
+def state_of(engine: Engine) -> dict[str, object]:
+    """Describes an engine: ready, warming up and how far, or starting."""
+    if engine.welcome is not None:
+        return {"device": engine.welcome.device, "state": "ready"}
+    if engine.warming is not None:
+        return {**msgspec.structs.asdict(engine.warming), "state": "warming"}
+    return {"device": None, "state": "starting"}

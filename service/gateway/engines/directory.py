@@ -6,13 +6,13 @@ to hold that very version. So no request reads behind a change that another requ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from tilewire.service.gateway.engines.client import Engine
 from tilewire.service.ipc.board import VersionBoard, ranking, slot_of
-from tilewire.service.ipc.messages import Residing, TensorInfo
+from tilewire.service.ipc.messages import Residing, Stale, TensorInfo
 from tilewire.service.ops.op import TensorType
 from tilewire.service.placement import Placement
 
@@ -63,7 +63,7 @@ class Directory:
         return self._versions[slot_of(name)]
 
     def marks_of(self, names: Iterable[str]) -> dict[str, int]:
-        """Returns the versions of several names' slots."""
+        """Returns the versions of several names' slots, to be read before the engine is chosen."""
         return {name: self._versions[slot_of(name)] for name in names}
 
     def is_current(self, index: int, name: str) -> bool:
@@ -109,6 +109,11 @@ class Directory:
         else:
             known.engines.discard(asked)
             known.missing[asked] = self._engines[asked].residing
+
+    def learn_stale(self, stale: Stale, marks: Mapping[str, int], asked: int) -> None:
+        """Takes over the residents of a job that an engine could not run; `marks` are those of `marks_of`."""
+        for info in stale.tensors:
+            self.learn(info, marks.get(info.name, info.version), asked)
 
     def forget(self, name: str) -> None:
         """Drops what is known of a name."""

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -23,9 +24,9 @@ from tilewire.service.errors import (
     UnknownName,
 )
 from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
-from tilewire.service.gateway.engines.client import Engine, Reply
+from tilewire.service.gateway.engines.client import Engine, Reply, state_of
 from tilewire.service.gateway.engines.directory import Directory
-from tilewire.service.gateway.engines.templates import BoundTemplate, Templates
+from tilewire.service.gateway.engines.templates import Templates
 from tilewire.service.ipc.board import VersionBoard
 from tilewire.service.ipc.messages import (
     AdoptTensor,
@@ -47,6 +48,7 @@ from tilewire.service.ipc.messages import (
     RegisterRegion,
     Stale,
     Stored,
+    Template,
     TensorInfo,
     Tensors,
     UnregisterRegion,
@@ -126,7 +128,7 @@ class Engines:
     @property
     def states(self) -> list[dict[str, object]]:
         """Of each engine: ready, warming up and how far, or not there."""
-        return [_state_of(engine) for engine in self._engines]
+        return [state_of(engine) for engine in self._engines]
 
     async def kernels(self) -> list[bytes]:
         """Of each engine that is ready: its part of `/v1/kernels`, as JSON.
@@ -148,8 +150,8 @@ class Engines:
         if not self.is_ready:
             raise _starting()
 
-    def knows(self, types: Iterable[tuple[str, TensorType]]) -> bool:
-        """Whether residents have these types for all that is known here."""
+    def are_current(self, types: Iterable[tuple[str, TensorType]]) -> bool:
+        """Whether residents still have these types, as far as this gateway has learnt."""
         for name, kind in types:  # noqa: SIM110  (a generator costs more than the look)
             if self._types.get(name) != kind:
                 return False
@@ -157,7 +159,8 @@ class Engines:
 
     async def compute(
         self,
-        bound: BoundTemplate,
+        template: Template,
+        offsets: tuple[int, ...],
         client: Departure,
         slots: Slots,
         *,
@@ -168,7 +171,8 @@ class Engines:
         """Runs a job on the least busy engine that has its residents.
 
         Args:
-            bound: The template of the job, and its offsets.
+            template: The template of the job.
+            offsets: Offsets, as in `messages.Job`.
             client: When it leaves, the job is cancelled.
             slots: Where the job's tensors lie. When it ends before the engine has answered, they are held until then.
             deadline_ns: Latest start on the machine's monotonic clock; 0 for none.
@@ -179,29 +183,22 @@ class Engines:
             When the slots are the caller's again: `Done`, or `Stale` with the types to plan with.
 
         Raises:
-            TilewireError: Whatever the engine answered; `ClientGone` when the client left; `DeadlinePassed` when the
-                engine has not answered by the deadline; `Unavailable` when no engine has the residents.
+            TilewireError: As the engine answered; or `ClientGone`, `DeadlinePassed`, or `Unavailable` for the residents.
         """
-        names = self._residents_of(bound)
+        names = self._residents_of(template)
         for _search in range(MAX_SEARCHES):
-            # Before the choice: what the engine says is right for these marks, and perhaps for later ones.
             marks = self._directory.marks_of(names) if names else {}
             index = self._least_busy(names)
             if index is None:
                 await self._locate(names)
                 continue
             engine = self._engines[index]
-            request_id, future = engine.submit(
-                bound.template, bound.offsets, deadline_ns=deadline_ns, priority=priority, flow=flow
-            )
+            request_id, future = engine.submit(template, offsets, deadline_ns=deadline_ns, priority=priority, flow=flow)
             # Cancelled or not, the reply is awaited: until it comes, the slots are the engine's.
-            client.watch(lambda engine=engine, request_id=request_id: engine.cancel(request_id))  # type: ignore[misc]
+            client.watch(partial(engine.cancel, request_id))
             try:
                 if deadline_ns and not await _is_done_by(future, deadline_ns + DEADLINE_GRACE_NS):
-                    engine.cancel(request_id)
-                    slots.hold_until(future)
-                    future.add_done_callback(lambda late, engine=engine: _drop_late(engine, late))  # type: ignore[misc]
-                    raise DeadlinePassed("deadline: it passed, and the engine has not answered")
+                    raise _give_up(engine, request_id, future, slots)
                 reply = await future
             finally:
                 client.unwatch()
@@ -209,15 +206,14 @@ class Engines:
                 del future
             if isinstance(reply, Done):
                 if reply.stored is not None:
-                    (output,) = bound.template.outputs
+                    (output,) = template.outputs
                     reply = await self._store(index, reply, reply.stored, durable=output.durable)
                 if client.is_disconnected:
                     raise ClientGone("the client left before its answer")
                 return reply
             assert isinstance(reply, Stale), "This is a bug."
-            for info in reply.tensors:
-                self._directory.learn(info, marks.get(info.name, info.version), index)
-            if _must_plan_anew(bound, reply):
+            self._directory.learn_stale(reply, marks, index)
+            if _must_plan_anew(template, reply):
                 return reply
         raise Unavailable("its resident tensors keep moving while it waits")
 
@@ -469,11 +465,11 @@ class Engines:
         if any(engine.welcome is None for engine in self._engines):
             raise Unavailable("an engine is starting or restarting")
 
-    def _residents_of(self, bound: BoundTemplate) -> dict[str, str]:
+    def _residents_of(self, template: Template) -> dict[str, str]:
         """Residents that decide on the engine, with their inputs; none when there is one engine."""
         if len(self._engines) == 1:
             return {}
-        return {spec.resident: spec.name for spec in bound.template.inputs if spec.resident is not None}
+        return {spec.resident: spec.name for spec in template.inputs if spec.resident is not None}
 
     def _least_busy(self, names: Collection[str]) -> int | None:
         """Returns the index of the engine with the fewest requests of those that may serve all names; None without one."""
@@ -486,7 +482,7 @@ class Engines:
         return best
 
     async def _locate(self, fields: Mapping[str, str]) -> None:
-        """Asks where residents are, by name and input.
+        """Finds the engines of residents, by name and input.
 
         Raises:
             UnknownName: There is none of a name.
@@ -556,14 +552,22 @@ class Engines:
         return reply
 
 
-def _must_plan_anew(bound: BoundTemplate, stale: Stale) -> bool:
+def _must_plan_anew(template: Template, stale: Stale) -> bool:
     """Whether a resident is not as it was planned; else it is only on another engine."""
     now = {info.name: info for info in stale.tensors}
-    for spec in bound.template.inputs:
+    for spec in template.inputs:
         info = None if spec.resident is None else now.get(spec.resident)
         if info is not None and (info.type != spec.type or spec.version not in (None, info.version)):
             return True
     return not now
+
+
+def _give_up(engine: Engine, request_id: int, future: asyncio.Future[Reply], slots: Slots) -> DeadlinePassed:
+    """Cancels a job whose deadline has passed; its slots are held until the engine answers."""
+    engine.cancel(request_id)
+    slots.hold_until(future)
+    future.add_done_callback(partial(_drop_late, engine))
+    return DeadlinePassed("deadline: it passed, and the engine has not answered")
 
 
 def _drop_late(engine: Engine, late: asyncio.Future[Reply]) -> None:
@@ -590,11 +594,3 @@ async def _is_done_by(future: asyncio.Future[Reply], deadline_ns: int) -> bool:
         return True
     done, _pending = await asyncio.wait((future,), timeout=max(0, deadline_ns - time.monotonic_ns()) / 1e9)
     return bool(done)
-
-
-def _state_of(engine: Engine) -> dict[str, object]:
-    if engine.welcome is not None:
-        return {"device": engine.welcome.device, "state": "ready"}
-    if engine.warming is not None:
-        return {**msgspec.structs.asdict(engine.warming), "state": "warming"}
-    return {"device": None, "state": "starting"}

@@ -9,25 +9,11 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
-import msgspec
-
 from tilewire.service.ipc.messages import InputSpec, OutputSpec, Template
 from tilewire.service.ops.registry import Options
 
 # Largest number of templates that a gateway keeps; the one that was used longest ago is forgotten.
 MAX_TEMPLATES = 4096
-
-
-class BoundTemplate(msgspec.Struct, frozen=True, gc=False):
-    """A template with the offsets of one job.
-
-    Attributes:
-        template: The template.
-        offsets: Offsets, as in `messages.Job`.
-    """
-
-    template: Template
-    offsets: tuple[int, ...]
 
 
 class Templates:

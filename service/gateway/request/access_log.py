@@ -25,7 +25,7 @@ def report(gateway: Gateway, context: RequestContext) -> None:
     ended_s = time.perf_counter()
     code = context.status or ClientGone.status
     trace_id = context.trace.trace_id if context.trace is not None else None
-    if gateway.recorder is not None and gateway.recorder.wants(context.trace):
+    if gateway.recorder is not None and gateway.recorder.records(context.trace):
         trace_id = gateway.recorder.record(_finished(context, code, ended_s))
     metrics = gateway.metrics
     if context.op is not None:

@@ -9,7 +9,7 @@ find a place at once.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Self
 
 from tilewire.service.errors import BodyTooLarge, TooBusy, Unavailable
 from tilewire.service.gateway.auth.flows import Flow
@@ -117,6 +117,12 @@ class Leases:
         self._admission: Admission | None = admission
         self._leases: list[Lease] = []
         self._answered: asyncio.Future[Any] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.release()
 
     def lease(self, nbytes: int) -> Lease:
         """Takes a slot at once, for a body or a result.

@@ -152,8 +152,5 @@ async def receive_text(gateway: Gateway, context: RequestContext) -> bytes:
     """
     if not context.head.is_chunked and not context.head.content_length:
         return b""
-    leases = gateway.admission.admit(context.flow)
-    try:
+    with gateway.admission.admit(context.flow) as leases:
         return bytes((await receive_body(gateway, context, leases, MAX_TEXT_BYTES)).view)
-    finally:
-        leases.release()

@@ -12,7 +12,6 @@ from http import HTTPStatus
 
 from tilewire.service.errors import InvalidRequest, TilewireError, Unavailable
 from tilewire.service.gateway.auth.authenticator import Access, authorise
-from tilewire.service.gateway.engines.templates import BoundTemplate
 from tilewire.service.gateway.request.access_log import report
 from tilewire.service.gateway.request.adapter import Api, Call, Task
 from tilewire.service.gateway.request.admission import Leases
@@ -158,7 +157,7 @@ async def compute(
         begin, end = body.offset + call.lead_bytes, body.offset + body.nbytes
     template = None if cached is None else cached.find(gateway.arena.segment.view, begin, end)
     for _attempt in range(MAX_PLANS):
-        if template is None or not engines.knows(template.resident_types):
+        if template is None or not engines.are_current(template.resident_types):
             task = task or await call.decode(body, leases)
             # Before residents are looked up: who may not read one does not hear whether it is there.
             written = () if task.store is None else (task.store,)
@@ -182,7 +181,8 @@ async def compute(
         offsets = [begin + at if is_in_body else at for at, is_in_body in template.inputs]
         places = [base + at if is_in_slot else at for at, is_in_slot in template.outputs]
         reply = await engines.compute(
-            BoundTemplate(template.job, (*offsets, *places)),
+            template.job,
+            (*offsets, *places),
             context.stream,
             leases,
             deadline_ns=deadline_of(template, context),

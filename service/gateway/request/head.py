@@ -21,7 +21,7 @@ OWN_HEADERS = frozenset({REQUEST_ID, TRACE_PARENT, TRACE_STATE})
 # Longest head that is looked up, in bytes: each entry of the cache holds one.
 MAX_CACHED_BYTES = 2**12
 
-# Headers that name who asks: two of them could be read in two ways.
+# Headers that name the caller: two of them could be read in two ways.
 _IDENTITIES = ("authorization", "x-api-key")
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _END = b"\r\n\r\n"

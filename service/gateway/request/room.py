@@ -21,7 +21,7 @@ HEADROOM = 8
 
 # Part of the time-out: while the first of a flow has waited longer, further ones of it are refused at once. Those that do wait
 # are then served in time, unless the rate falls to less than half.
-PATIENCE = 0.5
+MAX_WAIT_SHARE = 0.5
 
 
 @dataclass(slots=True, eq=False)
@@ -110,7 +110,7 @@ class Room:
             if not self._timeout_s:
                 raise
         if is_new and share.waiting:
-            self._check_patience(nbytes, share.waiting[0])
+            self._check_wait(nbytes, share.waiting[0])
         waiter = _Waiter(nbytes, share, is_new)
         self._join(waiter)
         self.arena.on_freed = self._grant
@@ -127,9 +127,9 @@ class Room:
         """Free memory and waiting requests, for error texts."""
         return f"{self.arena}; {sum(1 for _ in self._waiting())} requests wait"
 
-    def _check_patience(self, nbytes: int, first: _Waiter) -> None:
+    def _check_wait(self, nbytes: int, first: _Waiter) -> None:
         waited_s = time.monotonic() - first.since_s
-        if waited_s > PATIENCE * self._timeout_s:
+        if waited_s > MAX_WAIT_SHARE * self._timeout_s:
             raise TooBusy(
                 f"no room for {nbytes} bytes: an earlier request of this client has waited for {waited_s:.2g} s"
             )

@@ -49,7 +49,7 @@ class OtlpRecorder:
         self._provider = provider
         self._tracer = provider.get_tracer("tilewire", version)
 
-    def wants(self, parent: TraceParent | None) -> bool:
+    def records(self, parent: TraceParent | None) -> bool:
         """Whether a request is recorded: as its caller decided, else by chance."""
         return is_sampled(parent, self._ratio)
 

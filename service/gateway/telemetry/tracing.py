@@ -28,7 +28,7 @@ class TraceParent(msgspec.Struct, frozen=True):
     Attributes:
         trace_id: 32 hexadecimal digits.
         span_id: 16 hexadecimal digits.
-        is_sampled: The caller records its span, and wants ours.
+        is_sampled: The caller records its span, and expects ours.
         state: Value of `tracestate`.
     """
 
@@ -39,7 +39,7 @@ class TraceParent(msgspec.Struct, frozen=True):
 
 
 class Span(msgspec.Struct, frozen=True):
-    """A stretch of time, in nanoseconds of Unix time."""
+    """A span of time, in nanoseconds of Unix time."""
 
     name: str
     began_ns: int
@@ -47,7 +47,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """A request that has ended, as spans tell it.
+    """A request that has ended, as spans show it.
 
     Attributes:
         span: The request itself; its name is method and route.
@@ -67,7 +67,7 @@ class Finished(msgspec.Struct, frozen=True):
 class Recorder(Protocol):
     """Takes finished requests; a test may put its own here."""
 
-    def wants(self, parent: TraceParent | None) -> bool:
+    def records(self, parent: TraceParent | None) -> bool:
         """Whether a request is recorded: as its caller decided, else by chance."""
         ...
 

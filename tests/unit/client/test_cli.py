@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,6 @@ from tilewire._installing import how_to_install
 
 X = np.array([[1, 2], [3, 4]], np.float32)
 Run = Callable[..., Result]
-
-
-@pytest.fixture
-def server() -> SpeakingServer:
-    return SpeakingServer()
-
-
-@pytest.fixture
-def url(server: SpeakingServer) -> Iterator[str]:
-    with on_a_socket(server) as url:
-        yield url
 
 
 @pytest.fixture

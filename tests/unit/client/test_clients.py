@@ -22,11 +22,6 @@ Call = Callable[..., Any]
 EYE = np.eye(3, dtype=np.float32)
 
 
-@pytest.fixture
-def server() -> SpeakingServer:
-    return SpeakingServer()
-
-
 def caller(kind: Callable[..., Any], server: Callable[[httpx.Request], httpx.Response], **settings: Any) -> Call:
     settings = {"base_url": "http://tilewire.test", "transport": httpx.MockTransport(server), **settings}
     client = kind(**settings)

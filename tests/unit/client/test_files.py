@@ -19,11 +19,6 @@ X = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 
 @pytest.fixture
-def server() -> SpeakingServer:
-    return SpeakingServer()
-
-
-@pytest.fixture
 def client(server: SpeakingServer) -> Iterator[tilewire.Client]:
     with on_a_socket(server) as url, tilewire.Client(url) as client:
         yield client

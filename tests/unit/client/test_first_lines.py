@@ -10,21 +10,10 @@ import pytest
 import torch
 
 import tilewire
-from tests.unit.client.speaking_server import SpeakingServer, on_a_socket
+from tests.unit.client.speaking_server import SpeakingServer
 
 X = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
 W = np.array([[1, 0], [0, 1], [1, 1]], np.float32)
-
-
-@pytest.fixture
-def server() -> SpeakingServer:
-    return SpeakingServer()
-
-
-@pytest.fixture
-def url(server: SpeakingServer) -> Iterator[str]:
-    with on_a_socket(server) as url:
-        yield url
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tilewire.service.engine.backends.gpu.launch_plan import PlanCache
 from tilewire.service.engine.backends.gpu.pipeline import InFlight, Pipeline
 from tilewire.service.engine.backends.gpu.staging import Staging, ranges_of
 from tilewire.service.engine.backends.host import TORCH_DTYPES
-from tilewire.service.engine.ops.op import Compute, Operands
+from tilewire.service.engine.ops.op import Compute, KernelCall, Operands
 from tilewire.service.engine.ops.registry import ENGINE_OPS
 from tilewire.service.ops.op import TensorType
 
@@ -128,7 +128,7 @@ class Batched:
             own = dict(zip(self._names, self._sources.first(count), strict=True))
             outs = self._results.first(count)
             compute = self._computes[count] = self._op.prepare(
-                self._kernels, Operands(own, resident), self._options, outs, batch_invariant=self._is_invariant
+                KernelCall(self._kernels, Operands(own, resident), self._options, outs, self._is_invariant)
             )
         return compute
 

@@ -17,7 +17,7 @@ from tilewire.service.engine.backends.gpu.pipeline import Around, InFlight, Pipe
 from tilewire.service.engine.backends.gpu.single import empty_outputs
 from tilewire.service.engine.backends.gpu.staging import LARGE_BYTES, Staging
 from tilewire.service.engine.backends.host import bytes_of, dtype_name
-from tilewire.service.engine.ops.op import Operands
+from tilewire.service.engine.ops.op import KernelCall, Operands
 from tilewire.service.engine.ops.registry import ENGINE_OPS
 from tilewire.service.ops.op import TensorType
 
@@ -132,7 +132,7 @@ class Chunked:
             pipeline.use(pipeline.compute)
             launched, computed = pipeline.new_event(), pipeline.new_event()
             launched.record(pipeline.compute)
-            op.gpu(self._kernels, operands, launch.options, results, batch_invariant=self._is_invariant)
+            op.gpu(KernelCall(self._kernels, operands, launch.options, results, self._is_invariant))
             computed.record(pipeline.compute)
             around.append((launched, computed))
             pipeline.stage_out.wait_event(computed)

@@ -11,7 +11,7 @@ from tilewire.service.engine.backends.contract import LaunchSpec
 from tilewire.service.engine.backends.gpu.pipeline import InFlight, Pipeline
 from tilewire.service.engine.backends.gpu.staging import Staging
 from tilewire.service.engine.backends.host import TORCH_DTYPES
-from tilewire.service.engine.ops.op import Operands
+from tilewire.service.engine.ops.op import KernelCall, Operands
 from tilewire.service.engine.ops.registry import ENGINE_OPS
 
 
@@ -80,7 +80,7 @@ class Single:
             op.gpu_many(self._kernels, staged, options, outs)
             return
         for operands, results in zip(staged, outs, strict=True):
-            op.gpu(self._kernels, operands, options, results, batch_invariant=self._is_invariant)
+            op.gpu(KernelCall(self._kernels, operands, options, results, self._is_invariant))
 
 
 def empty_outputs(launch: LaunchSpec, staging: Staging, *, can_pad: bool) -> list[torch.Tensor]:

@@ -88,8 +88,7 @@ class NativeCall(msgspec.Struct, frozen=True):
         """Reads the body of a request."""
         codec, placed, lead_bytes = None, dict[str, Placed](), 0 if body is None else None
         if body is not None:
-            codec = codec_for_body(self.content_type, bytes(body.view[:SNIFF_BYTES]))
-            placed = dict(await read_tensors(codec, body, leases, self.max_json_bytes))
+            codec, placed = await read_tensors(self.content_type, body, leases, self.max_json_bytes)
             lead_bytes = codec.lead_bytes(body.view)
         return NativeTask(self, codec, placed, lead_bytes)
 
@@ -183,20 +182,23 @@ def check_text(codec: Codec, outputs: Mapping[str, TensorType], max_bytes: int) 
             )
 
 
-async def read_tensors(codec: Codec, body: Lease, leases: Leases, max_json_bytes: int) -> Mapping[str, Placed]:
-    """Reads the tensors' metadata out of a body.
+async def read_tensors(
+    content_type: str | None, body: Lease, leases: Leases, max_json_bytes: int
+) -> tuple[Codec, dict[str, Placed]]:
+    """Chooses the codec of a body, and reads the tensors' metadata.
 
     Args:
-        codec: Format of the body.
+        content_type: Value of the header, or None.
         body: Slot of exactly the body.
         leases: Source of slots for what is inflated or parsed.
         max_json_bytes: Largest body of text.
 
     Raises:
-        TilewireError: See `Codec.decode`.
+        TilewireError: Of `codec_for_body` and `Codec.decode`.
     """
+    codec = codec_for_body(content_type, bytes(body.view[:SNIFF_BYTES]))
     if codec.is_text and body.nbytes > max_json_bytes:
         raise BodyTooLarge(f"body: {body.nbytes} bytes of JSON; the limit is {max_json_bytes}, use safetensors")
     work_bytes = codec.work_bytes(body.view)
     room = LoopRoom(leases) if work_bytes > OFFLOAD_BYTES else leases
-    return await offload(work_bytes, codec.decode, body.view, body.offset, room)
+    return codec, dict(await offload(work_bytes, codec.decode, body.view, body.offset, room))

@@ -18,12 +18,12 @@ from tilewire.service.gateway.api.v1.calls import CodecEncoder, check_text, enco
 from tilewire.service.gateway.api.v1.query import RunQuery, parse_run_query
 from tilewire.service.gateway.auth.authenticator import authorise
 from tilewire.service.gateway.codecs.json_text import PROGRAM_KEY
-from tilewire.service.gateway.codecs.negotiation import SNIFF_BYTES, codec_for_accept, codec_for_body
+from tilewire.service.gateway.codecs.negotiation import codec_for_accept
 from tilewire.service.gateway.codecs.protocol import Codec, Placed
 from tilewire.service.gateway.request.adapter import Region
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.body import receive_body, refuse_encodings
-from tilewire.service.gateway.request.context import Gateway, context_of
+from tilewire.service.gateway.request.context import Gateway, RequestContext, context_of
 from tilewire.service.gateway.request.head import Head
 from tilewire.service.gateway.request.programs import KeptProgram, Programs
 from tilewire.service.gateway.request.response import json_response
@@ -98,8 +98,7 @@ class ProgramCall(msgspec.Struct, frozen=True):
         """Reads the body of a request."""
         codec, placed, lead_bytes, text = None, dict[str, Placed](), 0 if body is None else None, None
         if body is not None:
-            codec = codec_for_body(self.content_type, bytes(body.view[:SNIFF_BYTES]))
-            placed = dict(await read_tensors(codec, body, leases, self.max_json_bytes))
+            codec, placed = await read_tensors(self.content_type, body, leases, self.max_json_bytes)
             lead_bytes = codec.lead_bytes(body.view)
             text = codec.metadata(body.view).get(PROGRAM_KEY) if self.program is None else None
         if self.program is not None:
@@ -199,63 +198,27 @@ def program_api(gateway: Gateway) -> ProgramApi:
 
 def router(gateway: Gateway) -> APIRouter:
     """Makes the routes of kept programs; runs are answered before the router."""
-    routes = APIRouter(tags=["programs"])
+    routes = APIRouter(tags=["programs"], default_response_class=Response)
     described = describe_programs()
 
-    @routes.get(
-        "/v1/programs",
-        summary="List the programs.",
-        response_class=Response,
-        openapi_extra=described["list_programs"],
-    )
+    @routes.get("/v1/programs", summary="List the programs.", openapi_extra=described["list_programs"])
     async def list_programs(request: Request) -> Response:
-        authorise(context_of(request.scope).granted, op=PROGRAM)
-        leases = gateway.admission.admit(context_of(request.scope).flow)
-        try:
-            names = await gateway.programs.names()
-            return json_response([_describe(await gateway.programs.find(name, leases)) for name in names])
-        finally:
-            leases.release()
+        return json_response(await _list(gateway, context_of(request.scope)))
 
-    @routes.put(
-        "/v1/programs/{name}",
-        summary="Keep a program, or replace it.",
-        response_class=Response,
-        openapi_extra=described["put_program"],
-    )
+    @routes.put("/v1/programs/{name}", summary="Keep a program, or replace it.", openapi_extra=described["put_program"])
     async def put_program(name: str, request: Request) -> Response:
-        context = context_of(request.scope)
-        authorise(context.granted, op=PROGRAM, write=[f"programs/{name}"])
-        leases = gateway.admission.admit(context.flow)
-        try:
-            gateway.engines.check_ready()
-            refuse_encodings(context.head)
-            body = await receive_body(gateway, context, leases, _max_text_bytes(gateway))
-            kept, was_there = await gateway.programs.put(name, bytes(body.view), leases)
-            return json_response(_describe(kept), HTTPStatus.OK if was_there else HTTPStatus.CREATED)
-        finally:
-            leases.release()
+        kept, was_there = await _put(gateway, context_of(request.scope), name)
+        return json_response(_describe(kept), HTTPStatus.OK if was_there else HTTPStatus.CREATED)
 
-    @routes.get(
-        "/v1/programs/{name}",
-        summary="Fetch a program.",
-        response_class=Response,
-        openapi_extra=described["get_program"],
-    )
+    @routes.get("/v1/programs/{name}", summary="Fetch a program.", openapi_extra=described["get_program"])
     async def get_program(name: str, request: Request) -> Response:
-        authorise(context_of(request.scope).granted, op=PROGRAM)
-        leases = gateway.admission.admit(context_of(request.scope).flow)
-        try:
-            kept = await gateway.programs.fetch(name, leases)
-        finally:
-            leases.release()
+        kept = await _fetch(gateway, context_of(request.scope), name)
         return Response(kept.op.program.text, media_type="application/json")
 
     @routes.delete(
         "/v1/programs/{name}",
         summary="Forget a program.",
         status_code=204,
-        response_class=Response,
         openapi_extra=described["delete_program"],
     )
     async def delete_program(name: str, request: Request) -> Response:
@@ -265,6 +228,27 @@ def router(gateway: Gateway) -> APIRouter:
 
     _add_runs(routes, described)
     return routes
+
+
+async def _list(gateway: Gateway, context: RequestContext) -> list[dict[str, object]]:
+    authorise(context.granted, op=PROGRAM)
+    with gateway.admission.admit(context.flow) as leases:
+        return [_describe(await gateway.programs.find(name, leases)) for name in await gateway.programs.names()]
+
+
+async def _put(gateway: Gateway, context: RequestContext, name: str) -> tuple[KeptProgram, bool]:
+    authorise(context.granted, op=PROGRAM, write=[f"programs/{name}"])
+    with gateway.admission.admit(context.flow) as leases:
+        gateway.engines.check_ready()
+        refuse_encodings(context.head)
+        body = await receive_body(gateway, context, leases, _max_text_bytes(gateway))
+        return await gateway.programs.put(name, bytes(body.view), leases)
+
+
+async def _fetch(gateway: Gateway, context: RequestContext, name: str) -> KeptProgram:
+    authorise(context.granted, op=PROGRAM)
+    with gateway.admission.admit(context.flow) as leases:
+        return await gateway.programs.fetch(name, leases)
 
 
 def _add_runs(routes: APIRouter, described: Mapping[str, dict[str, Any]]) -> None:
@@ -283,7 +267,6 @@ def _add_runs(routes: APIRouter, described: Mapping[str, dict[str, Any]]) -> Non
             methods=["POST"],
             name=name,
             summary=summary,
-            response_class=Response,
             openapi_extra=described[name],
         )
 

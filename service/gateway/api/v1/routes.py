@@ -20,7 +20,7 @@ def op_paths(gateway: Gateway) -> dict[str, tuple[Api, AnyOp]]:
 
 def router() -> APIRouter:
     """The same calls as routes: one for each op, for the OpenAPI document and for the router's 405."""
-    routes = APIRouter(tags=["ops"])
+    routes = APIRouter(tags=["ops"], default_response_class=Response)
     for op in OPS.values():
         routes.add_api_route(
             f"/v1/{op.name}",
@@ -28,7 +28,6 @@ def router() -> APIRouter:
             methods=["POST"],
             name=op.name,
             summary=op.summary,
-            response_class=Response,
             openapi_extra=describe_op(op),
         )
     return routes

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from fastapi import APIRouter, Request, Response
 
 from tilewire.service.errors import InvalidRequest, Unavailable
@@ -11,8 +9,7 @@ from tilewire.service.gateway.api.openapi.native import describe_tensors
 from tilewire.service.gateway.api.v1.calls import encoder_for, read_tensors
 from tilewire.service.gateway.api.v1.query import check_name, parse_placement
 from tilewire.service.gateway.auth.authenticator import authorise
-from tilewire.service.gateway.codecs.negotiation import SNIFF_BYTES, codec_for_accept, codec_for_body
-from tilewire.service.gateway.codecs.protocol import Placed
+from tilewire.service.gateway.codecs.negotiation import codec_for_accept
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.body import receive_body, refuse_encodings
 from tilewire.service.gateway.request.context import Gateway, RequestContext, context_of
@@ -27,15 +24,10 @@ from tilewire.service.placement import Placement
 
 def router(gateway: Gateway) -> APIRouter:
     """The routes of resident tensors."""
-    routes = APIRouter(tags=["tensors"])
+    routes = APIRouter(tags=["tensors"], default_response_class=Response)
     described = describe_tensors()
 
-    @routes.get(
-        "/v1/tensors",
-        summary="List the resident tensors.",
-        response_class=Response,
-        openapi_extra=described["list_tensors"],
-    )
+    @routes.get("/v1/tensors", summary="List the resident tensors.", openapi_extra=described["list_tensors"])
     async def list_tensors(request: Request) -> Response:
         access = context_of(request.scope).granted
         infos = await gateway.engines.infos()
@@ -46,7 +38,6 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.put(
         "/v1/tensors/{name:path}",
         summary="Make a tensor resident, or replace it.",
-        response_class=Response,
         openapi_extra=described["put_tensor"],
     )
     async def put_tensor(name: str, request: Request) -> Response:
@@ -55,12 +46,7 @@ def router(gateway: Gateway) -> APIRouter:
         info, was_there = await _put(gateway, context, name, parse_placement(context.head.query))
         return json_response(describe_tensor(info), 200 if was_there else 201)
 
-    @routes.get(
-        "/v1/tensors/{name:path}",
-        summary="Fetch a tensor.",
-        response_class=Response,
-        openapi_extra=described["get_tensor"],
-    )
+    @routes.get("/v1/tensors/{name:path}", summary="Fetch a tensor.", openapi_extra=described["get_tensor"])
     async def get_tensor(name: str, request: Request) -> Response:
         authorise(context_of(request.scope).granted, read=[check_name(name, field="name")])
         return await _download(gateway, context_of(request.scope), name)
@@ -68,7 +54,6 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.head(
         "/v1/tensors/{name:path}",
         summary="Describe a tensor in headers.",
-        response_class=Response,
         openapi_extra=described["head_tensor"],
     )
     async def head_tensor(name: str, request: Request) -> Response:
@@ -79,7 +64,6 @@ def router(gateway: Gateway) -> APIRouter:
         "/v1/tensors/{name:path}",
         summary="Forget a tensor.",
         status_code=204,
-        response_class=Response,
         openapi_extra=described["delete_tensor"],
     )
     async def delete_tensor(name: str, request: Request) -> Response:
@@ -93,26 +77,19 @@ def router(gateway: Gateway) -> APIRouter:
 async def _put(
     gateway: Gateway, context: RequestContext, name: str, placement: Placement | None
 ) -> tuple[TensorInfo, bool]:
-    leases = gateway.admission.admit(context.flow)
-    try:
+    settings = gateway.settings
+    with gateway.admission.admit(context.flow) as leases:
         gateway.engines.check_ready()
         refuse_encodings(context.head)
-        tensors = await _receive(gateway, context, leases)
+        body = await receive_body(gateway, context, leases, settings.max_body_bytes)
+        content_type = context.head.headers.get("content-type")
+        _, tensors = await read_tensors(content_type, body, leases, settings.max_json_bytes)
         if len(tensors) != 1:
             raise InvalidRequest(f"body: {len(tensors)} tensors; expected exactly one")
         (tensor,) = tensors.values()
-        check_limits(name, tensor.type, gateway.settings.limits)
+        check_limits(name, tensor.type, settings.limits)
         source = Upload(tensor.type, tensor.offset, fortran=tensor.fortran)
         return await gateway.engines.put(name, source, placement)
-    finally:
-        leases.release()
-
-
-async def _receive(gateway: Gateway, context: RequestContext, leases: Leases) -> Mapping[str, Placed]:
-    settings = gateway.settings
-    body = await receive_body(gateway, context, leases, settings.max_body_bytes)
-    codec = codec_for_body(context.head.headers.get("content-type"), bytes(body.view[:SNIFF_BYTES]))
-    return await read_tensors(codec, body, leases, settings.max_json_bytes)
 
 
 async def _download(gateway: Gateway, context: RequestContext, name: str) -> Response:

@@ -75,14 +75,12 @@ async def find_model(gateway: Gateway, flow: Flow, model: str, version: str | No
     """
     if model in OPS:
         return model_of_op(model_named(model, version))
-    leases = gateway.admission.admit(flow)
-    try:
-        kept = await gateway.programs.find(model, leases)
-        values = await gateway.programs.values(kept)
-    except (UnknownName, InvalidRequest):
-        kept, values = None, {}
-    finally:
-        leases.release()
+    with gateway.admission.admit(flow) as leases:
+        try:
+            kept = await gateway.programs.find(model, leases)
+            values = await gateway.programs.values(kept)
+        except (UnknownName, InvalidRequest):
+            kept, values = None, {}
     if kept is None or version not in (None, VERSION):
         return model_of_op(model_named(model, version))
     program = kept.op.program

@@ -66,7 +66,7 @@ def op_paths(gateway: Gateway) -> dict[str, tuple[Api, AnyOp]]:
 
 def router(gateway: Gateway) -> APIRouter:
     """Every route of the protocol, for the OpenAPI document and for paths that name no model of ours."""
-    routes = APIRouter(tags=["open inference protocol"])
+    routes = APIRouter(tags=["open inference protocol"], default_response_class=Response)
     _add_server(routes, gateway)
     _add_statistics(routes, gateway)
     _add_models(routes, gateway)
@@ -74,22 +74,16 @@ def router(gateway: Gateway) -> APIRouter:
 
 
 def _add_server(routes: APIRouter, gateway: Gateway) -> None:
-    @routes.get("/v2/", include_in_schema=False, response_class=Response)
+    @routes.get("/v2/", include_in_schema=False)
     @routes.get(
         "/v2",
         summary="What serves, and with what.",
-        response_class=Response,
         openapi_extra=describe_call("ServerMetadata", "The server."),
     )
     async def server_metadata() -> Response:
         return json_response(describe_server(gateway))
 
-    @routes.post(
-        "/v2/repository/index",
-        summary="The models.",
-        response_class=Response,
-        openapi_extra=describe_index(),
-    )
+    @routes.post("/v2/repository/index", summary="The models.", openapi_extra=describe_index())
     async def repository_index(request: Request) -> Response:
         body = await receive_text(gateway, context_of(request.scope))
         asked, is_ready = parse_index_request(body), why_not_ready(gateway) is None
@@ -101,7 +95,6 @@ def _add_statistics(routes: APIRouter, gateway: Gateway) -> None:
     @routes.get(
         "/v2/models/stats",
         summary="Statistics of every model.",
-        response_class=Response,
         openapi_extra=describe_call("Statistics", "Counts and times of every model."),
     )
     async def statistics(request: Request) -> Response:
@@ -157,6 +150,5 @@ def _add(routes: APIRouter, method: str, suffix: str, summary: str, endpoint: En
             methods=[method],
             name=name,
             summary=summary,
-            response_class=Response,
             openapi_extra=describe(is_versioned=path is VERSIONED),
         )

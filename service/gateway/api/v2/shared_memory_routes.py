@@ -26,7 +26,7 @@ SYSTEM, CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
 
 def router(gateway: Gateway) -> APIRouter:
     """The routes of shared memory."""
-    routes = APIRouter(tags=["shared memory"])
+    routes = APIRouter(tags=["shared memory"], default_response_class=Response)
     _add_system(routes, gateway)
     _add_cuda(routes)
     return routes
@@ -37,7 +37,6 @@ def _add_system(routes: APIRouter, gateway: Gateway) -> None:
         f"{SYSTEM}/status",
         name="shared_memory_status",
         summary="The registered regions.",
-        response_class=Response,
         openapi_extra=describe_region_call(is_one=False, is_status=True),
     )
     async def status(request: Request) -> Response:
@@ -48,7 +47,6 @@ def _add_system(routes: APIRouter, gateway: Gateway) -> None:
         f"{SYSTEM}/region/{{region:path}}/status",
         name="shared_memory_region_status",
         summary="One region.",
-        response_class=Response,
         openapi_extra=describe_region_call(is_status=True),
     )
     async def status_of(region: str, request: Request) -> Response:
@@ -59,7 +57,6 @@ def _add_system(routes: APIRouter, gateway: Gateway) -> None:
         f"{SYSTEM}/region/{{region:path}}/register",
         name="register_shared_memory",
         summary="Register a region.",
-        response_class=Response,
         openapi_extra=describe_region_call(is_registration=True),
     )
     async def register(region: str, request: Request) -> Response:
@@ -72,7 +69,6 @@ def _add_system(routes: APIRouter, gateway: Gateway) -> None:
         f"{SYSTEM}/region/{{region:path}}/unregister",
         name="unregister_shared_memory",
         summary="Forget a region.",
-        response_class=Response,
         openapi_extra=describe_region_call(),
     )
     async def unregister(region: str, request: Request) -> Response:
@@ -83,7 +79,6 @@ def _add_system(routes: APIRouter, gateway: Gateway) -> None:
         f"{SYSTEM}/unregister",
         name="unregister_all_shared_memory",
         summary="Forget all regions.",
-        response_class=Response,
         openapi_extra=describe_region_call(is_one=False),
     )
     async def unregister_all(request: Request) -> Response:
@@ -98,7 +93,6 @@ def _add_cuda(routes: APIRouter) -> None:
         f"{CUDA}/status",
         name="cuda_shared_memory_status",
         summary="No regions: not offered.",
-        response_class=Response,
         openapi_extra=describe_region_call(is_one=False, is_status=True),
     )
     async def status() -> Response:
@@ -117,7 +111,6 @@ def _add_cuda(routes: APIRouter) -> None:
         f"{CUDA}/unregister",
         name="unregister_all_cuda_shared_memory",
         summary="Nothing to forget.",
-        response_class=Response,
         openapi_extra=describe_region_call(is_one=False),
     )
     async def unregister() -> Response:

@@ -20,7 +20,7 @@ from tilewire.service.telemetry.exposition import Exposition, plain_aliases
 
 UUID = "GPU-8d1c3ad4-0a2e-4f57-9d43-0123456789ab"
 PERIOD_S = 0.01
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 GIB = 2**30
 READING = {
     "memory_used_bytes": 8 * GIB,
@@ -62,7 +62,7 @@ def shown(*readings: dict[str, float] | None) -> str:
     sink, meter = LocalTotals(), ScriptedMeter(readings)
     sampler = Sampler(sink, "cuda:3", meter, PERIOD_S)
     sampler.start()
-    assert meter.is_shown.wait(PATIENCE_S)
+    assert meter.is_shown.wait(TIMEOUT_S)
     sampler.stop()
     body, _content_type = asyncio.run(Exposition(sink.totals).read(openmetrics=False))
     return body.decode()

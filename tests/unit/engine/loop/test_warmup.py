@@ -1,4 +1,4 @@
-"""What an engine does before it is ready: gateways are told how far it is, and wait; a wrong answer ends it."""
+"""What an engine does before it is ready: gateways get reports of how far it is, and wait; a wrong answer ends it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tilewire.service.engine.backends.host import tensor_of
 from tilewire.service.engine.loop.ipc import Mailbox
 from tilewire.service.engine.loop.jobs import Attached, Client, Lost, Stop
 from tilewire.service.engine.loop.loop import EngineLoop
-from tilewire.service.engine.loop.warmup import CannotStart, Interrupted, Lobby, check_ops
+from tilewire.service.engine.loop.warmup import CannotStart, Interrupted, WarmupClients, check_ops
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.commands import TensorStore
 from tilewire.service.engine.tensors.host_copies import HostCopies
@@ -83,28 +83,28 @@ def metrics() -> EngineMetrics:
     return EngineMetrics(LocalTotals(), CpuBackend("cpu").identity, version="0", restarts=0)
 
 
-def lobby_of(mailbox: Mailbox, on_arrival: Callable[[Client], None] = lambda _client: None) -> Lobby:
-    return Lobby(mailbox, "cuda:0", on_arrival)
+def warmup_clients_of(mailbox: Mailbox, on_arrival: Callable[[Client], None] = lambda _client: None) -> WarmupClients:
+    return WarmupClients(mailbox, "cuda:0", on_arrival)
 
 
 def test_a_gateway_is_told_how_far_it_is(mailbox: Mailbox) -> None:
     arrived: list[Client] = []
-    lobby = lobby_of(mailbox, arrived.append)
+    clients = warmup_clients_of(mailbox, arrived.append)
     gateway = Gateway(mailbox)
-    lobby.report("load", 3, 10)
+    clients.report("load", 3, 10)
     assert gateway.receive() == Warming("cuda:0", "load", 3, 10)
-    lobby.report("load", 10, 10)
+    clients.report("load", 10, 10)
     assert gateway.receive() == Warming("cuda:0", "load", 10, 10)
-    assert [event.client for event in lobby.events if isinstance(event, Attached)] == arrived
+    assert [event.client for event in clients.events if isinstance(event, Attached)] == arrived
     gateway.sock.close()
 
 
 def test_reports_that_follow_closely_are_not_all_sent(mailbox: Mailbox) -> None:
-    lobby = lobby_of(mailbox)
+    clients = warmup_clients_of(mailbox)
     gateway = Gateway(mailbox)
     for done in range(1000):
-        lobby.report("load", done, 1000)
-    lobby.report("load", 1000, 1000)
+        clients.report("load", done, 1000)
+    clients.report("load", 1000, 1000)
     messages = [gateway.receive()]
     while messages[-1] != Warming("cuda:0", "load", 1000, 1000):
         messages.append(gateway.receive())
@@ -113,28 +113,28 @@ def test_reports_that_follow_closely_are_not_all_sent(mailbox: Mailbox) -> None:
 
 
 def test_a_gateway_that_left_is_told_nothing_and_its_end_is_kept(mailbox: Mailbox) -> None:
-    lobby = lobby_of(mailbox)
+    clients = warmup_clients_of(mailbox)
     gateway = Gateway(mailbox)
-    lobby.report("load", 1, 10)
+    clients.report("load", 1, 10)
     gateway.sock.close()
-    lobby.report("load", 2, 10)
-    lobby.report("load", 10, 10)
-    assert [type(event) for event in lobby.events] == [Attached, Lost]
+    clients.report("load", 2, 10)
+    clients.report("load", 10, 10)
+    assert [type(event) for event in clients.events] == [Attached, Lost]
 
 
 def test_each_stage_is_logged_with_its_time(mailbox: Mailbox, caplog: pytest.LogCaptureFixture) -> None:
-    lobby = lobby_of(mailbox)
+    clients = warmup_clients_of(mailbox)
     with caplog.at_level(logging.INFO):
-        lobby.report("load", 0, 1)
-        lobby.report("run", 0, 1)
-        lobby.close()
+        clients.report("load", 0, 1)
+        clients.report("run", 0, 1)
+        clients.close()
     assert [record.getMessage().split(" in ")[0] for record in caplog.records] == ["warmed up: load", "warmed up: run"]
 
 
 def test_a_stop_ends_the_warm_up(mailbox: Mailbox) -> None:
     mailbox.post(Stop())
     with pytest.raises(Interrupted):
-        lobby_of(mailbox).report("compile", 1, 10)
+        warmup_clients_of(mailbox).report("compile", 1, 10)
 
 
 def test_a_wrong_answer_ends_the_engine() -> None:

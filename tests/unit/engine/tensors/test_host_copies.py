@@ -19,7 +19,7 @@ from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.ops.op import TensorType
 from tilewire.service.supervisor.vault import VaultReader, VaultWriter
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 
 
 class GatedCopier(HostCopier):
@@ -32,7 +32,7 @@ class GatedCopier(HostCopier):
 
     def copy(self, piece: torch.Tensor, into: torch.Tensor) -> None:
         """See `Copier`."""
-        assert self.permits.acquire(timeout=PATIENCE_S)
+        assert self.permits.acquire(timeout=TIMEOUT_S)
         if self.failure is not None:
             raise self.failure
         self.sizes.append(piece.nbytes)
@@ -81,7 +81,7 @@ class Bench:
         return copy
 
     def next_done(self) -> HostCopy:
-        return self.done.get(timeout=PATIENCE_S)
+        return self.done.get(timeout=TIMEOUT_S)
 
     def kept(self, name: str) -> torch.Tensor:
         """The bytes that the vault has."""

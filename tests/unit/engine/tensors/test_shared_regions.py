@@ -225,11 +225,11 @@ def test_the_next_engine_has_what_was_registered_even_without_its_name(folder: P
     (folder / "one").unlink()
     reader.drain(ours)
     with reader.handover() as handed:
-        (keepsake,) = handed.regions
-    assert keepsake.region == kept
+        (handed_region,) = handed.regions
+    assert handed_region.region == kept
     regions.unregister(None)
     after = Regions(CpuBackend(), VaultWriter(-1), max_bytes=8 * PAGE, max_copied_bytes=8 * PAGE, folder=folder)
-    after.restore(KeptRegion(keepsake.region, os.dup(keepsake.fd)))
+    after.restore(KeptRegion(handed_region.region, os.dup(handed_region.fd)))
     assert after.infos() == (kept,)
     uses = {OUT: after.find("kept", 0, KIND, field="out", is_out=True)}
     after.stage_out(OUT, uses[OUT], stage_in(after, uses)[OUT])

@@ -12,6 +12,7 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.changed_bytes import changed_bytes
 from tests.unit.gateway.codecs.arena_room import NUMPY, decode
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import BodyTooLarge, InvalidRequest, TilewireError, TooBusy, UnknownFormat
@@ -87,18 +88,7 @@ def real_bodies() -> dict[str, bytes]:
 @given(data=st.data())
 def test_real_bodies_with_bytes_changed(kind: str, body: bytes, data: st.DataObject) -> None:
     codec = codec_for_body(None, body[:SNIFF_BYTES])
-    changed = bytearray(body)
-    for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, len(changed) - 1))
-        match data.draw(st.sampled_from(["set", "cut", "insert"])):
-            case "set":
-                changed[at] = data.draw(st.integers(0, 255))
-            case "cut":
-                del changed[at : at + data.draw(st.integers(1, 20))]
-                changed = changed or bytearray(b"\0")
-            case _:
-                changed[at:at] = data.draw(st.binary(max_size=20))
-    refused_or_inside(codec, bytes(changed))
+    refused_or_inside(codec, changed_bytes(data, body))
 
 
 JSON_VALUES = st.recursive(

@@ -1,4 +1,4 @@
-"""The poller: the loop does not sleep while few answers are due soon, and sleeps otherwise."""
+"""The busy poller: the loop does not sleep while few answers are due soon, and sleeps otherwise."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tilewire.service.gateway.engines.busy_poll import LINGER_S, MOST_OUTSTANDING, Poller
+from tilewire.service.gateway.engines.busy_poll import LINGER_S, MAX_OUTSTANDING, BusyPoller
 
 
 async def cpu_share(seconds: float) -> float:
@@ -17,10 +17,10 @@ async def cpu_share(seconds: float) -> float:
     return (time.thread_time() - used_s) / (time.monotonic() - began_s)
 
 
-@pytest.mark.parametrize(("outstanding", "polls"), [(1, True), (MOST_OUTSTANDING, True), (MOST_OUTSTANDING + 1, False)])
+@pytest.mark.parametrize(("outstanding", "polls"), [(1, True), (MAX_OUTSTANDING, True), (MAX_OUTSTANDING + 1, False)])
 def test_it_polls_for_few(outstanding: int, polls: bool) -> None:
     async def run() -> None:
-        poller = Poller(10.0)
+        poller = BusyPoller(10.0)
         for _ in range(outstanding):
             poller.sent()
         assert (await cpu_share(0.1) > 0.03) == polls
@@ -33,7 +33,7 @@ def test_it_polls_for_few(outstanding: int, polls: bool) -> None:
 
 def test_it_gives_up_after_a_while_and_begins_again() -> None:
     async def run() -> None:
-        poller = Poller(0.02)
+        poller = BusyPoller(0.02)
         poller.sent()
         await asyncio.sleep(0.05)
         assert await cpu_share(0.1) < 0.03
@@ -45,7 +45,7 @@ def test_it_gives_up_after_a_while_and_begins_again() -> None:
 
 def test_zero_never_polls() -> None:
     async def run() -> None:
-        poller = Poller(0)
+        poller = BusyPoller(0)
         poller.sent()
         assert await cpu_share(0.1) < 0.03
 

@@ -23,7 +23,6 @@ from tilewire.service.errors import (
 from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
 from tilewire.service.gateway.engines.client import NOT_RESIDING, Reply
 from tilewire.service.gateway.engines.router import Engines
-from tilewire.service.gateway.engines.templates import BoundTemplate
 from tilewire.service.ipc.board import VersionBoard, home_of
 from tilewire.service.ipc.messages import (
     AdoptTensor,
@@ -56,7 +55,7 @@ from tilewire.service.ops.op import TensorType
 from tilewire.service.placement import Placement
 
 KIND = TensorType("float32", (2,))
-JOB = BoundTemplate(Template(1, "add", (), AddOptions(), (OutputSpec(KIND),), 1, 1), (0,))
+JOB = (Template(1, "add", (), AddOptions(), (OutputSpec(KIND),), 1, 1), (0,))
 
 
 class ScriptedEngine:
@@ -141,7 +140,7 @@ def test_jobs_go_to_the_least_busy_engine_that_is_ready() -> None:
     async def run() -> None:
         one, two, down = ScriptedEngine(0), ScriptedEngine(1), ScriptedEngine(2, is_ready=False)
         engines = Engines([one, two, down])
-        tasks = [asyncio.ensure_future(engines.compute(JOB, Stays(), Held())) for _ in range(4)]
+        tasks = [asyncio.ensure_future(engines.compute(*JOB, Stays(), Held())) for _ in range(4)]
         await asyncio.sleep(0)
         assert (len(one.jobs), len(two.jobs), len(down.jobs)) == (2, 2, 0)
         for future in (*one.futures, *two.futures):
@@ -162,7 +161,7 @@ def test_a_client_that_leaves_cancels_its_job_and_waits_for_its_slots() -> None:
     async def run() -> None:
         engine = ScriptedEngine(0)
         with pytest.raises(ClientGone):
-            await Engines([engine]).compute(JOB, Leaves(), Held())
+            await Engines([engine]).compute(*JOB, Leaves(), Held())
         assert engine.cancelled == [0]
 
     asyncio.run(run())
@@ -172,7 +171,7 @@ def test_a_deadline_that_an_engine_lets_pass_ends_the_request_and_its_slots_stay
     async def run() -> None:
         engine, slots = HungEngine(0), Held()
         with pytest.raises(DeadlinePassed):
-            await Engines([engine]).compute(JOB, Stays(), slots, deadline_ns=time.monotonic_ns())
+            await Engines([engine]).compute(*JOB, Stays(), slots, deadline_ns=time.monotonic_ns())
         assert engine.cancelled == [0]
         assert slots.answered is engine.futures[0]
         assert not slots.answered.done()
@@ -193,9 +192,9 @@ def info(version: int, *engines: int, kind: TensorType = KIND, placement: Placem
     return TensorInfo(W, kind, 1.0, version=version, placement=placement, engines=engines)
 
 
-def job_of(*names: str) -> BoundTemplate:
+def job_of(*names: str) -> tuple[Template, tuple[int, ...]]:
     inputs = tuple(InputSpec(field, KIND, name) for field, name in zip("ab", names, strict=False))
-    return BoundTemplate(Template(1, "add", inputs, AddOptions(), (OutputSpec(KIND),), 1, 1), (0,))
+    return Template(1, "add", inputs, AddOptions(), (OutputSpec(KIND),), 1, 1), (0,)
 
 
 class Scene:
@@ -213,7 +212,7 @@ class Scene:
         self.router = Engines(self.engines, self.board)
 
     def compute(self, *names: str) -> asyncio.Future[Done | Stale]:
-        return asyncio.ensure_future(self.router.compute(job_of(*names), Stays(), Held()))
+        return asyncio.ensure_future(self.router.compute(*job_of(*names), Stays(), Held()))
 
 
 async def answer(engine: ScriptedEngine, reply: Reply | TilewireError) -> Command | None:
@@ -353,7 +352,7 @@ def test_a_resident_of_another_type_goes_back_to_be_planned() -> None:
         other = info(7, 0, kind=TensorType("float32", (3,)))
         await answer(scene.engines[0], Stale(0, (other,)))
         assert await task == Stale(0, (other,))
-        assert not scene.router.knows([(W, KIND)])
+        assert not scene.router.are_current([(W, KIND)])
 
     asyncio.run(run())
 
@@ -363,7 +362,7 @@ def test_a_stored_result_gets_its_version_from_its_home_and_stays_where_it_is() 
         scene = Scene(0, 0)
         scene.engines[0].futures = [asyncio.get_running_loop().create_future()]
         stored = Template(1, "add", (), AddOptions(), (OutputSpec(KIND, None, W, True),), 1, 1)
-        task = asyncio.ensure_future(scene.router.compute(BoundTemplate(stored, ()), Stays(), Held()))
+        task = asyncio.ensure_future(scene.router.compute(stored, (), Stays(), Held()))
         held, ordered = info(0, 1), info(7, 1)
         assert await answer(scene.engines[1], Done(0, Timings(), 1, Stored(held, 5))) == AwaitCopy(0, 5)
         scene.engines[0].futures[0].cancel()
@@ -385,7 +384,7 @@ def test_a_result_whose_home_is_gone_is_dropped() -> None:
     async def run() -> None:
         scene = Scene(0, 0)
         scene.engines[0].welcome = None
-        task = asyncio.ensure_future(scene.router.compute(job_of(), Stays(), Held()))
+        task = asyncio.ensure_future(scene.router.compute(*job_of(), Stays(), Held()))
         held = info(0, 1)
         assert await answer(scene.engines[1], Done(0, Timings(), 1, Stored(held, 5))) == AdoptTensor(0, 5, held)
         await answer(scene.engines[1], Tensors(0, (held,)))

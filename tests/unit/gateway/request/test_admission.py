@@ -31,6 +31,17 @@ def flood(admission: Admission, flow: Flow) -> list[Leases]:
     return held
 
 
+def contend(admission: Admission, flow: Flow) -> tuple[list[Leases], list[Leases]]:
+    """Lets a flood and another flow take each place that the flood gives back; what either holds at the end."""
+    held, others = flood(admission, FLOOD), flood(admission, flow)
+    for _ in range(64):
+        if held:
+            held.pop().release()
+        held += flood(admission, FLOOD)
+        others += flood(admission, flow)
+    return held, others
+
+
 @pytest.mark.parametrize("max_in_flight", [1, 2, 7])
 def test_a_small_limit_is_one_client_s_as_a_whole(room: Room, max_in_flight: int) -> None:
     admission = Admission(room, max_in_flight, 0)
@@ -52,12 +63,7 @@ def test_a_flood_leaves_places_for_others(room: Room) -> None:
 
 def test_places_that_come_back_go_to_whoever_has_less_than_his_share(room: Room) -> None:
     admission = Admission(room, 64, 0)
-    held, others = flood(admission, FLOOD), flood(admission, QUIET)
-    for _ in range(64):
-        if held:
-            held.pop().release()
-        held += flood(admission, FLOOD)
-        others += flood(admission, QUIET)
+    held, others = contend(admission, QUIET)
     assert len(others) == 28
     # Both have their share, and a third one still finds a place.
     assert admission.in_flight <= 56 + 8
@@ -69,12 +75,7 @@ def test_places_that_come_back_go_to_whoever_has_less_than_his_share(room: Room)
 def test_weights_divide_the_places(room: Room) -> None:
     admission = Admission(room, 64, 0)
     heavy = Flow(4, weight=3)
-    held, others = flood(admission, FLOOD), flood(admission, heavy)
-    for _ in range(64):
-        if held:
-            held.pop().release()
-        held += flood(admission, FLOOD)
-        others += flood(admission, heavy)
+    _, others = contend(admission, heavy)
     assert len(others) == 42
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.changed_bytes import changed_bytes
 from tests.support.oip_bodies import DATATYPES, binary_input, text_input
 from tests.unit.gateway.codecs.arena_room import NUMPY, ArenaRoom
 from tilewire.service.errors import BodyTooLarge, InvalidRequest, TilewireError
@@ -90,19 +91,9 @@ def real_body() -> tuple[bytes, int]:
 @given(data=st.data())
 def test_a_real_body_with_bytes_changed(data: st.DataObject) -> None:
     body, header_bytes = real_body()
-    changed = bytearray(body)
-    for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, len(changed) - 1))
-        match data.draw(st.sampled_from(["set", "cut", "insert"])):
-            case "set":
-                changed[at] = data.draw(st.integers(0, 255))
-            case "cut":
-                del changed[at : at + data.draw(st.integers(1, 20))]
-                changed = changed or bytearray(b"\0")
-            case _:
-                changed[at:at] = data.draw(st.binary(max_size=20))
+    changed = changed_bytes(data, body)
     shift = data.draw(st.integers(-5, 5))
-    outcome_of("add", bytes(changed), data.draw(st.sampled_from([None, header_bytes, header_bytes + shift])))
+    outcome_of("add", changed, data.draw(st.sampled_from([None, header_bytes, header_bytes + shift])))
 
 
 VALUES = st.recursive(

@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from `Settings`: `python -m tilewire.service.cli.configuration_doc`, and `--check` for CI.
+"""Writes docs/configuration.md from `Settings`: `python -m deploy.configuration_reference`, and `--check` for CI.
 
 Owns that page's text. Names and defaults are those of `tilewire serve --help`. Starts nothing.
 """
@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from tilewire.service.cli.serve import default_text, flag_name, variable_name
 from tilewire.service.config.settings import Settings
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 
 EXIT_DIFFERS = 1
 EXIT_USAGE = 2
@@ -44,7 +44,7 @@ def main(arguments: list[str], path: Path = PAGE) -> int:
         sys.stderr.write("docs/configuration.md is out of date: run `make docs`\n")
         return EXIT_DIFFERS
     if arguments:
-        sys.stderr.write("usage: python -m tilewire.service.cli.configuration_doc [--check]\n")
+        sys.stderr.write("usage: python -m deploy.configuration_reference [--check]\n")
         return EXIT_USAGE
     sys.stdout.write(page())
     return 0

@@ -1,4 +1,4 @@
-"""`/v1/history`: the last ten minutes, as the supervisor keeps them, for the console and for people who come late."""
+"""`/v1/kernels` and `/v1/history`: reports of the engines, and of the supervisor's last ten minutes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,22 @@ from tilewire.service.gateway.request.response import json_response
 
 
 def router(gateway: Gateway) -> APIRouter:
-    """The route of the history."""
-    routes = APIRouter(tags=["health"])
+    """The routes of reports."""
+    routes = APIRouter(default_response_class=Response)
+
+    @routes.get(
+        "/v1/kernels",
+        tags=["kernels"],
+        summary="What is loaded on each device, and what was measured.",
+        openapi_extra=describe_json("Devices", "A report of each device."),
+    )
+    async def kernels() -> Response:
+        return json_response({"devices": [msgspec.Raw(report) for report in await gateway.engines.kernels()]})
 
     @routes.get(
         "/v1/history",
+        tags=["health"],
         summary="Requests, refusals and latency of the last ten minutes, and the last failures.",
-        response_class=Response,
         openapi_extra=describe_json("History", "Intervals, the oldest first; failures, the last one first."),
     )
     async def history(request: Request) -> Response:
