@@ -23,6 +23,7 @@ import httpx
 import ml_dtypes
 import numpy as np
 
+from benchmarks.bench_batching import safetensors_of
 from benchmarks.contenders import FAILURES, OCTETS, SAFETENSORS, Failure, WrongAnswer, running_command, uvicorn_words
 from benchmarks.load import Call, run_load
 from benchmarks.machine import describe
@@ -59,7 +60,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         with running_server("--tensors-dir", folder, *arguments.serve) as url:
             identity = httpx.get(f"{url}/v2").json()
             with measuring(failures, "Tilewire", "search"):
-                call = Call(f"/v1/search?b=@items/w&k={K}", SAFETENSORS, safetensors(a=queries))
+                call = Call(f"/v1/search?b=@items/w&k={K}", SAFETENSORS, safetensors_of(a=queries))
                 rows["search, Tilewire"] = search(url, call, right, indices_of, arguments.seconds)
             with measuring(failures, "Tilewire", "store"), Client(url, timeout=120) as client:
                 rows["store"] = [store(url, client, size) for size in arguments.sizes]
@@ -91,18 +92,6 @@ def measuring(failures: list[Failure], server: str, question: str) -> Iterator[N
         failures.append(Failure.of(error, server, question=question))
 
 
-def safetensors(**arrays: Array) -> bytes:
-    """A safetensors body of bfloat16 arrays."""
-    from_bytes = [array.tobytes() for array in arrays.values()]
-    header, offset = {}, 0
-    for (name, array), data in zip(arrays.items(), from_bytes, strict=True):
-        span = [offset, offset + len(data)]
-        header[name] = {"dtype": "BF16", "shape": list(array.shape), "data_offsets": span}
-        offset += len(data)
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + b"".join(from_bytes)
-
-
 def make_items(count: int, width: int, path: Path) -> tuple[Array, Array]:
     """Writes random items; returns them and one query of 1 row."""
     rng = np.random.default_rng(5)
@@ -112,7 +101,7 @@ def make_items(count: int, width: int, path: Path) -> tuple[Array, Array]:
             for first in range(0, count, 65536)
         ]
     )
-    path.write_bytes(safetensors(w=items))
+    path.write_bytes(safetensors_of(w=items))
     return items, rng.standard_normal((1, width), dtype=np.float32).astype(ml_dtypes.bfloat16)
 
 
@@ -219,13 +208,13 @@ def program(url: str, client: Client, width: int, seconds: float) -> dict[str, f
     }
     httpx.put(f"{url}/v1/programs/bench-mlp", json=text, timeout=60).raise_for_status()
     x = weight(1, width)
-    whole = Call("/v1/programs/bench-mlp", SAFETENSORS, safetensors(x=x))
-    one = Call("/v1/matmul?b=@mlp/w1&activation=gelu", SAFETENSORS, safetensors(a=x))
+    whole = Call("/v1/programs/bench-mlp", SAFETENSORS, safetensors_of(x=x))
+    one = Call("/v1/matmul?b=@mlp/w1&activation=gelu", SAFETENSORS, safetensors_of(a=x))
     calls = [
-        Call("/v1/matmul?b=@mlp/w1&activation=gelu&store=@mlp/h", SAFETENSORS, safetensors(a=x)),
-        Call("/v1/matmul?a=@mlp/h&b=@mlp/w2&store=@mlp/logits", SAFETENSORS, safetensors()),
-        Call("/v1/softmax?x=@mlp/logits&store=@mlp/p", SAFETENSORS, safetensors()),
-        Call(f"/v1/topk?x=@mlp/p&k={BEST}", SAFETENSORS, safetensors()),
+        Call("/v1/matmul?b=@mlp/w1&activation=gelu&store=@mlp/h", SAFETENSORS, safetensors_of(a=x)),
+        Call("/v1/matmul?a=@mlp/h&b=@mlp/w2&store=@mlp/logits", SAFETENSORS, safetensors_of()),
+        Call("/v1/softmax?x=@mlp/logits&store=@mlp/p", SAFETENSORS, safetensors_of()),
+        Call(f"/v1/topk?x=@mlp/p&k={BEST}", SAFETENSORS, safetensors_of()),
     ]
     expected = classes_of(url, calls)
     if classes_of(url, [whole]) != expected:

@@ -75,11 +75,13 @@ class EngineOp(abc.ABC, Generic[OptionsT]):
         name: Name of the op.
         pads_rows: Whether kernels read rows, and gain from rows that begin on 16 bytes.
         multiplies: Whether the first input goes through matrix units, which not every device has for every dtype.
+        takes_steps: Whether it launches several kernels, which a graph replays at once.
     """
 
     name: ClassVar[str]
     pads_rows: ClassVar[bool] = True
     multiplies: ClassVar[bool] = False
+    takes_steps: ClassVar[bool] = False
 
     @abc.abstractmethod
     def cpu(self, inputs: Operands, options: OptionsT, out_dtypes: Sequence[torch.dtype]) -> tuple[torch.Tensor, ...]:

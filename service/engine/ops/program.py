@@ -24,6 +24,9 @@ class EngineProgram(EngineOp[ProgramOptions]):
     """
 
     name = PROGRAM
+    # The last step of an output may write whole rows alone.
+    pads_rows = False
+    takes_steps = True
 
     def __init__(self, family: ProgramFamily, ops: Mapping[str, EngineOp[Any]]) -> None:
         self._family = family

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -17,6 +16,7 @@ class EngineSearch(EngineOp[SearchOptions]):
 
     name = "search"
     pads_rows = False
+    takes_steps = True
 
     def __init__(self) -> None:
         # By metric: what `kernels.item_norms` gives of the items, for as long as their tensor lives.
@@ -61,7 +61,7 @@ class EngineSearch(EngineOp[SearchOptions]):
             b = given["b"]
             norms = None
             if options.metric != "dot":
-                norms = self._norms_of(given, options.metric, lambda: _item_norms(kernels, b, options.metric))
+                norms = self._norms_of(given, options.metric, lambda: kernels.item_norms(b, options.metric))
             search(given["a"], b, norms, given.get("bias"), values, indices)
 
         return compute
@@ -73,16 +73,11 @@ class EngineSearch(EngineOp[SearchOptions]):
             return make()
         if b not in norms_of:
             norms_of[b] = make()
+            if b.is_cuda:
+                # Other streams read them, too.
+                torch.cuda.current_stream(b.device).synchronize()
         norms: torch.Tensor = norms_of[b]
         return norms
-
-
-def _item_norms(kernels: Any, b: torch.Tensor, metric: str) -> torch.Tensor:
-    norms: torch.Tensor = kernels.item_norms(b, metric)
-    if b.is_cuda:
-        # Other streams read them, too.
-        torch.cuda.current_stream(b.device).synchronize()
-    return norms
 
 
 def _squares(rows: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from tilewire.kernels.copy.op import CopyPlan, CopyRange
 from tilewire.service.engine.backends.contract import HostBytes, LaunchSpec
 from tilewire.service.engine.backends.gpu.launch_plan import PlanCache
 from tilewire.service.engine.backends.gpu.pipeline import InFlight, Pipeline
+from tilewire.service.engine.backends.gpu.replay import Replay
 from tilewire.service.engine.backends.gpu.staging import Staging, ranges_of
 from tilewire.service.engine.backends.host import TORCH_DTYPES
 from tilewire.service.engine.ops.op import Compute, KernelCall, Operands
@@ -127,9 +128,11 @@ class Batched:
         if compute is None:
             own = dict(zip(self._names, self._sources.first(count), strict=True))
             outs = self._results.first(count)
-            compute = self._computes[count] = self._op.prepare(
+            compute = self._op.prepare(
                 KernelCall(self._kernels, Operands(own, resident), self._options, outs, self._is_invariant)
             )
+            # Operands and results lie in memory of this plan, and residents are those of its signature.
+            compute = self._computes[count] = Replay(compute) if self._op.takes_steps else compute
         return compute
 
 
