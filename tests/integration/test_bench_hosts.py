@@ -15,13 +15,13 @@ pytestmark = pytest.mark.slow
 
 def test_a_small_round(tmp_path: Path) -> None:
     find_program("haproxy")
-    small = ["--weights", "12", "--size", "32", "--clients", "2", "--requests", "200", "--room", "1.2"]
+    small = ["--weights", "12", "--size", "32", "--clients", "2", "--requests", "600", "--room", "1.2"]
     assert bench_hosts.run(["--hosts", "2", *small, "--out", str(tmp_path)]) == 0
     result = json.loads((tmp_path / "hosts.json").read_text())
     ring, turns = result["rows"]
     assert [ring["policy"], turns["policy"]] == ["ring", "round robin"]
     for row in (ring, turns):
-        assert row["requests"] == 200
+        assert row["requests"] == 600
         assert row["wrong"] == row["failures"] == 0
         assert 0 < row["hit_rate"] <= 1
         assert row["per_s"] > 0

@@ -63,7 +63,8 @@ def test_softmax_blocks_hold_a_row_or_loop(rows, n, dtype, target):
     config = choose_softmax(SoftmaxProblem(rows, n, dtype, dtype), target)
     assert is_power_of_two(config.block_n)
     assert is_power_of_two(config.block_rows)
-    assert config.kernel != "row" or config.block_n >= n
+    assert config.tail_n == 0 or is_power_of_two(config.tail_n)
+    assert config.kernel != "row" or config.held_n >= n
     assert 1 <= config.splits <= MAX_SPLITS
 
 

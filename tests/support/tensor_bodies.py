@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -99,15 +100,25 @@ def from_safetensors(body: bytes) -> dict[str, Array]:
     return arrays
 
 
+# NumPy reads headers by `ast`, whose count of recursion CPython 3.11 shares between threads.
+_READING_HEADER = threading.Lock()
+
+
+def _load(body: bytes) -> Any:
+    with _READING_HEADER:
+        loaded = np.load(io.BytesIO(body))
+        return dict(loaded) if isinstance(loaded, np.lib.npyio.NpzFile) else loaded
+
+
 def decode(content_type: str, body: bytes) -> Array:
     """The tensor `out` of an answer; npy has no names."""
     if content_type == TYPES["safetensors"]:
         return from_safetensors(body)["out"]
     if content_type == TYPES["npz"]:
-        out: Array = np.load(io.BytesIO(body))["out"]
+        out: Array = _load(body)["out"]
         return out
     if content_type == TYPES["npy"]:
-        array: Array = np.load(io.BytesIO(body))
+        array: Array = _load(body)
         return array
     assert content_type == TYPES["json"], content_type
     answer = json.loads(body)

@@ -11,6 +11,7 @@ import logging
 import os
 import select
 import socket
+import threading
 from collections import deque
 
 import msgspec
@@ -78,6 +79,9 @@ class Mailbox:
         self._epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._bell, select.EPOLLIN)
+        # Other threads' events, and the bell for them, which is rung no more once the loop has ended.
+        self._posting = threading.Lock()
+        self._is_closed = False
         self._posted: deque[Peer | Stop | Copied] = deque()
         self._peers: dict[int, Peer] = {}
         self._changed: list[Peer] = []
@@ -90,14 +94,22 @@ class Mailbox:
             self._epoll.register(follower.fileno(), select.EPOLLIN)
 
     def post(self, event: Stop | Copied) -> None:
-        """Hands the loop an event."""
-        self._posted.append(event)
-        os.eventfd_write(self._bell, 1)
+        """Hands the loop an event; dropped when the loop has ended."""
+        self._post(event)
 
     def connect(self, sock: socket.socket, hello: Hello, segment: Segment) -> None:
         """Takes over the socket of a gateway that has said hello."""
-        self._posted.append(Peer(sock, hello, segment, self._changed))
-        os.eventfd_write(self._bell, 1)
+        if not self._post(Peer(sock, hello, segment, self._changed)):
+            sock.close()
+            segment.close()
+
+    def _post(self, event: Peer | Stop | Copied) -> bool:
+        # Both or neither: the loop may take the event, and end, before the bell is rung for it.
+        with self._posting:
+            if not self._is_closed:
+                self._posted.append(event)
+                os.eventfd_write(self._bell, 1)
+            return not self._is_closed
 
     def take(self, timeout_s: float | None) -> list[Event]:
         """Everything that has come.
@@ -151,7 +163,9 @@ class Mailbox:
         if self._follower is not None:
             self._follower.close()
         self._epoll.close()
-        os.close(self._bell)
+        with self._posting:
+            self._is_closed = True
+            os.close(self._bell)
 
     def _wait(self, timeout_s: float | None) -> list[tuple[int, int]]:
         if timeout_s is None:

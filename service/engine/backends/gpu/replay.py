@@ -58,8 +58,8 @@ class Replay:
 
     def _captured(self, operands: Operands) -> Graph | None:
         """Returns the graph of the launches; None where they cannot be captured."""
-        graph = self._new_graph()
         try:
+            graph = self._new_graph()
             # Other threads copy and allocate meanwhile, on streams of their own.
             graph.capture_begin(capture_error_mode="thread_local")
             try:

@@ -194,7 +194,7 @@ async def read_tensors(
         max_json_bytes: Largest body of text.
 
     Raises:
-        TilewireError: Of `codec_for_body` and `Codec.decode`.
+        TilewireError: Raised by `codec_for_body` and `Codec.decode`.
     """
     codec = codec_for_body(content_type, bytes(body.view[:SNIFF_BYTES]))
     if codec.is_text and body.nbytes > max_json_bytes:

@@ -122,3 +122,24 @@ def test_another_thread_wakes_it(mailbox: Mailbox) -> None:
     (event,) = mailbox.take(None)
     assert isinstance(event, Stop)
     timer.join()
+
+
+def test_what_comes_after_the_end_is_dropped() -> None:
+    mailbox = Mailbox()
+    mailbox.close()
+    mailbox.post(Stop())
+    ours, theirs = socket.socketpair()
+    with ours:
+        mailbox.connect(theirs, Hello(0, 4096), Segment.create("tests", 4096))
+        assert ours.recv(1) == b""
+
+
+def test_a_loop_may_end_while_another_thread_tells_it_to() -> None:
+    for _ in range(200):
+        mailbox = Mailbox()
+        stopping = threading.Thread(target=mailbox.post, args=(Stop(),))
+        stopping.start()
+        while not any(isinstance(event, Stop) for event in mailbox.take(0)):
+            pass
+        mailbox.close()
+        stopping.join()
