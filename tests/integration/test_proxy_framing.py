@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -64,6 +65,8 @@ COMMANDS = {
     "haproxy": (HAPROXY, ("-f", "{config}", "-db")),
 }
 GOOD = '{"x":[0, 1]}'
+# A request is logged a moment after its answer.
+LOGGED_S = 10.0
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +135,10 @@ def test_requests_have_the_same_bounds(logged: LiveServer, tmp_path: Path, name:
         checks = [pool.submit(check_case, case, logged, port, number) for number, case in enumerate(cases, first)]
         for check in checks:
             check.result()
-    counted = num_logged(logged.log)
+    counted, end_s = num_logged(logged.log), time.monotonic() + LOGGED_S
+    while any(not counted[f"stranger-{number}"] for number, _ in enumerate(cases, first)) and time.monotonic() < end_s:
+        time.sleep(0.05)
+        counted = num_logged(logged.log)
     for number, case in enumerate(cases, first):
         assert counted[f"stranger-{number}"] == 1
         for way in ("straight", "through"):
