@@ -1,4 +1,4 @@
-"""Fixtures of several files: the console in a browser, a server with shared memory, and a collector of spans."""
+"""Fixtures of several files: the console in a browser, shared memory, a collector of spans, the load generator."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tests.conftest import SMALL
 from tests.support.browser import DESKTOP, Complaints, chromium
 from tests.support.collector import Collector, collecting
 from tests.support.live_server import LiveServer, serving
+from tests.support.programs import find_program
 from tests.support.triton_regions import Regions, connected
 
 
@@ -58,3 +59,9 @@ def regions(sharing_client: triton.InferenceServerClient) -> Iterator[Regions]:
 def collector() -> Iterator[Collector]:
     with collecting() as collector:
         yield collector
+
+
+@pytest.fixture
+def wrk() -> str:
+    """The load generator; a machine without it skips the test, and CI installs it."""
+    return find_program("wrk")

@@ -20,19 +20,12 @@ from benchmarks.contenders import (
     Failure,
     running_command,
 )
-from tests.support.programs import find_program
 
 SIZE = 128
 SMALL = ["--size", str(SIZE), "--seconds", "1", "--warm-up", "0", "--device", "cpu", "--arena-bytes", str(2**26)]
 OTHERS = ["--litserve", "1", "--ingest-bytes", str(2**22)]
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def wrk() -> str:
-    """The load generator; a machine without it skips the test, and CI installs it."""
-    return find_program("wrk")
 
 
 @pytest.mark.usefixtures("wrk")

@@ -8,15 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import bench_resident
-from tests.support.programs import find_program
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def wrk() -> str:
-    """The load generator; a machine without it skips the test, and CI installs it."""
-    return find_program("wrk")
 
 
 @pytest.mark.usefixtures("wrk")

@@ -148,6 +148,7 @@ class TensorStore:
     def finish(self, copy: HostCopy) -> None:
         """Takes a host copy that the thread is through with."""
         if copy.ticket:
+            copy.is_taken = True
             if copy.fd >= 0:
                 self.residents.set_copy(copy.ticket, copy.fd)
             if (awaiting := self._awaiting.pop(copy.ticket, None)) is not None:
@@ -187,7 +188,7 @@ class TensorStore:
             case AwaitCopy(ticket=ticket):
                 if (copy := self._held.get(ticket)) is None:
                     raise Unavailable("store: the engine restarted while it had this tensor")
-                if copy.fd >= 0 or copy.problem:
+                if copy.is_taken:
                     return _copied(message, copy)
                 self._awaiting[ticket] = (client, message)
                 return None

@@ -40,8 +40,9 @@ class HostCopy:
         home: Index of the engine that gave its version, or that will.
         ticket: Number of a tensor that waits for its version; 0 for one that has it, whose copy is deposited.
         fd: Descriptor of the copy of a tensor with a ticket, which is the receiver's; -1 without one.
+        is_taken: The loop has the outcome, which the thread sets before.
         is_needless: The tensor was replaced or deleted.
-        is_awaited: A request waits for it.
+        is_awaited: A request waits for it: it comes before those that nobody awaits, and as fast as it goes.
         problem: Why there is no copy; empty when there is one.
     """
 
@@ -50,6 +51,7 @@ class HostCopy:
     home: int
     ticket: int = 0
     fd: int = -1
+    is_taken: bool = False
     is_needless: bool = False
     is_awaited: bool = False
     problem: str = ""
@@ -87,12 +89,6 @@ class HostCopies:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="host-copies", daemon=True)
             self._thread.start()
-
-    def hurry(self, copy: HostCopy) -> None:
-        """Makes a copy before those that nobody awaits, and as fast as it goes."""
-        with self._changed:
-            copy.is_awaited = True
-            self._changed.notify()
 
     def drop(self, copy: HostCopy) -> None:
         """Says that a copy is not needed any more."""

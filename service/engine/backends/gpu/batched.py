@@ -31,6 +31,8 @@ MAX_CONCURRENT = 2
 # Memory of all plans together, and signatures of which it may only be known that they came once.
 MAX_KEPT_BYTES = 2**28
 MAX_SIGNATURES = 1024
+# Memory of a graph of some launches, by which the number of graphs is bounded. Assumed, not measured.
+GRAPH_BYTES = 2**17
 # Copies go by words of up to this.
 WORD_BYTES = 8
 
@@ -92,7 +94,9 @@ class Batched:
         self._sources = _Wholes(list(launch.concatenated.values()), launch.count, capacity, staging, self._op.pads_rows)
         self._results = _Wholes(launch.outputs, launch.count, capacity, staging, self._op.pads_rows)
         self._names = list(launch.concatenated)
-        self.nbytes = self._sources.nbytes + self._results.nbytes
+        # One graph for each number of requests.
+        graph_bytes = capacity * GRAPH_BYTES if self._op.takes_steps else 0
+        self.nbytes = self._sources.nbytes + self._results.nbytes + graph_bytes
         into = [one._replace(source=0) for one in self._sources.copies()]
         self._copy_in = CopyPlan(into, staging.device, is_gather=True)
         self._copy_out = CopyPlan([_turned(one) for one in self._results.copies()], staging.device, is_gather=False)

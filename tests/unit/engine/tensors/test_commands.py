@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
+import queue
 import socket
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+from tests.support.jobs import JobBench
 from tests.support.local_totals import LocalTotals
 from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.loop.jobs import Client
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.commands import TensorStore
-from tilewire.service.engine.tensors.host_copies import HostCopies
+from tilewire.service.engine.tensors.host_copies import HostCopies, HostCopy
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
 from tilewire.service.errors import Lost, UnknownName
@@ -23,6 +26,7 @@ from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.board import VersionBoard, home_of
 from tilewire.service.ipc.messages import (
     AdoptTensor,
+    AwaitCopy,
     DescribeTensor,
     Failed,
     FetchTensor,
@@ -31,6 +35,7 @@ from tilewire.service.ipc.messages import (
     Tensors,
     ToGateway,
 )
+from tilewire.service.ops.add import AddOptions
 from tilewire.service.ops.op import TensorType
 from tilewire.service.supervisor.vault import MAX_MESSAGE_BYTES, VaultFeed, VaultFollower, VaultReader, VaultWriter
 
@@ -172,3 +177,25 @@ def test_a_tensor_is_fetched_in_the_version_that_was_asked_for(pair: Pair) -> No
     pair.spread()
     assert pair.is_wanted()
     assert versions(pair) == []
+
+
+def test_a_copy_is_awaited_until_the_loop_has_it(pair: Pair) -> None:
+    """The thread that copies is through a moment earlier: what was ordered then would have no copy."""
+    bench = JobBench()
+    job = bench.storing_job("add", AddOptions(), W, a=bench.put(torch.ones(3)), b=bench.put(torch.ones(3)))
+    job.plan = dataclasses.replace(job.plan, kept=(W, KIND, True))
+    assert job.kept is not None
+    job.kept.tensor = torch.full((3,), 2.0)
+    job.client = pair.gateway
+    copied: queue.SimpleQueue[HostCopy] = queue.SimpleQueue()
+    pair.follower.copies.on_done = copied.put
+    stored = pair.follower.keep(job)
+    copy = copied.get(timeout=10)
+    assert copy.fd >= 0
+    assert pair.follower.answer(pair.gateway, AwaitCopy(1, stored.ticket)) is None
+    pair.follower.finish(copy)
+    assert [type(answer) for answer in pair.answers] == [Tensors]
+    assert isinstance(pair.follower.answer(pair.gateway, AwaitCopy(2, stored.ticket)), Tensors)
+    ordered, _ = pair.home.order(stored.info, stored.ticket)
+    pair.follower.answer(pair.gateway, AdoptTensor(3, stored.ticket, ordered))
+    bench.close()

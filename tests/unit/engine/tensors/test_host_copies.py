@@ -74,9 +74,10 @@ class Bench:
         stack.callback(self.backend.copier.permits.release, 1000)
         self._stack = stack
 
-    def add(self, name: str, tensor: torch.Tensor) -> HostCopy:
+    def add(self, name: str, tensor: torch.Tensor, *, is_awaited: bool = False) -> HostCopy:
         kind = TensorType(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-        copy = HostCopy(TensorInfo(name, kind, 0.0, version=1 + len(self.vault.kept), engines=(0,)), tensor, 0)
+        info = TensorInfo(name, kind, 0.0, version=1 + len(self.vault.kept), engines=(0,))
+        copy = HostCopy(info, tensor, 0, is_awaited=is_awaited)
         self.copies.add(copy)
         return copy
 
@@ -120,8 +121,7 @@ def test_what_is_awaited_comes_first_also_between_the_pieces_of_another(stack: c
         bench.add("large", torch.zeros(2 * PIECE_BYTES, dtype=torch.int8)),
         bench.add("later", torch.ones(3)),
     )
-    awaited = bench.add("awaited", torch.ones(2))
-    bench.copies.hurry(awaited)
+    awaited = bench.add("awaited", torch.ones(2), is_awaited=True)
     bench.backend.copier.permits.release(4)
     assert [bench.next_done() for _ in range(3)] == [awaited, large, later]
 
@@ -129,13 +129,10 @@ def test_what_is_awaited_comes_first_also_between_the_pieces_of_another(stack: c
 def test_the_rate_holds_for_what_nobody_awaits(stack: contextlib.ExitStack) -> None:
     bench = Bench(stack, bytes_per_s=1)
     bench.backend.copier.permits.release(10)
-    slow, awaited = bench.add("slow", torch.zeros(1000)), bench.add("awaited", torch.zeros(1000))
-    bench.copies.hurry(awaited)
+    bench.add("slow", torch.zeros(1000))
+    awaited = bench.add("awaited", torch.zeros(1000), is_awaited=True)
     assert bench.next_done() is awaited
     assert bench.names == {"awaited"}
-    bench.copies.hurry(slow)
-    assert bench.next_done() is slow
-    assert bench.names == {"awaited", "slow"}
 
 
 def test_a_copy_that_is_not_needed_ends(stack: contextlib.ExitStack) -> None:
