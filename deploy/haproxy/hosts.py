@@ -38,9 +38,9 @@ def render(template: str, hosts: Mapping[int, str]) -> str:
     hashed = [f"    server host-{number} {address} id {number}\n" for number, address in sorted(hosts.items())]
     other = [line.rstrip("\n") + f" track residents/{line.split()[1]}\n" for line in hashed]
     head, *rest = _SERVER.split(template)
-    if len(rest) != 2:
-        raise ValueError("the template has to hold the servers of two backends")
-    return head + "".join(hashed) + rest[0] + "".join(other) + rest[1]
+    if len(rest) != 3:
+        raise ValueError("the template has to hold the servers of three backends")
+    return head + "".join(hashed) + rest[0] + "".join(other) + rest[1] + "".join(hashed) + rest[2]
 
 
 def number(known: Mapping[str, int], addresses: Iterable[str]) -> dict[str, int]:

@@ -147,6 +147,19 @@ def test_a_host_that_is_taken_away_and_given_back_moves_its_own_keys(fleet: list
             proxy.reload(both)
 
 
+def test_hosts_answer_when_the_checks_of_all_fail(fleet: list[Replica], tmp_path: Path) -> None:
+    ring = Ring(IDS, 16, 150)
+    check = ("option httpchk GET /readyz", "option httpchk GET /no-such-page")
+    with proxying(tmp_path / "haproxy", addresses(fleet), check) as proxy, proxy.client() as client:
+        wait_until(lambda: "backend 'residents' has no server available" in proxy.log.read_text())
+        for name in NAMES[:8]:
+            assert multiply(client, name)
+        expected = [{name for name in NAMES if ring.owner(hash_of(name)) == index} for index in range(len(fleet))]
+        assert all(names <= names_on(replica.server) for names, replica in zip(expected, fleet, strict=True))
+        answer = client.post("/v1/softmax", content=to_safetensors({"x": np.zeros((1, 4), np.float32)}))
+        assert np.allclose(from_safetensors(answer.content)["out"], 0.25)
+
+
 # ── a host is lost ────────────────────────────────────────────────────────────────────────────────
 
 
@@ -245,6 +258,8 @@ def test_servers_take_the_place_of_the_templates() -> None:
         "server host-7 10.0.0.7:8000 id 7",
         "server host-3 [::1]:8001 id 3 track residents/host-3",
         "server host-7 10.0.0.7:8000 id 7 track residents/host-7",
+        "server host-3 [::1]:8001 id 3",
+        "server host-7 10.0.0.7:8000 id 7",
     ]
     assert hosts.render(text, {1: "host-1:8000", 2: "host-2:8000"}) == TEMPLATE.read_text(encoding="utf-8")
 

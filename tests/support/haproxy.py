@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,9 +28,11 @@ class Proxy:
     Args:
         folder: Folder of its configuration, socket and log.
         hosts: Address of each host, `name:port`, by its id.
+        changes: Other lines of the template that this test replaces, and what takes their place.
     """
 
-    def __init__(self, folder: Path, hosts: Mapping[int, str]) -> None:
+    def __init__(self, folder: Path, hosts: Mapping[int, str], *changes: tuple[str, str]) -> None:
+        self._changes = dict(changes)
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.config = folder / "haproxy.cfg"
@@ -44,7 +49,7 @@ class Proxy:
             "/run/haproxy/admin.sock": str(self._socket),
             # Twice as many files have to be allowed.
             "maxconn 20000": "maxconn 1000",
-        }
+        } | self._changes
         for place, ours in places.items():
             assert place in text
             text = text.replace(place, ours)
@@ -84,11 +89,24 @@ class Proxy:
         return {int(child) for child in children}
 
 
+def servers_up(admin: Path) -> set[str]:
+    """Names of the servers whose last check passed.
+
+    Args:
+        admin: The proxy's stats socket.
+    """
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(admin))
+        client.sendall(b"show stat residents 4 -1\n")
+        text = b"".join(iter(lambda: client.recv(65536), b"")).decode().removeprefix("# ")
+    return {row["svname"] for row in csv.DictReader(io.StringIO(text)) if row["check_status"] == "L7OK"}
+
+
 @contextlib.contextmanager
-def proxying(folder: Path, hosts: Mapping[int, str]) -> Iterator[Proxy]:
+def proxying(folder: Path, hosts: Mapping[int, str], *changes: tuple[str, str]) -> Iterator[Proxy]:
     """Runs HAProxy in front of these hosts."""
     folder.mkdir(exist_ok=True)
-    proxy = Proxy(folder, hosts)
+    proxy = Proxy(folder, hosts, *changes)
     with running([find_program("haproxy"), "-W", "-f", str(proxy.config)], proxy.log, proxy.port) as process:
         proxy.pid = process.pid
         proxy.wait_ready()
