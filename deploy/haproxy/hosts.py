@@ -11,6 +11,7 @@ import argparse
 import os
 import re
 import signal
+import socket
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,6 +19,8 @@ from pathlib import Path
 MAX_ID = 2**19
 _SERVER = re.compile(r"^    server .*\n(?:    server .*\n)*", re.MULTILINE)
 _ADDRESS = re.compile(r"[A-Za-z0-9.:\[\]-]+:\d{1,5}")
+_ADMIN = re.compile(r"^ *stats socket (\S+)", re.MULTILINE)
+ADMIN_TIMEOUT_S = 2.0
 
 
 def render(template: str, hosts: Mapping[int, str]) -> str:
@@ -57,6 +60,37 @@ def number(known: Mapping[str, int], addresses: Iterable[str]) -> dict[str, int]
     ids = {address: known[address] for address in alive if address in known}
     free = (number for number in range(1, MAX_ID) if number not in set(ids.values()))
     return ids | {address: next(free) for address in sorted(set(alive) - ids.keys())}
+
+
+def listed(config: str) -> dict[int, str] | None:
+    """Asks the running proxy for its hosts, over the stats socket that its configuration names.
+
+    Args:
+        config: Text of the configuration.
+
+    Returns:
+        Address of each host by its id, or None when there is no socket, or nobody answers.
+    """
+    found = _ADMIN.search(config)
+    if found is None:
+        return None
+    try:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(ADMIN_TIMEOUT_S)
+            client.connect(found[1])
+            client.sendall(b"show servers state residents\n")
+            lines = b"".join(iter(lambda: client.recv(65536), b"")).decode().splitlines()
+    except OSError:
+        return None
+    # The first line is the version of the form, the second the names of its columns.
+    names = lines[1].removeprefix("# ").split() if len(lines) > 1 else []
+    rows = [dict(zip(names, line.split(), strict=False)) for line in lines[2:] if line]
+    return {int(row["srv_id"]): _address(row) for row in rows}
+
+
+def _address(row: Mapping[str, str]) -> str:
+    name = row["srv_fqdn"] if row["srv_fqdn"] != "-" else row["srv_addr"]
+    return f"[{name}]:{row['srv_port']}" if ":" in name else f"{name}:{row['srv_port']}"
 
 
 def write(path: Path, text: str) -> bool:

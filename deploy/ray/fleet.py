@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,13 +35,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from deploy.haproxy.hosts import number, render, write
+from deploy.haproxy.hosts import listed, number, render, write
 
 # Seconds between two rounds, and how long an actor may take to answer in one.
 PERIOD_S, ANSWER_S = 1.0, 5.0
 # Seconds for which fewer hosts must have been enough before one is stopped: an autoscaler's usual five minutes.
 CALM_S = 300.0
 DRAIN_S = 40.0
+# Seconds in which HAProxy reads its configuration; then it is asked again. A signal that comes while it starts anew is lost.
+RELOAD_S = 5.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -283,6 +285,36 @@ def _free_port(address: str) -> int:
         return int(listener.getsockname()[1])
 
 
+class ProxyList:
+    """List of hosts in the configuration of HAProxy.
+
+    Args:
+        template: Text of `haproxy.cfg`.
+        out: Configuration that HAProxy reads.
+        reload: Has HAProxy read its configuration again.
+    """
+
+    def __init__(self, template: str, out: Path, reload: Callable[[], None]) -> None:
+        self._template = template
+        self._out = out
+        self._reload = reload
+        self._reloaded_s = -math.inf
+
+    def update(self, addresses: dict[int, str], now_s: float) -> bool:
+        """Writes the hosts, and has them read until the proxy shows them; returns whether they changed.
+
+        Args:
+            addresses: Address of each host, by id.
+            now_s: Monotonic time.
+        """
+        text = render(self._template, addresses)
+        is_changed = write(self._out, text)
+        if is_changed or (now_s - self._reloaded_s >= RELOAD_S and listed(text) not in (None, addresses)):
+            self._reloaded_s = now_s
+            self._reload()
+        return is_changed
+
+
 def _signal_from(path: Path | None) -> None:
     """Has HAProxy read its configuration again."""
     if path is not None and path.exists():
@@ -307,7 +339,9 @@ def main(argv: list[str] | None = None) -> int:
     command = [sys.executable, "-P", "-m", "tilewire", "serve", *arguments.serve]
     limits = Limits(arguments.min_hosts, arguments.max_hosts, arguments.queue_per_host)
     fleet = Fleet(RayCluster(command, arguments.port, arguments.label), limits)
-    template = arguments.template.read_text(encoding="utf-8")
+    proxy = ProxyList(
+        arguments.template.read_text(encoding="utf-8"), arguments.out, lambda: _signal_from(arguments.reload_pid_file)
+    )
     ending: list[int] = []
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, lambda number, _frame: ending.append(number))
@@ -315,8 +349,7 @@ def main(argv: list[str] | None = None) -> int:
         begin_s = time.monotonic()
         addresses = fleet.step(begin_s)
         # HAProxy needs a server; before the first host answers, the template's own stay.
-        if addresses and write(arguments.out, render(template, addresses)):
-            _signal_from(arguments.reload_pid_file)
+        if addresses and proxy.update(addresses, begin_s):
             sys.stdout.write(f"hosts: {' '.join(f'{key}={value}' for key, value in sorted(addresses.items()))}\n")
             sys.stdout.flush()
         time.sleep(max(0.0, PERIOD_S - (time.monotonic() - begin_s)))

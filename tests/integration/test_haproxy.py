@@ -160,6 +160,15 @@ def test_hosts_answer_when_the_checks_of_all_fail(fleet: list[Replica], tmp_path
         assert np.allclose(from_safetensors(answer.content)["out"], 0.25)
 
 
+def test_a_running_proxy_shows_its_hosts(fleet: list[Replica], tmp_path: Path) -> None:
+    both = addresses(fleet)
+    with proxying(tmp_path / "haproxy", both) as proxy:
+        assert hosts.listed(proxy.text(both)) == both
+        proxy.reload({2: both[1]})
+        assert hosts.listed(proxy.text(both)) == {2: both[1]}
+    assert hosts.listed(proxy.text(both)) is None
+
+
 # ── a host is lost ────────────────────────────────────────────────────────────────────────────────
 
 

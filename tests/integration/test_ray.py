@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socketserver
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -17,7 +19,7 @@ import httpx
 import numpy as np
 import pytest
 
-from deploy.ray.fleet import CALM_S, Fleet, Limits, State
+from deploy.ray.fleet import CALM_S, RELOAD_S, Fleet, Limits, ProxyList, State
 from tests.support.haproxy import TEMPLATE, servers_up
 from tests.support.live_server import ROOT
 from tests.support.programs import find_program, free_port, running
@@ -135,6 +137,46 @@ def test_no_more_hosts_than_the_limit_and_the_nodes_allow() -> None:
     fleet.step(2.0)
     assert fleet.step(3.0).keys() == {1, 2, 3}
     assert cluster.requests == [1, 4]
+
+
+@pytest.fixture
+def shown() -> Iterator[tuple[Path, dict[int, str]]]:
+    """The stats socket of a proxy, and the hosts that it shows."""
+    hosts: dict[int, str] = {}
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            assert self.rfile.readline() == b"show servers state residents\n"
+            rows = [f"{key} {value.replace(':', ' ')} -\n" for key, value in hosts.items()]
+            self.wfile.write(f"1\n# srv_id srv_addr srv_port srv_fqdn\n{''.join(rows)}\n".encode())
+
+    # The name of a socket must be short.
+    with tempfile.TemporaryDirectory() as folder, socketserver.UnixStreamServer(f"{folder}/s", Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield Path(folder, "s"), hosts
+        server.shutdown()
+        thread.join()
+
+
+def test_the_proxy_is_signalled_until_it_shows_the_hosts(shown: tuple[Path, dict[int, str]], tmp_path: Path) -> None:
+    admin, hosts = shown
+    signals: list[float] = []
+    now_s = 0.0
+    text = TEMPLATE.read_text().replace("/run/haproxy/admin.sock", str(admin))
+    proxy = ProxyList(text, tmp_path / "haproxy.cfg", lambda: signals.append(now_s))
+    wanted = {1: "10.0.0.1:8000", 2: "10.0.0.2:8000"}
+    assert proxy.update(wanted, now_s)
+    hosts[1] = wanted[1]
+    for second in range(1, 8):
+        now_s = float(second)
+        assert not proxy.update(wanted, now_s)
+    assert signals == [0.0, RELOAD_S]
+    hosts[2] = wanted[2]
+    for second in range(8, 20):
+        now_s = float(second)
+        assert not proxy.update(wanted, now_s)
+    assert signals == [0.0, RELOAD_S]
 
 
 # ── a real cluster ────────────────────────────────────────────────────────────────────────────────
