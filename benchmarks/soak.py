@@ -2,9 +2,9 @@
 
     python -m benchmarks.soak --minutes 20 --out soak.json
 
-It starts the server itself. Status 1 says that an answer was wrong, that a 5xx or a broken connection has no kill as its
-reason, or that slots were held at the end. Further calls are entries of `CALLS` in `benchmarks/soak_calls.py`, further attacks
-of `Hostile.ATTACKS`.
+It starts the server itself, and fills the caches of its gateways first, so that what grows later is a leak. Status 1 says that
+an answer was wrong, that a 5xx or a broken connection has no kill as its reason, or that slots were held at the end. Further
+calls are entries of `CALLS` in `benchmarks/soak_calls.py`, further attacks of `Hostile.ATTACKS`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,9 @@ from benchmarks.soak_clients import MAX_KEPT, Client, Honest, Hostile, Leaver, S
 from benchmarks.soak_watch import Killer, Watcher
 from tests.support.exposition import is_idle, settles
 from tests.support.live_server import LiveServer, serving
+from tests.support.raw_http import RawConnection, head
+from tests.support.tensor_bodies import encode
+from tilewire.service.gateway.request.template import MAX_HEADS
 
 FLAGS = (
     *("--gateways", "2", "--arena-bytes", "256MiB", "--max-body-bytes", "32MiB", "--max-result-bytes", "32MiB"),
@@ -35,7 +40,30 @@ OUTAGES_S, LOOK_S = 90.0, 0.2
 # Clients of each kind, and the time between kills.
 NUM_CLIENTS: dict[type[Client], int] = {Honest: 8, Leaver: 1, Slow: 2, Hostile: 1}
 KILL_EVERY_S = 60.0
+# Each gateway has one of them with all but a chance of 1 in 100.
+FILLING_CONNECTIONS, FILLING_TIMEOUT_S = 8, 60.0
 PERCENTILES = (50, 99, 99.9)
+
+
+def fill_caches(server: LiveServer, num: int = 2 * MAX_HEADS) -> None:
+    """Sends requests of different heads and shapes on several connections, so that every gateway has met more than it caches.
+
+    Args:
+        server: The server.
+        num: Number of requests of each connection.
+    """
+
+    def fill() -> None:
+        with RawConnection(server.connect(FILLING_TIMEOUT_S)) as connection:
+            for number in range(num):
+                body, headers = encode("npy", {"x": np.zeros((1 + number % 64, 1 + number // 64 % 64), np.float16)})
+                lines = {**headers, "content_length": str(len(body))}
+                connection.send(head("POST", f"/v1/softmax?timeout_ms={10**6 + number}", **lines) + body)
+                assert connection.answer().status == HTTPStatus.OK
+
+    with ThreadPoolExecutor(FILLING_CONNECTIONS) as pool:
+        for work in [pool.submit(fill) for _ in range(FILLING_CONNECTIONS)]:
+            work.result()
 
 
 def soak(server: LiveServer, seconds: float, kill_every_s: float, seed: int, min_outages: int = 0) -> dict[str, object]:
@@ -132,6 +160,7 @@ def main(argv: Sequence[str]) -> int:
         with serving(Path(folder, "log"), *FLAGS, "--device", arguments.device) as server:
             with server.client() as client:
                 identity = client.get("/v2").json()
+            fill_caches(server)
             report = soak(server, arguments.minutes * 60, arguments.kill_every_s, arguments.seed)
         errors = [line for line in Path(folder, "log").read_text().splitlines() if "Traceback" in line]
     report["about"] = describe(identity, "benchmarks.soak", list(argv))

@@ -16,13 +16,12 @@ SLOTS = 8192
 BOARD_BYTES = SLOTS * 8
 
 
-@lru_cache(maxsize=65536)
 def slot_of(name: str) -> int:
     """Returns the slot of a resident's name."""
     return zlib.crc32(name.encode()) % SLOTS
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=SLOTS)
 def ranking(slot: int, num_engines: int) -> tuple[int, ...]:
     """Returns the engines in the order of their rendezvous hash for a slot; the first is its home."""
     scores = [hashlib.blake2b(b"%d/%d" % (engine, slot)).digest() for engine in range(num_engines)]
