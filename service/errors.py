@@ -107,6 +107,14 @@ class LengthRequired(TilewireError):
     title = "Length required"
 
 
+class PreconditionFailed(TilewireError):
+    """A resident tensor does not have the version that the request demands."""
+
+    status = 412
+    code = "precondition_failed"
+    title = "Precondition failed"
+
+
 class BodyTooLarge(TilewireError):
     """The body is over `max_body_bytes`, or inflates past it."""
 
@@ -201,6 +209,15 @@ class ResidentQuota(TilewireError):
     is_refusal = True
 
 
+class StoreFull(TilewireError):
+    """The folder of `store` has no room for the file of a tensor."""
+
+    status = 507
+    code = "store_full"
+    title = "Store full"
+    is_refusal = True
+
+
 BY_CODE: dict[str, type[TilewireError]] = {
     kind.code: kind
     for kind in (
@@ -213,6 +230,7 @@ BY_CODE: dict[str, type[TilewireError]] = {
         MethodNotAllowed,
         Lost,
         LengthRequired,
+        PreconditionFailed,
         BodyTooLarge,
         UnknownFormat,
         BeyondLimit,
@@ -222,6 +240,7 @@ BY_CODE: dict[str, type[TilewireError]] = {
         Unavailable,
         DeadlinePassed,
         ResidentQuota,
+        StoreFull,
         UnknownCoding,
         InternalError,
     )

@@ -138,6 +138,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     busy_poll_s: float
     tensors_dir: str | None
     programs_dir: str | None
+    store: str | None
+    store_check_s: float
+    store_wait_bytes: int
     warmup: str
     forbid_serving_compiles: bool
     batch_invariant: bool

@@ -129,6 +129,22 @@ class Settings(BaseSettings):
     programs_dir: Path | None = Field(
         None, description="Folder of *.json files, each a program that is kept before ready under the file's stem."
     )
+    store: Path | None = Field(
+        None,
+        description="Folder that several hosts share: uploads, programs, durable results and deletions are written there "
+        "before they are acknowledged, and a host loads what it lacks.",
+    )
+    store_check_s: float = Field(
+        2.0,
+        gt=0,
+        le=600,
+        description="Time between two looks at what other hosts have changed in --store: a read may be older by that.",
+    )
+    store_wait_bytes: Bytes = Field(
+        256 * 2**20,
+        ge=0,
+        description="Largest tensor whose load from --store a request waits for; for a larger one it is 503 with Retry-After.",
+    )
     allow_shared_memory: bool = Field(
         default=False,
         description="Let clients of this host register shared memory (/dev/shm) and name it in /v2 requests.",
@@ -324,6 +340,7 @@ class Settings(BaseSettings):
             kept=kept,
             tensors_dir=None if self.tensors_dir is None else str(self.tensors_dir),
             programs_dir=None if self.programs_dir is None else str(self.programs_dir),
+            store=None if self.store is None else str(self.store),
             shared_memory_prefix=self.shared_memory_prefix or "",
         )
 

@@ -72,6 +72,15 @@ class EngineMetrics:
         self._queue_bytes = metrics.gauge("tilewire_queue_bytes", "Bytes of the jobs that wait in the engine.")
         self._resident_bytes = metrics.gauge("tilewire_resident_bytes", "Bytes of resident tensors.")
         self._resident_tensors = metrics.gauge("tilewire_resident_tensors", "Resident tensors.")
+        self._store_loads = metrics.counter(
+            "tilewire_store_loads_total", "Tensors that were loaded from the store.", ()
+        )
+        self._store_load_bytes = metrics.counter(
+            "tilewire_store_load_bytes_total", "Bytes of the tensors that were loaded from the store.", ()
+        )
+        self._store_evictions = metrics.counter(
+            "tilewire_store_evictions_total", "Residents that gave way to others, and that the store still has.", ()
+        )
         self._begin_series(identity, version, restarts)
         metrics.flush()
 
@@ -85,6 +94,8 @@ class EngineMetrics:
         self._compiles.prepare(itertools.product(OPS, ("startup", "serving")))
         for gauge in (self._queue_depth, self._queue_bytes, self._resident_bytes, self._resident_tensors):
             gauge.set((), 0)
+        for counter in (self._store_loads, self._store_load_bytes, self._store_evictions):
+            counter.inc((), 0)
         restarts_total = self._metrics.counter(
             "tilewire_engine_restarts_total", "Engines that replaced a dead one.", ("device",)
         )
@@ -153,6 +164,15 @@ class EngineMetrics:
             self._tflops.observe((parts[0].dtype,), parts[0].flops / kernel_s * 1e-12)
         else:
             self._bandwidth.observe((op,), sum(part.moved_bytes for part in parts) / kernel_s)
+
+    def record_load(self, nbytes: int) -> None:
+        """Counts a tensor that was loaded from the store."""
+        self._store_loads.inc(())
+        self._store_load_bytes.inc((), nbytes)
+
+    def record_eviction(self) -> None:
+        """Counts a resident that gave way to others."""
+        self._store_evictions.inc(())
 
     def flush(self) -> None:
         """Sends what was recorded; called by the thread that records."""

@@ -32,6 +32,7 @@ from tilewire.service.engine.device_metrics.contract import NoMeter
 from tilewire.service.engine.device_metrics.opening import open_meter
 from tilewire.service.engine.device_metrics.sampler import Sampler
 from tilewire.service.engine.loop.ipc import Mailbox
+from tilewire.service.engine.loop.jobs import Call
 from tilewire.service.engine.loop.listener import EngineServer
 from tilewire.service.engine.loop.loop import EngineLoop
 from tilewire.service.engine.loop.scheduler import Caps
@@ -39,7 +40,9 @@ from tilewire.service.engine.loop.warmup import CannotStart, check_ops
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.ops.registry import RegistryMismatch, check_registries
 from tilewire.service.engine.tensors.commands import TensorStore, post_copies
+from tilewire.service.engine.tensors.folder import StoreFolder
 from tilewire.service.engine.tensors.host_copies import HostCopies
+from tilewire.service.engine.tensors.read_through import ReadThrough
 from tilewire.service.engine.tensors.residents import Residents, TensorsDirError, files_of, max_kept
 from tilewire.service.engine.tensors.shared_regions import Regions
 from tilewire.service.ipc.board import VersionBoard
@@ -54,6 +57,10 @@ MAX_LAUNCH_S = 60.0
 
 class DeviceError(Exception):
     """The device that was asked for is not there."""
+
+
+class StoreError(Exception):
+    """The folder of `--store` cannot be read."""
 
 
 class ThreadSafeSink:
@@ -207,6 +214,32 @@ def open_sampler(sink: Sink, device: str, logger: structlog.stdlib.BoundLogger) 
     return sampler
 
 
+def open_store(
+    settings: EngineSettings, residents: Residents, metrics: EngineMetrics, mailbox: Mailbox
+) -> ReadThrough | None:
+    """Opens the folder of `--store`, if there is one.
+
+    Raises:
+        StoreError: It cannot be read at the first start. Later the service goes on with what is resident.
+    """
+    if settings.store is None:
+        return None
+    folder = StoreFolder(Path(settings.store))
+    try:
+        folder.open()
+    except OSError as error:
+        if not settings.restarts:
+            raise StoreError(f"store: {settings.store}: {error.strerror}") from error
+    return ReadThrough(
+        residents,
+        folder,
+        metrics,
+        lambda call: mailbox.post(Call(call)),
+        check_s=settings.store_check_s,
+        wait_bytes=settings.store_wait_bytes,
+    )
+
+
 async def beat_forever(control: child.Control, engine: EngineLoop) -> None:
     """Beats for as long as the device finishes what it is given."""
     while True:
@@ -234,6 +267,7 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
         index=settings.index,
         num_engines=settings.num_engines,
         board=VersionBoard(settings.board_fd),
+        has_store=settings.store is not None,
     )
     regions = Regions(
         backend,
@@ -245,7 +279,8 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
     mailbox = Mailbox()
     copies = HostCopies(backend, vault, settings.host_copy_bytes_per_s)
     post_copies(copies, mailbox.post)
-    store = TensorStore(backend, residents, regions, metrics, copies, VaultFollower(settings.vault_fd))
+    shared = open_store(settings, residents, metrics, mailbox)
+    store = TensorStore(backend, residents, regions, metrics, copies, VaultFollower(settings.vault_fd), shared)
     engine = EngineLoop(
         settings.index,
         mailbox,
@@ -291,7 +326,7 @@ def main() -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings, logger))
-    except DeviceError as error:
+    except (DeviceError, StoreError) as error:
         logger.error("the engine cannot start", reason=str(error))  # noqa: TRY400  (the reason is the whole story)
         return child.EXIT_CANNOT_START
     finally:

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from tilewire.service.errors import BY_CODE, InternalError, TilewireError
+from tilewire.service.match import Match
 from tilewire.service.ops.op import TensorType
 from tilewire.service.ops.registry import Options
 from tilewire.service.placement import Placement
@@ -84,6 +85,7 @@ class TensorInfo(msgspec.Struct, frozen=True):
         version: Position of its last change in the home engine's order; 0 for a tensor that was loaded from a file.
         placement: Engines that shall hold it.
         engines: Engines that hold it for certain; empty for all.
+        stored: Version of its file in the folder of `--store`; 0 for a tensor without one.
     """
 
     name: str
@@ -94,6 +96,12 @@ class TensorInfo(msgspec.Struct, frozen=True):
     version: int = 0
     placement: Placement = "replicate"
     engines: tuple[int, ...] = ()
+    stored: int = 0
+
+    @property
+    def tag(self) -> int:
+        """Version that clients see: that of its file, or else that of its home engine."""
+        return self.stored or self.version
 
 
 class RegionInfo(msgspec.Struct, frozen=True):
@@ -203,12 +211,14 @@ class PutTensor(msgspec.Struct, frozen=True, array_like=True, tag="put"):
         name: Name of the tensor.
         source: Bytes of the tensor.
         placement: Engines that shall hold it.
+        match: Condition on the tensor that it replaces, for the home engine, or for the store.
     """
 
     id: int
     name: str
     source: Upload
     placement: Placement = "replicate"
+    match: Match | None = None
     request_id: str = ""
 
 
@@ -219,11 +229,13 @@ class OrderTensor(msgspec.Struct, frozen=True, array_like=True, tag="order"):
         id: Number of this request.
         info: Description; `engines` names the engine that holds it.
         ticket: Number from `Stored` or `Tensors`.
+        match: Condition on the tensor that it replaces.
     """
 
     id: int
     info: TensorInfo
     ticket: int
+    match: Match | None = None
     request_id: str = ""
 
 
@@ -243,7 +255,7 @@ class AdoptTensor(msgspec.Struct, frozen=True, array_like=True, tag="adopt"):
 
 
 class AwaitCopy(msgspec.Struct, frozen=True, array_like=True, tag="copy"):
-    """Answer when the tensor of a ticket has a host copy.
+    """Answer when the tensor of a ticket has a host copy, and its file where there is a store.
 
     Attributes:
         id: Number of this request.
@@ -272,11 +284,13 @@ class DescribeTensor(msgspec.Struct, frozen=True, array_like=True, tag="describe
         id: Number of this request.
         name: Name of the tensor.
         version: Version of that change; 0 for any.
+        match: Condition on the version; where it does not hold, the store is looked at first.
     """
 
     id: int
     name: str
     version: int = 0
+    match: Match | None = None
     request_id: str = ""
 
 
@@ -296,10 +310,17 @@ class FetchTensor(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
 
 
 class DeleteTensor(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
-    """Forget `name`; requests under way finish with it. For the home engine; the others follow it through the vault."""
+    """Forget `name`; requests under way finish with it. For the home engine; the others follow it through the vault.
+
+    Attributes:
+        id: Number of this request.
+        name: Name of the tensor.
+        match: Condition on the tensor.
+    """
 
     id: int
     name: str
+    match: Match | None = None
     request_id: str = ""
 
 
@@ -396,6 +417,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
         triton: Version of Triton, or "none".
         resident_bytes: Quota of resident tensors on the device.
         residing: How far the engine has followed the others.
+        has_store: Whether tensors are kept in the folder of `--store`.
     """
 
     engine: int
@@ -406,6 +428,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     triton: str
     resident_bytes: int = 0
     residing: Residing = Residing(())
+    has_store: bool = False
 
 
 class Warming(msgspec.Struct, frozen=True, array_like=True, tag="warming"):
@@ -439,7 +462,7 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
-    """Job `id`: its result is in its slot, or stays on the device."""
+    """Job `id`: its result is in its slot, or stays on the device. `stored` describes it, or the tensor that was read."""
 
     id: int
     timings: Timings
@@ -461,10 +484,17 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
 
 class Stale(msgspec.Struct, frozen=True, array_like=True, tag="stale"):
-    """Job `id` was planned with a resident whose type has changed; nothing was computed. Plan again with these."""
+    """Job `id` was planned with a resident whose type has changed; nothing was computed. Plan again with these.
+
+    Attributes:
+        id: Number of the request.
+        tensors: Residents as they are now.
+        missing: Names that this host may have to load from the store first.
+    """
 
     id: int
     tensors: tuple[TensorInfo, ...]
+    missing: tuple[str, ...] = ()
 
 
 class Tensors(msgspec.Struct, frozen=True, array_like=True, tag="tensors"):

@@ -292,7 +292,7 @@ def test_what_is_built_for_scale_is_valid() -> None:
     )
 
 
-def test_the_volume_of_scale_is_shared_and_loaded() -> None:
+def test_the_volume_of_scale_is_the_store_of_every_pod() -> None:
     (claim,) = scale_of("PersistentVolumeClaim")
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
     pod = pod_of("scale")
@@ -300,9 +300,11 @@ def test_the_volume_of_scale_is_shared_and_loaded() -> None:
     assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     container = pod["containers"][0]
     (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == volume["name"]]
-    assert mount["readOnly"] is True
+    # Uploads are written there.
+    assert "readOnly" not in mount
+    assert "readOnly" not in volume["persistentVolumeClaim"]
     env = {one["name"]: one["value"] for one in container["env"]}
-    assert env["TILEWIRE_TENSORS_DIR"] == mount["mountPath"]
+    assert env["TILEWIRE_STORE"] == mount["mountPath"]
     assert set(env) <= {variable_name(name) for name in Settings.model_fields}
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
 

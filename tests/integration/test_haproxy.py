@@ -223,8 +223,34 @@ class Load:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_host_is_killed_under_load_and_added_again(fleet: list[Replica], proxy: Proxy) -> None:
-    one = fleet[0]
-    load = Load(proxy.url)
+    kill_under_load(fleet[0], Load(proxy.url))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_with_a_store_a_lost_host_loses_no_name(tmp_path: Path) -> None:
+    store, fleet = tmp_path / "store", list[Replica]()
+    store.mkdir()
+    try:
+        for server_id in IDS:
+            folder = tmp_path / f"host-{server_id}"
+            folder.mkdir()
+            fleet.append(Replica(folder, free_port(), *FLAGS, "--store", str(store)))
+        with proxying(tmp_path / "haproxy", addresses(fleet)) as proxy:
+            with proxy.client() as client:
+                for name in NAMES:
+                    client.put(f"/v1/tensors/{name}", content=to_safetensors({"w": weight(name)})).raise_for_status()
+            load = Load(proxy.url)
+            kill_under_load(fleet[0], load)
+            # A client uploads what it finds missing: nothing was, not even on the fresh host.
+            assert load.uploads == 0
+    finally:
+        statuses = [replica.server.stop() for replica in fleet]
+    assert statuses == [0] * len(IDS)
+
+
+def kill_under_load(one: Replica, load: Load) -> None:
+    """Kills a host and starts another in its place, while clients work; few requests fail, and none is answered wrong."""
     threads = [threading.Thread(target=load.client, args=(seed,)) for seed in range(NUM_CLIENTS)]
     for thread in threads:
         thread.start()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MAX_STEPS = 500_000
 WRITE, DELETE, READ = "write", "delete", "read"
@@ -139,6 +139,11 @@ class _Search:
         while later & 1:
             first, later = first + 1, later >> 1
         return Configuration(first, later, used, state)
+
+
+def relaxed(history: Sequence[Operation], staleness_s: float) -> list[Operation]:
+    """The same history, in which reads may take effect before they began: what they found was true at most so long ago."""
+    return [replace(one, began_s=one.began_s - staleness_s) if one.kind == READ else one for one in history]
 
 
 def is_linearizable(history: Sequence[Operation]) -> bool:

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from tests.support.linearizability import DELETE, READ, WRITE, Operation, first_violation, is_linearizable
+from tests.support.linearizability import DELETE, READ, WRITE, Operation, first_violation, is_linearizable, relaxed
 
 NEVER = math.inf
 
@@ -99,3 +99,13 @@ def test_many_unanswered_writes_are_no_burden() -> None:
     good = history((WRITE, 1, 0, 1), *lost, (READ, 1, 5, 6), (READ, 1100, 7, 8), (READ, 1007, 9, 10))
     assert is_linearizable(good)
     assert not is_linearizable([*good, Operation(READ, 1100, 11, 12)])
+
+
+def test_reads_may_be_as_old_as_they_are_allowed() -> None:
+    history = [Operation(WRITE, 1, 0, 1), Operation(WRITE, 2, 2, 3), Operation(READ, 1, 3.5, 4)]
+    assert not is_linearizable(history)
+    assert not is_linearizable(relaxed(history, 0.4))
+    assert is_linearizable(relaxed(history, 0.6))
+    # Changes are exact all the same.
+    late = [Operation(WRITE, 1, 0, 1), Operation(DELETE, False, 2, 3)]
+    assert not is_linearizable(relaxed(late, 10))

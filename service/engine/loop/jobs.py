@@ -174,6 +174,13 @@ class Copied:
     copy: HostCopy
 
 
+@dataclass(slots=True)
+class Call:
+    """Inbox: another thread has an outcome for the loop's."""
+
+    call: Callable[[], None]
+
+
 class Stop:
     """Inbox: end the loop when nothing is left to do."""
 
@@ -201,4 +208,4 @@ def ids_of(*messages: ToEngine) -> dict[str, str | list[str]]:
     return {"request_id": ids[0]} if len(ids) == 1 else {"request_ids": ids}
 
 
-Event = Attached | Lost | Received | Changed | Copied | Stop
+Event = Attached | Lost | Received | Changed | Copied | Call | Stop

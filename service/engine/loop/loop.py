@@ -23,6 +23,7 @@ from tilewire.service.engine.loop.ipc import Mailbox
 from tilewire.service.engine.loop.jobs import (
     Attached,
     BoundJob,
+    Call,
     Changed,
     Client,
     Copied,
@@ -177,6 +178,7 @@ class EngineLoop:
         # Before the first gateway hears that this engine is ready.
         self._store.follow()
         self._mailbox.follow(self._store.follower)
+        self._store.start()
         for event in events:
             self._handle(event)
         self._mailbox.flush()
@@ -223,6 +225,8 @@ class EngineLoop:
                 self._store.follow()
             case Copied(copy):
                 self._store.finish(copy)
+            case Call(call):
+                call()
             case Stop():
                 self._is_stopping = True
 
@@ -243,6 +247,7 @@ class EngineLoop:
                 triton=identity.triton,
                 resident_bytes=self._store.residents.quota_bytes,
                 residing=self._store.attach(client),
+                has_store=self._store.residents.has_store,
             )
         )
         logger.info("%s attached with %d bytes", client.name, client.segment.nbytes)

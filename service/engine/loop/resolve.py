@@ -98,6 +98,8 @@ def bind(
     inputs: dict[str, HostBytes | torch.Tensor] = {}
     found: Sequence[Resident] = ()
     if plan.residents:
+        if residents.has_store and (missing := residents.missing(resident for _, resident, _, _ in plan.residents)):
+            return Stale(job.id, (), missing)
         found = [residents.get(resident, field=name) for name, resident, _, _ in plan.residents]
         for (name, _, kind, version), resident in zip(plan.residents, found, strict=True):
             if resident.tensor is None or resident.type != kind or version not in (None, resident.version):

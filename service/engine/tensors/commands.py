@@ -5,8 +5,10 @@ Runs in the engine's loop thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -14,7 +16,9 @@ from tilewire.service.engine.backends.contract import Backend
 from tilewire.service.engine.loop.jobs import BoundJob, Client, Copied
 from tilewire.service.engine.loop.resolve import in_segment
 from tilewire.service.engine.metrics import EngineMetrics
+from tilewire.service.engine.tensors.folder import Written
 from tilewire.service.engine.tensors.host_copies import HostCopies, HostCopy
+from tilewire.service.engine.tensors.read_through import ReadThrough, Waiting
 from tilewire.service.engine.tensors.residents import Resident, Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
 from tilewire.service.errors import TilewireError, TooBusy, Unavailable
@@ -47,22 +51,8 @@ from tilewire.service.ipc.messages import (
     UnregisterRegion,
     Upload,
 )
+from tilewire.service.match import Match
 from tilewire.service.supervisor.vault import VaultFollower
-
-
-@dataclass(slots=True, eq=False)
-class Waiting:
-    """A command whose answer follows when the engine has a change or a tensor.
-
-    Attributes:
-        client: Receiver of the answer.
-        message: The command.
-        wanted: Version of the tensor that the vault was asked for; None for none yet.
-    """
-
-    client: Client
-    message: DescribeTensor | FetchTensor
-    wanted: int | None = None
 
 
 @dataclass(eq=False)
@@ -76,6 +66,7 @@ class TensorStore:
         metrics: Gets the residents' count and bytes.
         copies: Copies stored results to the host.
         follower: Source of the other engines' changes.
+        shared: The folder of `--store`; None without one.
     """
 
     backend: Backend
@@ -84,6 +75,7 @@ class TensorStore:
     metrics: EngineMetrics
     copies: HostCopies
     follower: VaultFollower = field(default_factory=lambda: VaultFollower(-1))
+    shared: ReadThrough | None = None
     _kernels: bytes = field(default=b"", init=False)
     _clients: list[Client] = field(default_factory=list, init=False)
     _pending: dict[Resident, HostCopy] = field(default_factory=dict, init=False)
@@ -94,6 +86,13 @@ class TensorStore:
 
     def __post_init__(self) -> None:
         self.residents.on_drop = self._drop_copy
+        if self.shared is not None:
+            self.shared.answer = self._answer_loaded
+
+    def start(self) -> None:
+        """Begins to look at what other hosts change."""
+        if self.shared is not None:
+            self.shared.start()
 
     def describe_kernels(self) -> None:
         """Works out the answer to `DescribeKernels`: when nobody waits, since it takes tens of milliseconds."""
@@ -109,6 +108,8 @@ class TensorStore:
         if client in self._clients:
             self._clients.remove(client)
         self._waiting = [one for one in self._waiting if one.client is not client]
+        if self.shared is not None:
+            self.shared.forget(client)
         for ticket in tuple(client.tickets):
             self._release(client, ticket)
         self._answer_waiting()
@@ -148,21 +149,46 @@ class TensorStore:
     def finish(self, copy: HostCopy) -> None:
         """Takes a host copy that the thread is through with."""
         if copy.ticket:
-            copy.is_taken = True
+            if copy.fd >= 0 and self.shared is not None and self._held.get(copy.ticket) is copy:
+                self._write(copy, copy.fd)
+            else:
+                self._take(copy)
             if copy.fd >= 0:
                 self.residents.set_copy(copy.ticket, copy.fd)
-            if (awaiting := self._awaiting.pop(copy.ticket, None)) is not None:
-                client, message = awaiting
-                client.send(_copied(message, copy))
             return
         resident = self.residents.at(copy.info.name)
         if resident is not None and self._pending.get(resident) is copy:
             del self._pending[resident]
             resident.has_copy = not copy.problem
 
+    def _write(self, copy: HostCopy, fd: int, match: Match | None = None) -> None:
+        """Writes a tensor that waits for its version to the store; whoever awaits its copy awaits that, too."""
+        assert self.shared is not None, "This is a bug."
+        try:
+            self.shared.write(copy.info, os.dup(fd), match, partial(self._on_written, copy))
+        except TilewireError as error:
+            self._on_written(copy, error)
+
+    def _on_written(self, copy: HostCopy, outcome: Written | TilewireError) -> None:
+        if isinstance(outcome, TilewireError):
+            copy.refusal = outcome
+        else:
+            copy.info = msgspec.structs.replace(copy.info, stored=outcome.version)
+            copy.replaced = outcome.replaced
+        self._take(copy)
+
+    def _take(self, copy: HostCopy) -> None:
+        """Answers whoever awaits the copy of a tensor that waits for its version."""
+        copy.is_taken = True
+        if (awaiting := self._awaiting.pop(copy.ticket, None)) is not None:
+            client, message = awaiting
+            client.send(_copied(message, copy))
+
     def close(self) -> None:
-        """Ends the thread that copies."""
+        """Ends the threads that copy and that read and write files."""
         self.copies.close()
+        if self.shared is not None:
+            self.shared.close()
 
     def answer(self, client: Client, message: Command) -> ToGateway | None:
         """Does what the message asks for.
@@ -193,10 +219,7 @@ class TensorStore:
                 self._awaiting[ticket] = (client, message)
                 return None
             case DescribeTensor() | FetchTensor():
-                waiting = Waiting(client, message)
-                if (reply := self._described(waiting)) is None:
-                    self._waiting.append(waiting)
-                return reply
+                return self._describe(Waiting(client, message))
             case ListTensors():
                 return Tensors(message.id, self.residents.infos())
             case _:
@@ -204,19 +227,17 @@ class TensorStore:
                 self._observe()
                 return reply
 
-    def _change(self, client: Client, message: PutTensor | DeleteTensor | OrderTensor | AdoptTensor) -> Tensors:
+    def _change(self, client: Client, message: PutTensor | DeleteTensor | OrderTensor | AdoptTensor) -> Tensors | None:
         match message:
-            case PutTensor(name=name, source=source, placement=placement):
-                uploaded = in_segment(client, source)
-                if self.residents.is_home(name):
-                    info, was_there = self.residents.put(name, uploaded, placement)
-                    return Tensors(message.id, (info,), replaced=was_there)
-                info, ticket = self.residents.hold(name, uploaded, placement)
-                client.tickets.add(ticket)
-                return Tensors(message.id, (info,), ticket=ticket)
+            case PutTensor():
+                return self._put(client, message)
             case OrderTensor(ticket=ticket):
+                if self.shared is not None and self.shared.is_superseded(message.info):
+                    # It was there for a moment; what came behind it is in the store.
+                    self._release(client, ticket)
+                    return Tensors(message.id, (msgspec.structs.replace(message.info, version=0),))
                 self._forget(client, ticket)
-                info, was_there = self.residents.order(message.info, ticket)
+                info, was_there = self.residents.order(message.info, ticket, message.match)
                 return Tensors(message.id, (info,), replaced=was_there)
             case AdoptTensor(ticket=ticket, info=info):
                 if not info.version:
@@ -229,7 +250,25 @@ class TensorStore:
                 self._answer_waiting()
                 return Tensors(message.id, (info,))
             case DeleteTensor():
-                return Tensors(message.id, (self.residents.delete(message.name),))
+                if self.shared is not None:
+                    self.shared.delete(client, message)
+                    return None
+                return Tensors(message.id, (self.residents.delete(message.name, message.match),))
+
+    def _put(self, client: Client, message: PutTensor) -> Tensors:
+        """Takes an upload: with a store, or for another home engine, it waits for its version."""
+        name, uploaded = message.name, in_segment(client, message.source)
+        if self.shared is None and self.residents.is_home(name):
+            info, was_there = self.residents.put(name, uploaded, message.placement, message.match)
+            return Tensors(message.id, (info,), replaced=was_there)
+        info, ticket, fd = self.residents.hold(name, uploaded, message.placement)
+        client.tickets.add(ticket)
+        if self.shared is not None:
+            home = home_of(name, len(self.residents.versions))
+            self._held[ticket] = HostCopy(info, None, home, ticket)
+            self._write(self._held[ticket], fd, message.match)
+        self.residents.set_copy(ticket, fd)
+        return Tensors(message.id, (info,), ticket=ticket)
 
     def _copy(self, info: TensorInfo) -> None:
         resident = self.residents.get(info.name)
@@ -258,15 +297,32 @@ class TensorStore:
     def _answer_waiting(self) -> None:
         """Answers the commands that waited for what this engine has now."""
         waiting, self._waiting = self._waiting, []
+        self._answer_each(waiting)
+
+    def _answer_loaded(self, waiting: Sequence[Waiting]) -> None:
+        """Answers the commands that waited for a look at the store."""
+        self._observe()
+        self._answer_each(waiting)
+
+    def _answer_each(self, waiting: Sequence[Waiting]) -> None:
         for one in waiting:
             try:
-                reply: ToGateway | None = self._described(one)
+                reply = self._describe(one)
             except TilewireError as error:
-                reply = Failed(one.message.id, error.code, error.detail)
-            if reply is None:
-                self._waiting.append(one)
-            else:
+                one.fail(error)
+                continue
+            if reply is not None:
                 one.client.send(reply)
+
+    def _describe(self, waiting: Waiting) -> Tensors | None:
+        """Describes a tensor; None for a command that waits for it from now on."""
+        message = waiting.message
+        is_due = not self.residents.lacks(message.name, message.version)
+        if self.shared is not None and is_due and self.shared.looks(waiting):
+            return None
+        if (reply := self._described(waiting)) is None:
+            self._waiting.append(waiting)
+        return reply
 
     def _described(self, waiting: Waiting) -> Tensors | None:
         """Describes a tensor; None while this engine lacks the change, or the tensor that it was to fetch."""
@@ -282,11 +338,13 @@ class TensorStore:
         return Tensors(message.id, (self.residents.info(message.name),))
 
     def _download(self, client: Client, message: GetTensor) -> Done | Stale:
+        if self.shared is not None and self.residents.at(message.name) is None:
+            return Stale(message.id, (), (message.name,))
         resident = self.residents.get(message.name)
         if resident.tensor is None or resident.type != message.expected:
             return Stale(message.id, (self.residents.info(message.name),))
         self.backend.download(resident.tensor, in_segment(client, Upload(message.expected, message.out_offset)))
-        return Done(message.id, Timings())
+        return Done(message.id, Timings(), stored=Stored(self.residents.info(message.name)))
 
     def _residing(self) -> Residing:
         return Residing(tuple(self.residents.versions))
@@ -301,6 +359,8 @@ def post_copies(copies: HostCopies, post: Callable[[Copied], None]) -> None:
 
 
 def _copied(message: AwaitCopy, copy: HostCopy) -> Tensors | Failed:
+    if copy.refusal is not None:
+        return Failed(message.id, copy.refusal.code, copy.refusal.detail, copy.refusal.retry_after_s)
     if copy.problem:
         return Failed(message.id, TooBusy.code, f"durable: {copy.problem}")
-    return Tensors(message.id, (copy.info,))
+    return Tensors(message.id, (copy.info,), replaced=copy.replaced)

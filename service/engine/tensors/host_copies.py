@@ -36,7 +36,7 @@ class HostCopy:
 
     Attributes:
         info: Description of the tensor.
-        tensor: The tensor on the device.
+        tensor: The tensor on the device; None for one whose copy is there already.
         home: Index of the engine that gave its version, or that will.
         ticket: Number of a tensor that waits for its version; 0 for one that has it, whose copy is deposited.
         fd: Descriptor of the copy of a tensor with a ticket, which is the receiver's; -1 without one.
@@ -44,10 +44,12 @@ class HostCopy:
         is_needless: The tensor was replaced or deleted.
         is_awaited: A request waits for it: it comes before those that nobody awaits, and as fast as it goes.
         problem: Why there is no copy; empty when there is one.
+        refusal: Why its file was not written to the store; None when it was, and without a store.
+        replaced: Whether the store had a tensor before it.
     """
 
     info: TensorInfo
-    tensor: torch.Tensor
+    tensor: torch.Tensor | None
     home: int
     ticket: int = 0
     fd: int = -1
@@ -55,6 +57,8 @@ class HostCopy:
     is_needless: bool = False
     is_awaited: bool = False
     problem: str = ""
+    refusal: TilewireError | None = None
+    replaced: bool = False
 
 
 @dataclass(eq=False)
@@ -132,6 +136,7 @@ class HostCopies:
         self.on_done(copy)
 
     def _make(self, copy: HostCopy, copier: Copier) -> None:
+        assert copy.tensor is not None, "This is a bug: its copy is there."
         info, began_s, num_copied = copy.info, time.monotonic(), 0
         fd = make_copy(info.name, info.type.nbytes)
         try:

@@ -12,7 +12,7 @@ import logging
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -36,6 +36,7 @@ from tilewire.service.errors import (
 from tilewire.service.ipc.arena import make_sealed
 from tilewire.service.ipc.board import VersionBoard, home_of
 from tilewire.service.ipc.messages import Stored, TensorInfo
+from tilewire.service.match import Match, check_match
 from tilewire.service.ops.op import TensorType
 from tilewire.service.ops.program.definition import check_program_name, parse_program
 from tilewire.service.ops.registry import OPS, program_resident
@@ -78,6 +79,7 @@ class Resident:
         placement: As in `TensorInfo`.
         engines: Engines that held it when its home engine ordered it.
         has_copy: Whether the vault has its host copy, or a file its bytes.
+        stored: As in `TensorInfo`.
     """
 
     type: TensorType
@@ -90,6 +92,7 @@ class Resident:
     placement: Placement = "replicate"
     engines: tuple[int, ...] = ()
     has_copy: bool = True
+    stored: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -129,12 +132,15 @@ class Residents:
         index: Index of this engine.
         num_engines: Number of engines.
         board: Gets the version of every change that this engine orders.
+        has_store: Whether tensors are kept in the folder of `--store`: copies of those give way to others.
 
     Attributes:
         index: See above.
         nbytes: Their sum on the device.
         versions: Version of the last change, by the index of its home engine.
+        has_store: See above.
         on_drop: Called with each tensor that is replaced or deleted.
+        on_evict: Called with each tensor that gives way.
     """
 
     def __init__(
@@ -149,6 +155,7 @@ class Residents:
         index: int = 0,
         num_engines: int = 1,
         board: VersionBoard | None = None,
+        has_store: bool = False,
     ) -> None:
         self._backend = backend
         self.quota_bytes = quota_bytes
@@ -169,7 +176,9 @@ class Residents:
         self.index = index
         self.nbytes = 0
         self.versions = [0] * num_engines
+        self.has_store = has_store
         self.on_drop: Callable[[Resident], None] = _ignore
+        self.on_evict: Callable[[Resident], None] = _ignore
 
     def __len__(self) -> int:
         """Number of residents on the device."""
@@ -179,36 +188,64 @@ class Residents:
         """Whether this engine orders the changes of a name."""
         return home_of(name, len(self.versions)) == self.index
 
-    def put(self, name: str, source: HostBytes, placement: Placement = "replicate") -> tuple[TensorInfo, bool]:
+    def put(
+        self, name: str, source: HostBytes, placement: Placement = "replicate", match: Match | None = None
+    ) -> tuple[TensorInfo, bool]:
         """Makes a tensor resident; atomic: on an error the old one stays.
 
         Returns:
             What it is, and whether it replaced another.
 
         Raises:
+            PreconditionFailed: The older one does not meet `match`.
             ResidentQuota: The quota would be exceeded.
             TooBusy: No memory on the device, or no descriptor.
         """
+        self.check_match(name, match)
         resident, fd = self._receive(name, source, placement)
         try:
             return self._order(name, resident, fd)
         finally:
             os.close(fd)
 
-    def hold(self, name: str, source: HostBytes, placement: Placement = "replicate") -> tuple[TensorInfo, int]:
-        """Takes a tensor onto the device; its home is another engine, whose version it waits for.
+    def load(self, info: TensorInfo, fd: int) -> None:
+        """Makes a tensor resident whose bytes were read from the folder of `--store`, and closes the descriptor.
+
+        Raises:
+            ResidentQuota: It does not fit the quota.
+            TooBusy: No memory on the device.
+        """
+        try:
+            self.check_room(info.name, info.type.nbytes)
+            tensor = self._backend.upload(HostBytes(map_file(fd, info.type.nbytes), info.type, 0))
+            resident = self._new(info.type, tensor, info.placement)
+            # A request waits for it: it is not the next to give way.
+            resident.created, resident.last_used, resident.stored = info.created, self._clock(), info.stored
+            self._order(info.name, resident, fd)
+        finally:
+            os.close(fd)
+
+    def check_match(self, name: str, match: Match | None) -> None:
+        """Refuses a change whose condition does not hold.
+
+        Raises:
+            PreconditionFailed: The tensor has another version.
+        """
+        older = self._by_name.get(name)
+        check_match(name, match, None if older is None else older.stored or older.version)
+
+    def hold(self, name: str, source: HostBytes, placement: Placement = "replicate") -> tuple[TensorInfo, int, int]:
+        """Takes a tensor onto the device that waits for its version, or for its file.
 
         Returns:
-            Its description, and the ticket for `adopt`.
+            Its description, the ticket for `adopt`, and the descriptor of its host copy for `set_copy`.
 
         Raises:
             ResidentQuota: The quota would be exceeded.
             TooBusy: No memory on the device, or no descriptor.
         """
         resident, fd = self._receive(name, source, placement)
-        info, ticket = self._hold(name, resident)
-        self.set_copy(ticket, fd)
-        return info, ticket
+        return *self._hold(name, resident), fd
 
     def keep(self, name: str, tensor: torch.Tensor, kind: TensorType, *, durable: bool = False) -> Stored:
         """Makes a result resident where it is; it has no host copy yet.
@@ -247,24 +284,28 @@ class Residents:
         self._held[ticket] = held._replace(is_offered=True)
         _close(fd)
 
-    def order(self, info: TensorInfo, ticket: int) -> tuple[TensorInfo, bool]:
+    def order(self, info: TensorInfo, ticket: int, match: Match | None = None) -> tuple[TensorInfo, bool]:
         """Gives a tensor that waits here, or on another engine, its version.
 
         Args:
             info: Description.
             ticket: Number that its holder has given.
+            match: Condition on the tensor that it replaces.
 
         Returns:
             What it is, and whether it replaced another.
 
         Raises:
+            PreconditionFailed: The older tensor does not meet `match`.
             Unavailable: The ticket is not known: this engine was restarted since.
         """
+        self.check_match(info.name, match)
         (holder,) = info.engines
         if holder != self.index:
-            there = Resident(info.type, None, info.created, placement=info.placement, engines=info.engines)
+            there = self._absent(info)
             return self._order(info.name, there, holder=(holder, ticket))
         held = self._take_held(ticket, info.name)
+        held.resident.stored = info.stored
         try:
             return self._order(info.name, held.resident, held.fd)
         finally:
@@ -290,7 +331,7 @@ class Residents:
         older, home = self._by_name.get(info.name), home_of(info.name, len(self.versions))
         is_last = info.version > self.versions[home] if older is None else older.version <= info.version
         if is_last:
-            resident.version = info.version
+            resident.version, resident.stored = info.version, info.stored
             self._set(info.name, resident)
         return resident if is_last else None
 
@@ -303,7 +344,7 @@ class Residents:
             if held.is_offered:
                 self._vault.withdraw(ticket)
 
-    def delete(self, name: str) -> TensorInfo:
+    def delete(self, name: str, match: Match | None = None) -> TensorInfo:
         """Forgets a tensor.
 
         Returns:
@@ -311,10 +352,12 @@ class Residents:
 
         Raises:
             UnknownName: There is none of that name.
+            PreconditionFailed: It does not meet `match`.
         """
         resident = self._by_name.get(name)
         if resident is None:
             raise UnknownName(f"name: no resident tensor {name!r}")
+        self.check_match(name, match)
         version = self._next_version(name)
         description = msgspec.structs.replace(self._info(name, resident), version=version)
         self._vault.forget(name, version, is_of_file=name in self._of_files)
@@ -358,6 +401,15 @@ class Residents:
     def at(self, name: str) -> Resident | None:
         """Returns what has a name, if anything."""
         return self._by_name.get(name)
+
+    def missing(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Returns those of these names that this engine has nothing of."""
+        return tuple(name for name in names if name not in self._by_name)
+
+    def items(self) -> list[tuple[str, Resident]]:
+        """All of them with their names, at one moment; for any thread."""
+        # One step of the interpreter: nothing changes meanwhile.
+        return list(self._by_name.items())
 
     def use(self, resident: Resident) -> None:
         """Counts a use."""
@@ -411,7 +463,7 @@ class Residents:
         resident = self._absent(info)
         try:
             if self.index not in info.engines:
-                self.check_room(kept.name, info.type.nbytes)
+                self.check_room(kept.name, info.type.nbytes, may_evict=False)
             mapped = map_file(kept.fd, info.type.nbytes)
             resident.tensor = self._backend.upload(HostBytes(mapped, info.type, 0))
         except TilewireError as error:
@@ -441,14 +493,22 @@ class Residents:
         self.check_room(name, self.get(name).type.nbytes)
         self._vault.request_copy(name)
 
-    def check_room(self, name: str, nbytes: int) -> None:
-        """Refuses a tensor that the quota has no room for, or the system no descriptor.
+    def check_room(self, name: str, nbytes: int, *, may_evict: bool = True) -> None:
+        """Makes room for a tensor, and refuses it where the quota has none, or the system no descriptor.
+
+        Args:
+            name: Name of the tensor.
+            nbytes: Its bytes.
+            may_evict: Whether copies of what `--store` has give way, least recently used first.
 
         Raises:
             ResidentQuota: It would be exceeded.
         """
         older = self._by_name.get(name)
-        self._check_quota(name, nbytes - (older.nbytes if older is not None else 0))
+        more_bytes = nbytes - (older.nbytes if older is not None else 0)
+        if may_evict and self.has_store and nbytes <= self.quota_bytes:
+            self._evict(name, more_bytes)
+        self._check_quota(name, more_bytes)
         if name not in self._kept and len(self._kept) >= self._max_kept:
             raise ResidentQuota(
                 f"{name}: {len(self._kept)} tensors were uploaded; the system's limits of open files and mappings allow no more"
@@ -509,6 +569,22 @@ class Residents:
                 tensors[name] = Resident(kind, self._backend.upload(HostBytes(flat, kind, 0)), self._clock())
         return tensors
 
+    def _evict(self, name: str, more_bytes: int) -> None:
+        """Drops copies of what the folder of `--store` has, until there is room."""
+        is_new = name not in self._kept
+        missing_bytes = self.nbytes + more_bytes - self.quota_bytes
+        if missing_bytes <= 0 and not (is_new and len(self._kept) >= self._max_kept):
+            return
+        # This engine orders their changes, so it alone decides that they are gone from this host.
+        copies = (
+            item for item in self._by_name.items() if item[1].stored and item[0] != name and self.is_home(item[0])
+        )
+        for other, one in sorted(copies, key=lambda item: item[1].last_used or item[1].created):
+            if self.nbytes + more_bytes <= self.quota_bytes and not (is_new and len(self._kept) >= self._max_kept):
+                return
+            self.delete(other)
+            self.on_evict(one)
+
     def _check_quota(self, name: str, more_bytes: int) -> None:
         spare = sorted(
             (
@@ -554,6 +630,7 @@ class Residents:
             info.version,
             placement=info.placement,
             engines=info.engines,
+            stored=info.stored,
         )
 
     def _is_held(self, name: str) -> bool:
@@ -586,7 +663,9 @@ class Residents:
 
     def _info(self, name: str, one: Resident) -> TensorInfo:
         engines = one.engines if one.tensor is None or self.index in one.engines else (*one.engines, self.index)
-        return TensorInfo(name, one.type, one.created, one.last_used, one.hits, one.version, one.placement, engines)
+        return TensorInfo(
+            name, one.type, one.created, one.last_used, one.hits, one.version, one.placement, engines, one.stored
+        )
 
     def _drop(self, name: str) -> None:
         older = self._by_name.pop(name, None)

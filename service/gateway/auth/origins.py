@@ -14,12 +14,12 @@ from tilewire.service.gateway.request.head import REQUEST_ID
 ANY = "*"
 METHODS = "GET, HEAD, POST, PUT, DELETE"
 REQUEST_HEADERS = (
-    "Accept, Authorization, Content-Encoding, Content-Type, Inference-Header-Content-Length, Traceparent, Tracestate, "
-    f"X-API-Key, {REQUEST_ID.title()}, X-Timeout-Ms"
+    "Accept, Authorization, Content-Encoding, Content-Type, If-Match, Inference-Header-Content-Length, Traceparent, "
+    f"Tracestate, X-API-Key, {REQUEST_ID.title()}, X-Timeout-Ms"
 )
 ANSWER_HEADERS = (
-    f"{REQUEST_ID.title()}, Server-Timing, X-Batch-Size, Retry-After, Inference-Header-Content-Length, X-Tensor-Name, "
-    "X-Tensor-Dtype, X-Tensor-Shape, X-Tensor-Bytes, X-Tensor-Hits, X-Tensor-Created, X-Tensor-Last-Used"
+    f"ETag, {REQUEST_ID.title()}, Server-Timing, X-Batch-Size, Retry-After, Inference-Header-Content-Length, "
+    "X-Tensor-Name, X-Tensor-Dtype, X-Tensor-Shape, X-Tensor-Bytes, X-Tensor-Hits, X-Tensor-Created, X-Tensor-Last-Used"
 )
 # How long a browser may remember a preflight; Chromium's own limit is two hours.
 MAX_AGE_S = 7200

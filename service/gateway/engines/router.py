@@ -55,6 +55,7 @@ from tilewire.service.ipc.messages import (
     Upload,
     Welcome,
 )
+from tilewire.service.match import Match, check_match
 from tilewire.service.ops.op import TensorType
 from tilewire.service.placement import Placement, placement_of
 
@@ -62,6 +63,8 @@ from tilewire.service.placement import Placement, placement_of
 DEADLINE_GRACE_NS = 20_000_000
 # A change reaches another engine within this, and a tensor is copied from one device to another, or the request is 503.
 FOLLOW_TIMEOUT_S = 30.0
+# A host copy, and the file of it in the store, are made within this, or the request is 503.
+WRITE_TIMEOUT_S = 120.0
 # Attempts to find the engine of residents that move or change meanwhile.
 MAX_SEARCHES = 8
 
@@ -212,10 +215,25 @@ class Engines:
                     raise ClientGone("the client left before its answer")
                 return reply
             assert isinstance(reply, Stale), "This is a bug."
+            if reply.missing:
+                await self._load(template, reply.missing)
+                continue
             self._directory.learn_stale(reply, marks, index)
             if _must_plan_anew(template, reply):
                 return reply
         raise Unavailable("its resident tensors keep moving while it waits")
+
+    async def _load(self, template: Template, names: Iterable[str]) -> None:
+        """Has residents loaded from the store.
+
+        Raises:
+            UnknownName: The store has none of a name.
+            Unavailable: It cannot be read, or one of them is large.
+        """
+        fields = {spec.resident: spec.name for spec in template.inputs}
+        for name in names:
+            self._directory.forget(name)
+            await self.describe(name, field=fields[name])
 
     async def _store(self, index: int, reply: Done, stored: Stored, *, durable: bool) -> Done:
         """Makes a result resident that an engine keeps; a durable one when its host copy exists."""
@@ -227,14 +245,15 @@ class Engines:
         return msgspec.structs.replace(reply, stored=stored)
 
     async def _order(
-        self, index: int, info: TensorInfo, ticket: int, *, durable: bool = False
+        self, index: int, info: TensorInfo, ticket: int, *, durable: bool = False, match: Match | None = None
     ) -> tuple[TensorInfo, bool]:
         """Has the home engine give a version to a tensor that waits for it."""
-        engine, home = self._engines[index], self._home_of(info.name)
+        engine, home, copied = self._engines[index], self._home_of(info.name), None
         try:
             if durable:
-                await self._ask(engine, AwaitCopy(0, ticket), Tensors)
-            reply = await self._ask(home, OrderTensor(0, info, ticket), Tensors)
+                copied = await self._await_copy(engine, info.name, ticket)
+                (info,) = copied.tensors
+            reply = await self._ask(home, OrderTensor(0, info, ticket, match), Tensors)
         except TilewireError:
             with contextlib.suppress(TilewireError):
                 await self._ask(engine, AdoptTensor(0, ticket, info), Tensors)
@@ -242,8 +261,27 @@ class Engines:
         (ordered,) = reply.tensors
         if engine is not home:
             await self._ask(engine, AdoptTensor(0, ticket, ordered), Tensors)
-        self._directory.learn_stored(ordered)
-        return ordered, reply.replaced
+        if ordered.version:
+            self._directory.learn_stored(ordered)
+        else:
+            # Another host, or another request, came behind it.
+            self._directory.forget(info.name)
+        return ordered, copied.replaced if copied is not None and info.stored else reply.replaced
+
+    async def _await_copy(self, engine: Engine, name: str, ticket: int) -> Tensors:
+        """Waits for the host copy of a tensor, and for its file where there is a store.
+
+        Raises:
+            TilewireError: There is none; `Unavailable` when it takes too long.
+        """
+        _, future = engine.send(AwaitCopy(0, ticket))
+        await asyncio.wait((future,), timeout=WRITE_TIMEOUT_S)
+        if not future.done():
+            future.add_done_callback(_drop_error)
+            raise Unavailable(f"{name}: its copy takes too long; it may still be made")
+        reply = future.result()
+        assert isinstance(reply, Tensors), "This is a bug."
+        return reply
 
     def have_types(self, residents: Mapping[str, str]) -> bool:
         """Whether the types of these residents are known here."""
@@ -263,12 +301,18 @@ class Engines:
         known = self._directory.types.get(name)
         return known if known is not None else (await self.describe(name, field=field)).type
 
-    async def describe(self, name: str, *, field: str = "name") -> TensorInfo:
+    async def describe(self, name: str, *, field: str = "name", match: Match | None = None) -> TensorInfo:
         """Fetches the description of a resident from an engine that holds it.
+
+        Args:
+            name: Name of the resident.
+            field: Name of the field in errors.
+            match: Condition on its version.
 
         Raises:
             UnknownName: There is none; the detail names `field`.
             Lost: It died with the engine that held it.
+            PreconditionFailed: It has another version.
             Unavailable: No engine that holds it, or that has its last change, is ready.
         """
         mark, version = self._directory.mark_of(name), 0
@@ -276,7 +320,7 @@ class Engines:
         for _search in range(MAX_SEARCHES):
             try:
                 # The engine that holds it may not have the change yet that another one has.
-                info = await self._when_followed(index, DescribeTensor(0, name, version))
+                info = await self._when_followed(index, DescribeTensor(0, name, version, match))
             except (UnknownName, Lost) as error:
                 self._directory.forget(name)
                 reason = error.detail.partition(": ")[2]
@@ -284,6 +328,7 @@ class Engines:
             version = info.version
             self._directory.learn(info, mark, index)
             if index in info.engines or not info.engines:
+                check_match(name, match, info.tag)
                 return info
             holder = next((one for one in info.engines if self._engines[one].welcome is not None), None)
             if holder is None:
@@ -291,18 +336,23 @@ class Engines:
             index = holder
         raise Unavailable(f"{field}: {name!r} keeps moving")
 
-    async def put(self, name: str, source: Upload, placement: Placement | None = None) -> tuple[TensorInfo, bool]:
+    async def put(
+        self, name: str, source: Upload, placement: Placement | None = None, match: Match | None = None
+    ) -> tuple[TensorInfo, bool]:
         """Makes a tensor resident. The home engine of its name gives it a version; other engines follow.
 
         Args:
             name: Name of the tensor.
             source: Bytes of the tensor.
             placement: Engines that shall hold it; None for those that suit its size.
+            match: Condition on the tensor that it replaces.
 
         Returns:
             What it is, and whether it replaced another.
 
         Raises:
+            PreconditionFailed: The condition does not hold.
+            StoreFull: The store has no room.
             ResidentQuota: Past the quota.
             TooBusy: No memory on the device.
             Unavailable: The home engine is not ready.
@@ -313,10 +363,12 @@ class Engines:
             raise Unavailable(f"{name}: the engine that orders its changes is restarting")
         placement = placement or placement_of(source.type.nbytes, welcome.resident_bytes)
         indices = (home,) if placement == "replicate" else self._directory.ranking_of(name)
-        index, reply = await self._put_first(indices, PutTensor(0, name, source, placement))
+        index, reply = await self._put_first(indices, PutTensor(0, name, source, placement, match))
         (info,) = reply.tensors
         if reply.ticket:
-            return await self._order(index, info, reply.ticket)
+            # With a store, that has checked the condition.
+            has_store = welcome.has_store
+            return await self._order(index, info, reply.ticket, durable=has_store, match=None if has_store else match)
         self._directory.learn(info, info.version, index)
         return info, reply.replaced
 
@@ -332,16 +384,22 @@ class Engines:
                 refusal = error
         raise refusal
 
-    async def delete(self, name: str) -> None:
+    async def delete(self, name: str, match: Match | None = None) -> None:
         """Forgets a tensor. The home engine of its name gives the deletion a version; other engines follow.
 
         Raises:
             UnknownName: There is none.
-            Unavailable: The home engine is not ready.
+            PreconditionFailed: It does not meet `match`.
+            Unavailable: The home engine is not ready, or the store cannot be written.
         """
         self._directory.forget(name)
-        await self._ask(self._home_of(name), DeleteTensor(0, name), Tensors)
+        _, future = self._home_of(name).send(DeleteTensor(0, name, match))
+        await asyncio.wait((future,), timeout=WRITE_TIMEOUT_S)
         self._directory.forget(name)
+        if not future.done():
+            future.add_done_callback(_drop_error)
+            raise Unavailable(f"{name}: its deletion takes too long; it may still be done")
+        future.result()
 
     async def infos(self) -> list[TensorInfo]:
         """All residents, with the engines that hold them and the uses on all engines added up.
@@ -401,7 +459,9 @@ class Engines:
         _, future = self._engines[index].send(GetTensor(0, info.name, info.type, out_offset))
         reply = await asyncio.shield(future)
         assert isinstance(reply, Done | Stale), "This is a bug."
-        if isinstance(reply, Stale):
+        if isinstance(reply, Stale) and reply.missing:
+            self._directory.forget(info.name)
+        elif isinstance(reply, Stale):
             self._directory.learn(reply.tensors[0], mark, index)
         return reply
 
@@ -528,7 +588,7 @@ class Engines:
         await asyncio.wait((future,), timeout=FOLLOW_TIMEOUT_S)
         if not future.done():
             future.add_done_callback(_drop_error)
-            raise Unavailable(f"{message.name}: engine {index} has not followed its last change yet")
+            raise Unavailable(f"{message.name}: engine {index} does not have its last change yet")
         reply = future.result()
         assert isinstance(reply, Tensors), "This is a bug."
         return reply.tensors[0]

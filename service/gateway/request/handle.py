@@ -17,6 +17,7 @@ from tilewire.service.gateway.request.adapter import Api, Call, Task
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.body import receive_body
 from tilewire.service.gateway.request.context import Gateway, RequestContext
+from tilewire.service.gateway.request.head import Head
 from tilewire.service.gateway.request.offload import OFFLOAD_BYTES, offload
 from tilewire.service.gateway.request.response import (
     describe_tensor,
@@ -27,7 +28,8 @@ from tilewire.service.gateway.request.response import (
 )
 from tilewire.service.gateway.request.template import MAX_LEAD_BYTES, CachedHead, RequestTemplate
 from tilewire.service.ipc.arena import Lease, slot_bytes
-from tilewire.service.ipc.messages import Done, InputSpec, OutputSpec
+from tilewire.service.ipc.messages import Done, InputSpec, OutputSpec, TensorInfo
+from tilewire.service.match import Match, parse_match
 from tilewire.service.ops.op import AnyOp, TensorType
 from tilewire.service.ops.planning import plan
 from tilewire.service.telemetry import log
@@ -220,18 +222,41 @@ async def make_template(
     gateway: Gateway, context: RequestContext, call: Call, task: Task, body: Lease | None
 ) -> RequestTemplate:
     """Plans a task, and caches the result for requests with the same bytes in front of their tensors."""
-    types = await resident_types(gateway, task)
-    try:
-        template = plan_task(gateway, call, task, types, body)
-    except TilewireError:
-        # It may be our memory of a resident that is wrong: another gateway may have replaced it.
-        current = await current_types(gateway, task)
-        if current == types:
-            raise
-        template = plan_task(gateway, call, task, current, body)
+    match = match_of(context.head)
+    if match is not None:
+        infos = await current_infos(gateway, task, match)
+        types = {field: info.type for field, info in infos.items()}
+        versions = {field: info.version for field, info in infos.items()}
+        template = plan_task(gateway, call, task, types, body, versions)
+    else:
+        template = await _plan_unpinned(gateway, call, task, body)
     if context.cached is not None:
         gateway.templates.keep(context.cached, template)
     return template
+
+
+async def _plan_unpinned(gateway: Gateway, call: Call, task: Task, body: Lease | None) -> RequestTemplate:
+    """Plans a task with residents of any version."""
+    types = await resident_types(gateway, task)
+    try:
+        return plan_task(gateway, call, task, types, body)
+    except TilewireError:
+        # It may be our memory of a resident that is wrong: another gateway may have replaced it.
+        current = {field: info.type for field, info in (await current_infos(gateway, task, None)).items()}
+        if current == types:
+            raise
+        return plan_task(gateway, call, task, current, body)
+
+
+def match_of(head: Head) -> Match | None:
+    """Returns the condition of a request on the versions of the residents that it reads or changes.
+
+    Raises:
+        InvalidRequest: `If-Match` cannot be read.
+    """
+    if "if-match" in head.repeated:
+        raise InvalidRequest("if-match: given more than once")
+    return parse_match(head.headers.get("if-match"))
 
 
 async def resident_types(gateway: Gateway, task: Task) -> dict[str, TensorType]:
@@ -239,21 +264,40 @@ async def resident_types(gateway: Gateway, task: Task) -> dict[str, TensorType]:
     return {field: await gateway.engines.type_of(name, field=field) for field, name in task.residents.items()}
 
 
-async def current_types(gateway: Gateway, task: Task) -> dict[str, TensorType]:
-    """As `resident_types`, but fetches each from an engine."""
-    return {field: (await gateway.engines.describe(name, field=field)).type for field, name in task.residents.items()}
+async def current_infos(gateway: Gateway, task: Task, match: Match | None) -> dict[str, TensorInfo]:
+    """Descriptions of the residents by input, each fetched from an engine.
+
+    Raises:
+        PreconditionFailed: One of them does not meet `match`.
+    """
+    return {
+        field: await gateway.engines.describe(name, field=field, match=match) for field, name in task.residents.items()
+    }
 
 
 def plan_task(
-    gateway: Gateway, call: Call, task: Task, types: Mapping[str, TensorType], body: Lease | None
+    gateway: Gateway,
+    call: Call,
+    task: Task,
+    types: Mapping[str, TensorType],
+    body: Lease | None,
+    versions: Mapping[str, int] | None = None,
 ) -> RequestTemplate:
     """Works out what a task computes and how it is answered.
+
+    Args:
+        gateway: Parts.
+        call: Parsed head.
+        task: The task.
+        types: Types of its residents by input.
+        body: Body of the request.
+        versions: Versions that those must have; None for any.
 
     Raises:
         TilewireError: Operands, limits or the format of the answer do not allow it.
     """
     op, begin = task.op, 0 if body is None else body.offset + call.lead_bytes
-    inputs = bind(task, types, begin)
+    inputs = bind(task, types, begin, versions or {})
     planned = plan(op, {spec.name: spec.type for spec, _ in inputs}, task.options, gateway.settings.limits)
     outputs = dict(zip(op.outputs, planned.outputs, strict=True))
     encoder = task.encoder(outputs)
@@ -278,7 +322,7 @@ def plan_task(
         reads=tuple(task.residents.values()),
         resident_types=tuple((name, types[field]) for field, name in task.residents.items()),
         uses_regions=bool(task.regions or task.out_regions),
-        is_pinned=bool(task.pinned),
+        is_pinned=bool(task.pinned) or versions is not None,
         inputs=tuple((offset, spec.region is None) for spec, offset in located),
         outputs=tuple(outputs_at),
         timeout_ns=task.timeout_ns,
@@ -290,14 +334,17 @@ def plan_task(
     )
 
 
-def bind(task: Task, types: Mapping[str, TensorType], begin: int) -> list[tuple[InputSpec, int | None]]:
+def bind(
+    task: Task, types: Mapping[str, TensorType], begin: int, versions: Mapping[str, int]
+) -> list[tuple[InputSpec, int | None]]:
     """Joins residents, tensors in regions and those of the body; an unnamed one is the first required input that is left.
 
     Returns:
         Inputs and where their bytes begin: None for residents, an offset in the region, or one from `begin`.
     """
     inputs: dict[str, tuple[InputSpec, int | None]] = {
-        field: (InputSpec(field, types[field], name), None) for field, name in task.residents.items()
+        field: (InputSpec(field, types[field], name, version=versions.get(field)), None)
+        for field, name in task.residents.items()
     }
     for field, declared in task.declared.items():
         if declared != types[field]:

@@ -6,12 +6,21 @@ from typing import Any
 
 import msgspec
 
-from tilewire.service.errors import BeyondLimit, Lost, ResidentQuota, UnknownFormat, UnknownName
+from tilewire.service.errors import (
+    BeyondLimit,
+    Lost,
+    PreconditionFailed,
+    ResidentQuota,
+    StoreFull,
+    UnknownFormat,
+    UnknownName,
+)
 from tilewire.service.gateway.api.openapi.parts import (
     ADMITTED,
     ANYWHERE,
     BODY,
     COMPUTED,
+    IF_MATCH,
     KEYS,
     NAME_PATTERN,
     RESIDENT,
@@ -63,7 +72,13 @@ def describe_op(op: AnyOp) -> Described:
         stored = json_content(ref("Tensor"))
         responses["201"] = answer("`store=`: the resident tensor.", stored, is_computed=True)
     return {
-        "parameters": [*_options(op), *_residents(op), *([_STORE, _DURABLE] if len(op.outputs) == 1 else []), TIMEOUT],
+        "parameters": [
+            *_options(op),
+            *_residents(op),
+            *([_STORE, _DURABLE] if len(op.outputs) == 1 else []),
+            TIMEOUT,
+            IF_MATCH,
+        ],
         "requestBody": {
             "content": body,
             "required": False,
@@ -76,30 +91,42 @@ def describe_op(op: AnyOp) -> Described:
 def describe_tensors() -> dict[str, Described]:
     """Describes the calls of resident tensors, by the name of the route."""
     tensor = json_content(ref("Tensor"))
-    one: Described = {"parameters": [_TENSOR]}
+    one: Described = {"parameters": [_TENSOR, IF_MATCH]}
     return {
         "list_tensors": {
             "responses": {"200": answer("The tensors.", json_content({"type": "array", "items": ref("Tensor")}))}
             | errors(KEYS)
         },
         "put_tensor": {
-            "parameters": [_TENSOR, _PLACEMENT],
+            "parameters": [_TENSOR, _PLACEMENT, IF_MATCH],
             "requestBody": {
                 "content": binary_content(),
                 "required": True,
                 "description": "One tensor.",
             },
-            "responses": {"200": answer("Replaced.", tensor), "201": answer("Created.", tensor)}
-            | errors((*BODY, ResidentQuota)),
+            "responses": {
+                "200": answer("Replaced.", tensor, has_version=True),
+                "201": answer("Created.", tensor, has_version=True),
+            }
+            | errors((*BODY, PreconditionFailed, ResidentQuota, StoreFull)),
         },
         "get_tensor": one
         | {
-            "responses": {"200": answer("The tensor.", binary_content() | json_content(ref("ProgramAnswer")))}
-            | errors((*ADMITTED, Lost, UnknownFormat, BeyondLimit))
+            "responses": {
+                "200": answer("The tensor.", binary_content() | json_content(ref("ProgramAnswer")), has_version=True)
+            }
+            | errors((*ADMITTED, Lost, PreconditionFailed, UnknownFormat, BeyondLimit, ResidentQuota))
         },
         "head_tensor": one
-        | {"responses": {"200": answer("The description, in headers.")} | errors((*KEYS, UnknownName, Lost))},
-        "delete_tensor": one | {"responses": {"204": answer("It is gone.")} | errors((*KEYS, UnknownName, Lost))},
+        | {
+            "responses": {"200": answer("The description, in headers.", has_version=True)}
+            | errors((*KEYS, UnknownName, Lost, PreconditionFailed, ResidentQuota))
+        },
+        "delete_tensor": one
+        | {
+            "responses": {"204": answer("It is gone.")}
+            | errors((*KEYS, UnknownName, Lost, PreconditionFailed, StoreFull))
+        },
     }
 
 
@@ -118,12 +145,12 @@ def describe_programs() -> dict[str, Described]:
         | {
             "requestBody": {"content": json_content(ref("Program"), _EXAMPLE), "required": True},
             "responses": {"200": answer("Replaced.", kept), "201": answer("Created.", kept)}
-            | errors((*BODY, ResidentQuota)),
+            | errors((*BODY, ResidentQuota, StoreFull)),
         },
         "get_program": one | {"responses": {"200": answer("The program.", program)} | errors(ADMITTED)},
-        "delete_program": one | {"responses": {"204": answer("It is gone.")} | errors((*KEYS, UnknownName))},
+        "delete_program": one | {"responses": {"204": answer("It is gone.")} | errors((*KEYS, UnknownName, StoreFull))},
         "run_program": {
-            "parameters": [_PROGRAM, TIMEOUT],
+            "parameters": [_PROGRAM, TIMEOUT, IF_MATCH],
             "requestBody": {
                 "content": json_content(ref("ProgramBody")) | binary_content(),
                 "required": False,
@@ -132,7 +159,7 @@ def describe_programs() -> dict[str, Described]:
             "responses": computed,
         },
         "run": {
-            "parameters": [TIMEOUT],
+            "parameters": [TIMEOUT, IF_MATCH],
             "requestBody": {
                 "content": json_content(ref("RunBody"), {"program": _EXAMPLE, "x": [[1, 2, 3]]}) | binary_content(),
                 "required": True,

@@ -14,7 +14,9 @@ from tilewire.service.errors import (
     LengthRequired,
     Lost,
     OverQuota,
+    PreconditionFailed,
     ResidentQuota,
+    StoreFull,
     TilewireError,
     TooBusy,
     Unauthorized,
@@ -35,8 +37,8 @@ KEYS: Causes = (*ANYWHERE, Unauthorized, Forbidden, OverQuota)
 # What takes part in the queue.
 ADMITTED: Causes = (*KEYS, TooBusy, UnknownName)
 BODY: Causes = (*ADMITTED, LengthRequired, BodyTooLarge, UnknownFormat, BeyondLimit)
-COMPUTED: Causes = (*BODY, Lost, DeadlinePassed)
-STORED: Causes = (*COMPUTED, ResidentQuota)
+COMPUTED: Causes = (*BODY, Lost, PreconditionFailed, DeadlinePassed)
+STORED: Causes = (*COMPUTED, ResidentQuota, StoreFull)
 
 BINARY: Described = {"schema": {"type": "string", "format": "binary"}}
 OCTETS = "application/octet-stream"
@@ -47,6 +49,10 @@ REQUEST_ID_HEADER = REQUEST_ID.title()
 HEADERS: Described = {
     REQUEST_ID_HEADER: {
         "description": "Id of the request: the client's, or the server's.",
+        "schema": {"type": "string"},
+    },
+    "ETag": {
+        "description": "Version of the tensor, for `If-Match`.",
         "schema": {"type": "string"},
     },
     "Server-Timing": {
@@ -75,9 +81,12 @@ def binary_content() -> Described:
     return {content_type: dict(BINARY) for content_type in types}
 
 
-def answer(description: str, content: Described | None = None, *, is_computed: bool = False) -> Described:
+def answer(
+    description: str, content: Described | None = None, *, is_computed: bool = False, has_version: bool = False
+) -> Described:
     """Describes an answer and its headers."""
-    names = [REQUEST_ID_HEADER, *(["Server-Timing", "X-Batch-Size"] if is_computed else [])]
+    computed, version = ["Server-Timing", "X-Batch-Size"] if is_computed else [], ["ETag"] if has_version else []
+    names = [REQUEST_ID_HEADER, *computed, *version]
     described: Described = {"description": description, "headers": _headers(*names)}
     return described if content is None else described | {"content": content}
 
@@ -122,4 +131,11 @@ TIMEOUT = query_parameter(
     "A request that cannot start by then is answered 504; also the header `X-Timeout-Ms`.",
     {"type": "number", "exclusiveMinimum": 0, "maximum": 86_400_000},
 )
+IF_MATCH: Described = {
+    "name": "If-Match",
+    "in": "header",
+    "required": False,
+    "description": "Versions, as in `ETag`: a resident that is read or changed has one of them, or it is 412. `*` is any.",
+    "schema": {"type": "string", "pattern": r'^(\*|(W/)?"[!#-~]*"( *, *(W/)?"[!#-~]*")*)$'},
+}
 RESIDENT: Described = {"type": "string", "pattern": "^@[A-Za-z0-9._/-]{1,255}$"}

@@ -13,10 +13,11 @@ from tilewire.service.gateway.codecs.negotiation import codec_for_accept
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.body import receive_body, refuse_encodings
 from tilewire.service.gateway.request.context import Gateway, RequestContext, context_of
-from tilewire.service.gateway.request.handle import MAX_PLANS, reserve_answer
+from tilewire.service.gateway.request.handle import MAX_PLANS, match_of, reserve_answer
 from tilewire.service.gateway.request.offload import offload
 from tilewire.service.gateway.request.response import TensorResponse, describe_tensor, json_response, timestamp
 from tilewire.service.ipc.messages import Done, TensorInfo, Upload
+from tilewire.service.match import entity_tag, is_match
 from tilewire.service.ops.op import check_limits
 from tilewire.service.ops.registry import is_program
 from tilewire.service.placement import Placement
@@ -44,7 +45,7 @@ def router(gateway: Gateway) -> APIRouter:
         context = context_of(request.scope)
         authorise(context.granted, write=[check_name(name, field="name")])
         info, was_there = await _put(gateway, context, name, parse_placement(context.head.query))
-        return json_response(describe_tensor(info), 200 if was_there else 201)
+        return json_response(describe_tensor(info), 200 if was_there else 201, {"etag": entity_tag(info.tag)})
 
     @routes.get("/v1/tensors/{name:path}", summary="Fetch a tensor.", openapi_extra=described["get_tensor"])
     async def get_tensor(name: str, request: Request) -> Response:
@@ -58,7 +59,8 @@ def router(gateway: Gateway) -> APIRouter:
     )
     async def head_tensor(name: str, request: Request) -> Response:
         authorise(context_of(request.scope).granted, read=[check_name(name, field="name")])
-        return Response(headers=_headers(await gateway.engines.describe(name)))
+        match = match_of(context_of(request.scope).head)
+        return Response(headers=_headers(await gateway.engines.describe(name, match=match)))
 
     @routes.delete(
         "/v1/tensors/{name:path}",
@@ -68,7 +70,7 @@ def router(gateway: Gateway) -> APIRouter:
     )
     async def delete_tensor(name: str, request: Request) -> Response:
         authorise(context_of(request.scope).granted, write=[check_name(name, field="name")])
-        await gateway.engines.delete(name)
+        await gateway.engines.delete(name, match_of(context_of(request.scope).head))
         return Response(status_code=204)
 
     return routes
@@ -77,7 +79,7 @@ def router(gateway: Gateway) -> APIRouter:
 async def _put(
     gateway: Gateway, context: RequestContext, name: str, placement: Placement | None
 ) -> tuple[TensorInfo, bool]:
-    settings = gateway.settings
+    settings, match = gateway.settings, match_of(context.head)
     with gateway.admission.admit(context.flow) as leases:
         gateway.engines.check_ready()
         refuse_encodings(context.head)
@@ -89,7 +91,7 @@ async def _put(
         (tensor,) = tensors.values()
         check_limits(name, tensor.type, settings.limits)
         source = Upload(tensor.type, tensor.offset, fortran=tensor.fortran)
-        return await gateway.engines.put(name, source, placement)
+        return await gateway.engines.put(name, source, placement, match)
 
 
 async def _download(gateway: Gateway, context: RequestContext, name: str) -> Response:
@@ -102,12 +104,16 @@ async def _download(gateway: Gateway, context: RequestContext, name: str) -> Res
 
 
 async def _fetch(gateway: Gateway, context: RequestContext, name: str, leases: Leases) -> Response:
+    match = match_of(context.head)
     for _attempt in range(MAX_PLANS):
-        info = await gateway.engines.describe(name)
+        info = await gateway.engines.describe(name, match=match)
         codec = codec_for_accept(context.head.headers.get("accept"), None, [info.type.dtype])
         reserve_answer(gateway, context, info.type.nbytes)
         lease = await leases.wait(info.type.nbytes)
-        if isinstance(await gateway.engines.download(info, lease.offset), Done):
+        done = await gateway.engines.download(info, lease.offset)
+        # It may have been replaced by another of its shape since.
+        info = done.stored.info if isinstance(done, Done) and done.stored is not None else info
+        if isinstance(done, Done) and is_match(match, info.tag):
             encoder = encoder_for(codec, {name: info.type})
             encoded = await offload(encoder.work_bytes, encoder.encode, [lease.view])
             encoded.lines = "".join(f"{field}: {value}\r\n" for field, value in _headers(info).items())
@@ -119,6 +125,7 @@ async def _fetch(gateway: Gateway, context: RequestContext, name: str, leases: L
 def _headers(info: TensorInfo) -> dict[str, str]:
     times = {"x-tensor-created": timestamp(info.created), "x-tensor-last-used": timestamp(info.last_used)}
     return {
+        "etag": entity_tag(info.tag),
         "x-tensor-name": info.name,
         "x-tensor-dtype": info.type.dtype,
         "x-tensor-shape": ",".join(map(str, info.type.shape)),

@@ -1,0 +1,542 @@
+"""Reads and writes the folder of `--store`: versions of tensors, as files that several hosts share.
+
+A version of a name is one file, `name@version.safetensors`, and a deletion is one without a tensor. Files are complete and on
+disk before they get that name, and are never changed. The name is made by `link`, which fails where it is taken, and each
+version is the next after the last one: so of two hosts that change a name at once, one comes first for all.
+
+All functions block, and are for threads that may wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import logging
+import os
+import re
+import stat
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from tilewire.service.dtypes import BY_SAFETENSORS, DTYPES
+from tilewire.service.errors import StoreFull, TilewireError, Unavailable
+from tilewire.service.match import Match, check_match
+from tilewire.service.ops.op import TensorType
+from tilewire.service.placement import PLACEMENTS, Placement
+
+logger = logging.getLogger(__name__)
+
+BUCKETS = 256
+# What a file name may have (NAME_MAX), without `@`, sixteen digits and the suffix.
+MAX_STEM = 255 - 1 - 16 - len(".safetensors")
+SUFFIX, TEMPORARY = ".safetensors", ".tmp"
+# Numbers that JSON carries exactly.
+MAX_VERSION = 2**53 - 1
+PREFIX_BYTES, MAX_HEADER_BYTES, ALIGNMENT = 8, 2**16, 64
+METADATA, NAME, PLACEMENT = "__metadata__", "name", "placement"
+# Versions that were replaced and are kept for hosts which are reading them: that many, and that long.
+MAX_REPLACED, REPLACED_S = 8, 60.0
+# A deletion is remembered for longer than any host goes without a look at the folder.
+DELETED_S = 24 * 3600.0
+# A temporary file of this age has no writer any more.
+TEMPORARY_S = 3600.0
+# A folder whose time of change is younger may change again without a new time: filesystems count in steps of up to 2 s.
+SETTLED_S = 3.0
+# Times that others may be quicker before a writer or a reader gives up.
+MAX_ATTEMPTS = 100
+PIECE_BYTES = 2**24
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+GONE = (errno.ENOENT, errno.ESTALE)
+
+_ENTRY = re.compile(r"(.+)@([1-9]\d{0,15})\.safetensors")
+_ASIDE = str.maketrans({"/": "+", ":": "="})
+
+
+class Entry(NamedTuple):
+    """A file with the name of a version.
+
+    Attributes:
+        version: The version.
+        file: Name of the file.
+        is_file: Whether it is a regular file, as all are that this module writes.
+    """
+
+    version: int
+    file: str
+    is_file: bool
+
+
+class Stored(NamedTuple):
+    """A version of a tensor in the folder.
+
+    Attributes:
+        version: The version.
+        type: Dtype and shape; None for a deletion.
+        placement: Engines that shall hold it, as its uploader chose; None for those that suit its size.
+        created: Unix time in seconds of its file.
+    """
+
+    version: int
+    type: TensorType | None
+    placement: Placement | None
+    created: float
+
+
+class Written(NamedTuple):
+    """A version that was written.
+
+    Attributes:
+        version: The version.
+        replaced: Whether there was a tensor before it.
+        is_last: Whether it is still the last one.
+    """
+
+    version: int
+    replaced: bool
+    is_last: bool
+
+
+class Damaged(Unavailable):
+    """A file of the folder is not what this module writes."""
+
+
+class _Shape(msgspec.Struct, forbid_unknown_fields=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+class _Head(NamedTuple):
+    """Header of a file: description, and the offset of the first byte of the tensor."""
+
+    stored: Stored
+    offset: int
+
+
+class StoreFolder:
+    """The folder of `--store`.
+
+    Args:
+        path: The folder, which is there.
+        clock: Unix time in seconds.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        self._path = path
+        self._clock = clock
+        self._device = 0
+
+    def open(self) -> None:
+        """Takes note of the filesystem, so that its place without it is not taken for an empty folder.
+
+        Raises:
+            OSError: There is no such folder, or it cannot be read.
+        """
+        with os.scandir(self._path):
+            self._device = self._path.stat().st_dev
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────
+
+    def last(self, name: str) -> Stored | None:
+        """Describes the last version of a name; None without any.
+
+        Raises:
+            Unavailable: The folder cannot be read, or the file is damaged.
+        """
+        with _as_unavailable(name), self._open_last(name) as opened:
+            return None if opened is None else opened[1].stored
+
+    def load(self, name: str, have: int, make_room: Callable[[Stored], int]) -> tuple[Stored | None, int]:
+        """Reads the last version of a name.
+
+        Args:
+            name: Name of the tensor.
+            have: Version that need not be read; 0 for none.
+            make_room: Makes a file for its bytes; returns the descriptor, which the caller owns.
+
+        Returns:
+            Its description, None without any; and the descriptor, -1 for a deletion and for the version `have`.
+
+        Raises:
+            Unavailable: The folder cannot be read, or the file is damaged.
+        """
+        for attempt in range(MAX_ATTEMPTS):
+            fd = -1
+            try:
+                with self._open_last(name) as opened:
+                    if opened is None:
+                        return None, -1
+                    source, head = opened
+                    if head.stored.type is None or head.stored.version == have:
+                        return head.stored, -1
+                    fd = make_room(head.stored)
+                    _copy(source, fd, head.stored.type.nbytes, head.offset)
+                    kept, fd = fd, -1
+                    return head.stored, kept
+            except OSError as error:
+                # It was replaced and removed meanwhile.
+                if error.errno not in GONE or attempt == MAX_ATTEMPTS - 1:
+                    raise _unavailable(name, error) from error
+            finally:
+                if fd >= 0:
+                    os.close(fd)
+        raise AssertionError("This is a bug: the last attempt raises.")
+
+    def last_versions(self, bucket: int, stems: Sequence[str]) -> dict[str, int]:
+        """Returns the last version of each of these stems that has one.
+
+        Raises:
+            OSError: The folder cannot be read.
+        """
+        wanted, versions = frozenset(stems), dict[str, int]()
+        for stem, entry in self._entries(self._bucket(bucket)):
+            if stem in wanted and entry.is_file:
+                versions[stem] = max(entry.version, versions.get(stem, 0))
+        return versions
+
+    def changed_ns(self, bucket: int) -> int:
+        """Returns the time of the last change of a bucket.
+
+        Raises:
+            OSError: The folder cannot be read.
+        """
+        return self._bucket(bucket).stat().st_mtime_ns
+
+    # ── writing ───────────────────────────────────────────────────────────────────────────────────
+
+    def write(
+        self, name: str, kind: TensorType, placement: Placement | None, fd: int, match: Match | None = None
+    ) -> Written:
+        """Writes the next version of a name; it is on disk when this returns.
+
+        Args:
+            name: Name of the tensor.
+            kind: Dtype and shape.
+            placement: As in `Stored`.
+            fd: File with its bytes.
+            match: Condition on the version before it.
+
+        Raises:
+            PreconditionFailed: The version before it is another.
+            StoreFull: No room.
+            Unavailable: The folder cannot be written.
+        """
+        written = self._append(name, _head_of(name, kind, placement), fd, kind.nbytes, match, is_deletion=False)
+        assert written is not None, "This is a bug."
+        return written
+
+    def delete(self, name: str, match: Match | None = None) -> Written | None:
+        """Writes that a name has no tensor any more; None when it has none.
+
+        Args:
+            name: Name of the tensor.
+            match: Condition on the version that is deleted.
+
+        Raises:
+            PreconditionFailed: The version is another.
+            StoreFull: No room.
+            Unavailable: The folder cannot be written.
+        """
+        if not self._has_tensor(name):
+            return None
+        return self._append(name, _head_of(name, None, None), -1, 0, match, is_deletion=True)
+
+    def _append(
+        self, name: str, head: bytes, fd: int, nbytes: int, match: Match | None, *, is_deletion: bool
+    ) -> Written | None:
+        bucket, stem = self._bucket(bucket_of(name)), stem_of(name)
+        with _as_unavailable(name):
+            temporary = self._create_temporary(bucket)
+            try:
+                with _closing(os.open(temporary, os.O_WRONLY | os.O_CLOEXEC)) as target:
+                    _write_all(target, head)
+                    if nbytes:
+                        _copy(fd, target, nbytes, 0)
+                    os.fsync(target)
+                return self._link(temporary, bucket, stem, match, is_deletion=is_deletion)
+            finally:
+                with contextlib.suppress(OSError):
+                    temporary.unlink()
+
+    def _link(
+        self, temporary: Path, bucket: Path, stem: str, match: Match | None, *, is_deletion: bool
+    ) -> Written | None:
+        """Gives a complete file the name of the next version."""
+        for _attempt in range(MAX_ATTEMPTS):
+            # The temporary file was made in this folder before: an NFS client has dropped what it remembered of the folder.
+            entries = self._entries_of(bucket, stem)
+            before = next((one for one in reversed(entries) if one.is_file), None)
+            was_there = before is not None and not self._is_deletion(bucket / before.file, before.version)
+            if is_deletion and not was_there:
+                return None
+            check_match(stem, match, before.version if before is not None and was_there else None)
+            version = entries[-1].version + 1 if entries else int(self._clock() * 1e6)
+            if version > MAX_VERSION:
+                raise Unavailable(f"store: {entries[-1].file} leaves no version; remove it")
+            if _linked(temporary, bucket / f"{stem}@{version}{SUFFIX}"):
+                _sync_folder(bucket)
+                entries = self._entries_of(bucket, stem)
+                self._remove_replaced(bucket, entries)
+                return Written(version, was_there, entries[-1].version == version)
+        raise Unavailable(f"store: {stem} is being changed by too many at once")
+
+    def _create_temporary(self, bucket: Path) -> Path:
+        """Makes an empty file with a name of its own beside the files that it will be one of."""
+        temporary = bucket / f"@{os.urandom(12).hex()}{TEMPORARY}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            os.close(os.open(temporary, flags, 0o666))
+        except FileNotFoundError:
+            self._check_there()
+            with contextlib.suppress(FileExistsError):
+                bucket.mkdir()
+            _sync_folder(self._path)
+            os.close(os.open(temporary, flags, 0o666))
+        return temporary
+
+    # ── cleaning ──────────────────────────────────────────────────────────────────────────────────
+
+    def clean(self, bucket: int) -> None:
+        """Removes what nobody needs any more: replaced versions, old deletions, files of writers that died.
+
+        Raises:
+            OSError: The folder cannot be read.
+        """
+        folder = self._bucket(bucket)
+        by_stem: dict[str, list[Entry]] = {}
+        for stem, entry in self._entries(folder):
+            if entry.is_file:
+                by_stem.setdefault(stem, []).append(entry)
+        for entries in by_stem.values():
+            entries.sort()
+            self._remove_replaced(folder, entries)
+            last = folder / entries[-1].file
+            if self._age_s(last) > DELETED_S and self._is_deletion(last, entries[-1].version):
+                _remove(last)
+        for one in folder.glob(f"@*{TEMPORARY}"):
+            if self._age_s(one) > TEMPORARY_S:
+                _remove(one)
+
+    def _remove_replaced(self, folder: Path, entries: Sequence[Entry]) -> None:
+        files = [one for one in entries if one.is_file]
+        for index, (one, newer) in enumerate(itertools.pairwise(files)):
+            if index < len(files) - 1 - MAX_REPLACED or self._age_s(folder / newer.file) > REPLACED_S:
+                _remove(folder / one.file)
+
+    def _age_s(self, path: Path) -> float:
+        try:
+            return self._clock() - path.lstat().st_mtime
+        except OSError:
+            return 0.0
+
+    # ── files ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _check_there(self) -> None:
+        if self._path.stat().st_dev != self._device:
+            raise OSError(errno.ENODEV, "its filesystem is not mounted")
+
+    def _bucket(self, bucket: int) -> Path:
+        return self._path / f"{bucket:02x}"
+
+    def _has_tensor(self, name: str) -> bool:
+        with _as_unavailable(name):
+            entries = [one for one in self._entries_of(self._bucket(bucket_of(name)), stem_of(name)) if one.is_file]
+            if not entries:
+                return False
+            return not self._is_deletion(self._bucket(bucket_of(name)) / entries[-1].file, entries[-1].version)
+
+    def _entries_of(self, bucket: Path, stem: str) -> list[Entry]:
+        """Files with the name of a version of one stem, by version."""
+        return sorted(entry for of, entry in self._entries(bucket) if of == stem)
+
+    def _entries(self, bucket: Path) -> Iterator[tuple[str, Entry]]:
+        try:
+            files = os.scandir(bucket)
+        except FileNotFoundError:
+            # Nobody has written there yet.
+            self._check_there()
+            return
+        with files:
+            for file in files:
+                found = _ENTRY.fullmatch(file.name)
+                if found is not None and int(found[2]) <= MAX_VERSION:
+                    yield found[1], Entry(int(found[2]), file.name, file.is_file(follow_symlinks=False))
+
+    @contextlib.contextmanager
+    def _open_last(self, name: str) -> Iterator[tuple[int, _Head] | None]:
+        """Opens the last version of a name and reads its header."""
+        bucket, stem = self._bucket(bucket_of(name)), stem_of(name)
+        for attempt in range(MAX_ATTEMPTS):
+            entries = [one for one in self._entries_of(bucket, stem) if one.is_file]
+            if not entries:
+                yield None
+                return
+            try:
+                source = _open(bucket / entries[-1].file)
+                break
+            except OSError as error:
+                if error.errno not in GONE or attempt == MAX_ATTEMPTS - 1:
+                    raise
+        with _closing(source):
+            yield source, _read_head(source, name, bucket / entries[-1].file, entries[-1].version)
+
+    @staticmethod
+    def _is_deletion(path: Path, version: int) -> bool:
+        """Whether a file says that a tensor was deleted; a damaged one does not."""
+        try:
+            with _closing(_open(path)) as source:
+                return _read_head(source, None, path, version).stored.type is None
+        except Damaged:
+            return False
+        except OSError as error:
+            if error.errno in GONE:
+                return False
+            raise
+
+
+def stem_of(name: str) -> str:
+    """Returns the part of a resident's file names in front of `@`."""
+    stem = name.translate(_ASIDE)
+    # No name begins with "/": the short form of a long one cannot be that of another.
+    return stem if len(stem) <= MAX_STEM else f"+{hashlib.sha256(name.encode()).hexdigest()}+{stem[:100]}"
+
+
+def bucket_of(name: str) -> int:
+    """Returns the number of the folder that has the files of a name."""
+    return zlib.crc32(name.encode()) % BUCKETS
+
+
+def _head_of(name: str, kind: TensorType | None, placement: Placement | None) -> bytes:
+    """Prefix and header of a safetensors file; without a tensor it is a deletion."""
+    metadata = {NAME: name} if placement is None else {NAME: name, PLACEMENT: placement}
+    header: dict[str, object] = {METADATA: metadata}
+    if kind is not None:
+        header[name] = {
+            "dtype": DTYPES[kind.dtype].safetensors, "shape": kind.shape, "data_offsets": (0, kind.nbytes)
+        }  # fmt: skip
+    text = msgspec.json.encode(header)
+    text += b" " * (-(len(text) + PREFIX_BYTES) % ALIGNMENT)
+    return len(text).to_bytes(PREFIX_BYTES, "little") + text
+
+
+def _read_head(source: int, name: str | None, path: Path, version: int) -> _Head:
+    """Reads a file's header, and checks it against the name and the file's length; None for any name.
+
+    Raises:
+        Damaged: It is not what `_head_of` writes.
+    """
+    try:
+        return _parse_head(source, name, version)
+    except (ValueError, msgspec.DecodeError) as error:
+        logger.error("store: %s is damaged: %s", path.name, error)  # noqa: TRY400  (the reason is the whole story)
+        raise Damaged(f"store: {path.name} is damaged: {error}") from error
+
+
+def _parse_head(source: int, name: str | None, version: int) -> _Head:
+    facts = os.fstat(source)
+    if not stat.S_ISREG(facts.st_mode):
+        raise ValueError("not a regular file")
+    length = int.from_bytes(os.pread(source, PREFIX_BYTES, 0), "little")
+    if length > MAX_HEADER_BYTES:
+        raise ValueError(f"a header of {length} bytes")
+    header = msgspec.json.decode(os.pread(source, length, PREFIX_BYTES), type=dict[str, msgspec.Raw])
+    metadata = msgspec.json.decode(header.pop(METADATA, b"{}"), type=dict[str, str])
+    own_name = metadata.get(NAME, "")
+    if name is not None and own_name != name:
+        raise ValueError(f"of another name, {own_name[:64]!r}")
+    kind, offset = None, PREFIX_BYTES + length
+    if header:
+        if list(header) != [own_name]:
+            raise ValueError(f"with other tensors than {own_name[:64]!r}")
+        kind = _type_of(msgspec.json.decode(header[own_name], type=_Shape))
+    expected_bytes = offset + (0 if kind is None else kind.nbytes)
+    if facts.st_size != expected_bytes:
+        raise ValueError(f"{facts.st_size} bytes instead of {expected_bytes}")
+    return _Head(Stored(version, kind, PLACEMENTS.get(metadata.get(PLACEMENT, "")), facts.st_mtime), offset)
+
+
+def _type_of(entry: _Shape) -> TensorType:
+    dtype = BY_SAFETENSORS.get(entry.dtype)
+    if dtype is None or len(entry.shape) > 64 or any(size < 0 for size in entry.shape):
+        raise ValueError("dtype and shape that are not served")
+    kind = TensorType(dtype.name, entry.shape)
+    if entry.data_offsets != (0, kind.nbytes):
+        raise ValueError("offsets that do not fit dtype and shape")
+    return kind
+
+
+def _open(path: Path) -> int:
+    # Neither a link is followed nor a pipe's writer waited for.
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _copy(source: int, target: int, nbytes: int, offset: int) -> None:
+    """Copies bytes from a place in a file to the place where another one is written next."""
+    left = nbytes
+    while left:
+        num_copied = os.sendfile(target, source, offset, min(left, PIECE_BYTES))
+        if not num_copied:
+            raise Damaged("store: a file became shorter while it was read")
+        offset, left = offset + num_copied, left - num_copied
+
+
+def _write_all(target: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(target, data) :]
+
+
+def _linked(temporary: Path, path: Path) -> bool:
+    """Gives a file a second name; False where that is taken.
+
+    Raises:
+        OSError: The filesystem does not.
+    """
+    try:
+        os.link(temporary, path, follow_symlinks=False)
+    except OSError as error:
+        # NFS: the answer to the first try may have been lost, and the second finds the name taken by the first.
+        if temporary.lstat().st_nlink == 2:
+            return True
+        if error.errno != errno.EEXIST:
+            raise
+        return False
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    with _closing(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+        os.fsync(fd)
+
+
+def _remove(path: Path) -> None:
+    # Another host may have been quicker, and may do what this one may not.
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+@contextlib.contextmanager
+def _closing(fd: int) -> Iterator[int]:
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _as_unavailable(name: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _unavailable(name, error) from error
+
+
+def _unavailable(name: str, error: OSError) -> TilewireError:
+    kind = StoreFull if error.errno in FULL else Unavailable
+    return kind(f"store: {name}: {error.strerror}")

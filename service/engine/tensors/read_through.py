@@ -1,0 +1,289 @@
+"""Keeps residents in step with the folder of `--store`: writes changes there first, and loads what this host lacks.
+
+Runs in the engine's loop thread, which waits for no file: `shared_store` works in threads, and its outcomes come as calls. The
+home engine of a name does this for its host.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from tilewire.service.engine.loop.jobs import Client
+from tilewire.service.engine.metrics import EngineMetrics
+from tilewire.service.engine.tensors.folder import Stored, StoreFolder, Written
+from tilewire.service.engine.tensors.residents import Resident, Residents, make_copy
+from tilewire.service.engine.tensors.shared_store import Loaded, SharedStore, Watched
+from tilewire.service.errors import ResidentQuota, TilewireError, Unavailable, UnknownName
+from tilewire.service.ipc.messages import DeleteTensor, DescribeTensor, Failed, FetchTensor, TensorInfo, Tensors
+from tilewire.service.match import Match, is_match
+from tilewire.service.placement import placement_of
+
+# Names whose last version in the folder is remembered.
+MAX_SEEN = 65_536
+# A file is read and brought to the device at about this rate or faster: when to ask again for a large one.
+LOAD_BYTES_PER_S = 2**28
+MAX_RETRY_S = 60
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A command whose answer follows when the engine has a change or a tensor.
+
+    Attributes:
+        client: Receiver of the answer.
+        message: The command.
+        wanted: Version of the tensor that the vault was asked for; None for none yet.
+        is_looked_up: The store was looked at for it.
+    """
+
+    client: Client
+    message: DescribeTensor | FetchTensor
+    wanted: int | None = None
+    is_looked_up: bool = False
+
+    def fail(self, error: TilewireError) -> None:
+        """Answers it with an error."""
+        self.client.send(Failed(self.message.id, error.code, error.detail, error.retry_after_s))
+
+
+@dataclass(slots=True)
+class Load:
+    """A load under way.
+
+    Attributes:
+        seen: Last version that was known when it began.
+        waiting: Commands that wait for it.
+        large_bytes: Bytes of a tensor that no request waits for; 0 for others.
+    """
+
+    seen: int
+    waiting: list[Waiting] = field(default_factory=list)
+    large_bytes: int = 0
+
+
+class ReadThrough:
+    """The residents of an engine whose names the folder of `--store` has, too.
+
+    Args:
+        residents: Residents of this engine.
+        folder: The folder.
+        metrics: Receiver of loads and evictions.
+        call: Has the loop's thread call a function.
+        check_s: Time between two looks at what other hosts have changed.
+        wait_bytes: Largest tensor whose load a request waits for.
+
+    Attributes:
+        answer: Called with commands whose load is done.
+    """
+
+    def __init__(
+        self,
+        residents: Residents,
+        folder: StoreFolder,
+        metrics: EngineMetrics,
+        call: Callable[[Callable[[], None]], None],
+        *,
+        check_s: float,
+        wait_bytes: int,
+    ) -> None:
+        self._residents = residents
+        self._metrics = metrics
+        self._wait_bytes = wait_bytes
+        self._store = SharedStore(folder, check_s, self)
+        self._loads: dict[str, Load] = {}
+        self._seen: OrderedDict[str, int] = OrderedDict()
+        self.call = call
+        self.answer: Callable[[Sequence[Waiting]], None] = lambda _waiting: None
+        residents.on_evict = self._on_evict
+
+    def start(self) -> None:
+        """Starts the threads."""
+        self._store.start()
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._store.close()
+
+    # ── reads ─────────────────────────────────────────────────────────────────────────────────────
+
+    def looks(self, waiting: Waiting) -> bool:
+        """Whether a command waits for a look at the folder from now on; `answer` is called with it.
+
+        Raises:
+            Unavailable: Its tensor is large and being loaded, or another engine would load it.
+        """
+        name, resident = waiting.message.name, self._residents.at(waiting.message.name)
+        if waiting.is_looked_up or not self._is_missing(waiting, resident):
+            return False
+        if not self._residents.is_home(name):
+            if resident is not None:
+                return False
+            raise Unavailable(f"{name}: the engine that loads it from the store is restarting")
+        load = self._loads.get(name)
+        if load is not None and load.large_bytes:
+            raise _loading(name, load.large_bytes)
+        if load is None:
+            load = self._begin(name)
+        waiting.is_looked_up = True
+        load.waiting.append(waiting)
+        return True
+
+    def forget(self, client: Client) -> None:
+        """Drops the commands of a gateway that is gone."""
+        for load in self._loads.values():
+            load.waiting = [one for one in load.waiting if one.client is not client]
+
+    @staticmethod
+    def _is_missing(waiting: Waiting, resident: Resident | None) -> bool:
+        if resident is None:
+            return True
+        match = waiting.message.match if isinstance(waiting.message, DescribeTensor) else None
+        return bool(resident.stored) and not is_match(match, resident.stored)
+
+    def _begin(self, name: str) -> Load:
+        resident = self._residents.at(name)
+        have = 0 if resident is None else resident.stored
+        load = Load(self._seen.get(name, 0))
+        self._store.load(name, have, partial(self._make_room, name), partial(self._on_loaded, name))
+        self._loads[name] = load
+        return load
+
+    def _make_room(self, name: str, stored: Stored) -> int:
+        """Makes memory for a tensor that is read; called by a thread."""
+        assert stored.type is not None, "This is a bug."
+        nbytes = stored.type.nbytes
+        if nbytes > self._residents.quota_bytes:
+            raise ResidentQuota(f"{name}: {nbytes} bytes; the quota is {self._residents.quota_bytes}")
+        if nbytes > self._wait_bytes:
+            self.call(partial(self._on_large, name, nbytes))
+        return make_copy(name, nbytes)
+
+    def _on_large(self, name: str, nbytes: int) -> None:
+        load = self._loads[name]
+        load.large_bytes = nbytes
+        waiting, load.waiting = load.waiting, []
+        for one in waiting:
+            one.fail(_loading(name, nbytes))
+
+    def _on_loaded(self, name: str, outcome: Loaded | TilewireError) -> None:
+        load = self._loads.pop(name)
+        try:
+            if isinstance(outcome, TilewireError):
+                raise outcome
+            if self._seen.get(name, 0) == load.seen:
+                self._take_in(name, outcome)
+            else:
+                # The name was changed on this host meanwhile.
+                _close(outcome.fd)
+                if load.waiting and self._residents.at(name) is None:
+                    self._begin(name).waiting = load.waiting
+                    return
+        except TilewireError as error:
+            for one in load.waiting:
+                one.fail(error)
+        else:
+            self.answer(load.waiting)
+
+    def _take_in(self, name: str, loaded: Loaded) -> None:
+        resident, stored = self._residents.at(name), loaded.stored
+        if stored is None or stored.type is None:
+            if resident is not None and resident.stored:
+                self._residents.delete(name)
+        elif loaded.fd >= 0:
+            self._note(name, stored.version)
+            placement = stored.placement or placement_of(stored.type.nbytes, self._residents.quota_bytes)
+            info = TensorInfo(name, stored.type, stored.created, placement=placement, stored=stored.version)
+            self._residents.load(info, loaded.fd)
+            self._metrics.record_load(stored.type.nbytes)
+
+    # ── changes of this host ──────────────────────────────────────────────────────────────────────
+
+    def write(
+        self, info: TensorInfo, fd: int, match: Match | None, done: Callable[[Written | TilewireError], None]
+    ) -> None:
+        """Writes the next version of a name; `done` gets the outcome in the loop's thread.
+
+        Raises:
+            TooBusy: Too much waits already.
+        """
+
+        def on_written(outcome: Written | TilewireError) -> None:
+            if isinstance(outcome, Written):
+                # A version that another host has written behind it comes with the next look at the folder.
+                self._note(info.name, outcome.version + (not outcome.is_last))
+            done(outcome)
+
+        self._store.write(info, fd, match, on_written)
+
+    def is_superseded(self, info: TensorInfo) -> bool:
+        """Whether a later version of a name is known."""
+        return 0 < info.stored < self._seen.get(info.name, 0)
+
+    def delete(self, client: Client, message: DeleteTensor) -> None:
+        """Deletes a tensor in the folder and on this host; the answer follows.
+
+        Raises:
+            TooBusy: Too much waits already.
+        """
+        self._store.delete(message.name, message.match, partial(self._on_deleted, client, message))
+
+    def _on_deleted(self, client: Client, message: DeleteTensor, outcome: Written | TilewireError | None) -> None:
+        resident, tensors = self._residents.at(message.name), tuple[TensorInfo, ...]()
+        try:
+            if isinstance(outcome, TilewireError):
+                raise outcome
+            if outcome is not None:
+                self._note(message.name, outcome.version)
+                if resident is not None and resident.stored < outcome.version:
+                    tensors = (self._residents.delete(message.name),)
+            elif resident is None or resident.stored:
+                if resident is not None:
+                    self._residents.delete(message.name)
+                raise UnknownName(f"name: no resident tensor {message.name!r}")
+            else:
+                # Only this host has it: a file of its own, or a result that is not durable.
+                tensors = (self._residents.delete(message.name, message.match),)
+        except TilewireError as error:
+            client.send(Failed(message.id, error.code, error.detail, error.retry_after_s))
+        else:
+            client.send(Tensors(message.id, tensors))
+
+    # ── changes of other hosts ────────────────────────────────────────────────────────────────────
+
+    def watched(self) -> list[Watched]:
+        """Returns the names to look at; called by a thread."""
+        return [
+            Watched(name, one.stored, one.generation, is_of_file=not one.version)
+            for name, one in self._residents.items()
+            if self._residents.is_home(name)
+        ]
+
+    def on_changed(self, watched: Watched, version: int) -> None:
+        """Drops a tensor that another host has changed; the next request loads it."""
+        self._note(watched.name, version)
+        resident = self._residents.at(watched.name)
+        if resident is not None and resident.generation == watched.generation:
+            self._residents.delete(watched.name)
+
+    def _note(self, name: str, version: int) -> None:
+        self._seen[name] = max(version, self._seen.get(name, 0))
+        self._seen.move_to_end(name)
+        if len(self._seen) > MAX_SEEN:
+            self._seen.popitem(last=False)
+
+    def _on_evict(self, _resident: Resident) -> None:
+        self._metrics.record_eviction()
+
+
+def _loading(name: str, nbytes: int) -> Unavailable:
+    retry_after_s = min(MAX_RETRY_S, 1 + nbytes // LOAD_BYTES_PER_S)
+    return Unavailable(f"{name}: its {nbytes} bytes are being loaded from the store", retry_after_s=retry_after_s)
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)

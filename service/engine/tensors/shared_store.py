@@ -1,0 +1,276 @@
+"""Runs the work of `--store` in threads: writes, deletions, loads, and looks at what other hosts have changed.
+
+The engine's loop hands work over and gets each outcome as a call in its own thread. The threads are daemons: a folder that
+does not answer keeps neither the loop nor the end of the process waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
+
+from tilewire.service.engine.tensors.folder import BUCKETS, SETTLED_S, Stored, StoreFolder, Written, bucket_of, stem_of
+from tilewire.service.errors import TilewireError, TooBusy, Unavailable
+from tilewire.service.ipc.messages import TensorInfo
+from tilewire.service.match import Match
+
+logger = logging.getLogger(__name__)
+
+# Files that are read or written at once: enough for a network's latency, few beside the cores.
+NUM_THREADS = 4
+# Work that waits for a thread; more is refused.
+MAX_WAITING = 1024
+
+OutcomeT = TypeVar("OutcomeT")
+
+
+class Loaded(NamedTuple):
+    """Outcome of a load.
+
+    Attributes:
+        stored: Last version; None where the folder has none.
+        fd: Bytes of its tensor, which the receiver owns; -1 for a deletion, and for a version that was not needed.
+    """
+
+    stored: Stored | None
+    fd: int
+
+
+class Watched(NamedTuple):
+    """A name whose version in the folder is looked at.
+
+    Attributes:
+        name: Name of the tensor.
+        stored: Version that this host has; 0 for a tensor that is not in the folder.
+        generation: Number of the tensor on this host, which no other has.
+        is_of_file: It was loaded at the start, from a file of this host.
+    """
+
+    name: str
+    stored: int
+    generation: int
+    is_of_file: bool
+
+
+class Receiver(Protocol):
+    """The loop's side."""
+
+    def watched(self) -> Sequence[Watched]:
+        """Returns the names to look at; called by a thread."""
+        ...
+
+    def call(self, call: Callable[[], None]) -> None:
+        """Has the loop's thread call a function; may be called by any thread."""
+        ...
+
+    def on_changed(self, watched: Watched, version: int) -> None:
+        """Takes note that another host has changed a name, in the loop's thread.
+
+        Args:
+            watched: What this host had.
+            version: Last version in the folder; 0 for none.
+        """
+        ...
+
+
+@dataclass
+class _Seen:
+    """What a look at a bucket has found.
+
+    Attributes:
+        changed_ns: Time of the bucket's last change.
+        since_s: When that time was first seen, on the monotonic clock.
+        listed_s: When its files were listed last.
+        names: Names that were looked at since then, with their generation.
+    """
+
+    changed_ns: int
+    since_s: float
+    listed_s: float
+    names: dict[str, int] = field(default_factory=dict)
+
+
+class SharedStore:
+    """The folder of `--store`, for an engine's loop.
+
+    Args:
+        folder: The folder.
+        check_s: Time between two looks at what others have changed.
+        receiver: The loop's side.
+    """
+
+    def __init__(self, folder: StoreFolder, check_s: float, receiver: Receiver) -> None:
+        self._folder = folder
+        self._check_s = check_s
+        self._receiver = receiver
+        self._work: queue.Queue[Callable[[], None]] = queue.Queue(MAX_WAITING)
+        self._closing = threading.Event()
+        # Of tensors that are not in the folder: generation, and the version that others had written when it was first seen.
+        self._bases: dict[str, tuple[int, int]] = {}
+        self._seen: dict[int, _Seen] = {}
+        self._is_failing = False
+        self._next_cleaned = 0
+
+    # ── the loop's thread ─────────────────────────────────────────────────────────────────────────
+
+    def start(self) -> None:
+        """Starts the threads."""
+        for number in range(NUM_THREADS):
+            threading.Thread(target=self._run, name=f"store-{number}", daemon=True).start()
+        threading.Thread(target=self._watch, name="store-watch", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends the threads once each is through with its file."""
+        self._closing.set()
+
+    def write(
+        self, info: TensorInfo, fd: int, match: Match | None, done: Callable[[Written | TilewireError], None]
+    ) -> None:
+        """Writes the next version of a name.
+
+        Args:
+            info: Description of the tensor.
+            fd: Its bytes; closed here.
+            match: Condition on the version before it.
+            done: Gets the outcome.
+
+        Raises:
+            TooBusy: Too much waits already.
+        """
+
+        def work() -> Written:
+            try:
+                return self._folder.write(info.name, info.type, info.placement, fd, match)
+            finally:
+                os.close(fd)
+
+        try:
+            self._submit(info.name, work, done)
+        except TooBusy:
+            os.close(fd)
+            raise
+
+    def delete(self, name: str, match: Match | None, done: Callable[[Written | TilewireError | None], None]) -> None:
+        """Writes that a name has no tensor any more; the outcome is None where it had none.
+
+        Raises:
+            TooBusy: Too much waits already.
+        """
+        self._submit(name, partial(self._folder.delete, name, match), done)
+
+    def load(
+        self,
+        name: str,
+        have: int,
+        make_room: Callable[[Stored], int],
+        done: Callable[[Loaded | TilewireError], None],
+    ) -> None:
+        """Reads the last version of a name, unless it is `have`.
+
+        Args:
+            name: Name of the tensor.
+            have: Version that need not be read; 0 for none.
+            make_room: Makes a file for its bytes; called by a thread.
+            done: Gets the outcome.
+
+        Raises:
+            TooBusy: Too much waits already.
+        """
+        self._submit(name, lambda: Loaded(*self._folder.load(name, have, make_room)), done)
+
+    def _submit(
+        self, name: str, work: Callable[[], OutcomeT], done: Callable[[OutcomeT | TilewireError], None]
+    ) -> None:
+        def run() -> None:
+            try:
+                outcome: OutcomeT | TilewireError = work()
+            except TilewireError as error:
+                outcome = error
+            except Exception:
+                logger.exception("store: work on %s failed", name)
+                outcome = Unavailable(f"store: {name}: the work on its file failed; the log says why")
+            self._receiver.call(partial(done, outcome))
+
+        try:
+            self._work.put_nowait(run)
+        except queue.Full:
+            raise TooBusy(f"store: {name}: {MAX_WAITING} files wait to be read or written") from None
+
+    # ── the threads ───────────────────────────────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self._work.get()()
+
+    def _watch(self) -> None:
+        while True:
+            try:
+                self.look()
+                if self._is_failing:
+                    logger.info("store: the folder can be read again")
+                self._is_failing = False
+            except OSError as error:
+                if not self._is_failing:
+                    logger.error("store: the folder cannot be read: %s", error)  # noqa: TRY400  (the reason is the whole story)
+                self._is_failing = True
+            except Exception:
+                logger.exception("store: a look at the folder failed")
+            if self._closing.wait(self._check_s):
+                return
+
+    def look(self) -> None:
+        """Compares what this host has with the folder once, and cleans a part of it.
+
+        Raises:
+            OSError: The folder cannot be read.
+        """
+        by_bucket: dict[int, list[Watched]] = {}
+        watched = self._receiver.watched()
+        for one in watched:
+            by_bucket.setdefault(bucket_of(one.name), []).append(one)
+        self._seen = {bucket: seen for bucket, seen in self._seen.items() if bucket in by_bucket}
+        names = {one.name for one in watched}
+        self._bases = {name: base for name, base in self._bases.items() if name in names}
+        for bucket, those in by_bucket.items():
+            self._look_at(bucket, those)
+        self._folder.clean(self._next_cleaned)
+        self._next_cleaned = (self._next_cleaned + 1) % BUCKETS
+
+    def _look_at(self, bucket: int, watched: Sequence[Watched]) -> None:
+        try:
+            changed_ns = self._folder.changed_ns(bucket)
+        except FileNotFoundError:
+            # None of these was ever written there; or the folder is gone, and what is resident goes on.
+            return
+        now_s, seen = time.monotonic(), self._seen.get(bucket)
+        if seen is None or seen.changed_ns != changed_ns:
+            seen = self._seen[bucket] = _Seen(changed_ns, now_s, now_s)
+        # The last list may be older than a change in the same step of the filesystem's clock.
+        is_settled = seen.listed_s - seen.since_s > SETTLED_S
+        due = [one for one in watched if not is_settled or seen.names.get(one.name) != one.generation]
+        if not due:
+            return
+        seen.listed_s = now_s
+        versions = self._folder.last_versions(bucket, [stem_of(one.name) for one in due])
+        for one in due:
+            version = versions.get(stem_of(one.name), 0)
+            if version != self._expected(one, version):
+                self._receiver.call(partial(self._receiver.on_changed, one, version))
+            seen.names[one.name] = one.generation
+
+    def _expected(self, one: Watched, version: int) -> int:
+        """Version that the folder has while nobody has changed the name since this host has its tensor."""
+        if one.stored or one.is_of_file:
+            return one.stored
+        generation, base = self._bases.get(one.name, (0, 0))
+        if generation != one.generation:
+            base = version
+            self._bases[one.name] = (one.generation, base)
+        return base

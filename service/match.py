@@ -1,0 +1,63 @@
+"""Conditions on the version of a resident tensor: the header `If-Match`, and what it means."""
+
+from __future__ import annotations
+
+import re
+
+from tilewire.service.errors import InvalidRequest, PreconditionFailed
+
+# Versions of which a tensor must have one; empty for any version of a tensor that exists.
+Match = tuple[int, ...]
+ANY: Match = ()
+# Of an entity tag that no tensor of ours has.
+_FOREIGN = -1
+
+_TAG = re.compile(r'(W/)?"([\x21\x23-\x7e\x80-\xff]*)"')
+
+
+def entity_tag(version: int) -> str:
+    """Returns the value of the header `ETag` for a version."""
+    return f'"{version}"'
+
+
+def parse_match(value: str | None) -> Match | None:
+    """Reads the value of `If-Match`; None without the header.
+
+    Raises:
+        InvalidRequest: It is neither `*` nor a list of entity tags.
+    """
+    if value is None:
+        return None
+    if value.strip() == "*":
+        return ANY
+    versions = []
+    for one in value.split(","):
+        found = _TAG.fullmatch(one.strip())
+        if found is None:
+            raise InvalidRequest(f'if-match: expected *, or versions such as "17"; got {value[:64]!r}')
+        is_ours = found[1] is None and found[2].isascii() and found[2].isdigit() and len(found[2]) <= 20
+        versions.append(int(found[2]) if is_ours else _FOREIGN)
+    return tuple(versions)
+
+
+def is_match(match: Match | None, version: int | None) -> bool:
+    """Whether a condition holds.
+
+    Args:
+        match: The condition; None for none.
+        version: Version of the tensor; None where there is no tensor.
+    """
+    if match is None:
+        return True
+    return version is not None and (match == ANY or version in match)
+
+
+def check_match(name: str, match: Match | None, version: int | None) -> None:
+    """Refuses a change or a read whose condition does not hold.
+
+    Raises:
+        PreconditionFailed: The tensor has another version.
+    """
+    if not is_match(match, version):
+        there = "there is no such tensor" if version is None else f"{name!r} has version {version}"
+        raise PreconditionFailed(f"if-match: {there}")

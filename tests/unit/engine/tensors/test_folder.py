@@ -1,0 +1,288 @@
+"""The folder of `--store`: versions in one order over several writers, complete files only, and nothing but our own."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.support.clock import Clock
+from tilewire.service.engine.tensors.folder import (
+    DELETED_S,
+    MAX_REPLACED,
+    MAX_VERSION,
+    REPLACED_S,
+    TEMPORARY_S,
+    Damaged,
+    Stored,
+    StoreFolder,
+    bucket_of,
+    stem_of,
+)
+from tilewire.service.errors import PreconditionFailed, StoreFull, Unavailable
+from tilewire.service.match import ANY
+from tilewire.service.ops.op import TensorType
+
+KIND = TensorType("float32", (2, 3))
+VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
+W = "layers/w.1"
+
+
+def file_of(array: np.ndarray) -> int:
+    fd = os.memfd_create("tests")
+    os.write(fd, array.tobytes())
+    return fd
+
+
+@pytest.fixture
+def source() -> Iterator[int]:
+    fd = file_of(VALUES)
+    yield fd
+    os.close(fd)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> StoreFolder:
+    folder = StoreFolder(tmp_path)
+    folder.open()
+    return folder
+
+
+def make_room(_stored: Stored) -> int:
+    return os.memfd_create("tests")
+
+
+def load(folder: StoreFolder, name: str, have: int = 0) -> tuple[Stored | None, np.ndarray | None]:
+    stored, fd = folder.load(name, have, make_room)
+    if fd < 0:
+        return stored, None
+    array = np.frombuffer(os.pread(fd, 2**20, 0), np.float32)
+    os.close(fd)
+    return stored, array
+
+
+def entries(path: Path, name: str) -> list[str]:
+    return sorted(one.name for one in (path / f"{bucket_of(name):02x}").iterdir())
+
+
+def test_what_was_written_is_read(folder: StoreFolder, source: int, tmp_path: Path) -> None:
+    assert folder.last(W) is None
+    written = folder.write(W, KIND, "single", source)
+    assert not written.replaced
+    assert written.is_last
+    stored, array = load(folder, W)
+    assert stored is not None
+    assert stored[:3] == (written.version, KIND, "single")
+    assert array is not None
+    assert np.array_equal(array, VALUES.reshape(-1))
+    assert load(folder, W, have=written.version) == (stored, None)
+    # Others read it, too.
+    (file,) = entries(tmp_path, W)
+    assert file == f"layers+w.1@{written.version}.safetensors"
+    assert np.array_equal(load_file(tmp_path / f"{bucket_of(W):02x}" / file)[W], VALUES)
+
+
+def test_versions_of_a_name_follow_one_another_and_begin_with_the_time(tmp_path: Path, source: int) -> None:
+    clock = Clock(1_000.0)
+    folder = StoreFolder(tmp_path, clock)
+    folder.open()
+    assert [folder.write(W, KIND, None, source).version for _ in range(3)] == [10**9, 10**9 + 1, 10**9 + 2]
+    deleted = folder.delete(W)
+    assert deleted is not None
+    assert deleted.version == 10**9 + 3
+    assert folder.delete(W) is None
+    last = folder.last(W)
+    assert last is not None
+    assert last.type is None
+    again = folder.write(W, KIND, None, source)
+    assert (again.version, again.replaced) == (10**9 + 4, False)
+
+
+@pytest.mark.parametrize("name", ["a", ".", "-", ".hidden", "x" * 255, "/".join("yz" * 64), "program:scores"])
+def test_every_name_has_its_own_files(folder: StoreFolder, source: int, name: str, tmp_path: Path) -> None:
+    folder.write(name, KIND, None, source)
+    for other in ("b", "..x", "x" * 254, "/".join("yz" * 63), "program"):
+        assert folder.last(other) is None
+    stored = folder.last(name)
+    assert stored is not None
+    assert stored.type == KIND
+    assert len(os.fsencode(f"{stem_of(name)}@{MAX_VERSION}.safetensors")) <= 255
+    assert all(one.parent.parent == tmp_path for one in tmp_path.glob("*/*"))
+
+
+def test_conditions_are_about_the_version_before(folder: StoreFolder, source: int) -> None:
+    for match in (ANY, (1,)):
+        with pytest.raises(PreconditionFailed):
+            folder.write(W, KIND, None, source, match)
+    first = folder.write(W, KIND, None, source)
+    second = folder.write(W, KIND, None, source, (first.version,))
+    assert second.replaced
+    with pytest.raises(PreconditionFailed):
+        folder.delete(W, (first.version,))
+    assert folder.delete(W, (1, second.version)) is not None
+    with pytest.raises(PreconditionFailed):
+        folder.write(W, KIND, None, source, ANY)
+
+
+def test_writers_at_once_get_versions_in_one_order(tmp_path: Path) -> None:
+    """Each writer has a folder object of its own, as each host has."""
+    versions: list[tuple[int, int]] = []
+    deleted: list[int] = []
+
+    def work(writer: int) -> None:
+        folder = StoreFolder(tmp_path)
+        folder.open()
+        for turn in range(10):
+            value = 10 * writer + turn
+            fd = file_of(np.full(6, value, np.float32))
+            versions.append((folder.write(W, KIND, None, fd).version, value))
+            os.close(fd)
+            if (written := folder.delete(W)) is not None:
+                deleted.append(written.version)
+
+    threads = [threading.Thread(target=work, args=(writer,)) for writer in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    numbers = [version for version, _ in versions] + deleted
+    assert len(set(numbers)) == len(numbers)
+    # Nothing is deleted twice: before each deletion stands an upload.
+    writes = {version for version, _ in versions}
+    for number in deleted:
+        assert number - 1 in writes
+    stored, array = load(StoreFolder(tmp_path), W)
+    assert stored is not None
+    assert stored.version == max(numbers)
+    if array is not None:
+        assert array[0] == dict(versions)[stored.version]
+    assert not list(tmp_path.glob("*/*.tmp"))
+    assert len(list(tmp_path.glob("*/*"))) <= MAX_REPLACED + 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "damaged"),
+        (b"\xff" * 64, "header of"),
+        ((16).to_bytes(8, "little") + b'{"__metadata__":', "damaged"),
+        ((2).to_bytes(8, "little") + b"{}", "of another name"),
+        ((2).to_bytes(8, "little") + b"[]", "damaged"),
+    ],
+)
+def test_a_damaged_file_is_refused_by_name(
+    folder: StoreFolder, source: int, tmp_path: Path, content: bytes, words: str
+) -> None:
+    version = folder.write(W, KIND, None, source).version
+    place = tmp_path / f"{bucket_of(W):02x}" / f"{stem_of(W)}@{version + 1}.safetensors"
+    place.write_bytes(content)
+    with pytest.raises(Damaged, match=words):
+        folder.last(W)
+    # Whoever writes the name again mends it.
+    written = folder.write(W, KIND, None, source)
+    assert written.version == version + 2
+    stored = folder.last(W)
+    assert stored is not None
+    assert stored.version == version + 2
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_file_of_another_length_is_damaged(folder: StoreFolder, source: int, tmp_path: Path, change: int) -> None:
+    folder.write(W, KIND, None, source)
+    (file,) = (tmp_path / f"{bucket_of(W):02x}").iterdir()
+    os.truncate(file, file.stat().st_size + change)
+    with pytest.raises(Damaged, match="bytes instead of"):
+        load(folder, W)
+
+
+def test_what_is_no_file_is_passed_over(folder: StoreFolder, source: int, tmp_path: Path) -> None:
+    version = folder.write(W, KIND, None, source).version
+    bucket, stem = tmp_path / f"{bucket_of(W):02x}", stem_of(W)
+    os.mkfifo(bucket / f"{stem}@{version + 1}.safetensors")
+    (bucket / f"{stem}@{version + 2}.safetensors").mkdir()
+    (bucket / f"{stem}@{version + 3}.safetensors").symlink_to("/etc/passwd")
+    (bucket / f"{stem}@{MAX_VERSION + 1}.safetensors").write_bytes(b"")
+    (bucket / f"{stem}@0{version}.safetensors").write_bytes(b"")
+    stored, array = load(folder, W)
+    assert stored is not None
+    assert stored.version == version
+    assert array is not None
+    assert folder.last_versions(bucket_of(W), [stem]) == {stem: version}
+    assert folder.write(W, KIND, None, source).version == version + 4
+
+
+def test_a_name_without_a_version_left_is_refused(folder: StoreFolder, source: int, tmp_path: Path) -> None:
+    folder.write(W, KIND, None, source)
+    (tmp_path / f"{bucket_of(W):02x}" / f"{stem_of(W)}@{MAX_VERSION}.safetensors").write_bytes(b"")
+    with pytest.raises(Unavailable, match="leaves no version"):
+        folder.write(W, KIND, None, source)
+
+
+def test_replaced_versions_old_deletions_and_left_files_are_removed(tmp_path: Path, source: int) -> None:
+    clock = Clock(time.time())
+    folder = StoreFolder(tmp_path, clock)
+    folder.open()
+    for _ in range(MAX_REPLACED + 5):
+        folder.write(W, KIND, None, source)
+    assert len(entries(tmp_path, W)) == MAX_REPLACED + 1
+    left = tmp_path / f"{bucket_of(W):02x}" / "@abc.tmp"
+    left.write_bytes(b"half")
+    folder.clean(bucket_of(W))
+    assert len(entries(tmp_path, W)) == MAX_REPLACED + 2
+    clock.now_s += REPLACED_S + 1
+    folder.clean(bucket_of(W))
+    assert len(entries(tmp_path, W)) == 2
+    folder.delete(W)
+    clock.now_s += TEMPORARY_S
+    folder.clean(bucket_of(W))
+    assert not left.exists()
+    assert len(entries(tmp_path, W)) == 1
+    clock.now_s += DELETED_S
+    folder.clean(bucket_of(W))
+    assert entries(tmp_path, W) == []
+    # A new life of the name has versions behind those of the one before.
+    last = folder.write(W, KIND, None, source).version
+    assert last > (time.time() + DELETED_S) * 1e6
+
+
+def test_a_folder_that_is_gone_is_unavailable(tmp_path: Path, source: int) -> None:
+    path = tmp_path / "store"
+    path.mkdir()
+    folder = StoreFolder(path)
+    folder.open()
+    path.rmdir()
+    for call in (
+        lambda: folder.last(W),
+        lambda: load(folder, W),
+        lambda: folder.write(W, KIND, None, source),
+        lambda: folder.delete(W),
+    ):
+        with pytest.raises(Unavailable, match="store"):
+            call()
+    with pytest.raises(FileNotFoundError):
+        folder.open()
+
+
+def test_a_folder_without_room_is_full_and_nothing_is_left(folder: StoreFolder, tmp_path: Path) -> None:
+    # A hole of the source costs nothing; the target may not become so long.
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    nbytes = 2**20
+    fd = os.memfd_create("tests")
+    os.ftruncate(fd, nbytes)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, hard))
+    try:
+        with pytest.raises(StoreFull, match=os.strerror(errno.EFBIG)):
+            folder.write(W, TensorType("int8", (nbytes,)), None, fd)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        os.close(fd)
+    assert folder.last(W) is None
+    assert entries(tmp_path, W) == []
