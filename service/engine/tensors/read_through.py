@@ -114,15 +114,12 @@ class ReadThrough:
         """Whether a command waits for a look at the folder from now on; `answer` is called with it.
 
         Raises:
-            Unavailable: Its tensor is large and being loaded, or another engine would load it.
+            Unavailable: Its tensor is large and being loaded.
+            TooBusy: Too many files wait to be read.
         """
         name, resident = waiting.message.name, self._residents.at(waiting.message.name)
-        if waiting.is_looked_up or not self._is_missing(waiting, resident):
+        if waiting.is_looked_up or not self._residents.is_home(name) or not self._is_missing(waiting, resident):
             return False
-        if not self._residents.is_home(name):
-            if resident is not None:
-                return False
-            raise Unavailable(f"{name}: the engine that loads it from the store is restarting")
         load = self._loads.get(name)
         if load is not None and load.large_bytes:
             raise _loading(name, load.large_bytes)
