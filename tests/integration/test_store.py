@@ -306,7 +306,7 @@ def test_hosts_of_two_engines_share_names_and_make_room(tmp_path: Path, start_ho
     one, other = start_host(folder, *flags), start_host(folder, *flags)
     for number in range(64):
         assert one.put(f"w{number}", number).status_code == 201
-    single = np.full((16, 16), 2.0, np.float32)
+    single = np.full((8, 16), 2.0, np.float32)
     for number in range(4):
         path = f"/v1/tensors/single{number}?placement=single"
         assert one.client.put(path, content=to_npy(single)).status_code == 201
