@@ -153,8 +153,8 @@ def test_names_are_registers_over_hosts(
 ) -> None:
     store = tmp_path / "store"
     store.mkdir()
-    flags = ("--device", device, "--gateways", "1", "--arena-bytes", "64MiB")
-    flags += ("--store", str(store), "--store-check-s", str(CHECK_S))
+    shared = ("--store", str(store), "--store-check-s", str(CHECK_S))
+    flags = ("--device", device, "--gateways", "1", "--arena-bytes", "64MiB", *shared)
     check_registers([start_server(*flags) for _ in range(num_hosts)], is_killed=is_killed, staleness_s=CHECK_S + LATE_S)
 
 

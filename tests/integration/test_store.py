@@ -326,7 +326,7 @@ def test_hosts_of_two_engines_share_names_and_make_room(tmp_path: Path, start_ho
         assert from_safetensors(answer.content)["out"][0, 0] == 63
     for number in range(0, 64, 5):
         assert other.client.delete(f"/v1/tensors/w{number}").status_code == 204
-        until(lambda name=f"w{number}": one.product(name), 404)
+        until(partial(one.product, f"w{number}"), 404)
 
 
 # ── conditions ────────────────────────────────────────────────────────────────────────────────────

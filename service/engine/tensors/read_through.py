@@ -14,7 +14,7 @@ from functools import partial
 
 from tilewire.service.engine.loop.jobs import Client
 from tilewire.service.engine.metrics import EngineMetrics
-from tilewire.service.engine.tensors.folder import Stored, StoreFolder, Written
+from tilewire.service.engine.tensors.folder import StoredVersion, StoreFolder, Written
 from tilewire.service.engine.tensors.residents import Resident, Residents, make_copy
 from tilewire.service.engine.tensors.shared_store import Loaded, SharedStore, Watched
 from tilewire.service.errors import ResidentQuota, TilewireError, Unavailable, UnknownName
@@ -149,7 +149,7 @@ class ReadThrough:
         self._loads[name] = load
         return load
 
-    def _make_room(self, name: str, stored: Stored) -> int:
+    def _make_room(self, name: str, stored: StoredVersion) -> int:
         """Makes memory for a tensor that is read; called by a thread."""
         assert stored.type is not None, "This is a bug."
         nbytes = stored.type.nbytes

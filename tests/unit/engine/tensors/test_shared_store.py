@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tilewire.service.engine.tensors.folder import Stored, StoreFolder, Written
+from tilewire.service.engine.tensors.folder import StoredVersion, StoreFolder, Written
 from tilewire.service.engine.tensors.shared_store import MAX_WAITING, Loaded, SharedStore, Watched
 from tilewire.service.errors import TilewireError, TooBusy, Unavailable
 from tilewire.service.ipc.messages import TensorInfo
@@ -154,7 +154,7 @@ def test_work_is_done_by_threads_and_its_outcome_comes_as_a_call(scene: Scene) -
     (written,) = outcomes
     assert isinstance(written, Written)
 
-    def make_room(_stored: Stored) -> int:
+    def make_room(_stored: StoredVersion) -> int:
         return os.memfd_create("tests")
 
     scene.store.load("w", 0, make_room, outcomes.append)
@@ -167,7 +167,7 @@ def test_work_is_done_by_threads_and_its_outcome_comes_as_a_call(scene: Scene) -
     scene.loop.run_one()
     scene.store.delete("w", None, outcomes.append)
     scene.loop.run_one()
-    assert outcomes[-1] is None
+    assert outcomes.pop() is None
     scene.store.write(info, os.dup(scene.fd), (1,), outcomes.append)
     scene.loop.run_one()
     refusal = outcomes[-1]
@@ -180,7 +180,7 @@ def test_a_bug_is_an_outcome_too(scene: Scene) -> None:
     outcomes: list[object] = []
     scene.write("w")
 
-    def make_room(_stored: Stored) -> int:
+    def make_room(_stored: StoredVersion) -> int:
         raise AssertionError("This is a bug.")
 
     scene.store.load("w", 0, make_room, outcomes.append)
