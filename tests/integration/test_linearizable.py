@@ -37,7 +37,7 @@ KILL_EVERY_S = 4.0
 ONE = to_safetensors({"a": np.ones((1, 1), np.float32)})
 SHARES = {WRITE: 0.2, "store": 0.1, DELETE: 0.05, "get": 0.3, "product": 0.35}
 # Hosts on one store look this often at what others have changed. A look takes that much longer on a busy machine.
-NUM_HOSTS, CHECK_S, LATE_S = 3, 0.5, 0.5
+CHECK_S, LATE_S = 0.5, 0.5
 # Nothing happened, and nothing was read.
 REFUSED = (429,)
 
@@ -143,12 +143,19 @@ def test_names_are_registers(start_server: StartServer, flags: tuple[str, ...], 
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("num_hosts", "device"),
+    [pytest.param(3, "cpu", id="three hosts"), pytest.param(2, "cpu:0,1", id="two hosts of two engines")],
+)
 @pytest.mark.parametrize("is_killed", [False, True], ids=["quiet", "killed"])
-def test_names_are_registers_over_hosts(start_server: StartServer, tmp_path: Path, is_killed: bool) -> None:
+def test_names_are_registers_over_hosts(
+    start_server: StartServer, tmp_path: Path, num_hosts: int, device: str, is_killed: bool
+) -> None:
     store = tmp_path / "store"
     store.mkdir()
-    flags = ("--gateways", "1", "--arena-bytes", "64MiB", "--store", str(store), "--store-check-s", str(CHECK_S))
-    check_registers([start_server(*flags) for _ in range(NUM_HOSTS)], is_killed=is_killed, staleness_s=CHECK_S + LATE_S)
+    shared = ("--store", str(store), "--store-check-s", str(CHECK_S))
+    flags = ("--device", device, "--gateways", "1", "--arena-bytes", "64MiB", *shared)
+    check_registers([start_server(*flags) for _ in range(num_hosts)], is_killed=is_killed, staleness_s=CHECK_S + LATE_S)
 
 
 def check_registers(servers: Sequence[LiveServer], *, is_killed: bool, staleness_s: float = 0.0) -> None:

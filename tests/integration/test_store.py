@@ -296,6 +296,39 @@ def test_a_large_tensor_is_503_until_it_is_there(tmp_path: Path, start_host: Sta
     until(lambda: host.product("large"), 4.0)
 
 
+# ── several engines ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_hosts_of_two_engines_share_names_and_make_room(tmp_path: Path, start_host: StartHost) -> None:
+    folder = tmp_path / "store"
+    folder.mkdir()
+    flags = ("--device", "cpu:0,1", "--resident-bytes", str(40 * EYE.nbytes))
+    one, other = start_host(folder, *flags), start_host(folder, *flags)
+    for number in range(64):
+        assert one.put(f"w{number}", number).status_code == 201
+    single = np.full((8, 16), 2.0, np.float32)
+    for number in range(4):
+        path = f"/v1/tensors/single{number}?placement=single"
+        assert one.client.put(path, content=to_npy(single)).status_code == 201
+    for host in (other, one, other):
+        for number in range(64):
+            assert host.product(f"w{number}") == number
+            assert host.get(f"w{number}") == number
+        for number in range(4):
+            assert host.get(f"single{number}") == 2.0
+            assert host.client.head(f"/v1/tensors/single{number}").status_code == 200
+        assert host.figure("tilewire_store_evictions_total") > 0
+    # Residents of two home engines in one request.
+    for number in range(0, 64, 7):
+        query = f"a=@w{number}&b=@w{63 - number}"
+        answer = other.client.post(f"/v1/add?{query}")
+        assert answer.status_code == 200, answer.text
+        assert from_safetensors(answer.content)["out"][0, 0] == 63
+    for number in range(0, 64, 5):
+        assert other.client.delete(f"/v1/tensors/w{number}").status_code == 204
+        until(partial(one.product, f"w{number}"), 404)
+
+
 # ── conditions ────────────────────────────────────────────────────────────────────────────────────
 
 

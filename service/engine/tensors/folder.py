@@ -73,7 +73,7 @@ class Entry(NamedTuple):
     is_file: bool
 
 
-class Stored(NamedTuple):
+class StoredVersion(NamedTuple):
     """A version of a tensor in the folder.
 
     Attributes:
@@ -116,7 +116,7 @@ class _Shape(msgspec.Struct, forbid_unknown_fields=True):
 class _Head(NamedTuple):
     """Header of a file: description, and the offset of the first byte of the tensor."""
 
-    stored: Stored
+    stored: StoredVersion
     offset: int
 
 
@@ -144,7 +144,7 @@ class StoreFolder:
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────
 
-    def last(self, name: str) -> Stored | None:
+    def last(self, name: str) -> StoredVersion | None:
         """Describes the last version of a name; None without any.
 
         Raises:
@@ -153,7 +153,7 @@ class StoreFolder:
         with _as_unavailable(name), self._open_last(name) as opened:
             return None if opened is None else opened[1].stored
 
-    def load(self, name: str, have: int, make_room: Callable[[Stored], int]) -> tuple[Stored | None, int]:
+    def load(self, name: str, have: int, make_room: Callable[[StoredVersion], int]) -> tuple[StoredVersion | None, int]:
         """Reads the last version of a name.
 
         Args:
@@ -219,7 +219,7 @@ class StoreFolder:
         Args:
             name: Name of the tensor.
             kind: Dtype and shape.
-            placement: As in `Stored`.
+            placement: As in `StoredVersion`.
             fd: File with its bytes.
             match: Condition on the version before it.
 
@@ -459,7 +459,7 @@ def _parse_head(source: int, name: str | None, version: int) -> _Head:
     expected_bytes = offset + (0 if kind is None else kind.nbytes)
     if facts.st_size != expected_bytes:
         raise ValueError(f"{facts.st_size} bytes instead of {expected_bytes}")
-    return _Head(Stored(version, kind, PLACEMENTS.get(metadata.get(PLACEMENT, "")), facts.st_mtime), offset)
+    return _Head(StoredVersion(version, kind, PLACEMENTS.get(metadata.get(PLACEMENT, "")), facts.st_mtime), offset)
 
 
 def _type_of(entry: _Shape) -> TensorType:

@@ -14,7 +14,7 @@ from functools import partial
 
 from tilewire.service.engine.loop.jobs import Client
 from tilewire.service.engine.metrics import EngineMetrics
-from tilewire.service.engine.tensors.folder import Stored, StoreFolder, Written
+from tilewire.service.engine.tensors.folder import StoredVersion, StoreFolder, Written
 from tilewire.service.engine.tensors.residents import Resident, Residents, make_copy
 from tilewire.service.engine.tensors.shared_store import Loaded, SharedStore, Watched
 from tilewire.service.errors import ResidentQuota, TilewireError, Unavailable, UnknownName
@@ -114,15 +114,12 @@ class ReadThrough:
         """Whether a command waits for a look at the folder from now on; `answer` is called with it.
 
         Raises:
-            Unavailable: Its tensor is large and being loaded, or another engine would load it.
+            Unavailable: Its tensor is large and being loaded.
+            TooBusy: Too many files wait to be read.
         """
         name, resident = waiting.message.name, self._residents.at(waiting.message.name)
-        if waiting.is_looked_up or not self._is_missing(waiting, resident):
+        if waiting.is_looked_up or not self._residents.is_home(name) or not self._is_missing(waiting, resident):
             return False
-        if not self._residents.is_home(name):
-            if resident is not None:
-                return False
-            raise Unavailable(f"{name}: the engine that loads it from the store is restarting")
         load = self._loads.get(name)
         if load is not None and load.large_bytes:
             raise _loading(name, load.large_bytes)
@@ -152,7 +149,7 @@ class ReadThrough:
         self._loads[name] = load
         return load
 
-    def _make_room(self, name: str, stored: Stored) -> int:
+    def _make_room(self, name: str, stored: StoredVersion) -> int:
         """Makes memory for a tensor that is read; called by a thread."""
         assert stored.type is not None, "This is a bug."
         nbytes = stored.type.nbytes

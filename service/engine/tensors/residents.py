@@ -480,8 +480,12 @@ class Residents:
             self._vault.forget("", self._next_version(None), is_of_file=False)
 
     def is_spare(self, resident: Resident) -> bool:
-        """Whether a tensor was fetched from another engine, which still holds it."""
-        return resident.tensor is not None and resident.placement == "single" and self.index not in resident.engines
+        """Whether a tensor is a copy that gives way to others: another engine holds it.
+
+        Such are tensors that were fetched, and replicas of what `--store` has.
+        """
+        is_elsewhere = resident.tensor is not None and self.index not in resident.engines
+        return is_elsewhere and (resident.placement == "single" or resident.stored > 0)
 
     def request_copy(self, name: str) -> None:
         """Requests a tensor that another engine holds, which comes by `follow`.
@@ -507,6 +511,7 @@ class Residents:
         older = self._by_name.get(name)
         more_bytes = nbytes - (older.nbytes if older is not None else 0)
         if may_evict and self.has_store and nbytes <= self.quota_bytes:
+            self._drop_spares(more_bytes)
             self._evict(name, more_bytes)
         self._check_quota(name, more_bytes)
         if name not in self._kept and len(self._kept) >= self._max_kept:
@@ -585,7 +590,8 @@ class Residents:
             self.delete(other)
             self.on_evict(one)
 
-    def _check_quota(self, name: str, more_bytes: int) -> None:
+    def _drop_spares(self, more_bytes: int) -> None:
+        """Drops copies that other engines hold, until there is room."""
         spare = sorted(
             (
                 one
@@ -598,6 +604,9 @@ class Residents:
             if self.nbytes + more_bytes > self.quota_bytes:
                 self.nbytes -= one.nbytes
                 one.tensor = None
+
+    def _check_quota(self, name: str, more_bytes: int) -> None:
+        self._drop_spares(more_bytes)
         if self.nbytes + more_bytes > self.quota_bytes:
             raise ResidentQuota(
                 f"{name}: {more_bytes} bytes more than the {self.nbytes} that are resident exceed the quota "

@@ -16,7 +16,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
-from tilewire.service.engine.tensors.folder import BUCKETS, SETTLED_S, Stored, StoreFolder, Written, bucket_of, stem_of
+from tilewire.service.engine.tensors.folder import (
+    BUCKETS,
+    SETTLED_S,
+    StoredVersion,
+    StoreFolder,
+    Written,
+    bucket_of,
+    stem_of,
+)
 from tilewire.service.errors import TilewireError, TooBusy, Unavailable
 from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.match import Match
@@ -39,7 +47,7 @@ class Loaded(NamedTuple):
         fd: Bytes of its tensor, which the receiver owns; -1 for a deletion, and for a version that was not needed.
     """
 
-    stored: Stored | None
+    stored: StoredVersion | None
     fd: int
 
 
@@ -169,7 +177,7 @@ class SharedStore:
         self,
         name: str,
         have: int,
-        make_room: Callable[[Stored], int],
+        make_room: Callable[[StoredVersion], int],
         done: Callable[[Loaded | TilewireError], None],
     ) -> None:
         """Reads the last version of a name, unless it is `have`.

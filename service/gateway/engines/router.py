@@ -323,6 +323,9 @@ class Engines:
                 info = await self._when_followed(index, DescribeTensor(0, name, version, match))
             except (UnknownName, Lost) as error:
                 self._directory.forget(name)
+                if isinstance(error, UnknownName) and self._may_load(name, index, field):
+                    index, version = self._directory.home_of(name), 0
+                    continue
                 reason = error.detail.partition(": ")[2]
                 raise type(error)(f"{field}: {reason}") from error
             version = info.version
@@ -335,6 +338,19 @@ class Engines:
                 raise Unavailable(f"{field}: the engine that holds {name!r} is restarting")
             index = holder
         raise Unavailable(f"{field}: {name!r} keeps moving")
+
+    def _may_load(self, name: str, index: int, field: str) -> bool:
+        """Whether another engine than this one, which lacks a name, may load it from the store.
+
+        Raises:
+            Unavailable: It would, but is not ready.
+        """
+        welcome, home = self._engines[index].welcome, self._directory.home_of(name)
+        if index == home or welcome is None or not welcome.has_store:
+            return False
+        if self._engines[home].welcome is None:
+            raise Unavailable(f"{field}: the engine that loads {name!r} from the store is restarting")
+        return True
 
     async def put(
         self, name: str, source: Upload, placement: Placement | None = None, match: Match | None = None
@@ -574,7 +590,13 @@ class Engines:
         index = max(ready, key=lambda one: held[one])
         for info in infos:
             if not directory.serves(index, info.name):
-                fetched = await self._when_followed(index, FetchTensor(0, info.name, info.version))
+                try:
+                    fetched = await self._when_followed(index, FetchTensor(0, info.name, info.version))
+                except UnknownName:
+                    if self._may_load(info.name, index, info.name):
+                        # It gave way meanwhile, and is looked for again.
+                        continue
+                    raise
                 directory.learn(fetched, marks[info.name], index)
 
     async def _when_followed(self, index: int, message: DescribeTensor | FetchTensor) -> TensorInfo:

@@ -22,7 +22,7 @@ from tilewire.service.engine.tensors.folder import (
     REPLACED_S,
     TEMPORARY_S,
     Damaged,
-    Stored,
+    StoredVersion,
     StoreFolder,
     bucket_of,
     stem_of,
@@ -56,11 +56,11 @@ def folder(tmp_path: Path) -> StoreFolder:
     return folder
 
 
-def make_room(_stored: Stored) -> int:
+def make_room(_stored: StoredVersion) -> int:
     return os.memfd_create("tests")
 
 
-def load(folder: StoreFolder, name: str, have: int = 0) -> tuple[Stored | None, np.ndarray | None]:
+def load(folder: StoreFolder, name: str, have: int = 0) -> tuple[StoredVersion | None, np.ndarray | None]:
     stored, fd = folder.load(name, have, make_room)
     if fd < 0:
         return stored, None

@@ -1,0 +1,272 @@
+"""Residents beside the folder of `--store`, in one engine's loop: what is written first, loaded once, and never resurrected."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.local_totals import LocalTotals
+from tilewire.service.engine.backends.cpu import CpuBackend
+from tilewire.service.engine.loop.jobs import Client
+from tilewire.service.engine.metrics import EngineMetrics
+from tilewire.service.engine.tensors.commands import TensorStore
+from tilewire.service.engine.tensors.folder import StoreFolder
+from tilewire.service.engine.tensors.host_copies import HostCopies
+from tilewire.service.engine.tensors.read_through import ReadThrough
+from tilewire.service.engine.tensors.residents import Residents
+from tilewire.service.engine.tensors.shared_regions import Regions
+from tilewire.service.errors import Unavailable
+from tilewire.service.ipc.arena import Segment
+from tilewire.service.ipc.messages import (
+    AwaitCopy,
+    DeleteTensor,
+    DescribeTensor,
+    Done,
+    Failed,
+    GetTensor,
+    OrderTensor,
+    PutTensor,
+    Stale,
+    TensorInfo,
+    Tensors,
+    ToGateway,
+    Upload,
+)
+from tilewire.service.match import Match
+from tilewire.service.ops.op import TensorType
+from tilewire.service.supervisor.vault import VaultWriter
+
+KIND = TensorType("int8", (4,))
+QUOTA = 3 * KIND.nbytes
+WAIT_S = 20.0
+
+
+class Host:
+    """One engine on the folder, with one gateway.
+
+    Attributes:
+        answers: What it has sent to the gateway later.
+    """
+
+    def __init__(self, path: Path, stack: contextlib.ExitStack, wait_bytes: int) -> None:
+        backend, vault = CpuBackend(), VaultWriter(-1)
+        metrics = EngineMetrics(LocalTotals(), backend.identity, version="0", restarts=0)
+        self.residents = Residents(backend, QUOTA, vault, has_store=True)
+        self._calls: queue.Queue[Callable[[], None]] = queue.Queue()
+        folder = StoreFolder(path)
+        folder.open()
+        self.shared = ReadThrough(
+            self.residents, folder, metrics, self._calls.put, check_s=WAIT_S, wait_bytes=wait_bytes
+        )
+        self.store = TensorStore(
+            backend,
+            self.residents,
+            Regions(backend, vault, max_bytes=0, max_copied_bytes=0),
+            metrics,
+            HostCopies(backend, vault),
+            shared=self.shared,
+        )
+        self.store.start()
+        stack.callback(self.store.close)
+        self.answers: list[ToGateway] = []
+        self.segment = Segment.create("tests", 4096)
+        stack.callback(self.segment.close)
+        self.client = Client("gateway", self.segment, self.answers.append)
+        self.client.mapped = torch.frombuffer(self.segment.view, dtype=torch.uint8)
+
+    def run_one(self) -> None:
+        """Makes the next call of a thread."""
+        self._calls.get(timeout=WAIT_S)()
+
+    def ask(self, message: object) -> ToGateway | None:
+        """The answer to a message, if it comes at once."""
+        return self.store.answer(self.client, message)  # type: ignore[arg-type]
+
+    def hold(self, name: str, value: bytes, match: Match | None = None) -> Tensors:
+        """Uploads a tensor, up to its file; it waits for its version then."""
+        self.segment.view[: len(value)] = value
+        held = self.ask(PutTensor(1, name, Upload(KIND, 0), match=match))
+        assert isinstance(held, Tensors)
+        assert self.ask(AwaitCopy(2, held.ticket)) is None
+        self.run_one()
+        return held
+
+    def order(self, held: Tensors) -> TensorInfo:
+        """Gives a tensor its version."""
+        copied = self.answers.pop()
+        assert isinstance(copied, Tensors)
+        ordered = self.ask(OrderTensor(3, copied.tensors[0], held.ticket))
+        assert isinstance(ordered, Tensors)
+        return ordered.tensors[0]
+
+    def put(self, name: str, value: bytes) -> TensorInfo:
+        """Uploads a tensor."""
+        return self.order(self.hold(name, value))
+
+    def read(self, name: str) -> bytes:
+        """Bytes of a resident."""
+        info = self.residents.info(name)
+        done = self.ask(GetTensor(4, name, info.type, 2048))
+        assert isinstance(done, Done)
+        assert done.stored is not None
+        assert done.stored.info == info
+        return bytes(self.segment.view[2048 : 2048 + info.type.nbytes])
+
+    def load(self, name: str) -> ToGateway:
+        """The answer to a question for a name that is not resident."""
+        assert self.ask(DescribeTensor(5, name)) is None
+        self.run_one()
+        return self.answers.pop()
+
+
+@pytest.fixture
+def stack() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, stack: contextlib.ExitStack) -> tuple[Host, Host]:
+    return Host(tmp_path, stack, 2**20), Host(tmp_path, stack, 2**20)
+
+
+def test_an_upload_is_resident_when_its_file_is_there(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    one, other = hosts
+    held = one.hold("w", b"1234")
+    assert len(list(tmp_path.glob("*/w@*"))) == 1
+    assert one.residents.at("w") is None
+    info = one.order(held)
+    assert info.tag == info.stored > 0
+    assert one.read("w") == b"1234"
+    described = other.load("w")
+    assert isinstance(described, Tensors)
+    assert described.tensors[0].stored == info.stored
+    assert other.read("w") == b"1234"
+
+
+def test_many_commands_share_one_load(hosts: tuple[Host, Host]) -> None:
+    one, other = hosts
+    one.put("w", b"1234")
+    for number in range(3):
+        assert other.ask(DescribeTensor(number, "w")) is None
+    other.run_one()
+    assert [answer.id for answer in other.answers if isinstance(answer, Tensors)] == [0, 1, 2]
+    missing = other.load("nothing")
+    assert isinstance(missing, Failed)
+    assert missing.code == "not_found"
+
+
+def test_the_commands_of_a_gateway_that_is_gone_are_dropped(hosts: tuple[Host, Host]) -> None:
+    one, other = hosts
+    one.put("w", b"1234")
+    assert other.ask(DescribeTensor(1, "w")) is None
+    other.store.detach(other.client)
+    other.run_one()
+    assert other.answers == []
+    assert other.read("w") == b"1234"
+
+
+def test_an_upload_that_another_came_behind_does_not_come_back(hosts: tuple[Host, Host]) -> None:
+    one, _ = hosts
+    first = one.hold("w", b"1111")
+    kept = one.answers.pop()
+    second = one.put("w", b"2222")
+    one.answers.append(kept)
+    assert one.order(first).version == 0
+    assert one.read("w") == b"2222"
+    # Nor behind a deletion.
+    third = one.hold("w", b"3333")
+    kept = one.answers.pop()
+    assert one.ask(DeleteTensor(6, "w")) is None
+    one.run_one()
+    assert isinstance(one.answers.pop(), Tensors)
+    assert one.residents.at("w") is None
+    one.answers.append(kept)
+    assert one.order(third).version == 0
+    assert one.residents.at("w") is None
+    assert one.residents.nbytes == 0
+    assert second.stored > 0
+
+
+def test_a_load_that_a_change_overtook_is_made_again(hosts: tuple[Host, Host]) -> None:
+    one, other = hosts
+    one.put("w", b"1111")
+    assert other.ask(DescribeTensor(1, "w")) is None
+    # The load is done, and its outcome waits for the loop while an upload gets its file and its version.
+    outcome = other._calls.get(timeout=WAIT_S)
+    info = other.put("w", b"2222")
+    outcome()
+    described = other.answers.pop()
+    assert isinstance(described, Tensors)
+    assert described.tensors[0].stored == info.stored
+    assert other.read("w") == b"2222"
+
+
+def test_a_failed_condition_leaves_the_tensor_and_no_file(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    one, other = hosts
+    info = one.put("w", b"1111")
+    other.hold("w", b"2222", (info.stored + 1,))
+    refused = other.answers.pop()
+    assert isinstance(refused, Failed)
+    assert refused.code == "precondition_failed"
+    assert len(list(tmp_path.glob("*/*"))) == 1
+    # A read that demands what this host lacks looks at the folder.
+    other.load("w")
+    newer = one.put("w", b"3333")
+    assert isinstance(other.ask(DescribeTensor(1, "w", match=(info.stored,))), Tensors)
+    assert other.ask(DescribeTensor(2, "w", match=(newer.stored,))) is None
+    other.run_one()
+    assert isinstance(other.answers.pop(), Tensors)
+    assert other.read("w") == b"3333"
+
+
+def test_what_another_host_changed_is_dropped_and_loaded_again(hosts: tuple[Host, Host]) -> None:
+    one, other = hosts
+    one.put("w", b"1111")
+    other.load("w")
+    (watched,) = other.shared.watched()
+    newer = one.put("w", b"2222")
+    other.shared.on_changed(watched, newer.stored)
+    assert other.residents.at("w") is None
+    assert other.ask(GetTensor(1, "w", KIND, 0)) == Stale(1, (), ("w",))
+    other.load("w")
+    # The report about a tensor that is gone changes nothing.
+    other.shared.on_changed(watched, newer.stored)
+    assert other.read("w") == b"2222"
+
+
+def test_the_least_recently_used_gives_way_but_what_only_this_host_has_stays(hosts: tuple[Host, Host]) -> None:
+    one, _ = hosts
+    here = one.residents.keep("here", torch.zeros(4, dtype=torch.int8), KIND)
+    one.put("a", b"aaaa")
+    one.put("b", b"bbbb")
+    resident = one.residents.at("a")
+    assert resident is not None
+    one.residents.use(resident)
+    one.put("c", b"cccc")
+    assert {name for name, _ in one.residents.items()} == {"a", "c", "here"}
+    assert one.residents.nbytes == QUOTA
+    assert isinstance(one.load("b"), Tensors)
+    assert one.read("b") == b"bbbb"
+    assert one.residents.at("here") is not None
+    assert here.info.stored == 0
+
+
+def test_a_large_tensor_is_not_waited_for(tmp_path: Path, stack: contextlib.ExitStack) -> None:
+    one, other = Host(tmp_path, stack, 2**20), Host(tmp_path, stack, KIND.nbytes - 1)
+    one.put("w", b"1234")
+    assert other.ask(DescribeTensor(1, "w")) is None
+    other.run_one()
+    refused = other.answers.pop()
+    assert isinstance(refused, Failed)
+    assert (refused.code, refused.retry_after_s) == ("unavailable", 1)
+    with pytest.raises(Unavailable, match="being loaded"):
+        other.ask(DescribeTensor(2, "w"))
+    other.run_one()
+    assert other.answers == []
+    assert isinstance(other.ask(DescribeTensor(3, "w")), Tensors)

@@ -1,0 +1,200 @@
+"""Looks at the folder of `--store`: what others have changed is reported, once for each tensor, and nothing else is."""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tilewire.service.engine.tensors.folder import StoredVersion, StoreFolder, Written
+from tilewire.service.engine.tensors.shared_store import MAX_WAITING, Loaded, SharedStore, Watched
+from tilewire.service.errors import TilewireError, TooBusy, Unavailable
+from tilewire.service.ipc.messages import TensorInfo
+from tilewire.service.ops.op import TensorType
+
+KIND = TensorType("int8", (4,))
+WAIT_S = 20.0
+
+
+class Loop:
+    """A loop whose calls run when the test says so.
+
+    Attributes:
+        names: What it has.
+        changes: Names that others have changed, with their versions.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[Watched] = []
+        self.changes: list[tuple[str, int]] = []
+        self._calls: queue.Queue[Callable[[], None]] = queue.Queue()
+
+    def watched(self) -> list[Watched]:
+        return self.names
+
+    def call(self, call: Callable[[], None]) -> None:
+        self._calls.put(call)
+
+    def on_changed(self, watched: Watched, version: int) -> None:
+        self.changes.append((watched.name, version))
+
+    def run_one(self) -> None:
+        """Makes the next call; waits for it."""
+        self._calls.get(timeout=WAIT_S)()
+
+    def run(self) -> list[tuple[str, int]]:
+        """Makes all calls; returns the changes that they reported."""
+        while not self._calls.empty():
+            self._calls.get()()
+        changes, self.changes = self.changes, []
+        return changes
+
+
+class Scene:
+    """A folder that this host and another one use.
+
+    Args:
+        path: The folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.folder = StoreFolder(path)
+        self.folder.open()
+        self.other = StoreFolder(path)
+        self.other.open()
+        self.loop = Loop()
+        self.store = SharedStore(self.folder, WAIT_S, self.loop)
+        self.fd = os.memfd_create("tests")
+        os.write(self.fd, b"1234")
+
+    def write(self, name: str) -> int:
+        """Another host writes a name."""
+        return self.other.write(name, KIND, None, self.fd).version
+
+    def look(self) -> list[tuple[str, int]]:
+        """Looks once, and returns what has changed."""
+        self.store.look()
+        return self.loop.run()
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(tmp_path)
+    yield scene
+    scene.store.close()
+    os.close(scene.fd)
+
+
+def test_a_later_version_is_reported_until_the_name_is_dropped(scene: Scene) -> None:
+    first = scene.write("w")
+    scene.loop.names = [Watched("w", first, 1, is_of_file=False)]
+    assert scene.look() == []
+    second = scene.write("w")
+    assert scene.look() == [("w", second)]
+    scene.loop.names = []
+    assert scene.look() == []
+    scene.loop.names = [Watched("w", second, 2, is_of_file=False)]
+    assert scene.look() == []
+    deleted = scene.other.delete("w")
+    assert deleted is not None
+    assert scene.look() == [("w", deleted.version)]
+
+
+def test_an_older_version_in_the_folder_is_a_change_too(scene: Scene) -> None:
+    """Such as after the folder came back from a backup."""
+    version = scene.write("w")
+    scene.loop.names = [Watched("w", version + 5, 1, is_of_file=False)]
+    assert scene.look() == [("w", version)]
+
+
+def test_a_result_of_this_host_stays_until_another_changes_its_name(scene: Scene) -> None:
+    scene.write("w")
+    scene.loop.names = [Watched("w", 0, 1, is_of_file=False)]
+    assert scene.look() == []
+    assert scene.look() == []
+    scene.write("other")
+    assert scene.look() == []
+    version = scene.write("w")
+    assert scene.look() == [("w", version)]
+    # A new result stands beside what is there then.
+    scene.loop.names = [Watched("w", 0, 2, is_of_file=False)]
+    assert scene.look() == []
+
+
+def test_a_file_of_this_host_gives_way_to_the_store(scene: Scene) -> None:
+    scene.loop.names = [Watched("stem/w", 0, 1, is_of_file=True), Watched("stem/v", 0, 2, is_of_file=True)]
+    assert scene.look() == []
+    version = scene.write("stem/w")
+    assert scene.look() == [("stem/w", version)]
+
+
+def test_a_folder_that_is_gone_changes_nothing(scene: Scene, tmp_path: Path) -> None:
+    version = scene.write("w")
+    scene.loop.names = [Watched("w", version, 1, is_of_file=False)]
+    aside = tmp_path.with_name("aside")
+    tmp_path.rename(aside)
+    assert not scene.loop.run()
+    with pytest.raises(OSError, match="No such file"):
+        scene.store.look()
+    assert scene.loop.run() == []
+    aside.rename(tmp_path)
+    assert scene.look() == []
+
+
+def test_work_is_done_by_threads_and_its_outcome_comes_as_a_call(scene: Scene) -> None:
+    scene.store.start()
+    outcomes: list[object] = []
+    info = TensorInfo("w", KIND, 0.0)
+    scene.store.write(info, os.dup(scene.fd), None, outcomes.append)
+    scene.loop.run_one()
+    (written,) = outcomes
+    assert isinstance(written, Written)
+
+    def make_room(_stored: StoredVersion) -> int:
+        return os.memfd_create("tests")
+
+    scene.store.load("w", 0, make_room, outcomes.append)
+    scene.loop.run_one()
+    loaded = outcomes[-1]
+    assert isinstance(loaded, Loaded)
+    assert os.pread(loaded.fd, 8, 0) == b"1234"
+    os.close(loaded.fd)
+    scene.store.delete("w", None, outcomes.append)
+    scene.loop.run_one()
+    scene.store.delete("w", None, outcomes.append)
+    scene.loop.run_one()
+    assert outcomes.pop() is None
+    scene.store.write(info, os.dup(scene.fd), (1,), outcomes.append)
+    scene.loop.run_one()
+    refusal = outcomes[-1]
+    assert isinstance(refusal, TilewireError)
+    assert refusal.status == 412
+
+
+def test_a_bug_is_an_outcome_too(scene: Scene) -> None:
+    scene.store.start()
+    outcomes: list[object] = []
+    scene.write("w")
+
+    def make_room(_stored: StoredVersion) -> int:
+        raise AssertionError("This is a bug.")
+
+    scene.store.load("w", 0, make_room, outcomes.append)
+    scene.loop.run_one()
+    assert isinstance(outcomes[0], Unavailable)
+
+
+def test_a_folder_that_hangs_holds_up_nobody_who_asks(scene: Scene) -> None:
+    """Work beyond what may wait is refused at once; the descriptor of a write is closed."""
+    num_before = len(list(Path("/proc/self/fd").iterdir()))
+    for number in range(MAX_WAITING):
+        scene.store.delete(f"w{number}", None, lambda _outcome: None)
+    with pytest.raises(TooBusy, match=str(MAX_WAITING)):
+        scene.store.delete("one more", None, lambda _outcome: None)
+    with pytest.raises(TooBusy):
+        scene.store.write(TensorInfo("w", KIND, 0.0), os.dup(scene.fd), None, lambda _outcome: None)
+    assert len(list(Path("/proc/self/fd").iterdir())) == num_before
