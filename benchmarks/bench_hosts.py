@@ -6,6 +6,8 @@ Clients multiply by weights of Zipf popularity. A host that lacks a weight answe
 proxy and tries again. A host whose quota is full answers 507; the weight then travels with the request. Both count as
 misses. Every answer is checked. The same loads run without keys, where the proxy takes the host with the fewest requests
 under way, and beside each row stands what `bench_ring` simulates for it.
+
+With `--store` the hosts share a folder. A host that lacks a weight loads it, which is the miss; nothing is uploaded twice.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 
+import httpx
 import numpy as np
 
 from benchmarks.bench_ring import RING, ROUND_ROBIN, Scenario, simulate
@@ -41,6 +44,7 @@ from tilewire._version import __version__
 from tilewire.service.cli.launch import running_server
 
 TEMPLATE = Path(__file__).resolve().parents[1] / "deploy" / "haproxy" / "haproxy.cfg"
+LOADS = "tilewire_store_loads_total"
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
 
@@ -99,6 +103,7 @@ class Row:
     Attributes:
         hosts: Number of services.
         policy: `ring` through the proxy, or `round robin` past it.
+        has_store: Whether the hosts share a store.
         weights: Number of weights.
         room: Weights that fit on a host, in shares of weights / hosts.
         requests: Number of products.
@@ -113,6 +118,7 @@ class Row:
 
     hosts: int
     policy: str
+    has_store: bool
     weights: int
     room: float
     requests: int
@@ -164,6 +170,12 @@ def cpu_seconds(pid: int) -> float:
     """Processor time of a process, in user and in kernel mode."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def loads_of(url: str) -> float:
+    """Number of tensors that a service has loaded from its store."""
+    text = httpx.get(f"{url}/metrics", trust_env=False).text
+    return sum(float(line.split()[1]) for line in text.splitlines() if line.startswith(LOADS))
 
 
 def upload(weights: Weights, client: Client) -> None:
@@ -218,7 +230,8 @@ def measure(
         direct = [stack.enter_context(Client(url)) for url in urls]
         for host in direct:
             for tensor in host.tensors():
-                host.delete(tensor.name)
+                with contextlib.suppress(NotFound):
+                    host.delete(tensor.name)
         through = [stack.enter_context(Client(url)) for url in targets]
         # By turns, every host gets every weight that it has room for.
         for client in through:
@@ -234,7 +247,7 @@ def measure(
             threading.Thread(target=one_client, args=(weights, through, drawn[seed::num_clients], seed, counts[seed]))
             for seed in range(num_clients)
         ]
-        began_s = time.monotonic()
+        began_s, loads = time.monotonic(), sum(map(loads_of, urls))
         used_s = cpu_seconds(proxy_pid) if proxy_pid else 0.0
         for thread in threads:
             thread.start()
@@ -242,6 +255,7 @@ def measure(
             thread.join()
         elapsed_s = time.monotonic() - began_s
         used_s = cpu_seconds(proxy_pid) - used_s if proxy_pid else 0.0
+        loads = sum(map(loads_of, urls)) - loads
         residents = [len(host.tensors()) for host in direct]
     for failure in {failure for one in counts for failure in one.failures}:
         print("failed:", failure, flush=True)
@@ -250,10 +264,11 @@ def measure(
     return Row(
         hosts=len(urls),
         policy=scenario.policy,
+        has_store=scenario.forgets,
         weights=weights.count,
         room=scenario.room,
         requests=sum(one.requests for one in counts),
-        hit_rate=1 - sum(one.misses for one in counts) / scenario.requests,
+        hit_rate=1 - (sum(one.misses for one in counts) + loads) / scenario.requests,
         simulated_hit_rate=phases[0]["hit_rate"],
         per_s=scenario.requests / elapsed_s,
         proxy_us=used_s / scenario.requests * 1e6,
@@ -267,6 +282,8 @@ def rows_of(hosts: int, weights: Weights, scenario: Scenario, flags: Sequence[st
     """Measures both policies over this number of services."""
     quota = max(1, round(scenario.room * weights.count / hosts)) * weights.nbytes
     with contextlib.ExitStack() as stack:
+        if scenario.forgets:
+            flags = [*flags, "--store", stack.enter_context(tempfile.TemporaryDirectory())]
         urls = [stack.enter_context(running_server("--resident-bytes", str(quota), *flags)) for _ in range(hosts)]
         address, pid = stack.enter_context(proxy(urls))
         rows = [measure(urls, [address], weights, scenario, pid)]
@@ -288,6 +305,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--clients", type=int, default=8, help="for each host")
     parser.add_argument("--requests", type=int, default=4_000, help="of each row")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--store", action="store_true", help="a folder that the hosts share")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args(argv)
     weights = Weights(arguments.weights, arguments.size)
@@ -302,7 +320,8 @@ def run(argv: Sequence[str]) -> int:
             arguments.requests,
             arguments.clients,
             room=arguments.room,
-            forgets=False,
+            # What a store has gives way.
+            forgets=arguments.store,
             policy=RING,
         )
         for row in rows_of(hosts, weights, scenario, flags):
@@ -323,7 +342,9 @@ def run(argv: Sequence[str]) -> int:
     }
     if arguments.out is not None:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "hosts.json").write_text(json.dumps(result, indent=1) + "\n")
+        (arguments.out / ("hosts_store.json" if arguments.store else "hosts.json")).write_text(
+            json.dumps(result, indent=1) + "\n"
+        )
     return 0 if all(row.wrong == row.failures == 0 for row in rows) else 1
 
 

@@ -225,10 +225,10 @@ def open_store(
     if settings.store is None:
         return None
     folder = StoreFolder(Path(settings.store))
-    try:
-        folder.open()
-    except OSError as error:
-        if not settings.restarts:
+    if not settings.restarts:
+        try:
+            folder.create()
+        except OSError as error:
             raise StoreError(f"store: {settings.store}: {error.strerror}") from error
     return ReadThrough(
         residents,

@@ -32,3 +32,15 @@ def test_a_small_round(tmp_path: Path) -> None:
     assert turns["residents"] == [7, 7]
     assert ring["hit_rate"] > turns["hit_rate"]
     assert str(tmp_path) not in result["command"]
+
+
+def test_a_small_round_with_a_store(tmp_path: Path) -> None:
+    find_program("haproxy")
+    small = ["--weights", "12", "--size", "32", "--clients", "2", "--requests", "200", "--room", "1.2"]
+    assert bench_hosts.run(["--hosts", "2", "--store", *small, "--out", str(tmp_path)]) == 0
+    for row in json.loads((tmp_path / "hosts_store.json").read_text())["rows"]:
+        assert row["has_store"]
+        assert row["requests"] == 200
+        assert row["wrong"] == row["failures"] == 0
+        assert 0 < row["hit_rate"] <= 1
+        assert max(row["residents"]) <= 7

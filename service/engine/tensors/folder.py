@@ -33,6 +33,8 @@ from tilewire.service.placement import PLACEMENTS, Placement
 
 logger = logging.getLogger(__name__)
 
+# File that every folder of a store has.
+MARK = ".tilewire-store"
 BUCKETS = 256
 # What a file name may have (NAME_MAX), without `@`, sixteen digits and the suffix.
 MAX_STEM = 255 - 1 - 16 - len(".safetensors")
@@ -124,23 +126,25 @@ class StoreFolder:
     """The folder of `--store`.
 
     Args:
-        path: The folder, which is there.
+        path: The folder, which was created.
         clock: Unix time in seconds.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self._path = path
         self._clock = clock
-        self._device = 0
 
-    def open(self) -> None:
-        """Takes note of the filesystem, so that its place without it is not taken for an empty folder.
+    def create(self) -> None:
+        """Marks the folder as a store, so that its place is never taken for an empty one while it is not mounted.
 
         Raises:
             OSError: There is no such folder, or it cannot be read.
         """
         with os.scandir(self._path):
-            self._device = self._path.stat().st_dev
+            pass
+        # One that cannot be written was marked by those who write it.
+        with contextlib.suppress(PermissionError, FileExistsError), _tolerating(errno.EROFS):
+            os.close(os.open(self._path / MARK, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────
 
@@ -339,8 +343,8 @@ class StoreFolder:
     # ── files ─────────────────────────────────────────────────────────────────────────────────────
 
     def _check_there(self) -> None:
-        if self._path.stat().st_dev != self._device:
-            raise OSError(errno.ENODEV, "its filesystem is not mounted")
+        if not (self._path / MARK).exists():
+            raise OSError(errno.ENODEV, "the folder is gone, or its filesystem is not mounted")
 
     def _bucket(self, bucket: int) -> Path:
         return self._path / f"{bucket:02x}"
@@ -519,6 +523,15 @@ def _remove(path: Path) -> None:
     # Another host may have been quicker, and may do what this one may not.
     with contextlib.suppress(OSError):
         path.unlink()
+
+
+@contextlib.contextmanager
+def _tolerating(number: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno != number:
+            raise
 
 
 @contextlib.contextmanager

@@ -52,7 +52,7 @@ def source() -> Iterator[int]:
 @pytest.fixture
 def folder(tmp_path: Path) -> StoreFolder:
     folder = StoreFolder(tmp_path)
-    folder.open()
+    folder.create()
     return folder
 
 
@@ -93,7 +93,7 @@ def test_what_was_written_is_read(folder: StoreFolder, source: int, tmp_path: Pa
 def test_versions_of_a_name_follow_one_another_and_begin_with_the_time(tmp_path: Path, source: int) -> None:
     clock = Clock(1_000.0)
     folder = StoreFolder(tmp_path, clock)
-    folder.open()
+    folder.create()
     assert [folder.write(W, KIND, None, source).version for _ in range(3)] == [10**9, 10**9 + 1, 10**9 + 2]
     deleted = folder.delete(W)
     assert deleted is not None
@@ -139,7 +139,7 @@ def test_writers_at_once_get_versions_in_one_order(tmp_path: Path) -> None:
 
     def work(writer: int) -> None:
         folder = StoreFolder(tmp_path)
-        folder.open()
+        folder.create()
         for turn in range(10):
             value = 10 * writer + turn
             fd = file_of(np.full(6, value, np.float32))
@@ -229,7 +229,7 @@ def test_a_name_without_a_version_left_is_refused(folder: StoreFolder, source: i
 def test_replaced_versions_old_deletions_and_left_files_are_removed(tmp_path: Path, source: int) -> None:
     clock = Clock(time.time())
     folder = StoreFolder(tmp_path, clock)
-    folder.open()
+    folder.create()
     for _ in range(MAX_REPLACED + 5):
         folder.write(W, KIND, None, source)
     assert len(entries(tmp_path, W)) == MAX_REPLACED + 1
@@ -257,18 +257,23 @@ def test_a_folder_that_is_gone_is_unavailable(tmp_path: Path, source: int) -> No
     path = tmp_path / "store"
     path.mkdir()
     folder = StoreFolder(path)
-    folder.open()
-    path.rmdir()
+    folder.create()
+    aside = path.rename(tmp_path / "aside")
+    # As the place where a filesystem is mounted is an empty folder while it is not.
+    path.mkdir()
     for call in (
         lambda: folder.last(W),
         lambda: load(folder, W),
         lambda: folder.write(W, KIND, None, source),
         lambda: folder.delete(W),
     ):
-        with pytest.raises(Unavailable, match="store"):
+        with pytest.raises(Unavailable, match="not mounted"):
             call()
+    path.rmdir()
     with pytest.raises(FileNotFoundError):
-        folder.open()
+        folder.create()
+    aside.rename(path)
+    assert folder.last(W) is None
 
 
 def test_a_folder_without_room_is_full_and_nothing_is_left(folder: StoreFolder, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ class Host:
         self.residents = Residents(backend, QUOTA, vault, has_store=True)
         self._calls: queue.Queue[Callable[[], None]] = queue.Queue()
         folder = StoreFolder(path)
-        folder.open()
+        folder.create()
         self.shared = ReadThrough(
             self.residents, folder, metrics, self._calls.put, check_s=WAIT_S, wait_bytes=wait_bytes
         )
