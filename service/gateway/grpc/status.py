@@ -20,7 +20,9 @@ from tilewire.service.errors import (
     MethodNotAllowed,
     NotOffered,
     OverQuota,
+    PreconditionFailed,
     ResidentQuota,
+    StoreFull,
     TilewireError,
     TooBusy,
     Unauthorized,
@@ -40,6 +42,7 @@ CODES: Mapping[type[TilewireError], grpc.StatusCode] = {
     MethodNotAllowed: grpc.StatusCode.UNIMPLEMENTED,
     Lost: grpc.StatusCode.NOT_FOUND,
     LengthRequired: grpc.StatusCode.INVALID_ARGUMENT,
+    PreconditionFailed: grpc.StatusCode.FAILED_PRECONDITION,
     BodyTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
     UnknownFormat: grpc.StatusCode.INVALID_ARGUMENT,
     BeyondLimit: grpc.StatusCode.INVALID_ARGUMENT,
@@ -51,6 +54,7 @@ CODES: Mapping[type[TilewireError], grpc.StatusCode] = {
     Unavailable: grpc.StatusCode.UNAVAILABLE,
     DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,
     ResidentQuota: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    StoreFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     InternalError: grpc.StatusCode.INTERNAL,
 }
 

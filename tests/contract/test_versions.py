@@ -1,0 +1,102 @@
+"""Versions of residents: `ETag` says which, and `If-Match` makes reads and changes exact, with or without a store."""
+
+from __future__ import annotations
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.conftest import StartServer
+from tests.support.problems import check_problem
+from tests.support.tensor_bodies import from_safetensors, to_npy, to_safetensors
+
+EYE = np.eye(2, dtype=np.float32)
+PROGRAM = {
+    "inputs": {"x": {"dtype": "float32", "shape": [-1, 2]}},
+    "steps": [{"op": "matmul", "inputs": {"a": "x", "b": "@versioned"}, "as": "y"}],
+    "outputs": ["y"],
+}
+
+
+def put(client: httpx.Client, value: float, name: str = "versioned", **headers: str) -> httpx.Response:
+    return client.put(f"/v1/tensors/{name}", content=to_npy(EYE * value), headers=headers)
+
+
+def infer(client: httpx.Client, **headers: str) -> httpx.Response:
+    inputs = [
+        {"name": "a", "datatype": "FP32", "shape": [1, 2], "data": [1, 0]},
+        {"name": "b", "parameters": {"resident": "versioned"}},
+    ]
+    return client.post("/v2/models/matmul/infer", json={"inputs": inputs}, headers=headers)
+
+
+def test_every_read_can_demand_a_version(client: httpx.Client) -> None:
+    first = put(client, 1).headers["etag"]
+    assert client.put("/v1/programs/versioned", json=PROGRAM).status_code in (200, 201)
+    for value in (1.0, 2.0):
+        tag = put(client, value).headers["etag"] if value > 1 else first
+        demand = {"if-match": tag}
+        fetched = client.get("/v1/tensors/versioned", headers=demand)
+        assert fetched.headers["etag"] == client.head("/v1/tensors/versioned", headers=demand).headers["etag"] == tag
+        assert from_safetensors(fetched.content)["versioned"][0, 0] == value
+        # The second time, the request comes from the cache of templates.
+        for _ in range(2):
+            product = client.post("/v1/matmul?b=@versioned", content=to_safetensors({"a": EYE}), headers=demand)
+            assert from_safetensors(product.content)["out"][0, 0] == value
+            run = client.post("/v1/programs/versioned", content=to_safetensors({"x": EYE}), headers=demand)
+            assert from_safetensors(run.content)["y"][0, 0] == value
+            assert infer(client, **demand).json()["outputs"][0]["data"] == [value, 0]
+    assert tag != first
+    late = {"if-match": first}
+    check_problem(client.get("/v1/tensors/versioned", headers=late), 412, "if-match")
+    assert client.head("/v1/tensors/versioned", headers=late).status_code == 412
+    answer = client.post("/v1/matmul?b=@versioned", content=to_safetensors({"a": EYE}), headers=late)
+    check_problem(answer, 412, "versioned")
+    answer = client.post("/v1/programs/versioned", content=to_safetensors({"x": EYE}), headers=late)
+    check_problem(answer, 412, "versioned")
+    assert infer(client, **late).status_code == 412
+    # Requests that name no resident have nothing to compare.
+    both = to_safetensors({"a": EYE, "b": EYE})
+    assert client.post("/v1/matmul", content=both, headers=late).status_code == 200
+
+
+def test_every_change_can_demand_a_version(client: httpx.Client) -> None:
+    check_problem(put(client, 1, "contested", **{"if-match": "*"}), 412, "no such tensor")
+    first = put(client, 1, "contested").headers["etag"]
+    second = put(client, 2, "contested", **{"if-match": first})
+    assert second.status_code == 200
+    check_problem(put(client, 3, "contested", **{"if-match": first}), 412, "if-match")
+    late, now = {"if-match": first}, {"if-match": f'"1", {second.headers["etag"]}'}
+    check_problem(client.delete("/v1/tensors/contested", headers=late), 412, "if-match")
+    assert client.delete("/v1/tensors/contested", headers=now).status_code == 204
+    check_problem(client.delete("/v1/tensors/contested", headers=now), 404, "contested")
+    check_problem(client.get("/v1/tensors/contested", headers=now), 404, "contested")
+
+
+@pytest.mark.parametrize("value", ["", "17", '"17', '"1" "2"'])
+def test_a_condition_that_cannot_be_read_is_400(client: httpx.Client, value: str) -> None:
+    put(client, 1)
+    check_problem(client.get("/v1/tensors/versioned", headers={"if-match": value}), 400, "if-match")
+    check_problem(put(client, 1, **{"if-match": value}), 400, "if-match")
+    twice = [("if-match", '"1"'), ("if-match", '"2"')]
+    check_problem(client.get("/v1/tensors/versioned", headers=twice), 400, "if-match")
+
+
+def test_versions_hold_over_several_engines(start_server: StartServer) -> None:
+    server = start_server("--gateways", "1", "--arena-bytes", "64MiB", "--device", "cpu:0,1")
+    with server.client() as client:
+        for number in range(8):
+            path = f"/v1/tensors/w{number}?placement={'single' if number % 2 else 'replicate'}"
+            first = client.put(path, content=to_npy(EYE)).headers["etag"]
+            second = client.put(path, content=to_npy(EYE * 2), headers={"if-match": first})
+            assert second.status_code == 200
+            demand = {"if-match": second.headers["etag"]}
+            for _ in range(8):
+                url = f"/v1/matmul?b=@w{number}"
+                product = client.post(url, content=to_safetensors({"a": EYE}), headers=demand)
+                assert from_safetensors(product.content)["out"][0, 0] == 2
+                assert client.post(url, content=to_safetensors({"a": EYE}), headers={"if-match": first}).is_client_error
+            assert client.put(path, content=to_npy(EYE), headers={"if-match": first}).status_code == 412
+            assert client.get(f"/v1/tensors/w{number}", headers=demand).status_code == 200
+            assert client.delete(f"/v1/tensors/w{number}", headers={"if-match": first}).status_code == 412
+            assert client.delete(f"/v1/tensors/w{number}", headers=demand).status_code == 204
