@@ -1,4 +1,4 @@
-"""Writes `open_inference_pb2.py` and its types from `open_inference.proto`.
+"""Writes the descriptor that `open_inference_pb2.py` loads, and its types, from `open_inference.proto`.
 
     python -m tests.support.grpc_code
 
@@ -17,29 +17,10 @@ from grpc_tools import protoc
 
 FOLDER = Path(__file__).parents[2] / "service/gateway/grpc"
 SOURCE = FOLDER / "open_inference.proto"
-MODULE, TYPES = FOLDER / "open_inference_pb2.py", FOLDER / "open_inference_pb2.pyi"
-
-_LINE_BYTES = 24
-_TEMPLATE = '''"""Messages of `open_inference.proto`: change that file and run `python -m tests.support.grpc_code`."""
-
-from google.protobuf import descriptor_pool, message_factory
-
-POOL = descriptor_pool.DescriptorPool()
-DESCRIPTOR = POOL.AddSerializedFile(
-    bytes.fromhex(
-        """
-{lines}
-        """
-    )
-)
-
-globals().update(
-    {{name: message_factory.GetMessageClass(kind) for name, kind in DESCRIPTOR.message_types_by_name.items()}}
-)
-'''
+DESCRIPTOR, TYPES = FOLDER / "open_inference.binpb", FOLDER / "open_inference_pb2.pyi"
 
 
-def write(module: Path, types: Path) -> None:
+def write(descriptor: Path, types: Path) -> None:
     """Writes both files."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -48,13 +29,11 @@ def write(module: Path, types: Path) -> None:
         status = protoc.main(["protoc", f"-I{FOLDER}", f"-I{well_known}", *outs, str(SOURCE)])
         assert status == 0, f"protoc ended with {status}"
         (file,) = descriptor_pb2.FileDescriptorSet.FromString((folder / "descriptors").read_bytes()).file
-        data = file.SerializeToString(deterministic=True)
-        lines = [data[at : at + _LINE_BYTES].hex(" ") for at in range(0, len(data), _LINE_BYTES)]
-        module.write_text(_TEMPLATE.format(lines="\n".join(" " * 8 + line for line in lines)), encoding="utf-8")
+        descriptor.write_bytes(file.SerializeToString(deterministic=True))
         text = (folder / "open_inference_pb2.pyi").read_text(encoding="utf-8")
         pool = "from google.protobuf import descriptor_pool as _descriptor_pool\n"
         types.write_text(f"{pool}{text}\nPOOL: _descriptor_pool.DescriptorPool\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    write(MODULE, TYPES)
+    write(DESCRIPTOR, TYPES)

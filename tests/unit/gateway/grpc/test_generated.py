@@ -1,4 +1,4 @@
-"""The generated module is that of the .proto, and the .proto has the protocol's names and numbers."""
+"""The generated descriptor is that of the .proto, and the .proto has the protocol's names and numbers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ THEIRS: dict[str, Any] = {
 
 
 def test_the_generated_code_is_current(tmp_path: Path) -> None:
-    module, types = tmp_path / "module", tmp_path / "types"
-    grpc_code.write(module, types)
-    assert module.read_text() == grpc_code.MODULE.read_text(), "python -m tests.support.grpc_code"
+    descriptor, types = tmp_path / "descriptor", tmp_path / "types"
+    grpc_code.write(descriptor, types)
+    assert descriptor.read_bytes() == grpc_code.DESCRIPTOR.read_bytes(), "python -m tests.support.grpc_code"
     assert types.read_text() == grpc_code.TYPES.read_text(), "python -m tests.support.grpc_code"
 
 
