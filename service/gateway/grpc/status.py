@@ -1,62 +1,10 @@
-"""Turns errors into the statuses of gRPC. A table: where NVIDIA's server has the same cause, the status is the same."""
+"""Turns errors into the statuses of gRPC: where NVIDIA's server has the same cause, the status is the same."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import grpc
 
-from tilewire.service.errors import (
-    AlreadyExists,
-    BeyondLimit,
-    BodyTooLarge,
-    ClientGone,
-    DeadlinePassed,
-    Forbidden,
-    InternalError,
-    InvalidRequest,
-    LengthRequired,
-    Lost,
-    MethodNotAllowed,
-    NotOffered,
-    OverQuota,
-    PreconditionFailed,
-    ResidentQuota,
-    StoreFull,
-    TilewireError,
-    TooBusy,
-    Unauthorized,
-    Unavailable,
-    UnknownCoding,
-    UnknownFormat,
-    UnknownName,
-)
-
-CODES: Mapping[type[TilewireError], grpc.StatusCode] = {
-    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
-    NotOffered: grpc.StatusCode.UNIMPLEMENTED,
-    Unauthorized: grpc.StatusCode.UNAUTHENTICATED,
-    Forbidden: grpc.StatusCode.PERMISSION_DENIED,
-    UnknownName: grpc.StatusCode.NOT_FOUND,
-    MethodNotAllowed: grpc.StatusCode.UNIMPLEMENTED,
-    Lost: grpc.StatusCode.NOT_FOUND,
-    LengthRequired: grpc.StatusCode.INVALID_ARGUMENT,
-    PreconditionFailed: grpc.StatusCode.FAILED_PRECONDITION,
-    BodyTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    UnknownFormat: grpc.StatusCode.INVALID_ARGUMENT,
-    BeyondLimit: grpc.StatusCode.INVALID_ARGUMENT,
-    # A full queue is UNAVAILABLE with NVIDIA's server, and clients retry that by themselves.
-    TooBusy: grpc.StatusCode.UNAVAILABLE,
-    OverQuota: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    ClientGone: grpc.StatusCode.CANCELLED,
-    UnknownCoding: grpc.StatusCode.UNIMPLEMENTED,
-    Unavailable: grpc.StatusCode.UNAVAILABLE,
-    DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,
-    ResidentQuota: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    StoreFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    InternalError: grpc.StatusCode.INTERNAL,
-}
+from tilewire.service.errors import DeadlinePassed, TilewireError
 
 # Milliseconds until a client should try again; gRPC libraries with a retry policy obey it.
 PUSHBACK, NEVER = "grpc-retry-pushback-ms", "-1"
@@ -70,7 +18,9 @@ def code_of(error: TilewireError, *, is_timed: bool = False) -> grpc.StatusCode:
         error: The error.
         is_timed: The request's own timeout ended first; NVIDIA's server has UNAVAILABLE for that.
     """
-    return grpc.StatusCode.UNAVAILABLE if is_timed and isinstance(error, DeadlinePassed) else CODES[type(error)]
+    if is_timed and isinstance(error, DeadlinePassed):
+        return grpc.StatusCode.UNAVAILABLE
+    return grpc.StatusCode[error.rpc]
 
 
 def hints_of(error: TilewireError) -> tuple[tuple[str, str], ...]:

@@ -6,19 +6,19 @@ import grpc
 import pytest
 
 from tilewire.service.errors import BY_CODE, DeadlinePassed, TilewireError
-from tilewire.service.gateway.grpc.status import CODES, PUSHBACK, RETRY_AFTER, code_of, hints_of
+from tilewire.service.gateway.grpc.status import PUSHBACK, RETRY_AFTER, code_of, hints_of
 
 
 @pytest.mark.parametrize("kind", BY_CODE.values(), ids=BY_CODE)
 def test_every_error_has_a_status(kind: type[TilewireError]) -> None:
     error = kind("detail", retry_after_s=3)
-    assert CODES[kind] is not grpc.StatusCode.OK
-    assert code_of(error) is CODES[kind]
+    assert grpc.StatusCode[kind.rpc] is not grpc.StatusCode.OK
+    assert code_of(error) is grpc.StatusCode[kind.rpc]
     if kind is not DeadlinePassed:
-        assert code_of(error, is_timed=True) is CODES[kind]
+        assert code_of(error, is_timed=True) is grpc.StatusCode[kind.rpc]
         assert dict(hints_of(error)) == ({RETRY_AFTER: "3", PUSHBACK: "3000"} if kind.retryable else {})
     # Statuses that libraries try again by themselves are those of errors that may pass.
-    assert (CODES[kind] is grpc.StatusCode.UNAVAILABLE) <= kind.retryable
+    assert (grpc.StatusCode[kind.rpc] is grpc.StatusCode.UNAVAILABLE) <= kind.retryable
 
 
 def test_a_passed_deadline_is_the_calls_or_the_requests() -> None:
