@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -11,10 +10,7 @@ from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.ops.op import (
     FLOATS16_32,
-    Batching,
-    Chunking,
-    JoinStrategy,
-    Op,
+    ElementwiseOp,
     OpOptions,
     OutDType,
     TensorType,
@@ -42,12 +38,11 @@ class AddOptions(OpOptions, frozen=True, tag="add"):
             raise ValueError("expected 64 bits, or an exponent")
 
 
-class Add(Op[AddOptions]):
+class Add(ElementwiseOp):
     """out = a + alpha·b."""
 
     name = "add"
     summary = "out = a + alpha·b, with NumPy broadcasting."
-    is_elementwise = True
     required = ("a", "b")
     dtypes = (*FLOATS16_32, "float64", "int32", "int64")
     options = AddOptions
@@ -65,18 +60,3 @@ class Add(Op[AddOptions]):
         shape = broadcast_shapes(types["a"].shape, types["b"].shape, "dimensions")
         out = TensorType(check_out_dtype(options.out_dtype, dtype, allowed), shape)
         return (out,), (1 if options.alpha == 1 else 2) * out.num_elements
-
-    def batching(
-        self, types: Types, residents: frozenset[str], options: AddOptions, outputs: Sequence[TensorType]
-    ) -> Batching[AddOptions] | None:
-        """Elements of operands of equal shape."""
-        a, (out,) = types["a"], outputs
-        if residents or a.shape != types["b"].shape or not a.num_elements:
-            return None
-        # 1 and 1.0 are equal, but only one of them is an option of integers.
-        return Batching(JoinStrategy.FLAT, (repr(options.alpha), a.dtype, out.dtype), options)
-
-    def chunking(self, types: Types, options: AddOptions, outputs: Sequence[TensorType]) -> Chunking | None:
-        """Elements, where nothing is broadcast."""
-        is_plain = types["a"].shape == types["b"].shape == outputs[0].shape
-        return Chunking(("a", "b"), is_flat=True) if is_plain else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -11,10 +11,7 @@ import msgspec
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.ops.op import (
     FLOATS16_32,
-    Batching,
-    Chunking,
-    JoinStrategy,
-    Op,
+    AxisOp,
     OpOptions,
     OutDType,
     TensorType,
@@ -44,12 +41,11 @@ class NormalizeOptions(OpOptions, frozen=True, tag="normalize"):
     out_dtype: Annotated[OutDType | None, msgspec.Meta(description="Dtype of the result.")] = None
 
 
-class Normalize(Op[NormalizeOptions]):
+class Normalize(AxisOp):
     """out = normalised x · weight + bias."""
 
     name = "normalize"
     summary = "out = x normalised along one axis, times weight, plus bias."
-    required = ("x",)
     optional = ("weight", "bias")
     options = NormalizeOptions
     needs = ("kind",)
@@ -75,18 +71,3 @@ class Normalize(Op[NormalizeOptions]):
                 raise InvalidRequest(f"{name}: shape {list(vector.shape)}; expected [{n}]")
         out = TensorType(check_out_dtype(options.out_dtype, x.dtype, FLOATS16_32), x.shape)
         return (out,), 8 * out.num_elements
-
-    def batching(
-        self, types: Types, residents: frozenset[str], options: NormalizeOptions, outputs: Sequence[TensorType]
-    ) -> Batching[NormalizeOptions] | None:
-        """Rows of equal length, with the same resident weight and bias."""
-        x, (out,) = types["x"], outputs
-        are_shared = residents == types.keys() - {"x"}
-        if not are_shared or options.axis not in (-1, len(x.shape) - 1) or not x.num_elements:
-            return None
-        joint = msgspec.structs.replace(options, axis=-1)
-        return Batching(JoinStrategy.ROWS, (options.kind, options.eps, x.dtype, x.shape[-1], out.dtype), joint)
-
-    def chunking(self, types: Types, options: NormalizeOptions, outputs: Sequence[TensorType]) -> Chunking | None:
-        """Rows of a matrix."""
-        return Chunking(("x",)) if len(outputs[0].shape) == 2 and options.axis in (-1, 1) else None

@@ -281,6 +281,55 @@ class Op(abc.ABC, Generic[OptionsT]):
 AnyOp = Op[Any]
 
 
+class AxisOp(Op[Any]):
+    """An op on the rows of `x` along the option `axis`."""
+
+    required = ("x",)
+
+    def batching(
+        self, types: Types, residents: frozenset[str], options: Any, outputs: Sequence[TensorType]
+    ) -> Batching[Any] | None:
+        """Rows of equal length, with the same residents for all inputs but `x`."""
+        x = types["x"]
+        are_shared = residents == types.keys() - {"x"}
+        if not are_shared or options.axis not in (-1, len(x.shape) - 1) or not x.num_elements:
+            return None
+        joint = msgspec.structs.replace(options, axis=-1)
+        return Batching(JoinStrategy.ROWS, (*_values_of(joint), x.dtype, x.shape[-1], outputs[0].dtype), joint)
+
+    def chunking(self, types: Types, options: Any, outputs: Sequence[TensorType]) -> Chunking | None:
+        """Rows of a matrix."""
+        return Chunking(("x",)) if len(types["x"].shape) == 2 and options.axis in (-1, 1) else None
+
+
+class ElementwiseOp(Op[Any]):
+    """An op that computes each element from the same element of each operand."""
+
+    is_elementwise = True
+
+    def batching(
+        self, types: Types, residents: frozenset[str], options: Any, outputs: Sequence[TensorType]
+    ) -> Batching[Any] | None:
+        """Elements of operands of equal shape."""
+        first, out = types[self.required[0]], outputs[0]
+        if residents or not _are_plain(types, out) or not first.num_elements:
+            return None
+        return Batching(JoinStrategy.FLAT, (*_values_of(options), first.dtype, out.dtype), options)
+
+    def chunking(self, types: Types, options: Any, outputs: Sequence[TensorType]) -> Chunking | None:
+        """Elements, where nothing is broadcast."""
+        return Chunking(tuple(types), is_flat=True) if _are_plain(types, outputs[0]) else None
+
+
+def _are_plain(types: Types, out: TensorType) -> bool:
+    return all(one.shape == out.shape for one in types.values())
+
+
+def _values_of(options: OpOptions) -> list[str]:
+    """Values that must be equal in one launch: 1 and 1.0 are not, nor zero and minus zero. Batches have one dtype anyway."""
+    return [repr(value) for name, value in msgspec.structs.asdict(options).items() if name != "out_dtype"]
+
+
 def check_limits(name: str, operand: TensorType, limits: Limits) -> None:
     """Checks a tensor against the limits.
 

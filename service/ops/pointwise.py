@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -10,10 +9,7 @@ import msgspec
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.ops.op import (
     FLOATS16_32,
-    Batching,
-    Chunking,
-    JoinStrategy,
-    Op,
+    ElementwiseOp,
     OpOptions,
     OutDType,
     TensorType,
@@ -54,7 +50,7 @@ class PointwiseOptions(OpOptions, frozen=True, tag="pointwise"):
     out_dtype: Annotated[OutDType | None, msgspec.Meta(description="Dtype of the result.")] = None
 
 
-class Pointwise(Op[PointwiseOptions]):
+class Pointwise(ElementwiseOp):
     """out = fn(x)·scale + shift, or fn(x, y)·scale + shift."""
 
     name = "pointwise"
@@ -82,19 +78,3 @@ class Pointwise(Op[PointwiseOptions]):
         shape = x.shape if y is None else broadcast_shapes(x.shape, y.shape, "dimensions", ("x", "y"))
         out = TensorType(check_out_dtype(options.out_dtype, x.dtype, FLOATS16_32), shape)
         return (out,), (1 if (options.scale, options.shift) == (1, 0) else 3) * out.num_elements
-
-    def batching(
-        self, types: Types, residents: frozenset[str], options: PointwiseOptions, outputs: Sequence[TensorType]
-    ) -> Batching[PointwiseOptions] | None:
-        """Elements of operands of equal shape."""
-        x, (out,) = types["x"], outputs
-        if residents or any(one.shape != out.shape for one in types.values()) or not x.num_elements:
-            return None
-        # Minus zero and zero are equal, but not the same option.
-        key = (options.fn, repr(options.scale), repr(options.shift), x.dtype, out.dtype)
-        return Batching(JoinStrategy.FLAT, key, options)
-
-    def chunking(self, types: Types, options: PointwiseOptions, outputs: Sequence[TensorType]) -> Chunking | None:
-        """Elements, where nothing is broadcast."""
-        is_plain = all(one.shape == outputs[0].shape for one in types.values())
-        return Chunking(tuple(types), is_flat=True) if is_plain else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -11,10 +10,7 @@ import msgspec
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.ops.op import (
     FLOATS16_32,
-    Batching,
-    Chunking,
-    JoinStrategy,
-    Op,
+    AxisOp,
     OpOptions,
     OutDType,
     TensorType,
@@ -43,12 +39,11 @@ class ReduceOptions(OpOptions, frozen=True, tag="reduce"):
     ] = None
 
 
-class Reduce(Op[ReduceOptions]):
+class Reduce(AxisOp):
     """out = the sum, mean, maximum … of x."""
 
     name = "reduce"
     summary = "out = sum, mean, max, min, argmax, argmin, logsumexp or 2-norm of x along one axis or over all."
-    required = ("x",)
     options = ReduceOptions
     needs = ("kind",)
     ranks = {"x": 2, "out": 1}
@@ -72,17 +67,3 @@ class Reduce(Op[ReduceOptions]):
         default, allowed = ("int64", ("int64",)) if options.kind in _INDICES else (x.dtype, FLOATS16_32)
         out = TensorType(check_out_dtype(options.out_dtype, default, allowed), shape)
         return (out,), 2 * x.num_elements
-
-    def batching(
-        self, types: Types, residents: frozenset[str], options: ReduceOptions, outputs: Sequence[TensorType]
-    ) -> Batching[ReduceOptions] | None:
-        """Rows of equal length."""
-        x, (out,) = types["x"], outputs
-        if residents or options.axis not in (-1, len(x.shape) - 1) or not x.num_elements:
-            return None
-        joint = msgspec.structs.replace(options, axis=-1)
-        return Batching(JoinStrategy.ROWS, (options.kind, options.keepdims, x.dtype, x.shape[-1], out.dtype), joint)
-
-    def chunking(self, types: Types, options: ReduceOptions, outputs: Sequence[TensorType]) -> Chunking | None:
-        """Rows of a matrix."""
-        return Chunking(("x",)) if len(types["x"].shape) == 2 and options.axis in (-1, 1) else None

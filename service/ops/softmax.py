@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 
 from tilewire.service.ops.op import (
     FLOATS16_32,
-    Batching,
-    Chunking,
-    JoinStrategy,
-    Op,
+    AxisOp,
     OpOptions,
     OutDType,
     TensorType,
@@ -31,12 +27,11 @@ class SoftmaxOptions(OpOptions, frozen=True, tag="softmax"):
     log: Annotated[bool, msgspec.Meta(description="Log-softmax instead of softmax.")] = False
 
 
-class Softmax(Op[SoftmaxOptions]):
+class Softmax(AxisOp):
     """out = softmax(x)."""
 
     name = "softmax"
     summary = "out = softmax(x) or log-softmax, along one axis."
-    required = ("x",)
     options = SoftmaxOptions
     ranks = {"x": 1, "out": 1}
     example = {"x": [[1, 2, 3]], "dtype": "float32"}
@@ -48,17 +43,3 @@ class Softmax(Op[SoftmaxOptions]):
         check_axis(self.name, x, options.axis)
         out = TensorType(check_out_dtype(options.out_dtype, x.dtype, FLOATS16_32), x.shape)
         return (out,), 5 * out.num_elements
-
-    def batching(
-        self, types: Types, residents: frozenset[str], options: SoftmaxOptions, outputs: Sequence[TensorType]
-    ) -> Batching[SoftmaxOptions] | None:
-        """Rows of equal length."""
-        x, (out,) = types["x"], outputs
-        if residents or options.axis not in (-1, len(x.shape) - 1) or not x.num_elements:
-            return None
-        joint = msgspec.structs.replace(options, axis=-1)
-        return Batching(JoinStrategy.ROWS, (options.log, x.dtype, x.shape[-1], out.dtype), joint)
-
-    def chunking(self, types: Types, options: SoftmaxOptions, outputs: Sequence[TensorType]) -> Chunking | None:
-        """Rows of a matrix."""
-        return Chunking(("x",)) if len(outputs[0].shape) == 2 and options.axis in (-1, 1) else None

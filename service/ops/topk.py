@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 
 from tilewire.service.ops.op import (
-    Batching,
-    Chunking,
-    JoinStrategy,
-    Op,
+    AxisOp,
     OpOptions,
     TensorType,
     Types,
@@ -30,12 +26,11 @@ class TopkOptions(OpOptions, frozen=True, tag="topk"):
     largest: Annotated[bool, msgspec.Meta(description="The largest ones; else the smallest.")] = True
 
 
-class Topk(Op[TopkOptions]):
+class Topk(AxisOp):
     """values, indices = the k largest or smallest elements of x."""
 
     name = "topk"
     summary = "values, indices = the k largest or smallest elements along one axis, best first."
-    required = ("x",)
     outputs = ("values", "indices")
     options = TopkOptions
     needs = ("k",)
@@ -53,17 +48,3 @@ class Topk(Op[TopkOptions]):
         k = check_k(options.k, "x", x.shape[axis])
         shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
         return (TensorType(x.dtype, shape), TensorType("int64", shape)), x.num_elements
-
-    def batching(
-        self, types: Types, residents: frozenset[str], options: TopkOptions, outputs: Sequence[TensorType]
-    ) -> Batching[TopkOptions] | None:
-        """Rows of equal length."""
-        x = types["x"]
-        if residents or options.axis not in (-1, len(x.shape) - 1) or not x.num_elements:
-            return None
-        joint = msgspec.structs.replace(options, axis=-1)
-        return Batching(JoinStrategy.ROWS, (options.k, options.largest, x.dtype, x.shape[-1]), joint)
-
-    def chunking(self, types: Types, options: TopkOptions, outputs: Sequence[TensorType]) -> Chunking | None:
-        """Rows of a matrix."""
-        return Chunking(("x",)) if len(types["x"].shape) == 2 and options.axis in (-1, 1) else None

@@ -13,7 +13,7 @@ import gc
 import itertools
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, Self, TypeVar
+from typing import Literal, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -24,6 +24,7 @@ from tilewire.service.telemetry.counters import Figures, Sample
 from tilewire.service.telemetry.history import HistoryReport
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
+ContentT = TypeVar("ContentT")
 
 CONTROL_FD = 0
 # Objects are looked through as soon as 2,000 more live than died, which takes well under a millisecond; what survived, once
@@ -75,51 +76,29 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
     """The child is alive; sent every `BEAT_S` by a child that is watched."""
 
 
-class ReadExposition(msgspec.Struct, frozen=True, tag="read_exposition"):
-    """Requests the text of `/metrics` over all processes."""
+Readable = Literal["text", "openmetrics", "hidden", "history"]
+
+
+class Read(msgspec.Struct, frozen=True, tag="read"):
+    """Requests what the supervisor has of all processes.
+
+    Attributes:
+        id: Number of this request.
+        what: The text of `/metrics` in either form, the sums that it does not show, or the last minutes.
+    """
 
     id: int
-    openmetrics: bool
+    what: Readable
 
 
-class ReadHidden(msgspec.Struct, frozen=True, tag="read_hidden"):
-    """Requests the sums that `/metrics` does not show."""
-
-    id: int
-
-
-class ReadHistory(msgspec.Struct, frozen=True, tag="read_history"):
-    """Requests the last minutes."""
+class Reply(msgspec.Struct, frozen=True, tag="reply"):
+    """Reply to `Read`; its content is MessagePack."""
 
     id: int
+    content: msgspec.Raw
 
 
-class HistoryReply(msgspec.Struct, frozen=True, tag="history"):
-    """Reply to `ReadHistory`."""
-
-    id: int
-    report: HistoryReport
-
-
-class ExpositionText(msgspec.Struct, frozen=True, tag="exposition"):
-    """Reply to `ReadExposition`."""
-
-    id: int
-    body: bytes
-    content_type: str
-
-
-class HiddenSums(msgspec.Struct, frozen=True, tag="hidden"):
-    """Reply to `ReadHidden`."""
-
-    id: int
-    samples: list[Sample]
-
-
-Request = ReadExposition | ReadHidden | ReadHistory
-Reply = ExpositionText | HiddenSums | HistoryReply
-ReplyT = TypeVar("ReplyT", ExpositionText, HiddenSums, HistoryReply)
-ToSupervisor = Ready | Beat | Figures | Request
+ToSupervisor = Ready | Beat | Figures | Read
 ToChild = Drain | Reply
 
 
@@ -180,7 +159,7 @@ class Control:
         self._link: Link[ToChild] = Link(ToChild, self._on_message, self._on_lost)
         self._lost = asyncio.Event()
         self._ids = itertools.count(1)
-        self._pending: dict[int, asyncio.Future[Reply]] = {}
+        self._pending: dict[int, asyncio.Future[msgspec.Raw]] = {}
 
     @classmethod
     async def open(cls, on_drain: Callable[[], None]) -> Control:
@@ -211,8 +190,7 @@ class Control:
         Raises:
             Unavailable: The supervisor is gone.
         """
-        reply = await self._request(ReadExposition(next(self._ids), openmetrics), ExpositionText)
-        return reply.body, reply.content_type
+        return await self._read("openmetrics" if openmetrics else "text", tuple[bytes, str])
 
     async def hidden(self) -> list[Sample]:
         """Returns the sums that `/metrics` does not show.
@@ -220,8 +198,7 @@ class Control:
         Raises:
             Unavailable: The supervisor is gone.
         """
-        reply = await self._request(ReadHidden(next(self._ids)), HiddenSums)
-        return reply.samples
+        return await self._read("hidden", list[Sample])
 
     async def history(self) -> HistoryReport:
         """Returns the last minutes over all processes.
@@ -229,32 +206,29 @@ class Control:
         Raises:
             Unavailable: The supervisor is gone.
         """
-        reply = await self._request(ReadHistory(next(self._ids)), HistoryReply)
-        return reply.report
+        return await self._read("history", HistoryReport)
 
     async def close(self) -> None:
         """Closes the link after everything that was sent has left."""
         self._link.close()
         await self._lost.wait()
 
-    async def _request(self, request: Request, kind: type[ReplyT]) -> ReplyT:
+    async def _read(self, what: Readable, kind: type[ContentT]) -> ContentT:
         if not self._link.is_open:
             raise Unavailable("the supervisor is gone")
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._pending[request.id] = future
-        self._link.send(request)
+        number = next(self._ids)
+        future = self._pending[number] = asyncio.get_running_loop().create_future()
+        self._link.send(Read(number, what))
         try:
-            reply = await future
+            return msgspec.msgpack.decode(await future, type=kind)
         finally:
-            del self._pending[request.id]
-        assert isinstance(reply, kind), "This is a bug."
-        return reply
+            del self._pending[number]
 
     def _on_message(self, message: ToChild) -> None:
         if isinstance(message, Drain):
             self._on_drain()
         elif (future := self._pending.get(message.id)) is not None and not future.done():
-            future.set_result(message)
+            future.set_result(message.content)
 
     def _on_lost(self) -> None:
         self._lost.set()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+import msgspec
 import structlog
 
 from tilewire.service.config.process import EngineSettings, GatewaySettings
@@ -238,12 +239,8 @@ class Child:
                 self._totals.add(self.name, message)
             case child.Beat():
                 self._beat_s = time.monotonic()
-            case child.ReadHidden(id=id_):
-                self._reply(child.HiddenSums(id_, self._totals.hidden()))
-            case child.ReadHistory(id=id_):
-                self._reply(child.HistoryReply(id_, self._history.report()))
-            case child.ReadExposition():
-                task = asyncio.create_task(self._expose(message))
+            case child.Read():
+                task = asyncio.create_task(self._answer(message))
                 self._replies.add(task)
                 task.add_done_callback(self._replies.discard)
             case child.Ready(detail=detail):
@@ -253,10 +250,13 @@ class Child:
                 self._spare.prepare()
                 self._logger.info("ready", name=self.name, detail=detail)
 
-    async def _expose(self, request: child.ReadExposition) -> None:
-        body, content_type = await self._exposition.read(openmetrics=request.openmetrics)
-        self._reply(child.ExpositionText(request.id, body, content_type))
-
-    def _reply(self, message: child.Reply) -> None:
+    async def _answer(self, request: child.Read) -> None:
+        match request.what:
+            case "hidden":
+                content: object = self._totals.hidden()
+            case "history":
+                content = self._history.report()
+            case form:
+                content = await self._exposition.read(openmetrics=form == "openmetrics")
         if self._control is not None:
-            self._control.send(message)
+            self._control.send(child.Reply(request.id, msgspec.Raw(msgspec.msgpack.encode(content))))
