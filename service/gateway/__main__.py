@@ -118,7 +118,7 @@ def protocol_for(gateway: Gateway, app: ASGIApp) -> type[TilewireProtocol]:
         "max_connections": settings.max_connections,
         "gateway": gateway,
         "scratch": memoryview(bytearray(SCRATCH_BYTES)),
-        "ops": app.ops if isinstance(app, TilewireApp) else {},
+        "ops": (app.ops if isinstance(app, TilewireApp) else None) or {},
     }
     return type("LimitedProtocol", (TilewireProtocol,), limits)
 

@@ -43,20 +43,20 @@ class TilewireApp(FastAPI):
 
     Attributes:
         gateway: Parts; None before they are known.
-        ops: API and op of each POST that `request.handle` answers.
+        ops: API and op of each POST that `request.handle` answers; None before they are known.
         needs_keys: The OpenAPI document says so, and `/docs` asks for one.
         described: Routes in the OpenAPI document.
     """
 
     gateway: Gateway | None = None
-    ops = OpPaths({})
+    ops: OpPaths | None = None
     needs_keys = False
     described: Sequence[BaseRoute] = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI's call."""
         target = None
-        if self.gateway is not None and scope["type"] == "http" and scope["method"] == "POST":
+        if self.ops is not None and scope["type"] == "http" and scope["method"] == "POST":
             target = self.ops.get(scope["path"].removeprefix(scope.get("root_path", "")))
         if target is not None and self.gateway is not None:
             await op_app(self.gateway, *target)(scope, receive, send)
@@ -91,8 +91,7 @@ def create_app(gateway: Gateway) -> TilewireApp:
         routers.append(health.metrics_router(gateway))
     _add(app, gateway, routers)
     app.described = [route for router in routers for route in router.routes]
-    ops = native.op_paths(gateway) | oip.op_paths(gateway)
-    app.ops = OpPaths(ops, programs.program_api(gateway), oip.infer_api(gateway))
+    app.ops = OpPaths(gateway)
     app.gateway = gateway
     return app
 

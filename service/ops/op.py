@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import enum
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
@@ -214,6 +214,18 @@ class Op(abc.ABC, Generic[OptionsT]):
     def sole_input(self) -> tuple[str, TensorType] | None:
         """Name and type of the input of a body that is one tensor's bytes, -1 for a size that may vary; None with several."""
         return (self.required[0], TensorType("float32", (-1,))) if len(self.inputs) == 1 else None
+
+    @property
+    def own_residents(self) -> Mapping[str, str]:
+        """Residents that every request reads, by input; requests do not name them."""
+        return {}
+
+    def check_given(self, names: Iterable[str]) -> None:
+        """Refuses inputs that a request cannot give by their names; those of no op are found in `plan`.
+
+        Raises:
+            InvalidRequest: One is no input for requests.
+        """
 
     def choices(self, option: str) -> list[str]:
         """Returns the values that an option may have, when they can be counted up."""

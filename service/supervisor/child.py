@@ -95,7 +95,7 @@ class Reply(msgspec.Struct, frozen=True, tag="reply"):
     """Reply to `Read`; its content is MessagePack."""
 
     id: int
-    content: msgspec.Raw
+    content: bytes
 
 
 ToSupervisor = Ready | Beat | Figures | Read
@@ -159,7 +159,7 @@ class Control:
         self._link: Link[ToChild] = Link(ToChild, self._on_message, self._on_lost)
         self._lost = asyncio.Event()
         self._ids = itertools.count(1)
-        self._pending: dict[int, asyncio.Future[msgspec.Raw]] = {}
+        self._pending: dict[int, asyncio.Future[bytes]] = {}
 
     @classmethod
     async def open(cls, on_drain: Callable[[], None]) -> Control:

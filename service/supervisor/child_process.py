@@ -259,4 +259,4 @@ class Child:
             case form:
                 content = await self._exposition.read(openmetrics=form == "openmetrics")
         if self._control is not None:
-            self._control.send(child.Reply(request.id, msgspec.Raw(msgspec.msgpack.encode(content))))
+            self._control.send(child.Reply(request.id, msgspec.msgpack.encode(content)))

@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
+from tilewire.service.gateway.api.v1.calls import NativeApi
+from tilewire.service.gateway.api.v2.answer import VERSION
+from tilewire.service.gateway.api.v2.calls import InferApi, limits_of
 from tilewire.service.gateway.request.adapter import Api
+from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.ops.op import AnyOp
-from tilewire.service.ops.registry import PROGRAM_FAMILY
+from tilewire.service.ops.registry import OPS, PROGRAM_FAMILY
 
 # Names are checked when the program is looked up; here, a segment is enough.
-_NATIVE = re.compile(r"/v1/(?:run|programs/[^/]+)")
-_INFER = re.compile(r"/v2/models/[^/]+(?:/versions/1)?/infer")
-
-Target = tuple[Api, AnyOp]
+_RUN = re.compile(r"/v1/(?:run|programs/[^/]+)")
+_INFER = re.compile(rf"/v2/models/[^/]+(?:/versions/{VERSION})?/infer")
 
 
 class OpPaths:
     """Paths of all POSTs that `request.handle` answers.
 
     Args:
-        ops: API and op by exact path.
-        native: API of `/v1/programs/{name}` and `/v1/run`.
-        infer: API of `/v2/models/{model}/infer`.
+        gateway: Parts.
     """
 
-    def __init__(self, ops: Mapping[str, Target], native: Api | None = None, infer: Api | None = None) -> None:
-        self._ops = ops
-        self._native = native
-        self._infer = infer
+    def __init__(self, gateway: Gateway) -> None:
+        native = NativeApi(gateway.settings.max_json_bytes, gateway.programs)
+        infer = InferApi(limits_of(gateway.settings), gateway.programs)
+        self._ops: dict[str, tuple[Api, AnyOp]] = {f"/v1/{name}": (native, op) for name, op in OPS.items()}
+        for version in ("", f"/versions/{VERSION}"):
+            self._ops |= {f"/v2/models/{name}{version}/infer": (infer, op) for name, op in OPS.items()}
+        self._programs: tuple[tuple[re.Pattern[str], Api], ...] = ((_RUN, native), (_INFER, infer))
 
-    def get(self, path: str, /) -> Target | None:
+    def get(self, path: str, /) -> tuple[Api, AnyOp] | None:
         """Returns the API and the op of a path, or None for one that is not of ops."""
         found = self._ops.get(path)
         if found is not None:
             return found
-        if self._native is not None and _NATIVE.fullmatch(path):
-            return self._native, PROGRAM_FAMILY
-        if self._infer is not None and _INFER.fullmatch(path):
-            return self._infer, PROGRAM_FAMILY
-        return None
+        return next(((api, PROGRAM_FAMILY) for form, api in self._programs if form.fullmatch(path)), None)

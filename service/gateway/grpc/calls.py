@@ -104,7 +104,15 @@ class RpcInferCall(msgspec.Struct, frozen=True):
         has_numbers = any(pending.numbers is not None for pending in header.pending)
         request = msgspec.structs.replace(header.request, inputs=inputs, has_numbers=has_numbers)
         lead = None if has_numbers else lead_bytes
-        task = InferTask(request, lead, op, leases, self.programs, RpcForm(self.model), kept)
+        task = InferTask(
+            request=request,
+            lead_bytes=lead,
+            op=op,
+            leases=leases,
+            programs=self.programs,
+            form=RpcForm(self.model),
+            kept=kept,
+        )
         return make_task(task, allows_regions=self.limits.allows_regions)
 
 

@@ -6,10 +6,11 @@ Results are its outputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from tilewire.service.dtypes import DTYPES
+from tilewire.service.errors import InvalidRequest
 from tilewire.service.ops.op import (
     AnyOp,
     Batching,
@@ -82,6 +83,18 @@ class ProgramOp(Op[ProgramOptions]):
         """Name and type of a program's only input; see `Op.sole_input`."""
         found = [(name, TensorType(one.dtype, tuple(one.shape))) for name, one in self.program.inputs.items()]
         return found[0] if len(found) == 1 else None
+
+    @property
+    def own_residents(self) -> Mapping[str, str]:
+        """Residents of the steps; see `Op.own_residents`."""
+        return {RESIDENT + name: name for name in self.program.residents}
+
+    def check_given(self, names: Iterable[str]) -> None:
+        """Refuses what is no input of the program; see `Op.check_given`."""
+        for name in names:
+            if name and name not in self.program.inputs:
+                known = ", ".join(self.program.inputs)
+                raise InvalidRequest(f"{name[:64]}: the program has no such input; it has {known}")
 
     def complete(self, options: OpOptions) -> ProgramOptions:
         """Returns the program's text; see `Op.complete`."""

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from tilewire.service.errors import BodyTooLarge
-from tilewire.service.gateway.api.v1.query import Query, parse_query
+from tilewire.service.errors import BodyTooLarge, InvalidRequest
+from tilewire.service.gateway.api.v1.query import Query, parse_query, parse_run_query
+from tilewire.service.gateway.codecs.json_text import PROGRAM_KEY
 from tilewire.service.gateway.codecs.negotiation import SNIFF_BYTES, codec_for_accept, codec_for_body
 from tilewire.service.gateway.codecs.protocol import Codec, Placed
 from tilewire.service.gateway.request.adapter import Answer, Region
@@ -18,37 +19,50 @@ from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.body import refuse_encodings
 from tilewire.service.gateway.request.head import Head
 from tilewire.service.gateway.request.offload import OFFLOAD_BYTES, LoopRoom, offload
+from tilewire.service.gateway.request.programs import OpTask, Programs
 from tilewire.service.ipc.arena import Lease
-from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.ops.op import AnyOp, TensorType
-from tilewire.service.ops.registry import Options
+from tilewire.service.ops.program.definition import parse_program
+from tilewire.service.ops.registry import OPS, PROGRAM_FAMILY, Options
+
+# Paths of kept programs begin with it.
+PROGRAMS = "/v1/programs/"
 
 
 class NativeApi:
-    """`POST /v1/{op}`.
+    """`POST /v1/{op}`, `POST /v1/programs/{name}` and `POST /v1/run`.
 
     Args:
         max_json_bytes: Largest body of JSON, and largest result that JSON carries.
+        programs: Kept programs.
     """
 
-    def __init__(self, max_json_bytes: int) -> None:
+    def __init__(self, max_json_bytes: int, programs: Programs) -> None:
         self._max_json_bytes = max_json_bytes
+        self._programs = programs
 
     def read_call(self, op: AnyOp, head: Head) -> NativeCall:
         """Reads the head of a request."""
         headers = head.headers
-        query = parse_query(op, head.query, headers.get("x-timeout-ms"))
-        call = NativeCall(
+        timeout = headers.get("x-timeout-ms")
+        if op is PROGRAM_FAMILY:
+            refuse_encodings(head)
+            query, needs_body = parse_run_query(head.query, timeout), False
+        else:
+            query = parse_query(op, head.query, timeout)
+            needs_body = any(name not in query.residents for name in op.required)
+            if needs_body:
+                refuse_encodings(head)
+        return NativeCall(
             op,
             query,
             headers.get("content-type"),
             headers.get("accept"),
             self._max_json_bytes,
-            needs_body=any(name not in query.residents for name in op.required),
+            self._programs,
+            needs_body,
+            head.path.removeprefix(PROGRAMS) if head.path.startswith(PROGRAMS) else None,
         )
-        if call.needs_body:
-            refuse_encodings(head)
-        return call
 
 
 class NativeCall(msgspec.Struct, frozen=True):
@@ -60,10 +74,11 @@ class NativeCall(msgspec.Struct, frozen=True):
         content_type: Value of the header, or None.
         accept: Value of the header, or None.
         max_json_bytes: As in `NativeApi`.
+        programs: Kept programs.
         needs_body: As in `Call`.
-        lead_bytes: As in `Call`.
         program: As in `Call`.
         program_field: As in `Call`.
+        lead_bytes: As in `Call`.
     """
 
     op: AnyOp
@@ -71,10 +86,11 @@ class NativeCall(msgspec.Struct, frozen=True):
     content_type: str | None
     accept: str | None
     max_json_bytes: int
+    programs: Programs
     needs_body: bool
-    lead_bytes: int = 0
     program: str | None = None
     program_field: str = "program"
+    lead_bytes: int = 0
 
     @property
     def residents(self) -> Mapping[str, str]:
@@ -90,10 +106,40 @@ class NativeCall(msgspec.Struct, frozen=True):
         if body is not None:
             codec, placed = await read_tensors(self.content_type, body, leases, self.max_json_bytes)
             lead_bytes = codec.lead_bytes(body.view)
-        return NativeTask(self, codec, placed, lead_bytes)
+        op, kept = self.op, None
+        if self.program is not None:
+            kept = await self.programs.find(self.program, leases)
+            op = kept.op
+        elif op is PROGRAM_FAMILY:
+            op = self.programs.bind(parse_program(_program_in(codec, body), OPS))
+        return NativeTask(
+            call=self,
+            codec=codec,
+            placed=placed,
+            lead_bytes=lead_bytes,
+            op=op,
+            leases=leases,
+            programs=self.programs,
+            kept=kept,
+        )
 
 
-class NativeTask(msgspec.Struct, frozen=True):
+def _program_in(codec: Codec | None, body: Lease | None) -> str:
+    """The text of the program that a body carries.
+
+    Raises:
+        InvalidRequest: It carries none.
+    """
+    text = None if codec is None or body is None else codec.metadata(body.view).get(PROGRAM_KEY)
+    if text is None:
+        raise InvalidRequest(
+            "program: the body carries none; send it as the string `program` of a safetensors header's __metadata__, "
+            "or as the key `program` of a JSON body"
+        )
+    return text
+
+
+class NativeTask(OpTask, frozen=True, kw_only=True):
     """A native request whose operands are known; see `Task`.
 
     Attributes:
@@ -109,22 +155,19 @@ class NativeTask(msgspec.Struct, frozen=True):
     lead_bytes: int | None
 
     declared: Mapping[str, TensorType] = {}
-    pinned: Mapping[str, TensorInfo] = {}
     regions: Mapping[str, tuple[TensorType, Region]] = {}
     out_regions: Mapping[str, Region] = {}
     priority: int = 0
 
     @property
-    def op(self) -> AnyOp:
-        return self.call.op
-
-    @property
     def options(self) -> Options:
-        return self.call.query.options
+        return self.op.complete(self.call.query.options)
 
     @property
     def residents(self) -> Mapping[str, str]:
-        return self.call.query.residents
+        given = self.call.query.residents
+        self.op.check_given(given)
+        return {**given, **self.op.own_residents}
 
     @property
     def store(self) -> str | None:
@@ -138,10 +181,8 @@ class NativeTask(msgspec.Struct, frozen=True):
     def timeout_ns(self) -> int:
         return int((self.call.query.timeout_ms or 0) * 1e6)
 
-    async def renew(self) -> NativeTask:
-        return self
-
     def encoder(self, outputs: Mapping[str, TensorType]) -> CodecEncoder | None:
+        self.op.check_given(self.placed)
         if self.store is not None:
             return None
         codec = codec_for_accept(self.call.accept, self.codec, [kind.dtype for kind in outputs.values()])

@@ -11,8 +11,8 @@ import msgspec
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.ops.op import AnyOp
 from tilewire.service.ops.planning import parse_options
-from tilewire.service.ops.program.op import PROGRAM
-from tilewire.service.ops.registry import Options, op_named
+from tilewire.service.ops.program.op import PROGRAM, NoOptions
+from tilewire.service.ops.registry import PROGRAM_FAMILY, Options, op_named
 from tilewire.service.placement import AUTO, PLACEMENTS, Placement
 from tilewire.service.tensor_names import problem_of
 
@@ -43,19 +43,7 @@ class Query(msgspec.Struct, frozen=True):
     timeout_ms: float | None = None
 
 
-class RunQuery(msgspec.Struct, frozen=True):
-    """Parsed query of a program's run.
-
-    Attributes:
-        residents: Names of resident tensors by the input that they stand for.
-        timeout_ms: It must have started by then, or None.
-    """
-
-    residents: Mapping[str, str]
-    timeout_ms: float | None = None
-
-
-def parse_run_query(query: bytes, timeout_header: str | None) -> RunQuery:
+def parse_run_query(query: bytes, timeout_header: str | None) -> Query:
     """Reads the query string of a program's run; which inputs there are is not known yet.
 
     Raises:
@@ -67,9 +55,11 @@ def parse_run_query(query: bytes, timeout_header: str | None) -> RunQuery:
         raise InvalidRequest(NO_PROGRAM)
     if "durable" in values:
         raise InvalidRequest(NO_STORE)
-    return RunQuery(
+    return Query(
+        PROGRAM_FAMILY,
+        NoOptions(),
         {name: resident_name(value, field=name[:64]) for name, value in values.items()},
-        _parse_timeout("timeout_ms", timeout) if timeout else _parse_timeout("X-Timeout-Ms", timeout_header),
+        timeout_ms=_parse_timeout("timeout_ms", timeout) if timeout else _parse_timeout("X-Timeout-Ms", timeout_header),
     )
 
 

@@ -173,10 +173,16 @@ class InferCall(msgspec.Struct, frozen=True):
         # Numbers of the JSON lie elsewhere, and so does all of an inflated body.
         is_repeatable = self.coding is None and not request.has_numbers
         form = HttpForm(self.limits.max_json_bytes, self.accept_encoding)
-        return make_task(
-            InferTask(request, json_bytes if is_repeatable else None, op, leases, self.programs, form, kept),
-            allows_regions=self.limits.allows_regions,
+        task = InferTask(
+            request=request,
+            lead_bytes=json_bytes if is_repeatable else None,
+            op=op,
+            leases=leases,
+            programs=self.programs,
+            form=form,
+            kept=kept,
         )
+        return make_task(task, allows_regions=self.limits.allows_regions)
 
 
 class HttpForm(msgspec.Struct, frozen=True):

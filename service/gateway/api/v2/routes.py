@@ -17,8 +17,6 @@ from tilewire.service.gateway.api.openapi.inference import (
     describe_model_call,
     describe_ready,
 )
-from tilewire.service.gateway.api.v2.answer import VERSION
-from tilewire.service.gateway.api.v2.calls import InferApi, limits_of
 from tilewire.service.gateway.api.v2.models import (
     configure_model,
     describe_model,
@@ -29,12 +27,9 @@ from tilewire.service.gateway.api.v2.models import (
     parse_index_request,
     statistics_for,
 )
-from tilewire.service.gateway.request.adapter import Api
 from tilewire.service.gateway.request.body import receive_text
 from tilewire.service.gateway.request.context import Gateway, context_of
 from tilewire.service.gateway.request.response import json_response
-from tilewire.service.ops.op import AnyOp
-from tilewire.service.ops.registry import OPS
 
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -47,21 +42,6 @@ class Describe(Protocol):
 
 MODEL = "/v2/models/{model}"
 VERSIONED = "/v2/models/{model}/versions/{version}"
-
-
-def infer_api(gateway: Gateway) -> InferApi:
-    """The API of every infer call."""
-    return InferApi(limits_of(gateway.settings), gateway.programs)
-
-
-def op_paths(gateway: Gateway) -> dict[str, tuple[Api, AnyOp]]:
-    """The infer calls by exact path."""
-    api = infer_api(gateway)
-    return {
-        f"/v2/models/{op.name}{version}/infer": (api, op)
-        for op in OPS.values()
-        for version in ("", f"/versions/{VERSION}")
-    }
 
 
 def router(gateway: Gateway) -> APIRouter:

@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-import msgspec
-
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.api.v2.request import InferRequest
 from tilewire.service.gateway.api.v2.shared_memory import check_allowed
 from tilewire.service.gateway.codecs.protocol import Placed
 from tilewire.service.gateway.request.adapter import Encoder, Region
-from tilewire.service.gateway.request.admission import Leases
-from tilewire.service.gateway.request.programs import KeptProgram, Programs
-from tilewire.service.ipc.messages import TensorInfo
+from tilewire.service.gateway.request.programs import OpTask
 from tilewire.service.ops.op import AnyOp, TensorType
-from tilewire.service.ops.program.definition import RESIDENT
-from tilewire.service.ops.program.op import PROGRAM
 from tilewire.service.ops.registry import Options
 
 # Name of a program's field in errors.
@@ -36,38 +30,19 @@ class AnswerForm(Protocol):
         ...
 
 
-class InferTask(msgspec.Struct, frozen=True):
+class InferTask(OpTask, frozen=True, kw_only=True):
     """An infer request whose operands are known; see `Task`.
 
     Attributes:
         request: Parsed request.
         lead_bytes: As in `Task`.
-        op: Model.
-        leases: Source of room for a program's text.
-        programs: Kept programs.
         form: Form of the answer.
-        kept: The kept program; None for an op.
     """
 
     request: InferRequest
     lead_bytes: int | None
-    op: AnyOp
-    leases: Leases
-    programs: Programs
     form: AnswerForm
-    kept: KeptProgram | None = None
-
-    @property
-    def pinned(self) -> Mapping[str, TensorInfo]:
-        """Residents that the engine must have in this version, by input."""
-        return {} if self.kept is None else {PROGRAM: self.kept.info}
-
-    async def renew(self) -> InferTask:
-        """Returns the task with the newest version of its program."""
-        if self.kept is None:
-            return self
-        kept = await self.programs.fetch(self.kept.name, self.leases, field=MODEL)
-        return msgspec.structs.replace(self, op=kept.op, kept=kept)
+    program_field: str = MODEL
 
     @property
     def options(self) -> Options:
@@ -82,8 +57,10 @@ class InferTask(msgspec.Struct, frozen=True):
     @property
     def residents(self) -> Mapping[str, str]:
         """Names of resident tensors by input."""
-        steps = {} if self.kept is None else {RESIDENT + name: name for name in self.kept.op.program.residents}
-        return {**steps, **{one.name: one.resident for one in self.request.inputs if one.resident is not None}}
+        return {
+            **self.op.own_residents,
+            **{one.name: one.resident for one in self.request.inputs if one.resident is not None},
+        }
 
     @property
     def declared(self) -> Mapping[str, TensorType]:
