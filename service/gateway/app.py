@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
 
 from tilewire.service.errors import InvalidRequest, MethodNotAllowed, UnknownName
-from tilewire.service.gateway.api import console, docs, health
+from tilewire.service.gateway.api import health, pages
 from tilewire.service.gateway.api.openapi.document import make_document
 from tilewire.service.gateway.api.paths import OpPaths
 from tilewire.service.gateway.api.v1 import programs, reports, tensors
@@ -84,8 +84,8 @@ def create_app(gateway: Gateway) -> TilewireApp:
         oip.router(gateway),
         shared_memory.router(gateway),
         health.router(gateway),
-        console.router(),
-        docs.router(),
+        pages.router(pages.console_assets()),
+        pages.router(pages.docs_assets()),
     ]
     if gateway.settings.inherited.metrics_listener < 0:
         routers.append(health.metrics_router(gateway))

@@ -133,6 +133,11 @@ class Timings(msgspec.Struct, frozen=True, array_like=True):
     d2h_ns: int = 0
     arrived_ns: int = 0
 
+    @property
+    def stages(self) -> tuple[tuple[str, int], ...]:
+        """Name and nanoseconds of each stage, in their order."""
+        return ("queue", self.queue_ns), ("h2d", self.h2d_ns), ("kernel", self.kernel_ns), ("d2h", self.d2h_ns)
+
 
 # ── gateway → engine ──────────────────────────────────────────────────────────────────────────────
 

@@ -21,7 +21,7 @@ from tests.support.oip_bodies import text_input
 from tests.support.problems import check_problem
 from tests.support.raw_http import RawConnection, head, post
 from tests.support.tensor_bodies import to_npy, to_safetensors
-from tilewire.service.gateway.console import PATHS
+from tilewire.service.gateway.api.pages import CONSOLE_PATHS as PATHS
 
 ADMIN, READER, RUNNER, SLOW = "tw_admin", "tw_reader", "tw_runner", "tw_slow"
 ONES = to_safetensors({"a": np.ones((4, 4), np.float32), "b": np.ones((4, 4), np.float32)})

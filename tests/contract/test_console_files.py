@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tilewire.service.gateway.console import FILES, PATHS
+from tilewire.service.gateway.api.pages import CONSOLE_PATHS as PATHS
 
 FOLDER = Path(__file__).parents[2] / "service" / "gateway" / "console"
 MAX_LINES = 400
@@ -16,7 +16,9 @@ MAX_BYTES = 130_000
 
 
 def test_every_file_of_the_folder_is_named() -> None:
-    assert sorted(FILES) == sorted(path.name for path in FOLDER.iterdir() if path.is_file() and path.suffix != ".py")
+    assert sorted(PATHS.values()) == sorted(
+        path.name for path in FOLDER.iterdir() if path.is_file() and path.suffix != ".py"
+    )
 
 
 @pytest.mark.parametrize(("path", "name"), PATHS.items())
@@ -63,23 +65,23 @@ def test_nothing_is_inline_and_nothing_comes_from_elsewhere() -> None:
     assert not re.search(r"<[^>]+\s(?:style|on\w+)\s*=", page)
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style", page)
     assert not re.search(r'(?:src|href)="/', page), "a proxy may serve it under a prefix"
-    for name in FILES:
+    for name in PATHS.values():
         text = (FOLDER / name).read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?://|url\(|@import|innerHTML\s*=|eval\(", text), name
 
 
 def test_every_module_that_is_imported_is_there() -> None:
-    for name in FILES:
+    for name in PATHS.values():
         for found in re.findall(r'from "\./([\w.]+)"', (FOLDER / name).read_text(encoding="utf-8")):
-            assert found in FILES
+            assert found in PATHS.values()
     page = (FOLDER / "index.html").read_text(encoding="utf-8")
     for path in re.findall(r'(?:src|href)="console/([\w.]+)"', page):
-        assert path in FILES
+        assert path in PATHS.values()
 
 
 def test_it_stays_small() -> None:
-    assert sum((FOLDER / name).stat().st_size for name in FILES) < MAX_BYTES
-    for name in FILES:
+    assert sum((FOLDER / name).stat().st_size for name in PATHS.values()) < MAX_BYTES
+    for name in PATHS.values():
         assert len((FOLDER / name).read_text(encoding="utf-8").splitlines()) <= MAX_LINES, name
 
 
@@ -87,6 +89,6 @@ def test_ids_that_scripts_use_are_in_the_page() -> None:
     page = (FOLDER / "index.html").read_text(encoding="utf-8")
     ids = re.findall(r'\bid="([\w-]+)"', page)
     assert len(ids) == len(set(ids))
-    for name in FILES:
+    for name in PATHS.values():
         for used in re.findall(r'byId\("([\w-]+)"\)', (FOLDER / name).read_text(encoding="utf-8")):
             assert used in ids, f"{name}: {used}"

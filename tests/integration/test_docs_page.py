@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, expect
 
 from tests.support.browser import chromium
 from tests.support.live_server import LiveServer
-from tilewire.service.gateway.api.docs import PATHS
+from tilewire.service.gateway.api.pages import DOCS_PATHS as PATHS
 
 
 @pytest.fixture(scope="module")

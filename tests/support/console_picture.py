@@ -20,7 +20,7 @@ from playwright.sync_api import Page, Route, ViewportSize
 
 from tests.support.browser import PHONE, chromium
 from tests.support.console_recording import DEFAULT_S, served_under_load
-from tilewire.service.gateway.api.console import load_assets
+from tilewire.service.gateway.api.pages import console_assets
 
 DESKTOP = ViewportSize(width=1280, height=900)
 REPLAYED = "http://console.invalid"
@@ -57,7 +57,7 @@ def _replay(page: Page, recording: Path) -> int:
     """Answers the page's questions from a recording, in its own time; returns how many seconds that has."""
     with gzip.open(recording, "rt", encoding="utf-8") as file:
         recorded: dict[str, Any] = json.load(file)
-    frames, assets = recorded["frames"], load_assets()
+    frames, assets = recorded["frames"], console_assets()
     began_s = time.monotonic()
     page.clock.install(time=recorded["began_at"])
 

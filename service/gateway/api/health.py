@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from tilewire.service.errors import Unavailable
-from tilewire.service.gateway.api.openapi.inference import describe_call, describe_ready
-from tilewire.service.gateway.api.openapi.native import describe_json, describe_metrics, describe_ready_alias
+from tilewire.service.gateway.api.openapi.native import describe_metrics
+from tilewire.service.gateway.api.openapi.parts import describe_json, describe_ready
 from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.gateway.request.response import json_response
 
@@ -18,7 +18,7 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.get(
         "/v2/health/live",
         summary="Whether the process answers.",
-        openapi_extra=describe_call("Live", "The process answers.", is_open=True),
+        openapi_extra=describe_json("Live", "The process answers.", is_open=True, is_oip=True),
     )
     @routes.get(
         "/healthz",
@@ -30,7 +30,9 @@ def router(gateway: Gateway) -> APIRouter:
         return json_response({"live": True})
 
     @routes.get("/v2/health/ready", summary="Whether requests are computed.", openapi_extra=describe_ready("Ready"))
-    @routes.get("/readyz", name="readyz", summary="Alias of ready.", openapi_extra=describe_ready_alias())
+    @routes.get(
+        "/readyz", name="readyz", summary="Alias of ready.", openapi_extra=describe_ready("Ready", is_oip=False)
+    )
     async def ready() -> Response:
         reason = why_not_ready(gateway)
         if reason is None:

@@ -17,10 +17,9 @@ from pathlib import Path
 import msgspec
 
 from tilewire.service.errors import Forbidden, Unauthorized
-from tilewire.service.gateway.api.docs import PATHS as DOCS_PATHS
+from tilewire.service.gateway.api.pages import CONSOLE_PATHS, DOCS_PATHS
 from tilewire.service.gateway.auth.flows import Flow, flow_of_key
 from tilewire.service.gateway.auth.quotas import Quotas
-from tilewire.service.gateway.console import PATHS
 from tilewire.service.gateway.grpc import paths
 from tilewire.service.keys import EVERYTHING, Key, KeysError, digest_of, read_keys
 
@@ -32,7 +31,7 @@ HEALTH_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/
 # What each word of `--keyless` opens. Exact paths, as the router will see them: another spelling needs a key.
 KEYLESS_PATHS: Mapping[str, frozenset[str]] = {
     "docs": frozenset({*DOCS_PATHS, "/openapi.json"}) | paths.REFLECTION_PATHS,
-    "console": frozenset(PATHS),
+    "console": frozenset(CONSOLE_PATHS),
     "metrics": frozenset({"/metrics"}),
 }
 

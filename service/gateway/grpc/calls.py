@@ -12,12 +12,12 @@ import msgspec
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import BodyTooLarge
 from tilewire.service.gateway.api.v2.answer import VERSION
-from tilewire.service.gateway.api.v2.calls import InferLimits
+from tilewire.service.gateway.api.v2.calls import InferLimits, ModelCall
 from tilewire.service.gateway.api.v2.decode import place_inputs
 from tilewire.service.gateway.api.v2.header import read_document
 from tilewire.service.gateway.api.v2.models import check_version
 from tilewire.service.gateway.api.v2.request import Header, InferRequest
-from tilewire.service.gateway.api.v2.task import MODEL, InferTask, make_task
+from tilewire.service.gateway.api.v2.task import InferTask
 from tilewire.service.gateway.grpc.document import document_of
 from tilewire.service.gateway.grpc.open_inference_pb2 import InferParameter, ModelInferRequest, ModelInferResponse
 from tilewire.service.gateway.grpc.wire import parse, read_frame, varint
@@ -28,7 +28,6 @@ from tilewire.service.gateway.request.offload import OFFLOAD_BYTES, LoopRoom, of
 from tilewire.service.gateway.request.programs import Programs
 from tilewire.service.ipc.arena import Lease
 from tilewire.service.ops.op import AnyOp, TensorType
-from tilewire.service.ops.registry import PROGRAM_FAMILY
 
 CONTENT_TYPE = "application/grpc"
 # Tag of `raw_output_contents`.
@@ -60,31 +59,8 @@ class RpcApi(msgspec.Struct, frozen=True):
         return RpcInferCall(op, self.limits, self.programs, self.model)
 
 
-class RpcInferCall(msgspec.Struct, frozen=True):
-    """An infer call before its frame is read; see `Call`.
-
-    Attributes:
-        op: Model.
-        limits: Bounds.
-        programs: Kept programs.
-        model: Name of the model.
-    """
-
-    op: AnyOp
-    limits: InferLimits
-    programs: Programs
-    model: str
-
-    residents: Mapping[str, str] = {}
-    writes: tuple[str, ...] = ()
-    lead_bytes: int = 0
-    needs_body: bool = True
-    program_field: str = MODEL
-
-    @property
-    def program(self) -> str | None:
-        """Name of the kept program; None for an op."""
-        return self.model if self.op is PROGRAM_FAMILY else None
+class RpcInferCall(ModelCall, frozen=True):
+    """An infer call before its frame is read."""
 
     async def decode(self, body: Lease | None, leases: Leases) -> InferTask:
         """Reads a frame."""
@@ -95,25 +71,17 @@ class RpcInferCall(msgspec.Struct, frozen=True):
                 f"contents: {len(message)} bytes outside raw_input_contents; "
                 f"the limit is {self.limits.max_json_bytes}, send tensors as raw contents"
             )
-        kept = None if self.program is None else await self.programs.find(self.program, leases, field=MODEL)
-        op = self.op if kept is None else kept.op
         room = LoopRoom(leases) if len(message) > OFFLOAD_BYTES else leases
-        header = await offload(len(message), read_message, op, message, [nbytes for _, nbytes in places])
         offsets = [body.offset + at for at, _ in places]
-        inputs = await offload(len(message), place_inputs, header.pending, offsets, body.offset, room)
-        has_numbers = any(pending.numbers is not None for pending in header.pending)
-        request = msgspec.structs.replace(header.request, inputs=inputs, has_numbers=has_numbers)
-        lead = None if has_numbers else lead_bytes
-        task = InferTask(
-            request=request,
-            lead_bytes=lead,
-            op=op,
-            leases=leases,
-            programs=self.programs,
-            form=RpcForm(self.model),
-            kept=kept,
-        )
-        return make_task(task, allows_regions=self.limits.allows_regions)
+
+        async def read(op: AnyOp) -> tuple[InferRequest, int | None]:
+            header = await offload(len(message), read_message, op, message, [nbytes for _, nbytes in places])
+            inputs = await offload(len(message), place_inputs, header.pending, offsets, body.offset, room)
+            has_numbers = any(pending.numbers is not None for pending in header.pending)
+            request = msgspec.structs.replace(header.request, inputs=inputs, has_numbers=has_numbers)
+            return request, None if has_numbers else lead_bytes
+
+        return await self.task(leases, read, RpcForm(self.model))
 
 
 def read_message(op: AnyOp, message: bytes, raw_bytes: Sequence[int]) -> Header:

@@ -19,6 +19,7 @@ from tilewire.service.gateway.api.v2.models import (
     statistics_for,
 )
 from tilewire.service.gateway.api.v2.shared_memory import (
+    check_no_cuda,
     check_registration,
     describe_region,
     forget_regions,
@@ -146,8 +147,7 @@ class ModelCalls:
         return pb.SystemSharedMemoryUnregisterResponse()
 
     async def _cuda_status(self, request: pb.CudaSharedMemoryStatusRequest, _context: RequestContext) -> Message:
-        if request.name:
-            raise UnknownName(f"no CUDA shared memory region {request.name[:64]!r} is registered")
+        check_no_cuda(request.name)
         return pb.CudaSharedMemoryStatusResponse()
 
     async def _cuda_register(self, request: pb.CudaSharedMemoryRegisterRequest, _context: RequestContext) -> Message:

@@ -82,13 +82,7 @@ def _fields(context: RequestContext, code: int, seconds: float, trace_id: str | 
         "receive_ms": round(context.receive_s * 1e3, 3) or None,
     }
     if context.timings is not None:
-        timings = context.timings
-        for stage, spent_ns in (
-            ("queue", timings.queue_ns),
-            ("h2d", timings.h2d_ns),
-            ("kernel", timings.kernel_ns),
-            ("d2h", timings.d2h_ns),
-        ):
+        for stage, spent_ns in context.timings.stages:
             fields[f"{stage}_ms"] = round(spent_ns / 1e6, 3) if spent_ns else None
     fields["send_ms"] = round(context.send_s * 1e3, 3) or None
     return {name: value for name, value in fields.items() if value is not None}

@@ -107,12 +107,7 @@ def stages_of(receive: tuple[int, int], timings: Timings | None, send: tuple[int
     spans = [Span("receive", *receive)] if receive[1] else []
     if timings is not None:
         at = timings.arrived_ns
-        for name, spent_ns in (
-            ("queue", timings.queue_ns),
-            ("h2d", timings.h2d_ns),
-            ("kernel", timings.kernel_ns),
-            ("d2h", timings.d2h_ns),
-        ):
+        for name, spent_ns in timings.stages:
             if spent_ns:
                 spans.append(Span(name, at, at + spent_ns))
             at += spent_ns

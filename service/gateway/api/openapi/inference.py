@@ -5,15 +5,15 @@ from __future__ import annotations
 from tilewire.service.errors import BeyondLimit, BodyTooLarge, LengthRequired, UnknownFormat, UnknownName
 from tilewire.service.gateway.api.openapi.parts import (
     ADMITTED,
-    ANYWHERE,
     BINARY,
     COMPUTED,
     KEYS,
     OCTETS,
     Described,
     answer,
+    describe_ready,
+    errors,
     json_content,
-    oip_errors,
     path_parameter,
     ref,
 )
@@ -39,48 +39,25 @@ _EXAMPLE = {
 }
 
 
-def describe_call(schema: str, description: str, *, is_open: bool = False) -> Described:
-    """Describes a call without parameters that answers JSON.
-
-    Args:
-        schema: Name of the answer's schema.
-        description: Description of the answer.
-        is_open: No key is needed.
-    """
-    causes = ANYWHERE if is_open else KEYS
-    return {"responses": {"200": answer(description, json_content(ref(schema)))} | oip_errors(causes)}
-
-
 def describe_index() -> Described:
     """Describes `POST /v2/repository/index`."""
     models = json_content({"type": "array", "items": ref("ModelIndexEntry")})
     causes = (*ADMITTED, BodyTooLarge, UnknownFormat)
     return {
         "requestBody": {"content": json_content(ref("ModelIndexRequest")), "required": False},
-        "responses": {"200": answer("Every model, and whether it is ready.", models)} | oip_errors(causes),
+        "responses": {"200": answer("Every model, and whether it is ready.", models)} | errors(causes, is_oip=True),
     }
 
 
 def describe_model_call(schema: str, description: str, *, is_versioned: bool) -> Described:
     """Describes a GET under `/v2/models/{model}`."""
-    responses = {"200": answer(description, json_content(ref(schema)))} | oip_errors(ADMITTED)
+    responses = {"200": answer(description, json_content(ref(schema)))} | errors(ADMITTED, is_oip=True)
     return {"parameters": _parameters(is_versioned), "responses": responses}
 
 
-def describe_ready(schema: str, *, is_versioned: bool | None = None) -> Described:
-    """Describes a call that is answered 503 while nothing is computed, with the reason in the same schema.
-
-    Args:
-        schema: Name of the answer's schema.
-        is_versioned: Whether the path has a version; None for one that names no model.
-    """
-    content = json_content(ref(schema))
-    is_model = is_versioned is not None
-    responses = oip_errors(ADMITTED if is_model else ANYWHERE) | {
-        "200": answer("Requests are computed.", content),
-        "503": answer("Not now, and why.", content),
-    }
-    return ({"parameters": _parameters(bool(is_versioned))} if is_model else {}) | {"responses": responses}
+def describe_model_ready(*, is_versioned: bool) -> Described:
+    """Describes `GET /v2/models/{model}/ready`."""
+    return describe_ready("ModelReady", _parameters(is_versioned))
 
 
 def describe_infer(*, is_versioned: bool) -> Described:
@@ -91,7 +68,7 @@ def describe_infer(*, is_versioned: bool) -> Described:
         "parameters": [*_parameters(is_versioned), _HEADER_LENGTH],
         "requestBody": {"content": body, "required": True},
         "responses": {"200": answer("The outputs, in JSON or behind it.", outputs, is_computed=True)}
-        | oip_errors(COMPUTED),
+        | errors(COMPUTED, is_oip=True),
     }
 
 
@@ -110,7 +87,7 @@ def describe_region_call(*, is_registration: bool = False, is_one: bool = True, 
         causes = (*ADMITTED, LengthRequired, BodyTooLarge, BeyondLimit)
     regions = json_content({"type": "array", "items": ref("SharedMemoryRegion")}) if is_status else None
     causes = (*causes, UnknownName) if is_one else causes
-    return described | {"responses": {"200": answer("Done.", regions)} | oip_errors(causes)}
+    return described | {"responses": {"200": answer("Done.", regions)} | errors(causes, is_oip=True)}
 
 
 def _parameters(is_versioned: bool) -> list[Described]:

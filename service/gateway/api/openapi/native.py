@@ -17,7 +17,6 @@ from tilewire.service.errors import (
 )
 from tilewire.service.gateway.api.openapi.parts import (
     ADMITTED,
-    ANYWHERE,
     BODY,
     COMPUTED,
     IF_MATCH,
@@ -169,25 +168,6 @@ def describe_programs() -> dict[str, Described]:
             "responses": computed,
         },
     }
-
-
-def describe_json(schema: str, description: str, *, is_open: bool = False) -> Described:
-    """Describes a GET without parameters that answers JSON.
-
-    Args:
-        schema: Name of the answer's schema.
-        description: Description of the answer.
-        is_open: No key is needed.
-    """
-    return {
-        "responses": {"200": answer(description, json_content(ref(schema)))} | errors(ANYWHERE if is_open else KEYS)
-    }
-
-
-def describe_ready_alias() -> Described:
-    """Describes `GET /readyz`, which is answered 503 with the reason while nothing is computed."""
-    ready = {"200": answer("Requests are computed.", json_content(ref("Ready")))}
-    return {"responses": errors(ANYWHERE) | ready | {"503": answer("Not now, and why.", json_content(ref("Ready")))}}
 
 
 def describe_metrics() -> Described:

@@ -91,17 +91,10 @@ def answer(
     return described if content is None else described | {"content": content}
 
 
-def errors(causes: Causes) -> Described:
-    """Describes the answers to errors, by status, as RFC 9457 problem details."""
-    return _errors(causes, {"application/problem+json": {"schema": ref("Problem")}})
-
-
-def oip_errors(causes: Causes) -> Described:
-    """Describes the answers to errors under `/v2`."""
-    return _errors(causes, json_content(ref("InferError")))
-
-
-def _errors(causes: Causes, content: Described) -> Described:
+def errors(causes: Causes, *, is_oip: bool = False) -> Described:
+    """Describes the answers to errors, by status: as RFC 9457 problem details, or in the form of `/v2`."""
+    problem = {"application/problem+json": {"schema": ref("Problem")}}
+    content = json_content(ref("InferError")) if is_oip else problem
     described: Described = {}
     for status in sorted({cause.status for cause in causes}):
         same = [cause for cause in causes if cause.status == status]
@@ -109,6 +102,35 @@ def _errors(causes: Causes, content: Described) -> Described:
         text = " ".join(f"{(cause.__doc__ or '').splitlines()[0]}" for cause in same)
         described[str(status)] = {"description": text, "headers": _headers(*names), "content": content}
     return described
+
+
+def describe_json(schema: str, description: str, *, is_open: bool = False, is_oip: bool = False) -> Described:
+    """Describes a call without parameters that answers JSON.
+
+    Args:
+        schema: Name of the answer's schema.
+        description: Description of the answer.
+        is_open: No key is needed.
+        is_oip: Its path is under `/v2`.
+    """
+    found = errors(ANYWHERE if is_open else KEYS, is_oip=is_oip)
+    return {"responses": {"200": answer(description, json_content(ref(schema)))} | found}
+
+
+def describe_ready(schema: str, parameters: list[Described] | None = None, *, is_oip: bool = True) -> Described:
+    """Describes a call that is answered 503 while nothing is computed, with the reason in the same schema.
+
+    Args:
+        schema: Name of the answer's schema.
+        parameters: Those of a path that names a model.
+        is_oip: Its path is under `/v2`.
+    """
+    content = json_content(ref(schema))
+    responses = errors(ANYWHERE if parameters is None else ADMITTED, is_oip=is_oip) | {
+        "200": answer("Requests are computed.", content),
+        "503": answer("Not now, and why.", content),
+    }
+    return ({} if parameters is None else {"parameters": parameters}) | {"responses": responses}
 
 
 def _headers(*names: str) -> Described:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from tilewire.service.gateway.api.openapi.native import describe_json
+from tilewire.service.gateway.api.openapi.parts import describe_json
 from tilewire.service.gateway.auth.authenticator import Access
 from tilewire.service.gateway.request.context import Gateway, context_of
 from tilewire.service.gateway.request.response import json_response

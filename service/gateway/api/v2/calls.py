@@ -6,7 +6,8 @@ Owns the length of the inference header, codings and limits on JSON. Implements 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import ClassVar
 
 import msgspec
 
@@ -16,7 +17,8 @@ from tilewire.service.gateway.api.v2.answer import encode_answer
 from tilewire.service.gateway.api.v2.compression import Coding, coding_of_answer, coding_of_body, deflate, inflate
 from tilewire.service.gateway.api.v2.decode import decode_request
 from tilewire.service.gateway.api.v2.request import InferRequest
-from tilewire.service.gateway.api.v2.task import InferTask, make_task
+from tilewire.service.gateway.api.v2.shared_memory import check_allowed
+from tilewire.service.gateway.api.v2.task import MODEL, AnswerForm, InferTask
 from tilewire.service.gateway.codecs.json_text import check_elements
 from tilewire.service.gateway.request.adapter import Answer
 from tilewire.service.gateway.request.admission import Leases
@@ -71,7 +73,7 @@ class InferApi:
         header_bytes = header_length(head)
         coding = coding_of_body(head.headers.get("content-encoding"))
         accepted = head.headers.get("accept-encoding")
-        call = InferCall(op, self._limits, header_bytes, coding, accepted, self._programs, model_of(head.path))
+        call = InferCall(op, self._limits, self._programs, model_of(head.path), header_bytes, coding, accepted)
         if coding is None:
             call.check_lengths(head.content_length)
         return call
@@ -96,36 +98,69 @@ def header_length(head: Head) -> int | None:
     return int(text)
 
 
-class InferCall(msgspec.Struct, frozen=True):
-    """Parsed head of an infer request; see `Call`.
+class ModelCall(msgspec.Struct, frozen=True):
+    """The part of a call that every transport has; see `Call`.
 
     Attributes:
         op: Model.
         limits: Bounds.
-        header_bytes: Length of the JSON at the body's begin; None for a body that is all JSON.
-        coding: Content coding of the body, or None.
-        accept_encoding: Value of the header, or None.
         programs: Kept programs.
         model: Name of the model.
     """
 
     op: AnyOp
     limits: InferLimits
-    header_bytes: int | None
-    coding: Coding | None
-    accept_encoding: str | None
     programs: Programs
     model: str
 
-    residents: Mapping[str, str] = {}
-    writes: tuple[str, ...] = ()
-    needs_body: bool = True
-    program_field: str = "model"
+    residents: ClassVar[Mapping[str, str]] = {}
+    writes: ClassVar[tuple[str, ...]] = ()
+    needs_body: ClassVar[bool] = True
+    program_field: ClassVar[str] = MODEL
 
     @property
     def program(self) -> str | None:
         """Name of the kept program; None for an op."""
         return self.model if self.op is PROGRAM_FAMILY else None
+
+    @property
+    def lead_bytes(self) -> int:
+        """See `Call`."""
+        return 0
+
+    async def task(
+        self, leases: Leases, request: Callable[[AnyOp], Awaitable[tuple[InferRequest, int | None]]], form: AnswerForm
+    ) -> InferTask:
+        """Reads a request for the op, or for that of the kept program.
+
+        Args:
+            leases: Source of slots.
+            request: Reads the body for an op; returns the request and `lead_bytes` of its task.
+            form: Form of the answer.
+        """
+        kept = None if self.program is None else await self.programs.find(self.program, leases, field=MODEL)
+        op = self.op if kept is None else kept.op
+        read, lead_bytes = await request(op)
+        task = InferTask(
+            request=read, lead_bytes=lead_bytes, op=op, leases=leases, programs=self.programs, form=form, kept=kept
+        )
+        if task.regions or task.out_regions:
+            check_allowed(self.limits.allows_regions)
+        return task
+
+
+class InferCall(ModelCall, frozen=True):
+    """Parsed head of an infer request; see `Call`.
+
+    Attributes:
+        header_bytes: Length of the JSON at the body's begin; None for a body that is all JSON.
+        coding: Content coding of the body, or None.
+        accept_encoding: Value of the header, or None.
+    """
+
+    header_bytes: int | None
+    coding: Coding | None
+    accept_encoding: str | None
 
     @property
     def lead_bytes(self) -> int:
@@ -165,24 +200,13 @@ class InferCall(msgspec.Struct, frozen=True):
         self.check_lengths(view.nbytes)
         json_bytes = view.nbytes if self.header_bytes is None else self.header_bytes
         room = LoopRoom(leases) if json_bytes > OFFLOAD_BYTES else leases
-        kept = (
-            None if self.program is None else await self.programs.find(self.program, leases, field=self.program_field)
-        )
-        op = self.op if kept is None else kept.op
-        request = await offload(json_bytes, decode_request, op, view, body.offset + at, self.header_bytes, room)
-        # Numbers of the JSON lie elsewhere, and so does all of an inflated body.
-        is_repeatable = self.coding is None and not request.has_numbers
-        form = HttpForm(self.limits.max_json_bytes, self.accept_encoding)
-        task = InferTask(
-            request=request,
-            lead_bytes=json_bytes if is_repeatable else None,
-            op=op,
-            leases=leases,
-            programs=self.programs,
-            form=form,
-            kept=kept,
-        )
-        return make_task(task, allows_regions=self.limits.allows_regions)
+
+        async def read(op: AnyOp) -> tuple[InferRequest, int | None]:
+            request = await offload(json_bytes, decode_request, op, view, body.offset + at, self.header_bytes, room)
+            # Numbers of the JSON lie elsewhere, and so does all of an inflated body.
+            return request, json_bytes if self.coding is None and not request.has_numbers else None
+
+        return await self.task(leases, read, HttpForm(self.limits.max_json_bytes, self.accept_encoding))
 
 
 class HttpForm(msgspec.Struct, frozen=True):

@@ -11,12 +11,12 @@ from fastapi import APIRouter, Request, Response
 from tilewire.service.errors import Unavailable
 from tilewire.service.gateway.api.health import why_not_ready
 from tilewire.service.gateway.api.openapi.inference import (
-    describe_call,
     describe_index,
     describe_infer,
     describe_model_call,
-    describe_ready,
+    describe_model_ready,
 )
+from tilewire.service.gateway.api.openapi.parts import describe_json
 from tilewire.service.gateway.api.v2.models import (
     configure_model,
     describe_model,
@@ -58,7 +58,7 @@ def _add_server(routes: APIRouter, gateway: Gateway) -> None:
     @routes.get(
         "/v2",
         summary="What serves, and with what.",
-        openapi_extra=describe_call("ServerMetadata", "The server."),
+        openapi_extra=describe_json("ServerMetadata", "The server.", is_oip=True),
     )
     async def server_metadata() -> Response:
         return json_response(describe_server(gateway))
@@ -75,7 +75,7 @@ def _add_statistics(routes: APIRouter, gateway: Gateway) -> None:
     @routes.get(
         "/v2/models/stats",
         summary="Statistics of every model.",
-        openapi_extra=describe_call("Statistics", "Counts and times of every model."),
+        openapi_extra=describe_json("Statistics", "Counts and times of every model.", is_oip=True),
     )
     async def statistics(request: Request) -> Response:
         return json_response({"model_stats": await statistics_for(gateway, context_of(request.scope).flow)})
@@ -112,8 +112,7 @@ def _add_models(routes: APIRouter, gateway: Gateway) -> None:
 
     _add(routes, "GET", "", "Inputs and outputs of a model.", model_metadata, _get("ModelMetadata"))
     _add(routes, "GET", "/config", "Configuration of a model.", model_configuration, _get("ModelConfiguration"))
-    ready = functools.partial(describe_ready, "ModelReady")
-    _add(routes, "GET", "/ready", "Whether a model computes.", model_ready, ready)
+    _add(routes, "GET", "/ready", "Whether a model computes.", model_ready, describe_model_ready)
     _add(routes, "POST", "/infer", "Compute.", infer, describe_infer)
 
 

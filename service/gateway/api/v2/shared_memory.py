@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewire.service.errors import InvalidRequest, NotOffered
+from tilewire.service.errors import InvalidRequest, NotOffered, UnknownName
 from tilewire.service.gateway.auth.authenticator import Access, authorise
 from tilewire.service.gateway.codecs.strict_json import parse_object
 from tilewire.service.gateway.request.context import Gateway
@@ -82,6 +82,16 @@ def make_region(name: str, key: object, offset: object, byte_size: object) -> Re
 def no_cuda(name: str) -> InvalidRequest:
     """The refusal of a region of CUDA shared memory."""
     return InvalidRequest(f"CUDA shared memory is not offered, so {name[:64]!r} cannot be registered")
+
+
+def check_no_cuda(name: str) -> None:
+    """Refuses to show a region of CUDA shared memory.
+
+    Raises:
+        UnknownName: One is named.
+    """
+    if name:
+        raise UnknownName(f"no CUDA shared memory region {name[:64]!r} is registered")
 
 
 def region_name(name: str) -> str:

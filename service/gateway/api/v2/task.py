@@ -7,7 +7,6 @@ from typing import Protocol
 
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.api.v2.request import InferRequest
-from tilewire.service.gateway.api.v2.shared_memory import check_allowed
 from tilewire.service.gateway.codecs.protocol import Placed
 from tilewire.service.gateway.request.adapter import Encoder, Region
 from tilewire.service.gateway.request.programs import OpTask
@@ -110,14 +109,3 @@ class InferTask(OpTask, frozen=True, kw_only=True):
                     f"{name}: shared_memory_byte_size is {region.byte_size}; {kind} takes {kind.nbytes} bytes"
                 )
         return self.form.encoder(self.op, self.request, outputs)
-
-
-def make_task(task: InferTask, *, allows_regions: bool) -> InferTask:
-    """Checks that a task may use the shared memory that it names.
-
-    Raises:
-        InvalidRequest: It names some, and shared memory is off.
-    """
-    if task.regions or task.out_regions:
-        check_allowed(allows_regions)
-    return task
