@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from tilewire.service.config.process import TlsSettings
 
 logger = logging.getLogger(__name__)
 
 RELOAD_S = 2.0
+T = TypeVar("T")
 
 
 class TlsError(Exception):
@@ -66,21 +69,43 @@ def version_of(tls: TlsSettings) -> tuple[object, ...]:
     return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in found)
 
 
+class CertificateWatch:
+    """Notices when the certificate's files change.
+
+    Args:
+        tls: The files.
+    """
+
+    def __init__(self, tls: TlsSettings) -> None:
+        self._tls = tls
+        self._version = version_of(tls)
+
+    def take(self, read: Callable[[], T]) -> T | None:
+        """Returns what `read` makes of files that have changed; None for none, and for files that cannot be used."""
+        try:
+            if (now := version_of(self._tls)) == self._version:
+                return None
+            self._version = now
+            found = read()
+            logger.info("the certificate was read again: %s", self._tls.certificate)
+        except (TlsError, OSError) as error:
+            logger.error("the certificate stays as it was: %s", error)  # noqa: TRY400  (the reason is the whole story)
+            return None
+        return found
+
+
 async def keep_certificate_current(context: ssl.SSLContext, tls: TlsSettings) -> None:
     """Reads the certificate again when its files change, until cancelled; files that cannot be used change nothing."""
-    version = version_of(tls)
+
+    def read() -> None:
+        # First into a context of its own: a chain with another's key must not reach the one that serves.
+        load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tls)
+        load_certificate(context, tls)
+
+    watch = CertificateWatch(tls)
     while True:
         await asyncio.sleep(RELOAD_S)
-        try:
-            if (now := version_of(tls)) == version:
-                continue
-            version = now
-            # First into a context of its own: a chain with another's key must not reach the one that serves.
-            load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tls)
-            load_certificate(context, tls)
-            logger.info("the certificate was read again: %s", tls.certificate)
-        except TlsError as error:
-            logger.error("the certificate stays as it was: %s", error)  # noqa: TRY400  (the reason is the whole story)
+        watch.take(read)
 
 
 def _refuse_password() -> str:

@@ -10,7 +10,7 @@ import socket
 import time
 import weakref
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
 from tilewire.service.gateway.auth.authenticator import HEALTH_PATHS
 from tilewire.service.gateway.connection.receive import Connection
@@ -34,27 +34,6 @@ FIRST_PROBE_S, LAST_PROBE_S = 0.02, 2.0
 TCP_CLOSE = 7
 
 
-class Limited(Connection, Protocol):
-    """A connection that is bounded.
-
-    Attributes:
-        loop: Event loop.
-        timeout_s: Longest time for a head to come, and longest time in which a client reads nothing of its answer.
-        timeout_keep_alive: Longest time without a request, in seconds.
-        is_busy: A request is under way.
-    """
-
-    loop: asyncio.AbstractEventLoop
-    timeout_s: float
-    timeout_keep_alive: int
-
-    @property
-    def is_busy(self) -> bool: ...
-    @property
-    def takes_interim(self) -> bool: ...
-    def send_400_response(self, msg: str) -> None: ...
-
-
 class Limits:
     """The timers of one connection.
 
@@ -66,9 +45,9 @@ class Limits:
         idle_since_s: End of the last request, on the loop's clock.
     """
 
-    def __init__(self, connection: Limited) -> None:
+    def __init__(self, connection: Connection) -> None:
         # Weak: the connection holds this, and both would wait for the garbage collector.
-        self._connection = cast("Limited", weakref.proxy(connection))
+        self._connection = cast("Connection", weakref.proxy(connection))
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._unsent_bytes = 0
         self.body_bytes = 0

@@ -295,7 +295,7 @@ class TilewireProtocol(HttpToolsProtocol):
             # Not at once: the one before is about to end, and has its slots until then.
             self.loop.call_soon(self._waiting.pop())
 
-    def release(self, stream: RequestStream) -> None:
+    def release(self, stream: object) -> None:
         """A request is over: on a connection that is gone, both would wait for each other and for the garbage collector."""
         if self.transport.is_closing() and self.cycle is stream:
             self.cycle = None

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+from collections.abc import Callable
 from typing import Protocol
 
 from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.server import ServerState
 
 from tilewire.service.errors import ClientGone, InvalidRequest, TilewireError
+from tilewire.service.gateway.auth.flows import Flow
 from tilewire.service.gateway.request.body import stalled, too_slow
 
 # Heads with small bodies come in one read; the rest of a larger body goes straight into its slot.
@@ -23,23 +27,47 @@ _NOTHING = memoryview(b"")
 
 
 class Connection(Protocol):
-    """Connection whose bytes are received.
+    """One connection, as its parts see it; `connection.protocol` implements it.
 
     Attributes:
         loop: Event loop.
         transport: Transport of the connection.
         flow: Whether reading and writing are paused.
         fd: Descriptor of the socket; -1 where bytes go through TLS.
+        receiver: Reading side.
+        client_flow: Flow of the client's address.
+        server_state: Headers of every answer, and running tasks.
+        logger: Uvicorn's.
+        access_logger: Uvicorn's.
+        on_gone: Called once when the client leaves.
+        timeout_s: Longest time for a head to come, without a byte of a body that is discarded, and in which a client reads
+            nothing of its answer.
+        timeout_keep_alive: Longest time without a request, in seconds.
         min_body_bytes_per_s: Least rate of a body that takes long.
         max_body_s: Longest time for a body at that rate: a longer body has a larger least rate.
+        is_busy: A request is under way.
+        takes_interim: An interim response may be written now.
     """
 
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
     flow: FlowControl
     fd: int
+    receiver: Receiver
+    client_flow: Flow
+    server_state: ServerState
+    logger: logging.Logger
+    access_logger: logging.Logger
+    on_gone: Callable[[], None] | None
+    timeout_s: float
+    timeout_keep_alive: int
     min_body_bytes_per_s: int
     max_body_s: float
+
+    @property
+    def is_busy(self) -> bool: ...
+    @property
+    def takes_interim(self) -> bool: ...
 
     def feed(self, data: memoryview, nbytes: int) -> None: ...
     def begin_body(self) -> None: ...
@@ -48,6 +76,11 @@ class Connection(Protocol):
     def connection_lost(self, exc: Exception | None) -> None: ...
     def pause_writing(self) -> None: ...
     def resume_writing(self) -> None: ...
+    def send_400_response(self, msg: str) -> None: ...
+    def default_lines(self) -> bytes: ...
+    def on_response_complete(self) -> None: ...
+    def release(self, stream: object) -> None: ...
+    def linger(self) -> None: ...
 
 
 class Receiver(asyncio.BufferedProtocol):

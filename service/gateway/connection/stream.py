@@ -9,15 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
-from uvicorn.server import ServerState
 
 from tilewire.service.errors import ClientGone, InvalidRequest
 from tilewire.service.gateway.auth.flows import Flow
 from tilewire.service.gateway.connection.driving import Driven
-from tilewire.service.gateway.connection.receive import Connection, Receiver
+from tilewire.service.gateway.connection.receive import Connection
 from tilewire.service.gateway.connection.write import CoalescingTransport, write_answer
 from tilewire.service.gateway.request.body import stalled
 
@@ -25,33 +24,6 @@ logger = logging.getLogger(__name__)
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _NOTHING = memoryview(b"")
-
-
-class StreamOwner(Connection, Protocol):
-    """The connection of a stream; `connection.protocol` implements it.
-
-    Attributes:
-        receiver: Reading side of the connection.
-        server_state: Headers of every answer, and running tasks.
-        access_logger: Uvicorn's.
-        logger: Uvicorn's.
-        on_gone: Called once when the client leaves.
-        timeout_s: Longest time without a byte of a body that is discarded.
-        client_flow: Flow of the client's address.
-    """
-
-    receiver: Receiver
-    server_state: ServerState
-    logger: logging.Logger
-    access_logger: logging.Logger
-    on_gone: Callable[[], None] | None
-    timeout_s: float
-    client_flow: Flow
-
-    def default_lines(self) -> bytes: ...
-    def on_response_complete(self) -> None: ...
-    def release(self, stream: RequestStream) -> None: ...
-    def linger(self) -> None: ...
 
 
 class RequestStream(Driven, RequestResponseCycle):
@@ -65,7 +37,7 @@ class RequestStream(Driven, RequestResponseCycle):
 
     _event: asyncio.Event | None
 
-    def __init__(self, owner: StreamOwner, content_length: int | None = None, unparsed: memoryview = _NOTHING) -> None:
+    def __init__(self, owner: Connection, content_length: int | None = None, unparsed: memoryview = _NOTHING) -> None:
         # Not uvicorn's constructor: a request of an op needs neither a scope nor a transport of its own.
         self._owner = owner
         self.flow = owner.flow

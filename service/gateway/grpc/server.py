@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,7 @@ from tilewire.service.gateway.grpc.open_inference_pb2 import DESCRIPTOR
 from tilewire.service.gateway.grpc.paths import HEALTH_SERVICE, INFER, REFLECTION_SERVICES, SERVICE, STREAM_INFER
 from tilewire.service.gateway.grpc.status import code_of
 from tilewire.service.gateway.request.context import Gateway
-from tilewire.service.tls import TlsError, make_context, version_of
-
-logger = logging.getLogger(__name__)
+from tilewire.service.tls import CertificateWatch, make_context
 
 # A client may ping an idle connection this often; the library's own bound would close connections of clients that do.
 MIN_PING_MS = 10_000
@@ -186,37 +183,21 @@ def credentials_of(tls: TlsSettings) -> grpc.ServerCredentials:
         TlsError: One cannot be used.
     """
     make_context(tls)
-    reloader = _Reloader(tls)
-    return grpc.dynamic_ssl_server_credentials(
-        reloader.configuration(), reloader.fetch, require_client_authentication=tls.client_ca is not None
-    )
+    watch = CertificateWatch(tls)
 
-
-class _Reloader:
-    """The certificate as it is now; gRPC asks at each handshake, in a thread of its own."""
-
-    def __init__(self, tls: TlsSettings) -> None:
-        self._tls = tls
-        self._version = version_of(tls)
-
-    def configuration(self) -> object:
-        tls = self._tls
+    def configuration() -> object:
         pair = Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes()
         client_ca = None if tls.client_ca is None else Path(tls.client_ca).read_bytes()
         return grpc.ssl_server_certificate_configuration([pair], root_certificates=client_ca)
 
-    def fetch(self) -> object:
-        """Returns the new certificate; None for none."""
-        try:
-            if (now := version_of(self._tls)) == self._version:
-                return None
-            self._version = now
-            make_context(self._tls)
-            logger.info("the certificate was read again: %s", self._tls.certificate)
-            return self.configuration()
-        except (TlsError, OSError) as error:
-            logger.error("the certificate stays as it was: %s", error)  # noqa: TRY400  (the reason is the whole story)
-            return None
+    def read() -> object:
+        make_context(tls)
+        return configuration()
+
+    # gRPC asks at each handshake, in a thread of its own.
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(), lambda: watch.take(read), require_client_authentication=tls.client_ca is not None
+    )
 
 
 def _reader(parse: Callable[[bytes], object]) -> Callable[[bytes], object]:
