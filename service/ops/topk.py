@@ -13,6 +13,8 @@ from tilewire.service.ops.op import (
     JoinStrategy,
     Op,
     OpOptions,
+    Selection,
+    Sharding,
     TensorType,
     Types,
     WarmupCase,
@@ -67,3 +69,10 @@ class Topk(Op[TopkOptions]):
     def chunking(self, types: Types, options: TopkOptions, outputs: Sequence[TensorType]) -> Chunking | None:
         """Rows of a matrix."""
         return Chunking(("x",)) if len(types["x"].shape) == 2 and options.axis in (-1, 1) else None
+
+    def sharding(self, types: Types, options: TopkOptions) -> Sharding | None:
+        """Elements of each row; the best of all parts are the best."""
+        assert options.k is not None, "This is a bug: planned without k."
+        if options.axis not in (-1, len(types["x"].shape) - 1):
+            return None
+        return Sharding("x", {"x": -1}, Selection(options.k, options.largest, is_nan_large=True))

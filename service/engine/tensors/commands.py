@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from tilewire.service.engine.backends.contract import Backend
+from tilewire.service.engine.backends.contract import Backend, HostBytes
 from tilewire.service.engine.loop.jobs import BoundJob, Client, Copied
 from tilewire.service.engine.loop.resolve import in_segment
 from tilewire.service.engine.metrics import EngineMetrics
@@ -206,12 +206,12 @@ class TensorStore:
 
     def _change(self, client: Client, message: PutTensor | DeleteTensor | OrderTensor | AdoptTensor) -> Tensors:
         match message:
-            case PutTensor(name=name, source=source, placement=placement):
+            case PutTensor(name=name, source=source, placement=placement, axis=axis):
                 uploaded = in_segment(client, source)
                 if self.residents.is_home(name):
-                    info, was_there = self.residents.put(name, uploaded, placement)
+                    info, was_there = self.residents.put(name, uploaded, placement, axis)
                     return Tensors(message.id, (info,), replaced=was_there)
-                info, ticket = self.residents.hold(name, uploaded, placement)
+                info, ticket = self.residents.hold(name, uploaded, placement, axis)
                 client.tickets.add(ticket)
                 return Tensors(message.id, (info,), ticket=ticket)
             case OrderTensor(ticket=ticket):
@@ -283,9 +283,17 @@ class TensorStore:
 
     def _download(self, client: Client, message: GetTensor) -> Done | Stale:
         resident = self.residents.get(message.name)
-        if resident.tensor is None or resident.type != message.expected:
+        part, is_right = resident.part, resident.type == message.expected
+        if message.version or part is not None:
+            is_right = is_right and message.version == resident.version
+        if resident.tensor is None or not is_right:
             return Stale(message.id, (self.residents.info(message.name),))
-        self.backend.download(resident.tensor, in_segment(client, Upload(message.expected, message.out_offset)))
+        into = in_segment(client, Upload(message.expected, message.out_offset))
+        if part is not None:
+            kind, pitch = part.rows_in(resident.type)
+            offset = into.offset + part.offset_in(resident.type)
+            into = HostBytes(into.mapped, kind, offset, pitch=pitch)
+        self.backend.download(resident.tensor, into)
         return Done(message.id, Timings())
 
     def _residing(self) -> Residing:

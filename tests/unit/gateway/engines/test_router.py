@@ -23,6 +23,7 @@ from tilewire.service.errors import (
 from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
 from tilewire.service.gateway.engines.client import NOT_RESIDING, Reply
 from tilewire.service.gateway.engines.router import Engines
+from tilewire.service.ipc.arena import Arena, Lease, Segment
 from tilewire.service.ipc.board import VersionBoard, home_of
 from tilewire.service.ipc.messages import (
     AdoptTensor,
@@ -123,8 +124,17 @@ class Stays:
 class Held:
     """Slots of a request."""
 
+    def __init__(self) -> None:
+        self.arena = Arena(Segment.create("test-router", 2**16))
+
     def hold_until(self, answered: asyncio.Future[Reply]) -> None:
         self.answered = answered
+
+    async def wait(self, nbytes: int) -> Lease:
+        return self.arena.lease(nbytes)
+
+    def give_back(self, lease: Lease) -> None:
+        lease.release()
 
 
 class Leaves(Stays):
