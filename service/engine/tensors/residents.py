@@ -323,7 +323,7 @@ class Residents:
         older, home = self._by_name.get(info.name), home_of(info.name, len(self.versions))
         is_last = info.version > self.versions[home] if older is None else older.version <= info.version
         if is_last:
-            resident.version = info.version
+            resident.version, resident.created = info.version, info.created
             self._set(info.name, resident)
         self._request_part(info.name)
         return resident if is_last else None

@@ -415,6 +415,7 @@ class Engines:
         )
 
     def _forget_template(self, template_id: int) -> None:
+        self._shards.forget()
         for engine in self._engines:
             engine.forget(template_id)
 

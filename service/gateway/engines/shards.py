@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -19,7 +18,6 @@ import msgspec
 from tilewire.service.errors import (
     ClientGone,
     DeadlinePassed,
-    InvalidRequest,
     Lost,
     TilewireError,
     Unavailable,
@@ -29,6 +27,7 @@ from tilewire.service.gateway.auth.flows import Flow
 from tilewire.service.gateway.engines.asking import ask, when_followed
 from tilewire.service.gateway.engines.client import Engine, Reply
 from tilewire.service.gateway.engines.directory import Directory
+from tilewire.service.gateway.engines.division import Division, divide
 from tilewire.service.gateway.engines.locator import Locator
 from tilewire.service.gateway.engines.templates import Templates
 from tilewire.service.ipc.arena import Lease
@@ -38,7 +37,6 @@ from tilewire.service.ipc.messages import (
     Done,
     GetTensor,
     InputSpec,
-    OutputSpec,
     PutTensor,
     Stale,
     Stored,
@@ -48,10 +46,6 @@ from tilewire.service.ipc.messages import (
     Timings,
     Upload,
 )
-from tilewire.service.ops.merge import MERGE, MergeOptions
-from tilewire.service.ops.op import Sharding, TensorType
-from tilewire.service.ops.registry import op_for
-from tilewire.service.placement import Part, part_of
 
 # An engine that works says itself that a deadline has passed, and then the slots are free; it has so long for that.
 DEADLINE_GRACE_NS = 20_000_000
@@ -148,26 +142,6 @@ class Pinned(NamedTuple):
     mark: int
 
 
-class Division(NamedTuple):
-    """A request, divided.
-
-    Attributes:
-        sharding: Division, as the op describes it.
-        residents: Its residents.
-        parts: Part of each engine of the main input.
-        jobs: Template and offsets of each engine; those of outputs count from the begin of their slot.
-        widths: Length of the last axis of each engine's outputs.
-        outputs: Dtypes and shapes of the outputs before they are merged.
-    """
-
-    sharding: Sharding
-    residents: Sequence[Pinned]
-    parts: Sequence[Part]
-    jobs: Sequence[tuple[Template, tuple[int, ...], tuple[int, ...]]]
-    widths: Sequence[int]
-    outputs: Sequence[TensorType]
-
-
 class Shards:
     """Uploads, downloads and computes with residents that lie in parts on all engines.
 
@@ -187,6 +161,8 @@ class Shards:
         self._locator = locator
         self._templates = templates
         self._runs = runs
+        # By the number of the template, with the versions of its residents.
+        self._divisions: dict[int, tuple[tuple[int, ...], Division]] = {}
 
     # ── tensors ───────────────────────────────────────────────────────────────────────────────────
 
@@ -278,101 +254,76 @@ class Shards:
             return None
         if changed := [one.info for spec in template.inputs if (one := _changed(spec, residents)) is not None]:
             return Stale(0, tuple(changed))
-        division = self._divide(template, offsets, residents)
-        field = division.sharding.field
+        division = self._division(template, residents)
+        field = division.field
         self._check_all_ready(f"{field}: a part of {residents[field].info.name!r} is on an engine that is restarting")
-        places = offsets[len(offsets) - len(template.outputs) :]
-        if division.sharding.selection is not None:
-            return await self._select(template, places, division, request)
-        if template.outputs[0].resident is not None:
-            return await self._store(template, division, request)
-        return await self._run(division, places, request)
-
-    def _divide(self, template: Template, offsets: tuple[int, ...], residents: Mapping[str, Pinned]) -> Division:
-        """Divides a request into a job for each engine.
-
-        Raises:
-            InvalidRequest: The op does not take a part of a resident.
-        """
-        types = {spec.name: spec.type for spec in template.inputs}
-        op = op_for(template.op, template.options)
-        sharding = op.sharding(types, template.options)
-        sharding = check_sharding(template.op, sharding, {field: one.info for field, one in residents.items()})
-        if sharding.selection is None and any(one.region is not None for one in template.outputs):
-            raise InvalidRequest(f"{op.outputs[0]}: shared memory takes no result of a sharded {sharding.field}")
-        count, main = len(self._engines), types[sharding.field]
-        parts = [part_of(main, sharding.axes[sharding.field], index, count) for index in range(count)]
-        cuts = [_cut(template.inputs, offsets, sharding, residents, one) for one in parts]
-        selection = sharding.selection
-        options = [
-            template.options
-            if selection is None
-            else msgspec.structs.replace(template.options, k=min(selection.k, one.end - one.begin))
-            for one in parts
-        ]
-        inferred = [
-            op.infer({spec.name: spec.type for spec in specs}, option)
-            for (specs, _), option in zip(cuts, options, strict=True)
-        ]
-        widths = [outputs[0].shape[-1] for outputs, _ in inferred]
-        wholes = [TensorType(one.dtype, (*one.shape[:-1], sum(widths))) for one in inferred[0][0]]
-        pitches = [TensorType(one.dtype, one.shape[-1:]).nbytes for one in wholes]
-        jobs = []
-        begins = itertools.accumulate(widths, initial=0)
-        for (specs, own), option, (outputs, flops), begin in zip(cuts, options, inferred, begins, strict=False):
-            outs = tuple(OutputSpec(one, pitch=pitch) for one, pitch in zip(outputs, pitches, strict=True))
-            nbytes = sum(spec.type.nbytes for spec in specs) + sum(one.nbytes for one in outputs)
-            within = tuple(TensorType(one.dtype, (begin,)).nbytes for one in outputs)
-            jobs.append((self._templates.find(template.op, specs, option, outs, (flops, nbytes)), own, within))
-        return Division(sharding, tuple(residents.values()), parts, jobs, widths, wholes)
-
-    async def _select(
-        self, template: Template, places: tuple[int, ...], division: Division, request: Request
-    ) -> Done | None:
-        """Has every engine write its best elements into slots of their own, and an engine merge these."""
-        selection = division.sharding.selection
-        assert selection is not None, "This is a bug."
+        if division.merge is None and template.outputs[0].resident is None:
+            begin = len(offsets) - len(template.outputs)
+            return await self._run(division, offsets[:begin], offsets[begin:], residents, request)
         slots = [await request.slots.wait(one.nbytes) for one in division.outputs]
-        candidates = tuple(slot.offset for slot in slots)
-        found = await self._run(division, candidates, request)
-        if found is not None:
-            parts = tuple((width, part.begin) for width, part in zip(division.widths, division.parts, strict=True))
-            merge = self._templates.find(
-                MERGE,
-                tuple(InputSpec(name, one) for name, one in zip(("values", "indices"), division.outputs, strict=True)),
-                MergeOptions(selection.k, selection.largest, selection.is_nan_large, parts),
-                template.outputs,
-                (0, sum(one.nbytes for one in division.outputs)),
-            )
-            merged = await self._runs.compute(merge, (*candidates, *places), **request._asdict())
-            assert isinstance(merged, Done), "This is a bug: a merge has no residents."
-            timings = _added(found.timings, merged.timings)
-            found = msgspec.structs.replace(found, timings=timings)
+        places = tuple(slot.offset for slot in slots)
+        done = await self._run(division, offsets, places, residents, request)
+        if done is not None and division.merge is None:
+            done = await self._stored(done, template, places[0])
+        elif done is not None and division.merge is not None:
+            begin = len(offsets) - len(template.outputs)
+            done = await self._merged(done, division.merge, (*places, *offsets[begin:]), request)
         for slot in slots:
             request.slots.give_back(slot)
-        return found
-
-    async def _store(self, template: Template, division: Division, request: Request) -> Done | None:
-        """Uploads the product of all parts: it may be on any engine, or sharded itself."""
-        (output,) = template.outputs
-        assert output.resident is not None, "This is a bug."
-        slot = await request.slots.wait(output.type.nbytes)
-        done = await self._run(division, (slot.offset,), request)
-        if done is not None:
-            info, was_there = await self._runs.put(output.resident, Upload(output.type, slot.offset))
-            done = msgspec.structs.replace(done, stored=Stored(info, replaced=was_there))
-        request.slots.give_back(slot)
         return done
 
-    async def _run(self, division: Division, places: tuple[int, ...], request: Request) -> Done | None:
-        """Runs the parts, and waits until every engine has ended with its own."""
+    def forget(self) -> None:
+        """Drops all divisions: engines forget one of their templates."""
+        self._divisions.clear()
+
+    def _division(self, template: Template, residents: Mapping[str, Pinned]) -> Division:
+        """Returns the jobs of a template; those of the last versions of its residents are kept."""
+        versions = tuple(one.info.version for one in residents.values())
+        kept = self._divisions.get(template.id)
+        if kept is None or kept[0] != versions:
+            infos = {field: one.info for field, one in residents.items()}
+            kept = versions, divide(template, infos, len(self._engines), self._templates)
+            self._divisions[template.id] = kept
+        return kept[1]
+
+    async def _merged(self, parts: Done, merge: Template, offsets: tuple[int, ...], request: Request) -> Done:
+        """Has one engine choose the best of what all have chosen."""
+        merged = await self._runs.compute(merge, offsets, **request._asdict())
+        assert isinstance(merged, Done), "This is a bug: a merge has no residents."
+        return msgspec.structs.replace(parts, timings=_added(parts.timings, merged.timings))
+
+    async def _stored(self, parts: Done, template: Template, place: int) -> Done:
+        """Uploads a product of all parts: it may be on any engine, or sharded itself."""
+        (output,) = template.outputs
+        assert output.resident is not None, "This is a bug."
+        info, was_there = await self._runs.put(output.resident, Upload(output.type, place))
+        return msgspec.structs.replace(parts, stored=Stored(info, replaced=was_there))
+
+    async def _run(
+        self,
+        division: Division,
+        offsets: Sequence[int],
+        places: Sequence[int],
+        residents: Mapping[str, Pinned],
+        request: Request,
+    ) -> Done | None:
+        """Runs the parts, and waits until every engine has ended with its own.
+
+        Args:
+            division: The parts.
+            offsets: Offsets of the inputs that are no residents, first.
+            places: Offsets of the outputs.
+            residents: Residents of the request.
+            request: The rest of the job.
+        """
         client, deadline_ns = request.client, request.deadline_ns
         sent: list[tuple[Engine, int]] = []
         futures: list[asyncio.Future[Reply]] = []
-        for engine, (template, own, within) in zip(self._engines, division.jobs, strict=True):
-            outs = (place + at for place, at in zip(places, within, strict=True))
+        for engine, job in zip(self._engines, division.jobs, strict=True):
+            own = (at + shift for at, shift in zip(offsets, job.shifts, strict=False))
+            outs = (place + begin for place, begin in zip(places, job.begins, strict=True))
             request_id, future = engine.submit(
-                template, (*own, *outs), deadline_ns=deadline_ns, priority=request.priority, flow=request.flow
+                job.template, (*own, *outs), deadline_ns=deadline_ns, priority=request.priority, flow=request.flow
             )
             sent.append((engine, request_id))
             futures.append(future)
@@ -393,7 +344,7 @@ class Shards:
             del futures
         if error is not None:
             raise error
-        if not await self._is_whole(replies, division.residents):
+        if not await self._is_whole(replies, residents.values()):
             return None
         if client.is_disconnected:
             raise ClientGone("the client left before its answer")
@@ -431,67 +382,12 @@ class Shards:
             raise Unavailable(problem)
 
 
-def check_sharding(op: str, sharding: Sharding | None, infos: Mapping[str, TensorInfo]) -> Sharding:
-    """Refuses a request that needs more of a sharded resident than its parts.
-
-    Args:
-        op: Name of the op.
-        sharding: Division of the request; None when it cannot be divided.
-        infos: Residents by input.
-
-    Returns:
-        The division.
-
-    Raises:
-        InvalidRequest: The detail names the input.
-    """
-    for field, info in infos.items():
-        if not info.axis:
-            continue
-        if sharding is None or field not in sharding.axes:
-            raise InvalidRequest(f"{field}: {info.name!r} is sharded, and {op} needs it whole")
-        if sharding.axes[field] != info.axis:
-            raise InvalidRequest(
-                f"{field}: {info.name!r} is sharded along axis {info.axis}; {op} needs axis={sharding.axes[field]} here"
-            )
-        if not (sharding.field in infos and infos[sharding.field].axis):
-            raise InvalidRequest(f"{field}: {info.name!r} is sharded, but {sharding.field} is not")
-    assert sharding is not None, "This is a bug: nothing is sharded."
-    return sharding
-
-
 def _changed(spec: InputSpec, residents: Mapping[str, Pinned]) -> Pinned | None:
     """Returns the resident of an input if it is not as it was planned."""
     one = residents.get(spec.name)
     if one is None or (one.info.type == spec.type and spec.version in (None, one.info.version)):
         return None
     return one
-
-
-def _cut(
-    inputs: Sequence[InputSpec],
-    offsets: Sequence[int],
-    sharding: Sharding,
-    residents: Mapping[str, Pinned],
-    part: Part,
-) -> tuple[tuple[InputSpec, ...], tuple[int, ...]]:
-    """Returns the inputs of one engine, and the offsets of those that are no residents."""
-    specs: list[InputSpec] = []
-    own: list[int] = []
-    given = iter(offsets)
-    for spec in inputs:
-        axis, kind, offset, version, cut = sharding.axes.get(spec.name), spec.type, 0, None, None
-        if axis is not None:
-            cut = Part(axis, part.begin, part.end)
-            kind, offset = cut.type_of(spec.type), cut.offset_in(spec.type)
-        if spec.resident is not None:
-            version = residents[spec.name].info.version
-            specs.append(msgspec.structs.replace(spec, type=kind, version=version, part=cut))
-        else:
-            # What is cut in a body has one row: its part is in one piece.
-            specs.append(msgspec.structs.replace(spec, type=kind))
-            own.append(next(given) + offset)
-    return tuple(specs), tuple(own)
 
 
 def _is_moved(reply: Reply | TilewireError) -> bool:

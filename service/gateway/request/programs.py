@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import msgspec
 
 from tilewire.service.errors import Unavailable, UnknownName
+from tilewire.service.gateway.engines.division import check_sharding
 from tilewire.service.gateway.engines.router import Engines
-from tilewire.service.gateway.engines.shards import check_sharding
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.ipc.messages import Done, TensorInfo, Upload
 from tilewire.service.ops.op import Limits, TensorType
