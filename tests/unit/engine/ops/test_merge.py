@@ -12,7 +12,7 @@ from tilewire.service.engine.ops.op import Operands
 from tilewire.service.engine.ops.registry import ENGINE_OPS
 from tilewire.service.ops.merge import MergeOptions
 from tilewire.service.ops.op import OpOptions
-from tilewire.service.ops.search import SearchOptions
+from tilewire.service.ops.search import Metric, SearchOptions
 from tilewire.service.ops.topk import TopkOptions
 
 EDGES = (0, 5, 9, 30)
@@ -42,7 +42,7 @@ def test_the_best_of_parts_are_those_of_the_whole(dtype: torch.dtype, largest: b
 
 
 @pytest.mark.parametrize("metric", ["dot", "l2"])
-def test_scores_that_are_no_numbers_come_last(metric: str) -> None:
+def test_scores_that_are_no_numbers_come_last(metric: Metric) -> None:
     a, b = torch.tensor([[1.0], [-2.0]]), torch.randint(-2, 3, (30, 1)).float()
     b[3] = b[7] = b[20] = torch.nan
     bias = torch.zeros(30)

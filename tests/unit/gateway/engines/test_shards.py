@@ -375,10 +375,10 @@ def test_a_download_is_whole_or_described_anew() -> None:
         assert await answer(scene.engines[0], Tensors(0, (sharded(8),))) == DescribeTensor(0, W, 7)
         assert isinstance(await task, Stale)
         # One that needs no parts takes the way of all tensors.
-        alone = Engines([ScriptedEngine(0)])
-        put = asyncio.ensure_future(alone.put(W, SOURCE, "shard", -1))
+        engine = ScriptedEngine(0)
+        put = asyncio.ensure_future(Engines([engine]).put(W, SOURCE, "shard", -1))
         await settle()
         put.cancel()
-        assert alone._engines[0].sent == [PutTensor(0, W, SOURCE, "single")]
+        assert engine.sent == [PutTensor(0, W, SOURCE, "single")]
 
     asyncio.run(run())
