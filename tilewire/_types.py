@@ -21,7 +21,7 @@ UnaryFunction = Literal[
 ]  # fmt: skip
 PointwiseFunction = BinaryFunction | UnaryFunction
 # Devices of a host that hold a tensor: all, one, or by its size.
-Placement = Literal["auto", "replicate", "single"]
+Placement = Literal["auto", "replicate", "single", "shard"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,9 @@ class TensorInfo:
         created: Time when it was stored, as the server writes times; None where it is left out.
         last_used: Time when a request last used it, likewise.
         hits: Number of requests that used it, likewise.
-        placement: Devices that shall hold it, `replicate` for all or `single`; likewise.
-        engines: Devices that hold it, by index; likewise.
+        placement: Devices that shall hold it, `replicate` for all, `single`, or `shard` for all with a part each; likewise.
+        engines: Devices that hold it, or a part of it, by index; likewise.
+        axis: Axis along which it is cut, from the last, -1; None where it is not cut.
     """
 
     name: str
@@ -49,6 +50,7 @@ class TensorInfo:
     hits: int | None = None
     placement: str | None = None
     engines: tuple[int, ...] | None = None
+    axis: int | None = None
 
 
 class Resident:

@@ -151,6 +151,8 @@ class EngineMetrics:
         self._batch_requests.observe((op,), len(batch))
         kernel_s = timings.kernel_ns * 1e-9
         parts = joint_work(batch)
+        if not parts:
+            return
         costs = [part.flops / self._flops_per_byte + part.moved_bytes for part in parts]
         total = sum(costs) or 1.0
         for part, cost in zip(parts, costs, strict=True):

@@ -15,7 +15,7 @@ from tilewire.service.errors import BY_CODE, InternalError, TilewireError
 from tilewire.service.match import Match
 from tilewire.service.ops.op import TensorType
 from tilewire.service.ops.registry import Options
-from tilewire.service.placement import Placement
+from tilewire.service.placement import Part, Placement
 
 MAX_FRAME_BYTES = 64 * 2**20
 LENGTH_BYTES = 4
@@ -47,6 +47,7 @@ class InputSpec(msgspec.Struct, frozen=True, array_like=True):
         region: Name of a registered region, or None.
         fortran: Whether the bytes are in Fortran order.
         version: Version that the resident must have; None for any.
+        part: Part of the resident that is the input; None for all of it.
     """
 
     name: str
@@ -55,6 +56,7 @@ class InputSpec(msgspec.Struct, frozen=True, array_like=True):
     region: str | None = None
     fortran: bool = False
     version: int | None = None
+    part: Part | None = None
 
 
 class OutputSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -65,12 +67,14 @@ class OutputSpec(msgspec.Struct, frozen=True, array_like=True):
         region: Name of the registered region that takes it, or None for the gateway's segment.
         resident: Name under which it stays on the device, or None. It then has no offset.
         durable: It becomes resident once a host copy exists.
+        pitch: Bytes from row to row of a result that other engines complete; 0 where rows follow one another.
     """
 
     type: TensorType
     region: str | None = None
     resident: str | None = None
     durable: bool = False
+    pitch: int = 0
 
 
 class TensorInfo(msgspec.Struct, frozen=True):
@@ -84,8 +88,10 @@ class TensorInfo(msgspec.Struct, frozen=True):
         hits: Requests that read it.
         version: Position of its last change in the home engine's order; 0 for a tensor that was loaded from a file.
         placement: Engines that shall hold it.
-        engines: Engines that hold it for certain; empty for all.
+        engines: Engines that hold it, or a part of it, for certain; empty for all.
         stored: Version of its file in the folder of `--store`; 0 for a tensor without one.
+        axis: Axis along which a sharded tensor is cut, from the last, -1; 0 for a tensor in one piece.
+        num_parts: Number of engines that shall have a part each; 0 for a tensor in one piece.
     """
 
     name: str
@@ -97,6 +103,8 @@ class TensorInfo(msgspec.Struct, frozen=True):
     placement: Placement = "replicate"
     engines: tuple[int, ...] = ()
     stored: int = 0
+    axis: int = 0
+    num_parts: int = 0
 
     @property
     def tag(self) -> int:
@@ -216,6 +224,7 @@ class PutTensor(msgspec.Struct, frozen=True, array_like=True, tag="put"):
         name: Name of the tensor.
         source: Bytes of the tensor.
         placement: Engines that shall hold it.
+        axis: As in `TensorInfo`.
         match: Condition on the tensor that it replaces, for the home engine, or for the store.
     """
 
@@ -223,6 +232,7 @@ class PutTensor(msgspec.Struct, frozen=True, array_like=True, tag="put"):
     name: str
     source: Upload
     placement: Placement = "replicate"
+    axis: int = 0
     match: Match | None = None
     request_id: str = ""
 
@@ -273,12 +283,21 @@ class AwaitCopy(msgspec.Struct, frozen=True, array_like=True, tag="copy"):
 
 
 class GetTensor(msgspec.Struct, frozen=True, array_like=True, tag="get"):
-    """Write the resident `name` of type `expected` to `out_offset`."""
+    """Write the resident `name` of type `expected` to `out_offset`.
+
+    Attributes:
+        id: Number of this request.
+        name: Name of the tensor.
+        expected: Dtype and shape of the whole tensor.
+        out_offset: Offset of its first byte in the segment.
+        version: Version that it must have; 0 for any. A part of a sharded tensor is written only with a version.
+    """
 
     id: int
     name: str
     expected: TensorType
     out_offset: int
+    version: int = 0
     request_id: str = ""
 
 

@@ -17,6 +17,7 @@ from tilewire.service.ops.op import (
     Op,
     OpOptions,
     OutDType,
+    Sharding,
     TensorType,
     Types,
     WarmupCase,
@@ -109,6 +110,14 @@ class Matmul(Op[MatmulOptions]):
         if not is_plain or options.transpose_a or "a_scale" in types:
             return None
         return Chunking(("a",))
+
+    def sharding(self, types: Types, options: MatmulOptions) -> Sharding:
+        """Columns of `b`, with their bias and scales."""
+        axes = {"b": -2 if options.transpose_b else -1}
+        for name in ("bias", "b_scale"):
+            if name in types and types[name].num_elements > 1:
+                axes[name] = -1
+        return Sharding("b", axes)
 
 
 def _matrix(name: str, operand: TensorType, transposed: bool) -> tuple[int, int]:

@@ -142,6 +142,38 @@ class Chunking:
 
 
 @dataclass(frozen=True, slots=True)
+class Selection:
+    """Order in which the results of parts are merged, where each part has its own best elements.
+
+    Attributes:
+        k: Number of elements that are chosen.
+        largest: Whether the largest are best.
+        is_nan_large: Whether NaN counts as the largest; else it comes last.
+    """
+
+    k: int
+    largest: bool
+    is_nan_large: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """Division of a request among engines, each of which has one part of a resident.
+
+    Without a selection a part computes its own range of the last axis of the only result.
+
+    Attributes:
+        field: Input that must be sharded.
+        axes: Axis along which each input is cut that is needed in parts, from the last, -1. The others are needed whole.
+        selection: Merge of the parts' results; None where they lie side by side.
+    """
+
+    field: str
+    axes: Mapping[str, int]
+    selection: Selection | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WarmupCase:
     """A request with a known answer, which every engine computes before it is ready.
 
@@ -287,6 +319,16 @@ class Op(abc.ABC, Generic[OptionsT]):
             outputs: Types of the results.
         """
         del types, options, outputs
+        return None
+
+    def sharding(self, types: Types, options: OptionsT) -> Sharding | None:
+        """Returns how a request is divided among engines that hold parts of its residents, or None when it cannot be.
+
+        Args:
+            types: Dtype and shape of each input, whole.
+            options: Options of the op.
+        """
+        del types, options
         return None
 
 

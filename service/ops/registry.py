@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Union
 from tilewire.service.errors import UnknownName
 from tilewire.service.ops.add import Add
 from tilewire.service.ops.matmul import Matmul
+from tilewire.service.ops.merge import MERGE, Merge
 from tilewire.service.ops.normalize import Normalize
 from tilewire.service.ops.op import AnyOp, OpOptions
 from tilewire.service.ops.pointwise import Pointwise
@@ -22,12 +23,14 @@ OPS: Mapping[str, AnyOp] = {
 }
 # A request of this op carries its steps, which are ops of `OPS`.
 PROGRAM_FAMILY = ProgramFamily(OPS)
+# A gateway sends this op when a request was computed in parts.
+MERGE_OP = Merge()
 
 if TYPE_CHECKING:
     Options = OpOptions
 else:
     # msgspec decodes a message's options by their tag, which needs the union of all classes.
-    Options = Union[tuple(op.options for op in (*OPS.values(), PROGRAM_FAMILY))]  # noqa: UP007  (made from a tuple)
+    Options = Union[tuple(op.options for op in (*OPS.values(), PROGRAM_FAMILY, MERGE_OP))]  # noqa: UP007  (made from a tuple)
 
 
 def program_resident(name: str) -> str:
@@ -46,12 +49,12 @@ def is_program(resident: str) -> bool:
 
 
 def op_for(name: str, options: OpOptions) -> AnyOp:
-    """Returns the op of a message: one of `OPS`, or the program that its options carry.
+    """Returns the op of a message: one of `OPS`, `merge`, or the program that its options carry.
 
     Raises:
         UnknownName: No such op.
     """
-    op: AnyOp = PROGRAM_FAMILY if name == PROGRAM else op_named(name)
+    op: AnyOp = PROGRAM_FAMILY if name == PROGRAM else MERGE_OP if name == MERGE else op_named(name)
     return op.bound(options)
 
 

@@ -17,6 +17,8 @@ from tilewire.service.ops.op import (
     JoinStrategy,
     Op,
     OpOptions,
+    Selection,
+    Sharding,
     TensorType,
     Types,
     WarmupCase,
@@ -91,3 +93,8 @@ class Search(Op[SearchOptions]):
     def chunking(self, types: Types, options: SearchOptions, outputs: Sequence[TensorType]) -> Chunking | None:
         """Queries, with all items."""
         return Chunking(("a",)) if len(types["a"].shape) == 2 else None
+
+    def sharding(self, types: Types, options: SearchOptions) -> Sharding:
+        """Items, with their bias; the best of all parts are the best."""
+        axes = {"b": -2, "bias": -1} if "bias" in types else {"b": -2}
+        return Sharding("b", axes, Selection(options.k, options.metric != "l2", is_nan_large=False))

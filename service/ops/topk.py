@@ -9,6 +9,8 @@ import msgspec
 from tilewire.service.ops.op import (
     AxisOp,
     OpOptions,
+    Selection,
+    Sharding,
     TensorType,
     Types,
     WarmupCase,
@@ -48,3 +50,10 @@ class Topk(AxisOp):
         k = check_k(options.k, "x", x.shape[axis])
         shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
         return (TensorType(x.dtype, shape), TensorType("int64", shape)), x.num_elements
+
+    def sharding(self, types: Types, options: TopkOptions) -> Sharding | None:
+        """Elements of each row; the best of all parts are the best."""
+        assert options.k is not None, "This is a bug: planned without k."
+        if options.axis not in (-1, len(types["x"].shape) - 1):
+            return None
+        return Sharding("x", {"x": -1}, Selection(options.k, options.largest, is_nan_large=True))

@@ -34,6 +34,9 @@ NUM_CLIENTS, NUM_NAMES = 8, 2
 # Every so often nobody changes anything for a while; at the end, for longer.
 BUSY_S, CALM_S, LAST_CALM_S = 0.5, 0.15, 1.5
 KILL_EVERY_S = 4.0
+# Values are as many times the same number, so that parts of two of them show.
+WIDTH = 6
+PLACEMENTS = ("auto", "single", "shard")
 ONE = to_safetensors({"a": np.ones((1, 1), np.float32)})
 SHARES = {WRITE: 0.2, "store": 0.1, DELETE: 0.05, "get": 0.3, "product": 0.35}
 # Hosts on one store look this often at what others have changed. A look takes that much longer on a busy machine.
@@ -76,13 +79,14 @@ class Writer(threading.Thread):
 
     def _ask(self, kind: str, name: str, value: int) -> Answer | None:
         path = f"/v1/tensors/{name}"
-        body = to_npy(np.full((1, 1), value, np.float32))
+        body = to_npy(np.full((1, WIDTH), value, np.float32))
+        placement = self._rng.choice(PLACEMENTS)
         data = {
-            WRITE: head("PUT", path, content_length=str(len(body))) + body,
+            WRITE: head("PUT", f"{path}?placement={placement}", content_length=str(len(body))) + body,
             # Durable: what was lost with an engine would not be a register.
             "store": post(
                 f"/v1/matmul?store=@{name}&durable=true",
-                to_safetensors({"a": np.full((1, 1), value, np.float32), "b": np.ones((1, 1), np.float32)}),
+                to_safetensors({"a": np.full((1, 1), value, np.float32), "b": np.ones((1, WIDTH), np.float32)}),
             ),
             DELETE: head("DELETE", path),
             "get": head("GET", path, accept=TYPES["safetensors"]),
@@ -119,6 +123,8 @@ class Writer(threading.Thread):
             return Operation(READ, None, began_s, ended_s)
         if kind in ("get", "product") and answer.status == 200:
             (array,) = from_safetensors(answer.body).values()
+            if len(np.unique(array)) > 1:
+                self.trouble.append(f"{kind}: parts of several values, {array}")
             return Operation(READ, int(array.reshape(-1)[0]), began_s, ended_s)
         self.trouble.append(f"{kind}: {answer.status} {answer.body[:200]!r}")
         return None
@@ -134,6 +140,7 @@ class Writer(threading.Thread):
     [
         pytest.param(("--gateways", "8"), id="eight gateways"),
         pytest.param(("--device", "cpu:0,1", "--gateways", "4"), id="two engines"),
+        pytest.param(("--device", "cpu:0,1,2", "--gateways", "4"), id="three engines"),
     ],
 )
 @pytest.mark.timeout(600)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,11 +23,12 @@ from tilewire.service.engine.backends.gpu.chunks import Chunked, Chunks
 from tilewire.service.engine.backends.gpu.launch_plan import PlanCache
 from tilewire.service.engine.backends.gpu.launch_plans import LaunchPlans
 from tilewire.service.engine.backends.gpu.staging import Staging
-from tilewire.service.engine.backends.host import tensor_of
+from tilewire.service.engine.backends.host import TORCH_DTYPES, tensor_of
 from tilewire.service.engine.loop.batching import join
 from tilewire.service.engine.loop.jobs import BoundJob
 from tilewire.service.ops.add import AddOptions
 from tilewire.service.ops.matmul import MatmulOptions
+from tilewire.service.ops.merge import MergeOptions
 from tilewire.service.ops.op import OpOptions, TensorType
 from tilewire.service.ops.planning import parse_options
 from tilewire.service.ops.registry import OPS
@@ -359,3 +361,59 @@ def test_a_result_that_stays_is_the_memory_that_the_kernel_wrote(slots: Slots, n
 def test_jobs_that_store_run_alone(slots: Slots) -> None:
     x = slots.put(torch.ones(2, 4))
     assert slots.storing_job("softmax", SoftmaxOptions(), "y", x=x).key is None
+
+
+# ── results beside those of other engines ─────────────────────────────────────────────────────────
+
+
+def beside(slots: Slots, job: BoundJob, columns: int, begin: int) -> torch.Tensor:
+    """Gives a job the columns from `begin` of a wider result; returns that, filled with -7."""
+    (out,) = job.outs
+    item = TORCH_DTYPES[out.type.dtype].itemsize
+    whole = slots.put(torch.full((*out.type.shape[:-1], columns), -7, dtype=TORCH_DTYPES[out.type.dtype]))
+    job.outs = [HostBytes(whole.mapped, out.type, whole.offset + begin * item, pitch=columns * item)]
+    return tensor_of(whole)
+
+
+@pytest.mark.parametrize(("width", "columns", "begin"), [(8, 24, 8), (7, 20, 5), (5, 6, 0)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_part_is_written_among_the_columns_of_others(slots, width, columns, begin, dtype):
+    """First and again, alone and joined, whatever plan is chosen, and on the CPU backend."""
+    rng = np.random.default_rng(width)
+    w = torch.from_numpy(integers(rng, 6, width).astype(dtype))
+    for count, is_cpu in itertools.product((1, 1, 1, 3, 3), (False, True)):
+        rows = [integers(rng, 2, 6).astype(dtype) for _ in range(count)]
+        jobs = [slots.given("matmul", MatmulOptions(), a=a, b=w) for a in rows]
+        wholes = [beside(slots, job, columns, begin) for job in jobs]
+        launches = join(jobs)
+        running = slots.backend.begin(launches) if is_cpu else slots.plans.find(launches).run(launches, slots.pipeline)
+        running.wait()
+        for a, whole in zip(rows, wholes, strict=True):
+            np.testing.assert_array_equal(whole[:, begin : begin + width].numpy(), a @ w.numpy())
+            assert (whole[:, :begin] == -7).all()
+            assert (whole[:, begin + width :] == -7).all()
+
+
+@pytest.mark.parametrize("is_mapped", [True, False])
+def test_a_part_in_chunks_is_written_among_the_columns_of_others(slots, is_mapped):
+    rng = np.random.default_rng(3)
+    a, b = integers(rng, 7, 8), torch.from_numpy(integers(rng, 8, 8))
+    job = slots.given("matmul", MatmulOptions(), a=a, b=b)
+    whole = beside(slots, job, 20, 4)
+    if not is_mapped:
+        slots.staging.remove_mapped(slots.mapped)
+    launches = join([job])
+    chunked = Chunked(kernels, slots.staging, Chunks(("a",), 7, 3), is_invariant=False)
+    chunked.run(launches, slots.pipeline).wait()
+    np.testing.assert_array_equal(whole[:, 4:12].numpy(), a @ b.numpy())
+    assert (whole[:, :4] == -7).all()
+    assert (whole[:, 12:] == -7).all()
+
+
+def test_a_merge_runs_first_and_again(slots):
+    options = MergeOptions(3, largest=True, is_nan_large=False, parts=((2, 0), (2, 10)))
+    values = np.array([[5, 1, 5, np.nan]], np.float32)
+    for _ in range(3):
+        launch = slots.alone("merge", options, values=values, indices=np.array([[4, 0, 1, 2]]))
+        slots.plans.find([launch]).run([launch], slots.pipeline).wait()
+        assert [tensor_of(places[0]).tolist() for places, _ in launch.outputs] == [[[5, 5, 1]], [[4, 11, 0]]]

@@ -77,7 +77,7 @@ def rm(
 
 def _print(infos: list[TensorInfo], *, is_json: bool) -> None:
     if is_json:
-        fields = ("name", "shape", "dtype", "nbytes", "created", "last_used", "hits", "placement", "engines")
+        fields = ("name", "shape", "dtype", "nbytes", "created", "last_used", "hits", "placement", "engines", "axis")
         print_json([{field: getattr(info, field) for field in fields} for info in infos])
         return
     table = Table(box=None, pad_edge=False)

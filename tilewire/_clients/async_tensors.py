@@ -323,22 +323,29 @@ class AsyncTensorCalls(abc.ABC):
     # ── resident tensors ──────────────────────────────────────────────────────────────────────────
 
     async def put(
-        self, name: str, array: Operand, *, placement: Placement | None = None, progress: bool | None = None
+        self,
+        name: str,
+        array: Operand,
+        *,
+        placement: Placement | None = None,
+        axis: int | None = None,
+        progress: bool | None = None,
     ) -> AsyncTensor:
         """Stores an array on the server under a name, replacing what was there, and returns its handle.
 
         Args:
             name: Name, with or without the `@`.
             array: Anything that `np.asarray` takes, `np.memmap` too, or an array of torch, JAX or CuPy.
-            placement: Devices that shall hold it, on a server with several: `replicate` for all, `single` for one; by
-                default by its size.
+            placement: Devices that shall hold it, on a server with several: `replicate` for all, `single` for one, `shard`
+                for all with a part each; by default by its size.
+            axis: Axis along which a sharded array is cut: -1, its columns, or -2, its rows, as the items of a search.
             progress: Whether to draw a progress bar; None draws one on a terminal when the transfer is long.
 
         Raises:
             QuotaExceeded: It does not fit beside the others.
         """
         with ProgressBar(name, progress) as bar:
-            tensor: AsyncTensor = await self._do(self._rules.put(name, array, bar, placement))
+            tensor: AsyncTensor = await self._do(self._rules.put(name, array, bar, placement, axis))
         return tensor
 
     async def put_file(

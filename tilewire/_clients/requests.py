@@ -92,11 +92,17 @@ class Rules:
         return Request(call, lambda reply, handle: _answer(reply, handle, prepared))
 
     def put(
-        self, name: str, array: Any, progress: Progress | None = None, placement: str | None = None
+        self,
+        name: str,
+        array: Any,
+        progress: Progress | None = None,
+        placement: str | None = None,
+        axis: int | None = None,
     ) -> Request[Any]:
         """Builds the upload of one resident tensor."""
         host = array if isinstance(array, HostArray) else HostArray.of(array)
-        query = {} if placement is None else {"placement": placement}
+        given = {"placement": placement, "axis": axis}
+        query = {field: str(value) for field, value in given.items() if value is not None}
         call = replace(_with_body(_tensor_call("PUT", name), {"tensor": host}), progress=progress, query=query)
         sent = TensorInfo(tensor_name(name), host.shape, host.dtype, host.nbytes)
         return Request(call, lambda reply, handle: handle(_stored(reply, sent)))

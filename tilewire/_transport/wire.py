@@ -276,6 +276,7 @@ def parse_info(document: Any) -> TensorInfo:
             hits=document.get("hits"),
             placement=document.get("placement"),
             engines=None if document.get("engines") is None else tuple(document["engines"]),
+            axis=document.get("axis"),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ServerError(f"not the description of a tensor: {str(document)[:200]}") from error

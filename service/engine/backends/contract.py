@@ -5,6 +5,7 @@ All calls come from the engine's loop thread; but while it is in `warm_up`, `att
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -41,6 +42,20 @@ class Identity:
     triton: str
 
 
+def extent_of(kind: TensorType, pitch: int) -> int:
+    """Returns the bytes from the first of a tensor to its last.
+
+    Args:
+        kind: Dtype and shape.
+        pitch: As in `HostBytes`.
+    """
+    nbytes = kind.nbytes
+    if not pitch or not nbytes:
+        return nbytes
+    row = nbytes // math.prod(kind.shape[:-1])
+    return (math.prod(kind.shape[:-1]) - 1) * pitch + row
+
+
 @dataclass(eq=False, slots=True)
 class HostBytes:
     """Bytes of one tensor in a mapped segment.
@@ -52,6 +67,7 @@ class HostBytes:
         fortran: In Fortran order.
         is_foreign: In a client's region, as `Backend.adopt` gave it. Its pages are pinned for the device, but the client may
             cut the file under our mapping: the CPU must never touch these bytes.
+        pitch: Bytes from row to row, a row being the last dimension; 0 where rows follow one another.
     """
 
     mapped: torch.Tensor
@@ -59,6 +75,12 @@ class HostBytes:
     offset: int
     fortran: bool = False
     is_foreign: bool = False
+    pitch: int = 0
+
+    @property
+    def extent(self) -> int:
+        """Bytes from the first to the last."""
+        return extent_of(self.type, self.pitch)
 
 
 @dataclass(eq=False, slots=True)

@@ -86,7 +86,7 @@ class CpuBackend:
 
     def download(self, tensor: torch.Tensor, into: HostBytes) -> None:
         """Copies within the host's memory."""
-        tensor_of(into).copy_(tensor)
+        tensor_of(into).copy_(tensor.reshape(into.type.shape))
 
     def open_copier(self) -> HostCopier:
         """Nothing to prepare."""

@@ -18,7 +18,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def bytes_of(source: HostBytes) -> torch.Tensor:
-    """The tensor's bytes in the segment: uint8 (nbytes,), a view."""
+    """The tensor's bytes in the segment: uint8 (nbytes,), a view; not for rows with a pitch."""
+    assert not source.pitch, "This is a bug: the rows do not follow one another."
     return source.mapped[source.offset : source.offset + source.type.nbytes]
 
 
@@ -31,8 +32,22 @@ def shaped(flat: torch.Tensor, source: HostBytes) -> torch.Tensor:
 
 
 def tensor_of(source: HostBytes) -> torch.Tensor:
-    """The slot as a CPU tensor of its dtype and shape: a view where its bytes are aligned for the dtype, else a copy."""
+    """The slot as a CPU tensor of its dtype and shape: a view where its bytes are aligned for the dtype, else a copy.
+
+    Rows with a pitch are always a view: they lie among those of other engines, and are written.
+    """
+    if source.pitch:
+        return _pitched(source)
     flat = bytes_of(source)
     if source.offset % TORCH_DTYPES[source.type.dtype].itemsize:
         flat = flat.clone()
     return shaped(flat, source)
+
+
+def _pitched(place: HostBytes) -> torch.Tensor:
+    dtype, shape = TORCH_DTYPES[place.type.dtype], place.type.shape
+    flat = place.mapped[place.offset : place.offset + place.extent].view(dtype)
+    pitch, strides = place.pitch // dtype.itemsize, [1]
+    for dim in reversed(shape[1:]):
+        strides.insert(0, pitch if len(strides) == 1 else strides[0] * dim)
+    return flat.as_strided(shape, strides)

@@ -15,6 +15,7 @@ from tilewire.service.engine.tensors.shared_regions import Uses
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import Cancel, ForgetTemplate, Hello, Job, Template, ToEngine, ToGateway
 from tilewire.service.ops.op import AnyOp, Batching, TensorType, Work
+from tilewire.service.placement import Part
 
 
 class Span(NamedTuple):
@@ -26,6 +27,7 @@ class Span(NamedTuple):
         nbytes: Length in bytes.
         fortran: Whether the bytes are in Fortran order.
         region: Name of a client's region, or None for the gateway's segment.
+        pitch: Bytes from row to row; 0 where rows follow one another.
     """
 
     name: str
@@ -33,6 +35,25 @@ class Span(NamedTuple):
     nbytes: int
     fortran: bool = False
     region: str | None = None
+    pitch: int = 0
+
+
+class ResidentInput(NamedTuple):
+    """An input that is a resident tensor.
+
+    Attributes:
+        name: Name of the input.
+        resident: Name of the tensor.
+        type: Dtype and shape of the input.
+        version: Version that the tensor must have; None for any.
+        part: Part of the tensor that is the input; None for all of it.
+    """
+
+    name: str
+    resident: str
+    type: TensorType
+    version: int | None
+    part: Part | None
 
 
 class Binding(NamedTuple):
@@ -57,7 +78,7 @@ class JobPlan:
         template: The template.
         op: The op.
         inputs: Inputs on the host, in the order of a job's offsets.
-        residents: The other inputs: name of the input, name of the resident, its type, and its version or None for any.
+        residents: The other inputs.
         outputs: Results that leave the device, behind the inputs in the order of a job's offsets.
         kept: Name under which the only result stays on the device, its type, and whether it is durable; None when all leave it.
         batching: Condition for sharing a launch; None when jobs run alone.
@@ -74,7 +95,7 @@ class JobPlan:
     template: Template
     op: AnyOp
     inputs: tuple[Span, ...]
-    residents: tuple[tuple[str, str, TensorType, int | None], ...]
+    residents: tuple[ResidentInput, ...]
     outputs: tuple[Span, ...]
     kept: tuple[str, TensorType, bool] | None
     batching: Batching[Any] | None

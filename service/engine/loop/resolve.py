@@ -14,7 +14,7 @@ import torch
 
 from tilewire.service.engine.backends.contract import DevicePlace, HostBytes
 from tilewire.service.engine.loop.cost_estimate import predict_s
-from tilewire.service.engine.loop.jobs import Binding, BoundJob, Client, JobPlan, Span
+from tilewire.service.engine.loop.jobs import Binding, BoundJob, Client, JobPlan, ResidentInput, Span
 from tilewire.service.engine.tensors.residents import Resident, Residents
 from tilewire.service.engine.tensors.shared_regions import Regions, Use, Uses
 from tilewire.service.ipc.messages import Job, Stale, Template, Upload
@@ -39,17 +39,19 @@ def plan_of(template: Template, backend: str) -> JobPlan:
         if one.resident is None
     )
     residents = tuple(
-        (one.name, one.resident, one.type, one.version) for one in template.inputs if one.resident is not None
+        ResidentInput(one.name, one.resident, one.type, one.version, one.part)
+        for one in template.inputs
+        if one.resident is not None
     )
     outputs = tuple(
-        Span(name, one.type, one.type.nbytes, region=one.region)
+        Span(name, one.type, one.type.nbytes, region=one.region, pitch=one.pitch)
         for name, one in zip(op.outputs, template.outputs, strict=True)
         if one.resident is None
     )
     kept = next(((one.resident, one.type, one.durable) for one in template.outputs if one.resident is not None), None)
     types = {one.name: one.type for one in template.inputs}
     out_types = [one.type for one in template.outputs]
-    resident_inputs = frozenset(name for name, *_ in residents)
+    resident_inputs = frozenset(one.name for one in residents)
     batching = None
     if kept is None and not any(span.fortran for span in inputs):
         batching = op.batching(types, resident_inputs, options, out_types)
@@ -67,7 +69,7 @@ def plan_of(template: Template, backend: str) -> JobPlan:
         host_bytes=host_bytes,
         seconds=predict_s(backend, template.flops, host_bytes),
         work=op.work(types, resident_inputs, options, template.flops, template.moved_bytes),
-        program="".join(program_of(resident) for _, resident, *_ in residents),
+        program="".join(program_of(one.resident) for one in residents),
         has_regions=any(span.region is not None for span in (*inputs, *outputs)),
     )
 
@@ -98,13 +100,14 @@ def bind(
     inputs: dict[str, HostBytes | torch.Tensor] = {}
     found: Sequence[Resident] = ()
     if plan.residents:
-        if residents.has_store and (missing := residents.missing(resident for _, resident, _, _ in plan.residents)):
+        if residents.has_store and (missing := residents.missing(one.resident for one in plan.residents)):
             return Stale(job.id, (), missing)
-        found = [residents.get(resident, field=name) for name, resident, _, _ in plan.residents]
-        for (name, _, kind, version), resident in zip(plan.residents, found, strict=True):
-            if resident.tensor is None or resident.type != kind or version not in (None, resident.version):
+        found = [residents.get(one.resident, field=one.name) for one in plan.residents]
+        for one, resident in zip(plan.residents, found, strict=True):
+            tensor = _tensor_for(one, resident)
+            if tensor is None:
                 return _stale(job, plan, found, residents)
-            inputs[name] = resident.tensor
+            inputs[one.name] = tensor
     if plan.kept is not None:
         residents.check_room(plan.kept[0], plan.kept[1].nbytes)
     binding = plan.binding
@@ -137,6 +140,15 @@ def bind(
     )
 
 
+def _tensor_for(one: ResidentInput, resident: Resident) -> torch.Tensor | None:
+    """Returns the tensor of an input; None when the resident is not as the gateway planned, or not on this device."""
+    if one.version not in (None, resident.version):
+        return None
+    tensor = resident.tensor_of(one.part)
+    is_right = resident.type == one.type if one.part is None else one.part.type_of(resident.type) == one.type
+    return tensor if is_right else None
+
+
 def _host_operands(
     plan: JobPlan,
     job_offsets: Sequence[int],
@@ -150,28 +162,29 @@ def _host_operands(
     assert len(job_offsets) == len(plan.inputs) + len(plan.outputs), "This is a bug: not the template's offsets."
     offsets = iter(job_offsets)
     outs: list[HostBytes] = []
-    for name, kind, nbytes, fortran, _ in plan.inputs:
+    for name, kind, nbytes, fortran, *_ in plan.inputs:
         offset = next(offsets)
         if name in uses:
             inputs[name] = Regions.bytes_of(uses[name], kind)
             continue
         assert 0 <= offset <= segment_bytes - nbytes, "This is a bug: an operand outside its segment."
         inputs[name] = HostBytes(mapped, kind, offset, fortran)
-    for name, kind, nbytes, _, _ in plan.outputs:
+    for name, kind, _, _, _, pitch in plan.outputs:
         offset = next(offsets)
         if name in uses:
             outs.append(Regions.bytes_of(uses[name], kind))
             continue
-        assert 0 <= offset <= segment_bytes - nbytes, "This is a bug: a result outside its segment."
-        outs.append(HostBytes(mapped, kind, offset))
+        out = HostBytes(mapped, kind, offset, pitch=pitch)
+        assert 0 <= offset <= segment_bytes - out.extent, "This is a bug: a result outside its segment."
+        outs.append(out)
     return outs
 
 
 def _stale(job: Job, plan: JobPlan, found: Sequence[Resident], residents: Residents) -> Stale:
     infos = [
-        residents.info(name)
-        for (_, name, kind, version), resident in zip(plan.residents, found, strict=True)
-        if resident.tensor is None or resident.type != kind or version not in (None, resident.version)
+        residents.info(one.resident)
+        for one, resident in zip(plan.residents, found, strict=True)
+        if _tensor_for(one, resident) is None
     ]
     return Stale(job.id, tuple(infos))
 
@@ -179,10 +192,10 @@ def _stale(job: Job, plan: JobPlan, found: Sequence[Resident], residents: Reside
 def _binding(plan: JobPlan, found: Sequence[Resident]) -> Binding:
     template, batching = plan.template, plan.batching
     generations = tuple(resident.generation for resident in found)
-    own = tuple((name, generation) for (name, *_), generation in zip(plan.residents, generations, strict=True))
+    own = tuple((one.name, one.part, at) for one, at in zip(plan.residents, generations, strict=True))
     key = None if batching is None else (template.op, batching.strategy, batching.key, own)
     sources = tuple((span.name, span.type, span.fortran) for span in plan.inputs)
-    signature = (template.op, template.options, sources, own, tuple(one.type for one in template.outputs))
+    signature = (template.op, template.options, sources, own, tuple((one.type, one.pitch) for one in template.outputs))
     return Binding(generations, key, signature)
 
 

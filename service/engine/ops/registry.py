@@ -7,6 +7,7 @@ from typing import Any
 
 from tilewire.service.engine.ops.add import EngineAdd
 from tilewire.service.engine.ops.matmul import EngineMatmul
+from tilewire.service.engine.ops.merge import EngineMerge
 from tilewire.service.engine.ops.normalize import EngineNormalize
 from tilewire.service.engine.ops.op import EngineOp
 from tilewire.service.engine.ops.pointwise import EnginePointwise
@@ -15,6 +16,7 @@ from tilewire.service.engine.ops.reduce import EngineReduce
 from tilewire.service.engine.ops.search import EngineSearch
 from tilewire.service.engine.ops.softmax import EngineSoftmax
 from tilewire.service.engine.ops.topk import EngineTopk
+from tilewire.service.ops.merge import MERGE
 from tilewire.service.ops.program.op import PROGRAM
 from tilewire.service.ops.registry import OPS, PROGRAM_FAMILY
 
@@ -29,7 +31,11 @@ _ALL: tuple[EngineOp[Any], ...] = (
     EngineSearch(),
 )
 _STEPS: Mapping[str, EngineOp[Any]] = {op.name: op for op in _ALL}
-ENGINE_OPS: Mapping[str, EngineOp[Any]] = {**_STEPS, PROGRAM: EngineProgram(PROGRAM_FAMILY, _STEPS)}
+ENGINE_OPS: Mapping[str, EngineOp[Any]] = {
+    **_STEPS,
+    PROGRAM: EngineProgram(PROGRAM_FAMILY, _STEPS),
+    MERGE: EngineMerge(),
+}
 
 
 class RegistryMismatch(Exception):

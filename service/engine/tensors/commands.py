@@ -12,7 +12,7 @@ from functools import partial
 
 import msgspec
 
-from tilewire.service.engine.backends.contract import Backend
+from tilewire.service.engine.backends.contract import Backend, HostBytes
 from tilewire.service.engine.loop.jobs import BoundJob, Client, Copied
 from tilewire.service.engine.loop.resolve import in_segment
 from tilewire.service.engine.metrics import EngineMetrics
@@ -259,15 +259,16 @@ class TensorStore:
         """Takes an upload: with a store, or for another home engine, it waits for its version."""
         name, uploaded = message.name, in_segment(client, message.source)
         if self.shared is None and self.residents.is_home(name):
-            info, was_there = self.residents.put(name, uploaded, message.placement, message.match)
+            info, was_there = self.residents.put(name, uploaded, message.placement, message.axis, message.match)
             return Tensors(message.id, (info,), replaced=was_there)
-        info, ticket, fd = self.residents.hold(name, uploaded, message.placement)
+        info, ticket, fd = self.residents.hold(name, uploaded, message.placement, message.axis)
         client.tickets.add(ticket)
         if self.shared is not None:
             home = home_of(name, len(self.residents.versions))
             self._held[ticket] = HostCopy(info, None, home, ticket)
             self._write(self._held[ticket], fd, message.match)
-        self.residents.set_copy(ticket, fd)
+        if fd >= 0:
+            self.residents.set_copy(ticket, fd)
         return Tensors(message.id, (info,), ticket=ticket)
 
     def _copy(self, info: TensorInfo) -> None:
@@ -341,9 +342,17 @@ class TensorStore:
         if self.shared is not None and self.residents.at(message.name) is None:
             return Stale(message.id, (), (message.name,))
         resident = self.residents.get(message.name)
-        if resident.tensor is None or resident.type != message.expected:
+        part, is_right = resident.part, resident.type == message.expected
+        if message.version or part is not None:
+            is_right = is_right and message.version == resident.version
+        if resident.tensor is None or not is_right:
             return Stale(message.id, (self.residents.info(message.name),))
-        self.backend.download(resident.tensor, in_segment(client, Upload(message.expected, message.out_offset)))
+        into = in_segment(client, Upload(message.expected, message.out_offset))
+        if part is not None:
+            kind, pitch = part.rows_in(resident.type)
+            offset = into.offset + part.offset_in(resident.type)
+            into = HostBytes(into.mapped, kind, offset, pitch=pitch)
+        self.backend.download(resident.tensor, into)
         return Done(message.id, Timings(), stored=Stored(self.residents.info(message.name)))
 
     def _residing(self) -> Residing:

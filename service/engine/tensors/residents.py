@@ -40,7 +40,7 @@ from tilewire.service.match import Match, check_match
 from tilewire.service.ops.op import TensorType
 from tilewire.service.ops.program.definition import check_program_name, parse_program
 from tilewire.service.ops.registry import OPS, program_resident
-from tilewire.service.placement import Placement, placement_of
+from tilewire.service.placement import Part, Placement, part_of, placement_of
 from tilewire.service.supervisor.handover import Kept
 from tilewire.service.supervisor.vault import VaultWriter
 from tilewire.service.tensor_names import problem_of
@@ -70,7 +70,7 @@ class Resident:
 
     Attributes:
         type: Dtype and shape.
-        tensor: The tensor; None when it is not on this device.
+        tensor: The tensor, or this engine's part of it; None when it is not on this device.
         created: Unix time in seconds of its upload.
         last_used: Unix time in seconds of the last request that read it, or None.
         hits: Number of requests that read it.
@@ -80,6 +80,7 @@ class Resident:
         engines: Engines that held it when its home engine ordered it.
         has_copy: Whether the vault has its host copy, or a file its bytes.
         stored: As in `TensorInfo`.
+        part: This engine's part of a sharded tensor; None for a tensor in one piece.
     """
 
     type: TensorType
@@ -93,11 +94,25 @@ class Resident:
     engines: tuple[int, ...] = ()
     has_copy: bool = True
     stored: int = 0
+    part: Part | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes on this device."""
-        return 0 if self.tensor is None else self.type.nbytes
+        return 0 if self.tensor is None else self.held_type.nbytes
+
+    @property
+    def held_type(self) -> TensorType:
+        """Dtype and shape of what this engine shall hold."""
+        return self.type if self.part is None else self.part.type_of(self.type)
+
+    def tensor_of(self, part: Part | None) -> torch.Tensor | None:
+        """Returns a part of the tensor, or all of it for None; None when it is not on this device."""
+        if part == self.part or self.tensor is None:
+            return self.tensor
+        if self.part is not None or part is None:
+            return None
+        return self.tensor.narrow(part.axis, part.begin, part.end - part.begin)
 
 
 class Held(NamedTuple):
@@ -189,9 +204,21 @@ class Residents:
         return home_of(name, len(self.versions)) == self.index
 
     def put(
-        self, name: str, source: HostBytes, placement: Placement = "replicate", match: Match | None = None
+        self,
+        name: str,
+        source: HostBytes,
+        placement: Placement = "replicate",
+        axis: int = 0,
+        match: Match | None = None,
     ) -> tuple[TensorInfo, bool]:
         """Makes a tensor resident; atomic: on an error the old one stays.
+
+        Args:
+            name: Name of the tensor.
+            source: Its bytes.
+            placement: Engines that shall hold it.
+            axis: As in `TensorInfo`.
+            match: Condition on the tensor that it replaces.
 
         Returns:
             What it is, and whether it replaced another.
@@ -202,11 +229,11 @@ class Residents:
             TooBusy: No memory on the device, or no descriptor.
         """
         self.check_match(name, match)
-        resident, fd = self._receive(name, source, placement)
+        resident, fd = self._receive(name, source, self._new(source.type, placement, axis))
         try:
             return self._order(name, resident, fd)
         finally:
-            os.close(fd)
+            _close(fd)
 
     def load(self, info: TensorInfo, fd: int) -> None:
         """Makes a tensor resident whose bytes were read from the folder of `--store`, and closes the descriptor.
@@ -217,8 +244,8 @@ class Residents:
         """
         try:
             self.check_room(info.name, info.type.nbytes)
-            tensor = self._backend.upload(HostBytes(map_file(fd, info.type.nbytes), info.type, 0))
-            resident = self._new(info.type, tensor, info.placement)
+            resident = self._new(info.type, info.placement)
+            self._upload(resident, HostBytes(map_file(fd, info.type.nbytes), info.type, 0), is_ours=True)
             # A request waits for it: it is not the next to give way.
             resident.created, resident.last_used, resident.stored = info.created, self._clock(), info.stored
             self._order(info.name, resident, fd)
@@ -234,8 +261,16 @@ class Residents:
         older = self._by_name.get(name)
         check_match(name, match, None if older is None else older.stored or older.version)
 
-    def hold(self, name: str, source: HostBytes, placement: Placement = "replicate") -> tuple[TensorInfo, int, int]:
-        """Takes a tensor onto the device that waits for its version, or for its file.
+    def hold(
+        self, name: str, source: HostBytes, placement: Placement = "replicate", axis: int = 0
+    ) -> tuple[TensorInfo, int, int]:
+        """Takes a tensor, or its part of one, onto the device that waits for its version, or for its file.
+
+        Args:
+            name: Name of the tensor.
+            source: Bytes of the whole.
+            placement: Engines that shall hold it.
+            axis: As in `TensorInfo`.
 
         Returns:
             Its description, the ticket for `adopt`, and the descriptor of its host copy for `set_copy`.
@@ -244,7 +279,7 @@ class Residents:
             ResidentQuota: The quota would be exceeded.
             TooBusy: No memory on the device, or no descriptor.
         """
-        resident, fd = self._receive(name, source, placement)
+        resident, fd = self._receive(name, source, self._new(source.type, placement, axis))
         return *self._hold(name, resident), fd
 
     def keep(self, name: str, tensor: torch.Tensor, kind: TensorType, *, durable: bool = False) -> Stored:
@@ -260,7 +295,8 @@ class Residents:
             ResidentQuota: The quota would be exceeded.
         """
         self.check_room(name, kind.nbytes)
-        resident = self._new(kind, tensor, placement_of(kind.nbytes, self.quota_bytes), has_copy=False)
+        resident = self._new(kind, placement_of(kind.nbytes, self.quota_bytes))
+        resident.tensor, resident.has_copy = tensor, False
         if durable or not self.is_home(name):
             info, ticket = self._hold(name, resident)
             return Stored(info, ticket)
@@ -331,8 +367,9 @@ class Residents:
         older, home = self._by_name.get(info.name), home_of(info.name, len(self.versions))
         is_last = info.version > self.versions[home] if older is None else older.version <= info.version
         if is_last:
-            resident.version, resident.stored = info.version, info.stored
+            resident.version, resident.created, resident.stored = info.version, info.created, info.stored
             self._set(info.name, resident)
+        self._request_part(info.name)
         return resident if is_last else None
 
     def release(self, ticket: int) -> None:
@@ -343,6 +380,7 @@ class Residents:
             _close(held.fd)
             if held.is_offered:
                 self._vault.withdraw(ticket)
+            self._request_part(held.name)
 
     def delete(self, name: str, match: Match | None = None) -> TensorInfo:
         """Forgets a tensor.
@@ -374,7 +412,7 @@ class Residents:
         is_contained = change.version <= self.versions[home]
         if not change.is_copy:
             self.versions[home] = max(self.versions[home], change.version)
-        if change.is_copy and older is not None and older.version == change.version:
+        if older is not None and older.version == change.version and (change.is_copy or older.part is not None):
             is_contained = older.tensor is not None
         if is_contained or (older is not None and older.version > change.version):
             _close(change.fd)
@@ -394,7 +432,7 @@ class Residents:
         resident = self._by_name.get(name)
         if resident is None:
             raise UnknownName(f"{field}: no resident tensor {name!r}")
-        if resident.tensor is None and self.index in resident.engines and not self._is_held(name):
+        if resident.tensor is None and self.index in resident.engines and not self._is_coming(name, resident):
             raise Lost(f"{field}: resident tensor {name!r} was lost with the engine; write it again")
         return resident
 
@@ -434,7 +472,7 @@ class Residents:
         resident = self._by_name.get(name)
         if resident is None or resident.version < version:
             return self.versions[home_of(name, len(self.versions))] < version
-        return resident.tensor is None and self.index in resident.engines and self._is_held(name)
+        return resident.tensor is None and self.index in resident.engines and self._is_coming(name, resident)
 
     def infos(self) -> tuple[TensorInfo, ...]:
         """All of them, by name, without those that are lost."""
@@ -448,26 +486,27 @@ class Residents:
         """Takes over the last change of a name, as the vault has it.
 
         Raises:
-            TilewireError: The device has no room for a tensor that it alone holds.
+            TilewireError: The device has no room for a whole tensor that it alone holds.
         """
         info = kept.info
         if info is None:
             self._of_files.add(kept.name)
             self._drop(kept.name)
             return
-        if kept.fd < 0:
+        resident = self._absent(info)
+        is_adopted = resident.part is not None and self._is_held(kept.name)
+        if kept.fd < 0 or is_adopted:
+            _close(kept.fd)
             older = self._by_name.get(kept.name)
             if older is None or older.version != kept.version:
-                self._set(kept.name, self._absent(info))
+                self._set(kept.name, resident)
             return
-        resident = self._absent(info)
         try:
             if self.index not in info.engines:
                 self.check_room(kept.name, info.type.nbytes, may_evict=False)
-            mapped = map_file(kept.fd, info.type.nbytes)
-            resident.tensor = self._backend.upload(HostBytes(mapped, info.type, 0))
+            self._upload(resident, HostBytes(map_file(kept.fd, info.type.nbytes), info.type, 0), is_ours=True)
         except TilewireError as error:
-            if self.index in info.engines:
+            if self.index in info.engines and resident.part is None:
                 raise
             logger.warning("%s is not on this device: %s", kept.name, error)
         finally:
@@ -613,23 +652,51 @@ class Residents:
                 f"of {self.quota_bytes}"
             )
 
-    def _receive(self, name: str, source: HostBytes, placement: Placement) -> tuple[Resident, int]:
-        """Copies an upload into shared memory and onto the device; the caller closes the descriptor."""
-        self.check_room(name, source.type.nbytes)
+    def _receive(self, name: str, source: HostBytes, resident: Resident) -> tuple[Resident, int]:
+        """Copies an upload into shared memory and onto the device; the caller closes the descriptor.
+
+        Of a sharded tensor only the home engine makes the host copy: -1 elsewhere.
+        """
+        self.check_room(name, resident.held_type.nbytes)
+        if resident.part is not None and not self.is_home(name):
+            self._upload(resident, source, is_ours=False)
+            return resident, -1
         fd = make_copy(name, source.type.nbytes)
         try:
             kept = HostBytes(map_file(fd, source.type.nbytes), source.type, 0)
             tensor_of(kept).copy_(tensor_of(source))
-            return self._new(source.type, self._backend.upload(kept), placement), fd
+            self._upload(resident, kept, is_ours=True)
         except BaseException:
             os.close(fd)
             raise
+        return resident, fd
 
-    def _new(self, kind: TensorType, tensor: torch.Tensor, placement: Placement, *, has_copy: bool = True) -> Resident:
-        return Resident(kind, tensor, self._clock(), placement=placement, engines=(self.index,), has_copy=has_copy)
+    def _upload(self, resident: Resident, source: HostBytes, *, is_ours: bool) -> None:
+        """Brings a tensor, or this engine's part of it, onto the device.
 
-    @staticmethod
-    def _absent(info: TensorInfo) -> Resident:
+        Args:
+            resident: Gets the tensor.
+            source: Bytes of the whole.
+            is_ours: Whether the bytes stay as they are for as long as they are referenced.
+        """
+        part = resident.part
+        if part is not None:
+            cut = tensor_of(source).narrow(part.axis, part.begin, part.end - part.begin)
+            # A copy of the part alone; of one that is in one piece already only where its memory is not kept.
+            cut = cut.contiguous() if is_ours else cut.clone(memory_format=torch.contiguous_format)
+            source = HostBytes(cut.view(-1).view(torch.uint8), resident.held_type, 0)
+        resident.tensor = self._backend.upload(source)
+
+    def _new(self, kind: TensorType, placement: Placement, axis: int = 0) -> Resident:
+        """Returns a resident of this engine, still without its tensor."""
+        engines = tuple(range(len(self.versions))) if axis else (self.index,)
+        part = self._part_of(kind, axis)
+        return Resident(kind, None, self._clock(), placement=placement, engines=engines, part=part)
+
+    def _part_of(self, kind: TensorType, axis: int) -> Part | None:
+        return part_of(kind, axis, self.index, len(self.versions)) if axis else None
+
+    def _absent(self, info: TensorInfo) -> Resident:
         return Resident(
             info.type,
             None,
@@ -640,7 +707,18 @@ class Residents:
             placement=info.placement,
             engines=info.engines,
             stored=info.stored,
+            part=self._part_of(info.type, info.axis),
         )
+
+    def _is_coming(self, name: str, resident: Resident) -> bool:
+        """Whether a tensor that is not here will be: it waits for its version, or the vault has the part."""
+        return resident.part is not None or self._is_held(name)
+
+    def _request_part(self, name: str) -> None:
+        """Requests the part of a sharded tensor that none of those that wait for their version will bring."""
+        resident = self._by_name.get(name)
+        if resident is not None and resident.part is not None and resident.tensor is None and not self._is_held(name):
+            self._vault.request_copy(name)
 
     def _is_held(self, name: str) -> bool:
         """Whether a tensor of this name waits for its version."""
@@ -672,8 +750,9 @@ class Residents:
 
     def _info(self, name: str, one: Resident) -> TensorInfo:
         engines = one.engines if one.tensor is None or self.index in one.engines else (*one.engines, self.index)
+        cut = (0, 0) if one.part is None else (one.part.axis, len(self.versions))
         return TensorInfo(
-            name, one.type, one.created, one.last_used, one.hits, one.version, one.placement, engines, one.stored
+            name, one.type, one.created, one.last_used, one.hits, one.version, one.placement, engines, one.stored, *cut
         )
 
     def _drop(self, name: str) -> None:

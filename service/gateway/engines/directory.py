@@ -25,12 +25,14 @@ class Known(msgspec.Struct):
         mark: Version of its slot, read before the engines were asked.
         engines: Engines that said that they hold it, while its slot has version `mark`.
         missing: What an engine had said of its progress when it did not hold the tensor, by its index.
+        described: Description by an engine that had every change of the name, while its slot has version `mark`.
     """
 
     placement: Placement
     mark: int
     engines: set[int] = set()
     missing: dict[int, Residing] = {}
+    described: TensorInfo | None = None
 
 
 class Directory:
@@ -84,6 +86,22 @@ class Directory:
         if known.placement == "single" or known.missing.get(index) is self._engines[index].residing:
             return False
         return self.is_current(index, name)
+
+    def has_sharded(self, names: Iterable[str]) -> bool:
+        """Whether one of these residents lies in parts on all engines, as far as it is known."""
+        known = (self._known.get(name) for name in names)
+        return any(one is not None and one.placement == "shard" for one in known)
+
+    def current(self, name: str) -> TensorInfo | None:
+        """Returns the description of a resident if it is the last change of its name."""
+        known = self._known.get(name)
+        return known.described if known is not None and known.mark == self.mark_of(name) else None
+
+    def learn_described(self, info: TensorInfo, mark: int) -> None:
+        """Takes over the description by an engine that has every change of the name; `mark` was read before."""
+        known = self._known[info.name]
+        if known.mark == mark:
+            known.described = info
 
     def learn_stored(self, info: TensorInfo) -> None:
         """Takes over a result that stays on the engine that made it; the others do not have it yet."""

@@ -8,35 +8,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
 
 import msgspec
 
 from tilewire.service.errors import (
     ClientGone,
     DeadlinePassed,
-    Lost,
+    InvalidRequest,
     ResidentQuota,
     TilewireError,
     Unavailable,
-    UnknownName,
 )
 from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
+from tilewire.service.gateway.engines.asking import ask, ask_within
 from tilewire.service.gateway.engines.client import Engine, Reply, state_of
 from tilewire.service.gateway.engines.directory import Directory
+from tilewire.service.gateway.engines.locator import MAX_SEARCHES, Locator, starting
+from tilewire.service.gateway.engines.shards import DEADLINE_GRACE_NS, Departure, Request, Shards, Slots
 from tilewire.service.gateway.engines.templates import Templates
 from tilewire.service.ipc.board import VersionBoard
 from tilewire.service.ipc.messages import (
     AdoptTensor,
     AwaitCopy,
-    Command,
     DeleteTensor,
     DescribeKernels,
-    DescribeTensor,
     Done,
-    FetchTensor,
     GetTensor,
     Kernels,
     ListRegions,
@@ -55,47 +53,12 @@ from tilewire.service.ipc.messages import (
     Upload,
     Welcome,
 )
-from tilewire.service.match import Match, check_match
+from tilewire.service.match import Match
 from tilewire.service.ops.op import TensorType
-from tilewire.service.placement import Placement, placement_of
+from tilewire.service.placement import Placement, check_shard, long_axis, placement_of
 
-# An engine that works says itself that a deadline has passed, and then the slots are free; it has so long for that.
-DEADLINE_GRACE_NS = 20_000_000
-# A change reaches another engine within this, and a tensor is copied from one device to another, or the request is 503.
-FOLLOW_TIMEOUT_S = 30.0
 # A host copy, and the file of it in the store, are made within this, or the request is 503.
 WRITE_TIMEOUT_S = 120.0
-# Attempts to find the engine of residents that move or change meanwhile.
-MAX_SEARCHES = 8
-
-ReplyT = TypeVar("ReplyT", Done, Stale, Tensors, RegionList, Kernels)
-
-
-class Departure(Protocol):
-    """Reports when a client leaves.
-
-    Attributes:
-        is_disconnected: It has left.
-    """
-
-    @property
-    def is_disconnected(self) -> bool: ...
-
-    def watch(self, on_gone: Callable[[], None]) -> None:
-        """Calls `on_gone` once if the client leaves before `unwatch`."""
-        ...
-
-    def unwatch(self) -> None:
-        """Ends the watch."""
-        ...
-
-
-class Slots(Protocol):
-    """Slots of a request."""
-
-    def hold_until(self, answered: asyncio.Future[Reply]) -> None:
-        """Keeps the slots from being given back until the engine has answered."""
-        ...
 
 
 class Engines:
@@ -113,7 +76,9 @@ class Engines:
         self._engines = engines
         self._directory = Directory(engines, board or VersionBoard())
         self._types = self._directory.types
+        self._locator = Locator(engines, self._directory)
         self.templates = Templates(self._forget_template)
+        self._shards = Shards(engines, self._directory, self._locator, self.templates, self)
 
     @property
     def welcomes(self) -> list[Welcome]:
@@ -141,7 +106,7 @@ class Engines:
         """
         self.check_ready()
         ready = [engine for engine in self._engines if engine.welcome is not None]
-        replies = await asyncio.gather(*(self._ask(engine, DescribeKernels(0), Kernels) for engine in ready))
+        replies = await asyncio.gather(*(ask(engine, DescribeKernels(0), Kernels) for engine in ready))
         return [reply.report for reply in replies]
 
     def check_ready(self) -> None:
@@ -150,8 +115,7 @@ class Engines:
         Raises:
             Unavailable: No engine is ready.
         """
-        if not self.is_ready:
-            raise _starting()
+        self._locator.check_ready()
 
     def are_current(self, types: Iterable[tuple[str, TensorType]]) -> bool:
         """Whether residents still have these types, as far as this gateway has learnt."""
@@ -190,10 +154,17 @@ class Engines:
         """
         names = self._residents_of(template)
         for _search in range(MAX_SEARCHES):
+            if names and self._directory.has_sharded(names):
+                done = await self._shards.compute(
+                    template, offsets, Request(client, slots, deadline_ns, priority, flow)
+                )
+                if done is not None:
+                    return done
+                continue
             marks = self._directory.marks_of(names) if names else {}
-            index = self._least_busy(names)
+            index = self._locator.least_busy(names)
             if index is None:
-                await self._locate(names)
+                await self._locator.locate(names)
                 continue
             engine = self._engines[index]
             request_id, future = engine.submit(template, offsets, deadline_ns=deadline_ns, priority=priority, flow=flow)
@@ -253,14 +224,14 @@ class Engines:
             if durable:
                 copied = await self._await_copy(engine, info.name, ticket)
                 (info,) = copied.tensors
-            reply = await self._ask(home, OrderTensor(0, info, ticket, match), Tensors)
+            reply = await ask(home, OrderTensor(0, info, ticket, match), Tensors)
         except TilewireError:
             with contextlib.suppress(TilewireError):
-                await self._ask(engine, AdoptTensor(0, ticket, info), Tensors)
+                await ask(engine, AdoptTensor(0, ticket, info), Tensors)
             raise
         (ordered,) = reply.tensors
         if engine is not home:
-            await self._ask(engine, AdoptTensor(0, ticket, ordered), Tensors)
+            await ask(engine, AdoptTensor(0, ticket, ordered), Tensors)
         if ordered.version:
             self._directory.learn_stored(ordered)
         else:
@@ -268,20 +239,15 @@ class Engines:
             self._directory.forget(info.name)
         return ordered, copied.replaced if copied is not None and info.stored else reply.replaced
 
-    async def _await_copy(self, engine: Engine, name: str, ticket: int) -> Tensors:
+    @staticmethod
+    async def _await_copy(engine: Engine, name: str, ticket: int) -> Tensors:
         """Waits for the host copy of a tensor, and for its file where there is a store.
 
         Raises:
             TilewireError: There is none; `Unavailable` when it takes too long.
         """
-        _, future = engine.send(AwaitCopy(0, ticket))
-        await asyncio.wait((future,), timeout=WRITE_TIMEOUT_S)
-        if not future.done():
-            future.add_done_callback(_drop_error)
-            raise Unavailable(f"{name}: its copy takes too long; it may still be made")
-        reply = future.result()
-        assert isinstance(reply, Tensors), "This is a bug."
-        return reply
+        late = f"{name}: its copy takes too long; it may still be made"
+        return await ask_within(engine, AwaitCopy(0, ticket), WRITE_TIMEOUT_S, late)
 
     def have_types(self, residents: Mapping[str, str]) -> bool:
         """Whether the types of these residents are known here."""
@@ -302,58 +268,16 @@ class Engines:
         return known if known is not None else (await self.describe(name, field=field)).type
 
     async def describe(self, name: str, *, field: str = "name", match: Match | None = None) -> TensorInfo:
-        """Fetches the description of a resident from an engine that holds it.
-
-        Args:
-            name: Name of the resident.
-            field: Name of the field in errors.
-            match: Condition on its version.
-
-        Raises:
-            UnknownName: There is none; the detail names `field`.
-            Lost: It died with the engine that held it.
-            PreconditionFailed: It has another version.
-            Unavailable: No engine that holds it, or that has its last change, is ready.
-        """
-        mark, version = self._directory.mark_of(name), 0
-        index = self._most_current(name)
-        for _search in range(MAX_SEARCHES):
-            try:
-                # The engine that holds it may not have the change yet that another one has.
-                info = await self._when_followed(index, DescribeTensor(0, name, version, match))
-            except (UnknownName, Lost) as error:
-                self._directory.forget(name)
-                if isinstance(error, UnknownName) and self._may_load(name, index, field):
-                    index, version = self._directory.home_of(name), 0
-                    continue
-                reason = error.detail.partition(": ")[2]
-                raise type(error)(f"{field}: {reason}") from error
-            version = info.version
-            self._directory.learn(info, mark, index)
-            if index in info.engines or not info.engines:
-                check_match(name, match, info.tag)
-                return info
-            holder = next((one for one in info.engines if self._engines[one].welcome is not None), None)
-            if holder is None:
-                raise Unavailable(f"{field}: the engine that holds {name!r} is restarting")
-            index = holder
-        raise Unavailable(f"{field}: {name!r} keeps moving")
-
-    def _may_load(self, name: str, index: int, field: str) -> bool:
-        """Whether another engine than this one, which lacks a name, may load it from the store.
-
-        Raises:
-            Unavailable: It would, but is not ready.
-        """
-        welcome, home = self._engines[index].welcome, self._directory.home_of(name)
-        if index == home or welcome is None or not welcome.has_store:
-            return False
-        if self._engines[home].welcome is None:
-            raise Unavailable(f"{field}: the engine that loads {name!r} from the store is restarting")
-        return True
+        """Fetches the description of a resident; see `Locator.describe`."""
+        return await self._locator.describe(name, field=field, match=match)
 
     async def put(
-        self, name: str, source: Upload, placement: Placement | None = None, match: Match | None = None
+        self,
+        name: str,
+        source: Upload,
+        placement: Placement | None = None,
+        axis: int = 0,
+        match: Match | None = None,
     ) -> tuple[TensorInfo, bool]:
         """Makes a tensor resident. The home engine of its name gives it a version; other engines follow.
 
@@ -361,12 +285,14 @@ class Engines:
             name: Name of the tensor.
             source: Bytes of the tensor.
             placement: Engines that shall hold it; None for those that suit its size.
+            axis: Axis along which it is cut if it is sharded, from the last, -1; 0 for any that suits its shape.
             match: Condition on the tensor that it replaces.
 
         Returns:
             What it is, and whether it replaced another.
 
         Raises:
+            InvalidRequest: It cannot be cut.
             PreconditionFailed: The condition does not hold.
             StoreFull: The store has no room.
             ResidentQuota: Past the quota.
@@ -377,9 +303,19 @@ class Engines:
         welcome = self._engines[home].welcome
         if welcome is None:
             raise Unavailable(f"{name}: the engine that orders its changes is restarting")
-        placement = placement or placement_of(source.type.nbytes, welcome.resident_bytes)
+        # The folder of a store has whole tensors.
+        count = 1 if welcome.has_store else len(self._engines)
+        if placement == "shard" and count < len(self._engines):
+            raise InvalidRequest("placement: a tensor in parts cannot be in the folder of --store")
+        placement = placement or placement_of(source.type.nbytes, welcome.resident_bytes, count)
+        if placement == "shard":
+            axis = axis or long_axis(source.type)
+            check_shard(source.type, axis, count)
+            if count > 1:
+                return await self._shards.put(name, source, axis, match)
+            placement = "single"
         indices = (home,) if placement == "replicate" else self._directory.ranking_of(name)
-        index, reply = await self._put_first(indices, PutTensor(0, name, source, placement, match))
+        index, reply = await self._put_first(indices, PutTensor(0, name, source, placement, match=match))
         (info,) = reply.tensors
         if reply.ticket:
             # With a store, that has checked the condition.
@@ -390,12 +326,12 @@ class Engines:
 
     async def _put_first(self, indices: Iterable[int], message: PutTensor) -> tuple[int, Tensors]:
         """Uploads a tensor to the first of these engines that is ready and has room."""
-        refusal: TilewireError = _starting()
+        refusal: TilewireError = starting()
         for index in indices:
             if self._engines[index].welcome is None:
                 continue
             try:
-                return index, await self._ask(self._engines[index], message, Tensors)
+                return index, await ask(self._engines[index], message, Tensors)
             except ResidentQuota as error:
                 refusal = error
         raise refusal
@@ -409,13 +345,11 @@ class Engines:
             Unavailable: The home engine is not ready, or the store cannot be written.
         """
         self._directory.forget(name)
-        _, future = self._home_of(name).send(DeleteTensor(0, name, match))
-        await asyncio.wait((future,), timeout=WRITE_TIMEOUT_S)
-        self._directory.forget(name)
-        if not future.done():
-            future.add_done_callback(_drop_error)
-            raise Unavailable(f"{name}: its deletion takes too long; it may still be done")
-        future.result()
+        late = f"{name}: its deletion takes too long; it may still be done"
+        try:
+            await ask_within(self._home_of(name), DeleteTensor(0, name, match), WRITE_TIMEOUT_S, late)
+        finally:
+            self._directory.forget(name)
 
     async def infos(self) -> list[TensorInfo]:
         """All residents, with the engines that hold them and the uses on all engines added up.
@@ -425,7 +359,7 @@ class Engines:
         """
         self.check_ready()
         ready = [index for index, engine in enumerate(self._engines) if engine.welcome is not None]
-        asked = [self._ask(self._engines[index], ListTensors(0), Tensors) for index in ready]
+        asked = [ask(self._engines[index], ListTensors(0), Tensors) for index in ready]
         replies: dict[int, dict[str, TensorInfo]] = {}
         for index, outcome in zip(ready, await asyncio.gather(*asked, return_exceptions=True), strict=True):
             if isinstance(outcome, Tensors):
@@ -450,7 +384,9 @@ class Engines:
         }
         held = sorted({*seen, *(index for index in last.engines if index not in replies)})
         used = [info.last_used for info in seen.values() if info.last_used is not None]
-        hits = sum(info.hits for info in seen.values())
+        # A request uses all parts.
+        count_hits = max if last.axis else sum
+        hits = count_hits(info.hits for info in seen.values())
         merged = msgspec.structs.replace(last, engines=tuple(held), last_used=max(used, default=None), hits=hits)
         return merged if held else None
 
@@ -468,8 +404,10 @@ class Engines:
         Returns:
             `Done`; or `Stale` when it must be described anew.
         """
+        if info.axis:
+            return await self._shards.download(info, out_offset)
         mark = self._directory.mark_of(info.name)
-        index = self._least_busy((info.name,))
+        index = self._locator.least_busy((info.name,))
         if index is None:
             return Stale(0, (info,))
         _, future = self._engines[index].send(GetTensor(0, info.name, info.type, out_offset))
@@ -494,9 +432,9 @@ class Engines:
         """
         self._check_all_ready()
         first, *others = self._engines
-        (stamped,) = (await self._ask(first, RegisterRegion(0, region), RegionList)).regions
+        (stamped,) = (await ask(first, RegisterRegion(0, region), RegionList)).regions
         outcomes = await asyncio.gather(
-            *(self._ask(engine, RegisterRegion(0, stamped), RegionList) for engine in others), return_exceptions=True
+            *(ask(engine, RegisterRegion(0, stamped), RegionList) for engine in others), return_exceptions=True
         )
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
@@ -521,16 +459,17 @@ class Engines:
         """
         self.check_ready()
         first = next(engine for engine in self._engines if engine.welcome is not None)
-        return (await self._ask(first, ListRegions(0, name), RegionList)).regions
+        return (await ask(first, ListRegions(0, name), RegionList)).regions
 
     async def _forget_region(self, name: str | None, stamp: int) -> None:
         first, *others = self._engines
-        stamp = (await self._ask(first, UnregisterRegion(0, name, stamp), RegionList)).stamp
+        stamp = (await ask(first, UnregisterRegion(0, name, stamp), RegionList)).stamp
         await asyncio.gather(
-            *(self._ask(engine, UnregisterRegion(0, name, stamp), RegionList) for engine in others),
+            *(ask(engine, UnregisterRegion(0, name, stamp), RegionList) for engine in others),
         )
 
     def _forget_template(self, template_id: int) -> None:
+        self._shards.forget()
         for engine in self._engines:
             engine.forget(template_id)
 
@@ -546,92 +485,6 @@ class Engines:
         if len(self._engines) == 1:
             return {}
         return {spec.resident: spec.name for spec in template.inputs if spec.resident is not None}
-
-    def _least_busy(self, names: Collection[str]) -> int | None:
-        """Returns the index of the engine with the fewest requests of those that may serve all names; None without one."""
-        best = None
-        for index, engine in enumerate(self._engines):
-            if engine.welcome is None or (best is not None and engine.outstanding >= self._engines[best].outstanding):
-                continue
-            if not names or all(self._directory.serves(index, name) for name in names):
-                best = index
-        return best
-
-    async def _locate(self, fields: Mapping[str, str]) -> None:
-        """Finds the engines of residents, by name and input.
-
-        Raises:
-            UnknownName: There is none of a name.
-            Lost: One died with the engine that held it.
-            Unavailable: No engine that is ready has them.
-        """
-        self.check_ready()
-        marks = self._directory.marks_of(fields)
-        infos = [await self.describe(name, field=field) for name, field in fields.items()]
-        if self._least_busy(fields) is None:
-            await self._bring_together(infos, marks)
-
-    async def _bring_together(self, infos: Sequence[TensorInfo], marks: Mapping[str, int]) -> None:
-        """Brings residents of several engines to the one that holds most of their bytes.
-
-        Args:
-            infos: Descriptions of the residents.
-            marks: Versions of their slots, read before.
-
-        Raises:
-            ResidentQuota: It has no room for them.
-            Unavailable: No engine is ready, or it takes too long.
-        """
-        directory = self._directory
-        ready = [index for index, engine in enumerate(self._engines) if engine.welcome is not None]
-        if not ready:
-            raise _starting()
-        held = {index: sum(info.type.nbytes for info in infos if directory.serves(index, info.name)) for index in ready}
-        index = max(ready, key=lambda one: held[one])
-        for info in infos:
-            if not directory.serves(index, info.name):
-                try:
-                    fetched = await self._when_followed(index, FetchTensor(0, info.name, info.version))
-                except UnknownName:
-                    if self._may_load(info.name, index, info.name):
-                        # It gave way meanwhile, and is looked for again.
-                        continue
-                    raise
-                directory.learn(fetched, marks[info.name], index)
-
-    async def _when_followed(self, index: int, message: DescribeTensor | FetchTensor) -> TensorInfo:
-        """Fetches a description from an engine that waits for a change, or for the tensor, before it answers.
-
-        Raises:
-            TilewireError: Whatever the engine answered; `Unavailable` when it takes too long.
-        """
-        _, future = self._engines[index].send(message)
-        # Requests run without tasks, which `asyncio.timeout` would need.
-        await asyncio.wait((future,), timeout=FOLLOW_TIMEOUT_S)
-        if not future.done():
-            future.add_done_callback(_drop_error)
-            raise Unavailable(f"{message.name}: engine {index} does not have its last change yet")
-        reply = future.result()
-        assert isinstance(reply, Tensors), "This is a bug."
-        return reply.tensors[0]
-
-    def _most_current(self, name: str) -> int:
-        """Returns an engine that has every change of a name: its home if that is ready.
-
-        Raises:
-            Unavailable: None is ready.
-        """
-        self.check_ready()
-        for index in self._directory.ranking_of(name):
-            if self._engines[index].welcome is not None and self._directory.is_current(index, name):
-                return index
-        raise Unavailable(f"{name}: the engine that orders its changes is restarting")
-
-    async def _ask(self, engine: Engine, request: Command, kind: type[ReplyT]) -> ReplyT:
-        _, future = engine.send(request)
-        reply = await asyncio.shield(future)
-        assert isinstance(reply, kind), "This is a bug."
-        return reply
 
 
 def _must_plan_anew(template: Template, stale: Stale) -> bool:
@@ -659,16 +512,6 @@ def _drop_late(engine: Engine, late: asyncio.Future[Reply]) -> None:
     reply = late.result()
     if isinstance(reply, Done) and reply.stored is not None and reply.stored.ticket and engine.welcome is not None:
         engine.send(AdoptTensor(0, reply.stored.ticket, reply.stored.info))
-
-
-def _drop_error(late: asyncio.Future[Reply]) -> None:
-    """Drops the answer that nobody waits for any more."""
-    if not late.cancelled():
-        late.exception()
-
-
-def _starting() -> Unavailable:
-    return Unavailable("the engine is starting or restarting")
 
 
 async def _is_done_by(future: asyncio.Future[Reply], deadline_ns: int) -> bool:

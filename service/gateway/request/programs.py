@@ -13,6 +13,7 @@ from typing import Self
 import msgspec
 
 from tilewire.service.errors import Unavailable, UnknownName
+from tilewire.service.gateway.engines.division import check_sharding
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.ipc.messages import Done, TensorInfo, Upload
@@ -156,13 +157,21 @@ class Programs:
             raise _unknown(name, field) from None
 
     async def _residents_of(self, program: Program) -> dict[str, TensorType]:
-        """Types of the residents that exist."""
+        """Types of the residents that exist.
+
+        Raises:
+            InvalidRequest: One of them is sharded: a program runs on one engine.
+        """
         types = {}
         for name in program.residents:
+            field = RESIDENT + name
             try:
-                types[name] = (await self._engines.describe(name, field=RESIDENT + name)).type
+                info = await self._engines.describe(name, field=field)
             except UnknownName:
                 continue
+            if info.axis:
+                check_sharding(PROGRAM, None, {field: info})
+            types[name] = info.type
         return types
 
 

@@ -25,6 +25,7 @@ from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.context import Gateway, RequestContext, context_of
 from tilewire.service.gateway.request.head import REQUEST_ID
 from tilewire.service.ipc.messages import TensorInfo, Timings
+from tilewire.service.placement import part_of
 
 # An error that leaves more of a body unread than this costs the connection: discarding it would cost more.
 MAX_DISCARDED_BYTES = 2**16
@@ -205,7 +206,14 @@ def describe_tensor(info: TensorInfo) -> dict[str, object]:
         "hits": info.hits,
         "placement": info.placement,
         "engines": info.engines,
+        "axis": info.axis or None,
+        "parts": [_describe_part(info, engine) for engine in info.engines] if info.axis else [],
     }
+
+
+def _describe_part(info: TensorInfo, engine: int) -> dict[str, int]:
+    part = part_of(info.type, info.axis, engine, info.num_parts)
+    return {"engine": engine, "begin": part.begin, "end": part.end, "bytes": part.type_of(info.type).nbytes}
 
 
 def timestamp(unix_s: float | None) -> str | None:

@@ -132,8 +132,9 @@ class GpuBackend:
 
     def download(self, tensor: torch.Tensor, into: HostBytes) -> None:
         """Copies a resident tensor to the host and waits for it."""
+        held: list[torch.Tensor] = []
         with self._guarded(), torch.cuda.stream(self._pipeline.stage_out):
-            bytes_of(into).copy_(tensor.contiguous().view(-1).view(torch.uint8), non_blocking=True)
+            self._staging.scatter([(tensor.contiguous().view(into.type.shape), [into])], held)
             self._pipeline.stage_out.synchronize()
 
     def open_copier(self) -> DeviceCopier:

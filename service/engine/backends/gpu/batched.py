@@ -160,6 +160,7 @@ class _Wholes:
         can_pad: bool,
     ) -> None:
         self._types = [pieces[0].type for pieces, _ in joined]
+        self._pitches = [pieces[0].pitch for pieces, _ in joined]
         self._capacity = capacity
         # Of one request.
         self._rows = [shape[0] // count if shape else 1 for _, shape in joined]
@@ -179,13 +180,14 @@ class _Wholes:
     def copies(self) -> list[CopyRange]:
         """Copies of each request's pieces into the wholes, request by request; the addresses on the host are 0."""
         columns = [
-            _copies(tensor, kind, self._capacity) for tensor, kind in zip(self.tensors, self._types, strict=True)
+            _copies(tensor, kind, pitch, self._capacity)
+            for tensor, kind, pitch in zip(self.tensors, self._types, self._pitches, strict=True)
         ]
         return [one for of_request in zip(*columns, strict=True) for one in of_request]
 
 
-def _copies(whole: torch.Tensor, kind: TensorType, capacity: int) -> Iterator[CopyRange]:
-    places = [HostBytes(whole, kind, -whole.data_ptr()) for _ in range(capacity)]
+def _copies(whole: torch.Tensor, kind: TensorType, pitch: int, capacity: int) -> Iterator[CopyRange]:
+    places = [HostBytes(whole, kind, -whole.data_ptr(), pitch=pitch) for _ in range(capacity)]
     yield from ranges_of(whole, places, is_padded=not whole.is_contiguous(), is_gather=True)
 
 

@@ -138,7 +138,10 @@ class Chunked:
             pipeline.stage_out.wait_event(computed)
             pipeline.use(pipeline.stage_out)
             for result, (places, _) in zip(results, launch.outputs, strict=True):
-                _copy_rows(result, places[0], chunks, span, is_gather=False)
+                if places[0].pitch:
+                    self._staging.scatter([(result, [_cut(places[0], span)])], held)
+                else:
+                    _copy_rows(result, places[0], chunks, span, is_gather=False)
         marks.computed.record(pipeline.compute)
         marks.end.record(pipeline.stage_out)
         return InFlight(marks, held, pipeline, around)
@@ -147,6 +150,12 @@ class Chunked:
 def _rows_of(whole: torch.Tensor, chunks: Chunks, span: tuple[int, int]) -> torch.Tensor:
     """The rows of one chunk, as a view."""
     return (whole.view(-1) if chunks.is_flat else whole)[slice(*span)]
+
+
+def _cut(place: HostBytes, span: tuple[int, int]) -> HostBytes:
+    """Rows of a place whose rows have a pitch."""
+    kind = TensorType(place.type.dtype, (span[1] - span[0], *place.type.shape[1:]))
+    return HostBytes(place.mapped, kind, place.offset + span[0] * place.pitch, pitch=place.pitch)
 
 
 def _copy_rows(rows: torch.Tensor, place: HostBytes, chunks: Chunks, span: tuple[int, int], *, is_gather: bool) -> None:

@@ -13,7 +13,7 @@ import torch
 from tilewire.kernels.copy.op import CopyRange, copy_ranges
 from tilewire.kernels.runtime.layouts import ROW_BYTES, row_step
 from tilewire.service.engine.backends.contract import HostBytes
-from tilewire.service.engine.backends.host import TORCH_DTYPES, bytes_of, shaped
+from tilewire.service.engine.backends.host import TORCH_DTYPES, bytes_of, shaped, tensor_of
 
 # From here an operand goes by the copy engine even beside others: the copying kernel saves calls, of which there are few, and
 # takes multiprocessors from the batch that computes. The driver moves copies of this size from pinned memory by DMA.
@@ -85,11 +85,13 @@ class Staging:
 
         Args:
             results: Each contiguous, or two-dimensional with padded rows; and its slots, whose elements add up to its own.
+                Rows of a slot may have a pitch: torch has no asynchronous copy to those, the copying kernel has.
             held: Gets every tensor that must live until the copies have run.
         """
         held += [result for result, _ in results]
         slots = [slot for _, outs in results for slot in outs]
-        is_plain = _is_few(slots) and all(result.is_contiguous() for result, _ in results)
+        has_pitch = any(slot.pitch for slot in slots)
+        is_plain = _is_few(slots) and not has_pitch and all(result.is_contiguous() for result, _ in results)
         if not is_plain and self.can_address(slots):
             ranges = []
             for result, outs in results:
@@ -98,6 +100,12 @@ class Staging:
             return
         ranges = []
         for result, outs in results:
+            if has_pitch:
+                # A segment that the driver could not pin. It waits for each copy.
+                pieces = result.reshape(-1).split([out.type.num_elements for out in outs])
+                for piece, out in zip(pieces, outs, strict=True):
+                    tensor_of(out).copy_(piece.view(out.type.shape))
+                continue
             flat = result.reshape(-1).view(torch.uint8)
             held.append(flat)
             for piece, out in zip(flat.split([out.type.nbytes for out in outs]), outs, strict=True):
@@ -167,11 +175,14 @@ def ranges_of(whole: torch.Tensor, places: Sequence[HostBytes], *, is_padded: bo
     Args:
         whole: On the device.
         places: Pieces of the operand.
-        is_padded: Rows of `whole` do not follow one another.
+        is_padded: Rows of `whole` do not follow one another. Those of the places may have a pitch.
         is_gather: To the device; else from it.
     """
-    row = whole.shape[-1] * whole.itemsize if is_padded else 0
-    pitch = whole.stride(0) * whole.itemsize if is_padded else 0
+    # All places of a launch are of one form.
+    has_rows = is_padded or places[0].pitch > 0
+    row = whole.shape[-1] * whole.itemsize if has_rows else 0
+    pitch = whole.stride(0) * whole.itemsize if is_padded else row
+    host_pitch = places[0].pitch or row
     ranges = []
     address = whole.data_ptr()
     segment, base, kind, nbytes = None, 0, None, 0
@@ -183,8 +194,8 @@ def ranges_of(whole: torch.Tensor, places: Sequence[HostBytes], *, is_padded: bo
             kind, nbytes = place.type, place.type.nbytes
         host = base + place.offset
         if is_gather:
-            ranges.append(CopyRange(host, address, nbytes, row, row, pitch))
+            ranges.append(CopyRange(host, address, nbytes, row, host_pitch, pitch))
         else:
-            ranges.append(CopyRange(address, host, nbytes, row, pitch, row))
+            ranges.append(CopyRange(address, host, nbytes, row, pitch, host_pitch))
         address += nbytes // row * pitch if row else nbytes
     return ranges

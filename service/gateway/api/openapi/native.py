@@ -36,7 +36,7 @@ from tilewire.service.gateway.api.openapi.parts import (
 )
 from tilewire.service.gateway.api.openapi.schemas import inputs_schema, outputs_schema
 from tilewire.service.ops.op import AnyOp
-from tilewire.service.placement import AUTO, PLACEMENTS
+from tilewire.service.placement import AUTO, AXES, PLACEMENTS
 
 _TENSOR = path_parameter(
     "name", "Name of the tensor; `/` makes folders.", {"type": "string", "pattern": NAME_PATTERN, "maxLength": 255}
@@ -55,8 +55,13 @@ _DURABLE = query_parameter(
 )
 _PLACEMENT = query_parameter(
     "placement",
-    "Devices that hold it: all, or one; `auto` chooses by its size.",
+    "Devices that hold it: all, one, or all with a part each; `auto` chooses by its size.",
     {"type": "string", "enum": [AUTO, *PLACEMENTS], "default": AUTO},
+)
+_AXIS = query_parameter(
+    "axis",
+    "Axis along which a sharded tensor is cut: -1, its columns, or -2, its rows, as the items of a search.",
+    {"type": "integer", "enum": list(AXES), "default": AXES[0]},
 )
 
 
@@ -97,7 +102,7 @@ def describe_tensors() -> dict[str, Described]:
             | errors(KEYS)
         },
         "put_tensor": {
-            "parameters": [_TENSOR, _PLACEMENT, IF_MATCH],
+            "parameters": [_TENSOR, _PLACEMENT, _AXIS, IF_MATCH],
             "requestBody": {
                 "content": binary_content(),
                 "required": True,

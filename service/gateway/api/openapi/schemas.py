@@ -9,7 +9,7 @@ from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import BY_CODE
 from tilewire.service.ops.op import AnyOp
 from tilewire.service.ops.registry import OPS
-from tilewire.service.placement import PLACEMENTS
+from tilewire.service.placement import AXES, PLACEMENTS
 
 Schema = dict[str, Any]
 
@@ -88,8 +88,11 @@ _NATIVE: dict[str, Schema] = {
             "hits": _COUNT,
             "placement": {"type": "string", "enum": list(PLACEMENTS)},
             "engines": _list(_COUNT),
+            "axis": {"anyOf": [{"type": "integer", "enum": list(AXES)}, {"type": "null"}]},
+            "parts": _list(_ref("TensorPart")),
         }
     ),
+    "TensorPart": _object({"engine": _COUNT, "begin": _COUNT, "end": _COUNT, "bytes": _COUNT}),
     "ProgramInput": _object({"dtype": _ref("DType"), "shape": _SIZES}),
     "ProgramStep": _object(
         {

@@ -13,7 +13,7 @@ from tilewire.service.ops.op import AnyOp
 from tilewire.service.ops.planning import parse_options
 from tilewire.service.ops.program.op import PROGRAM, NoOptions
 from tilewire.service.ops.registry import PROGRAM_FAMILY, Options, op_named
-from tilewire.service.placement import AUTO, PLACEMENTS, Placement
+from tilewire.service.placement import AUTO, AXES, PLACEMENTS, Placement
 from tilewire.service.tensor_names import problem_of
 
 MAX_PARAMETERS = 64
@@ -103,22 +103,28 @@ def _parse(op_name: str, query: bytes, timeout_header: str | None) -> Query:
     )
 
 
-def parse_placement(query: bytes) -> Placement | None:
+def parse_placement(query: bytes) -> tuple[Placement | None, int]:
     """Reads the placement of an upload.
 
     Returns:
-        Engines that shall hold it; None for those that suit its size.
+        Engines that shall hold it, None for those that suit its size; and the axis along which it is cut if it is sharded,
+        0 for the one that suits its shape.
 
     Raises:
         InvalidRequest: Another value, or given twice.
     """
-    value = _parameters(query).get("placement", AUTO)
-    if value == AUTO:
-        return None
+    values = _parameters(query)
+    value, axis = values.get("placement", AUTO), values.get("axis")
     placement = PLACEMENTS.get(value)
-    if placement is None:
-        raise InvalidRequest(f"placement: expected {AUTO}, {' or '.join(PLACEMENTS)}; got {value[:64]!r}")
-    return placement
+    if placement is None and value != AUTO:
+        raise InvalidRequest(f"placement: expected {AUTO}, {', '.join(PLACEMENTS)}; got {value[:64]!r}")
+    if axis is None:
+        return placement, AXES[0] if placement == "shard" else 0
+    if axis not in map(str, AXES):
+        raise InvalidRequest(f"axis: expected {' or '.join(map(str, AXES))}; got {axis[:64]!r}")
+    if placement in ("replicate", "single"):
+        raise InvalidRequest(f"axis: goes with placement=shard or {AUTO}; placement is {value}")
+    return placement, int(axis)
 
 
 def resident_name(value: str, *, field: str) -> str:

@@ -44,7 +44,8 @@ def router(gateway: Gateway) -> APIRouter:
     async def put_tensor(name: str, request: Request) -> Response:
         context = context_of(request.scope)
         authorise(context.granted, write=[check_name(name, field="name")])
-        info, was_there = await _put(gateway, context, name, parse_placement(context.head.query))
+        placement, axis = parse_placement(context.head.query)
+        info, was_there = await _put(gateway, context, name, placement, axis)
         return json_response(describe_tensor(info), 200 if was_there else 201, {"etag": entity_tag(info.tag)})
 
     @routes.get("/v1/tensors/{name:path}", summary="Fetch a tensor.", openapi_extra=described["get_tensor"])
@@ -77,7 +78,7 @@ def router(gateway: Gateway) -> APIRouter:
 
 
 async def _put(
-    gateway: Gateway, context: RequestContext, name: str, placement: Placement | None
+    gateway: Gateway, context: RequestContext, name: str, placement: Placement | None, axis: int
 ) -> tuple[TensorInfo, bool]:
     settings, match = gateway.settings, match_of(context.head)
     with gateway.admission.admit(context.flow) as leases:
@@ -91,7 +92,7 @@ async def _put(
         (tensor,) = tensors.values()
         check_limits(name, tensor.type, settings.limits)
         source = Upload(tensor.type, tensor.offset, fortran=tensor.fortran)
-        return await gateway.engines.put(name, source, placement, match)
+        return await gateway.engines.put(name, source, placement, axis, match)
 
 
 async def _download(gateway: Gateway, context: RequestContext, name: str) -> Response:

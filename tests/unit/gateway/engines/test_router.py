@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from collections.abc import Callable
 
 import msgspec
 import pytest
 
-from tests.support.jobs import SentJob
+from tests.support.scripted_engines import (
+    JOB,
+    KIND,
+    Held,
+    Leaves,
+    Scene,
+    ScriptedEngine,
+    Stays,
+    W,
+    answer,
+    homed,
+    info,
+    job_of,
+    settle,
+)
 from tilewire.service.errors import (
     ClientGone,
     DeadlinePassed,
@@ -20,18 +32,13 @@ from tilewire.service.errors import (
     TooBusy,
     Unavailable,
 )
-from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
-from tilewire.service.gateway.engines.client import NOT_RESIDING, Reply
 from tilewire.service.gateway.engines.router import Engines
-from tilewire.service.ipc.board import VersionBoard, home_of
 from tilewire.service.ipc.messages import (
     AdoptTensor,
     AwaitCopy,
-    Command,
     DeleteTensor,
     DescribeTensor,
     Done,
-    InputSpec,
     OrderTensor,
     OutputSpec,
     PutTensor,
@@ -42,98 +49,14 @@ from tilewire.service.ipc.messages import (
     Stale,
     Stored,
     Template,
-    TensorInfo,
     Tensors,
     Timings,
     UnregisterRegion,
     Upload,
-    Warming,
-    Welcome,
 )
 from tilewire.service.ops.add import AddOptions
 from tilewire.service.ops.op import TensorType
 from tilewire.service.placement import Placement
-
-KIND = TensorType("float32", (2,))
-JOB = (Template(1, "add", (), AddOptions(), (OutputSpec(KIND),), 1, 1), (0,))
-
-
-class ScriptedEngine:
-    def __init__(self, index: int, *, is_ready: bool = True, quota: int = 0) -> None:
-        self.residing = NOT_RESIDING
-        self.welcome = Welcome(index, "cpu", "cpu", "", "", "", quota) if is_ready else None
-        self.warming: Warming | None = None
-        self.sent: list[Command] = []
-        self.jobs: list[SentJob] = []
-        self.forgotten: list[int] = []
-        self.futures: list[asyncio.Future[Reply]] = []
-        self.cancelled: list[int] = []
-
-    @property
-    def outstanding(self) -> int:
-        return sum(not future.done() for future in self.futures)
-
-    def send(self, request: Command) -> tuple[int, asyncio.Future[Reply]]:
-        if self.welcome is None:
-            raise Unavailable("the engine is starting or restarting")
-        self.sent.append(request)
-        self.futures.append(asyncio.get_running_loop().create_future())
-        return len(self.futures) - 1, self.futures[-1]
-
-    def submit(
-        self,
-        template: Template,
-        offsets: tuple[int, ...],
-        *,
-        deadline_ns: int = 0,
-        priority: int = 0,
-        flow: Flow = NO_FLOW,
-    ) -> tuple[int, asyncio.Future[Reply]]:
-        self.jobs.append(SentJob(template, offsets, deadline_ns, priority))
-        self.futures.append(asyncio.get_running_loop().create_future())
-        return len(self.futures) - 1, self.futures[-1]
-
-    def forget(self, template_id: int) -> None:
-        self.forgotten.append(template_id)
-
-    def cancel(self, request_id: int) -> None:
-        self.cancelled.append(request_id)
-        self.futures[request_id].set_exception(ClientGone("cancelled"))
-
-
-class HungEngine(ScriptedEngine):
-    """Answers nothing."""
-
-    def cancel(self, request_id: int) -> None:
-        self.cancelled.append(request_id)
-
-
-class Stays:
-    """A client that waits for its answer."""
-
-    is_disconnected = False
-
-    def watch(self, on_gone: Callable[[], None]) -> None:
-        self.on_gone = on_gone
-
-    def unwatch(self) -> None:
-        del self.on_gone
-
-
-class Held:
-    """Slots of a request."""
-
-    def hold_until(self, answered: asyncio.Future[Reply]) -> None:
-        self.answered = answered
-
-
-class Leaves(Stays):
-    """A client that is gone before its answer."""
-
-    def watch(self, on_gone: Callable[[], None]) -> None:
-        super().watch(on_gone)
-        self.is_disconnected = True
-        on_gone()
 
 
 def test_jobs_go_to_the_least_busy_engine_that_is_ready() -> None:
@@ -169,7 +92,7 @@ def test_a_client_that_leaves_cancels_its_job_and_waits_for_its_slots() -> None:
 
 def test_a_deadline_that_an_engine_lets_pass_ends_the_request_and_its_slots_stay_held() -> None:
     async def run() -> None:
-        engine, slots = HungEngine(0), Held()
+        engine, slots = ScriptedEngine(0, is_hung=True), Held()
         with pytest.raises(DeadlinePassed):
             await Engines([engine]).compute(*JOB, Stays(), slots, deadline_ns=time.monotonic_ns())
         assert engine.cancelled == [0]
@@ -177,54 +100,6 @@ def test_a_deadline_that_an_engine_lets_pass_ends_the_request_and_its_slots_stay
         assert not slots.answered.done()
 
     asyncio.run(run())
-
-
-def homed(prefix: str, home: int, count: int = 2) -> str:
-    """A name whose changes engine `home` of `count` orders."""
-    return next(name for name in (f"{prefix}{n}" for n in itertools.count()) if home_of(name, count) == home)
-
-
-# The first engine is its home whether there are two or three.
-W = next(name for name in (f"w{n}" for n in itertools.count()) if home_of(name, 2) == home_of(name, 3) == 0)
-
-
-def info(version: int, *engines: int, kind: TensorType = KIND, placement: Placement = "replicate") -> TensorInfo:
-    return TensorInfo(W, kind, 1.0, version=version, placement=placement, engines=engines)
-
-
-def job_of(*names: str) -> tuple[Template, tuple[int, ...]]:
-    inputs = tuple(InputSpec(field, KIND, name) for field, name in zip("ab", names, strict=False))
-    return Template(1, "add", inputs, AddOptions(), (OutputSpec(KIND),), 1, 1), (0,)
-
-
-class Scene:
-    """Engines behind a router and a board. The first is the home of `W`.
-
-    Args:
-        followed: Version up to which each engine has followed the first.
-    """
-
-    def __init__(self, *followed: int, quota: int = 10**6) -> None:
-        self.engines = [ScriptedEngine(index, quota=quota) for index in range(len(followed))]
-        for engine, version in zip(self.engines, followed, strict=True):
-            engine.residing = Residing((version,) * len(followed))
-        self.board = VersionBoard()
-        self.router = Engines(self.engines, self.board)
-
-    def compute(self, *names: str) -> asyncio.Future[Done | Stale]:
-        return asyncio.ensure_future(self.router.compute(*job_of(*names), Stays(), Held()))
-
-
-async def answer(engine: ScriptedEngine, reply: Reply | TilewireError) -> Command | None:
-    """Answers the oldest open request of an engine; returns what was sent last that is no job."""
-    await settle()
-    future = next(one for one in engine.futures if not one.done())
-    if isinstance(reply, TilewireError):
-        future.set_exception(reply)
-    else:
-        future.set_result(reply)
-    await settle()
-    return engine.sent[-1] if engine.sent else None
 
 
 def test_an_upload_is_answered_by_its_home_alone() -> None:
@@ -456,11 +331,6 @@ def test_an_upload_that_fails_changes_nothing_more(failure: TilewireError) -> No
 
 REGION = RegionInfo("r", "/key", 0, 10)
 STAMPED = RegionInfo("r", "/key", 0, 10, stamp=7, inode=3)
-
-
-async def settle() -> None:
-    for _ in range(4):
-        await asyncio.sleep(0)
 
 
 def test_the_first_engine_decides_on_a_region_and_the_others_follow() -> None:

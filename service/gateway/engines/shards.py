@@ -1,0 +1,458 @@
+"""Requests on sharded residents: each engine computes with its part, and all write into the slots of one request.
+
+A job names the version of each resident that it needs, so that parts of two versions never meet; an engine that has another
+one answers `Stale`, and all parts are computed again. Runs in the gateway's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from tilewire.service.errors import (
+    ClientGone,
+    DeadlinePassed,
+    Lost,
+    TilewireError,
+    Unavailable,
+    UnknownName,
+)
+from tilewire.service.gateway.auth.flows import Flow
+from tilewire.service.gateway.engines.asking import ask, when_followed
+from tilewire.service.gateway.engines.client import Engine, Reply
+from tilewire.service.gateway.engines.directory import Directory
+from tilewire.service.gateway.engines.division import Division, divide
+from tilewire.service.gateway.engines.locator import Locator
+from tilewire.service.gateway.engines.templates import Templates
+from tilewire.service.ipc.arena import Lease
+from tilewire.service.ipc.messages import (
+    AdoptTensor,
+    DescribeTensor,
+    Done,
+    GetTensor,
+    InputSpec,
+    PutTensor,
+    Stale,
+    Stored,
+    Template,
+    TensorInfo,
+    Tensors,
+    Timings,
+    Upload,
+)
+from tilewire.service.match import Match
+
+# An engine that works says itself that a deadline has passed, and then the slots are free; it has so long for that.
+DEADLINE_GRACE_NS = 20_000_000
+
+
+class Departure(Protocol):
+    """Reports when a client leaves.
+
+    Attributes:
+        is_disconnected: It has left.
+    """
+
+    @property
+    def is_disconnected(self) -> bool: ...
+
+    def watch(self, on_gone: Callable[[], None]) -> None:
+        """Calls `on_gone` once if the client leaves before `unwatch`."""
+        ...
+
+    def unwatch(self) -> None:
+        """Ends the watch."""
+        ...
+
+
+class Slots(Protocol):
+    """Slots of a request."""
+
+    def hold_until(self, answered: asyncio.Future[Any]) -> None:
+        """Keeps the slots from being given back until the engine has answered."""
+        ...
+
+    async def wait(self, nbytes: int) -> Lease:
+        """Takes one more slot, when there is room.
+
+        Raises:
+            TooBusy: There was none within the time-out.
+        """
+        ...
+
+    def give_back(self, lease: Lease) -> None:
+        """Gives one slot back early."""
+        ...
+
+
+class Request(NamedTuple):
+    """What a job has beside its template and its offsets.
+
+    Attributes:
+        client: When it leaves, the job is cancelled.
+        slots: Slots of the job's tensors.
+        deadline_ns: Latest start on the machine's monotonic clock; 0 for none.
+        priority: 0 is the default, 1 the most urgent of its flow.
+        flow: Whose job it is.
+    """
+
+    client: Departure
+    slots: Slots
+    deadline_ns: int
+    priority: int
+    flow: Flow
+
+
+class Runs(Protocol):
+    """What requests in parts need of the router."""
+
+    async def compute(
+        self,
+        template: Template,
+        offsets: tuple[int, ...],
+        client: Departure,
+        slots: Slots,
+        *,
+        deadline_ns: int = 0,
+        priority: int = 0,
+        flow: Flow = ...,
+    ) -> Done | Stale:
+        """Runs a job on one engine."""
+        ...
+
+    async def put(self, name: str, source: Upload) -> tuple[TensorInfo, bool]:
+        """Makes a tensor resident where it suits its size; returns its description, and whether it replaced another."""
+        ...
+
+
+class Pinned(NamedTuple):
+    """A resident in the version that a request computes with.
+
+    Attributes:
+        info: Description.
+        mark: Version of its slot, read before the description was fetched.
+    """
+
+    info: TensorInfo
+    mark: int
+
+
+class Shards:
+    """Uploads, downloads and computes with residents that lie in parts on all engines.
+
+    Args:
+        engines: One for each device.
+        directory: Memory of where residents are.
+        locator: Finds residents.
+        templates: Numbers the templates of parts.
+        runs: Runs what is no part.
+    """
+
+    def __init__(
+        self, engines: Sequence[Engine], directory: Directory, locator: Locator, templates: Templates, runs: Runs
+    ) -> None:
+        self._engines = engines
+        self._directory = directory
+        self._locator = locator
+        self._templates = templates
+        self._runs = runs
+        # By the number of the template, with the versions of its residents.
+        self._divisions: dict[int, tuple[tuple[int, ...], Division]] = {}
+
+    # ── tensors ───────────────────────────────────────────────────────────────────────────────────
+
+    async def put(self, name: str, source: Upload, axis: int, match: Match | None = None) -> tuple[TensorInfo, bool]:
+        """Makes a tensor resident in parts. Each engine takes its own from the slot; then the home engine orders it.
+
+        Args:
+            name: Name of the tensor.
+            source: Bytes of the whole.
+            axis: Axis that is cut, from the last, -1.
+            match: Condition on the tensor that it replaces.
+
+        Returns:
+            What it is, and whether it replaced another.
+
+        Raises:
+            PreconditionFailed: The condition does not hold.
+            ResidentQuota: A part exceeds the quota of its engine.
+            Unavailable: An engine is not ready.
+        """
+        self._check_all_ready(f"placement: {name!r} takes all engines, and one is restarting")
+        home = self._directory.home_of(name)
+        message = PutTensor(0, name, source, "shard", axis)
+        others = [engine for index, engine in enumerate(self._engines) if index != home]
+        taken = await asyncio.gather(*(ask(one, message, Tensors) for one in others), return_exceptions=True)
+        tickets = [(one, reply) for one, reply in zip(others, taken, strict=True) if isinstance(reply, Tensors)]
+        if (failure := next((one for one in taken if isinstance(one, BaseException)), None)) is not None:
+            await self._settle(tickets, None)
+            raise failure
+        try:
+            ordered = await ask(self._engines[home], msgspec.structs.replace(message, match=match), Tensors)
+        except BaseException:
+            await self._settle(tickets, None)
+            raise
+        (info,) = ordered.tensors
+        await self._settle(tickets, info)
+        self._directory.learn(info, info.version, home)
+        self._directory.learn_described(info, info.version)
+        return info, ordered.replaced
+
+    async def _settle(self, tickets: Sequence[tuple[Engine, Tensors]], info: TensorInfo | None) -> None:
+        """Makes parts resident that engines have taken, or drops them. An engine that died takes its part from the vault."""
+        asked = [
+            ask(engine, AdoptTensor(0, reply.ticket, info or reply.tensors[0]), Tensors) for engine, reply in tickets
+        ]
+        for outcome in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(outcome, BaseException) and not isinstance(outcome, TilewireError):
+                raise outcome
+
+    async def download(self, info: TensorInfo, out_offset: int) -> Done | Stale:
+        """Has every engine write its part to where it belongs behind `out_offset`.
+
+        Returns:
+            `Done` when all have; `Stale` when the tensor must be described anew.
+
+        Raises:
+            Unavailable: An engine is not ready, or dies meanwhile.
+        """
+        self._check_all_ready(f"name: a part of {info.name!r} is on an engine that is restarting")
+        message = GetTensor(0, info.name, info.type, out_offset, info.version)
+        futures = [engine.send(message)[1] for engine in self._engines]
+        await asyncio.wait(futures)
+        replies = [_outcome(future) for future in futures]
+        if await self._is_whole(replies, (Pinned(info, 0),)):
+            return Done(0, Timings())
+        return Stale(0, (info,))
+
+    # ── jobs ──────────────────────────────────────────────────────────────────────────────────────
+
+    async def compute(self, template: Template, offsets: tuple[int, ...], request: Request) -> Done | Stale | None:
+        """Runs a job on all engines.
+
+        Args:
+            template: The template of the job.
+            offsets: Offsets, as in `messages.Job`.
+            request: The rest of the job.
+
+        Returns:
+            As `Engines.compute`; None when its residents have changed or moved, and it must be tried again.
+
+        Raises:
+            InvalidRequest: The op does not take a part of the resident.
+            TilewireError: As the engines answered; or `ClientGone`, `DeadlinePassed`, or `Unavailable` for the residents.
+        """
+        residents: dict[str, Pinned] = {}
+        for spec in template.inputs:
+            if (name := spec.resident) is not None:
+                mark, known = self._directory.mark_of(name), self._directory.current(name)
+                residents[spec.name] = Pinned(known or await self._locator.describe(name, field=spec.name), mark)
+        if not any(one.info.axis for one in residents.values()):
+            return None
+        if changed := [one.info for spec in template.inputs if (one := _changed(spec, residents)) is not None]:
+            return Stale(0, tuple(changed))
+        division = self._division(template, residents)
+        field = division.field
+        self._check_all_ready(f"{field}: a part of {residents[field].info.name!r} is on an engine that is restarting")
+        if division.merge is None and template.outputs[0].resident is None:
+            begin = len(offsets) - len(template.outputs)
+            return await self._run(division, offsets[:begin], offsets[begin:], residents, request)
+        slots = [await request.slots.wait(one.nbytes) for one in division.outputs]
+        places = tuple(slot.offset for slot in slots)
+        done = await self._run(division, offsets, places, residents, request)
+        if done is not None and division.merge is None:
+            done = await self._stored(done, template, places[0])
+        elif done is not None and division.merge is not None:
+            begin = len(offsets) - len(template.outputs)
+            done = await self._merged(done, division.merge, (*places, *offsets[begin:]), request)
+        for slot in slots:
+            request.slots.give_back(slot)
+        return done
+
+    def forget(self) -> None:
+        """Drops all divisions: engines forget one of their templates."""
+        self._divisions.clear()
+
+    def _division(self, template: Template, residents: Mapping[str, Pinned]) -> Division:
+        """Returns the jobs of a template; those of the last versions of its residents are kept."""
+        versions = tuple(one.info.version for one in residents.values())
+        kept = self._divisions.get(template.id)
+        if kept is None or kept[0] != versions:
+            infos = {field: one.info for field, one in residents.items()}
+            kept = versions, divide(template, infos, len(self._engines), self._templates)
+            self._divisions[template.id] = kept
+        return kept[1]
+
+    async def _merged(self, parts: Done, merge: Template, offsets: tuple[int, ...], request: Request) -> Done:
+        """Has one engine choose the best of what all have chosen."""
+        merged = await self._runs.compute(merge, offsets, **request._asdict())
+        assert isinstance(merged, Done), "This is a bug: a merge has no residents."
+        return msgspec.structs.replace(parts, timings=_added(parts.timings, merged.timings))
+
+    async def _stored(self, parts: Done, template: Template, place: int) -> Done:
+        """Uploads a product of all parts: it may be on any engine, or sharded itself."""
+        (output,) = template.outputs
+        assert output.resident is not None, "This is a bug."
+        info, was_there = await self._runs.put(output.resident, Upload(output.type, place))
+        return msgspec.structs.replace(parts, stored=Stored(info, replaced=was_there))
+
+    async def _run(
+        self,
+        division: Division,
+        offsets: Sequence[int],
+        places: Sequence[int],
+        residents: Mapping[str, Pinned],
+        request: Request,
+    ) -> Done | None:
+        """Runs the parts, and waits until every engine has ended with its own.
+
+        Args:
+            division: The parts.
+            offsets: Offsets of the inputs that are no residents, first.
+            places: Offsets of the outputs.
+            residents: Residents of the request.
+            request: The rest of the job.
+        """
+        client, deadline_ns = request.client, request.deadline_ns
+        sent: list[tuple[Engine, int]] = []
+        futures: list[asyncio.Future[Reply]] = []
+        for engine, job in zip(self._engines, division.jobs, strict=True):
+            own = (at + shift for at, shift in zip(offsets, job.shifts, strict=False))
+            outs = (place + begin for place, begin in zip(places, job.begins, strict=True))
+            request_id, future = engine.submit(
+                job.template, (*own, *outs), deadline_ns=deadline_ns, priority=request.priority, flow=request.flow
+            )
+            sent.append((engine, request_id))
+            futures.append(future)
+        cancel = partial(_cancel, sent)
+        client.watch(cancel)
+        try:
+            error = await _first_error(futures, deadline_ns)
+            if error is not None:
+                # The other parts are for nothing; those under way are awaited all the same.
+                cancel()
+            if not await _have_ended(futures, deadline_ns):
+                cancel()
+                request.slots.hold_until(_joined(futures))
+                raise error or DeadlinePassed("deadline: it passed, and an engine has not answered")
+            replies = [_outcome(future) for future in futures]
+        finally:
+            client.unwatch()
+            del futures
+        if error is not None:
+            raise error
+        if not await self._is_whole(replies, residents.values()):
+            return None
+        if client.is_disconnected:
+            raise ClientGone("the client left before its answer")
+        done = [reply for reply in replies if isinstance(reply, Done)]
+        return Done(0, _longest([one.timings for one in done]), max(one.batch_size for one in done))
+
+    async def _is_whole(self, replies: Sequence[Reply | TilewireError], residents: Iterable[Pinned]) -> bool:
+        """Whether all engines did their parts; waits until those that did not have followed, or have what they lacked.
+
+        Raises:
+            TilewireError: Why an engine did not, when its residents are not the reason.
+        """
+        is_whole = True
+        for index, reply in enumerate(replies):
+            if isinstance(reply, Done):
+                continue
+            if isinstance(reply, TilewireError) and not _is_moved(reply):
+                raise reply
+            is_whole = False
+            for one in residents:
+                with contextlib.suppress(UnknownName, Lost):
+                    await self._catch_up(index, one)
+        return is_whole
+
+    async def _catch_up(self, index: int, one: Pinned) -> None:
+        """Waits until an engine has a resident, or a later change of it."""
+        info = one.info
+        if info.axis:
+            await when_followed(self._engines[index], DescribeTensor(0, info.name, info.version))
+        else:
+            await self._locator.bring(index, info, one.mark)
+
+    def _check_all_ready(self, problem: str) -> None:
+        if any(engine.welcome is None for engine in self._engines):
+            raise Unavailable(problem)
+
+
+def _changed(spec: InputSpec, residents: Mapping[str, Pinned]) -> Pinned | None:
+    """Returns the resident of an input if it is not as it was planned."""
+    one = residents.get(spec.name)
+    if one is None or (one.info.type == spec.type and spec.version in (None, one.info.version)):
+        return None
+    return one
+
+
+def _is_moved(reply: Reply | TilewireError) -> bool:
+    """Whether an engine did nothing because its residents are not those that the request was planned with."""
+    return isinstance(reply, Stale | UnknownName | Lost)
+
+
+def _outcome(future: asyncio.Future[Reply]) -> Reply | TilewireError:
+    """Returns the answer or the error of an engine that has ended."""
+    error = future.exception()
+    if error is None:
+        return future.result()
+    if not isinstance(error, TilewireError):
+        raise error
+    return error
+
+
+def _cancel(sent: Iterable[tuple[Engine, int]]) -> None:
+    for engine, request_id in sent:
+        engine.cancel(request_id)
+
+
+async def _first_error(futures: Sequence[asyncio.Future[Reply]], deadline_ns: int) -> TilewireError | None:
+    """Waits for all parts, or for the first that fails; returns its error."""
+    ended, _ = await asyncio.wait(futures, timeout=_left_s(deadline_ns), return_when=asyncio.FIRST_EXCEPTION)
+    for reply in [_outcome(one) for one in futures if one in ended]:
+        if isinstance(reply, TilewireError) and not _is_moved(reply):
+            return reply
+    return None
+
+
+async def _have_ended(futures: Sequence[asyncio.Future[Reply]], deadline_ns: int) -> bool:
+    _, pending = await asyncio.wait(futures, timeout=_left_s(deadline_ns))
+    return not pending
+
+
+def _left_s(deadline_ns: int) -> float | None:
+    return max(0, deadline_ns + DEADLINE_GRACE_NS - time.monotonic_ns()) / 1e9 if deadline_ns else None
+
+
+def _joined(futures: Sequence[asyncio.Future[Reply]]) -> asyncio.Future[list[Reply | BaseException]]:
+    """Returns a future that is done when all are."""
+    return asyncio.gather(*futures, return_exceptions=True)
+
+
+def _longest(timings: Sequence[Timings]) -> Timings:
+    """The stages of parts that ran beside one another."""
+    return Timings(
+        max(one.queue_ns for one in timings),
+        max(one.h2d_ns for one in timings),
+        max(one.kernel_ns for one in timings),
+        max(one.d2h_ns for one in timings),
+        min(one.arrived_ns for one in timings),
+    )
+
+
+def _added(first: Timings, second: Timings) -> Timings:
+    """The stages of two jobs that ran one after the other."""
+    return Timings(
+        first.queue_ns + second.queue_ns,
+        first.h2d_ns + second.h2d_ns,
+        first.kernel_ns + second.kernel_ns,
+        first.d2h_ns + second.d2h_ns,
+        first.arrived_ns,
+    )
