@@ -23,7 +23,19 @@ B = random_array("float32", (3, 5), 2)
 PRODUCT = to_safetensors({"a": A, "b": B})
 
 
-DESCRIPTION = {"name", "shape", "dtype", "bytes", "created", "last_used", "hits", "placement", "engines"}
+DESCRIPTION = {
+    "name",
+    "shape",
+    "dtype",
+    "bytes",
+    "created",
+    "last_used",
+    "hits",
+    "placement",
+    "engines",
+    "axis",
+    "parts",
+}
 
 
 def test_the_life_of_a_resident_tensor(client: httpx.Client) -> None:

@@ -46,7 +46,7 @@ function show({ status, body }) {
     `[${one.shape.join(", ")}]`,
     one.dtype,
     joined(bytes(one.bytes)),
-    one.engines?.join(", ") ?? "",
+    (one.engines?.join(", ") ?? "") + (one.placement === "shard" ? " (a part each)" : ""),
     figure(one.hits),
     ago(one.last_used),
     actions(one.name),
