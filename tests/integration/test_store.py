@@ -327,6 +327,10 @@ def test_hosts_of_two_engines_share_names_and_make_room(tmp_path: Path, start_ho
     for number in range(0, 64, 5):
         assert other.client.delete(f"/v1/tensors/w{number}").status_code == 204
         until(partial(one.product, f"w{number}"), 404)
+    # The folder has whole tensors.
+    large = np.zeros((64, 64), np.float32)
+    check_problem(one.client.put("/v1/tensors/x?placement=shard", content=to_npy(single)), 400, "placement")
+    check_problem(one.client.put("/v1/tensors/x", content=to_npy(large)), 507, "x")
 
 
 # ── conditions ────────────────────────────────────────────────────────────────────────────────────
