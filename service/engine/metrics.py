@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tilewire.service.engine.backends.contract import Identity
 from tilewire.service.ipc.messages import Timings
 from tilewire.service.ops.op import Work
 from tilewire.service.ops.registry import OPS
+from tilewire.service.placement import PLACEMENTS, Placement
 from tilewire.service.telemetry.counters import SECONDS_BUCKETS, MetricSet, Sink
 from tilewire.service.telemetry.statistics import LaunchStatistics
 
@@ -72,6 +73,10 @@ class EngineMetrics:
         self._queue_bytes = metrics.gauge("tilewire_queue_bytes", "Bytes of the jobs that wait in the engine.")
         self._resident_bytes = metrics.gauge("tilewire_resident_bytes", "Bytes of resident tensors.")
         self._resident_tensors = metrics.gauge("tilewire_resident_tensors", "Resident tensors.")
+        self._placed_bytes = metrics.gauge(
+            "tilewire_placement_bytes", "Bytes of resident tensors on each device.", ("device", "placement")
+        )
+        self._device = identity.device
         self._store_loads = metrics.counter(
             "tilewire_store_loads_total", "Tensors that were loaded from the store.", ()
         )
@@ -94,6 +99,8 @@ class EngineMetrics:
         self._compiles.prepare(itertools.product(OPS, ("startup", "serving")))
         for gauge in (self._queue_depth, self._queue_bytes, self._resident_bytes, self._resident_tensors):
             gauge.set((), 0)
+        for placement in PLACEMENTS:
+            self._placed_bytes.set((self._device, placement), 0)
         for counter in (self._store_loads, self._store_load_bytes, self._store_evictions):
             counter.inc((), 0)
         restarts_total = self._metrics.counter(
@@ -188,10 +195,17 @@ class EngineMetrics:
         """Notes the queue's gauges; any thread may."""
         self._queue = (depth, nbytes)
 
-    def observe_residents(self, count: int, nbytes: int) -> None:
-        """Sets the residents' gauges, and sends them at once: uploads are rare."""
+    def observe_residents(self, count: int, placed_bytes: Mapping[Placement, int]) -> None:
+        """Sets the residents' gauges, and sends them at once: uploads are rare.
+
+        Args:
+            count: Number of residents.
+            placed_bytes: Bytes on this device by placement.
+        """
         self._resident_tensors.set((), count)
-        self._resident_bytes.set((), nbytes)
+        self._resident_bytes.set((), sum(placed_bytes.values()))
+        for placement, nbytes in placed_bytes.items():
+            self._placed_bytes.set((self._device, placement), nbytes)
         self.flush()
 
 

@@ -179,7 +179,7 @@ def fill(store: TensorStore, settings: EngineSettings, logger: structlog.stdlib.
         residents.mark()
     for region in settings.kept.regions:
         store.regions.restore(region)
-    store.metrics.observe_residents(len(residents), residents.nbytes)
+    store.metrics.observe_residents(len(residents), residents.placed_bytes)
 
 
 @contextlib.contextmanager

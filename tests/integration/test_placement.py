@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import StartServer
-from tests.support.exposition import scrape, settles, total
+from tests.support.exposition import Scrape, scrape, settles, total
 from tests.support.live_server import LiveServer
 from tests.support.problems import check_problem
 from tests.support.tensor_bodies import TYPES, decode, to_npy, to_safetensors
@@ -111,6 +111,13 @@ def test_auto_goes_by_the_size_and_room_is_looked_for(client: httpx.Client) -> N
     assert places(client)[name] == ("single", [1 - home_of("large", 2)])
     for one in ("large", name):
         check_product(client, one, large)
+    expected = {"single": large.nbytes, "replicate": small.nbytes, "shard": 0}
+
+    def placed(now: Scrape) -> list[dict[str, float]]:
+        gauge = "tilewire_placement_bytes"
+        return [{of: total(now, gauge, device=f"cpu:{index}", placement=of) for of in expected} for index in range(2)]
+
+    assert settles(client, lambda now: placed(now) == [expected, expected])
     check_problem(client.put("/v1/tensors/more", content=to_npy(large)), 507, "more")
     check_problem(client.put("/v1/tensors/x?placement=here", content=to_npy(small)), 400, "placement")
 

@@ -359,7 +359,7 @@ class TensorStore:
         return Residing(tuple(self.residents.versions))
 
     def _observe(self) -> None:
-        self.metrics.observe_residents(len(self.residents), self.residents.nbytes)
+        self.metrics.observe_residents(len(self.residents), self.residents.placed_bytes)
 
 
 def post_copies(copies: HostCopies, post: Callable[[Copied], None]) -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import torch
@@ -40,7 +40,7 @@ from tilewire.service.match import Match, check_match
 from tilewire.service.ops.op import TensorType
 from tilewire.service.ops.program.definition import check_program_name, parse_program
 from tilewire.service.ops.registry import OPS, program_resident
-from tilewire.service.placement import Part, Placement, part_of, placement_of
+from tilewire.service.placement import PLACEMENTS, Part, Placement, part_of, placement_of
 from tilewire.service.supervisor.handover import Kept
 from tilewire.service.supervisor.vault import VaultWriter
 from tilewire.service.tensor_names import problem_of
@@ -152,6 +152,7 @@ class Residents:
     Attributes:
         index: See above.
         nbytes: Their sum on the device.
+        placed_bytes: The same by placement.
         versions: Version of the last change, by the index of its home engine.
         has_store: See above.
         on_drop: Called with each tensor that is replaced or deleted.
@@ -190,6 +191,7 @@ class Residents:
         self._last_generation = 0
         self.index = index
         self.nbytes = 0
+        self.placed_bytes = dict.fromkeys(PLACEMENTS.values(), 0)
         self.versions = [0] * num_engines
         self.has_store = has_store
         self.on_drop: Callable[[Resident], None] = _ignore
@@ -351,7 +353,7 @@ class Residents:
         held = self._held.pop(ticket, None)
         if held is None:
             raise Unavailable(f"{name}: the engine restarted while it had this tensor")
-        self.nbytes -= held.resident.nbytes
+        self._count(held.resident, -1)
         return held
 
     def adopt(self, ticket: int, info: TensorInfo) -> Resident | None:
@@ -376,7 +378,7 @@ class Residents:
         """Forgets a ticket, and the tensor with it unless it was adopted."""
         held = self._held.pop(ticket, None)
         if held is not None:
-            self.nbytes -= held.resident.nbytes
+            self._count(held.resident, -1)
             _close(held.fd)
             if held.is_offered:
                 self._vault.withdraw(ticket)
@@ -641,7 +643,7 @@ class Residents:
         )
         for one in spare:
             if self.nbytes + more_bytes > self.quota_bytes:
-                self.nbytes -= one.nbytes
+                self._count(one, -1)
                 one.tensor = None
 
     def _check_quota(self, name: str, more_bytes: int) -> None:
@@ -727,7 +729,7 @@ class Residents:
     def _hold(self, name: str, resident: Resident) -> tuple[TensorInfo, int]:
         ticket = next(self._tickets)
         self._held[ticket] = Held(name, resident)
-        self.nbytes += resident.nbytes
+        self._count(resident, 1)
         return self._info(name, resident), ticket
 
     def _order(
@@ -755,16 +757,21 @@ class Residents:
             name, one.type, one.created, one.last_used, one.hits, one.version, one.placement, engines, one.stored, *cut
         )
 
+    def _count(self, resident: Resident, sign: Literal[1, -1]) -> None:
+        nbytes = sign * resident.nbytes
+        self.nbytes += nbytes
+        self.placed_bytes[resident.placement] += nbytes
+
     def _drop(self, name: str) -> None:
         older = self._by_name.pop(name, None)
         self._kept.discard(name)
         if older is not None:
-            self.nbytes -= older.nbytes
+            self._count(older, -1)
             self.on_drop(older)
 
     def _set(self, name: str, resident: Resident) -> None:
         self._drop(name)
-        self.nbytes += resident.nbytes
+        self._count(resident, 1)
         self._last_generation += 1
         resident.generation = self._last_generation
         self._by_name[name] = resident
