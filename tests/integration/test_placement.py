@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
@@ -15,10 +17,11 @@ from tests.conftest import StartServer
 from tests.support.exposition import Scrape, scrape, settles, total
 from tests.support.live_server import LiveServer
 from tests.support.problems import check_problem
-from tests.support.tensor_bodies import TYPES, decode, to_npy, to_safetensors
+from tests.support.tensor_bodies import TYPES, decode, from_safetensors, to_npy, to_safetensors
 from tilewire.service.ipc.board import home_of
 
 TIMEOUT_S = 30.0
+NUM_SENDERS = 24
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
 FLAGS = ("--device", "cpu:0,1", "--gateways", "2", "--reuse-port", "--arena-bytes", "64MiB", "--no-spare-engine")
 
@@ -54,10 +57,10 @@ def multiply(client: httpx.Client, name: str) -> httpx.Response:
     return client.post(f"/v1/matmul?b=@{name}", content=to_safetensors({"a": X}))
 
 
-def check_product(client: httpx.Client, name: str, array: np.ndarray) -> None:
-    response = multiply(client, name)
+def check_product(client: httpx.Client, name: str, array: np.ndarray, a: np.ndarray = X) -> None:
+    response = client.post(f"/v1/matmul?b=@{name}", content=to_safetensors({"a": a}))
     assert response.status_code == 200, response.text
-    np.testing.assert_array_equal(decode(TYPES["safetensors"], response.content), X @ array)
+    np.testing.assert_array_equal(decode(TYPES["safetensors"], response.content), a @ array)
 
 
 def places(client: httpx.Client) -> dict[str, tuple[str, list[int]]]:
@@ -136,6 +139,35 @@ def test_residents_of_two_devices_meet_on_one(client: httpx.Client) -> None:
     # Which gives way when its room is needed. The home engine has acknowledged the other; this one follows.
     put(client, "filler", np.ones((14, 1024), np.float32), "replicate")
     assert settles(client, lambda _: places(client)[two] == ("single", [1]))
+
+
+def test_a_queue_that_lasts_brings_a_copy_to_the_idle_device(server: LiveServer, client: httpx.Client) -> None:
+    (name,) = homed(0, 1)
+    a, b = np.ones((1024, 64), np.float32), np.arange(64 * 128, dtype=np.float32).reshape(64, 128)
+    put(client, name, b, "single")
+    assert places(client)[name] == ("single", [0])
+    body, expected = to_safetensors({"a": a}), a @ b
+    ending = threading.Event()
+
+    def keep_asking() -> None:
+        with server.client() as sender:
+            while not ending.is_set():
+                answer = sender.post(f"/v1/matmul?b=@{name}", content=body)
+                np.testing.assert_array_equal(from_safetensors(answer.content)["out"], expected)
+
+    with ThreadPoolExecutor(NUM_SENDERS) as senders:
+        asking = [senders.submit(keep_asking) for _ in range(NUM_SENDERS)]
+        try:
+            end_s = time.monotonic() + TIMEOUT_S
+            while places(client)[name] != ("single", [0, 1]):
+                assert time.monotonic() < end_s
+                time.sleep(0.1)
+        finally:
+            ending.set()
+        for one in asking:
+            one.result()
+    for _ in range(4):
+        check_product(client, name, b, a)
 
 
 def test_only_what_a_dead_engine_alone_holds_is_unavailable(server: LiveServer, client: httpx.Client) -> None:

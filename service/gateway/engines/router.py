@@ -27,6 +27,7 @@ from tilewire.service.gateway.engines.client import Engine, Reply, state_of
 from tilewire.service.gateway.engines.directory import Directory
 from tilewire.service.gateway.engines.locator import MAX_SEARCHES, Locator, starting
 from tilewire.service.gateway.engines.shards import DEADLINE_GRACE_NS, Departure, Request, Shards, Slots
+from tilewire.service.gateway.engines.spread import Spread
 from tilewire.service.gateway.engines.templates import Templates
 from tilewire.service.ipc.board import VersionBoard
 from tilewire.service.ipc.messages import (
@@ -77,6 +78,7 @@ class Engines:
         self._directory = Directory(engines, board or VersionBoard())
         self._types = self._directory.types
         self._locator = Locator(engines, self._directory)
+        self._spread = Spread(engines, self._directory, self._locator)
         self.templates = Templates(self._forget_template)
         self._shards = Shards(engines, self._directory, self._locator, self.templates, self)
 
@@ -166,6 +168,8 @@ class Engines:
             if index is None:
                 await self._locator.locate(names)
                 continue
+            if names:
+                self._spread.note(index, names)
             engine = self._engines[index]
             request_id, future = engine.submit(template, offsets, deadline_ns=deadline_ns, priority=priority, flow=flow)
             # Cancelled or not, the reply is awaited: until it comes, the slots are the engine's.
