@@ -37,6 +37,8 @@ KILL_EVERY_S = 4.0
 # Values are as many times the same number, so that parts of two of them show.
 WIDTH = 6
 PLACEMENTS = ("auto", "single", "shard")
+# A store has whole tensors.
+IN_STORE = ("auto", "single")
 ONE = to_safetensors({"a": np.ones((1, 1), np.float32)})
 SHARES = {WRITE: 0.2, "store": 0.1, DELETE: 0.05, "get": 0.3, "product": 0.35}
 # Hosts on one store look this often at what others have changed. A look takes that much longer on a busy machine.
@@ -80,7 +82,7 @@ class Writer(threading.Thread):
     def _ask(self, kind: str, name: str, value: int) -> Answer | None:
         path = f"/v1/tensors/{name}"
         body = to_npy(np.full((1, WIDTH), value, np.float32))
-        placement = self._rng.choice(PLACEMENTS)
+        placement = self._rng.choice(PLACEMENTS if len(self._servers) == 1 else IN_STORE)
         data = {
             WRITE: head("PUT", f"{path}?placement={placement}", content_length=str(len(body))) + body,
             # Durable: what was lost with an engine would not be a register.
