@@ -74,7 +74,7 @@ class EngineMetrics:
         self._resident_bytes = metrics.gauge("tilewire_resident_bytes", "Bytes of resident tensors.")
         self._resident_tensors = metrics.gauge("tilewire_resident_tensors", "Resident tensors.")
         self._placed_bytes = metrics.gauge(
-            "tilewire_placement_bytes", "Bytes of resident tensors on each device.", ("device", "placement")
+            "tilewire_resident_placement_bytes", "Bytes of resident tensors on each device.", ("device", "placement")
         )
         self._device = identity.device
         self._store_loads = metrics.counter(

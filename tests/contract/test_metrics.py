@@ -44,7 +44,7 @@ METRICS = {
     "tilewire_arena_bytes": ("gauge", {"state"}),
     "tilewire_resident_bytes": ("gauge", set()),
     "tilewire_resident_tensors": ("gauge", set()),
-    "tilewire_placement_bytes": ("gauge", {"device", "placement"}),
+    "tilewire_resident_placement_bytes": ("gauge", {"device", "placement"}),
     "tilewire_rejected": ("counter", {"reason"}),
     "tilewire_engine_up": ("gauge", {"device"}),
     "tilewire_engine_restarts": ("counter", {"device"}),

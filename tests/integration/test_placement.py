@@ -117,7 +117,7 @@ def test_auto_goes_by_the_size_and_room_is_looked_for(client: httpx.Client) -> N
     expected = {"single": large.nbytes, "replicate": small.nbytes, "shard": 0}
 
     def placed(now: Scrape) -> list[dict[str, float]]:
-        gauge = "tilewire_placement_bytes"
+        gauge = "tilewire_resident_placement_bytes"
         return [{of: total(now, gauge, device=f"cpu:{index}", placement=of) for of in expected} for index in range(2)]
 
     assert settles(client, lambda now: placed(now) == [expected, expected])

@@ -55,7 +55,7 @@ class Spread:
             index: Index of the engine.
             fields: Inputs by the names of their residents.
         """
-        if self._engines[index].outstanding < QUEUED:
+        if len(self._engines) == 1 or self._engines[index].outstanding < QUEUED:
             self._seen_s[index] = -math.inf
             return
         now_s = self._clock()
