@@ -40,10 +40,12 @@ from tilewire.service.engine.loop.warmup import CannotStart, check_ops
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.ops.registry import RegistryMismatch, check_registries
 from tilewire.service.engine.tensors.commands import TensorStore, post_copies
+from tilewire.service.engine.tensors.files import TensorsDirError, files_of, load_program, load_tensors
 from tilewire.service.engine.tensors.folder import StoreFolder
 from tilewire.service.engine.tensors.host_copies import HostCopies
 from tilewire.service.engine.tensors.read_through import ReadThrough
-from tilewire.service.engine.tensors.residents import Residents, TensorsDirError, files_of, max_kept
+from tilewire.service.engine.tensors.resident import max_kept
+from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
 from tilewire.service.ipc.board import VersionBoard
 from tilewire.service.supervisor import child
@@ -161,14 +163,14 @@ def fill(store: TensorStore, settings: EngineSettings, logger: structlog.stdlib.
     for path in paths:
         report("residents", len(residents), 0)
         with leaving_out():
-            residents.load_file(path)
+            load_tensors(residents, path)
     programs: list[Path] = []
     if settings.programs_dir is not None:
         with leaving_out():
             programs = files_of(Path(settings.programs_dir), "programs_dir", ".json")
     for path in programs:
         with leaving_out():
-            residents.load_program(path)
+            load_program(residents, path)
     # First what no other device has.
     own = {kept.name for kept in settings.kept.tensors if kept.info is not None and settings.index in kept.info.engines}
     for kept in sorted(settings.kept.tensors, key=lambda kept: kept.name not in own):

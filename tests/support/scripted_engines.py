@@ -13,6 +13,7 @@ from tilewire.service.errors import (
     Unavailable,
 )
 from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
+from tilewire.service.gateway.engines.caller import Caller
 from tilewire.service.gateway.engines.client import NOT_RESIDING, Reply
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.ipc.arena import Arena, Lease, Segment
@@ -161,7 +162,7 @@ class Scene:
         self.router = Engines(self.engines, self.board)
 
     def compute(self, *names: str) -> asyncio.Future[Done | Stale]:
-        return asyncio.ensure_future(self.router.compute(*job_of(*names), Stays(), Held()))
+        return asyncio.ensure_future(self.router.compute(*job_of(*names), Caller(Stays(), Held())))
 
 
 async def answer(engine: ScriptedEngine, reply: Reply | TilewireError) -> Command | None:

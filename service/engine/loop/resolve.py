@@ -15,7 +15,8 @@ import torch
 from tilewire.service.engine.backends.contract import DevicePlace, HostBytes
 from tilewire.service.engine.loop.cost_estimate import predict_s
 from tilewire.service.engine.loop.jobs import Binding, BoundJob, Client, JobPlan, ResidentInput, Span
-from tilewire.service.engine.tensors.residents import Resident, Residents
+from tilewire.service.engine.tensors.resident import Resident
+from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.shared_regions import Regions, Use, Uses
 from tilewire.service.ipc.messages import Job, Stale, Template, Upload
 from tilewire.service.ops.op import AnyOp, Batching, JoinStrategy, TensorType

@@ -19,7 +19,8 @@ from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.folder import Written
 from tilewire.service.engine.tensors.host_copies import HostCopies, HostCopy
 from tilewire.service.engine.tensors.read_through import ReadThrough, Waiting
-from tilewire.service.engine.tensors.residents import Resident, Residents
+from tilewire.service.engine.tensors.resident import Resident
+from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
 from tilewire.service.errors import TilewireError, TooBusy, Unavailable
 from tilewire.service.ipc.board import home_of

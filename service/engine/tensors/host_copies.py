@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from tilewire.service.engine.backends.contract import Backend, Copier, DeviceLost
-from tilewire.service.engine.tensors.residents import make_copy, map_file
+from tilewire.service.engine.tensors.resident import make_copy, map_file
 from tilewire.service.errors import TilewireError
 from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.supervisor.vault import VaultWriter

@@ -15,7 +15,8 @@ from functools import partial
 from tilewire.service.engine.loop.jobs import Client
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.folder import StoredVersion, StoreFolder, Written
-from tilewire.service.engine.tensors.residents import Resident, Residents, make_copy
+from tilewire.service.engine.tensors.resident import Resident, make_copy
+from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.shared_store import Loaded, SharedStore, Watched
 from tilewire.service.errors import ResidentQuota, TilewireError, Unavailable, UnknownName
 from tilewire.service.ipc.messages import DeleteTensor, DescribeTensor, Failed, FetchTensor, TensorInfo, Tensors

@@ -6,113 +6,35 @@ before.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import logging
 import os
-import resource
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
 
-from tilewire.service.dtypes import BY_SAFETENSORS
 from tilewire.service.engine.backends.contract import Backend, HostBytes
-from tilewire.service.engine.backends.host import TORCH_DTYPES, tensor_of
+from tilewire.service.engine.backends.host import tensor_of
+from tilewire.service.engine.tensors.resident import Resident, make_copy, map_file
 from tilewire.service.errors import (
-    InvalidRequest,
     Lost,
     ResidentQuota,
     TilewireError,
-    TooBusy,
     Unavailable,
     UnknownName,
 )
-from tilewire.service.ipc.arena import make_sealed
 from tilewire.service.ipc.board import VersionBoard, home_of
 from tilewire.service.ipc.messages import Stored, TensorInfo
 from tilewire.service.match import Match, check_match
 from tilewire.service.ops.op import TensorType
-from tilewire.service.ops.program.definition import check_program_name, parse_program
-from tilewire.service.ops.registry import OPS, program_resident
 from tilewire.service.placement import PLACEMENTS, Part, Placement, part_of, placement_of
 from tilewire.service.supervisor.handover import Kept
 from tilewire.service.supervisor.vault import VaultWriter
-from tilewire.service.tensor_names import problem_of
 
 logger = logging.getLogger(__name__)
-
-# Descriptors of a process that are no host copies: sockets, regions, files.
-OTHER_DESCRIPTORS = 128
-
-NAMES_BY_TORCH = {dtype: name for name, dtype in TORCH_DTYPES.items()}
-
-
-def max_kept() -> int:
-    """Returns the number of host copies that the system lets the supervisor hold, and an engine map, at once."""
-    descriptors, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    mappings = int(Path("/proc/sys/vm/max_map_count").read_text())
-    return min(max(descriptors // 2, descriptors - OTHER_DESCRIPTORS), mappings // 2)
-
-
-class TensorsDirError(Exception):
-    """A file of `tensors_dir` cannot be read, or does not fit the quota."""
-
-
-@dataclass(slots=True, eq=False)
-class Resident:
-    """One tensor under a name.
-
-    Attributes:
-        type: Dtype and shape.
-        tensor: The tensor, or this engine's part of it; None when it is not on this device.
-        created: Unix time in seconds of its upload.
-        last_used: Unix time in seconds of the last request that read it, or None.
-        hits: Number of requests that read it.
-        version: As in `TensorInfo`.
-        generation: Number that no other tensor of this process has.
-        placement: As in `TensorInfo`.
-        engines: Engines that held it when its home engine ordered it.
-        has_copy: Whether the vault has its host copy, or a file its bytes.
-        stored: As in `TensorInfo`.
-        part: This engine's part of a sharded tensor; None for a tensor in one piece.
-    """
-
-    type: TensorType
-    tensor: torch.Tensor | None
-    created: float
-    last_used: float | None = None
-    hits: int = 0
-    version: int = 0
-    generation: int = 0
-    placement: Placement = "replicate"
-    engines: tuple[int, ...] = ()
-    has_copy: bool = True
-    stored: int = 0
-    part: Part | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes on this device."""
-        return 0 if self.tensor is None else self.held_type.nbytes
-
-    @property
-    def held_type(self) -> TensorType:
-        """Dtype and shape of what this engine shall hold."""
-        return self.type if self.part is None else self.part.type_of(self.type)
-
-    def tensor_of(self, part: Part | None) -> torch.Tensor | None:
-        """Returns a part of the tensor, or all of it for None; None when it is not on this device."""
-        if part == self.part or self.tensor is None:
-            return self.tensor
-        if self.part is not None or part is None:
-            return None
-        return self.tensor.narrow(part.axis, part.begin, part.end - part.begin)
 
 
 class Held(NamedTuple):
@@ -551,8 +473,8 @@ class Residents:
         """
         older = self._by_name.get(name)
         more_bytes = nbytes - (older.nbytes if older is not None else 0)
+        self._drop_spares(more_bytes)
         if may_evict and self.has_store and nbytes <= self.quota_bytes:
-            self._drop_spares(more_bytes)
             self._evict(name, more_bytes)
         self._check_quota(name, more_bytes)
         if name not in self._kept and len(self._kept) >= self._max_kept:
@@ -560,60 +482,22 @@ class Residents:
                 f"{name}: {len(self._kept)} tensors were uploaded; the system's limits of open files and mappings allow no more"
             )
 
-    def load_program(self, path: Path) -> None:
-        """Keeps the program of a JSON file under the file's stem.
+    def add(self, tensors: Iterable[tuple[str, HostBytes]]) -> None:
+        """Makes the tensors of a file resident: all of them, or none.
 
         Raises:
-            TensorsDirError: It cannot be read, is no program, or does not fit the quota.
+            ResidentQuota: The quota would be exceeded.
+            TooBusy: No memory on the device.
         """
-        try:
-            if not path.is_file():
-                raise InvalidRequest("not a regular file")
-            check_program_name(path.stem, frozenset(OPS))
-            text = bytearray(parse_program(path.read_bytes(), OPS).text.encode())
-            kind, name = TensorType("int8", (len(text),)), program_resident(path.stem)
-            self._check_quota(name, kind.nbytes)
-            flat = torch.frombuffer(text, dtype=torch.uint8)
-            self._set(name, Resident(kind, self._backend.upload(HostBytes(flat, kind, 0)), self._clock()))
-        except (OSError, TilewireError) as error:
-            raise TensorsDirError(f"programs_dir: {path.name!r}: {error}") from error
-        self._of_files.add(name)
-
-    def load_file(self, path: Path) -> None:
-        """Loads a safetensors file as `file-stem/tensor-name`: all of its tensors, or none.
-
-        Raises:
-            TensorsDirError: It cannot be read, is no regular file, has a name that no request can reach or a dtype that is
-                not served, or does not fit the quota.
-        """
-        try:
-            tensors = self._read_file(path)
-        except (OSError, SafetensorError, ResidentQuota, TooBusy) as error:
-            raise TensorsDirError(f"tensors_dir: {path.name!r}: {error}") from error
-        for name, resident in tensors.items():
-            self._set(name, resident)
-        self._of_files |= tensors.keys()
-
-    def _read_file(self, path: Path) -> dict[str, Resident]:
-        # Whoever opens a pipe waits for its writer.
-        if not path.is_file():
-            raise TensorsDirError(f"tensors_dir: {path.name!r} is not a regular file")
-        tensors: dict[str, Resident] = {}
+        added: dict[str, Resident] = {}
         nbytes = 0
-        with safe_open(path, framework="pt") as file:
-            for key in file.keys():  # noqa: SIM118  (it is no mapping: it cannot be iterated)
-                name = f"{path.stem}/{key}"
-                if (problem := problem_of(name)) is not None:
-                    raise TensorsDirError(f"tensors_dir: {path.name!r}: {problem}")
-                if file.get_slice(key).get_dtype() not in BY_SAFETENSORS:
-                    raise TensorsDirError(f"tensors_dir: {path.name!r}: {key} has a dtype that is not served")
-                tensor = file.get_tensor(key).contiguous()
-                kind = TensorType(NAMES_BY_TORCH[tensor.dtype], tuple(tensor.shape))
-                nbytes += kind.nbytes
-                self._check_quota(name, nbytes)
-                flat = tensor.reshape(-1).view(torch.uint8)
-                tensors[name] = Resident(kind, self._backend.upload(HostBytes(flat, kind, 0)), self._clock())
-        return tensors
+        for name, source in tensors:
+            nbytes += source.type.nbytes
+            self._check_quota(name, nbytes)
+            added[name] = Resident(source.type, self._backend.upload(source), self._clock())
+        for name, resident in added.items():
+            self._set(name, resident)
+        self._of_files |= added.keys()
 
     def _evict(self, name: str, more_bytes: int) -> None:
         """Drops copies of what the folder of `--store` has, until there is room."""
@@ -647,7 +531,6 @@ class Residents:
                 one.tensor = None
 
     def _check_quota(self, name: str, more_bytes: int) -> None:
-        self._drop_spares(more_bytes)
         if self.nbytes + more_bytes > self.quota_bytes:
             raise ResidentQuota(
                 f"{name}: {more_bytes} bytes more than the {self.nbytes} that are resident exceed the quota "
@@ -779,26 +662,6 @@ class Residents:
             self._kept.add(name)
 
 
-def make_copy(name: str, nbytes: int) -> int:
-    """Makes shared memory for a host copy; returns its descriptor.
-
-    Raises:
-        TooBusy: No memory, or no descriptor.
-    """
-    try:
-        return make_sealed("tilewire-resident", max(1, nbytes))
-    except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-            raise
-        raise TooBusy(f"{name}: no host copy: {error.strerror}") from error
-
-
-def map_file(fd: int, nbytes: int) -> torch.Tensor:
-    """Maps shared memory as a flat uint8 tensor."""
-    # By torch, whose mapping needs no descriptor; that of Python keeps one for each tensor.
-    return torch.from_file(f"/proc/self/fd/{fd}", shared=True, size=max(1, nbytes), dtype=torch.uint8)
-
-
 def _ignore(_resident: Resident) -> None:
     pass
 
@@ -806,15 +669,3 @@ def _ignore(_resident: Resident) -> None:
 def _close(fd: int) -> None:
     if fd >= 0:
         os.close(fd)
-
-
-def files_of(folder: Path, setting: str = "tensors_dir", suffix: str = ".safetensors") -> list[Path]:
-    """Returns the files of a folder that a setting names, sorted.
-
-    Raises:
-        TensorsDirError: It is no folder, or cannot be read.
-    """
-    try:
-        return sorted(path for path in folder.iterdir() if path.suffix == suffix)
-    except OSError as error:
-        raise TensorsDirError(f"{setting}: {folder}: {error.strerror}") from error

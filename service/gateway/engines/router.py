@@ -21,12 +21,12 @@ from tilewire.service.errors import (
     TilewireError,
     Unavailable,
 )
-from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
 from tilewire.service.gateway.engines.asking import ask, ask_within
+from tilewire.service.gateway.engines.caller import Caller, Slots
 from tilewire.service.gateway.engines.client import Engine, Reply, state_of
 from tilewire.service.gateway.engines.directory import Directory
 from tilewire.service.gateway.engines.locator import MAX_SEARCHES, Locator, starting
-from tilewire.service.gateway.engines.shards import DEADLINE_GRACE_NS, Departure, Request, Shards, Slots
+from tilewire.service.gateway.engines.shards import DEADLINE_GRACE_NS, Shards
 from tilewire.service.gateway.engines.spread import Spread
 from tilewire.service.gateway.engines.templates import Templates
 from tilewire.service.ipc.board import VersionBoard
@@ -126,27 +126,13 @@ class Engines:
                 return False
         return True
 
-    async def compute(
-        self,
-        template: Template,
-        offsets: tuple[int, ...],
-        client: Departure,
-        slots: Slots,
-        *,
-        deadline_ns: int = 0,
-        priority: int = 0,
-        flow: Flow = NO_FLOW,
-    ) -> Done | Stale:
+    async def compute(self, template: Template, offsets: tuple[int, ...], caller: Caller) -> Done | Stale:
         """Runs a job on the least busy engine that has its residents.
 
         Args:
             template: The template of the job.
             offsets: Offsets, as in `messages.Job`.
-            client: When it leaves, the job is cancelled.
-            slots: Where the job's tensors lie. When it ends before the engine has answered, they are held until then.
-            deadline_ns: Latest start on the machine's monotonic clock; 0 for none.
-            priority: 0 is the default, 1 the most urgent of its flow.
-            flow: Whose job it is.
+            caller: Caller of the job.
 
         Returns:
             When the slots are the caller's again: `Done`, or `Stale` with the types to plan with.
@@ -157,9 +143,7 @@ class Engines:
         names = self._residents_of(template)
         for _search in range(MAX_SEARCHES):
             if names and self._directory.has_sharded(names):
-                done = await self._shards.compute(
-                    template, offsets, Request(client, slots, deadline_ns, priority, flow)
-                )
+                done = await self._shards.compute(template, offsets, caller)
                 if done is not None:
                     return done
                 continue
@@ -170,26 +154,14 @@ class Engines:
                 continue
             if names:
                 self._spread.note(index, names)
-            engine = self._engines[index]
-            request_id, future = engine.submit(template, offsets, deadline_ns=deadline_ns, priority=priority, flow=flow)
-            # Cancelled or not, the reply is awaited: until it comes, the slots are the engine's.
-            client.watch(partial(engine.cancel, request_id))
-            try:
-                if deadline_ns and not await _is_done_by(future, deadline_ns + DEADLINE_GRACE_NS):
-                    raise _give_up(engine, request_id, future, slots)
-                reply = await future
-            finally:
-                client.unwatch()
-                # An error that it holds leads back to this frame: left here, both would wait for the garbage collector.
-                del future
+            reply = await _run(self._engines[index], template, offsets, caller)
             if isinstance(reply, Done):
                 if reply.stored is not None:
                     (output,) = template.outputs
                     reply = await self._store(index, reply, reply.stored, durable=output.durable)
-                if client.is_disconnected:
+                if caller.client.is_disconnected:
                     raise ClientGone("the client left before its answer")
                 return reply
-            assert isinstance(reply, Stale), "This is a bug."
             if reply.missing:
                 await self._load(template, reply.missing)
                 continue
@@ -489,6 +461,23 @@ class Engines:
         if len(self._engines) == 1:
             return {}
         return {spec.resident: spec.name for spec in template.inputs if spec.resident is not None}
+
+
+async def _run(engine: Engine, template: Template, offsets: tuple[int, ...], caller: Caller) -> Done | Stale:
+    """Runs a job on an engine, and waits for its end, also when the client leaves: until then the slots are the engine's."""
+    client, slots, deadline_ns, priority, flow = caller
+    request_id, future = engine.submit(template, offsets, deadline_ns=deadline_ns, priority=priority, flow=flow)
+    client.watch(partial(engine.cancel, request_id))
+    try:
+        if deadline_ns and not await _is_done_by(future, deadline_ns + DEADLINE_GRACE_NS):
+            raise _give_up(engine, request_id, future, slots)
+        reply = await future
+    finally:
+        client.unwatch()
+        # An error that it holds leads back to this frame: left here, both would wait for the garbage collector.
+        del future
+    assert isinstance(reply, Done | Stale), "This is a bug."
+    return reply
 
 
 def _must_plan_anew(template: Template, stale: Stale) -> bool:

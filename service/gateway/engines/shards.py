@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -23,14 +23,13 @@ from tilewire.service.errors import (
     Unavailable,
     UnknownName,
 )
-from tilewire.service.gateway.auth.flows import Flow
 from tilewire.service.gateway.engines.asking import ask, when_followed
+from tilewire.service.gateway.engines.caller import Caller
 from tilewire.service.gateway.engines.client import Engine, Reply
 from tilewire.service.gateway.engines.directory import Directory
 from tilewire.service.gateway.engines.division import Division, divide
 from tilewire.service.gateway.engines.locator import Locator
 from tilewire.service.gateway.engines.templates import Templates
-from tilewire.service.ipc.arena import Lease
 from tilewire.service.ipc.messages import (
     AdoptTensor,
     DescribeTensor,
@@ -52,77 +51,10 @@ from tilewire.service.match import Match
 DEADLINE_GRACE_NS = 20_000_000
 
 
-class Departure(Protocol):
-    """Reports when a client leaves.
-
-    Attributes:
-        is_disconnected: It has left.
-    """
-
-    @property
-    def is_disconnected(self) -> bool: ...
-
-    def watch(self, on_gone: Callable[[], None]) -> None:
-        """Calls `on_gone` once if the client leaves before `unwatch`."""
-        ...
-
-    def unwatch(self) -> None:
-        """Ends the watch."""
-        ...
-
-
-class Slots(Protocol):
-    """Slots of a request."""
-
-    def hold_until(self, answered: asyncio.Future[Any]) -> None:
-        """Keeps the slots from being given back until the engine has answered."""
-        ...
-
-    async def wait(self, nbytes: int) -> Lease:
-        """Takes one more slot, when there is room.
-
-        Raises:
-            TooBusy: There was none within the time-out.
-        """
-        ...
-
-    def give_back(self, lease: Lease) -> None:
-        """Gives one slot back early."""
-        ...
-
-
-class Request(NamedTuple):
-    """What a job has beside its template and its offsets.
-
-    Attributes:
-        client: When it leaves, the job is cancelled.
-        slots: Slots of the job's tensors.
-        deadline_ns: Latest start on the machine's monotonic clock; 0 for none.
-        priority: 0 is the default, 1 the most urgent of its flow.
-        flow: Whose job it is.
-    """
-
-    client: Departure
-    slots: Slots
-    deadline_ns: int
-    priority: int
-    flow: Flow
-
-
 class Runs(Protocol):
     """What requests in parts need of the router."""
 
-    async def compute(
-        self,
-        template: Template,
-        offsets: tuple[int, ...],
-        client: Departure,
-        slots: Slots,
-        *,
-        deadline_ns: int = 0,
-        priority: int = 0,
-        flow: Flow = ...,
-    ) -> Done | Stale:
+    async def compute(self, template: Template, offsets: tuple[int, ...], caller: Caller) -> Done | Stale:
         """Runs a job on one engine."""
         ...
 
@@ -233,13 +165,13 @@ class Shards:
 
     # ── jobs ──────────────────────────────────────────────────────────────────────────────────────
 
-    async def compute(self, template: Template, offsets: tuple[int, ...], request: Request) -> Done | Stale | None:
+    async def compute(self, template: Template, offsets: tuple[int, ...], caller: Caller) -> Done | Stale | None:
         """Runs a job on all engines.
 
         Args:
             template: The template of the job.
             offsets: Offsets, as in `messages.Job`.
-            request: The rest of the job.
+            caller: Caller of the job.
 
         Returns:
             As `Engines.compute`; None when its residents have changed or moved, and it must be tried again.
@@ -262,17 +194,17 @@ class Shards:
         self._check_all_ready(f"{field}: a part of {residents[field].info.name!r} is on an engine that is restarting")
         if division.merge is None and template.outputs[0].resident is None:
             begin = len(offsets) - len(template.outputs)
-            return await self._run(division, offsets[:begin], offsets[begin:], residents, request)
-        slots = [await request.slots.wait(one.nbytes) for one in division.outputs]
+            return await self._run(division, offsets[:begin], offsets[begin:], residents, caller)
+        slots = [await caller.slots.wait(one.nbytes) for one in division.outputs]
         places = tuple(slot.offset for slot in slots)
-        done = await self._run(division, offsets, places, residents, request)
+        done = await self._run(division, offsets, places, residents, caller)
         if done is not None and division.merge is None:
             done = await self._stored(done, template, places[0])
         elif done is not None and division.merge is not None:
             begin = len(offsets) - len(template.outputs)
-            done = await self._merged(done, division.merge, (*places, *offsets[begin:]), request)
+            done = await self._merged(done, division.merge, (*places, *offsets[begin:]), caller)
         for slot in slots:
-            request.slots.give_back(slot)
+            caller.slots.give_back(slot)
         return done
 
     def forget(self) -> None:
@@ -289,9 +221,9 @@ class Shards:
             self._divisions[template.id] = kept
         return kept[1]
 
-    async def _merged(self, parts: Done, merge: Template, offsets: tuple[int, ...], request: Request) -> Done:
+    async def _merged(self, parts: Done, merge: Template, offsets: tuple[int, ...], caller: Caller) -> Done:
         """Has one engine choose the best of what all have chosen."""
-        merged = await self._runs.compute(merge, offsets, **request._asdict())
+        merged = await self._runs.compute(merge, offsets, caller)
         assert isinstance(merged, Done), "This is a bug: a merge has no residents."
         return msgspec.structs.replace(parts, timings=_added(parts.timings, merged.timings))
 
@@ -308,7 +240,7 @@ class Shards:
         offsets: Sequence[int],
         places: Sequence[int],
         residents: Mapping[str, Pinned],
-        request: Request,
+        caller: Caller,
     ) -> Done | None:
         """Runs the parts, and waits until every engine has ended with its own.
 
@@ -317,16 +249,16 @@ class Shards:
             offsets: Offsets of the inputs that are no residents, first.
             places: Offsets of the outputs.
             residents: Residents of the request.
-            request: The rest of the job.
+            caller: Caller of the job.
         """
-        client, deadline_ns = request.client, request.deadline_ns
+        client, deadline_ns = caller.client, caller.deadline_ns
         sent: list[tuple[Engine, int]] = []
         futures: list[asyncio.Future[Reply]] = []
         for engine, job in zip(self._engines, division.jobs, strict=True):
             own = (at + shift for at, shift in zip(offsets, job.shifts, strict=False))
             outs = (place + begin for place, begin in zip(places, job.begins, strict=True))
             request_id, future = engine.submit(
-                job.template, (*own, *outs), deadline_ns=deadline_ns, priority=request.priority, flow=request.flow
+                job.template, (*own, *outs), deadline_ns=deadline_ns, priority=caller.priority, flow=caller.flow
             )
             sent.append((engine, request_id))
             futures.append(future)
@@ -339,7 +271,7 @@ class Shards:
                 cancel()
             if not await _have_ended(futures, deadline_ns):
                 cancel()
-                request.slots.hold_until(_joined(futures))
+                caller.slots.hold_until(_joined(futures))
                 raise error or DeadlinePassed("deadline: it passed, and an engine has not answered")
             replies = [_outcome(future) for future in futures]
         finally:

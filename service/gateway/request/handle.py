@@ -12,6 +12,7 @@ from http import HTTPStatus
 
 from tilewire.service.errors import InvalidRequest, TilewireError, Unavailable
 from tilewire.service.gateway.auth.authenticator import Access, authorise
+from tilewire.service.gateway.engines.caller import Caller
 from tilewire.service.gateway.request.access_log import report
 from tilewire.service.gateway.request.adapter import Api, Call, Task
 from tilewire.service.gateway.request.admission import Leases
@@ -182,15 +183,8 @@ async def compute(
             base = slot.offset
         offsets = [begin + at if is_in_body else at for at, is_in_body in template.inputs]
         places = [base + at if is_in_slot else at for at, is_in_slot in template.outputs]
-        reply = await engines.compute(
-            template.job,
-            (*offsets, *places),
-            context.stream,
-            leases,
-            deadline_ns=deadline_of(template, context),
-            priority=template.priority,
-            flow=context.flow,
-        )
+        caller = Caller(context.stream, leases, deadline_of(template, context), template.priority, context.flow)
+        reply = await engines.compute(template.job, (*offsets, *places), caller)
         if isinstance(reply, Done):
             context.timings, context.batch_size = reply.timings, reply.batch_size
             return template, places, reply

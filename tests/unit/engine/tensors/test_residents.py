@@ -19,6 +19,7 @@ import torch
 from tests.support.tensor_bodies import Array, to_safetensors
 from tilewire.service.engine.backends.contract import HostBytes
 from tilewire.service.engine.backends.cpu import CpuBackend
+from tilewire.service.engine.tensors.files import load_tensors
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.errors import Lost, ResidentQuota, TooBusy, Unavailable, UnknownName
 from tilewire.service.ipc.arena import Segment
@@ -101,7 +102,7 @@ def test_what_the_vault_kept_is_restored(tmp_path: Path) -> None:
         ours.setblocking(False)
         writer = VaultWriter(theirs.detach())
         first = residents(vault=writer)
-        first.load_file(path)
+        load_tensors(first, path)
         first.delete("file/gone")
         first.put("w", source(np.zeros(9, np.float32)))
         first.put("w", source(np.arange(4, dtype=np.float32)))
@@ -112,7 +113,7 @@ def test_what_the_vault_kept_is_restored(tmp_path: Path) -> None:
         vault = VaultReader()
         vault.drain(ours)
         second = residents()
-        second.load_file(path)
+        load_tensors(second, path)
         assert vault.kept.keys() == {"file/gone", "w", "empty"}
         for kept in vault.kept.values():
             second.restore(kept)

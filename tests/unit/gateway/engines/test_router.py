@@ -32,6 +32,7 @@ from tilewire.service.errors import (
     TooBusy,
     Unavailable,
 )
+from tilewire.service.gateway.engines.caller import Caller
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.ipc.messages import (
     AdoptTensor,
@@ -63,7 +64,7 @@ def test_jobs_go_to_the_least_busy_engine_that_is_ready() -> None:
     async def run() -> None:
         one, two, down = ScriptedEngine(0), ScriptedEngine(1), ScriptedEngine(2, is_ready=False)
         engines = Engines([one, two, down])
-        tasks = [asyncio.ensure_future(engines.compute(*JOB, Stays(), Held())) for _ in range(4)]
+        tasks = [asyncio.ensure_future(engines.compute(*JOB, Caller(Stays(), Held()))) for _ in range(4)]
         await asyncio.sleep(0)
         assert (len(one.jobs), len(two.jobs), len(down.jobs)) == (2, 2, 0)
         for future in (*one.futures, *two.futures):
@@ -84,7 +85,7 @@ def test_a_client_that_leaves_cancels_its_job_and_waits_for_its_slots() -> None:
     async def run() -> None:
         engine = ScriptedEngine(0)
         with pytest.raises(ClientGone):
-            await Engines([engine]).compute(*JOB, Leaves(), Held())
+            await Engines([engine]).compute(*JOB, Caller(Leaves(), Held()))
         assert engine.cancelled == [0]
 
     asyncio.run(run())
@@ -94,7 +95,7 @@ def test_a_deadline_that_an_engine_lets_pass_ends_the_request_and_its_slots_stay
     async def run() -> None:
         engine, slots = ScriptedEngine(0, is_hung=True), Held()
         with pytest.raises(DeadlinePassed):
-            await Engines([engine]).compute(*JOB, Stays(), slots, deadline_ns=time.monotonic_ns())
+            await Engines([engine]).compute(*JOB, Caller(Stays(), slots, deadline_ns=time.monotonic_ns()))
         assert engine.cancelled == [0]
         assert slots.answered is engine.futures[0]
         assert not slots.answered.done()
@@ -237,7 +238,7 @@ def test_a_stored_result_gets_its_version_from_its_home_and_stays_where_it_is() 
         scene = Scene(0, 0)
         scene.engines[0].futures = [asyncio.get_running_loop().create_future()]
         stored = Template(1, "add", (), AddOptions(), (OutputSpec(KIND, None, W, True),), 1, 1)
-        task = asyncio.ensure_future(scene.router.compute(stored, (), Stays(), Held()))
+        task = asyncio.ensure_future(scene.router.compute(stored, (), Caller(Stays(), Held())))
         held, ordered = info(0, 1), info(7, 1)
         assert await answer(scene.engines[1], Done(0, Timings(), 1, Stored(held, 5))) == AwaitCopy(0, 5)
         scene.engines[0].futures[0].cancel()
@@ -259,7 +260,7 @@ def test_a_result_whose_home_is_gone_is_dropped() -> None:
     async def run() -> None:
         scene = Scene(0, 0)
         scene.engines[0].welcome = None
-        task = asyncio.ensure_future(scene.router.compute(*job_of(), Stays(), Held()))
+        task = asyncio.ensure_future(scene.router.compute(*job_of(), Caller(Stays(), Held())))
         held = info(0, 1)
         assert await answer(scene.engines[1], Done(0, Timings(), 1, Stored(held, 5))) == AdoptTensor(0, 5, held)
         await answer(scene.engines[1], Tensors(0, (held,)))

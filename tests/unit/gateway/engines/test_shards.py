@@ -19,6 +19,7 @@ from tests.support.scripted_engines import (
     settle,
 )
 from tilewire.service.errors import ClientGone, DeadlinePassed, InvalidRequest, ResidentQuota, TooBusy, Unavailable
+from tilewire.service.gateway.engines.caller import Caller
 from tilewire.service.gateway.engines.client import Reply
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.ipc.board import home_of
@@ -80,7 +81,7 @@ class Sharded(Scene):
         await described
 
     def run(self, template: Template = PRODUCT, offsets: tuple[int, ...] = OFFSETS) -> asyncio.Future[Done | Stale]:
-        return asyncio.ensure_future(self.router.compute(template, offsets, Stays(), self.slots))
+        return asyncio.ensure_future(self.router.compute(template, offsets, Caller(Stays(), self.slots)))
 
 
 def test_each_engine_computes_its_columns_into_the_one_slot() -> None:
@@ -189,7 +190,9 @@ def test_a_deadline_holds_the_slots_until_all_parts_have_ended() -> None:
         one, two, three = scene.engines
         two.is_hung = three.is_hung = True
         now_ns = time.monotonic_ns()
-        task = asyncio.ensure_future(scene.router.compute(PRODUCT, OFFSETS, Stays(), scene.slots, deadline_ns=now_ns))
+        task = asyncio.ensure_future(
+            scene.router.compute(PRODUCT, OFFSETS, Caller(Stays(), scene.slots, deadline_ns=now_ns))
+        )
         await answer(one, Done(0, Timings()))
         with pytest.raises(DeadlinePassed):
             await task
@@ -208,7 +211,7 @@ def test_a_client_that_leaves_and_an_engine_that_restarts() -> None:
         scene = Sharded()
         await scene.learn(sharded(7))
         with pytest.raises(ClientGone):
-            await scene.router.compute(PRODUCT, OFFSETS, Leaves(), scene.slots)
+            await scene.router.compute(PRODUCT, OFFSETS, Caller(Leaves(), scene.slots))
         num_jobs = [len(engine.jobs) for engine in scene.engines]
         scene.engines[1].welcome = None
         with pytest.raises(Unavailable, match="b: a part of"):

@@ -1,0 +1,83 @@
+"""Loads the files of `--tensors-dir` and `--programs-dir` before the engine is ready."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from tilewire.service.dtypes import BY_SAFETENSORS
+from tilewire.service.engine.backends.contract import HostBytes
+from tilewire.service.engine.backends.host import TORCH_DTYPES
+from tilewire.service.engine.tensors.residents import Residents
+from tilewire.service.errors import InvalidRequest, ResidentQuota, TilewireError, TooBusy
+from tilewire.service.ops.op import TensorType
+from tilewire.service.ops.program.definition import check_program_name, parse_program
+from tilewire.service.ops.registry import OPS, program_resident
+from tilewire.service.tensor_names import problem_of
+
+NAMES_BY_TORCH = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+
+class TensorsDirError(Exception):
+    """A file of `tensors_dir` cannot be read, or does not fit the quota."""
+
+
+def files_of(folder: Path, setting: str = "tensors_dir", suffix: str = ".safetensors") -> list[Path]:
+    """Returns the files of a folder that a setting names, sorted.
+
+    Raises:
+        TensorsDirError: It is no folder, or cannot be read.
+    """
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == suffix)
+    except OSError as error:
+        raise TensorsDirError(f"{setting}: {folder}: {error.strerror}") from error
+
+
+def load_program(residents: Residents, path: Path) -> None:
+    """Keeps the program of a JSON file under the file's stem.
+
+    Raises:
+        TensorsDirError: It cannot be read, is no program, or does not fit the quota.
+    """
+    try:
+        if not path.is_file():
+            raise InvalidRequest("not a regular file")
+        check_program_name(path.stem, frozenset(OPS))
+        text = bytearray(parse_program(path.read_bytes(), OPS).text.encode())
+        flat = torch.frombuffer(text, dtype=torch.uint8)
+        residents.add([(program_resident(path.stem), HostBytes(flat, TensorType("int8", (len(text),)), 0))])
+    except (OSError, TilewireError) as error:
+        raise TensorsDirError(f"programs_dir: {path.name!r}: {error}") from error
+
+
+def load_tensors(residents: Residents, path: Path) -> None:
+    """Loads a safetensors file as `file-stem/tensor-name`: all of its tensors, or none.
+
+    Raises:
+        TensorsDirError: It cannot be read, is no regular file, has a name that no request can reach or a dtype that is
+            not served, or does not fit the quota.
+    """
+    try:
+        residents.add(_tensors_of(path))
+    except (OSError, SafetensorError, ResidentQuota, TooBusy) as error:
+        raise TensorsDirError(f"tensors_dir: {path.name!r}: {error}") from error
+
+
+def _tensors_of(path: Path) -> Iterator[tuple[str, HostBytes]]:
+    # Whoever opens a pipe waits for its writer.
+    if not path.is_file():
+        raise TensorsDirError(f"tensors_dir: {path.name!r} is not a regular file")
+    with safe_open(path, framework="pt") as file:
+        for key in file.keys():  # noqa: SIM118  (it is no mapping: it cannot be iterated)
+            name = f"{path.stem}/{key}"
+            if (problem := problem_of(name)) is not None:
+                raise TensorsDirError(f"tensors_dir: {path.name!r}: {problem}")
+            if file.get_slice(key).get_dtype() not in BY_SAFETENSORS:
+                raise TensorsDirError(f"tensors_dir: {path.name!r}: {key} has a dtype that is not served")
+            tensor = file.get_tensor(key).contiguous()
+            kind = TensorType(NAMES_BY_TORCH[tensor.dtype], tuple(tensor.shape))
+            yield name, HostBytes(tensor.reshape(-1).view(torch.uint8), kind, 0)

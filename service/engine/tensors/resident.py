@@ -1,0 +1,96 @@
+"""Describes one tensor under a name, and makes the shared memory of its host copy."""
+
+from __future__ import annotations
+
+import errno
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tilewire.service.errors import TooBusy
+from tilewire.service.ipc.arena import make_sealed
+from tilewire.service.ops.op import TensorType
+from tilewire.service.placement import Part, Placement
+
+# Descriptors of a process that are no host copies: sockets, regions, files.
+OTHER_DESCRIPTORS = 128
+
+
+@dataclass(slots=True, eq=False)
+class Resident:
+    """One tensor under a name.
+
+    Attributes:
+        type: Dtype and shape.
+        tensor: The tensor, or this engine's part of it; None when it is not on this device.
+        created: Unix time in seconds of its upload.
+        last_used: Unix time in seconds of the last request that read it, or None.
+        hits: Number of requests that read it.
+        version: As in `TensorInfo`.
+        generation: Number that no other tensor of this process has.
+        placement: As in `TensorInfo`.
+        engines: Engines that held it when its home engine ordered it.
+        has_copy: Whether the vault has its host copy, or a file its bytes.
+        stored: As in `TensorInfo`.
+        part: This engine's part of a sharded tensor; None for a tensor in one piece.
+    """
+
+    type: TensorType
+    tensor: torch.Tensor | None
+    created: float
+    last_used: float | None = None
+    hits: int = 0
+    version: int = 0
+    generation: int = 0
+    placement: Placement = "replicate"
+    engines: tuple[int, ...] = ()
+    has_copy: bool = True
+    stored: int = 0
+    part: Part | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on this device."""
+        return 0 if self.tensor is None else self.held_type.nbytes
+
+    @property
+    def held_type(self) -> TensorType:
+        """Dtype and shape of what this engine shall hold."""
+        return self.type if self.part is None else self.part.type_of(self.type)
+
+    def tensor_of(self, part: Part | None) -> torch.Tensor | None:
+        """Returns a part of the tensor, or all of it for None; None when it is not on this device."""
+        if part == self.part or self.tensor is None:
+            return self.tensor
+        if self.part is not None or part is None:
+            return None
+        return self.tensor.narrow(part.axis, part.begin, part.end - part.begin)
+
+
+def max_kept() -> int:
+    """Returns the number of host copies that the system lets the supervisor hold, and an engine map, at once."""
+    descriptors, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    mappings = int(Path("/proc/sys/vm/max_map_count").read_text())
+    return min(max(descriptors // 2, descriptors - OTHER_DESCRIPTORS), mappings // 2)
+
+
+def make_copy(name: str, nbytes: int) -> int:
+    """Makes shared memory for a host copy; returns its descriptor.
+
+    Raises:
+        TooBusy: No memory, or no descriptor.
+    """
+    try:
+        return make_sealed("tilewire-resident", max(1, nbytes))
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise
+        raise TooBusy(f"{name}: no host copy: {error.strerror}") from error
+
+
+def map_file(fd: int, nbytes: int) -> torch.Tensor:
+    """Maps shared memory as a flat uint8 tensor."""
+    # By torch, whose mapping needs no descriptor; that of Python keeps one for each tensor.
+    return torch.from_file(f"/proc/self/fd/{fd}", shared=True, size=max(1, nbytes), dtype=torch.uint8)
