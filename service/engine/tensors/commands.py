@@ -5,7 +5,6 @@ Runs in the engine's loop thread.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +18,7 @@ from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.folder import Written
 from tilewire.service.engine.tensors.host_copies import HostCopies, HostCopy
 from tilewire.service.engine.tensors.read_through import ReadThrough, Waiting
-from tilewire.service.engine.tensors.resident import Resident
+from tilewire.service.engine.tensors.resident import Resident, share_copy
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
 from tilewire.service.errors import TilewireError, TooBusy, Unavailable
@@ -166,7 +165,7 @@ class TensorStore:
         """Writes a tensor that waits for its version to the store; whoever awaits its copy awaits that, too."""
         assert self.shared is not None, "This is a bug."
         try:
-            self.shared.write(copy.info, os.dup(fd), match, partial(self._on_written, copy))
+            self.shared.write(copy.info, share_copy(copy.info.name, fd), match, partial(self._on_written, copy))
         except TilewireError as error:
             self._on_written(copy, error)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import resource
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,8 +85,24 @@ def make_copy(name: str, nbytes: int) -> int:
     Raises:
         TooBusy: No memory, or no descriptor.
     """
-    try:
+    with _as_busy(name):
         return make_sealed("tilewire-resident", max(1, nbytes))
+
+
+def share_copy(name: str, fd: int) -> int:
+    """Makes one more descriptor of a host copy, and returns it.
+
+    Raises:
+        TooBusy: No descriptor.
+    """
+    with _as_busy(name):
+        return os.dup(fd)
+
+
+@contextlib.contextmanager
+def _as_busy(name: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise
