@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -37,7 +38,7 @@ class Segment:
     """A range of shared memory without a name; gone when the last process that maps it is.
 
     Attributes:
-        fd: The descriptor to hand to another process.
+        fd: The descriptor to hand to another process; closed with the segment, or when nobody holds the segment any more.
         nbytes: Size of the segment.
         view: All of it, writable.
     """
@@ -45,6 +46,8 @@ class Segment:
     def __init__(self, fd: int, nbytes: int) -> None:
         self.fd = fd
         self.nbytes = nbytes
+        self._close_fd = weakref.finalize(self, os.close, fd)
+        self._close_fd.atexit = False
         self._map = mmap.mmap(fd, nbytes)
         self.view = memoryview(self._map)
 
@@ -99,7 +102,7 @@ class Segment:
 
     def close(self) -> None:
         """Unmaps and closes. Views that are still held keep the mapping until they go."""
-        os.close(self.fd)
+        self._close_fd()
         try:
             self.view.release()
             self._map.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import itertools
 import mmap
 import os
@@ -139,6 +140,16 @@ def test_closing_a_segment_waits_for_its_views() -> None:
     view = segment.view[:4]
     segment.close()
     assert bytes(view) == bytes(4)
+
+
+def test_a_segment_that_nobody_holds_leaves_no_descriptor() -> None:
+    segment = Segment.create("test", NBYTES)
+    path = Path(f"/proc/self/fd/{segment.fd}")
+    held = path.stat()
+    del segment
+    gc.collect()
+    # Another thread may have the number again.
+    assert not path.exists() or path.stat().st_ino != held.st_ino
 
 
 def test_pages_are_taken_early() -> None:
