@@ -329,7 +329,7 @@ class TilewireProtocol(HttpToolsProtocol):
         """Closes after what was written, but reads on for a moment, and drops what it reads."""
         self.is_refused = True
         self.flow.resume_reading()
-        # Closing with bytes unread would reset the connection, and the client would lose the answer. TLS has no half-close.
+        # Closing with bytes unread would reset the connection, and the client would lose the answer.
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._limits.linger()
@@ -340,7 +340,7 @@ class TilewireProtocol(HttpToolsProtocol):
         A client that has left and one that has only ended its side look the same.
         """
         cycle = self.cycle
-        if self.scheme == "https" or cycle is None or cycle.response_complete or cycle.more_body:
+        if cycle is None or cycle.response_complete or cycle.more_body:
             return False
         if not self._is_half_closed:
             self._is_half_closed = True

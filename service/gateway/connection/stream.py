@@ -133,7 +133,7 @@ class RequestStream(Driven, RequestResponseCycle):
 
         async def until_answered(scope: Any, receive: Any, send: Any) -> None:
             await app(scope, receive, send)
-            # A connection under TLS is there for a moment when its client has left, and uvicorn would miss an answer.
+            # A connection that is closing is there for a moment when its client has left, and uvicorn would miss an answer.
             self.disconnected |= self.is_disconnected
 
         await super().run_asgi(until_answered)
