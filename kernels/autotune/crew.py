@@ -1,6 +1,6 @@
 """Runs work in workers that may crash or hang without harm to the others.
 
-Each worker is a fresh process with a pipe of its own and one item at a time, so that it is known which item ended it.
+Each worker is a fresh process with a pipe of its own and one item at a time. So the item that ended it can be named.
 """
 
 from __future__ import annotations

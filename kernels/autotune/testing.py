@@ -105,8 +105,8 @@ def rounding_bound(expected: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def softmax_bound(expected: torch.Tensor, dtype: torch.dtype, *, log: bool, num_summed: int) -> torch.Tensor:
     """The largest error that each element of a correct softmax may have: a few units of fp32, then the store's.
 
-    The exponential of x - max errs by the rounding of the difference, up to |x - max|·2^-24, which is what
-    |ln out| + ln N bounds; its sum by less than the logarithm of its length.
+    The exponential of x - max errs by the rounding of the difference, up to |x - max|·2^-24. |ln out| + ln N bounds it.
+    Its sum errs by less than the logarithm of its length.
     """
     logarithm = expected if log else expected.clamp_min(2.0**-149).log()
     relative = (logarithm.abs() + num_summed.bit_length() + 8) * 2.0**-22

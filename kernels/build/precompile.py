@@ -1,7 +1,10 @@
 """Compiling every binary of a target into Triton's disk cache, in parallel and without the device. Launches nothing.
 
-Workers are processes forked from one that has imported what they need and nothing else: LLVM keeps one AMD architecture a
-process, a crash of the compiler takes a worker and not its caller, and a process that holds a GPU is never forked.
+Workers are processes forked from one that has imported their needs and nothing else, for three reasons:
+
+- LLVM keeps one AMD architecture a process.
+- A crash of the compiler takes a worker and not its caller.
+- A process that holds a GPU is never forked.
 """
 
 from __future__ import annotations

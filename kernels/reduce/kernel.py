@@ -1,8 +1,8 @@
 """The reduction kernels: jit bodies only.
 
-A reduction keeps a state of two 32-bit words a lane: a float32 sum, a maximum and a sum, or an order and an index. Lanes,
-and the parts of a row that several programs share, merge in a fixed order, so a result has the same bits every time.
-rows·N·input size bytes at least.
+A reduction keeps a state of two 32-bit words a lane: a float32 sum, a maximum and a sum, or an order and an index.
+Lanes, and the parts of a row that several programs share, merge in a fixed order, so a result has the same bits every
+time. At least rows·N·input size bytes.
 """
 
 import triton

@@ -1,8 +1,8 @@
 """Compiled kernels and how they are launched. Knows Triton's compiler, not what any kernel computes.
 
 Triton's own `kernel[grid](...)` decides at every call, from the values of the arguments, which binary to use. Here the
-caller decides: a `Variant` names the binary completely (types, constants, which arguments divide by 16), so the set of
-binaries can be enumerated, compiled ahead, and counted, and a held binary launches without looking anything up.
+caller decides: a `Variant` names the binary completely (types, constants, which arguments divide by 16). So the set of
+binaries can be enumerated, compiled ahead, and counted. A held binary launches without looking anything up.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which memory layout an operand should have, and bringing a tensor into it.
 
-Whoever places tensors (staging for requests, upload for resident weights) asks here, so that products run in the
-descriptor kernels: rows that start at multiples of 16 bytes, or of a whole line, and for types that the matrix unit only
-takes with the summed dimension contiguous, `b` stored as (N, K).
+Staging of requests and uploads of resident weights follow these layouts, so that products run in the descriptor
+kernels. Rows start at multiples of 16 bytes, or of a whole line. Some types the matrix unit only takes with the summed
+dimension contiguous; for these `b` is stored as (N, K).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Softmax as the choice of a kernel sees it, and the finite set of its binaries. Pure: no torch, no Triton, no device.
 
 Short rows share a program, middling ones are held whole in registers, long ones are held by a group of programs or read
-twice; when rows are too few to occupy the device each is split over programs.
+twice. When rows are too few to occupy the device each is split over programs.
 """
 
 from __future__ import annotations

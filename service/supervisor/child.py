@@ -1,9 +1,9 @@
 """A child's end of its control link: settings, `Ready`, figures for `/metrics`, `Drain`.
 
 A child's standard input is a socket to the supervisor. The first frame on it is the child's settings, and then come the
-descriptors in them, so that a process may be started before it is known what for. After that the child
-sends `Ready` and its figures, and reads the sums of all; the supervisor sends `Drain`. End of file means that the supervisor
-is gone, and is a `Drain` too: no child outlives it.
+descriptors in them. So a process may be started before its purpose is decided. After that the child sends `Ready` and
+its figures, and reads the sums of all; the supervisor sends `Drain`. End of file means that the supervisor is gone, and
+is a `Drain` too: no child outlives it.
 """
 
 from __future__ import annotations

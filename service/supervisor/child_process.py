@@ -114,8 +114,8 @@ class Child:
         exposition: Source of the text that it serves as `/metrics`.
         history: Source of the last minutes.
         logger: Gets its fate.
-        silence_s: When it is ready and has sent no beat for so long, it is ended and replaced; 0 for a child that is
-            not watched.
+        silence_s: Longest time between two beats of a ready child. After it the child is ended and replaced. 0 for a
+            child that is not watched.
 
     Attributes:
         ready: Set while it does its work.

@@ -4,8 +4,8 @@ Rules of dtypes, in order:
 - Arrays have the dtype that they have; a Python number or a list takes that of the arrays beside it.
 - Arrays of several dtypes are converted to the one that holds all of them, as NumPy 2 promotes.
 - Without an array, lists and numbers are float32, as JSON bodies are.
-- A dtype that the op does not take, as float64 for `matmul`, is an error before anything is sent, or converted to
-  the client's `cast`.
+- A dtype that the op does not take, as float64 for `matmul`, is converted to the client's `cast`.
+- Without `cast` it is an error before anything is sent.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The CPU backend: the same ops through torch on the host, straight from slot to slot.
 
-It is a real backend, for machines that have no GPU and for tests, and says so in `/v2` and `tilewire_build_info`; nothing here
+It is a real backend, for machines that have no GPU and for tests. `/v2` and `tilewire_build_info` name it; nothing here
 pretends to be Triton. Runs in the engine's loop thread.
 """
 

@@ -2,8 +2,8 @@
 
 Owns the check of keys, the reload of their file and `authorise`, which every route calls. Runs in the gateway's event loop.
 
-Only SHA-256 digests are kept. A key is looked up by its digest, and the digest is then compared in constant time: how
-long that takes can tell something about the digest of what was sent, and from a digest nobody comes back to a key.
+Only SHA-256 digests are kept. A key is looked up by its digest, and the digest is then compared in constant time. The
+time of the look-up can reveal something about the digest of a sent key. From a digest nobody comes back to a key.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def read_numbers(field: str, value: object, dtype: str, overflow_what: str | Non
         field: Name of the tensor in error texts.
         value: As parsed: nested lists of numbers, a long array, or a single number.
         dtype: Dtype of the tensor.
-        overflow_what: Name in the error text of a number in a long array that is beyond the range of a float; None to read it
+        overflow_what: Name in the error text for a number beyond the range of a float in a long array. None to read it
             as infinity.
 
     Raises:

@@ -1,8 +1,8 @@
 """Parses requests with httptools, for a server that takes up no offer of another protocol.
 
-Clients such as Java's own offer HTTP/2 with every request (`Upgrade: h2c`). A server may decline by answering in HTTP/1.1
-(RFC 9110, section 7.8), but httptools takes a request with such an offer to end with its head: here its body is read, too.
-Refuses heads that others may read otherwise. Runs in the gateway's event loop.
+Clients such as Java's own offer HTTP/2 with every request (`Upgrade: h2c`). A server may decline by answering in
+HTTP/1.1 (RFC 9110, section 7.8). But httptools takes a request with such an offer to end with its head; here its body
+is read, too. Refuses heads that others may read otherwise. Runs in the gateway's event loop.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class Connection(Protocol):
         logger: Uvicorn's.
         access_logger: Uvicorn's.
         on_gone: Called once when the client leaves.
-        timeout_s: Longest time for a head to come, without a byte of a body that is discarded, and in which a client reads
-            nothing of its answer.
+        timeout_s: Longest time for a head to come. Also the longest without a byte of a discarded body, and without a
+            read of the answer by the client.
         timeout_keep_alive: Longest time without a request, in seconds.
         min_body_bytes_per_s: Least rate of a body that takes long.
         max_body_s: Longest time for a body at that rate: a longer body has a larger least rate.

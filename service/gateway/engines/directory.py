@@ -1,7 +1,8 @@
 """Remembers types and places of residents, and decides which engines may serve them.
 
-An engine may serve a name when it has followed the home engine of the name up to the version on the board, or when it was seen
-to hold that very version. So no request reads behind a change that another request has seen. Runs in the gateway's event loop.
+An engine may serve a name when it has followed the name's home engine up to the version on the board. It may also when
+it was seen to hold that very version. So no request reads behind a change that another request has seen. Runs in the
+gateway's event loop.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Requests on sharded residents: each engine computes with its part, and all write into the slots of one request.
 
-A job names the version of each resident that it needs, so that parts of two versions never meet; an engine that has another
-one answers `Stale`, and all parts are computed again. Runs in the gateway's event loop.
+A job names the version of each resident that it needs, so that parts of two versions never meet. An engine that has
+another one answers `Stale`, and all parts are computed again. Runs in the gateway's event loop.
 """
 
 from __future__ import annotations

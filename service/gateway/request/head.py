@@ -136,7 +136,8 @@ def key_of(data: bytes) -> HeadKey | None:
     """Takes the own values out of the head that `data` begins with.
 
     Returns:
-        None when no whole head of a POST stands there, or when a parser could find another end of a line or of the head.
+        None when no whole head of a POST stands there. None, too, when a parser could find another end of a line or of
+        the head.
     """
     if not data.startswith(b"POST "):
         return None

@@ -1,8 +1,8 @@
 """Caches planned requests: one whose head and tensor header came before is neither parsed nor planned again.
 
-One cache serves all connections of a gateway. An entry is found by the bytes of a head, without the values that are each
-request's own; below it stand templates, found by the bytes in front of the tensors. What may change between two requests is
-not cached: keys, quotas, the drain and the types of residents are checked each time.
+One cache serves all connections of a gateway. An entry is found by the bytes of a head, without the values that are
+each request's own. Below it stand templates, found by the bytes in front of the tensors. Nothing that may change
+between two requests is cached: keys, quotas, the drain and the types of residents are checked each time.
 """
 
 from __future__ import annotations

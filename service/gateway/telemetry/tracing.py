@@ -2,10 +2,9 @@
 
 Owns the begin and end of each stage; `gateway.telemetry.otlp` sends spans. Runs only while tracing is on.
 
-The gateway and the engine read one clock (Linux's monotonic clock is the machine's), so the engine's `arrived_ns`
-stands on the same axis as the gateway's times. Within the engine, stages are laid end to end as they ran: queue, h2d,
-kernel, d2h; what lies between them, such as waiting for the batch before, is not a stage and shows as the gap before
-`send`.
+The gateway and the engine read one clock: Linux's monotonic clock is the machine's. So the engine's `arrived_ns` stands
+on the same axis as the gateway's times. Within the engine, stages are laid end to end as they ran: queue, h2d, kernel,
+d2h. Time between them, such as waiting for the batch before, is no stage and shows as the gap before `send`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Operands of a batch from their slots to the device, and results back: one launch each way, or DMA copies for large operands.
 
-Owns the choice between the copy engine and the copying kernel, and the padding of rows to 16 bytes, which lets unaligned
-products take the fast kernels. The caller says which stream is current. Runs in the engine's loop thread.
+Owns the choice between the copy engine and the copying kernel, and the padding of rows to 16 bytes. The padding lets
+unaligned products take the fast kernels. The caller sets the current stream. Runs in the engine's loop thread.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Pre-warms allocator pools and lazily loaded kernels of torch, before a request would wait for them.
 
-torch keeps the memory that it has asked the driver for, by stream and by size, and the driver loads each of torch's kernels
-when it is first launched; either can take tens of milliseconds. Runs in the engine's loop thread.
+torch keeps the memory that the driver has given it, by stream and by size. The driver loads each of torch's kernels at
+its first launch. Either can take tens of milliseconds. Runs in the engine's loop thread.
 """
 
 from __future__ import annotations
