@@ -36,7 +36,7 @@ from tilewire.kernels.registry import kernel_op, measured_ops
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target, current
 
-# What is written into the folder.
+# File in the folder, with a line a shape.
 FILE = "measured.jsonl"
 # Of the time, for compiling.
 _COMPILE_SHARE = 0.4

@@ -11,8 +11,8 @@ import torch
 
 from tilewire.kernels.runtime.targets import is_interpreting
 
-# Relative error of one product before it is summed, beyond exact: operands rounded (tf32 keeps 10 bits of each, tf32x3
-# all but about 21), or summed at less than fp32 (the fp8 unit keeps about 13 bits within a block).
+# Relative error of one product before it is summed, beyond exact. Operands are rounded: tf32 keeps 10 bits of each,
+# tf32x3 all but about 21. Or they are summed at less than fp32: the fp8 unit keeps about 13 bits within a block.
 PRODUCT_ERROR = {
     "float16": 0.0,
     "bfloat16": 0.0,

@@ -1,7 +1,7 @@
 """The pointwise kernel: jit bodies only.
 
-Computes out = fn(x) · scale + shift or fn(x, y) · scale + shift in float32, over operands that broadcast. The function is
-told at run time: what it costs is hidden behind memory. Three elements moved at most.
+Computes out = fn(x) · scale + shift or fn(x, y) · scale + shift in float32, over operands that broadcast. The function
+is chosen at run time: its cost is hidden behind memory. Three elements moved at most.
 """
 
 import triton

@@ -284,7 +284,7 @@ def load_image(variant: Variant, target: Target, device_index: int, image: bytes
 def on_compile(hook: Callable[[str], None]) -> None:
     """Have `hook` called with the name of each kernel that Triton compiles in this process from now on.
 
-    Those that its disk cache has are not compiled. What `hook` raises reaches whoever asked for the binary.
+    Those that its disk cache has are not compiled. Exceptions of `hook` reach the caller that needs the binary.
     """
 
     def listen(*, src: Any, cache_hit: bool, **_rest: object) -> None:

@@ -16,7 +16,7 @@ from tilewire.kernels.runtime.pdl import await_previous
 
 @triton.jit
 def row_offsets(row, rows_inner, stride_outer, stride_inner, UNIT: tl.constexpr):
-    """Offset of the first element of each row, in elements; strides come in UNITs, which tells how they divide."""
+    """Offset of the first element of each row, in elements; strides come in UNITs, by which they divide."""
     outer = (row // rows_inner).to(tl.int64)
     inner = (row % rows_inner).to(tl.int64)
     return (outer * stride_outer + inner * stride_inner) * UNIT

@@ -398,7 +398,7 @@ class ListRegions(msgspec.Struct, frozen=True, array_like=True, tag="regions"):
     request_id: str = ""
 
 
-# What has an answer and is no job.
+# Messages that have an answer and are no jobs.
 Command = (
     PutTensor
     | GetTensor
@@ -462,7 +462,7 @@ class Warming(msgspec.Struct, frozen=True, array_like=True, tag="warming"):
         device: Device of the engine.
         stage: `residents`, `compile`, `load`, `tune`, `run` or `check`.
         done: Steps of the stage that are done, of `total`.
-        total: Steps; 0 when nobody knows.
+        total: Number of steps; 0 when unknown.
     """
 
     device: str

@@ -67,7 +67,7 @@ def prepare(op: str, operands: Mapping[str, Any], *, cast: str | None = None, ou
         op: Name of the op.
         operands: By input name; None for those that are not given.
         cast: Dtype for arrays of a dtype that the op does not take; None makes them an error.
-        out_dtype: Dtype asked for the result.
+        out_dtype: Requested dtype of the result.
 
     Raises:
         TypeError: A dtype that cannot be sent; the message says what to type.

@@ -20,8 +20,8 @@ from tilewire.service.engine.ops.registry import ENGINE_OPS
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import Timings
 
-# Launches of fewer operations run on one thread: others would take as long to wake, and longer where cores are busy
-# (128 x 128 x 128 in float32 is 4e6 operations and takes 25 us on one thread).
+# Launches of fewer operations run on one thread: others would take as long to wake, and longer where cores are busy. A
+# float32 product of 128 x 128 x 128 is 4e6 operations and takes 25 us on one thread.
 SMALL_FLOPS = 10**7
 
 

@@ -46,7 +46,7 @@ class Peer:
         self.decoder: FrameDecoder[ToEngine] = FrameDecoder(ToEngine)
         self.client = Client(f"gateway-{hello.gateway}", segment, self.send)
         self.is_open = True
-        # What the socket's buffer had no room for; the gateway reads slowly.
+        # Bytes that the socket's buffer had no room for; the gateway reads slowly.
         self.unsent = b""
         self.is_full = False
         self._outgoing: list[msgspec.Struct] = []

@@ -391,7 +391,7 @@ class EngineLoop:
             self._metrics.record_launch(op, batch[0].plan.program, [job.plan.work for job in batch], timings)
             self._is_unflushed = True
             if self._poll_ns:
-                # Whoever was just answered may ask again at once.
+                # A client that was just answered may send again at once.
                 self._poll_until_ns = self._clock_ns() + self._poll_ns
 
     @staticmethod

@@ -17,10 +17,11 @@ from typing import Generic, TypeVar
 
 WaitingT = TypeVar("WaitingT", bound="Waiting")
 
-# `priority` 0 is the protocol's default and gives way to every priority that was asked for.
+# `priority` 0 is the protocol's default and gives way to every requested priority.
 DEFAULT_RANK = 2**31
 
-# What each job costs its flow beside its time on the device: the thread's own work (`benchmarks.bench_engine_loop`).
+# Cost of each job to its flow beside its time on the device, in seconds: the thread's own work
+# (`benchmarks.bench_engine_loop`).
 JOB_S = 10e-6
 
 

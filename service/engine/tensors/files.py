@@ -68,7 +68,7 @@ def load_tensors(residents: Residents, path: Path) -> None:
 
 
 def _tensors_of(path: Path) -> Iterator[tuple[str, HostBytes]]:
-    # Whoever opens a pipe waits for its writer.
+    # Opening a pipe waits for its writer.
     if not path.is_file():
         raise TensorsDirError(f"tensors_dir: {path.name!r} is not a regular file")
     with safe_open(path, framework="pt") as file:

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 # File that every folder of a store has.
 MARK = ".tilewire-store"
 BUCKETS = 256
-# What a file name may have (NAME_MAX), without `@`, sixteen digits and the suffix.
+# Length of a file name (NAME_MAX), without `@`, sixteen digits and the suffix.
 MAX_STEM = 255 - 1 - 16 - len(".safetensors")
 SUFFIX, TEMPORARY = ".safetensors", ".tmp"
 # Numbers that JSON carries exactly.

@@ -1,8 +1,8 @@
 """Numbers of JSON text, read and converted; long arrays piece by piece.
 
 The parser of a whole body of megabytes holds the interpreter's lock all the while, and nobody else is served. So long arrays
-of numbers are cut out of the text first. What is left is small, and each array is read in pieces of whole elements. The lock is
-given up between the pieces.
+of numbers are cut out of the text first. The rest is small, and each array is read in pieces of whole elements. The
+lock is given up between the pieces.
 """
 
 from __future__ import annotations

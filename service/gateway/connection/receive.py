@@ -18,8 +18,8 @@ from tilewire.service.gateway.request.body import stalled, too_slow
 
 # Heads with small bodies come in one read; the rest of a larger body goes straight into its slot.
 SCRATCH_BYTES = 2**16
-# From here the rest of a body is read by as many calls as the client keeps up with: the loop's own way from one read to another
-# takes a quarter of the time of a fast connection. After so many bytes the loop has its turn.
+# From here the rest of a body is read by as many calls as the client keeps up with. The loop's own way from one read to
+# another takes a quarter of the time of a fast connection. After so many bytes the loop has its turn.
 DIRECT_BYTES = 2**20
 TURN_BYTES = 2**23
 

@@ -25,7 +25,7 @@ class Known(msgspec.Struct):
         placement: As in `TensorInfo`.
         mark: Version of its slot, read before the engines were asked.
         engines: Engines that said that they hold it, while its slot has version `mark`.
-        missing: What an engine had said of its progress when it did not hold the tensor, by its index.
+        missing: Progress that an engine had reported when it did not hold the tensor, by its index.
         described: Description by an engine that had every change of the name, while its slot has version `mark`.
     """
 

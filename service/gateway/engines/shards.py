@@ -52,7 +52,7 @@ DEADLINE_GRACE_NS = 20_000_000
 
 
 class Runs(Protocol):
-    """What requests in parts need of the router."""
+    """Calls of the router that requests in parts need."""
 
     async def compute(self, template: Template, offsets: tuple[int, ...], caller: Caller) -> Done | Stale:
         """Runs a job on one engine."""
@@ -109,7 +109,7 @@ class Shards:
             match: Condition on the tensor that it replaces.
 
         Returns:
-            What it is, and whether it replaced another.
+            Its description, and whether it replaced another.
 
         Raises:
             PreconditionFailed: The condition does not hold.

@@ -25,8 +25,8 @@ MAX_TEMPLATES = 8
 MAX_LEAD_BYTES = 2**13
 # Larger results get slots of their own when they are due: that costs little beside their bytes.
 MAX_SPARE_BYTES = 2**20
-# Memory of a head and its first template beside their bytes, which are kept as they came and parsed: 2.5 KiB with short values,
-# 6.7 with 2,000 bytes of them (resident memory of a gateway over 4,096 heads).
+# Memory of a head and its first template beside their bytes, which are kept as they came and parsed. It is 2.5 KiB with
+# short values, 6.7 with 2,000 bytes of them (resident memory of a gateway over 4,096 heads).
 ENTRY_BYTES = 2560
 
 

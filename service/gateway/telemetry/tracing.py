@@ -80,7 +80,10 @@ class Recorder(Protocol):
 
 
 def parse_traceparent(value: str | None, state: str = "") -> TraceParent | None:
-    """Reads a `traceparent` header (W3C Trace Context, level 1); what is not one counts as absent, as the standard asks."""
+    """Reads a `traceparent` header (W3C Trace Context, level 1).
+
+    A malformed one counts as absent, as the standard demands.
+    """
     found = _TRACEPARENT.fullmatch(value.strip()) if value else None
     if found is None:
         return None

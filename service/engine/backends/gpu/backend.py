@@ -103,7 +103,7 @@ class GpuBackend:
         return mapped if self._register(mapped) else None
 
     def host_buffer(self, nbytes: int) -> torch.Tensor:
-        """Pinned memory from torch's pool, which knows when the copies that use it have run."""
+        """Pinned memory from torch's pool, which waits for the copies that use it."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def _register(self, mapped: torch.Tensor) -> bool:
@@ -126,7 +126,7 @@ class GpuBackend:
             flat = bytes_of(source).to(self._device)
             tensor = shaped(flat, source)
             if tensor.dim() >= 2 and tensor.numel():
-                # Laid out once as a weight of matmul wants to lie; other uses take any strides.
+                # Laid out once as suits a weight of matmul; other uses take any strides.
                 tensor = lay_out(tensor, preferred_layout("matmul", "b", source.type.dtype))
             self._pipeline.stage_in.synchronize()
         return tensor

@@ -15,8 +15,9 @@ from tilewire.kernels.runtime.layouts import ROW_BYTES, row_step
 from tilewire.service.engine.backends.contract import HostBytes
 from tilewire.service.engine.backends.host import TORCH_DTYPES, bytes_of, shaped, tensor_of
 
-# From here an operand goes by the copy engine even beside others: the copying kernel saves calls, of which there are few, and
-# takes multiprocessors from the batch that computes. The driver moves copies of this size from pinned memory by DMA.
+# From here an operand goes by the copy engine even beside others. The copying kernel saves calls, of which there are
+# few, and takes multiprocessors from the batch that computes. The driver moves copies of this size from pinned memory
+# by DMA.
 LARGE_BYTES = 4 * 2**20
 
 

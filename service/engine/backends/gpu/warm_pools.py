@@ -24,7 +24,7 @@ _LARGEST_SHARE = 1 / 64
 def fill_pools(device: torch.device, streams: Iterable[torch.cuda.Stream]) -> None:
     """Lets torch take memory from the driver for each of the streams, and for tables on the host; it is all free afterwards.
 
-    Where the device has none to spare, requests will have to ask for it.
+    Where the device has none to spare, requests allocate it themselves.
     """
     pinned = [
         torch.empty(1 << power, dtype=torch.uint8, pin_memory=True)
