@@ -402,8 +402,9 @@ def matmul_tma_kernel(
 
 # ── few rows ──────────────────────────────────────────────────────────────────────────────────────
 
-# With M ≤ 4 each element of `b` is used at most four times, so that reading `b` is all that counts. Threads then multiply what
-# they have read, keep one sum for each element of a block of `b`, and add those up once, at the end.
+# With M ≤ 4 each element of `b` is used at most four times, so that reading `b` is all that counts. Threads then
+# multiply the elements that they have read. They keep one sum for each element of a block of `b`, and add those up
+# once, at the end.
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """The configurations of products that are worth measuring on a device, whether the catalogue has them or not. Pure.
 
-Limits here are what is known beforehand: what fits shared memory by count, and how many elements a thread can hold. What
-the compiler makes of a candidate decides the rest.
+Limits here are what is known beforehand: what fits shared memory by count, and how many elements a thread can hold. The
+compiled candidate decides the rest.
 """
 
 from __future__ import annotations

@@ -75,8 +75,12 @@ class AsyncTensorCalls(abc.ABC):
         self, a: HostOperand, b: HostOperand, *, store: None = None, **options: Unpack[MatmulOptions]
     ) -> Array: ...
     @overload
-    async def matmul(self, a: Operand, b: Operand, *, store: str | None = None, **options: Unpack[MatmulOptions]) -> Any: ...
-    async def matmul(self, a: Operand, b: Operand, *, store: str | None = None, **options: Unpack[MatmulOptions]) -> Any:
+    async def matmul(
+        self, a: Operand, b: Operand, *, store: str | None = None, **options: Unpack[MatmulOptions]
+    ) -> Any: ...
+    async def matmul(
+        self, a: Operand, b: Operand, *, store: str | None = None, **options: Unpack[MatmulOptions]
+    ) -> Any:
         """Computes activation(a @ b + bias).
 
         Args:
@@ -121,7 +125,9 @@ class AsyncTensorCalls(abc.ABC):
     @overload
     async def add(self, a: Operand, b: Operand, *, store: str, **options: Unpack[AddOptions]) -> AsyncTensor: ...
     @overload
-    async def add(self, a: HostOperand, b: HostOperand, *, store: None = None, **options: Unpack[AddOptions]) -> Array: ...
+    async def add(
+        self, a: HostOperand, b: HostOperand, *, store: None = None, **options: Unpack[AddOptions]
+    ) -> Array: ...
     @overload
     async def add(self, a: Operand, b: Operand, *, store: str | None = None, **options: Unpack[AddOptions]) -> Any: ...
     async def add(self, a: Operand, b: Operand, *, store: str | None = None, **options: Unpack[AddOptions]) -> Any:
@@ -180,7 +186,9 @@ class AsyncTensorCalls(abc.ABC):
         return result
 
     @overload
-    async def reduce(self, x: Operand, kind: ReduceKind, *, store: str, **options: Unpack[ReduceOptions]) -> AsyncTensor: ...
+    async def reduce(
+        self, x: Operand, kind: ReduceKind, *, store: str, **options: Unpack[ReduceOptions]
+    ) -> AsyncTensor: ...
     @overload
     async def reduce(
         self, x: HostOperand, kind: ReduceKind, *, store: None = None, **options: Unpack[ReduceOptions]
@@ -295,7 +303,9 @@ class AsyncTensorCalls(abc.ABC):
         """
         return (await self.run("pointwise", {"x": x, "y": y}, store=store, fn=fn, **options)).result
 
-    async def run(self, op: str, operands: Mapping[str, Operand], *, store: str | None = None, **options: Any) -> Answer:
+    async def run(
+        self, op: str, operands: Mapping[str, Operand], *, store: str | None = None, **options: Any
+    ) -> Answer:
         """Runs an op and returns, besides the result, the server's timings and the size of the batch it ran in.
 
         Args:
