@@ -300,8 +300,7 @@ def matmul_tma_kernel(
 
     Grid: (programs, splits of K). Each program takes every `programs`-th tile of BLOCK_M × BLOCK_N over all batch
         entries. With as many programs as multiprocessors the loads of a program's next tile overlap the store of its
-        last. Reads
-    past the end give zero in both operands, so nothing is masked and padding is never summed.
+    last. Reads past the end give zero in both operands, so nothing is masked and padding is never summed.
 
     A_MAJOR and B_MAJOR name the contiguous dimension, as in `matmul_kernel`. IS_SWAPPED computes the tile's transpose,
     which lets BLOCK_M be 16 while the matrix unit still takes its 64 rows from `b`. STORE_BOXES stores OUT_TYPE through
