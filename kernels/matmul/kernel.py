@@ -299,7 +299,7 @@ def matmul_tma_kernel(
     """Descriptor kernel: operands whose rows start at multiples of 16 bytes, copied to shared memory by hardware.
 
     Grid: (programs, splits of K). Each program takes every `programs`-th tile of BLOCK_M × BLOCK_N over all batch
-        entries. With as many programs as multiprocessors the loads of a program's next tile overlap the store of its
+    entries. With as many programs as multiprocessors the loads of a program's next tile overlap the store of its
     last. Reads past the end give zero in both operands, so nothing is masked and padding is never summed.
 
     A_MAJOR and B_MAJOR name the contiguous dimension, as in `matmul_kernel`. IS_SWAPPED computes the tile's transpose,
