@@ -79,7 +79,7 @@ class HttpServer:
             keeping.cancel()
 
     def observe_readiness(self) -> None:
-        """Does nothing: probes ask each time."""
+        """Does nothing: probes read it each time."""
 
     def close(self) -> None:
         """Takes no more connections."""
@@ -124,7 +124,7 @@ def over_tls(
 
 
 def protocol_for(gateway: Gateway, app: ASGIApp) -> type[TilewireProtocol]:
-    """The protocol with its limits and the app's ops; uvicorn wants a class."""
+    """The protocol with its limits and the app's ops; uvicorn requires a class."""
     settings = gateway.settings
     limits = {
         "timeout_s": settings.body_timeout_s,
