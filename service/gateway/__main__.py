@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import socket
 import ssl
 import sys
@@ -21,6 +22,9 @@ from tilewire.service.gateway.connection.tls import TlsTransport
 from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.supervisor.listeners import BACKLOG
 from tilewire.service.tls import keep_certificate_current, make_context
+
+# Number of the option in glibc's malloc.h.
+M_ARENA_MAX = -8
 
 
 class GatewayServer(uvicorn.Server):
@@ -148,5 +152,17 @@ def open_servers(gateway: Gateway) -> Sequence[HttpServer]:
     return servers
 
 
+def use_one_arena() -> None:
+    """Has all threads allocate from one heap.
+
+    glibc gives each thread a heap of its own. As the interpreter's lock lets one thread run at a time, more heaps win nothing.
+    Each of the two threads of `offload` kept 3 MB of free memory that nobody else could use (malloc_info during `make soak`).
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_ARENA_MAX, 1)
+
+
 if __name__ == "__main__":
+    use_one_arena()
     sys.exit(process.run(open_servers))

@@ -14,6 +14,8 @@ from functools import lru_cache
 
 SLOTS = 8192
 BOARD_BYTES = SLOTS * 8
+# Rankings that a process keeps, of 230 bytes each. One for each slot would let a gateway grow by 2 MB for hours, as names come.
+MAX_RANKINGS = 1024
 
 
 def slot_of(name: str) -> int:
@@ -21,7 +23,7 @@ def slot_of(name: str) -> int:
     return zlib.crc32(name.encode()) % SLOTS
 
 
-@lru_cache(maxsize=SLOTS)
+@lru_cache(maxsize=MAX_RANKINGS)
 def ranking(slot: int, num_engines: int) -> tuple[int, ...]:
     """Returns the engines in the order of their rendezvous hash for a slot; the first is its home."""
     scores = [hashlib.blake2b(b"%d/%d" % (engine, slot)).digest() for engine in range(num_engines)]

@@ -50,6 +50,7 @@ REQUESTS: dict[str, tuple[int, Callable[[int], bytes]]] = {
         400,
         lambda number: post("/v2/models/add/infer", WORDY_INFER, content_type="application/json"),
     ),
+    "of a resident that is not there": (404, lambda number: post(f"/v1/add?b=@none{number}", to_npy(ONES))),
     "of an op that is not there": (404, lambda number: post(f"/v1/divide{number}", to_npy(ONES))),
     "for health": (200, lambda number: head("GET", "/healthz")),
 }

@@ -32,7 +32,11 @@ async def ask(engine: Engine, request: Command, kind: type[ReplyT]) -> ReplyT:
         TilewireError: The engine's error.
     """
     _, future = engine.send(request)
-    reply = await asyncio.shield(future)
+    try:
+        reply = await asyncio.shield(future)
+    finally:
+        # An error that it holds leads back to this frame: left here, both would wait for the garbage collector.
+        del future
     assert isinstance(reply, kind), "This is a bug."
     return reply
 
@@ -55,7 +59,11 @@ async def ask_within(engine: Engine, request: Command, timeout_s: float, late: s
     if not future.done():
         future.add_done_callback(_drop_error)
         raise Unavailable(late)
-    reply = future.result()
+    try:
+        reply = future.result()
+    finally:
+        # See `ask`.
+        del future
     assert isinstance(reply, Tensors), "This is a bug."
     return reply
 
