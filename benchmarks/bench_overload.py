@@ -26,12 +26,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 
-from benchmarks.command import command_of
-from benchmarks.machine import processor
+from benchmarks.machine import describe
 from tilewire import Client
-from tilewire._version import __version__
 from tilewire.service.cli.launch import running_server
 from tilewire.service.keys import digest_of, make_key
 
@@ -308,6 +307,7 @@ def run(argv: Sequence[str]) -> int:
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{name} of the operands")
     parser.add_argument("--out", type=Path, help="folder for overload.json")
     given = parser.parse_args(argv)
+    load_average = os.getloadavg()[0]
     work = Work(given.rows, given.inner, given.columns)
     keys = [make_key(), make_key()]
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -320,15 +320,16 @@ def run(argv: Sequence[str]) -> int:
         flags = ("--gateways", "1", "--max-in-flight", str(MAX_IN_FLIGHT), "--api-keys-file", str(path))
         with on_other_cores():
             url = stack.enter_context(running_server("--device", given.device, *flags))
+        identity = httpx.get(f"{url}/v2", headers={"x-api-key": keys[0]}).json()
+        machine = describe(identity, "benchmarks.bench_overload", argv)
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-1:])
         with Client(url, api_key=keys[0]) as client:
             client.put(WEIGHT, np.ones((work.inner, work.columns), np.float32))
         port = int(url.rsplit(":", 1)[1])
         figures = asyncio.run(measure(port, keys, work, given.seconds, given.factor))
     report = {
-        "command": command_of("benchmarks.bench_overload", argv),
-        "processor": processor(),
-        "tilewire": __version__,
+        **machine,
+        "load_average": load_average,
         "work": asdict(work),
         "factor": given.factor,
         **figures,

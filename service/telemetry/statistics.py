@@ -113,7 +113,9 @@ class RequestStatistics:
         self._names = _Names()
         self._requests = metrics.counter(_REQUESTS, "Requests.", labels, is_shown=False)
         self._request_ns = metrics.counter(_REQUEST_NS, "Their time.", labels, is_shown=False)
-        # How many, their time in all, and that of each part: one list for each op, so that a request is one look-up.
+        # How many, and their time in all: one list for each op, so that a request is one look-up.
+        self._failed: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+        # Likewise, and the time of each part.
         self._computed: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (2 + len(_PARTS)))
 
     def count(self, op: str, program: str, seconds: float, timings: Timings | None) -> None:
@@ -127,8 +129,9 @@ class RequestStatistics:
         """
         op = self._names.name_of(op, program)
         if timings is None:
-            self._requests.inc((op, "fail"))
-            self._request_ns.inc((op, "fail"), int(seconds * 1e9))
+            failed = self._failed[op]
+            failed[0] += 1
+            failed[1] += int(seconds * 1e9)
             return
         sums = self._computed[op]
         sums[0] += 1
@@ -144,7 +147,11 @@ class RequestStatistics:
             for part, part_ns in zip(("success", *_PARTS), spent_ns, strict=True):
                 self._requests.inc((op, part), count)
                 self._request_ns.inc((op, part), part_ns)
+        for op, (count, whole_ns) in self._failed.items():
+            self._requests.inc((op, "fail"), count)
+            self._request_ns.inc((op, "fail"), whole_ns)
         self._computed.clear()
+        self._failed.clear()
 
 
 class LaunchStatistics:

@@ -49,6 +49,7 @@ class Access(msgspec.Struct, frozen=True):
         write: As in `Key`.
         shared_memory: As in `Key`.
         flow: Flow of the key; None when none was needed.
+        has_quota: What the key uses is counted.
     """
 
     key: Key | None = None
@@ -57,6 +58,7 @@ class Access(msgspec.Struct, frozen=True):
     write: tuple[str, ...] = (EVERYTHING,)
     shared_memory: bool = True
     flow: Flow | None = None
+    has_quota: bool = False
 
     @property
     def name(self) -> str | None:
@@ -71,6 +73,10 @@ class Access(msgspec.Struct, frozen=True):
     def may_read(self, tensor: str) -> bool:
         """Whether a resident tensor may be used and fetched."""
         return EVERYTHING in self.read or any(_matches(pattern, tensor) for pattern in self.read)
+
+
+# Of nobody: what a path that is open to all gives to requests without a key.
+NO_ACCESS = Access(ops=(), read=(), write=(), shared_memory=False)
 
 
 def authorise(
@@ -123,6 +129,9 @@ class Authenticator:
         is_read_only: Nobody may write residents or use shared memory.
         quotas: Counts what keys use.
 
+    Attributes:
+        keys_version: Number of times that keys were taken over; from 1.
+
     Raises:
         KeysError: The file cannot be used.
     """
@@ -140,7 +149,7 @@ class Authenticator:
         self._is_read_only = is_read_only
         self._open_paths = HEALTH_PATHS.union(*(KEYLESS_PATHS[word] for word in keyless))
         self._anyone = Access(write=(), shared_memory=False) if is_read_only else Access()
-        self._nobody = Access(ops=(), read=(), write=(), shared_memory=False)
+        self.keys_version = 1
         self._version: object = None
         self._by_digest: dict[str, Access] = {}
         if path is not None:
@@ -163,7 +172,7 @@ class Authenticator:
         """
         if self._path is None:
             return self._anyone
-        return self._nobody if path in self._open_paths else self._holder(headers)
+        return NO_ACCESS if path in self._open_paths else self._holder(headers)
 
     def admit(self, access: Access, nbytes: int) -> None:
         """Counts a request in, with the declared length of its body.
@@ -228,14 +237,15 @@ class Authenticator:
         self._version = _version_of(path)
         keys = read_keys(path)
         self._by_digest = {key.sha256: self._access_of(key) for key in keys}
+        self.keys_version += 1
         if self._quotas is not None:
             self._quotas.follow(keys)
 
     def _access_of(self, key: Key) -> Access:
         flow = flow_of_key(key.name, key.weight)
         if self._is_read_only:
-            return Access(key, key.ops, key.read, write=(), shared_memory=False, flow=flow)
-        return Access(key, key.ops, key.read, key.write, key.shared_memory, flow)
+            return Access(key, key.ops, key.read, write=(), shared_memory=False, flow=flow, has_quota=key.has_quota)
+        return Access(key, key.ops, key.read, key.write, key.shared_memory, flow, key.has_quota)
 
 
 def _version_of(path: Path) -> object:

@@ -26,8 +26,15 @@ class Driven:
         """Whether the coroutine waits for something."""
         return self._awaited is not None
 
-    def drive(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs the coroutine up to where it waits; `ended` is called when it ends, perhaps before this returns."""
+    def drive(self, work: Coroutine[Any, Any, None] | None) -> None:
+        """Runs the coroutine up to where it waits; `ended` is called when it ends, perhaps before this returns.
+
+        Args:
+            work: The coroutine; None for work that has ended.
+        """
+        if work is None:
+            self.ended(None)
+            return
         self._work = work
         self._context = contextvars.copy_context()
         self._step()

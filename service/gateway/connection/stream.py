@@ -90,8 +90,11 @@ class RequestStream(Driven, RequestResponseCycle):
             self._break_off(error)
         self._end()
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs what answers an op, without a task."""
+    def start(self, work: Coroutine[Any, Any, None] | None) -> None:
+        """Runs what answers an op, without a task; None when it is answered."""
+        if work is None:
+            self._end()
+            return
         self.drive(work)
         if self.is_waiting:
             # Uvicorn waits for these when it ends, and cancels them when that takes too long.

@@ -110,7 +110,7 @@ class InferCalls:
             message = await self._read(call)
         except TilewireError as error:
             context = opened.context(opened.head(0), stream)
-            await self._refuse(context, error)
+            self._refuse(context, error)
             return await finish(call, context, stream)
         answer = self._start(opened, stream, message)
         try:
@@ -129,7 +129,7 @@ class InferCalls:
             opened.check(self._gateway)
         except TilewireError as error:
             context = opened.context(opened.head(0), stream)
-            await self._refuse(context, error)
+            self._refuse(context, error)
             await finish(call, context, stream)
             return
         queue: asyncio.Queue[Running | None] = asyncio.Queue(MAX_AHEAD)
@@ -191,18 +191,23 @@ class InferCalls:
             message = await offload(len(message), inflate, message, self._gateway.settings.max_body_bytes)
         except Exception as error:  # noqa: BLE001  (what is no error of ours is logged and answered)
             answer.context = opened.context(opened.head(len(message)), stream)
-            await self._refuse(answer.context, error)
+            self._refuse(answer.context, error)
             return
-        await self._work(answer, opened, stream, message)
+        work = self._work(answer, opened, stream, message)
+        if work is not None:
+            await work
 
-    def _work(self, answer: Answering, opened: RpcCall, stream: RpcStream, message: bytes) -> Coroutine[Any, Any, None]:
-        """Returns what answers a message, on success and on error."""
+    def _work(
+        self, answer: Answering, opened: RpcCall, stream: RpcStream, message: bytes
+    ) -> Coroutine[Any, Any, None] | None:
+        """Returns what answers a message, on success and on error; None when it is answered."""
         gateway = self._gateway
         try:
             stream.frame = frame = frame_of(message)
         except Exception as error:  # noqa: BLE001  (what is no error of ours is logged and answered)
             context = answer.context = opened.context(opened.head(len(message)), stream)
-            return self._refuse(context, error)
+            self._refuse(context, error)
+            return None
         key = _key_of(opened, frame)
         cached = gateway.templates.find(key)
         if cached is not None:
@@ -215,9 +220,10 @@ class InferCalls:
         api = RpcApi(self._limits, gateway.programs, model, version)
         return handle(gateway, context, api, _OPS.get(frame.model, PROGRAM_FAMILY))
 
-    async def _refuse(self, context: RequestContext, error: Exception) -> None:
+    def _refuse(self, context: RequestContext, error: Exception) -> None:
         """Answers a call whose request is not known."""
-        await respond_error(self._gateway, context, error)
+        written = respond_error(self._gateway, context, error)
+        assert written is None, "This is a bug: an answer is kept for its call."
         report(self._gateway, context)
 
 

@@ -87,7 +87,8 @@ class ModelCalls:
                 result = await work(_read(kind, message), context)
                 await respond(gateway, context, OK, Answer(CONTENT_TYPE, [result.SerializeToString()]))
             except Exception as error:  # noqa: BLE001  (the last line of defence: it is logged and answered)
-                await respond_error(gateway, context, error)
+                written = respond_error(gateway, context, error)
+                assert written is None, "This is a bug: an answer is kept for its call."
             finally:
                 report(gateway, context)
             return await finish(call, context, stream)

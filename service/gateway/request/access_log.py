@@ -27,34 +27,29 @@ def report(gateway: Gateway, context: RequestContext) -> None:
     trace_id = context.trace.trace_id if context.trace is not None else None
     if gateway.recorder is not None and gateway.recorder.records(context.trace):
         trace_id = gateway.recorder.record(_finished(context, code, ended_s))
-    metrics = gateway.metrics
-    if context.op is not None:
-        metrics.observe_request(
-            EndedRequest(
-                context.op,
-                code,
-                ended_s - context.began_s,
-                context.receive_s,
-                context.send_s,
-                context.received_bytes,
-                context.sent_bytes,
-                context.timings,
-                context.request_id,
-                trace_id,
-                context.model,
-            )
-        )
-    else:
-        # Uploads and downloads take slots too.
-        metrics.observe_load()
-    if context.access is not None and context.access.key is not None:
-        nbytes = context.received_bytes + context.sent_bytes
+    access, received_bytes, key_name = context.access, context.received_bytes, None
+    if access is not None and access.key is not None:
+        key_name = access.key.name
         # A refusal for want of quota costs nothing: a key that keeps sending would be locked out for good.
-        if context.charged_bytes is not None:
-            gateway.authenticator.settle(context.access, nbytes - context.charged_bytes)
-        metrics.observe_key(context.access.key.name, code, nbytes)
-    if context.failure:
-        metrics.observe_failure(_failure(context, code))
+        if access.has_quota and context.charged_bytes is not None:
+            gateway.authenticator.settle(access, received_bytes + context.sent_bytes - context.charged_bytes)
+    gateway.metrics.observe_request(
+        EndedRequest(
+            context.op,
+            code,
+            ended_s - context.began_s,
+            context.receive_s,
+            context.send_s,
+            received_bytes,
+            context.sent_bytes,
+            context.timings,
+            context.request_id,
+            trace_id,
+            context.model,
+            key_name,
+            _failure(context, code) if context.failure else None,
+        )
+    )
     if gateway.settings.access_log:
         logger.info("request", **_fields(context, code, ended_s - context.began_s, trace_id))
 

@@ -138,6 +138,8 @@ def op_app(gateway: Gateway, api: Api, op: AnyOp) -> ASGIApp:
     """An ASGI application that runs one op: the entry for servers that are not ours."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await handle(gateway, open_context(scope, stream_of(scope, receive, send)), api, op)
+        work = handle(gateway, open_context(scope, stream_of(scope, receive, send)), api, op)
+        if work is not None:
+            await work
 
     return app

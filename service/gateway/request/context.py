@@ -193,7 +193,7 @@ class RequestContext:
         self.began_s = time.perf_counter()
         if own and TRACE_PARENT in own:
             self.trace = parse_traceparent(own[TRACE_PARENT], own.get(TRACE_STATE, ""))
-        self.request_id = request_id_of(own) or f"{next(_OWN_IDS):032x}"
+        self.request_id = (request_id_of(own) if own else None) or f"{next(_OWN_IDS):032x}"
 
     @property
     def received_bytes(self) -> int:

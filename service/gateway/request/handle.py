@@ -7,8 +7,9 @@ planning, and nothing else. Every refusal comes before the step that costs. Runs
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
 from http import HTTPStatus
+from typing import Any
 
 from tilewire.service.errors import InvalidRequest, TilewireError, Unavailable
 from tilewire.service.gateway.auth.authenticator import Access, authorise
@@ -42,23 +43,55 @@ MAX_PLANS = 4
 OK, CREATED = int(HTTPStatus.OK), int(HTTPStatus.CREATED)
 
 
-async def handle(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp) -> None:
-    """Answers one request, on success and on error.
+def handle(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp) -> Coroutine[Any, Any, None] | None:
+    """Admits one request, or refuses it at once: under overload most requests end here, without a coroutine.
 
     Args:
         gateway: Parts.
         context: The request.
         api: Reader of its head and body.
         op: Operation that its path names.
+
+    Returns:
+        Coroutine that ends the request, to be run at once; None when it has ended.
     """
     context.op = op.name
     context.route = context.head.path
-    log.request_id.set(context.request_id)
-    leases: Leases | None = None
     try:
         access = admit(gateway, context)
         leases = gateway.admission.admit(context.flow)
-        call = read_call(gateway, context, api, op)
+    except Exception as error:  # noqa: BLE001  (the last line of defence: it is logged and answered)
+        written = respond_error(gateway, context, error)
+        if written is not None:
+            return _end_refusal(gateway, context, written)
+        report(gateway, context)
+        return None
+    return _answer(gateway, context, (api, op), access, leases)
+
+
+async def _end_refusal(gateway: Gateway, context: RequestContext, written: Awaitable[None]) -> None:
+    """Waits until a refusal has left."""
+    try:
+        await written
+    finally:
+        report(gateway, context)
+
+
+async def _answer(
+    gateway: Gateway, context: RequestContext, target: tuple[Api, AnyOp], access: Access, leases: Leases
+) -> None:
+    """Answers an admitted request, on success and on error.
+
+    Args:
+        gateway: Parts.
+        context: The request.
+        target: Reader of its head and body, and the operation that its path names.
+        access: Rights of its key.
+        leases: Its place among those under way; released on success, error or disconnect.
+    """
+    log.request_id.set(context.request_id)
+    try:
+        call = read_call(gateway, context, *target)
         gateway.engines.check_ready()
         allow(context.cached, access, call)
         if call.program is not None or not gateway.engines.have_types(call.residents):
@@ -87,10 +120,11 @@ async def handle(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp)
             answer.lines = lines + answer.lines
             await respond(gateway, context, OK, answer)
     except Exception as error:  # noqa: BLE001  (the last line of defence: it is logged and answered)
-        await respond_error(gateway, context, error)
+        written = respond_error(gateway, context, error)
+        if written is not None:
+            await written
     finally:
-        if leases is not None:
-            leases.release()
+        leases.release()
         report(gateway, context)
 
 
@@ -100,14 +134,19 @@ def admit(gateway: Gateway, context: RequestContext) -> Access:
     Raises:
         TilewireError: The key is missing or unknown, or has used up its quota.
     """
-    head = context.head
-    if context.cached is None:
+    head, cached, authenticator = context.head, context.cached, gateway.authenticator
+    if cached is not None and cached.keys_version == authenticator.keys_version:
+        access = cached.access
+    else:
         head.check()
-    declared = head.content_length or 0
-    context.access = access = gateway.authenticator.identify(head.path, head.headers)
+        access = authenticator.identify(head.path, head.headers)
+        if cached is not None:
+            cached.access, cached.keys_version = access, authenticator.keys_version
+    context.access = access
     context.flow = access.flow or context.stream.client_flow
-    if access.key is not None:
-        gateway.authenticator.admit(access, declared)
+    declared = head.content_length or 0
+    if access.has_quota:
+        authenticator.admit(access, declared)
     context.charged_bytes = declared
     return access
 
@@ -173,7 +212,7 @@ async def compute(
         if context.access is not template.allowed:
             authorise(context.granted, read=template.reads, write=template.writes, shared_memory=template.uses_regions)
             template.allowed = context.access
-        if context.granted.key is not None and template.encoder is not None:
+        if context.granted.has_quota and template.encoder is not None:
             reserve_answer(gateway, context, sum(template.payload_bytes))
         slot, result_bytes = None, template.result_bytes
         if body is not None and body.spare_bytes >= result_bytes:
@@ -187,6 +226,7 @@ async def compute(
         reply = await engines.compute(template.job, (*offsets, *places), caller)
         if isinstance(reply, Done):
             context.timings, context.batch_size = reply.timings, reply.batch_size
+            gateway.admission.queue_s = reply.timings.queue_ns * 1e-9
             return template, places, reply
         if slot is not None:
             leases.give_back(slot)

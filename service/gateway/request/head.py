@@ -178,5 +178,5 @@ def has_plain_lines(text: bytes) -> bool:
 
 def request_id_of(own: Mapping[str, str]) -> str | None:
     """The client's request id, if it could not start another header or another line of a log."""
-    given = own.get(REQUEST_ID) if own else None
+    given = own.get(REQUEST_ID)
     return given if given is not None and _WORD.fullmatch(given) else None

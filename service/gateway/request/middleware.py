@@ -47,7 +47,9 @@ class ContextMiddleware:
             admit(self._gateway, context)
             await self._app(scope, receive, outgoing)
         except Exception as error:  # noqa: BLE001  (the last line of defence: it is logged and answered)
-            await respond_error(self._gateway, context, error)
+            written = respond_error(self._gateway, context, error)
+            if written is not None:
+                await written
         finally:
             context.route = getattr(scope.get("route"), "path_format", "")
             report(self._gateway, context)

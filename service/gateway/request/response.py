@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import posixpath
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
 from urllib.parse import unquote_to_bytes
@@ -49,6 +49,21 @@ async def respond(
         closes: The rest of the body is not read.
     """
     began_s = time.perf_counter()
+    written = _write(gateway, context, status, answer, closes=closes)
+    if written is not None:
+        await written
+    if status < BAD_REQUEST:
+        context.send_s = time.perf_counter() - began_s
+
+
+def _write(
+    gateway: Gateway, context: RequestContext, status: int, answer: Answer, *, closes: bool
+) -> Awaitable[None] | None:
+    """Writes an answer; see `respond`.
+
+    Returns:
+        None when no chunk is needed any more; else what ends then.
+    """
     nbytes = 0
     for chunk in answer.chunks:
         nbytes += len(chunk)
@@ -59,12 +74,7 @@ async def respond(
     )
     if gateway.origins is not None:
         lines += gateway.origins.lines_for(context.head.headers)
-    closes = closes or gateway.admission.is_draining
-    written = context.stream.respond(status, lines, answer.chunks, closes)
-    if written is not None:
-        await written
-    if status < BAD_REQUEST:
-        context.send_s = time.perf_counter() - began_s
+    return context.stream.respond(status, lines, answer.chunks, closes or gateway.admission.is_draining)
 
 
 async def respond_preflight(context: RequestContext, headers: Headers) -> None:
@@ -81,33 +91,31 @@ async def respond_preflight(context: RequestContext, headers: Headers) -> None:
         await written
 
 
-async def respond_error(gateway: Gateway, context: RequestContext, error: Exception) -> None:
+def respond_error(gateway: Gateway, context: RequestContext, error: Exception) -> Awaitable[None] | None:
     """Answers an error, unless an answer has begun or nobody is there to read it.
+
+    Returns:
+        None when the answer has left or is with the transport; else what ends then.
 
     Raises:
         TilewireError: An answer has begun: the connection is of no use any more.
     """
-    known = as_tilewire(error, context)
-    if known.is_refusal:
-        gateway.metrics.observe_rejection(known.code)
+    known = error if isinstance(error, TilewireError) else unexpected(error, context)
     if context.status is not None:
         raise known
-    # A copy: the error's traceback leads back to the context, and both would wait for the garbage collector.
-    context.error = type(known)(known.detail, retry_after_s=known.retry_after_s)
+    # Tracebacks lead back to the context, and both would wait for the garbage collector.
+    known.__traceback__ = known.__context__ = known.__cause__ = None
+    context.error = known
     if isinstance(known, ClientGone):
-        return
+        return None
     context.failure = known.code
     body, content_type = _error_body(known, context.request_id, context.head.path)
-    closes = not is_rest_small(context)
-    await respond(
-        gateway, context, known.status, Answer(content_type, [body], _error_lines(known, context)), closes=closes
-    )
+    answer = Answer(content_type, [body], _error_lines(known, context))
+    return _write(gateway, context, known.status, answer, closes=not is_rest_small(context))
 
 
-def as_tilewire(error: Exception, context: RequestContext) -> TilewireError:
-    """The error of the tree that answers whatever was raised; any other is logged, and its text stays here."""
-    if isinstance(error, TilewireError):
-        return error
+def unexpected(error: Exception, context: RequestContext) -> TilewireError:
+    """Logs an error that is none of the tree, whose text stays here; returns the one that answers it."""
     logger.error("a request failed", request_id=context.request_id, exc_info=error)
     return InternalError("internal error; the request id leads to the log")
 
@@ -223,7 +231,9 @@ def timestamp(unix_s: float | None) -> str | None:
 
 def is_oip(path: str) -> bool:
     """Whether a path is under `/v2`, however it is spelled: its clients read an error only as `{"error": …}`."""
-    plain = posixpath.normpath("/" + path.lstrip("/"))
+    # Other spellings have an empty or a dotted segment, or no slash before the first.
+    is_plain = path.startswith("/") and "//" not in path and "/." not in path
+    plain = path if is_plain else posixpath.normpath("/" + path.lstrip("/"))
     return plain == "/v2" or plain.startswith("/v2/")
 
 

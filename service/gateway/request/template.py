@@ -1,8 +1,8 @@
 """Caches planned requests: one whose head and tensor header came before is neither parsed nor planned again.
 
 One cache serves all connections of a gateway. An entry is found by the bytes of a head, without the values that are
-each request's own. Below it stand templates, found by the bytes in front of the tensors. Nothing that may change
-between two requests is cached: keys, quotas, the drain and the types of residents are checked each time.
+each request's own. Below it stand templates, found by the bytes in front of the tensors. Whatever may change between two
+requests is checked each time: quotas, the drain, the types of residents, and whether the API keys were read again since.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import OrderedDict
 
 import msgspec
 
-from tilewire.service.gateway.auth.authenticator import Access
+from tilewire.service.gateway.auth.authenticator import NO_ACCESS, Access
 from tilewire.service.gateway.request.adapter import Api, Call, Encoder
 from tilewire.service.gateway.request.head import Head, HeadKey, has_plain_lines
 from tilewire.service.ipc.messages import Template
@@ -83,10 +83,24 @@ class CachedHead:
         op: Op that its path names.
         call: Parsed head.
         spare_bytes: Room that results need behind the body.
+        access: Holder of the key that the head names and its rights, as of `keys_version`.
+        keys_version: Version of the API keys that `access` is from; 0 before.
         allowed: Rights that were found to allow what the head says; None before.
     """
 
-    __slots__ = ("_templates", "allowed", "api", "call", "head", "key", "nbytes", "op", "spare_bytes")
+    __slots__ = (
+        "_templates",
+        "access",
+        "allowed",
+        "api",
+        "call",
+        "head",
+        "key",
+        "keys_version",
+        "nbytes",
+        "op",
+        "spare_bytes",
+    )
 
     def __init__(self, key: bytes, head: Head, target: tuple[Api, AnyOp], call: Call) -> None:
         self.key = key
@@ -95,6 +109,8 @@ class CachedHead:
         self.call = call
         self.nbytes = ENTRY_BYTES + 2 * len(key)
         self.spare_bytes = 0
+        self.access = NO_ACCESS
+        self.keys_version = 0
         self.allowed: Access | None = None
         self._templates: list[RequestTemplate] = []
 

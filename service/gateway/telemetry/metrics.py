@@ -19,7 +19,14 @@ from tilewire.service.gateway.api.v2.answer import VERSION
 from tilewire.service.ipc.arena import Arena
 from tilewire.service.ipc.messages import Timings, Welcome
 from tilewire.service.ops.registry import OPS
-from tilewire.service.telemetry.counters import SECONDS_BUCKETS, Failure, MetricSet, Sample, Sink
+from tilewire.service.telemetry.counters import (
+    MAX_FAILURES,
+    SECONDS_BUCKETS,
+    Failure,
+    MetricSet,
+    Sample,
+    Sink,
+)
 from tilewire.service.telemetry.history import HistoryReport
 from tilewire.service.telemetry.statistics import ModelStats, RequestStatistics, statistics_of
 
@@ -80,7 +87,7 @@ class EndedRequest(msgspec.Struct, frozen=True, gc=False):
     """Figures of a request that has ended.
 
     Attributes:
-        op: Name of the op.
+        op: Name of the op; None for another route.
         code: HTTP status.
         seconds: From its headers to the last byte of its answer.
         receive_s: Seconds in which its body came and was read; 0 without one.
@@ -91,9 +98,11 @@ class EndedRequest(msgspec.Struct, frozen=True, gc=False):
         request_id: Label of the exemplar.
         trace_id: Label of the exemplar, or None.
         model: Name of the kept program; empty for an op.
+        key: Name of the API key; None without one. Names are those of the keys' file, so they are few.
+        failure: Entry for the list of the last failures; None for a result.
     """
 
-    op: str
+    op: str | None
     code: int
     seconds: float
     receive_s: float = 0.0
@@ -104,6 +113,8 @@ class EndedRequest(msgspec.Struct, frozen=True, gc=False):
     request_id: str = ""
     trace_id: str | None = None
     model: str = ""
+    key: str | None = None
+    failure: Failure | None = None
 
 
 class GatewayMetrics:
@@ -161,21 +172,6 @@ class GatewayMetrics:
         if self._flush_at is None:
             self._flush_soon()
 
-    def observe_key(self, name: str, code: int, nbytes: int) -> None:
-        """Counts one answer to the holder of a key; names are those of the keys' file, so they are few."""
-        self._key_requests.inc((name, str(code)))
-        self._key_bytes.inc((name,), nbytes)
-
-    def observe_rejection(self, reason: str) -> None:
-        """Counts a refusal."""
-        self._rejected.inc((reason,))
-        self._flush_soon()
-
-    def observe_failure(self, failure: Failure) -> None:
-        """Notes a request that was refused or failed."""
-        self._metrics.note(failure)
-        self._flush_soon()
-
     def follow_load(self, admission: Admission, arena: Arena) -> None:
         """Sets what the gauges of the load are read from at each flush."""
         self._load = (admission, arena)
@@ -206,8 +202,12 @@ class GatewayMetrics:
 
     def _count_ended(self) -> None:
         ended, self._ended = self._ended, []
+        self._count_keys([one for one in ended if one.key is not None])
+        self._count_failures([one.failure for one in ended if one.failure is not None])
         by_op: defaultdict[str, list[EndedRequest]] = defaultdict(list)
         for one in ended:
+            if one.op is None:
+                continue
             by_op[one.op].append(one)
             self._statistics.count(one.op, one.model, one.seconds, one.timings if one.code < BAD_REQUEST else None)
         for op, requests in by_op.items():
@@ -224,6 +224,21 @@ class GatewayMetrics:
                 if bucket not in shown and (exemplar := exemplar_of(one.request_id, one.trace_id)) is not None:
                     self._duration.show((op,), bucket, one.seconds, exemplar)
                     shown.add(bucket)
+
+    def _count_keys(self, ended: Sequence[EndedRequest]) -> None:
+        """Counts the requests of holders of keys."""
+        for (name, code), count in Counter([(one.key or "", one.code) for one in ended]).items():
+            self._key_requests.inc((name, str(code)), count)
+        for one in ended:
+            self._key_bytes.inc((one.key or "",), one.received_bytes + one.sent_bytes)
+
+    def _count_failures(self, failures: Sequence[Failure]) -> None:
+        """Counts refusals, and notes the last failures."""
+        for reason, count in Counter([failure.reason for failure in failures]).items():
+            if BY_CODE[reason].is_refusal:
+                self._rejected.inc((reason,), count)
+        for failure in failures[-MAX_FAILURES:]:
+            self._metrics.note(failure)
 
     async def expose(self, accept: str) -> tuple[bytes, str]:
         """Returns the text of `/metrics` over all processes, and its content type.
