@@ -4,16 +4,11 @@ Owns the counts and the leases of each request. Runs in the gateway's event loop
 
 A flow that has its share is refused while only the reserve is left. So a flood of one flow gets its own refusals, and others
 find a place at once.
-
-Under overload a gateway that shares its core with an engine wakes for each refused request, and finds nothing of itself in the
-processor's caches. So after a refusal it rests for a moment, and refuses together what has come meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 from typing import Any, Self
 
 from tilewire.service.errors import BodyTooLarge, TooBusy, Unavailable
@@ -27,12 +22,6 @@ RESERVE = 8
 # Flows without requests that are remembered, so that a lone client's next request makes nothing new.
 MAX_IDLE_FLOWS = 64
 
-# Longest rest after a refusal, in seconds: refusals are due within 5 ms. Measured on a core that computes products as well: a
-# refusal for which the gateway wakes takes 158 µs of it, one of many together 30 (`tilewire bench overload`).
-MAX_REST_S = 0.003
-# Part of a request's wait in its engine's queue: the queue does not run empty during a rest.
-REST_SHARE = 0.125
-
 
 class Admission:
     """The door of one gateway.
@@ -41,21 +30,16 @@ class Admission:
         room: Memory for bodies and results.
         max_in_flight: Most requests under way at once. From 8 up, an eighth is the reserve.
         budget_bytes: Most that one request may hold for tensors that its body inflates to.
-        rest: Blocks the event loop for so many seconds.
 
     Attributes:
         in_flight: Requests under way.
         is_draining: Nobody is admitted any more.
-        queue_s: Time that the last computed request waited in its engine's queue.
     """
 
-    def __init__(
-        self, room: Room, max_in_flight: int, budget_bytes: int, rest: Callable[[float], None] = time.sleep
-    ) -> None:
+    def __init__(self, room: Room, max_in_flight: int, budget_bytes: int) -> None:
         self._room = room
         self._max_in_flight = max_in_flight
         self._budget_bytes = budget_bytes
-        self._sleep = rest
         # Places that flows share by their weights.
         self._shared = max_in_flight - max_in_flight // RESERVE
         # Flows with requests under way and a few others, and the sum of the former's weights.
@@ -63,10 +47,8 @@ class Admission:
         self._weights = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._is_resting = False
         self.in_flight = 0
         self.is_draining = False
-        self.queue_s = 0.0
 
     @property
     def num_flows(self) -> int:
@@ -101,24 +83,12 @@ class Admission:
 
     def _check(self, flow: Flow, num_own: int) -> None:
         if self.in_flight >= self._max_in_flight:
-            self._rest_soon()
             raise TooBusy(f"the queue is full: {self.in_flight} requests are under way")
         others = self._weights - (flow.weight if num_own else 0)
         if num_own * (others + flow.weight) >= self._shared * flow.weight:
-            self._rest_soon()
             raise TooBusy(
                 f"the queue is full: {self.in_flight} requests are under way, {num_own} of them of this client"
             )
-
-    def _rest_soon(self) -> None:
-        """Rests behind the requests that have come, once."""
-        if self.queue_s and not self._is_resting:
-            self._is_resting = True
-            asyncio.get_running_loop().call_soon(self._rest)
-
-    def _rest(self) -> None:
-        self._is_resting = False
-        self._sleep(min(MAX_REST_S, REST_SHARE * self.queue_s))
 
     def leave(self, share: Share) -> None:
         """Counts a request out; `Leases.release` calls it."""

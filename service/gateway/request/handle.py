@@ -226,7 +226,6 @@ async def compute(
         reply = await engines.compute(template.job, (*offsets, *places), caller)
         if isinstance(reply, Done):
             context.timings, context.batch_size = reply.timings, reply.batch_size
-            gateway.admission.queue_s = reply.timings.queue_ns * 1e-9
             return template, places, reply
         if slot is not None:
             leases.give_back(slot)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -10,7 +9,7 @@ import pytest
 
 from tilewire.service.errors import TooBusy, Unavailable
 from tilewire.service.gateway.auth.flows import Flow
-from tilewire.service.gateway.request.admission import MAX_IDLE_FLOWS, MAX_REST_S, REST_SHARE, Admission, Leases
+from tilewire.service.gateway.request.admission import MAX_IDLE_FLOWS, Admission, Leases
 from tilewire.service.gateway.request.room import Room
 from tilewire.service.ipc.arena import Arena, Segment
 
@@ -94,27 +93,3 @@ def test_a_draining_gateway_admits_nobody(room: Room) -> None:
     admission.is_draining = True
     with pytest.raises(Unavailable):
         admission.admit(FLOOD)
-
-
-def test_refusals_of_one_turn_of_the_loop_share_a_rest(room: Room) -> None:
-    rests: list[float] = []
-
-    async def refuse(queue_s: float) -> None:
-        admission = Admission(room, 1, 0, rest=rests.append)
-        admission.queue_s = queue_s
-        held = admission.admit(FLOOD)
-        for _ in range(3):
-            with pytest.raises(TooBusy):
-                admission.admit(FLOOD)
-        assert not rests
-        await asyncio.sleep(0)
-        held.release()
-        # Who is admitted does not make others wait.
-        admission.admit(FLOOD).release()
-        await asyncio.sleep(0)
-
-    # A short queue would run empty meanwhile; a long one does not make refusals late.
-    for queue_s, expected_s in ((0.0, None), (0.004, 0.004 * REST_SHARE), (1.0, MAX_REST_S)):
-        rests.clear()
-        asyncio.run(refuse(queue_s))
-        assert rests == ([] if expected_s is None else [expected_s])
