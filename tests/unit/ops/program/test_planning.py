@@ -37,6 +37,15 @@ def matmul(a: str, b: str, name: str) -> dict[str, Any]:
 
 
 MLP = program([matmul("x", "@w1", "h"), matmul("h", "@w2", "y"), softmax("y", "p")], "p")
+ANY_MATRIX = {"dtype": "float32", "shape": [-1, -1]}
+# More sizes to choose than can be tried at once.
+FREE = program(
+    [matmul("x", "@u", "p"), matmul("y", "@v", "q"), matmul("z", "@w", "r")],
+    *("p", "q", "r"),
+    shape=(-1, -1),
+    y=ANY_MATRIX,
+    z=ANY_MATRIX,
+)
 WEIGHTS = {"@w1": f32(8, 16), "@w2": f32(16, 4)}
 
 
@@ -101,6 +110,9 @@ def test_memory_is_used_again_after_its_last_reader() -> None:
     assert size == 2 * 64 * 8 * 4
 
 
+UNFIT = {"u": f32(7, 5), "v": f32(6, 4)}
+
+
 @pytest.mark.parametrize(
     ("whole", "residents", "said"),
     [
@@ -109,6 +121,7 @@ def test_memory_is_used_again_after_its_last_reader() -> None:
         (MLP, {"w1": TensorType("int8", (8, 16))}, r"step 1: b: "),
         (program([softmax("x", "p", axis=2)], "p"), {}, r"step 1: axis: "),
         (program([matmul("x", "x", "y")], "y", shape=(4, 8)), {}, r"step 1: b: "),
+        (program([matmul("x", "@u", "y"), matmul("y", "@v", "z")], "z", shape=(-1, -1)), UNFIT, r"step 2: b: "),
     ],
 )
 def test_what_can_never_work_is_refused_at_the_upload(
@@ -126,6 +139,7 @@ def test_what_can_never_work_is_refused_at_the_upload(
         (MLP, {"w2": f32(3, 3)}),
         (program([matmul("x", "@w", "y")], "y", shape=(-1, -1)), {"w": f32(77, 5)}),
         (program([matmul("x", "x", "y")], "y", shape=(-1, -1)), {}),
+        (FREE, {"u": f32(7, 5), "v": f32(6, 4), "w": f32(9, 2)}),
     ],
 )
 def test_what_some_sizes_make_work_is_taken(whole: Program, residents: dict[str, TensorType]) -> None:
