@@ -109,7 +109,9 @@ def test_a_squared_distance_is_never_negative(bench: OpBench) -> None:
 def test_distances_keep_their_digits_where_norms_are_large(bench: OpBench, k: int) -> None:
     generator = torch.Generator().manual_seed(3)
     a = torch.randn((7, 64), generator=generator)
-    b = torch.cat([a, a + 0.1 * torch.randn((7, 64), generator=generator), torch.randn((2000, 64), generator=generator)])
+    b = torch.cat(
+        [a, a + 0.1 * torch.randn((7, 64), generator=generator), torch.randn((2000, 64), generator=generator)]
+    )
     a, b = a + 100, b + 100
     values, indices = bench.run("search", {"a": a, "b": b}, k=k, metric="l2")
     assert indices[:, :2].tolist() == [[row, row + 7] for row in range(7)]
