@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,33 @@ def test_any_number_of_rows(client: httpx.Client, mlp: str) -> None:
         x = RNG.standard_normal((rows, 8), dtype=np.float32)
         tensors = from_safetensors(client.post(f"/v1/programs/{mlp}", content=to_safetensors({"x": x})).content)
         check(tensors["values"], tensors["indices"], x)
+
+
+@pytest.mark.parametrize("shape", [[3, 8], [-1, 8], [3, -1]])
+def test_a_program_may_take_one_shape_only(client: httpx.Client, shape: list[int]) -> None:
+    steps = [{"op": "softmax", "inputs": {"x": "x"}, "as": "p"}]
+    text = {"inputs": {"x": {"dtype": "float32", "shape": shape}}, "steps": steps, "outputs": ["p"]}
+    client.put("/v1/programs/shaped", json=text).raise_for_status()
+    for _ in range(2):
+        response = client.post("/v1/programs/shaped", content=to_npy(X))
+        np.testing.assert_allclose(np.load(io.BytesIO(response.content)).sum(-1), np.ones(3), rtol=1e-6)
+
+
+def test_rows_of_other_requests_stay_out_of_a_sum_over_rows(client: httpx.Client, server: LiveServer) -> None:
+    steps = [
+        {"op": "reduce", "inputs": {"x": "x"}, "options": {"kind": "sum"}, "as": "s"},
+        {"op": "softmax", "inputs": {"x": "s"}, "as": "p"},
+    ]
+    text = {"inputs": {"x": {"dtype": "float32", "shape": [-1, 8]}}, "steps": steps, "outputs": ["p"]}
+    client.put("/v1/programs/over_rows", json=text).raise_for_status()
+
+    def run(number: int) -> Array:
+        body = to_npy(np.full((2, 8), number, np.float32))
+        return np.load(io.BytesIO(httpx.post(f"{server.url}/v1/programs/over_rows", content=body).content))
+
+    with ThreadPoolExecutor(8) as pool:
+        for answer in pool.map(run, range(40)):
+            np.testing.assert_array_equal(answer, [0.5, 0.5])
 
 
 def test_every_format(client: httpx.Client, mlp: str) -> None:

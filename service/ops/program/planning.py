@@ -160,6 +160,13 @@ def check_possible(program: Program, residents: Mapping[str, TensorType], limits
     """
     known = {dim for one in program.inputs.values() for dim in one.shape if dim > 0}
     known |= {dim for one in residents.values() for dim in one.shape if dim > 0}
+    # An option such as `k` is the size of a result.
+    known |= {
+        value
+        for step in program.steps
+        for value in msgspec.structs.astuple(step.options)
+        if type(value) is int and value > 0
+    }
     # One row; a size that nothing names; more than any k.
     found = _SizeSearch(program, limits, sorted(known | {1, 3, 2048})).run(residents)
     if isinstance(found, _Conflict):
