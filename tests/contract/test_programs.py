@@ -148,7 +148,9 @@ def test_rows_of_other_requests_stay_out_of_a_sum_over_rows(client: httpx.Client
 
     def run(number: int) -> Array:
         body = to_npy(np.full((2, 8), number, np.float32))
-        return np.load(io.BytesIO(httpx.post(f"{server.url}/v1/programs/over_rows", content=body).content))
+        response = httpx.post(f"{server.url}/v1/programs/over_rows", content=body)
+        answer: Array = np.load(io.BytesIO(response.content))
+        return answer
 
     with ThreadPoolExecutor(8) as pool:
         for answer in pool.map(run, range(40)):

@@ -291,7 +291,7 @@ class EngineLoop:
                     client.send(reply)
 
     def _plan(self, client: Client, template: Template) -> None:
-        """Keeps the plan of a template's jobs. A template has no answer: without a plan each of its jobs fails, and no other."""
+        """Keeps the plan of a template's jobs. A template has no answer: without a plan its jobs fail, and no others."""
         try:
             client.plans[template.id] = plan_of(template, self._backend.identity.backend)
         except Exception:
