@@ -221,6 +221,21 @@ def test_a_program_travels_with_its_inputs(client: httpx.Client, mlp: str) -> No
     check_problem(client.post("/v1/run", json={"program": {"steps": 1}, "x": X.tolist()}), 400, "program")
 
 
+def test_a_resident_that_is_not_there_is_named_with_its_step(client: httpx.Client, mlp: str) -> None:
+    steps = [
+        {"op": "softmax", "inputs": {"x": "x"}, "as": "p"},
+        {"op": "matmul", "inputs": {"a": "p", "b": "@mlp/later"}, "as": "y"},
+    ]
+    text = {"inputs": MLP["inputs"], "steps": steps, "outputs": ["y"]}
+    client.put("/v1/programs/early", json=text).raise_for_status()
+    for response in (
+        client.post("/v1/programs/early", content=to_npy(X)),
+        client.post("/v1/run", json={"program": text, "x": X.tolist()}),
+        client.post("/v1/programs/early", content=to_npy(X), headers={"if-match": "*"}),
+    ):
+        check_problem(response, 404, "step 2: b: no resident tensor 'mlp/later'")
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -89,6 +89,16 @@ class ProgramOp(Op[ProgramOptions]):
         """Residents of the steps; see `Op.own_residents`."""
         return {RESIDENT + name: name for name in self.program.residents}
 
+    def place_of(self, field: str) -> str:
+        """Returns the first step that reads a resident, and its input; see `Op.place_of`."""
+        uses = (
+            f"step {number}: {name}"
+            for number, step in enumerate(self.program.steps, 1)
+            for name, source in step.inputs.items()
+            if source == field and field.startswith(RESIDENT)
+        )
+        return next(uses, field)
+
     def check_given(self, names: Iterable[str]) -> None:
         """Refuses what is no input of the program; see `Op.check_given`."""
         for name in names:
