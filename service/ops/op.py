@@ -252,6 +252,10 @@ class Op(abc.ABC, Generic[OptionsT]):
         """Residents that every request reads, by input; requests do not name them."""
         return {}
 
+    def place_of(self, field: str) -> str:
+        """Returns how the detail of an error names an input."""
+        return field
+
     def check_given(self, names: Iterable[str]) -> None:
         """Refuses inputs that a request cannot give by their names; those of no op are found in `plan`.
 

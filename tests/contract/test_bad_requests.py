@@ -95,6 +95,9 @@ def test_tensors_that_cannot_be_right_are_400(
         ("timeout_ms=-1", "timeout_ms"),
         ("timeout_ms=nan", "timeout_ms"),
         ("timeout_ms=soon", "timeout_ms"),
+        ("timeout_ms=", "timeout_ms"),
+        ("timeout_ms=1_000", "timeout_ms"),
+        ("timeout_ms=%201000", "timeout_ms"),
         ("a=%ff", "query"),
         ("&".join(f"p{number}=1" for number in range(65)), "query"),
     ],
@@ -108,6 +111,17 @@ def test_queries_that_cannot_be_right_are_400(client: httpx.Client, query: str, 
 def test_timeout_headers_that_cannot_be_right_are_400(client: httpx.Client, value: str) -> None:
     response = client.post("/v1/matmul", content=PRODUCT, headers={**SAFETENSORS, "x-timeout-ms": value})
     check_problem(response, 400, "X-Timeout-Ms")
+
+
+@pytest.mark.parametrize("path", ["v1/matmul%0A", "v1/run%0A", "v1/mat%0Amul", "healthz%0A"])
+def test_line_breaks_in_a_path_are_400(client: httpx.Client, path: str) -> None:
+    check_problem(client.post(f"/{path}", content=PRODUCT, headers=SAFETENSORS), 400, "path")
+
+
+@pytest.mark.parametrize("path", ["v2/models/matmul/infer%0A", "v2/models/matmul%0A/infer"])
+def test_line_breaks_in_a_path_of_v2_are_400(client: httpx.Client, path: str) -> None:
+    response = client.post(f"/{path}", content=b"{}")
+    assert (response.status_code, response.json().keys()) == (400, {"error"})
 
 
 def bad_bodies() -> list[Any]:

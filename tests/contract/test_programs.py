@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,35 @@ def test_any_number_of_rows(client: httpx.Client, mlp: str) -> None:
         check(tensors["values"], tensors["indices"], x)
 
 
+@pytest.mark.parametrize("shape", [[3, 8], [-1, 8], [3, -1]])
+def test_a_program_may_take_one_shape_only(client: httpx.Client, shape: list[int]) -> None:
+    steps = [{"op": "softmax", "inputs": {"x": "x"}, "as": "p"}]
+    text = {"inputs": {"x": {"dtype": "float32", "shape": shape}}, "steps": steps, "outputs": ["p"]}
+    client.put("/v1/programs/shaped", json=text).raise_for_status()
+    for _ in range(2):
+        response = client.post("/v1/programs/shaped", content=to_npy(X))
+        np.testing.assert_allclose(np.load(io.BytesIO(response.content)).sum(-1), np.ones(3), rtol=1e-6)
+
+
+def test_rows_of_other_requests_stay_out_of_a_sum_over_rows(client: httpx.Client, server: LiveServer) -> None:
+    steps = [
+        {"op": "reduce", "inputs": {"x": "x"}, "options": {"kind": "sum"}, "as": "s"},
+        {"op": "softmax", "inputs": {"x": "s"}, "as": "p"},
+    ]
+    text = {"inputs": {"x": {"dtype": "float32", "shape": [-1, 8]}}, "steps": steps, "outputs": ["p"]}
+    client.put("/v1/programs/over_rows", json=text).raise_for_status()
+
+    def run(number: int) -> Array:
+        body = to_npy(np.full((2, 8), number, np.float32))
+        response = httpx.post(f"{server.url}/v1/programs/over_rows", content=body)
+        answer: Array = np.load(io.BytesIO(response.content))
+        return answer
+
+    with ThreadPoolExecutor(8) as pool:
+        for answer in pool.map(run, range(40)):
+            np.testing.assert_array_equal(answer, [0.5, 0.5])
+
+
 def test_every_format(client: httpx.Client, mlp: str) -> None:
     path = f"/v1/programs/{mlp}"
     npz = io.BytesIO()
@@ -189,6 +219,21 @@ def test_a_program_travels_with_its_inputs(client: httpx.Client, mlp: str) -> No
     check(np.array(document["values"]), np.array(document["indices"]))
     check_problem(client.post("/v1/run", content=body), 400, "program")
     check_problem(client.post("/v1/run", json={"program": {"steps": 1}, "x": X.tolist()}), 400, "program")
+
+
+def test_a_resident_that_is_not_there_is_named_with_its_step(client: httpx.Client, mlp: str) -> None:
+    steps = [
+        {"op": "softmax", "inputs": {"x": "x"}, "as": "p"},
+        {"op": "matmul", "inputs": {"a": "p", "b": "@mlp/later"}, "as": "y"},
+    ]
+    text = {"inputs": MLP["inputs"], "steps": steps, "outputs": ["y"]}
+    client.put("/v1/programs/early", json=text).raise_for_status()
+    for response in (
+        client.post("/v1/programs/early", content=to_npy(X)),
+        client.post("/v1/run", json={"program": text, "x": X.tolist()}),
+        client.post("/v1/programs/early", content=to_npy(X), headers={"if-match": "*"}),
+    ):
+        check_problem(response, 404, "step 2: b: no resident tensor 'mlp/later'")
 
 
 @pytest.mark.parametrize(

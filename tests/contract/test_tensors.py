@@ -69,6 +69,7 @@ def test_the_life_of_a_resident_tensor(client: httpx.Client) -> None:
     assert response.headers["x-tensor-bytes"] == "60"
     assert response.headers["x-tensor-created"] == created
     assert "x-tensor-last-used" not in response.headers
+    assert "content-length" not in response.headers
 
     response = client.post("/v1/matmul?b=@contract/life", content=to_safetensors({"a": A}), headers=SAFETENSORS)
     np.testing.assert_allclose(decode(TYPES["safetensors"], response.content), A @ B, rtol=1e-5)
@@ -136,6 +137,14 @@ def test_names_that_may_not_be_are_400(raw: Raw, name: str, method: str) -> None
     answer = connection.answer()
     assert answer.status == 400
     assert answer.json()["detail"].startswith("name")
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+def test_a_line_break_behind_a_name_is_no_other_spelling_of_it(client: httpx.Client, method: str) -> None:
+    client.put("/v1/tensors/contract/broken", content=to_npy(A))
+    response = client.request(method, "/v1/tensors/contract/broken%0A", content=to_npy(B) if method == "PUT" else None)
+    check_problem(response, 400, "path")
+    assert client.head("/v1/tensors/contract/broken").headers["x-tensor-shape"] == "4,3"
 
 
 def test_store_keeps_the_result_and_answers_201(client: httpx.Client) -> None:

@@ -278,7 +278,7 @@ class EngineLoop:
             case Job():
                 self._queue(client, message)
             case Template():
-                client.plans[message.id] = plan_of(message, self._backend.identity.backend)
+                self._plan(client, message)
             case ForgetTemplate():
                 client.plans.pop(message.id, None)
             case Cancel(id=id_):
@@ -290,6 +290,13 @@ class EngineLoop:
             case _:
                 if (reply := self._store.answer(client, message)) is not None:
                     client.send(reply)
+
+    def _plan(self, client: Client, template: Template) -> None:
+        """Keeps the plan of a template's jobs. A template has no answer: without a plan its jobs fail, and no others."""
+        try:
+            client.plans[template.id] = plan_of(template, self._backend.identity.backend)
+        except Exception:
+            logger.exception("a template of %s cannot be planned", client.name)
 
     def _queue(self, client: Client, message: Job) -> None:
         plan = client.plans.get(message.template)

@@ -10,6 +10,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands
 from tilewire.service.ops.search import SearchOptions
 
+# Items beyond twice k whose distances are computed again on the CPU: those that rounding may have put behind the k best.
+SPARE_CANDIDATES = 32
+# Most elements of items that are gathered at once for that: 4 MiB in float32.
+MAX_GATHERED = 2**20
+
 
 class EngineSearch(EngineOp[SearchOptions]):
     """Exact search on the CPU and on the GPU."""
@@ -38,9 +43,12 @@ class EngineSearch(EngineOp[SearchOptions]):
             scores = scores * _inverse_norms(a).unsqueeze(-1) * norms
         elif options.metric == "l2":
             squares = _squares(a).unsqueeze(-1) + self._norms_of(inputs, "l2", lambda: _squares(b))
-            scores = (squares - 2 * scores).clamp(min=0)
+            # The difference of infinities would be NaN, and an infinite distance is none.
+            scores = torch.where(squares.isinf(), squares, squares - 2 * scores).clamp(min=0)
         if (bias := inputs.get("bias")) is not None:
             scores = scores + bias.float()
+        if options.metric == "l2" and a.is_floating_point():
+            return _nearest(a, b, bias, scores, options.k)
         return _best(scores, options.k, largest=options.metric != "l2")
 
     def prepare(self, call: KernelCall[SearchOptions]) -> Compute:
@@ -90,6 +98,37 @@ def _squares(rows: torch.Tensor) -> torch.Tensor:
 def _inverse_norms(rows: torch.Tensor) -> torch.Tensor:
     norms = _squares(rows).sqrt()
     return torch.where(norms == 0, 0.0, 1 / norms)
+
+
+def _nearest(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scores: torch.Tensor, k: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Chooses k items of each query by sums of squared differences, as the GPU's kernels do.
+
+    Args:
+        a: (…, M, K) queries.
+        b: (N, K) items.
+        bias: (N,) added to the distances, or None.
+        scores: (…, M, N) distances made of norms and products, which lose digits where norms are large beside them.
+        k: Number of items.
+
+    Returns:
+        (…, M, k) float32 distances, smallest first, and (…, M, k) int64 indices.
+    """
+    count = min(2 * k + SPARE_CANDIDATES, b.shape[0])
+    candidates = _best(scores, count, largest=False)[1].sort(dim=-1).values
+    distances = torch.empty(candidates.shape)
+    rows, width = distances.numel() // count, b.shape[1]
+    at_once = max(1, MAX_GATHERED // (count * max(width, 1)))
+    queries, chosen, into = a.reshape(rows, width), candidates.view(rows, count), distances.view(rows, count)
+    for begin in range(0, rows, at_once):
+        part = slice(begin, begin + at_once)
+        gaps = b[chosen[part]].float() - queries[part].float().unsqueeze(-2)
+        torch.sum(gaps.square_(), -1, out=into[part])
+    if bias is not None:
+        distances += bias.float()[candidates]
+    values, places = _best(distances, k, largest=False)
+    return values, candidates.gather(-1, places)
 
 
 def _best(scores: torch.Tensor, k: int, *, largest: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -294,7 +294,8 @@ def match_of(head: Head) -> Match | None:
 
 async def resident_types(gateway: Gateway, task: Task) -> dict[str, TensorType]:
     """Types of the residents by input; perhaps out of date, which the engine notices."""
-    return {field: await gateway.engines.type_of(name, field=field) for field, name in task.residents.items()}
+    place_of, residents = task.op.place_of, task.residents
+    return {field: await gateway.engines.type_of(name, field=place_of(field)) for field, name in residents.items()}
 
 
 async def current_infos(gateway: Gateway, task: Task, match: Match | None) -> dict[str, TensorInfo]:
@@ -303,8 +304,10 @@ async def current_infos(gateway: Gateway, task: Task, match: Match | None) -> di
     Raises:
         PreconditionFailed: One of them does not meet `match`.
     """
+    place_of = task.op.place_of
     return {
-        field: await gateway.engines.describe(name, field=field, match=match) for field, name in task.residents.items()
+        field: await gateway.engines.describe(name, field=place_of(field), match=match)
+        for field, name in task.residents.items()
     }
 
 

@@ -60,12 +60,15 @@ class Head(msgspec.Struct, frozen=True):
         """Refuses what could be read in two ways.
 
         Raises:
-            InvalidRequest: Two keys.
+            InvalidRequest: Two keys, or a line break in the path.
             UnknownCoding: A transfer coding besides `chunked`.
         """
         for name in _IDENTITIES:
             if name in self.repeated:
                 raise InvalidRequest(f"{name.title()}: given twice")
+        # A router's patterns end before a last line break: `a%0A` would be another name of `a`.
+        if "\n" in self.path:
+            raise InvalidRequest(f"path: {self.path[:64]!r} holds a line break")
         coding = self.headers.get("transfer-encoding")
         if coding is not None and (coding.strip().lower() != "chunked" or "transfer-encoding" in self.repeated):
             raise UnknownCoding(f"Transfer-Encoding: {coding[:64]!r} is not offered; chunked is")

@@ -23,8 +23,10 @@ MAX_TEXT_BYTES = 2**16
 # Any size.
 ANY = -1
 RESIDENT = "@"
-# Parameters of the call and keys of JSON bodies: an input of such a name could not be given.
-RESERVED = frozenset({"dtype", "shape", "program", "store", "durable", "timeout_ms"})
+# Keys of JSON answers and of safetensors headers that are no tensors: an output of such a name could not be read.
+NO_TENSORS = frozenset({"dtype", "shape", "__metadata__"})
+# Those, parameters of the call and keys of JSON bodies: an input of such a name could not be given.
+RESERVED = NO_TENSORS | {"program", "store", "durable", "timeout_ms"}
 
 _PROGRAM_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}", re.ASCII)
 _VALUE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
@@ -240,5 +242,7 @@ def _check_outputs(definition: Definition, values: set[str]) -> None:
             raise InvalidRequest(f"outputs: {name[:64]!r} is no value of any step")
         if name in definition.inputs:
             raise InvalidRequest(f"outputs: {name!r} is an input of the program; expected a value of a step")
+        if name in NO_TENSORS:
+            raise InvalidRequest(f"outputs: {name!r} is no tensor's name in an answer; choose another")
     if len(set(definition.outputs)) < len(definition.outputs):
         raise InvalidRequest("outputs: a value is given twice")

@@ -22,7 +22,7 @@ from tilewire.service.ops.op import (
     Types,
     Work,
 )
-from tilewire.service.ops.program.definition import RESIDENT, Program, parse_program
+from tilewire.service.ops.program.definition import ANY, RESIDENT, Program, parse_program
 from tilewire.service.ops.program.planning import PlannedProgram, PlannedStep, plan_program
 
 PROGRAM = "program"
@@ -89,6 +89,16 @@ class ProgramOp(Op[ProgramOptions]):
         """Residents of the steps; see `Op.own_residents`."""
         return {RESIDENT + name: name for name in self.program.residents}
 
+    def place_of(self, field: str) -> str:
+        """Returns the first step that reads a resident, and its input; see `Op.place_of`."""
+        uses = (
+            f"step {number}: {name}"
+            for number, step in enumerate(self.program.steps, 1)
+            for name, source in step.inputs.items()
+            if source == field and field.startswith(RESIDENT)
+        )
+        return next(uses, field)
+
     def check_given(self, names: Iterable[str]) -> None:
         """Refuses what is no input of the program; see `Op.check_given`."""
         for name in names:
@@ -114,9 +124,13 @@ class ProgramOp(Op[ProgramOptions]):
     def batching(
         self, types: Types, residents: frozenset[str], options: ProgramOptions, outputs: Sequence[TensorType]
     ) -> Batching[ProgramOptions] | None:
-        """Joins rows when every step treats the rows of the inputs alone."""
+        """Joins rows when every step treats the rows of the inputs alone, and the program takes any number of them."""
         own = [types[name] for name in self.program.inputs if name not in residents]
-        if len(own) != len(self.program.inputs) or not _have_equal_rows(own) or not _have_equal_rows(outputs, own[0]):
+        if len(own) != len(self.program.inputs) or not all(one.num_elements for one in own):
+            return None
+        if any(one.shape[:1] != (ANY,) for one in self.program.inputs.values()):
+            return None
+        if not _have_equal_rows(own) or not _have_equal_rows(outputs, own[0]):
             return None
         if not all(_keeps_rows(step) for step in self.plan(types).steps):
             return None
@@ -156,6 +170,9 @@ def _keeps_rows(planned: PlannedStep) -> bool:
         out = planned.plan.outputs[0]
         wide = all(one.shape == out.shape for one in rows)
         return wide and all(len(types[field].shape) < len(out.shape) for field in residents)
+    # The only axis of a value that has one is that of the rows.
+    if any(len(one.shape) < 2 for one in rows):
+        return False
     batching = step.op.batching(types, residents, step.options, planned.plan.outputs)
     return batching is not None and batching.strategy is JoinStrategy.ROWS
 

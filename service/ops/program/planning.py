@@ -17,8 +17,10 @@ from tilewire.service.ops.program.definition import ANY, RESIDENT, Program, Step
 
 # Intermediate values begin at multiples of this many bytes, as allocations of a device do.
 ALIGN_BYTES = 256
-# Most assignments of sizes to the -1s of a program that are tried; beyond, all are given the same size.
+# Most assignments of sizes to the -1s of a step's operands that are tried; beyond, all are given the same size.
 MAX_ASSIGNMENTS = 512
+# Most steps that are planned for one upload: a step takes some 10 µs.
+MAX_PLANS = 2**14
 
 
 class PlannedStep(msgspec.Struct, frozen=True):
@@ -141,8 +143,8 @@ def _first_gap(taken: Iterable[tuple[int, int]], nbytes: int) -> int:
 def check_possible(program: Program, residents: Mapping[str, TensorType], limits: Limits) -> Mapping[str, TensorType]:
     """Refuses a program that no operands could make work, as far as sizes are known.
 
-    Every -1 is tried with each size that the program and its residents name. Steps behind a resident that is not there yet
-    are left for the run.
+    Every -1 is tried with each size that the program and its residents name, step by step. Steps behind a resident that is
+    not there yet are left for the run.
 
     Args:
         program: The program.
@@ -156,43 +158,106 @@ def check_possible(program: Program, residents: Mapping[str, TensorType], limits
         InvalidRequest: A step that cannot work; the detail has its number.
         BeyondLimit: A value over the limits whatever the sizes.
     """
-    free = [(name, axis) for name, one in program.inputs.items() for axis, dim in enumerate(one.shape) if dim == ANY]
     known = {dim for one in program.inputs.values() for dim in one.shape if dim > 0}
     known |= {dim for one in residents.values() for dim in one.shape if dim > 0}
-    # One row; a size that nothing names; more than any k.
-    sizes = sorted(known | {1, 3, 2048})
-    error: TilewireError | None = None
-    for chosen in _assignments(len(free), sizes):
-        found = _try_sizes(program, residents, limits, dict(zip(free, chosen, strict=True)))
-        if not isinstance(found, TilewireError):
-            return found
-        error = found
-    assert error is not None, "This is a bug."
-    raise error
-
-
-def _assignments(count: int, sizes: Sequence[int]) -> Iterable[tuple[int, ...]]:
-    if len(sizes) ** count <= MAX_ASSIGNMENTS:
-        return itertools.product(sizes, repeat=count)
-    return ((size,) * count for size in sizes)
-
-
-def _try_sizes(
-    program: Program, residents: Mapping[str, TensorType], limits: Limits, chosen: Mapping[tuple[str, int], int]
-) -> Mapping[str, TensorType] | TilewireError:
-    """Returns the values with these sizes as far as they are known, or why the program cannot work with them."""
-    values = {
-        name: TensorType(one.dtype, tuple(chosen.get((name, axis), dim) for axis, dim in enumerate(one.shape)))
-        for name, one in program.inputs.items()
+    # An option such as `k` is the size of a result.
+    known |= {
+        value
+        for step in program.steps
+        for value in msgspec.structs.astuple(step.options)
+        if type(value) is int and value > 0
     }
-    values |= {RESIDENT + name: one for name, one in residents.items()}
-    for number, step in enumerate(program.steps, 1):
-        if any(source not in values for source in step.inputs.values()):
-            continue
+    # One row; a size that nothing names; more than any k.
+    found = _SizeSearch(program, limits, sorted(known | {1, 3, 2048})).run(residents)
+    if isinstance(found, _Conflict):
+        raise found.error
+    return found
+
+
+class _Conflict(msgspec.Struct, frozen=True):
+    """A step that works with none of the sizes that were tried.
+
+    Attributes:
+        number: Number of the step.
+        error: Reason, with that number.
+        inputs: Program inputs whose sizes could change that.
+    """
+
+    number: int
+    error: TilewireError
+    inputs: frozenset[str]
+
+
+class _SizeSearch:
+    """Depth-first search for sizes of the -1s. A step that fails sends it back to the last step that sized one of its operands.
+
+    Args:
+        program: The program.
+        limits: Bounds on every value.
+        sizes: Sizes that are tried.
+    """
+
+    def __init__(self, program: Program, limits: Limits, sizes: Sequence[int]) -> None:
+        self._program = program
+        self._limits = limits
+        self._sizes = sizes
+        self._plans_left = MAX_PLANS
+
+    def run(self, residents: Mapping[str, TensorType]) -> Mapping[str, TensorType] | _Conflict:
+        """Returns the values with sizes that work, as far as they are known, or why there are none."""
+        inputs = {name: TensorType(one.dtype, tuple(one.shape)) for name, one in self._program.inputs.items()}
+        values = inputs | {RESIDENT + name: one for name, one in residents.items()}
+        origins = {name: frozenset({name} if ANY in one.shape else ()) for name, one in values.items()}
+        return self._extend(0, values, origins)
+
+    def _extend(
+        self, index: int, values: Mapping[str, TensorType], origins: Mapping[str, frozenset[str]]
+    ) -> Mapping[str, TensorType] | _Conflict:
+        """Plans the steps from `index` on; `origins` are the inputs of unknown size that each value depends on."""
+        steps = self._program.steps
+        while index < len(steps) and any(source not in values for source in steps[index].inputs.values()):
+            index += 1
+        if index == len(steps):
+            return values
+        step = steps[index]
+        operands = {source: values[source] for source in step.inputs.values()}
+        unsized = frozenset(name for name, one in operands.items() if ANY in one.shape)
+        origin = frozenset[str]().union(*(origins[source] for source in operands))
+        worst, blamed = None, origin
+        for sized in self._sized(operands):
+            found = self._plan(index, {**values, **sized})
+            if not isinstance(found, _Conflict):
+                found = self._extend(index + 1, found, {**origins, **dict.fromkeys(step.outputs, origin)})
+                if not isinstance(found, _Conflict) or found.inputs.isdisjoint(unsized):
+                    return found
+                blamed |= found.inputs
+            worst = found if worst is None or found.number >= worst.number else worst
+            if self._plans_left <= 0:
+                break
+        assert worst is not None, "This is a bug."
+        return msgspec.structs.replace(worst, inputs=blamed - unsized)
+
+    def _sized(self, operands: Mapping[str, TensorType]) -> Iterable[dict[str, TensorType]]:
+        """Operands with every assignment of sizes to their -1s; beyond `MAX_ASSIGNMENTS`, all are given the same size."""
+        count = sum(one.shape.count(ANY) for one in operands.values())
+        is_small = len(self._sizes) ** count <= MAX_ASSIGNMENTS
+        assignments: Iterable[tuple[int, ...]] = (
+            itertools.product(self._sizes, repeat=count) if is_small else ((size,) * count for size in self._sizes)
+        )
+        for chosen in assignments:
+            left = iter(chosen)
+            yield {
+                name: TensorType(one.dtype, tuple(next(left) if dim == ANY else dim for dim in one.shape))
+                for name, one in operands.items()
+            }
+
+    def _plan(self, index: int, values: Mapping[str, TensorType]) -> Mapping[str, TensorType] | _Conflict:
+        """Returns the values with those of one step."""
+        self._plans_left -= 1
+        step = self._program.steps[index]
         inputs = {field: values[source] for field, source in step.inputs.items()}
         try:
-            planned = plan(step.op, inputs, step.options, limits)
+            planned = plan(step.op, inputs, step.options, self._limits)
         except TilewireError as error:
-            return type(error)(f"step {number}: {error}")
-        values |= zip(step.outputs, planned.outputs, strict=True)
-    return values
+            return _Conflict(index + 1, type(error)(f"step {index + 1}: {error}"), frozenset())
+        return {**values, **dict(zip(step.outputs, planned.outputs, strict=True))}

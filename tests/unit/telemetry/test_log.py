@@ -6,6 +6,7 @@ import logging
 import socket
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from tests.support.jobs import template_of
@@ -24,6 +25,7 @@ from tilewire.service.engine.tensors.shared_regions import Regions
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import (
     Cancel,
+    Done,
     Failed,
     FrameDecoder,
     Hello,
@@ -85,17 +87,25 @@ def metrics() -> EngineMetrics:
     return EngineMetrics(LocalTotals(), CpuBackend("cpu").identity, version="0", restarts=0)
 
 
-def test_a_batch_that_fails_names_its_requests(metrics: EngineMetrics, caplog: pytest.LogCaptureFixture) -> None:
-    backend = BrokenBackend("cpu")
+def engine_for(mailbox: Mailbox, backend: CpuBackend, metrics: EngineMetrics) -> EngineLoop:
     vault = VaultWriter(-1)
     regions = Regions(backend, vault, max_bytes=2**20, max_copied_bytes=2**20)
-    mailbox = Mailbox()
     store = TensorStore(backend, Residents(backend, 2**20, vault), regions, metrics, HostCopies(backend, vault))
-    engine = EngineLoop(0, mailbox, backend, store, metrics)
-    template = template_of("softmax", SoftmaxOptions(), {"x": KIND})
+    return EngineLoop(0, mailbox, backend, store, metrics)
+
+
+def connect(mailbox: Mailbox) -> socket.socket:
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     mailbox.connect(theirs, Hello(0, SEGMENT_BYTES), Segment.create("tests", SEGMENT_BYTES))
+    return ours
+
+
+def test_a_batch_that_fails_names_its_requests(metrics: EngineMetrics, caplog: pytest.LogCaptureFixture) -> None:
+    mailbox = Mailbox()
+    engine = engine_for(mailbox, BrokenBackend("cpu"), metrics)
+    template = template_of("softmax", SoftmaxOptions(), {"x": KIND})
+    ours = connect(mailbox)
     ours.sendall(encode_frame([template, *(job(number, name) for number, name in enumerate(("first", "second")))]))
     with caplog.at_level(logging.WARNING):
         # Both wait when the loop begins, so they share a launch.
@@ -109,6 +119,26 @@ def test_a_batch_that_fails_names_its_requests(metrics: EngineMetrics, caplog: p
     assert shared.__dict__["request_ids"] == ["first", "second"]
     assert [record.__dict__["request_id"] for record in alone] == ["first", "second"]
     assert all(record.exc_info is not None for record in alone)
+
+
+def test_a_template_that_cannot_be_planned_fails_its_own_jobs_alone(
+    metrics: EngineMetrics, caplog: pytest.LogCaptureFixture
+) -> None:
+    mailbox = Mailbox()
+    engine = engine_for(mailbox, CpuBackend("cpu"), metrics)
+    good = template_of("softmax", SoftmaxOptions(), {"x": KIND}, number=2)
+    bad = msgspec.structs.replace(good, id=1, inputs=())
+    ours = connect(mailbox)
+    ours.sendall(encode_frame([bad, job(7, "struck"), good, Job(8, 2, (0, 64), request_id="spared")]))
+    with caplog.at_level(logging.WARNING):
+        engine.start()
+        _, *answers = receive(ours, 3)
+        engine.stop()
+    ours.close()
+    assert {answer.id: type(answer) for answer in answers if isinstance(answer, Failed | Done)} == {7: Failed, 8: Done}
+    planned, struck = caplog.records
+    assert planned.exc_info is not None
+    assert struck.__dict__["request_id"] == "struck"
 
 
 def test_messages_without_a_request_name_none() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from urllib.parse import parse_qsl
@@ -19,6 +20,7 @@ from tilewire.service.tensor_names import problem_of
 MAX_PARAMETERS = 64
 CACHED_BYTES = 512
 MAX_TIMEOUT_MS = 86_400_000
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 NO_PROGRAM = "store: the outputs of a program are answered; keep one with an op of its own"
 NO_STORE = "durable: goes with store=@name"
 
@@ -59,7 +61,7 @@ def parse_run_query(query: bytes, timeout_header: str | None) -> Query:
         PROGRAM_FAMILY,
         NoOptions(),
         {name: resident_name(value, field=name[:64]) for name, value in values.items()},
-        timeout_ms=_parse_timeout("timeout_ms", timeout) if timeout else _parse_timeout("X-Timeout-Ms", timeout_header),
+        timeout_ms=_timeout_of(timeout, timeout_header),
     )
 
 
@@ -99,7 +101,7 @@ def _parse(op_name: str, query: bytes, timeout_header: str | None) -> Query:
         residents=residents,
         store=None if store is None else check_storable(op, resident_name(store, field="store")),
         durable=durable,
-        timeout_ms=_parse_timeout("timeout_ms", timeout) if timeout else _parse_timeout("X-Timeout-Ms", timeout_header),
+        timeout_ms=_timeout_of(timeout, timeout_header),
     )
 
 
@@ -181,13 +183,15 @@ def _parse_flag(field: str, value: str) -> bool:
     return value == "true"
 
 
-def _parse_timeout(field: str, value: str | None) -> float | None:
-    if value is None:
-        return None
-    try:
-        timeout_ms = float(value)
-    except ValueError:
-        timeout_ms = -1.0
+def _timeout_of(parameter: str | None, header: str | None) -> float | None:
+    """Returns milliseconds; the parameter wins over the header."""
+    if parameter is not None:
+        return _parse_timeout("timeout_ms", parameter)
+    return None if header is None else _parse_timeout("X-Timeout-Ms", header)
+
+
+def _parse_timeout(field: str, value: str) -> float:
+    timeout_ms = float(value) if _NUMBER.fullmatch(value) else -1.0
     if not 0 < timeout_ms <= MAX_TIMEOUT_MS:
         raise InvalidRequest(f"{field}: expected milliseconds, over 0 and at most {MAX_TIMEOUT_MS}; got {value[:64]!r}")
     return timeout_ms

@@ -61,7 +61,10 @@ def router(gateway: Gateway) -> APIRouter:
     async def head_tensor(name: str, request: Request) -> Response:
         authorise(context_of(request.scope).granted, read=[check_name(name, field="name")])
         match = match_of(context_of(request.scope).head)
-        return Response(headers=_headers(await gateway.engines.describe(name, match=match)))
+        response = Response(headers=_headers(await gateway.engines.describe(name, match=match)))
+        # That of GET depends on the format.
+        del response.headers["content-length"]
+        return response
 
     @routes.delete(
         "/v1/tensors/{name:path}",

@@ -105,6 +105,27 @@ def test_a_squared_distance_is_never_negative(bench: OpBench) -> None:
     assert (values >= 0).all()
 
 
+@pytest.mark.parametrize("k", [3, 1024])
+def test_distances_keep_their_digits_where_norms_are_large(bench: OpBench, k: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    a = torch.randn((7, 64), generator=generator)
+    b = torch.cat(
+        [a, a + 0.1 * torch.randn((7, 64), generator=generator), torch.randn((2000, 64), generator=generator)]
+    )
+    a, b = a + 100, b + 100
+    values, indices = bench.run("search", {"a": a, "b": b}, k=k, metric="l2")
+    assert indices[:, :2].tolist() == [[row, row + 7] for row in range(7)]
+    assert not values[:, 0].any()
+    np.testing.assert_allclose(values, np.take_along_axis(scores_of(a, b, "l2"), indices.numpy(), -1), rtol=1e-6)
+
+
+def test_an_infinite_distance_is_a_number(bench: OpBench) -> None:
+    b = torch.tensor([[torch.nan, 0], [0, torch.inf], [1e30, 0], [1, 1]])
+    values, indices = bench.run("search", {"a": torch.tensor([[1.0, 1.0]]), "b": b}, k=4, metric="l2")
+    assert indices.tolist() == [[3, 1, 2, 0]]
+    np.testing.assert_array_equal(values, [[0, np.inf, np.inf, np.nan]])
+
+
 @pytest.mark.parametrize("metric", METRICS)
 def test_a_bias_is_added_and_excludes_items(bench: OpBench, metric: str) -> None:
     a, b = torch.randn(3, 8), torch.randn(20, 8)

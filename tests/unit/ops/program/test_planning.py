@@ -37,6 +37,15 @@ def matmul(a: str, b: str, name: str) -> dict[str, Any]:
 
 
 MLP = program([matmul("x", "@w1", "h"), matmul("h", "@w2", "y"), softmax("y", "p")], "p")
+ANY_MATRIX = {"dtype": "float32", "shape": [-1, -1]}
+# More sizes to choose than can be tried at once.
+FREE = program(
+    [matmul("x", "@u", "p"), matmul("y", "@v", "q"), matmul("z", "@w", "r")],
+    *("p", "q", "r"),
+    shape=(-1, -1),
+    y=ANY_MATRIX,
+    z=ANY_MATRIX,
+)
 WEIGHTS = {"@w1": f32(8, 16), "@w2": f32(16, 4)}
 
 
@@ -101,6 +110,11 @@ def test_memory_is_used_again_after_its_last_reader() -> None:
     assert size == 2 * 64 * 8 * 4
 
 
+TOP = {"op": "topk", "inputs": {"x": "x"}, "options": {"k": 5}, "as": ["v", "i"]}
+ADD_TOP = {"op": "add", "inputs": {"a": "x", "b": "v"}, "as": "y"}
+UNFIT = {"u": f32(7, 5), "v": f32(6, 4)}
+
+
 @pytest.mark.parametrize(
     ("whole", "residents", "said"),
     [
@@ -109,6 +123,7 @@ def test_memory_is_used_again_after_its_last_reader() -> None:
         (MLP, {"w1": TensorType("int8", (8, 16))}, r"step 1: b: "),
         (program([softmax("x", "p", axis=2)], "p"), {}, r"step 1: axis: "),
         (program([matmul("x", "x", "y")], "y", shape=(4, 8)), {}, r"step 1: b: "),
+        (program([matmul("x", "@u", "y"), matmul("y", "@v", "z")], "z", shape=(-1, -1)), UNFIT, r"step 2: b: "),
     ],
 )
 def test_what_can_never_work_is_refused_at_the_upload(
@@ -126,6 +141,8 @@ def test_what_can_never_work_is_refused_at_the_upload(
         (MLP, {"w2": f32(3, 3)}),
         (program([matmul("x", "@w", "y")], "y", shape=(-1, -1)), {"w": f32(77, 5)}),
         (program([matmul("x", "x", "y")], "y", shape=(-1, -1)), {}),
+        (program([TOP, ADD_TOP], "y", shape=(-1, -1)), {}),
+        (FREE, {"u": f32(7, 5), "v": f32(6, 4), "w": f32(9, 2)}),
     ],
 )
 def test_what_some_sizes_make_work_is_taken(whole: Program, residents: dict[str, TensorType]) -> None:
@@ -142,6 +159,8 @@ def joint(whole: Program, types: dict[str, TensorType]) -> JoinStrategy | None:
 
 ADD = {"op": "add", "inputs": {"a": "x", "b": "@bias"}, "as": "y"}
 OUTER = {"op": "add", "inputs": {"a": "x", "b": "@rows"}, "as": "y"}
+SUMS = {"op": "reduce", "inputs": {"x": "x"}, "options": {"kind": "sum"}, "as": "s"}
+HALVES = {"op": "pointwise", "inputs": {"x": "s"}, "options": {"fn": "neg", "scale": 0.5}, "as": "q"}
 
 
 @pytest.mark.parametrize(
@@ -153,6 +172,11 @@ OUTER = {"op": "add", "inputs": {"a": "x", "b": "@rows"}, "as": "y"}
         ([softmax("x", "p", axis=0)], "p", {}, False),
         ([matmul("@w1", "x", "h")], "h", {"@w1": f32(4, 3)}, False),
         ([matmul("x", "@w1", "h"), matmul("h", "h", "y")], "y", {"@w1": f32(8, 3)}, False),
+        ([SUMS, HALVES], "q", {}, True),
+        # One number a row: along its only axis, rows would mix.
+        ([SUMS, softmax("s", "p")], "p", {}, False),
+        ([SUMS, {"op": "topk", "inputs": {"x": "s"}, "options": {"k": 3}, "as": ["v", "i"]}], "v", {}, False),
+        ([SUMS, {"op": "reduce", "inputs": {"x": "s"}, "options": {"kind": "sum"}, "as": "t"}, HALVES], "q", {}, False),
     ],
 )
 def test_programs_join_rows_only_when_every_step_treats_them_alone(
@@ -161,6 +185,14 @@ def test_programs_join_rows_only_when_every_step_treats_them_alone(
     whole = program(steps, output)
     found = joint(whole, {"x": f32(3, 8), **types})
     assert found is (JoinStrategy.ROWS if is_joint else None)
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (3, -1), (-1, 0)])
+def test_programs_of_a_fixed_number_of_rows_and_of_no_elements_run_alone(shape: tuple[int, int]) -> None:
+    whole = program(
+        [softmax("x", "p")] if shape[1] else [HALVES | {"inputs": {"x": "x"}}], "p" if shape[1] else "q", shape=shape
+    )
+    assert joint(whole, {"x": f32(3, 8 if shape[1] else 0)}) is None
 
 
 def test_the_largest_program_is_checked_quickly() -> None:
