@@ -117,6 +117,15 @@ def test_the_client_reference_has_every_public_name() -> None:
     assert [name for name in names if f"`{name}`" not in page and f"### {name}\n" not in page] == []
 
 
+def test_the_client_reference_leads_to_the_options_that_all_ops_take() -> None:
+    page = TEXTS["docs/client.md"]
+    assert (
+        "Also those of [DtypeOptions](#dtypeoptions)." in page.partition("### MatmulOptions\n")[2].partition("###")[0]
+    )
+    assert "Also those of [CallOptions](#calloptions)." in page.partition("### SearchOptions\n")[2].partition("###")[0]
+    assert "timeout_ms" in page.partition("### CallOptions\n")[2].partition("###")[0]
+
+
 def test_the_table_of_when_it_is_worth_it_is_computed_from_the_results() -> None:
     assert break_even.page_of(break_even.read(break_even.RESULTS)) in TEXTS["docs/worth-it.md"], "run `make docs`"
 
