@@ -170,6 +170,10 @@ def test_help_names_every_variable_and_default() -> None:
     for name in Settings.model_fields:
         assert flag_name(name) in shown
         assert f"env: {variable_name(name)})" in shown
+    kinds = {"port": "<integer>", "arena-bytes": "<size>", "max-batch-ms": "<number>", "store": "<path>"}
+    for name, kind in {**kinds, "warmup": "<none|load|run>"}.items():
+        assert re.search(rf"--{name} +{re.escape(kind)} ", shown), name
+    assert "<str>" not in shown
 
 
 def test_commands_in_the_documents_exist() -> None:
