@@ -100,7 +100,7 @@ class Operands(Protocol):
         """Launches what others have for the shape, by name; empty where they have nothing."""
 
     def error(self) -> torch.Tensor | None:
-        """Relative error (Frobenius norm) of the first set's output, on the device; None where nothing is known to compare."""
+        """Relative error (Frobenius norm) of the first set's output, on the device; None without a reference."""
 
     def poison(self) -> None:
         """Overwrites the first set's output."""

@@ -1,6 +1,6 @@
 """Defines one class per cause of failure. Owns the statuses, the code and whether to try again.
 
-`gateway.request.response` writes the messages, in the form that the path asks for.
+`gateway.request.response` writes the messages, in the form that the path has.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class BodyTooLarge(TilewireError, status=413, code="body_too_large", rpc="RESOUR
 
 
 class UnknownFormat(TilewireError, status=415, code="unknown_format", rpc="INVALID_ARGUMENT"):
-    """The body or the asked-for answer is in a format that Tilewire does not speak."""
+    """The body, or the requested answer, is in a format that Tilewire does not have."""
 
 
 class BeyondLimit(

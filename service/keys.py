@@ -61,7 +61,7 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ops: Ops that it may run; `*` for all.
         read: Resident tensors that it may use and fetch: names, or prefixes that end with `*`.
         write: Those that it may store, replace and delete, likewise.
-        shared_memory: It may register shared memory, name it in requests and ask what is registered.
+        shared_memory: It may register shared memory, name it in requests and list regions.
         requests_per_s: Most requests in a second, over all gateways; none for no quota.
         bytes_per_s: Most bytes of bodies and answers in a second, likewise; plain or with a unit.
         weight: Its share of a busy server beside those of other keys, 1 to 100.
@@ -103,7 +103,7 @@ def digest_of(key: str) -> str:
 
 
 def make_key() -> str:
-    """A new key: 256 random bits, with a prefix by which scanners of leaked secrets can tell it."""
+    """A new key: 256 random bits, with a prefix by which scanners of leaked secrets recognise it."""
     return PREFIX + secrets.token_urlsafe(SECRET_BYTES)
 
 

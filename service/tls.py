@@ -33,6 +33,7 @@ def make_context(tls: TlsSettings) -> ssl.SSLContext:
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
     load_certificate(context, tls)
     if tls.client_ca is not None:

@@ -12,6 +12,6 @@ def how_to_install(extra: str) -> str:
         extra: Name of the extra, as `cli`.
     """
     root = Path(__file__).resolve().parents[1]
-    # A checkout installs itself; of an installed package pip knows the extras without looking for it anywhere.
+    # A checkout installs itself; of an installed package pip finds the extras without an index.
     source = str(root) if (root / "pyproject.toml").is_file() else "tilewire"
     return f"pip install '{source}[{extra}]'"

@@ -49,7 +49,7 @@ class Problem:
         """The specialization whose binaries compute this."""
         inner = (self.a_inner, self.b_inner, self.out_inner)
         is_typed = self.dtype == self.out_dtype
-        # The rarer a pattern, the fewer binaries know of it.
+        # Rarer patterns have fewer binaries.
         is_common = inner == _UNIT or (inner in _REPEATS and self.is_aligned and is_typed)
         rank = self.outer_rank if inner == _UNIT and is_typed and (self.is_aligned or self.outer_rank == 0) else 3
         return Specialization(self.dtype, is_typed, self.is_aligned and is_common, inner if is_common else _ANY, rank)

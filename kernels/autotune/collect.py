@@ -3,9 +3,9 @@
 `python -m tilewire.kernels.autotune.collect --out FOLDER [--seconds 460] [--seed 1] [--scale 1.0] [--ops matmul,softmax]
 [--groups unaligned,ieee]`
 
-Candidates are compiled first, on all cores, each in a process that may crash. A process of its own then measures, so that a
-launch which breaks the device's context costs one shape: the next process goes on after it. `kernels.autotune.fitting`
-reads the file; fitting needs no device. Imports no op by name.
+Candidates are compiled first, on all cores, each in a process that may crash. A process of its own then measures. So a
+launch that breaks the device's context costs one shape, and the next process goes on after it.
+`kernels.autotune.fitting` reads the file; fitting needs no device. Imports no op by name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tilewire.kernels.registry import kernel_op, measured_ops
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target, current
 
-# What is written into the folder.
+# File in the folder, with a line a shape.
 FILE = "measured.jsonl"
 # Of the time, for compiling.
 _COMPILE_SHARE = 0.4

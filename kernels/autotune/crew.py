@@ -1,6 +1,6 @@
 """Runs work in workers that may crash or hang without harm to the others.
 
-Each worker is a fresh process with a pipe of its own and one item at a time, so that it is known which item ended it.
+Each worker is a fresh process with a pipe of its own and one item at a time. So the item that ended it can be named.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Crew(Generic[T, R]):
         Args:
             items: sent to the workers one by one.
             on_done: called in this thread with the number of an item and its result, or why it has none.
-            is_over: asked between results; when true, no item is begun any more and those at work are dropped.
+            is_over: called between results; when true, no item is begun any more and those at work are dropped.
         """
         waiting = deque(enumerate(items))
         busy: list[_Worker] = []

@@ -2,9 +2,10 @@
 
 `python -m tilewire.kernels.autotune.fitting MEASURED.jsonl [MEASURED…] [--out TABLE.json] [--held-out 5]`
 
-For each kind of products (a key of the table): costs of the model's terms are fitted first to all configurations together,
-then to each by itself, drawn to the common ones. What counts is how candidates for one shape compare, so each shape has a
-factor that all its candidates share. Then the few configurations are kept whose predicted best loses the least.
+For each kind of products, a key of the table, costs of the model's terms are fitted first to all configurations
+together. Then they are fitted to each by itself, drawn to the common ones. Only the comparison of candidates for one
+shape counts, so each shape has a factor that all its candidates share. Then the few configurations are kept whose
+predicted best loses the least.
 
 Sources: Levenberg–Marquardt least squares on logarithms with a Gaussian prior.
 """

@@ -11,8 +11,8 @@ import torch
 
 from tilewire.kernels.runtime.targets import is_interpreting
 
-# Relative error of one product before it is summed, beyond exact: operands rounded (tf32 keeps 10 bits of each, tf32x3
-# all but about 21), or summed at less than fp32 (the fp8 unit keeps about 13 bits within a block).
+# Relative error of one product before it is summed, beyond exact. Operands are rounded: tf32 keeps 10 bits of each,
+# tf32x3 all but about 21. Or they are summed at less than fp32: the fp8 unit keeps about 13 bits within a block.
 PRODUCT_ERROR = {
     "float16": 0.0,
     "bfloat16": 0.0,
@@ -105,8 +105,8 @@ def rounding_bound(expected: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def softmax_bound(expected: torch.Tensor, dtype: torch.dtype, *, log: bool, num_summed: int) -> torch.Tensor:
     """The largest error that each element of a correct softmax may have: a few units of fp32, then the store's.
 
-    The exponential of x - max errs by the rounding of the difference, up to |x - max|·2^-24, which is what
-    |ln out| + ln N bounds; its sum by less than the logarithm of its length.
+    The exponential of x - max errs by the rounding of the difference, up to |x - max|·2^-24. |ln out| + ln N bounds it.
+    Its sum errs by less than the logarithm of its length.
     """
     logarithm = expected if log else expected.clamp_min(2.0**-149).log()
     relative = (logarithm.abs() + num_summed.bit_length() + 8) * 2.0**-22

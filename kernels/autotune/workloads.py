@@ -13,29 +13,12 @@ from tilewire.kernels.registry import measured_ops
 _KINDS: dict[str, type[Any]] = {op.name: op.shape for op in measured_ops() if op.shape is not None}
 
 
-def parse(text: str, source: str) -> list[Shape]:
-    """Reads shapes: one JSON object a line, empty lines and lines that begin with `#` left out.
-
-    Args:
-        text: the lines. `{"op": "matmul", "m": 64, "n": 4096, "k": 4096, "dtype": "float16"}`; the other keys are the
-            fields of the op's shape.
-        source: what messages call the text.
-
-    Raises:
-        ShapeError: a line is none.
-    """
-    found = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip() and not line.lstrip().startswith("#"):
-            try:
-                found.append(parse_line(line))
-            except ValueError as error:
-                raise ShapeError(f"{source}:{number}: {error}") from None
-    return found
-
-
 def parse_line(line: str) -> Shape:
     """Reads one shape.
+
+    Args:
+        line: JSON object, such as `{"op": "matmul", "m": 64, "n": 4096, "k": 4096, "dtype": "float16"}`. The other keys are
+            the fields of the op's shape.
 
     Raises:
         ShapeError: it is none; the message names the field.

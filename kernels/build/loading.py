@@ -1,6 +1,6 @@
 """Loads every binary of a target onto the device before it is needed, from the cache that `precompile` fills.
 
-What was loaded stays; a launch finds it there without asking Triton or the disk.
+Loaded binaries stay; a launch finds them there without Triton or the disk.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 """Compiling every binary of a target into Triton's disk cache, in parallel and without the device. Launches nothing.
 
-Workers are processes forked from one that has imported what they need and nothing else: LLVM keeps one AMD architecture a
-process, a crash of the compiler takes a worker and not its caller, and a process that holds a GPU is never forked.
+Workers are processes forked from one that has imported their needs and nothing else, for three reasons:
+
+- LLVM keeps one AMD architecture a process.
+- A crash of the compiler takes a worker and not its caller.
+- A process that holds a GPU is never forked.
 """
 
 from __future__ import annotations
@@ -120,7 +123,7 @@ def precompile(target: Target, *, num_workers: int = 0, on_progress: Progress | 
     failures: list[str] = []
     compiled: Counter[str] = Counter()
     images: dict[int, Image] = {}
-    # Spread out, so that the slow ones, which are neighbours, do not meet in one worker, and few at a time, so that none is
+    # Spread out, so that the slow ones, which are neighbours, do not meet in one worker. Few at a time, so that none is
     # left with many when the others are done.
     parts = workers * PARTS_OF_WORKER
     waiting = [list(range(total))[first::parts] for first in range(parts)]
@@ -143,7 +146,7 @@ def precompile(target: Target, *, num_workers: int = 0, on_progress: Progress | 
         except BrokenProcessPool as error:
             raise CompileError("the compiler ended a process; the kernel is in the last lines of its output") from error
         except BaseException:
-            # Whoever asked wants no more of it; Python 3.14 has a public call for this.
+            # The caller needs no more of it; Python 3.14 has a public call for this.
             for process in list(pool._processes.values()):
                 process.kill()
             raise

@@ -1,7 +1,7 @@
 """Running every binary of a target once, on small tensors whose result is known. Needs the device; imports no op.
 
 Each self-test is one launch of one binary and one comparison on the device. Nothing is awaited until the end, so that a
-thousand of them take about a second. What is tried is exact in every dtype: whole numbers of a few bits.
+thousand of them take about a second. Operands are exact in every dtype: whole numbers of a few bits.
 """
 
 from __future__ import annotations

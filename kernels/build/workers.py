@@ -1,4 +1,4 @@
-"""Processes that work for another: forked from one that has imported what they need, and gone when whoever asked is gone."""
+"""Processes that work for another: forked from one that has imported their needs, and gone with their caller."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def fork_server() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """In a worker: not to work on when whoever asked is gone."""
+    """Ends a worker when its caller is gone."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "This is a bug."
 

@@ -6,8 +6,8 @@
 
 With rows, place(i, pitch) = (i div row_r)·pitch + i mod row_r: a side whose rows are padded. Without, place(i) = i.
 Grid: (ranges, blocks of the longest one). A program moves BLOCK words of one range. No arithmetic; 2·words·itemsize bytes.
-Ranges are addressed by number, so that one side may lie in host memory that is registered with the driver: the copy then
-runs at the speed of the bus. Only rows have a shape here.
+Ranges are addressed by number, so that one side may lie in host memory that is registered with the driver. The copy
+then runs at the speed of the bus. Only rows have a shape here.
 
 `copy_operands_kernel` lays both operands of a product into rows that bulk copies can read.
 """

@@ -61,7 +61,7 @@ class MatmulOperands:
         return lambda index: prepared(*sets[index], bias, None, None)
 
     def vendors(self) -> dict[str, Call]:
-        """See `Operands`: the product alone, without what follows it."""
+        """Returns calls of other libraries: the product alone, without its epilogue."""
         shape, sets = self._shape, self._sets
         stored = getattr(torch, shape.stored_dtype)
         if shape.dtype.startswith("float8"):

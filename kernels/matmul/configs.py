@@ -200,7 +200,7 @@ def known_precision(dtype: str, precision: str) -> str:
 
 
 def resolve_precision(precision: str, target: Target) -> str:
-    """The precision that `target` multiplies float32 with when `precision` is asked for: never a coarser one."""
+    """The precision that `target` multiplies float32 with when `precision` is requested: never a coarser one."""
     if target.backend == "hip" and (precision == "tf32x3" or target.arch != "gfx942"):
         return "ieee"
     return precision

@@ -33,8 +33,8 @@ def tanh(x):
 def activate(x, activation):
     """Apply the activation numbered `activation`, 1 or more, to float32 `x`; NaN stays NaN.
 
-    σ(x), x σ(x) and the tanh form of gelu, x σ(1.5957… (x + 0.044715 x³)), are one formula, so that one piece of code
-    serves all three: a tile is unrolled over registers, and each piece costs compilation and instruction cache.
+    σ(x), x σ(x) and the tanh form of gelu, x σ(1.5957… (x + 0.044715 x³)), are one formula. So one piece of code serves
+    all three. A tile is unrolled over registers, and each piece costs compilation and instruction cache.
     """
     if activation < GELU:
         # A comparison, not maximum(): NaN must pass through, as in PyTorch.
@@ -136,8 +136,8 @@ def store_typed(
 ):
     """Store `tile` as TYPE at the byte pointer `out_ptr`.
 
-    With IN_PIECES rows start at multiples of 16 bytes and columns follow one another: `first` (where row 0 begins) and
-    `stride_om` are in pieces of 16 bytes. Without, they and `stride_on` are in elements.
+    With IN_PIECES rows start at multiples of 16 bytes and columns follow one another. Then `first` (where row 0 begins)
+    and `stride_om` are in pieces of 16 bytes. Without, they and `stride_on` are in elements.
     """
     out_ptr = out_ptr.to(tl.pointer_type(TYPE))
     tile = tile.to(TYPE)

@@ -1,7 +1,7 @@
 """The matmul kernels: jit bodies only. Which one runs, with which constants, is `configs.py`'s business.
 
 All compute out = act((a @ b) * a_scale * b_scale + bias) over an (M, K) `a` and a (K, N) `b`, accumulating in fp32
-(int32 for int8); 2·M·N·K flops, and (M·K + K·N)·input size + M·N·output size bytes at least.
+(int32 for int8). 2·M·N·K flops, and (M·K + K·N)·input size + M·N·output size bytes at least.
 """
 
 import triton
@@ -42,10 +42,10 @@ def load_part(first, within, part, splits):
 def combine_splits(acc, partial_ptr, count_ptr, tile):
     """Sum the partial products of one output tile in the program that arrives last of the grid's second axis.
 
-    Each program stores its `acc`, then counts itself; the one that counts all adds the parts up in the order of their
-    numbers, so the result does not depend on who was last, and puts the counter back to 0 for the next launch.
-    Returns (acc, whether this program is the last and must store the tile). The others skip the work by masks alone:
-    nested branches around a tile are more than Triton's layout passes get right.
+    Each program stores its `acc`, then counts itself. The one that counts all adds the parts up in the order of their
+    numbers, so the result does not depend on who was last. It puts the counter back to 0 for the next launch. Returns
+    (acc, whether this program is the last and must store the tile). The others skip the work by masks alone: nested
+    branches around a tile are more than Triton's layout passes get right.
     """
     SIZE: tl.constexpr = acc.shape[0] * acc.shape[1]
     splits = tl.num_programs(1)
@@ -118,15 +118,15 @@ def matmul_kernel(
     """Pointer kernel: any strides, any alignment, any sizes, batched.
 
     Grid: (tiles × batch entries, splits of K). One program computes BLOCK_M × BLOCK_N of one entry over its share of K.
-    Sizes come in units (M_UNIT…), strides in units of IN_UNIT elements: multiplying by a constant is how the compiler
-    learns that they divide by it, without a recompilation for each value. What follows the product is passed at run time;
-    see `store_any` for it and for IN_PIECES. A_MAJOR is "k", "m" or "any":
-    the dimension of `a` with stride 1; B_MAJOR likewise "n", "k" or "any". Batch entries are numbered over two
-    dimensions, (outer z, inner y), with one stride each.
+    Sizes come in units (M_UNIT…), strides in units of IN_UNIT elements. From the multiplication by a constant the
+    compiler deduces that they divide by it, without a recompilation for each value. The epilogue is passed at run time;
+    `store_any` describes it and IN_PIECES. A_MAJOR is "k", "m" or "any": the dimension of `a` with stride 1; B_MAJOR
+    likewise "n", "k" or "any". Batch entries are numbered over two dimensions, (outer z, inner y), with one stride
+    each.
 
     SUMS_BLOCKS adds up each step of K on its own first: long float32 sums then err as a tree's do.
 
-    Rows of `a` and columns of `b` past the end are clamped, not masked (what they give is never stored); past K both
+    Rows of `a` and columns of `b` past the end are clamped, not masked: their products are never stored. Past K both
     operands are masked, since NaN times zero would be NaN.
     """
     await_previous(OVERLAP)
@@ -298,14 +298,14 @@ def matmul_tma_kernel(
 ):
     """Descriptor kernel: operands whose rows start at multiples of 16 bytes, copied to shared memory by hardware.
 
-    Grid: (programs, splits of K). Each program takes every `programs`-th tile of BLOCK_M × BLOCK_N over all batch entries;
-    with as many programs as multiprocessors the loads of a program's next tile overlap the store of its last. Reads
-    past the end give zero in both operands, so nothing is masked and padding is never summed.
+    Grid: (programs, splits of K). Each program takes every `programs`-th tile of BLOCK_M × BLOCK_N over all batch
+    entries. With as many programs as multiprocessors the loads of a program's next tile overlap the store of its
+    last. Reads past the end give zero in both operands, so nothing is masked and padding is never summed.
 
     A_MAJOR and B_MAJOR name the contiguous dimension, as in `matmul_kernel`. IS_SWAPPED computes the tile's transpose,
     which lets BLOCK_M be 16 while the matrix unit still takes its 64 rows from `b`. STORE_BOXES stores OUT_TYPE through
-    a descriptor, in HALVES parts of the tile so that the staging buffer leaves room for another stage of operands; K is
-    then not split, and IS_PLAIN says that nothing follows the product. Without boxes `store_typed` stores.
+    a descriptor, in HALVES parts of the tile. So the staging buffer leaves room for another stage of operands. K is
+    then not split, and IS_PLAIN means that the product has no epilogue. Without boxes `store_typed` stores.
     """
     await_previous(OVERLAP)
     num_pid_m = tl.cdiv(m, BLOCK_M)
@@ -401,8 +401,9 @@ def matmul_tma_kernel(
 
 # ── few rows ──────────────────────────────────────────────────────────────────────────────────────
 
-# With M ≤ 4 each element of `b` is used at most four times, so that reading `b` is all that counts. Threads then multiply what
-# they have read, keep one sum for each element of a block of `b`, and add those up once, at the end.
+# With M ≤ 4 each element of `b` is used at most four times, so that reading `b` is all that counts. Threads then
+# multiply the elements that they have read. They keep one sum for each element of a block of `b`, and add those up
+# once, at the end.
 
 
 @triton.jit

@@ -48,7 +48,7 @@ INTERPRETED = Config("pointer", 16, 16, 32, 2)
 INTERPRETED_TMA = Config("tma", 16, 32, 32, 2, is_persistent=True, halves=2)
 INTERPRETED_VECTORS = tuple(Config("vector", rows, 16, 32, 1, num_stages=2) for rows in (1, 2, 4))
 
-# What a product takes time for; `select.amounts_of` says how much of each.
+# Terms of the time of a product; `select.amounts_of` has the amount of each.
 MODEL = Model(
     Term("launch", "launches", 2.0),
     Term("copy", "µs at the memory's bandwidth for operands copied first, read and written", 1.5),
@@ -254,7 +254,7 @@ def is_supported(dtype: str, target: Target) -> bool:
 
 
 def tiles_for(problem: Problem, target: Target) -> tuple[Tile, ...]:
-    """The tiles of `problem`'s arithmetic; the device's own arithmetic where it lacks the one that was asked for."""
+    """The tiles of `problem`'s arithmetic; the device's own arithmetic where it lacks the requested one."""
     arithmetic = arithmetic_of(problem)
     if problem.dtype == "float32":
         arithmetic = resolve_precision(arithmetic, target)

@@ -45,8 +45,8 @@ def matmul(
             bfloat16 for float8.
         precision: `ieee`, `tf32x3` or `tf32`, for float32 inputs; `ieee` or `fast` for float8, whose sums then stay in the
             matrix unit. Other inputs have one precision.
-        batch_invariant: give each row the same bits whatever the other rows and the other products are, at the price of
-            speed where rows are few.
+        batch_invariant: give each row the same bits beside any other rows and products, at the price of speed where
+            rows are few.
         out: written instead of a new tensor; (…, M, N) of the output dtype, any strides.
 
     Returns:

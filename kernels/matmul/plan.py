@@ -48,7 +48,7 @@ class Epilogue:
         return EpilogueSpec(bias_dtype, _num_scales(self.a_scale), _num_scales(self.b_scale), self.activation)
 
 
-# What a launch takes, in order.
+# Tensors of a launch, in order.
 _TENSORS = ("a", "b", "out", "bias", "a_scale", "b_scale")
 
 
@@ -279,7 +279,7 @@ def _descriptor(
     rows: tuple[int, int], strides: Strides, batch: int, box: tuple[int, ...], item_bytes: int
 ) -> Descriptor:
     """Geometry of one operand of `rows` = (number of rows, length), batched when its `box` is."""
-    # A stride that is never walked may be anything; the hardware wants it to be sound all the same.
+    # A stride that is never walked may be anything; the hardware requires it to be sound all the same.
     padded = -(-rows[1] * item_bytes // 16) * 16 // item_bytes
     row_step = max(*strides[2:], padded) if rows[0] == 1 else max(strides[2:])
     if len(box) == 2:

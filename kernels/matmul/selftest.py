@@ -41,7 +41,7 @@ class _Layout:
 def _matmul_self_tests(target: Target, device: torch.device) -> Iterator[_Start]:
     operands = functools.cache(functools.partial(_operands, device=device))
     for specialization, config in dict.fromkeys(members(target)):
-        # Descriptors read rows of any length; only the pointer kernel tells aligned inputs from others.
+        # Descriptors read rows of any length; only the pointer kernel distinguishes aligned inputs from others.
         is_aligned = specialization.store != "scalar" or specialization.kernel == "tma"
         rows = config.block_m if config.kernel == "vector" else 80 if specialization.store == "tma" else 48
         layout = _Layout(

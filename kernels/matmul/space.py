@@ -1,7 +1,7 @@
 """The configurations of products that are worth measuring on a device, whether the catalogue has them or not. Pure.
 
-Limits here are what is known beforehand: what fits shared memory by count, and how many elements a thread can hold. What
-the compiler makes of a candidate decides the rest.
+Limits here are what is known beforehand: what fits shared memory by count, and how many elements a thread can hold. The
+compiled candidate decides the rest.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _pointer(problem: Problem, target: Target) -> Iterator[Config]:
     lengths = (row, 2 * row, 4 * row) if problem.m <= 32 else (row // 2, row)
     if not is_read_in_pieces(problem):
         lengths = (row // 2, row)
-    # Scalar units want 64 sums a thread, of which small tiles then have one or two warps.
+    # Scalar units need 64 sums a thread, of which small tiles then have one or two warps.
     warps, fewest = ((1, 2, 4, 8), 16) if is_fma and problem.m > 32 else ((4, 8), 4)
     for block_m, block_n, block_k, num_warps in itertools.product(heights, (32, 64, 128), lengths, warps):
         sums = block_m * block_n // (target.warp_size * num_warps)
@@ -179,7 +179,7 @@ def _vector(problem: Problem) -> Iterator[Config]:
 
 
 def key_of(shape: MatmulShape) -> str:
-    """See `Tuning.key`: the arithmetic, and whether operands are read element by element."""
+    """Returns the table's section: the arithmetic, and whether operands are read element by element."""
     problem = shape.problem
     has_boxes = problem.is_padded_in or can_copy(problem, "tma")
     is_wide = is_read_in_pieces(problem) or (has_boxes and problem.is_aligned_out)

@@ -1,7 +1,7 @@
 """The pointwise kernel: jit bodies only.
 
-Computes out = fn(x) · scale + shift or fn(x, y) · scale + shift in float32, over operands that broadcast. The function is
-told at run time: what it costs is hidden behind memory. Three elements moved at most.
+Computes out = fn(x) · scale + shift or fn(x, y) · scale + shift in float32, over operands that broadcast. The function
+is chosen at run time: its cost is hidden behind memory. Three elements moved at most.
 """
 
 import triton
@@ -28,8 +28,9 @@ BFLOAT16 = tl.constexpr(2)
 
 @triton.jit
 def exponential(x):
-    """E^x to float32 accuracy at any magnitude: e^r · 2^n with |r| ≤ ln 2 / 2, where the device's own loses bits as |x| grows.
+    """E^x to float32 accuracy at any magnitude: e^r · 2^n with |r| ≤ ln 2 / 2.
 
+    The device's own exponential loses bits as |x| grows.
     Source: the reduction of Cody and Waite, 1980. 2^n is put together from two halves, since it may be no float itself.
     """
     bounded = tl.where(x > 90.0, 90.0, tl.where(x < -110.0, -110.0, x))

@@ -96,8 +96,8 @@ class Config:
 
 
 MAX_PARTS = 512
-# Smallest share of a program, in elements of one row or in blocks of several rows: more leaves multiprocessors idle, less
-# pays for the second pass (H200, `tilewire bench ops`).
+# Smallest share of a program, in elements of one row or in blocks of several rows. More leaves multiprocessors idle;
+# less costs the second pass (H200, `tilewire bench ops`).
 _SHARE = 32768
 _STEPS = 8
 _ROWS = (

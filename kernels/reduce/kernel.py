@@ -1,8 +1,8 @@
 """The reduction kernels: jit bodies only.
 
-A reduction keeps a state of two 32-bit words a lane: a float32 sum, a maximum and a sum, or an order and an index. Lanes,
-and the parts of a row that several programs share, merge in a fixed order, so a result has the same bits every time.
-rows·N·input size bytes at least.
+A reduction keeps a state of two 32-bit words a lane: a float32 sum, a maximum and a sum, or an order and an index.
+Lanes, and the parts of a row that several programs share, merge in a fixed order, so a result has the same bits every
+time. At least rows·N·input size bytes.
 """
 
 import triton
@@ -11,13 +11,13 @@ import triton.language as tl
 from tilewire.kernels.runtime.pdl import await_previous
 from tilewire.kernels.topk.kernel import LOWEST, MAGNITUDE, NONE, from_order, index_of, to_key, to_order
 
-# States: SUM a sum, of squares with `power` 2; TOP an order; BEST an order with the index of its element; EXP a maximum and
-# Σ e^(x - maximum).
+# States. SUM is a sum, of squares with `power` 2. TOP is an order. BEST is an order with the index of its element. EXP
+# is a maximum and Σ e^(x - maximum).
 SUM = tl.constexpr(0)
 BEST = tl.constexpr(1)
 EXP = tl.constexpr(2)
 TOP = tl.constexpr(3)
-# What is made of a state, told at run time: see `configs.KINDS`.
+# Results of a state, chosen at run time: see `configs.KINDS`.
 MEAN = tl.constexpr(1)
 NORM = tl.constexpr(2)
 FLOAT16 = tl.constexpr(1)

@@ -40,7 +40,7 @@ def reduce(
         The reduced tensor.
 
     Raises:
-        ValueError: Shape, dtype, kind or axis cannot be right, or the maximum of nothing is asked for.
+        ValueError: Shape, dtype, kind or axis cannot be right, or it is the maximum of nothing.
     """
     axis = _check(x, kind, axis)
     default = torch.int64 if KINDS[kind].is_index else x.dtype

@@ -1,11 +1,11 @@
 """Loads CUDA kernels, and launches them with everything but the addresses prepared.
 
 Triton's loader builds C code when a process starts, and again for each signature; here the driver is called as it is.
-Triton's launcher parses a Python tuple and asks the driver about every pointer at each launch, and encodes every tensor
+Triton's launcher parses a Python tuple, looks every pointer up in the driver at each launch, and encodes every tensor
 descriptor anew. Here the argument block is laid out once; a launch writes addresses into it and makes one call. The
 block follows Triton's convention: the arguments in order, a descriptor as its 128-byte map, extents (i32) and strides
-(i64), then two scratch pointers. `BoundLaunch` checks that against what the loaded kernel says of its parameters, and
-refuses (`LayoutError`) where another Triton should lay them out differently; its caller then uses Triton's launcher.
+(i64), then two scratch pointers. `BoundLaunch` checks that against the loaded kernel's own parameter sizes, and raises
+`LayoutError` where another Triton lays them out differently. Its caller then uses Triton's launcher.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compiled kernels and how they are launched. Knows Triton's compiler, not what any kernel computes.
 
 Triton's own `kernel[grid](...)` decides at every call, from the values of the arguments, which binary to use. Here the
-caller decides: a `Variant` names the binary completely (types, constants, which arguments divide by 16), so the set of
-binaries can be enumerated, compiled ahead, and counted, and a held binary launches without looking anything up.
+caller decides: a `Variant` names the binary completely (types, constants, which arguments divide by 16). So the set of
+binaries can be enumerated, compiled ahead, and counted. A held binary launches without looking anything up.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ def load_image(variant: Variant, target: Target, device_index: int, image: bytes
 def on_compile(hook: Callable[[str], None]) -> None:
     """Have `hook` called with the name of each kernel that Triton compiles in this process from now on.
 
-    Those that its disk cache has are not compiled. What `hook` raises reaches whoever asked for the binary.
+    Those that its disk cache has are not compiled. Exceptions of `hook` reach the caller that needs the binary.
     """
 
     def listen(*, src: Any, cache_hit: bool, **_rest: object) -> None:

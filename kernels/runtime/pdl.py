@@ -1,10 +1,10 @@
 # mypy: ignore-errors
 """Letting a kernel start while the one before it ends. Jit functions only.
 
-On Hopper and later a launch may be marked so that its programs are brought up while the previous kernel of the stream
-still runs (programmatic dependent launch). Every kernel here first lets its successor do so and then waits until its
-predecessor has finished and its writes are visible; all reads and writes come after that. Setting up costs about a
-microsecond, which is a tenth of a small product.
+On Hopper and later, programs of a marked launch are brought up while the previous kernel of the stream still runs
+(programmatic dependent launch). Every kernel here first lets its successor do so. It then waits until its predecessor
+has finished and its writes are visible. All reads and writes come after that. Setting up costs about a microsecond,
+which is a tenth of a small product.
 """
 
 import triton

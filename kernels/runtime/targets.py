@@ -1,6 +1,6 @@
 """Describes what a GPU offers for the choice of a kernel. Only `current` imports torch.
 
-Configurations are chosen from a `Target`, never from the device itself, so that the choice can be tested, and kernels
+Configurations are chosen from a `Target`, never from the device itself. So the choice can be tested, and kernels
 compiled, on a machine without that device.
 """
 

@@ -1,8 +1,8 @@
 """Scratch memory of split-K launches, one set for each stream.
 
 Partial sums need no initial value; counters are zero between launches, because the program that finishes a tile puts
-its counter back. Launches on one stream follow one another and share a set; other streams have their own. What was
-handed out is never freed: a captured graph may hold its address.
+its counter back. Launches on one stream follow one another and share a set; other streams have their own. Memory that
+was handed out is never freed: a captured graph may hold its address.
 """
 
 from __future__ import annotations

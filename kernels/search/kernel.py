@@ -1,9 +1,9 @@
 """The search kernels: jit bodies only.
 
 Scores are a · bᵀ of (M, K) queries and (N, K) items, turned into similarities of which the greatest is best. They are never
-stored: each tile leaves the best order of every group of GROUP neighbouring items, the k best groups of each query are
-selected (`topk_select_kernel`), and only their scores are computed again, in float32, and sorted. See `topk/kernel.py` for
-orders and keys, and for why this is exact. 2·M·N·K flops; N·K·input size bytes at least.
+stored. Each tile leaves the best order of every group of GROUP neighbouring items. The k best groups of each query are
+selected (`topk_select_kernel`). Only their scores are computed again, in float32, and sorted. `topk/kernel.py` describes
+orders and keys, and why this is exact. 2·M·N·K flops; N·K·input size bytes at least.
 """
 
 import triton
@@ -61,9 +61,9 @@ def store_groups(
 ):
     """Turn a tile of products into similarities, and store the best order of each group in `orders_ptr`, (m, groups).
 
-    Each query's similarities may be off by a factor and a summand of its own, which do not change their order. With AFFINE
-    they are acc · norms + factor · bias for `cosine`, where the factor is the norm of the query, and
-    acc - (norms + bias) / 2 for `l2`. Items past the end are NaN, which no maximum takes.
+    Each query's similarities may be off by a factor and a summand of its own, which do not change their order. With
+    AFFINE they are acc · norms + factor · bias for `cosine`, where the factor is the norm of the query. For `l2` they
+    are acc - (norms + bias) / 2. Items past the end are NaN, which no maximum takes.
     """
     BLOCK_M: tl.constexpr = acc.shape[1] if SWAPPED else acc.shape[0]
     BLOCK_N: tl.constexpr = acc.shape[0] if SWAPPED else acc.shape[1]

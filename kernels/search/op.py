@@ -39,7 +39,7 @@ from tilewire.kernels.topk.variants import merge_variant, select_variant
 
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 _TENSORS = ("a", "b", "norms", "bias", "values", "indices")
-# What `search_norms_kernel` computes, by its number.
+# Results of `search_norms_kernel`, by their number.
 _NORMS = {"l2": 0, "cosine": 1, "norm": 2}
 _NORM_ROWS = 16
 

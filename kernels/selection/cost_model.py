@@ -1,9 +1,9 @@
 """The time that a launch takes, as a sum of named terms. Pure; imports no op.
 
-An op says how much of each term a launch has: microseconds that its bytes or its multiplications would take at the device's
-full rate, or a count of things that take time one after the other. A table holds, for each configuration, what one unit of
-each term costs: a factor near 1 for the former, microseconds for the latter. Overlapped terms hide behind the longest of
-them; the others add up.
+An op gives the amount of each term in a launch. It is the microseconds of its bytes or multiplications at the device's
+full rate, or a count of sequential steps. A table holds the cost of one unit of each term for each configuration: a
+factor near 1 for the former, microseconds for the latter. Overlapped terms hide behind the longest of them; the others
+add up.
 """
 
 from __future__ import annotations

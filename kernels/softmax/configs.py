@@ -1,7 +1,7 @@
 """Softmax as the choice of a kernel sees it, and the finite set of its binaries. Pure: no torch, no Triton, no device.
 
 Short rows share a program, middling ones are held whole in registers, long ones are held by a group of programs or read
-twice; when rows are too few to occupy the device each is split over programs.
+twice. When rows are too few to occupy the device each is split over programs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SMALL_GROUP = 16
 # Elements of a row that one program can hold.
 LONGEST_ROW = 32768
 
-# What a softmax takes time for; `select.amounts_of` says how much of each.
+# Terms of the time of a softmax; `select.amounts_of` has the amount of each.
 MODEL = Model(
     Term("launch", "launches", 2.0),
     Term("turn", "programs that follow one another on a multiprocessor", 0.05),
@@ -48,7 +48,7 @@ class Problem:
         out_dtype: Name of the output's dtype.
         is_contiguous: Whether elements of a row follow one another, in input and output.
         is_aligned: Whether rows can be read and written in 16-byte pieces.
-        log: Whether the logarithm of the softmax is wanted.
+        log: Whether the result is the logarithm of the softmax.
     """
 
     rows: int

@@ -1,11 +1,11 @@
 """The softmax kernels: jit bodies only.
 
-All compute out = e^(x - max) / Σ e^(x - max) along one dimension of N elements, or x - max - ln Σ e^(x - max) with
-`log`, in fp32. Rows are numbered over two dimensions (outer, inner) with one stride each. About 5·rows·N flops;
-rows·N·(input size + output size) bytes at least.
+All compute out = e^(x - max) / Σ e^(x - max) along one dimension of N elements, in fp32.
+With `log`, out = x - max - ln Σ e^(x - max). Rows are numbered over two dimensions (outer, inner) with one stride each.
+About 5·rows·N flops; rows·N·(input size + output size) bytes at least.
 
-A row of -inf, a +inf or a NaN gives NaN by the formula itself, as in PyTorch: the maximum is then ±inf or NaN and
-x - max is NaN somewhere. The maximum need not carry NaN, since e^NaN in the sum does.
+A row of -inf, a +inf or a NaN gives NaN by the formula itself, as in PyTorch. Then the maximum is ±inf or NaN, and the
+difference x - max is NaN somewhere. The maximum need not carry NaN, since e^NaN in the sum does.
 """
 
 import triton
@@ -16,7 +16,7 @@ from tilewire.kernels.runtime.pdl import await_previous
 
 @triton.jit
 def row_offsets(row, rows_inner, stride_outer, stride_inner, UNIT: tl.constexpr):
-    """Offset of the first element of each row, in elements; strides come in UNITs, which tells how they divide."""
+    """Offset of the first element of each row, in elements; strides come in UNITs, by which they divide."""
     outer = (row // rows_inner).to(tl.int64)
     inner = (row % rows_inner).to(tl.int64)
     return (outer * stride_outer + inner * stride_inner) * UNIT
@@ -274,8 +274,8 @@ def softmax_cooperative_kernel(
 
     The members of a group exchange (maximum, sum) through memory and wait for each other once a row. They must all be
     running at the same time, so the launch is a cooperative one: the driver starts all programs or none. `partial_ptr`
-    is (groups, 2, group_size, 2) float32, two slots used in turn: a member that is one row ahead must not overwrite what
-    others still read. `count_ptr` is (groups,) int32 of arrivals, zero before and after the launch.
+    is (groups, 2, group_size, 2) float32. Two slots are used in turn: a member that is one row ahead must not overwrite
+    a slot that others still read. `count_ptr` is (groups,) int32 of arrivals, zero before and after the launch.
     """
     await_previous(OVERLAP)
     n = n * UNIT

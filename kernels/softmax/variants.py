@@ -18,7 +18,7 @@ from tilewire.kernels.softmax.kernel import (
     softmax_row_kernel,
 )
 
-# What `Config.kernel` stands for, in the order of launch.
+# Kernels that `Config.kernel` stands for, in the order of launch.
 KERNELS = {
     "row": (softmax_row_kernel,),
     "loop": (softmax_loop_kernel,),

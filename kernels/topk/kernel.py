@@ -1,11 +1,11 @@
 """The top-k kernels: jit bodies only.
 
-A float becomes an int32 of the same order, and with its index an int64 key: the greater key is the better element, equal
-elements rank by the smaller index, and a NaN stands where the order puts it. NONE is below every key.
+A float becomes an int32 of the same order, and with its index an int64 key. The greater key is the better element,
+equal elements rank by the smaller index, and a NaN stands where the order puts it. NONE is below every key.
 
 Long rows are read once. Groups of neighbours leave their best order, the k best groups are selected, and only those are
-read again: a group that holds one of the k best elements is among the k best groups, since groups are contiguous and
-equal groups rank by the smaller index. rows·N·input size bytes at least.
+read again. A group that holds one of the k best elements is among the k best groups. For groups are contiguous, and
+equal groups rank by the smaller index. At least rows·N·input size bytes.
 """
 
 import triton

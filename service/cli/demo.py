@@ -1,7 +1,7 @@
 """The demonstration behind `tilewire demo`: a running server under mixed load, every answer checked against NumPy.
 
-Owns the load and the report; `demo_cases` knows what is asked and what is right. Starts no server. Runs in the command's own
-process, with one thread per connection.
+Owns the load and the report; `demo_cases` has the requests and the right answers. Starts no server. Runs in the
+command's own process, with one thread per connection.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-# What `tilewire serve` prints when it answers requests.
+# Line that `tilewire serve` prints when it answers requests.
 _ANNOUNCED = re.compile(r"at (https?://\S+)")
 EXIT_TIMEOUT_S = 60.0
 

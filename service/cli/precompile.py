@@ -1,7 +1,7 @@
 """`tilewire precompile`: what a person sees while the kernels of devices that are not here are compiled into a cache.
 
-Owns the printing. What is compiled, and how, is `kernels.build.precompile`'s; it is imported when asked for, since a
-machine that only serves on the CPU need not have Triton.
+Owns the printing. `kernels.build.precompile` owns the list and the compilation. It is imported by the command only,
+since a machine that serves on the CPU alone need not have Triton.
 """
 
 from __future__ import annotations

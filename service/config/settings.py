@@ -32,7 +32,7 @@ from tilewire.service.supervisor.handover import Handover
 # Plain bytes, or with a unit: 512MiB, 2GB.
 Bytes = Annotated[int, BeforeValidator(lambda value: int(TypeAdapter(ByteSize).validate_python(value)))]
 
-# A lone client that asks again as soon as it is answered is back within this.
+# A lone client that sends again as soon as it is answered is back within this.
 BUSY_POLL_S = 2e-3
 
 MIN_ARENA_BYTES = 2**20
@@ -284,7 +284,7 @@ class Settings(BaseSettings):
         """Seconds for `busy_poll_us`: as set, or what suits the cores."""
         if self.busy_poll_us >= 0:
             return self.busy_poll_us / 1e6
-        # One more for whatever else the machine does. Without a GPU the engine computes on the cores that would be asked.
+        # One more for the machine's other work. Without a GPU the engine computes on the cores that would poll.
         wanted = self.num_arenas + len(devices_of(self.device)) + 1
         return BUSY_POLL_S if num_cores() >= wanted and not self.device.startswith("cpu") else 0.0
 

@@ -3,7 +3,7 @@
 import gc
 import sys
 
-# What is imported lives as long as the process: looking through it for garbage on the way takes a sixth of importing torch.
+# Imported objects live as long as the process: looking through them for garbage takes a sixth of importing torch.
 gc.disable()
 
 from tilewire.service.engine.process import main  # noqa: E402

@@ -17,8 +17,8 @@ from tilewire.service.telemetry.statistics import LaunchStatistics
 REQUESTS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TFLOPS_BUCKETS = tuple(0.001 * 2**step for step in range(21))
 BANDWIDTH_BUCKETS = tuple(1e8 * 2**step for step in range(17))
-# Operations that take as long as one byte of memory, for sharing out a program's time among its steps: 16-bit products on an
-# H200 (790 TFLOP/s, 4.2 TB/s, `tilewire bench ops`), and float32 ones on two server cores.
+# Operations that take as long as one byte of memory, for sharing out a program's time among its steps. Of 16-bit
+# products on an H200 (790 TFLOP/s, 4.2 TB/s, `tilewire bench ops`), and of float32 ones on two server cores.
 FLOPS_PER_BYTE = {"gpu": 188.0, "cpu": 16.0}
 
 
@@ -106,7 +106,7 @@ class EngineMetrics:
         restarts_total = self._metrics.counter(
             "tilewire_engine_restarts_total", "Engines that replaced a dead one.", ("device",)
         )
-        # What the engines before this one counted is still in the sum, so each one counts itself.
+        # Counts of the engines before this one are still in the sum, so each one counts itself.
         restarts_total.inc((identity.device,), 1 if restarts else 0)
         build_info = self._metrics.gauge(
             "tilewire_build_info",

@@ -58,7 +58,7 @@ MAX_LAUNCH_S = 60.0
 
 
 class DeviceError(Exception):
-    """The device that was asked for is not there."""
+    """The configured device is not there."""
 
 
 class StoreError(Exception):
@@ -194,7 +194,7 @@ def _leaving_out(logger: structlog.stdlib.BoundLogger) -> Iterator[None]:
 
 def caps_of(settings: EngineSettings, identity: Identity) -> Caps:
     """The scheduler's caps, in its units."""
-    # Whether torch's sums on a CPU depend on the number of rows is for its library to know.
+    # Whether torch's sums on a CPU depend on the number of rows depends on its library.
     is_alone = settings.batch_invariant and identity.backend == "cpu"
     return Caps(
         max_requests=1 if is_alone else settings.max_batch_requests,
@@ -206,7 +206,7 @@ def caps_of(settings: EngineSettings, identity: Identity) -> Caps:
 
 
 def open_sampler(sink: Sink, device: str, logger: structlog.stdlib.BoundLogger) -> Sampler | None:
-    """Starts showing what the device says of itself; where it cannot be asked, the metrics are absent."""
+    """Starts the metrics of the device; without a library that reads them they are absent."""
     try:
         sampler = Sampler(sink, device, open_meter(device))
     except NoMeter as error:

@@ -7,7 +7,8 @@ import contextlib
 import socket
 import ssl
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -16,6 +17,7 @@ from tilewire.service.gateway import process
 from tilewire.service.gateway.app import TilewireApp, create_app, create_metrics_app
 from tilewire.service.gateway.connection.protocol import TilewireProtocol
 from tilewire.service.gateway.connection.receive import SCRATCH_BYTES
+from tilewire.service.gateway.connection.tls import TlsTransport
 from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.supervisor.listeners import BACKLOG
 from tilewire.service.tls import keep_certificate_current, make_context
@@ -77,7 +79,7 @@ class HttpServer:
             keeping.cancel()
 
     def observe_readiness(self) -> None:
-        """Does nothing: probes ask each time."""
+        """Does nothing: probes read it each time."""
 
     def close(self) -> None:
         """Takes no more connections."""
@@ -104,12 +106,25 @@ def make_server(gateway: Gateway, app: ASGIApp, tls: ssl.SSLContext | None = Non
         timeout_graceful_shutdown=gateway.settings.drain_timeout_s,  # type: ignore[arg-type]
     )
     config.load()
-    config.ssl = tls
+    if tls is not None:
+        http = config.http_protocol_class
+        config.http_protocol_class = over_tls(http, tls, gateway.settings.body_timeout_s)  # type: ignore[assignment]
     return GatewayServer(config)
 
 
+def over_tls(
+    protocol: Callable[..., asyncio.BaseProtocol], context: ssl.SSLContext, handshake_s: float
+) -> Callable[..., TlsTransport]:
+    """Returns a factory of protocols like this one, under TLS."""
+
+    def make(**arguments: Any) -> TlsTransport:
+        return TlsTransport(protocol(**arguments), context, handshake_s)
+
+    return make
+
+
 def protocol_for(gateway: Gateway, app: ASGIApp) -> type[TilewireProtocol]:
-    """The protocol with its limits and the app's ops; uvicorn wants a class."""
+    """The protocol with its limits and the app's ops; uvicorn requires a class."""
     settings = gateway.settings
     limits = {
         "timeout_s": settings.body_timeout_s,

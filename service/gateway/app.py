@@ -44,7 +44,7 @@ class TilewireApp(FastAPI):
     Attributes:
         gateway: Parts; None before they are known.
         ops: API and op of each POST that `request.handle` answers; None before they are known.
-        needs_keys: The OpenAPI document says so, and `/docs` asks for one.
+        needs_keys: The OpenAPI document declares it, and `/docs` asks for one.
         described: Routes in the OpenAPI document.
     """
 

@@ -122,8 +122,8 @@ async def drain_on_signal(
 ) -> None:
     """Stops admitting, waits for what is under way, keeps answering 503 for a moment, then closes the door.
 
-    Without a supervisor it closes the door first, and waits for a moment only: another service may want the port, and the
-    engines go as well.
+    Without a supervisor it closes the port first, and waits for a moment only. Another service may need the port, and
+    the engines go as well.
     """
     await draining.wait()
     gateway.admission.is_draining = True

@@ -86,7 +86,7 @@ class Segment:
     def take_huge_pages(self) -> int:
         """Takes all pages now, huge ones where the system allows them to shared memory.
 
-        Whoever touches a page first decides its size, so this comes before any peer maps the segment.
+        The first process to touch a page decides its size, so this comes before any peer maps the segment.
 
         Returns:
             How many bytes of shared memory this process has in huge pages; 0 also where the system does not say.
@@ -116,8 +116,8 @@ class Lease:
 
     Attributes:
         offset: From the start of the segment.
-        nbytes: As asked for; the slot may be a little larger.
-        spare_bytes: Room for something else behind them, as asked for.
+        nbytes: Requested size; the slot may be a little larger.
+        spare_bytes: Requested room for something else behind them.
         spare_offset: Offset of that room, aligned as a slot is.
     """
 

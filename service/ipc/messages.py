@@ -185,8 +185,8 @@ class Job(msgspec.Struct, frozen=True, array_like=True, tag="job"):
     Attributes:
         id: Number, unique among the gateway's requests.
         template: Number of its template.
-        offsets: Offsets of the first bytes in the gateway's segment or in the region: one for each input that is no
-            resident, in order, then one for each output that leaves the device.
+        offsets: Offsets of the first bytes in the gateway's segment or in the region. In order, one for each input that
+            is no resident, then one for each output that leaves the device.
         deadline_ns: Latest start on the machine's monotonic clock; 0 for none.
         priority: Order within the flow: 0 is the default, 1 the most urgent, larger ones less so.
         request_id: Name of the request in logs.
@@ -398,7 +398,7 @@ class ListRegions(msgspec.Struct, frozen=True, array_like=True, tag="regions"):
     request_id: str = ""
 
 
-# What has an answer and is no job.
+# Messages that have an answer and are no jobs.
 Command = (
     PutTensor
     | GetTensor
@@ -462,7 +462,7 @@ class Warming(msgspec.Struct, frozen=True, array_like=True, tag="warming"):
         device: Device of the engine.
         stage: `residents`, `compile`, `load`, `tune`, `run` or `check`.
         done: Steps of the stage that are done, of `total`.
-        total: Steps; 0 when nobody knows.
+        total: Number of steps; 0 when unknown.
     """
 
     device: str

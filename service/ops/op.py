@@ -54,7 +54,7 @@ OptionsT = TypeVar("OptionsT", bound=OpOptions)
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Bounds on what one request may ask for.
+    """Bounds of one request.
 
     Attributes:
         max_rank: Largest number of dimensions of an operand.
@@ -392,7 +392,7 @@ def check_limits(name: str, operand: TensorType, limits: Limits) -> None:
     """
     if len(operand.shape) > limits.max_rank:
         raise BeyondLimit(f"{name}: rank {len(operand.shape)} is over the limit of {limits.max_rank}")
-    # A zero must not hide what the other dimensions ask for: strides are products of them.
+    # A zero must not hide the other dimensions: strides are products of them.
     if math.prod(dim or 1 for dim in operand.shape) > limits.max_elements:
         raise BeyondLimit(f"{name}: more than {limits.max_elements} elements")
 
@@ -457,7 +457,7 @@ def check_k(k: int | None, name: str, available: int, limit: int | None = None) 
     """Returns how many elements are chosen.
 
     Args:
-        k: Number that the request asks for.
+        k: Number in the request.
         name: Input that they are chosen from.
         available: Number of elements to choose from.
         limit: Largest number of the op, whatever is available.

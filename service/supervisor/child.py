@@ -1,9 +1,9 @@
 """A child's end of its control link: settings, `Ready`, figures for `/metrics`, `Drain`.
 
 A child's standard input is a socket to the supervisor. The first frame on it is the child's settings, and then come the
-descriptors in them, so that a process may be started before it is known what for. After that the child
-sends `Ready` and its figures, and reads the sums of all; the supervisor sends `Drain`. End of file means that the supervisor
-is gone, and is a `Drain` too: no child outlives it.
+descriptors in them. So a process may be started before its purpose is decided. After that the child sends `Ready` and
+its figures, and reads the sums of all; the supervisor sends `Drain`. End of file means that the supervisor is gone, and
+is a `Drain` too: no child outlives it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SettingsT = TypeVar("SettingsT", bound="Settings")
 ContentT = TypeVar("ContentT")
 
 CONTROL_FD = 0
-# Objects are looked through as soon as 2,000 more live than died, which takes well under a millisecond; what survived, once
-# more after five such looks; everything practically never.
+# Objects are looked through as soon as 2,000 more live than died, which takes well under a millisecond. Survivors are
+# looked through once more after five such looks, and everything practically never.
 GC_THRESHOLDS = (2_000, 5, 1_000)
 
 # `sysexits.h` calls it EX_CONFIG: starting again would fail again, so the supervisor gives up.
@@ -140,7 +140,8 @@ def read_settings(kind: type[SettingsT]) -> SettingsT:
 def freeze_objects() -> None:
     """Freezes all objects that live now, over which the garbage collector would take up to 0.1 s.
 
-    What is made while serving is freed by its last reference; the collector looks for cycles in few objects at a time.
+    Objects made while serving are freed by their last reference. The collector looks for cycles in few objects at a
+    time.
     """
     gc.collect()
     gc.freeze()

@@ -24,7 +24,7 @@ from tilewire.service.telemetry.history import History
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.1, 5.0
 # A child that lived this long had a good start: the next restart is quick again.
 GOOD_LIFE_S = 10.0
-# What a child that is gone had sent last lies in its socket.
+# Longest time to read the last messages of a child that is gone, which lie in its socket.
 LAST_WORDS_S = 1.0
 # A child that dies this often without ever having been ready will not get ready by itself.
 MAX_UNREADY_DEATHS = 3
@@ -114,8 +114,8 @@ class Child:
         exposition: Source of the text that it serves as `/metrics`.
         history: Source of the last minutes.
         logger: Gets its fate.
-        silence_s: When it is ready and has sent no beat for so long, it is ended and replaced; 0 for a child that is
-            not watched.
+        silence_s: Longest time between two beats of a ready child. After it the child is ended and replaced. 0 for a
+            child that is not watched.
 
     Attributes:
         ready: Set while it does its work.

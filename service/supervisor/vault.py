@@ -1,9 +1,10 @@
 """Host copies of resident tensors and clients' regions, held by the supervisor for the next engine and for the other engines.
 
 Owns the messages and both ends of their sockets. The home engine of a name deposits each change in its order (a descriptor
-travels beside the message). An engine that keeps a result deposits the copy of it later. The supervisor keeps the last change
-of each name, hands it to a new engine as `Handover`, and feeds every change to the other engines in the order of its home.
-The kernel's socket buffer outlives a crashed engine, so a change that was deposited before a crash is taken in after it.
+travels beside the message). An engine that keeps a result deposits the copy of it later. The supervisor keeps the last
+change of each name, and hands it to a new engine as `Handover`. It feeds every change to the other engines in the order
+of its home. The kernel's socket buffer outlives a crashed engine, so a change that was deposited before a crash is
+taken in after it.
 """
 
 from __future__ import annotations

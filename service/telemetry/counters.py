@@ -16,7 +16,7 @@ import msgspec
 
 Labels = tuple[str, ...]
 
-# From 20 µs in steps of 1.6 to over a minute: a launch on a GPU and a large body on a slow line both fall inside.
+# From 20 µs in steps of 1.6 to over a minute. A launch on a GPU and a large body on a slow line both fall inside.
 # Rounded, because the bounds are labels that people write into queries.
 SECONDS_BUCKETS = tuple(float(f"{20e-6 * 1.6**step:.4g}") for step in range(33))
 

@@ -22,7 +22,7 @@ from prometheus_client.utils import floatToGoString
 
 from tilewire.service.telemetry.counters import MAX_FAILURES, Exemplar, Failure, Figures, Labels, MetricSpec, Sample
 
-# Writing the text takes milliseconds: whoever asks sooner than this after the last time waits, and gets the next text.
+# Writing the text takes milliseconds. A call sooner than this after the last time waits, and gets the next text.
 PERIOD_S = 0.1
 
 OPENMETRICS = "application/openmetrics-text"
@@ -132,7 +132,7 @@ class Exposition:
     """Writes the text of `/metrics`, once for all who wait for it.
 
     Args:
-        totals: What it shows.
+        totals: Sums that it shows.
         period_s: Least time between two texts of one format, in seconds.
     """
 
@@ -157,7 +157,7 @@ class Exposition:
     async def _write(self, encode: Callable[[CollectorRegistry], bytes], *, openmetrics: bool) -> bytes:
         due_s = self._written_s.get(openmetrics, 0.0) + self._period_s
         await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-        # Whoever asks from now on gets a text that is written later.
+        # Later callers get a text that is written later.
         del self._waiting[openmetrics]
         self._written_s[openmetrics] = time.monotonic()
         return plain_aliases(encode(self._registry))

@@ -16,7 +16,7 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 # Control characters, of ASCII and of Latin-1, by how they are shown.
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 
-# What records of the standard library may add by `extra=`.
+# Fields that records of the standard library may add by `extra=`.
 EXTRA = ("request_id", "request_ids")
 
 

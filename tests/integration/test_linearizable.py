@@ -3,7 +3,8 @@
 The whole history is linearizable, whichever engine answers. Over several hosts with one store, changes are; reads may be as old
 as the interval between two looks at the store. Values are uploaded, or stored results.
 
-`LINEARIZABLE_SECONDS` says how long each run is.
+`LINEARIZABLE_SECONDS` says how long each run is, and `LINEARIZABLE_OPERATIONS` how many operations a name gets before another
+one takes its place: the fewer, the more histories.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from tests.support.tensor_bodies import TYPES, from_safetensors, to_npy, to_safe
 pytestmark = pytest.mark.slow
 
 SECONDS = float(os.environ.get("LINEARIZABLE_SECONDS", "15"))
+OPERATIONS = int(os.environ.get("LINEARIZABLE_OPERATIONS", "10000"))
 NUM_CLIENTS, NUM_NAMES = 8, 2
 # Every so often nobody changes anything for a while; at the end, for longer.
 BUSY_S, CALM_S, LAST_CALM_S = 0.5, 0.15, 1.5
@@ -51,6 +53,7 @@ class Writer(threading.Thread):
     """One client: writes, deletes, reads and multiplies by the names at random, and notes what it saw."""
 
     values = itertools.count(1)
+    operations = itertools.count()
 
     def __init__(
         self, servers: Sequence[LiveServer], seed: int, ending: threading.Event, calm: threading.Event
@@ -67,7 +70,7 @@ class Writer(threading.Thread):
             kind = str(self._rng.choice(list(SHARES), p=list(SHARES.values())))
             if self._calm.is_set() and kind in (WRITE, "store", DELETE):
                 kind = "product"
-            name = f"register/{self._rng.integers(NUM_NAMES)}"
+            name = f"register/{next(self.operations) // (NUM_NAMES * OPERATIONS)}-{self._rng.integers(NUM_NAMES)}"
             value = next(self.values)
             began_s = time.monotonic()
             answer = self._ask(kind, name, value)
@@ -190,10 +193,15 @@ def check_registers(servers: Sequence[LiveServer], *, is_killed: bool, staleness
         assert not writer.is_alive()
         assert writer.trouble == []
     assert len(killer.outages) >= is_killed
-    for number in range(NUM_NAMES):
-        name = f"register/{number}"
-        history = relaxed([one for writer in writers for one in writer.seen[name]], staleness_s)
-        assert sum(one.kind == READ for one in history) > 20
+    histories = {
+        name: relaxed([one for writer in writers for one in writer.seen[name]], staleness_s)
+        for name in sorted(set().union(*(writer.seen for writer in writers)))
+    }
+    num_operations = sum(map(len, histories.values()))
+    num_reads = sum(one.kind == READ for history in histories.values() for one in history)
+    assert len(histories) >= NUM_NAMES
+    assert num_reads > 0.3 * num_operations > 10
+    for name, history in histories.items():
         violation = first_violation(history)
         assert not violation, f"{name}, {len(history)} operations:\n" + "\n".join(map(str, violation))
-        print(f"{name}: {len(history)} operations, {len(killer.outages)} kills")
+    print(f"{len(histories)} histories, {num_operations} operations, {len(killer.outages)} kills")

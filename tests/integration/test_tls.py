@@ -11,8 +11,9 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 import numpy as np
@@ -24,6 +25,8 @@ from tests.support.live_server import COMMAND, LiveServer, serving
 from tests.support.raw_http import ConnectionEnded, RawConnection, head, post
 from tests.support.tensor_bodies import to_npy
 from tests.support.tls_server import Certificates, make_certificates
+
+T = TypeVar("T")
 
 FLAGS = ("--gateways", "2", "--arena-bytes", "512MiB", "--max-body-bytes", "64MiB", "--max-result-bytes", "64MiB")
 
@@ -113,6 +116,68 @@ def wait_until_full(sock: socket.socket) -> None:
         unchanged = unchanged + 1 if waiting == before and waiting else 0
         before = waiting
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("nbytes", [200, 2**20])
+def test_a_client_that_ends_its_side_is_still_answered(
+    secure: LiveServer, certificates: Certificates, nbytes: int, version: ssl.TLSVersion
+) -> None:
+    body, doubled = body_of(nbytes)
+    with secure.client() as client:
+        client.put("/v1/tensors/tls/ended", content=body).raise_for_status()
+    context = certificates.context()
+    context.maximum_version = version
+    with socket.create_connection((secure.host, secure.port), timeout=20) as sock:
+        tls = BareTls(sock, context, secure.host)
+        tls.send(post("/v1/add?b=@tls/ended", body))
+        tls.end()
+        answer = tls.read_all()
+    assert answer.startswith(b"HTTP/1.1 ")
+    assert answer.endswith(b"\r\n\r\n" + to_npy(doubled))
+
+
+class BareTls:
+    """TLS of a client that ends its side and reads on, which no socket of Python's does.
+
+    Args:
+        sock: Connected socket.
+        context: Whom it trusts.
+        host: Name of the server.
+    """
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, host: str) -> None:
+        self._sock = sock
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+        self._driven(self._tls.do_handshake)
+
+    def _driven(self, step: Callable[[], T]) -> T:
+        while True:
+            try:
+                return step()
+            except ssl.SSLWantReadError:
+                self._sock.sendall(self._outgoing.read())
+                self._incoming.write(self._sock.recv(2**16))
+            finally:
+                self._sock.sendall(self._outgoing.read())
+
+    def send(self, data: bytes) -> None:
+        self._tls.write(data)
+        self._sock.sendall(self._outgoing.read())
+
+    def end(self) -> None:
+        with pytest.raises(ssl.SSLWantReadError):
+            self._tls.unwrap()
+        self._sock.sendall(self._outgoing.read())
+
+    def read_all(self) -> bytes:
+        """Everything up to the server's own end."""
+        pieces = []
+        with contextlib.suppress(ssl.SSLZeroReturnError):
+            while True:
+                pieces.append(self._driven(lambda: self._tls.read(2**20)))
+        return b"".join(pieces)
 
 
 @pytest.mark.parametrize("sent", [0, 1000, 2**20, 9 * 2**20])

@@ -4,8 +4,8 @@ Rules of dtypes, in order:
 - Arrays have the dtype that they have; a Python number or a list takes that of the arrays beside it.
 - Arrays of several dtypes are converted to the one that holds all of them, as NumPy 2 promotes.
 - Without an array, lists and numbers are float32, as JSON bodies are.
-- A dtype that the op does not take, as float64 for `matmul`, is an error before anything is sent, or converted to
-  the client's `cast`.
+- A dtype that the op does not take, as float64 for `matmul`, is converted to the client's `cast`.
+- Without `cast` it is an error before anything is sent.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def prepare(op: str, operands: Mapping[str, Any], *, cast: str | None = None, ou
         op: Name of the op.
         operands: By input name; None for those that are not given.
         cast: Dtype for arrays of a dtype that the op does not take; None makes them an error.
-        out_dtype: Dtype asked for the result.
+        out_dtype: Requested dtype of the result.
 
     Raises:
         TypeError: A dtype that cannot be sent; the message says what to type.

@@ -31,8 +31,8 @@ class AsyncClient(AsyncProgramCalls):
         base_url: Address of the server, `http://…` or `https://…`.
         api_key: Sent as `Authorization: Bearer …`.
         timeout: Seconds without progress on the connection, or httpx's own value object.
-        max_retries: Number of times that a request is sent again which the server refused as busy or unavailable, or
-            whose connection was refused or reset. Waits double, or are as long as the server says.
+        max_retries: Number of times that a request is sent again after a busy or unavailable server, or a refused or
+            reset connection. Waits double, or are as long as the server says.
         headers: Sent with every request.
         cast: Dtype for arrays of a dtype that an op does not take, as "float32" for float64 arrays. None makes them an
             error before anything is sent.

@@ -338,8 +338,8 @@ class AsyncTensorCalls(abc.ABC):
         Args:
             name: Name, with or without the `@`.
             array: Anything that `np.asarray` takes, `np.memmap` too, or an array of torch, JAX or CuPy.
-            placement: Devices that shall hold it, on a server with several: `replicate` for all, `single` for one, `shard`
-                for all with a part each; by default by its size.
+            placement: Devices that shall hold it, on a server with several: `replicate` for all, `single` for one,
+                `shard` for all with a part each. By default its size decides.
             axis: Axis along which a sharded array is cut: -1, its columns, or -2, its rows, as the items of a search.
             if_match: Version, or several, of which the tensor that is replaced must have one: a number as
                 `handle.version`, a handle, or "*" for any.

@@ -37,7 +37,7 @@ class Request(Generic[T]):
     """One request and how its reply is read.
 
     Attributes:
-        call: What is sent.
+        call: Call to send.
         parse: Reads the reply; its second argument makes handles of stored tensors.
     """
 

@@ -25,7 +25,7 @@ class Retries:
     """The tries of one call: at once, then after waits that double, until the count or the deadline is reached.
 
     Args:
-        call: What is sent.
+        call: Call to send.
         max_retries: Number of times that it may be sent again.
     """
 
@@ -41,7 +41,7 @@ class Retries:
         """Returns the seconds to wait before the next try, or None where the outcome stands.
 
         Args:
-            outcome: What came of the last try.
+            outcome: Reply or error of the last try.
         """
         if self._left <= 0 or not _is_temporary(outcome):
             return None

@@ -1,7 +1,7 @@
 """A transport of its own for plain HTTP: kept connections, vectored writes, answers received where they stay.
 
-Requests are written by hand and answers read by `http.client`: a call of 16 KiB costs a fifth of httpx's, and 32 MiB
-are neither cut into pieces nor copied. ADR 0022 has the figures.
+Requests are written by hand and answers read by `http.client`. A call of 16 KiB costs a fifth of httpx's. A body of 32
+MiB is neither cut into pieces nor copied. ADR 0022 has the figures.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ def failed(base_url: object, error: Exception, *, was_broken: bool) -> Connectio
 
     Args:
         base_url: Address of the server.
-        error: What the transport raised.
+        error: Exception of the transport.
         was_broken: Whether it was refused or reset, which a restarting server does.
     """
     hint = "; is a server running there?" if isinstance(error, ConnectionRefusedError) else ""

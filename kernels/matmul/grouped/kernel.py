@@ -34,9 +34,9 @@ def matmul_grouped_kernel(
 
     Grid: (programs,). Each program takes every `programs`-th tile of all products together and finds whose it is.
 
-    `table_ptr` is (groups, 11) int64: addresses of a, b, out and bias; m, n, k; row strides of a, b and out; number of
-    the product's first tile. `a` is row-major; B_MAJOR is "n" or "k". With UNIT above 1, addresses divide by 16 and
-    row strides, k and (for B_MAJOR "n") n divide by UNIT elements.
+    `table_ptr` is (groups, 11) int64. A row has the addresses of a, b, out and bias, then m, n and k. Then come the row
+    strides of a, b and out, and the number of the product's first tile. `a` is row-major; B_MAJOR is "n" or "k". With
+    UNIT above 1, addresses divide by 16 and row strides, k and (for B_MAJOR "n") n divide by UNIT elements.
     """
     await_previous(OVERLAP)
     FIELDS: tl.constexpr = 11

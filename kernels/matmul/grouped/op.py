@@ -84,7 +84,7 @@ def grouped_matmul(
 
 
 class GroupedLaunch:
-    """Up to `MAX_GROUPS` checked products, with their table on the device, ready to launch as often as wanted.
+    """Up to `MAX_GROUPS` checked products, with their table on the device, ready to launch any number of times.
 
     Args:
         a: (M_i, K_i).

@@ -16,7 +16,7 @@ from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import Timings
 from tilewire.service.ops.op import AnyOp, OpOptions, TensorType
 
-# What is made for each request is not frozen: that would cost three times as much to make. Nobody changes it.
+# Objects made for each request are not frozen: frozen ones would cost three times as much to make. Nobody changes them.
 
 
 class DeviceLost(Exception):
@@ -212,12 +212,15 @@ class Backend(Protocol):
         ...
 
     def warm_up(self, how: Preparation, report: Report, on_compile: Callable[[str], None]) -> None:
-        """Brings what computes onto the device, so that no request waits for it; called once, by the thread that computes.
+        """Brings every kernel onto the device, so that no request waits for one.
+
+        Called once, by the thread that computes.
 
         Args:
             how: Settings of the warm-up.
-            report: Receiver of its progress, as stages `compile`, `load`, `tune` and `run`.
-            on_compile: Called with the op of each kernel that is compiled, then and later. What it raises fails the request.
+            report: Receiver of its progress, as stages `compile`, `load` and `run`.
+            on_compile: Called with the op of each kernel that is compiled, then and later. Its exceptions fail the
+                request.
 
         Raises:
             NotUsable: Why not.

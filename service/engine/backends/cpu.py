@@ -1,6 +1,6 @@
 """The CPU backend: the same ops through torch on the host, straight from slot to slot.
 
-It is a real backend, for machines that have no GPU and for tests, and says so in `/v2` and `tilewire_build_info`; nothing here
+It is a real backend, for machines that have no GPU and for tests. `/v2` and `tilewire_build_info` name it; nothing here
 pretends to be Triton. Runs in the engine's loop thread.
 """
 
@@ -20,8 +20,8 @@ from tilewire.service.engine.ops.registry import ENGINE_OPS
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import Timings
 
-# Launches of fewer operations run on one thread: others would take as long to wake, and longer where cores are busy
-# (128 x 128 x 128 in float32 is 4e6 operations and takes 25 us on one thread).
+# Launches of fewer operations run on one thread: others would take as long to wake, and longer where cores are busy. A
+# float32 product of 128 x 128 x 128 is 4e6 operations and takes 25 us on one thread.
 SMALL_FLOPS = 10**7
 
 

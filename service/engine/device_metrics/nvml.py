@@ -49,7 +49,7 @@ class NvmlMeter:
 
 
 def _find(address: Address) -> object:
-    """By UUID; a part of a device (MIG) has another prefix, and then its whole is what the bus knows."""
+    """By UUID; a part of a device (MIG) has another prefix, and then the bus names its whole."""
     for prefix in ("GPU-", "MIG-"):
         try:
             return pynvml.nvmlDeviceGetHandleByUUID(f"{prefix}{address.uuid}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-# Operations and bytes per second at which a good device of each kind does large batches. Optimistic on purpose: the estimate is
-# of what one more job adds to a launch, not of a job alone, whose time is mostly that of reading the shared operand.
+# Operations and bytes per second at which a good device of each kind does large batches. Optimistic on purpose. The
+# estimate is of the time that one more job adds to a launch. A job alone mostly takes the time of reading the shared
+# operand.
 RATES = {"gpu": (6e14, 5e10), "cpu": (2e11, 1e10)}
 
 

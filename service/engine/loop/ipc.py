@@ -1,7 +1,8 @@
 """Receives the loop thread's events: from the gateways' sockets, and from other threads.
 
-Owns the sockets of gateways that have said hello: receives and sends for all of them in the one thread that has the device, so
-that no job waits for a thread to wake. Messages that are sent between two `flush` calls leave in one write for each gateway.
+Owns the sockets of gateways that have said hello. Receives and sends for all of them in the one thread that has the
+device, so no job waits for a thread to wake. Messages that are sent between two `flush` calls leave in one write for
+each gateway.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Peer:
         self.decoder: FrameDecoder[ToEngine] = FrameDecoder(ToEngine)
         self.client = Client(f"gateway-{hello.gateway}", segment, self.send)
         self.is_open = True
-        # What the socket's buffer had no room for; the gateway reads slowly.
+        # Bytes that the socket's buffer had no room for; the gateway reads slowly.
         self.unsent = b""
         self.is_full = False
         self._outgoing: list[msgspec.Struct] = []

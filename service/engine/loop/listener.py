@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 5.0
 
-# Part of a segment whose pages are taken in the background as soon as a gateway is attached: room for the first burst of
-# large requests. Slots are taken by the lowest address, so that is where they lie.
+# Part of a segment whose pages are taken in the background as soon as a gateway is attached. It is room for the first
+# burst of large requests: slots are taken by the lowest address.
 EARLY_BYTES = 2**27
 EARLY_SHARE = 8
 # Pages that are taken at once: about two milliseconds, in which the thread that has the device waits.

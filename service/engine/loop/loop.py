@@ -4,8 +4,9 @@ One thread does all of it, in turns:
 
     mailbox.take → residents, scheduler → answer what the device has finished → backend.begin → mailbox.flush
 
-so nothing takes a lock, and no request waits for another thread to wake: with a thread of its own for the sockets and one that
-waited for the device, a lone request paid five wakes. While the device works, the thread polls it and the sockets in turn.
+so nothing takes a lock, and no request waits for another thread to wake. With one thread for the sockets and one that
+waited for the device, a lone request paid five wakes. While the device works, the thread polls it and the sockets in
+turn.
 """
 
 from __future__ import annotations
@@ -390,7 +391,7 @@ class EngineLoop:
             self._metrics.record_launch(op, batch[0].plan.program, [job.plan.work for job in batch], timings)
             self._is_unflushed = True
             if self._poll_ns:
-                # Whoever was just answered may ask again at once.
+                # A client that was just answered may send again at once.
                 self._poll_until_ns = self._clock_ns() + self._poll_ns
 
     @staticmethod

@@ -1,9 +1,9 @@
 """Decides which waiting jobs run next, and together. Pure: waiting jobs and the time in, a batch out.
 
-Continuous: whenever there is room on the device, the next batch begins with a job of the flow that is behind its share, the
-most urgent of that flow, the oldest among equals. All that share its key and fit the caps join it, again by the shares of
-their flows. So nothing waits for a timer (unless `max_queue_delay_ns` says so), and jobs of a key leave in the order in
-which their flow sent them. No clock, no torch, no I/O.
+Continuous: as soon as there is room on the device, the next batch begins with a job of the flow that is behind its
+share. It is the most urgent job of that flow, the oldest among equals. All that share its key and fit the caps join it,
+again by the shares of their flows. So nothing waits for a timer, unless `max_queue_delay_ns` is set. Jobs of a key
+leave in the order in which their flow sent them. No clock, no torch, no I/O.
 
 Source: start-time fair queueing (Goyal, Vin and Cheng, 1996), with the tags on flows instead of jobs.
 """
@@ -17,10 +17,11 @@ from typing import Generic, TypeVar
 
 WaitingT = TypeVar("WaitingT", bound="Waiting")
 
-# `priority` 0 is the protocol's default and gives way to every priority that was asked for.
+# `priority` 0 is the protocol's default and gives way to every requested priority.
 DEFAULT_RANK = 2**31
 
-# What each job costs its flow beside its time on the device: the thread's own work (`benchmarks.bench_engine_loop`).
+# Cost of each job to its flow beside its time on the device, in seconds: the thread's own work
+# (`benchmarks.bench_engine_loop`).
 JOB_S = 10e-6
 
 

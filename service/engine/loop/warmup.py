@@ -2,8 +2,8 @@
 
 residents → kernels compiled, loaded, run → every op once from slot to slot, against a known answer
 
-Owns the order and the checks. Runs in the loop thread, which has the device, before
-the loop: gateways that connect meanwhile receive its progress, their arenas are mapped, and they are attached when it is over.
+Owns the order and the checks. Runs before the loop, in the loop thread, which has the device. Gateways that connect
+meanwhile receive its progress. Their arenas are mapped at once, and attached when it is over.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class EngineAdd(EngineOp[AddOptions]):
         return (a + b * alpha,)
 
     def gpu(self, call: KernelCall[AddOptions]) -> None:
-        """See `EngineOp.gpu`. A sum does not depend on what it is batched with."""
+        """Launches the kernel. A sum does not depend on the others of its batch."""
         kernels, inputs, options, (out,), _ = call
         kernels.add(inputs["a"], inputs["b"], alpha=options.alpha, out_dtype=out.dtype, out=out)
 

@@ -20,7 +20,7 @@ class EngineMerge(EngineOp[MergeOptions]):
     def cpu(
         self, inputs: Operands, options: MergeOptions, out_dtypes: Sequence[torch.dtype]
     ) -> tuple[torch.Tensor, ...]:
-        """See `EngineOp.cpu`."""
+        """Merges on the CPU."""
         del out_dtypes
         return merge(inputs["values"], inputs["indices"], options)
 

@@ -37,7 +37,7 @@ class EngineNormalize(EngineOp[NormalizeOptions]):
         return (out.movedim(-1, options.axis),)
 
     def prepare(self, call: KernelCall[NormalizeOptions]) -> Compute:
-        """See `EngineOp.prepare`. A row does not depend on what it is batched with."""
+        """Binds a launch. A row does not depend on the others of its batch."""
         kernels, inputs, options, (out,), _ = call
         normalize = kernels.prepare_normalize(
             inputs["x"],

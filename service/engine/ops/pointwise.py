@@ -49,7 +49,7 @@ class EnginePointwise(EngineOp[PointwiseOptions]):
         return (out + options.shift if options.shift != 0 else out,)
 
     def prepare(self, call: KernelCall[PointwiseOptions]) -> Compute:
-        """See `EngineOp.prepare`. An element does not depend on what it is batched with."""
+        """Binds a launch. An element does not depend on the others of its batch."""
         kernels, inputs, options, (out,), _ = call
         pointwise = kernels.prepare_pointwise(
             inputs["x"], out, fn=options.fn, y=inputs.get("y"), scale=options.scale, shift=options.shift

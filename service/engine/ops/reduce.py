@@ -42,7 +42,7 @@ class EngineReduce(EngineOp[ReduceOptions]):
         return (out.unsqueeze(options.axis) if options.keepdims else out,)
 
     def prepare(self, call: KernelCall[ReduceOptions]) -> Compute:
-        """See `EngineOp.prepare`. A row does not depend on what it is batched with."""
+        """Binds a launch. A row does not depend on the others of its batch."""
         kernels, inputs, options, (out,), _ = call
         axis = None if isinstance(options.axis, str) else options.axis
         reduce = kernels.prepare_reduce(inputs["x"], out, kind=options.kind, axis=axis)

@@ -19,14 +19,14 @@ class EngineTopk(EngineOp[TopkOptions]):
     def cpu(
         self, inputs: Operands, options: TopkOptions, out_dtypes: Sequence[torch.dtype]
     ) -> tuple[torch.Tensor, ...]:
-        """See `EngineOp.cpu`. A stable sort gives the smaller index among equals, and NaN above every number."""
+        """Computes on the CPU. A stable sort gives the smaller index among equals, and NaN above every number."""
         del out_dtypes
         assert options.k is not None, "This is a bug: planned without k."
         values, indices = inputs["x"].sort(dim=options.axis, descending=options.largest, stable=True)
         return values.narrow(options.axis, 0, options.k), indices.narrow(options.axis, 0, options.k)
 
     def prepare(self, call: KernelCall[TopkOptions]) -> Compute:
-        """See `EngineOp.prepare`. A row does not depend on what it is batched with."""
+        """Binds a launch. A row does not depend on the others of its batch."""
         kernels, inputs, options, (values, indices), _ = call
         if values.shape[options.axis] > kernels.MAX_TOPK:
             return lambda given: _sort(given["x"], options, values, indices)

@@ -191,7 +191,7 @@ class TensorStore:
             self.shared.close()
 
     def answer(self, client: Client, message: Command) -> ToGateway | None:
-        """Does what the message asks for.
+        """Executes the message.
 
         Returns:
             The answer; None when it follows later.

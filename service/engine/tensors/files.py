@@ -58,8 +58,8 @@ def load_tensors(residents: Residents, path: Path) -> None:
     """Loads a safetensors file as `file-stem/tensor-name`: all of its tensors, or none.
 
     Raises:
-        TensorsDirError: It cannot be read, is no regular file, has a name that no request can reach or a dtype that is
-            not served, or does not fit the quota.
+        TensorsDirError: It cannot be read, or is no regular file. Its name can be reached by no request, its dtype is
+            not served, or it does not fit the quota.
     """
     try:
         residents.add(_tensors_of(path))
@@ -68,7 +68,7 @@ def load_tensors(residents: Residents, path: Path) -> None:
 
 
 def _tensors_of(path: Path) -> Iterator[tuple[str, HostBytes]]:
-    # Whoever opens a pipe waits for its writer.
+    # Opening a pipe waits for its writer.
     if not path.is_file():
         raise TensorsDirError(f"tensors_dir: {path.name!r} is not a regular file")
     with safe_open(path, framework="pt") as file:

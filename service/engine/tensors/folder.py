@@ -1,8 +1,8 @@
 """Reads and writes the folder of `--store`: versions of tensors, as files that several hosts share.
 
 A version of a name is one file, `name@version.safetensors`, and a deletion is one without a tensor. Files are complete and on
-disk before they get that name, and are never changed. The name is made by `link`, which fails where it is taken, and each
-version is the next after the last one: so of two hosts that change a name at once, one comes first for all.
+disk before they get that name, and are never changed. The name is made by `link`, which fails where it is taken, and
+each version is the next after the last one. So of two hosts that change a name at once, one comes first for all.
 
 All functions block, and are for threads that may wait.
 """
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 # File that every folder of a store has.
 MARK = ".tilewire-store"
 BUCKETS = 256
-# What a file name may have (NAME_MAX), without `@`, sixteen digits and the suffix.
+# Length of a file name (NAME_MAX), without `@`, sixteen digits and the suffix.
 MAX_STEM = 255 - 1 - 16 - len(".safetensors")
 SUFFIX, TEMPORARY = ".safetensors", ".tmp"
 # Numbers that JSON carries exactly.

@@ -145,7 +145,7 @@ class Residents:
             match: Condition on the tensor that it replaces.
 
         Returns:
-            What it is, and whether it replaced another.
+            Its description, and whether it replaced another.
 
         Raises:
             PreconditionFailed: The older one does not meet `match`.
@@ -253,7 +253,7 @@ class Residents:
             match: Condition on the tensor that it replaces.
 
         Returns:
-            What it is, and whether it replaced another.
+            Its description, and whether it replaced another.
 
         Raises:
             PreconditionFailed: The older tensor does not meet `match`.

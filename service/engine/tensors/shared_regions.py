@@ -1,8 +1,8 @@
 """Clients' shared memory under a name: registration, quota, uses, and their bytes on the way to and from a batch.
 
-A region that the device reaches by itself (`Backend.adopt`) is staged from and to where it lies. Any other is copied through
-its descriptor, in when its batch begins and out when it is done: our CPU never touches a mapping that a client can cut. Owned
-by the engine's loop thread; takes no lock.
+A region that the device reaches by itself (`Backend.adopt`) is staged from and to where it lies. Any other is copied
+through its descriptor, in when its batch begins and out when it is done. The CPU never touches a mapping that a client
+can cut. Owned by the engine's loop thread; takes no lock.
 """
 
 from __future__ import annotations

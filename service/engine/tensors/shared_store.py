@@ -82,7 +82,7 @@ class Receiver(Protocol):
         """Takes note that another host has changed a name, in the loop's thread.
 
         Args:
-            watched: What this host had.
+            watched: State of the name on this host.
             version: Last version in the folder; 0 for none.
         """
         ...
@@ -90,7 +90,7 @@ class Receiver(Protocol):
 
 @dataclass
 class _Seen:
-    """What a look at a bucket has found.
+    """Findings of a look at a bucket.
 
     Attributes:
         changed_ns: Time of the bucket's last change.

@@ -1,7 +1,7 @@
 """A client's shared-memory object: which keys may be opened, and its bytes read and written through a descriptor.
 
-Nothing here maps the object: a client may cut it at any moment, and a process that touches a mapping beyond the end dies of
-SIGBUS, while a read through the descriptor is merely short.
+Nothing here maps the object, since a client may cut it at any moment. A process that touches a mapping beyond the end
+dies of SIGBUS; a read through the descriptor is merely short.
 """
 
 from __future__ import annotations

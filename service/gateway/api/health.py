@@ -1,4 +1,4 @@
-"""Live, ready and metrics: what probes and scrapers ask. Verbs only."""
+"""Answers probes and scrapers: live, ready and metrics. Verbs only."""
 
 from __future__ import annotations
 

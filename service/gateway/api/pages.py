@@ -25,7 +25,7 @@ _CONSOLE = resources.files("tilewire.service.gateway.console")
 _NAMES = sorted(file.name for file in _CONSOLE.iterdir() if PurePath(file.name).suffix in CONTENT_TYPES)
 # Swagger UI as the package `fastapi-swagger` ships it.
 _SWAGGER = ("swagger-ui-bundle.js", "swagger-ui.css", "favicon-32x32.png")
-# A browser asks for these before anybody could have typed in a key: whoever guards paths leaves them open together.
+# A browser requests these before anybody could have typed in a key. So they are open or closed together.
 CONSOLE_PATHS = {("/" if name == "index.html" else f"/console/{name}"): name for name in _NAMES}
 DOCS_PATHS = ("/docs", "/docs/start.js", *(f"/docs/{name}" for name in _SWAGGER))
 

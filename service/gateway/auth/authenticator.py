@@ -2,8 +2,8 @@
 
 Owns the check of keys, the reload of their file and `authorise`, which every route calls. Runs in the gateway's event loop.
 
-Only SHA-256 digests are kept. A key is looked up by its digest, and the digest is then compared in constant time: how
-long that takes can tell something about the digest of what was sent, and from a digest nobody comes back to a key.
+Only SHA-256 digests are kept. A key is looked up by its digest, and the digest is then compared in constant time. The
+time of the look-up can reveal something about the digest of a sent key. From a digest nobody comes back to a key.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 # Probes carry no keys.
 HEALTH_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"}) | paths.HEALTH_PATHS
 
-# What each word of `--keyless` opens. Exact paths, as the router will see them: another spelling needs a key.
+# Paths that each word of `--keyless` opens. Exact paths, as the router will see them: another spelling needs a key.
 KEYLESS_PATHS: Mapping[str, frozenset[str]] = {
     "docs": frozenset({*DOCS_PATHS, "/openapi.json"}) | paths.REFLECTION_PATHS,
     "console": frozenset(CONSOLE_PATHS),
@@ -88,8 +88,8 @@ def authorise(
         op: Op of the request, if any.
         read: Names of resident tensors that it uses or fetches. Existing or not: the answer is the same.
         write: Names that it stores, replaces or deletes.
-        shared_memory: It registers, names or asks about shared memory. Regions are nobody's own: whoever may name one reads and
-            writes them all.
+        shared_memory: It registers, names or lists shared memory. Regions are nobody's own: whoever may name one reads
+            and writes them all.
 
     Raises:
         Forbidden: Not all of that is allowed.

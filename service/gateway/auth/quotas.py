@@ -3,10 +3,10 @@
 Owns the usage page and the buckets, which hold no secrets. Runs in the gateway's event loop.
 
 Connections are not spread evenly over gateways, so a share of the quota for each would refuse a client that has one
-connection. Instead the supervisor makes one page of shared memory. Each gateway has a part of it that it alone
-writes, so there is no lock: for each key, how many requests and bytes went through it since the service started. A
-gateway that admits adds up the parts of all, and fills and drains its own token bucket by what came since
-it last looked. So the sum over all gateways keeps to the quota; two gateways that admit in the same instant may both
+connection. Instead the supervisor makes one page of shared memory. Each gateway has a part of it that it alone writes,
+so there is no lock. The part has, for each key, the number of requests and bytes that went through since the service
+started. A gateway that admits adds up the parts of all, and fills and drains its own token bucket by the growth since
+its last look. So the sum over all gateways keeps to the quota. Two gateways that admit in the same instant may both
 take the last token, which the next look sees.
 """
 

@@ -1,8 +1,8 @@
 """Numbers of JSON text, read and converted; long arrays piece by piece.
 
 The parser of a whole body of megabytes holds the interpreter's lock all the while, and nobody else is served. So long arrays
-of numbers are cut out of the text first. What is left is small, and each array is read in pieces of whole elements. The lock is
-given up between the pieces.
+of numbers are cut out of the text first. The rest is small, and each array is read in pieces of whole elements. The
+lock is given up between the pieces.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def read_numbers(field: str, value: object, dtype: str, overflow_what: str | Non
         field: Name of the tensor in error texts.
         value: As parsed: nested lists of numbers, a long array, or a single number.
         dtype: Dtype of the tensor.
-        overflow_what: Name in the error text of a number in a long array that is beyond the range of a float; None to read it
+        overflow_what: Name in the error text for a number beyond the range of a float in a long array. None to read it
             as infinity.
 
     Raises:

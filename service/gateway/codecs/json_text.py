@@ -18,7 +18,7 @@ from tilewire.service.gateway.codecs.protocol import Placed, Room
 from tilewire.service.gateway.codecs.shapes import check_shape
 from tilewire.service.ops.op import TensorType
 
-# A Python list takes up to 20 times its text: past this, binary formats are what the user wants.
+# A Python list takes up to 20 times its text: past this, binary formats suit better.
 MAX_BODY_BYTES = 64 * 2**20
 MAX_OUT_ELEMENTS = 2**22
 # Key of a body that is no tensor, but a program to run.

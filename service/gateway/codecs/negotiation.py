@@ -13,7 +13,8 @@ from tilewire.service.gateway.codecs.npz import Npz
 from tilewire.service.gateway.codecs.protocol import Codec
 from tilewire.service.gateway.codecs.safetensors import MAX_HEADER_BYTES, PREFIX_BYTES, Safetensors
 
-# How many bytes of a body tell its format. JSON may be preceded by blanks: those within this many are skipped.
+# Number of a body's first bytes that determine its format. JSON may be preceded by blanks: those within this many are
+# skipped.
 SNIFF_BYTES = 64
 
 _SAFETENSORS, _NPZ, _NPY, _JSON = Safetensors(), Npz(), Npy(), Json()

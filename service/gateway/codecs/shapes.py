@@ -6,7 +6,8 @@ from tilewire.service.errors import InvalidRequest
 
 # NumPy's own bound on rank; `ops.Limits.max_rank` is the configured, lower one.
 MAX_RANK = 64
-# What fits the 64-bit integers of every process behind us. A zero elsewhere in the shape would hide a larger one.
+# Largest number that fits the 64-bit integers of every process behind the gateway. A zero elsewhere in the shape would
+# hide a larger one.
 _MAX_DIM = 2**63 - 1
 
 

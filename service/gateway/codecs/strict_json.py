@@ -1,8 +1,8 @@
 """Parses JSON text of untrusted bodies and headers.
 
-Stricter than `json.loads` where leniency has been used against servers: UTF-8 without a BOM, one object at the top, no
-duplicate keys, no lone surrogates in keys, and no exception but ours whatever the nesting or the length of a number.
-`NaN`, `Infinity` and `-Infinity` are read bare, as Python and Triton write them.
+Stricter than `json.loads` where leniency has been used against servers. It requires UTF-8 without a BOM, and one object
+at the top. It refuses duplicate keys, and lone surrogates in keys. Any nesting and any length of a number raise our
+exceptions only. `NaN`, `Infinity` and `-Infinity` are read bare, as Python and Triton write them.
 """
 
 from __future__ import annotations

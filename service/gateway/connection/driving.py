@@ -41,7 +41,7 @@ class Driven:
         """Takes note that the coroutine has ended.
 
         Args:
-            error: What it raised, or None.
+            error: Exception that it raised, or None.
         """
         raise NotImplementedError
 
@@ -60,7 +60,7 @@ class Driven:
                 loop = asyncio.get_running_loop()
                 awaited = loop.create_future()
                 loop.call_soon(_finish, awaited)
-            # Whoever runs a coroutine notes that way that it has seen the future.
+            # The runner of a coroutine marks a future as seen that way.
             awaited._asyncio_future_blocking = False
             awaited.add_done_callback(self._step)
             self._awaited = awaited

@@ -1,8 +1,8 @@
 """Parses requests with httptools, for a server that takes up no offer of another protocol.
 
-Clients such as Java's own offer HTTP/2 with every request (`Upgrade: h2c`). A server may decline by answering in HTTP/1.1
-(RFC 9110, section 7.8), but httptools takes a request with such an offer to end with its head: here its body is read, too.
-Refuses heads that others may read otherwise. Runs in the gateway's event loop.
+Clients such as Java's own offer HTTP/2 with every request (`Upgrade: h2c`). A server may decline by answering in
+HTTP/1.1 (RFC 9110, section 7.8). But httptools takes a request with such an offer to end with its head; here its body
+is read, too. Refuses heads that others may read otherwise. Runs in the gateway's event loop.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-# What says how long a body is.
+# Headers that give the length of a body.
 _FRAMING = (b"content-length", b"transfer-encoding")
 # A name or an IPv4 address, or an IPv6 address in brackets; a port. Neither user, path nor list (RFC 9110, section 7.2).
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+;=%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?")
@@ -41,7 +41,7 @@ class RequestParser:
                 self._inner.feed_data(data)
             except httptools.HttpParserUpgrade as offer:
                 if self._inner.get_method() == b"CONNECT":
-                    # What follows is for whom the client wants to be connected to.
+                    # The bytes behind it are for the host to which the client would be connected.
                     return
                 data = data[offer.args[0] :]
                 if self.is_early:

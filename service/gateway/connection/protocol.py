@@ -88,7 +88,7 @@ class TilewireProtocol(HttpToolsProtocol):
         # Key of the head that begins the bytes that are parsed, and what starts its request behind them.
         self._key: HeadKey | None = None
         self._start: Callable[[], None] | None = None
-        # What starts each request behind the one under way, the newest first.
+        # Starts each request behind the one under way, the newest first.
         self._waiting: deque[Callable[[], None]] = deque()
         # The parser appends pieces of bodies here by itself: a chunk of one byte costs no call of ours.
         self._pieces: list[bytes] = []
@@ -131,7 +131,7 @@ class TilewireProtocol(HttpToolsProtocol):
         chunk = bytes(data[:nbytes])
         if self._is_excess and not chunk.startswith(PROBES):
             self._is_excess = False
-            # Others may have left while this one was idle, or asked for its health.
+            # Others may have left while this one was idle, or were probes of its health.
             if len(self.connections) > self.max_connections:
                 self.url = _target_of(chunk)
                 self._refuse(Unavailable(f"this gateway has {self.max_connections} connections, which is its limit"))
@@ -213,7 +213,7 @@ class TilewireProtocol(HttpToolsProtocol):
         self._limits.end_head()
         stream = RequestStream(self)
         stream.is_head_only, stream.is_http11 = method == "HEAD", version == "1.1"
-        # What follows a CONNECT is for whom the client wants to be connected to.
+        # Bytes behind a CONNECT are for the host to which the client would be connected.
         stream.keep_alive = version != "1.0" and self.parser.should_keep_alive() and method != "CONNECT"
         stream.waiting_for_100_continue = self.expect_100_continue
         start = self._prepare(stream, method, version)
@@ -320,7 +320,7 @@ class TilewireProtocol(HttpToolsProtocol):
         self._refuse(InvalidRequest(f"request: {msg}"))
 
     def _refuse(self, error: TilewireError) -> None:
-        """Answers an error that belongs to no request that the application knows, and closes."""
+        """Answers an error that belongs to no request of the application, and closes."""
         self.is_refused = True
         self.transport.write(connection_error(error, self.url))
         self.linger()
@@ -329,7 +329,7 @@ class TilewireProtocol(HttpToolsProtocol):
         """Closes after what was written, but reads on for a moment, and drops what it reads."""
         self.is_refused = True
         self.flow.resume_reading()
-        # Closing with bytes unread would reset the connection, and the client would lose the answer. TLS has no half-close.
+        # Closing with bytes unread would reset the connection, and the client would lose the answer.
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._limits.linger()
@@ -340,7 +340,7 @@ class TilewireProtocol(HttpToolsProtocol):
         A client that has left and one that has only ended its side look the same.
         """
         cycle = self.cycle
-        if self.scheme == "https" or cycle is None or cycle.response_complete or cycle.more_body:
+        if cycle is None or cycle.response_complete or cycle.more_body:
             return False
         if not self._is_half_closed:
             self._is_half_closed = True
@@ -377,7 +377,7 @@ class TilewireProtocol(HttpToolsProtocol):
         if is_complete:
             stream.more_body = False
         else:
-            # What still comes belongs to a body that nobody reads.
+            # Bytes that still come belong to a body that nobody reads.
             self.is_refused = True
             stream.keep_alive = False
 

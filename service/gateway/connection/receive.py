@@ -18,8 +18,8 @@ from tilewire.service.gateway.request.body import stalled, too_slow
 
 # Heads with small bodies come in one read; the rest of a larger body goes straight into its slot.
 SCRATCH_BYTES = 2**16
-# From here the rest of a body is read by as many calls as the client keeps up with: the loop's own way from one read to another
-# takes a quarter of the time of a fast connection. After so many bytes the loop has its turn.
+# From here the rest of a body is read by as many calls as the client keeps up with. The loop's own way from one read to
+# another takes a quarter of the time of a fast connection. After so many bytes the loop has its turn.
 DIRECT_BYTES = 2**20
 TURN_BYTES = 2**23
 
@@ -40,8 +40,8 @@ class Connection(Protocol):
         logger: Uvicorn's.
         access_logger: Uvicorn's.
         on_gone: Called once when the client leaves.
-        timeout_s: Longest time for a head to come, without a byte of a body that is discarded, and in which a client reads
-            nothing of its answer.
+        timeout_s: Longest time for a head to come. Also the longest without a byte of a discarded body, and without a
+            read of the answer by the client.
         timeout_keep_alive: Longest time without a request, in seconds.
         min_body_bytes_per_s: Least rate of a body that takes long.
         max_body_s: Longest time for a body at that rate: a longer body has a larger least rate.

@@ -27,12 +27,12 @@ _NOTHING = memoryview(b"")
 
 
 class RequestStream(Driven, RequestResponseCycle):
-    """See the module, and `context.Stream` for the calls.
+    """Receives one request's body and sends its answer; `context.Stream` describes the calls.
 
     Args:
         owner: Connection.
         content_length: Length of a body that bypasses the parser; None when the parser has it.
-        unparsed: What has come of such a body, in memory that the next read uses again.
+        unparsed: Bytes of such a body that have come, in memory that the next read uses again.
     """
 
     _event: asyncio.Event | None
@@ -47,7 +47,7 @@ class RequestStream(Driven, RequestResponseCycle):
         self.received_bytes = 0
         self._event = self._awaited = None
         self.body: Any = bytearray() if content_length is None else unparsed
-        # Bytes of a body that the parser does not know of, and that are still in the socket.
+        # Bytes of a body that bypass the parser, and are still in the socket.
         self._owed = 0 if content_length is None else content_length - len(unparsed)
         self.more_body = content_length is None or self._owed > 0
 
@@ -100,7 +100,7 @@ class RequestStream(Driven, RequestResponseCycle):
                 self._keep_body()
 
     def ended(self, error: Exception | None) -> None:
-        """See `Driven`."""
+        """Breaks the answer off after an error, and ends the request."""
         if error is not None:
             self._break_off(error)
         if self.is_waiting:
@@ -133,7 +133,7 @@ class RequestStream(Driven, RequestResponseCycle):
 
         async def until_answered(scope: Any, receive: Any, send: Any) -> None:
             await app(scope, receive, send)
-            # A connection under TLS is there for a moment when its client has left, and uvicorn would miss an answer.
+            # A connection that is closing is there for a moment when its client has left, and uvicorn would miss an answer.
             self.disconnected |= self.is_disconnected
 
         await super().run_asgi(until_answered)
@@ -164,7 +164,7 @@ class RequestStream(Driven, RequestResponseCycle):
         if self.waiting_for_100_continue:
             self._send_continue()
         self._is_asked = True
-        # What came with the head.
+        # Bytes that came with the head.
         begun = self.received_bytes = len(self.body)
         slot[:begun] = self.body
         self.body = bytearray()
@@ -259,7 +259,7 @@ class RequestStream(Driven, RequestResponseCycle):
             else:
                 owner.transport.close()
         elif self._owed:
-            # Takes what is left of a refused body, which the parser does not know of, before the next request is read.
+            # Takes what is left of a refused body, which bypasses the parser, before the next request is read.
             rest = memoryview(bytearray(self._owed))
             owner.receiver.receive_body(rest, 0, owner.timeout_s).add_done_callback(self._on_discarded)
         owner.on_response_complete()

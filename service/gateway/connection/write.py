@@ -12,9 +12,9 @@ from tilewire.service.gateway.connection.receive import Connection
 
 # Up to here, head and body of a framework's answer are copied together and leave in one write.
 JOINED_BYTES = 2**17
-# Of an answer of up to this, what the system does not take at once is copied out of its slot, so that no client holds it.
+# The unsent rest of an answer up to this size is copied out of its slot, so that no client holds the slot.
 COPIED_BYTES = 2**18
-# What is written at once is encrypted at once, and nobody else is served meanwhile.
+# Bytes written at once are encrypted at once, and nobody else is served meanwhile.
 TLS_PIECE_BYTES = 2**18
 
 

@@ -29,7 +29,7 @@ async def ask(engine: Engine, request: Command, kind: type[ReplyT]) -> ReplyT:
     """Returns the answer of an engine to a request that is no job.
 
     Raises:
-        TilewireError: Whatever the engine answered.
+        TilewireError: The engine's error.
     """
     _, future = engine.send(request)
     reply = await asyncio.shield(future)
@@ -47,7 +47,7 @@ async def ask_within(engine: Engine, request: Command, timeout_s: float, late: s
         late: Description of what takes too long.
 
     Raises:
-        TilewireError: Whatever the engine answered; `Unavailable` when it takes too long.
+        TilewireError: The engine's error; `Unavailable` when it takes too long.
     """
     _, future = engine.send(request)
     # Requests run without tasks, which `asyncio.timeout` would need.
@@ -64,7 +64,7 @@ async def when_followed(engine: Engine, message: DescribeTensor | FetchTensor) -
     """Fetches a description from an engine that waits for a change, or for the tensor, before it answers.
 
     Raises:
-        TilewireError: Whatever the engine answered; `Unavailable` when it takes too long.
+        TilewireError: The engine's error; `Unavailable` when it takes too long.
     """
     late = f"{message.name}: an engine does not have its last change yet"
     return (await ask_within(engine, message, FOLLOW_TIMEOUT_S, late)).tensors[0]

@@ -11,7 +11,7 @@ import time
 # With more requests under way the loop has enough to do, and cores are better left to the other gateways.
 MAX_OUTSTANDING = 2
 
-# A client that asks again as soon as it is answered is back within this.
+# A client that sends again as soon as it is answered is back within this.
 LINGER_S = 0.3e-3
 
 
@@ -50,7 +50,7 @@ class BusyPoller:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        # A callback that is due makes the loop ask its sockets without waiting for them.
+        # A callback that is due makes the loop poll its sockets without waiting for them.
         if self._outstanding <= MAX_OUTSTANDING and time.monotonic() < self._until_s:
             asyncio.get_running_loop().call_soon(self._turn)
         else:

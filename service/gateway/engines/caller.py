@@ -50,7 +50,7 @@ class Slots(Protocol):
 
 
 class Caller(NamedTuple):
-    """What a job has beside its template and its offsets.
+    """Fields of a job beside its template and its offsets.
 
     Attributes:
         client: When it leaves, the job is cancelled.

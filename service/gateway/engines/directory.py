@@ -1,7 +1,8 @@
 """Remembers types and places of residents, and decides which engines may serve them.
 
-An engine may serve a name when it has followed the home engine of the name up to the version on the board, or when it was seen
-to hold that very version. So no request reads behind a change that another request has seen. Runs in the gateway's event loop.
+An engine may serve a name when it has followed the name's home engine up to the version on the board. It may also when
+it was seen to hold that very version. So no request reads behind a change that another request has seen. Runs in the
+gateway's event loop.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Known(msgspec.Struct):
         placement: As in `TensorInfo`.
         mark: Version of its slot, read before the engines were asked.
         engines: Engines that said that they hold it, while its slot has version `mark`.
-        missing: What an engine had said of its progress when it did not hold the tensor, by its index.
+        missing: Progress that an engine had reported when it did not hold the tensor, by its index.
         described: Description by an engine that had every change of the name, while its slot has version `mark`.
     """
 

@@ -22,7 +22,7 @@ class PartJob(NamedTuple):
 
     Attributes:
         template: Template of the job.
-        shifts: What is added to the offset of each input that is no resident: an engine reads its own part.
+        shifts: Addends to the offset of each input that is no resident: an engine reads its own part.
         begins: Offset of its first byte in each output.
     """
 
@@ -132,7 +132,7 @@ def _input_of(
         cut = Part(axis, part.begin, part.end)
         kind, shift = cut.type_of(spec.type), cut.offset_in(spec.type)
     if spec.resident is None:
-        # What is cut in a body has one row: its part is in one piece.
+        # An operand that is cut in a body has one row: its part is in one piece.
         return msgspec.structs.replace(spec, type=kind), shift
     return msgspec.structs.replace(spec, type=kind, version=infos[spec.name].version, part=cut), 0
 

@@ -1,4 +1,4 @@
-"""Finds residents: asks engines where they are, and brings those of several engines together.
+"""Finds residents on engines, and brings those of several engines together.
 
 Runs in the gateway's event loop.
 """

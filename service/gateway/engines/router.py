@@ -265,7 +265,7 @@ class Engines:
             match: Condition on the tensor that it replaces.
 
         Returns:
-            What it is, and whether it replaced another.
+            Its description, and whether it replaced another.
 
         Raises:
             InvalidRequest: It cannot be cut.
@@ -398,7 +398,7 @@ class Engines:
     async def register_region(self, region: RegionInfo) -> None:
         """Makes a client's shared memory usable on every engine.
 
-        The first engine decides: of two that want the same name at once it takes one, and stamps it. The others follow.
+        The first engine decides: of two requests for one name at once it takes one, and stamps it. The others follow.
 
         Raises:
             AlreadyExists: The name is taken.

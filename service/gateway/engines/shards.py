@@ -1,7 +1,7 @@
 """Requests on sharded residents: each engine computes with its part, and all write into the slots of one request.
 
-A job names the version of each resident that it needs, so that parts of two versions never meet; an engine that has another
-one answers `Stale`, and all parts are computed again. Runs in the gateway's event loop.
+A job names the version of each resident that it needs, so that parts of two versions never meet. An engine that has
+another one answers `Stale`, and all parts are computed again. Runs in the gateway's event loop.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ DEADLINE_GRACE_NS = 20_000_000
 
 
 class Runs(Protocol):
-    """What requests in parts need of the router."""
+    """Calls of the router that requests in parts need."""
 
     async def compute(self, template: Template, offsets: tuple[int, ...], caller: Caller) -> Done | Stale:
         """Runs a job on one engine."""
@@ -109,7 +109,7 @@ class Shards:
             match: Condition on the tensor that it replaces.
 
         Returns:
-            What it is, and whether it replaced another.
+            Its description, and whether it replaced another.
 
         Raises:
             PreconditionFailed: The condition does not hold.

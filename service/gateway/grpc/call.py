@@ -16,7 +16,7 @@ from tilewire.service.gateway.grpc.stream import RpcStream
 from tilewire.service.gateway.request.context import Gateway, RequestContext
 from tilewire.service.gateway.request.head import OWN_HEADERS, Head
 
-# Metadata that name who asks.
+# Metadata that identify the caller.
 _IDENTITIES = ("authorization", "x-api-key")
 _KNOWN = OWN_HEADERS.union(_IDENTITIES)
 _NOTHING: Mapping[str, str] = {}
@@ -48,7 +48,7 @@ class RpcCall:
         began_s: When it came, on the performance counter.
         deadline_s: When the client gives up, on the performance counter; 0 for never.
         own: Values that are each request's own.
-        identity: Values that name who asks.
+        identity: Values that identify the caller.
         repeated: Names of values that came more than once.
         client_flow: Flow of the client's address.
     """
@@ -89,7 +89,7 @@ class RpcCall:
             self.head(0).check()
         access = gateway.authenticator.identify(self.path, self.identity)
         admission = gateway.admission
-        # What is nearly full is shared when the request is admitted.
+        # A nearly full gateway is shared when the request is admitted.
         if admission.is_draining or admission.in_flight >= gateway.settings.max_in_flight:
             admission.admit(access.flow or self.client_flow).release()
 

@@ -103,7 +103,7 @@ class RpcForm(msgspec.Struct, frozen=True):
     model: str
 
     def encoder(self, op: AnyOp, request: InferRequest, outputs: Mapping[str, TensorType]) -> RpcEncoder:
-        """See `AnswerForm`; the message is written here but for its payloads."""
+        """Writes the message but for its payloads, and returns the encoder that adds them."""
         answer = ModelInferResponse(model_name=self.model, model_version=VERSION, id=request.id or "")
         heads: list[bytes] = []
         sent: list[int | None] = []

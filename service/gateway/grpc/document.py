@@ -1,6 +1,7 @@
 """Turns a `ModelInferRequest` into the objects that the protocol's JSON has, which `api.v2.header` reads and checks.
 
-Owns the fields of typed contents. What is common to both transports is refused there; here only what JSON has no words for.
+Owns the fields of typed contents. Errors common to both transports are refused there; here only those that JSON has no
+words for.
 """
 
 from __future__ import annotations

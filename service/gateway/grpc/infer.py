@@ -42,7 +42,7 @@ class Running(NamedTuple):
 
     Attributes:
         stream: Its message.
-        answer: What answers it.
+        answer: Work that answers it.
         message: As received.
     """
 
@@ -52,7 +52,7 @@ class Running(NamedTuple):
 
 
 class Answering(Driven):
-    """Runs what answers one message; a call that is cancelled does not cancel it.
+    """Runs the work that answers one message. A cancelled call does not cancel it.
 
     Args:
         loop: Event loop.
@@ -82,7 +82,7 @@ class Answering(Driven):
         return self.context
 
     def ended(self, error: Exception | None) -> None:
-        """See `Driven`."""
+        """Keeps the error of the computation, if any, and wakes the call."""
         self._error = error
         if self._done is not None and not self._done.done():
             self._done.set_result(None)

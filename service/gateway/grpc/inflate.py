@@ -1,7 +1,7 @@
 """Inflates compressed messages within a bound: the library would inflate them first and measure them then.
 
-The library hands messages over as they came, so a compressed one is found by its first bytes: in a message of ours no field
-begins with those of gzip, and none of ours with those of zlib.
+The library hands messages over as they came, so a compressed one is found by its first bytes. In our messages no field
+begins with those of gzip, and no message with those of zlib.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ from tilewire.service.gateway.request.response import respond, respond_error
 # Requests of these calls hold names and numbers.
 MAX_REQUEST_BYTES = 2**16
 
-# Computes the answer to a request; the context has the rights of whoever asks.
+# Computes the answer to a request; the context has the caller's rights.
 Work = Callable[[MessageT, RequestContext], Awaitable[Message]]
 Handler = Callable[[bytes, Servicer], Awaitable[bytes]]
 

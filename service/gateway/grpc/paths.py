@@ -4,7 +4,7 @@ from __future__ import annotations
 
 SERVICE = "inference.GRPCInferenceService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
-# Their messages are the same; grpcurl asks for the newer one first.
+# Their messages are the same; grpcurl tries the newer one first.
 REFLECTION_SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 
 INFER, STREAM_INFER = f"/{SERVICE}/ModelInfer", f"/{SERVICE}/ModelStreamInfer"

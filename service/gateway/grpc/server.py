@@ -194,7 +194,7 @@ def credentials_of(tls: TlsSettings) -> grpc.ServerCredentials:
         make_context(tls)
         return configuration()
 
-    # gRPC asks at each handshake, in a thread of its own.
+    # gRPC calls it at each handshake, in a thread of its own.
     return grpc.dynamic_ssl_server_credentials(
         configuration(), lambda: watch.take(read), require_client_authentication=tls.client_ca is not None
     )

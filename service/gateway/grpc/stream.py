@@ -112,6 +112,6 @@ class RpcStream:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What the head of the answer says besides its form, as trailing metadata."""
+        """Fields of the answer's head besides its form, as trailing metadata."""
         pairs = (line.split(": ", 1) for line in self._lines.split("\r\n") if line)
         return tuple((name, value) for name, value in pairs if name in _METADATA)

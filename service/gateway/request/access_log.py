@@ -49,7 +49,7 @@ def report(gateway: Gateway, context: RequestContext) -> None:
         metrics.observe_load()
     if context.access is not None and context.access.key is not None:
         nbytes = context.received_bytes + context.sent_bytes
-        # A refusal for want of quota costs nothing: a key that asks on would be locked out for good.
+        # A refusal for want of quota costs nothing: a key that keeps sending would be locked out for good.
         if context.charged_bytes is not None:
             gateway.authenticator.settle(context.access, nbytes - context.charged_bytes)
         metrics.observe_key(context.access.key.name, code, nbytes)

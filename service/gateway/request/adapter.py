@@ -61,8 +61,8 @@ class Encoder(Protocol):
         """Writes an answer.
 
         Args:
-            payloads: Bytes of the outputs in C order; empty views of those that went into regions, and none at all when the
-                only output stays on the device.
+            payloads: Bytes of the outputs in C order, with empty views of those that went into regions. None at all
+                when the only output stays on the device.
         """
         ...
 

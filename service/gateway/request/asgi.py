@@ -99,7 +99,7 @@ class AsgiStream:
             self._on_gone()
 
     async def respond(self, status: int, lines: str, chunks: Sequence[bytes | memoryview], closes: bool) -> None:
-        """See `context.Stream`. Slots may be reused when this returns, so the body is copied."""
+        """Sends a whole answer. Slots may be reused when this returns, so the body is copied."""
         pairs = [line.split(": ", 1) for line in lines.split("\r\n") if line]
         headers = [(name.encode("ascii"), value.encode("latin-1")) for name, value in pairs]
         if closes:

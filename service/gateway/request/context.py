@@ -151,9 +151,9 @@ class RequestContext:
         began_s: When its headers were in, on the performance counter.
         route: Pattern of its path, for spans; empty when there is none.
         op: Name of the op, or None.
-        model: Name of the kept program; empty for an op, and while it is not known to exist.
+        model: Name of the kept program; empty for an op, and before it is found.
         status: Status of the answer; None before it begins.
-        receive_began_s: When its body was asked for, on the performance counter; 0 when it was not.
+        receive_began_s: Start of the reception of its body, on the performance counter; 0 before that.
         receive_s: Seconds in which its body came and was read.
         timings: Stages in the engine, once it is computed.
         batch_size: Number of requests that shared its launch; 0 when it was not computed.
@@ -202,7 +202,7 @@ class RequestContext:
 
     @property
     def granted(self) -> Access:
-        """Rights of whoever asks, once the key was checked."""
+        """Rights of the caller, once the key was checked."""
         assert self.access is not None, "This is a bug."
         return self.access
 

@@ -1,7 +1,7 @@
 """Handles every POST of an op, of any API, first and repeated: receive, resolve, submit, respond.
 
 The file reads in the order of a request. One whose template is cached skips parsing, decoding and
-planning, and nothing else. What can be refused is refused before the step that costs. Runs in the gateway's event loop.
+planning, and nothing else. Every refusal comes before the step that costs. Runs in the gateway's event loop.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ async def compute(
     """Has the request computed; plans it anew when a resident changes its type meanwhile.
 
     Returns:
-        What was computed, where its outputs begin in the segment, and the engine's report.
+        Result, offsets of its outputs in the segment, and the engine's report.
     """
     engines, cached, task, begin, end = gateway.engines, context.cached, None, 0, 0
     if body is not None:

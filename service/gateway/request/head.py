@@ -28,7 +28,7 @@ _END = b"\r\n\r\n"
 # A head without any of these has no own header, whatever the case of its letters.
 _MARKS = re.compile(b"\r\n(?:%b):" % "|".join(sorted(OWN_HEADERS)).encode("ascii"), re.IGNORECASE)
 _LINES = tuple((name, b"\r\n%b:" % name.encode("ascii")) for name in sorted(OWN_HEADERS))
-# What `Connection` may say in a head that is cached; the last two come with an offer of HTTP/2, which is declined.
+# Values of `Connection` in a head that is cached; the last two come with an offer of HTTP/2, which is declined.
 _STAYING = frozenset({"keep-alive", "upgrade", "http2-settings"})
 # Headers that change how the body travels.
 _FRAMING = frozenset({"expect", "transfer-encoding", "content-encoding"})
@@ -136,7 +136,8 @@ def key_of(data: bytes) -> HeadKey | None:
     """Takes the own values out of the head that `data` begins with.
 
     Returns:
-        None when no whole head of a POST stands there, or when a parser could find another end of a line or of the head.
+        None when no whole head of a POST stands there. None, too, when a parser could find another end of a line or of
+        the head.
     """
     if not data.startswith(b"POST "):
         return None

@@ -84,8 +84,8 @@ class _Outgoing:
 def _forget(scope: Scope) -> None:
     """Takes out of the scope of a request that has ended what leads back to it.
 
-    Without cycles everything of a request is freed at once. What the garbage collector has to find, it finds for hundreds
-    of requests together, while others wait.
+    Without cycles everything of a request is freed at once. Cycles the garbage collector finds for hundreds of requests
+    together, while others wait.
     """
     scope["state"].pop("context", None)
     scope.get("extensions", {}).pop(STREAM, None)

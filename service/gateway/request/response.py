@@ -133,7 +133,7 @@ def common_headers(gateway: Gateway, context: RequestContext) -> list[tuple[byte
 
 
 def connection_error(error: TilewireError, url: bytes) -> bytes:
-    """A whole answer to what became no request, in the form that the path asks for as far as it was read."""
+    """A whole answer to bytes that became no request, in the form of the path as far as it was read."""
     request_id = os.urandom(16).hex()
     path = unquote_to_bytes(url.partition(b"?")[0]).decode("latin-1")
     body, content_type = _error_body(error, request_id, path)

@@ -26,7 +26,7 @@ MAX_WAIT_SHARE = 0.5
 
 @dataclass(slots=True, eq=False)
 class Share:
-    """What one flow has of a gateway.
+    """Share of one flow in a gateway.
 
     Attributes:
         flow: The flow.

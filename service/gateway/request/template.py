@@ -1,8 +1,8 @@
 """Caches planned requests: one whose head and tensor header came before is neither parsed nor planned again.
 
-One cache serves all connections of a gateway. An entry is found by the bytes of a head, without the values that are each
-request's own; below it stand templates, found by the bytes in front of the tensors. What may change between two requests is
-not cached: keys, quotas, the drain and the types of residents are checked each time.
+One cache serves all connections of a gateway. An entry is found by the bytes of a head, without the values that are
+each request's own. Below it stand templates, found by the bytes in front of the tensors. Nothing that may change
+between two requests is cached: keys, quotas, the drain and the types of residents are checked each time.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MAX_TEMPLATES = 8
 MAX_LEAD_BYTES = 2**13
 # Larger results get slots of their own when they are due: that costs little beside their bytes.
 MAX_SPARE_BYTES = 2**20
-# Memory of a head and its first template beside their bytes, which are kept as they came and parsed: 2.5 KiB with short values,
-# 6.7 with 2,000 bytes of them (resident memory of a gateway over 4,096 heads).
+# Memory of a head and its first template beside their bytes, which are kept as they came and parsed. It is 2.5 KiB with
+# short values, 6.7 with 2,000 bytes of them (resident memory of a gateway over 4,096 heads).
 ENTRY_BYTES = 2560
 
 

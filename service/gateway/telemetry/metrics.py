@@ -228,7 +228,7 @@ class GatewayMetrics:
     async def expose(self, accept: str) -> tuple[bytes, str]:
         """Returns the text of `/metrics` over all processes, and its content type.
 
-        All who ask while an answer is on its way share the next one.
+        All calls while an answer is on its way share the next one.
 
         Args:
             accept: The scraper's Accept header: OpenMetrics when it takes that.
@@ -244,7 +244,7 @@ class GatewayMetrics:
     async def _expose(self, *, openmetrics: bool) -> tuple[bytes, str]:
         if (reading := self._reading.get(openmetrics)) is not None:
             await asyncio.wait([reading])
-        # Whoever asks from now on may miss in this answer what was counted just before.
+        # Later callers may miss in this answer the events that were counted just before.
         self._reading[openmetrics] = self._waiting.pop(openmetrics)
         self.flush()
         return await self._totals.exposition(openmetrics=openmetrics)

@@ -43,7 +43,7 @@ class OtlpRecorder:
         # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win over what stands here.
         attributes = {"service.name": "tilewire", "service.version": version, "service.instance.id": f"gateway-{index}"}
         resource = Resource.create(attributes).merge(OTELResourceDetector().detect())
-        # What is to be recorded is decided before a span is made.
+        # The choice of recorded requests is made before a span is.
         provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False)
         provider.add_span_processor(BatchSpanProcessor(exporter))
         self._provider = provider

@@ -2,10 +2,9 @@
 
 Owns the begin and end of each stage; `gateway.telemetry.otlp` sends spans. Runs only while tracing is on.
 
-The gateway and the engine read one clock (Linux's monotonic clock is the machine's), so the engine's `arrived_ns`
-stands on the same axis as the gateway's times. Within the engine, stages are laid end to end as they ran: queue, h2d,
-kernel, d2h; what lies between them, such as waiting for the batch before, is not a stage and shows as the gap before
-`send`.
+The gateway and the engine read one clock: Linux's monotonic clock is the machine's. So the engine's `arrived_ns` stands
+on the same axis as the gateway's times. Within the engine, stages are laid end to end as they ran: queue, h2d, kernel,
+d2h. Time between them, such as waiting for the batch before, is no stage and shows as the gap before `send`.
 """
 
 from __future__ import annotations
@@ -81,7 +80,10 @@ class Recorder(Protocol):
 
 
 def parse_traceparent(value: str | None, state: str = "") -> TraceParent | None:
-    """Reads a `traceparent` header (W3C Trace Context, level 1); what is not one counts as absent, as the standard asks."""
+    """Reads a `traceparent` header (W3C Trace Context, level 1).
+
+    A malformed one counts as absent, as the standard demands.
+    """
     found = _TRACEPARENT.fullmatch(value.strip()) if value else None
     if found is None:
         return None

@@ -1,8 +1,8 @@
 """The GPU backend: Tilewire's Triton kernels on one CUDA or ROCm device, fed by DMA from and to the slots.
 
-How a batch runs is its launch plan's, see `launch_plan`. Every tensor of a batch is held until its last event has passed, so
-the allocator cannot hand its memory on while a copy still runs. Runs in the engine's loop thread; arenas that come during the
-warm-up are attached by another.
+The launch plan of a batch decides how it runs. Every tensor of a batch is held until its last event has passed. So the
+allocator cannot hand its memory on while a copy still runs. Runs in the engine's loop thread; arenas that come during
+the warm-up are attached by another.
 """
 
 from __future__ import annotations
@@ -89,8 +89,9 @@ class GpuBackend:
     def adopt(self, fd: int, offset: int, nbytes: int) -> torch.Tensor | None:
         """Maps and registers a client's memory; see `contract.Backend.adopt`.
 
-        NVIDIA's driver pins the pages: they stay the device's, whatever becomes of the file. AMD's follows the page tables, as
-        an NVIDIA device beside an Arm processor may, and a file that is cut faults on the device: there the bytes are copied.
+        NVIDIA's driver pins the pages: they stay the device's even when the file is cut or removed. AMD's follows the
+        page tables, as an NVIDIA device beside an Arm processor may. A file that is cut then faults on the device, so
+        there the bytes are copied.
         """
         if torch.version.hip is not None or platform.machine() != "x86_64":
             return None
@@ -102,7 +103,7 @@ class GpuBackend:
         return mapped if self._register(mapped) else None
 
     def host_buffer(self, nbytes: int) -> torch.Tensor:
-        """Pinned memory from torch's pool, which knows when the copies that use it have run."""
+        """Pinned memory from torch's pool, which waits for the copies that use it."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def _register(self, mapped: torch.Tensor) -> bool:
@@ -125,7 +126,7 @@ class GpuBackend:
             flat = bytes_of(source).to(self._device)
             tensor = shaped(flat, source)
             if tensor.dim() >= 2 and tensor.numel():
-                # Laid out once as a weight of matmul wants to lie; other uses take any strides.
+                # Laid out once as suits a weight of matmul; other uses take any strides.
                 tensor = lay_out(tensor, preferred_layout("matmul", "b", source.type.dtype))
             self._pipeline.stage_in.synchronize()
         return tensor

@@ -1,8 +1,8 @@
 """Batches of equal small requests that are like ones before: their memory is kept, and their launches are prepared.
 
 Small requests, alone or together, cost the host more than the device: copies to be described, kernels to be chosen, arguments
-to be laid out. All that depends only on types is done once. What is left is three launches on one stream, and the addresses
-of the slots. Runs in the engine's loop thread.
+to be laid out. All that depends only on types is done once. Three launches on one stream remain, and the addresses of
+the slots. Runs in the engine's loop thread.
 """
 
 from __future__ import annotations

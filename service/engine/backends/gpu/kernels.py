@@ -68,13 +68,13 @@ class DeviceKernels:
     def warm_up(
         self, how: Preparation, stream: torch.cuda.Stream, report: Report, on_each: Callable[[str], None]
     ) -> None:
-        """See `contract.Backend.warm_up`.
+        """Compiles, loads and tries every kernel.
 
         Args:
-            how: As there.
+            how: Settings of the warm-up.
             stream: Stream on which kernels are tried.
-            report: As there.
-            on_each: As there.
+            report: Receiver of its progress.
+            on_each: Called with the op of each kernel that is compiled.
 
         Raises:
             NotUsable: Why not.

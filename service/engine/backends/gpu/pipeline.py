@@ -1,7 +1,7 @@
 """Streams and events of one device, and a batch on its way through them.
 
-A batch flows host → device on one stream, through the kernels on a second, and back on a third, each waiting for the one before
-by an event, so that batches overlap.
+A batch flows host → device on one stream, through the kernels on a second, and back on a third. Each stream waits for
+the one before by an event, so batches overlap.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Single:
     ) -> None:
         op, options = ENGINE_OPS[launches[0].op.name], launches[0].options
         if len(launches) > 1 and not self._is_invariant:
-            # What sums differently than a launch of its own is not for those who want the same bits.
+            # An op that sums differently than a launch of its own is not for requests that need the same bits.
             op.gpu_many(self._kernels, staged, options, outs)
             return
         for operands, results in zip(staged, outs, strict=True):

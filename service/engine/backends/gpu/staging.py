@@ -1,7 +1,7 @@
 """Operands of a batch from their slots to the device, and results back: one launch each way, or DMA copies for large operands.
 
-Owns the choice between the copy engine and the copying kernel, and the padding of rows to 16 bytes, which lets unaligned
-products take the fast kernels. The caller says which stream is current. Runs in the engine's loop thread.
+Owns the choice between the copy engine and the copying kernel, and the padding of rows to 16 bytes. The padding lets
+unaligned products take the fast kernels. The caller sets the current stream. Runs in the engine's loop thread.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from tilewire.kernels.runtime.layouts import ROW_BYTES, row_step
 from tilewire.service.engine.backends.contract import HostBytes
 from tilewire.service.engine.backends.host import TORCH_DTYPES, bytes_of, shaped, tensor_of
 
-# From here an operand goes by the copy engine even beside others: the copying kernel saves calls, of which there are few, and
-# takes multiprocessors from the batch that computes. The driver moves copies of this size from pinned memory by DMA.
+# From here an operand goes by the copy engine even beside others. The copying kernel saves calls, of which there are
+# few, and takes multiprocessors from the batch that computes. The driver moves copies of this size from pinned memory
+# by DMA.
 LARGE_BYTES = 4 * 2**20
 
 

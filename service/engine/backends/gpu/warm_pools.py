@@ -1,7 +1,7 @@
 """Pre-warms allocator pools and lazily loaded kernels of torch, before a request would wait for them.
 
-torch keeps the memory that it has asked the driver for, by stream and by size, and the driver loads each of torch's kernels
-when it is first launched; either can take tens of milliseconds. Runs in the engine's loop thread.
+torch keeps the memory that the driver has given it, by stream and by size. The driver loads each of torch's kernels at
+its first launch. Either can take tens of milliseconds. Runs in the engine's loop thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LARGEST_SHARE = 1 / 64
 def fill_pools(device: torch.device, streams: Iterable[torch.cuda.Stream]) -> None:
     """Lets torch take memory from the driver for each of the streams, and for tables on the host; it is all free afterwards.
 
-    Where the device has none to spare, requests will have to ask for it.
+    Where the device has none to spare, requests allocate it themselves.
     """
     pinned = [
         torch.empty(1 << power, dtype=torch.uint8, pin_memory=True)

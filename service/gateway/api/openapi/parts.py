@@ -34,7 +34,7 @@ Described = dict[str, Any]
 # Any request: its head, its key, a fault of ours, too many connections or the end of the service.
 ANYWHERE: Causes = (InvalidRequest, UnknownCoding, InternalError, Unavailable)
 KEYS: Causes = (*ANYWHERE, Unauthorized, Forbidden, OverQuota)
-# What takes part in the queue.
+# Errors of calls that take part in the queue.
 ADMITTED: Causes = (*KEYS, TooBusy, UnknownName)
 BODY: Causes = (*ADMITTED, LengthRequired, BodyTooLarge, UnknownFormat, BeyondLimit)
 COMPUTED: Causes = (*BODY, Lost, PreconditionFailed, DeadlinePassed)
@@ -76,7 +76,10 @@ def json_content(schema: Described, example: object = None) -> Described:
 
 
 def binary_content() -> Described:
-    """Describes bodies of tensors in every binary format. `application/octet-stream` is what generators know of."""
+    """Describes bodies of tensors in every binary format.
+
+    `application/octet-stream` is the type that generators support.
+    """
     types = (OCTETS, *(codec.content_type for codec in CODECS if not codec.is_text))
     return {content_type: dict(BINARY) for content_type in types}
 

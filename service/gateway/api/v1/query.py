@@ -107,8 +107,8 @@ def parse_placement(query: bytes) -> tuple[Placement | None, int]:
     """Reads the placement of an upload.
 
     Returns:
-        Engines that shall hold it, None for those that suit its size; and the axis along which it is cut if it is sharded,
-        0 for the one that suits its shape.
+        Engines that shall hold it, None for those that suit its size. Axis along which it is cut if it is sharded, 0
+        for the one that suits its shape.
 
     Raises:
         InvalidRequest: Another value, or given twice.

@@ -125,7 +125,7 @@ class ModelCall(msgspec.Struct, frozen=True):
 
     @property
     def lead_bytes(self) -> int:
-        """See `Call`."""
+        """Bytes left free in front of the body, so that its payload begins aligned."""
         return 0
 
     async def task(
@@ -164,7 +164,7 @@ class InferCall(ModelCall, frozen=True):
 
     @property
     def lead_bytes(self) -> int:
-        """See `Call`; a coded body is aligned when it is inflated."""
+        """Bytes left free in front of the body; a coded body is aligned when it is inflated."""
         return 0 if self.coding is not None else self.align_bytes
 
     @property
@@ -210,7 +210,7 @@ class InferCall(ModelCall, frozen=True):
 
 
 class HttpForm(msgspec.Struct, frozen=True):
-    """Form of answers over HTTP: JSON, with binary payloads behind it where they are asked for; see `AnswerForm`.
+    """Form of answers over HTTP. It is JSON, with requested binary payloads behind it; see `AnswerForm`.
 
     Attributes:
         max_json_bytes: Largest output in JSON.
@@ -221,7 +221,7 @@ class HttpForm(msgspec.Struct, frozen=True):
     accept_encoding: str | None
 
     def encoder(self, op: AnyOp, request: InferRequest, outputs: Mapping[str, TensorType]) -> InferEncoder:
-        """See `AnswerForm`; refuses outputs that are too large for JSON."""
+        """Returns the encoder of JSON and binary payloads; refuses outputs that are too large for JSON."""
         for name, wanted in request.outputs.items():
             kind = outputs[name]
             if wanted.is_sent and not wanted.is_binary:

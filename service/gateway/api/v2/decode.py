@@ -27,11 +27,11 @@ def decode_request(op: AnyOp, body: memoryview, offset: int, header_bytes: int |
     """Reads a whole request body.
 
     Args:
-        op: The model that is asked.
+        op: Requested model.
         body: The bytes as received and inflated.
         offset: Offset of `body` in the arena's segment.
-        header_bytes: Length of the JSON at its start, at most that of the body; 0 for a body that is one raw tensor, None
-            for one that is all JSON.
+        header_bytes: Length of the JSON at its start, at most that of the body. It is 0 for a body that is one raw
+            tensor, and None for one that is all JSON.
         room: Memory for numbers of the JSON text.
 
     Raises:

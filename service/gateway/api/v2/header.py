@@ -26,7 +26,7 @@ from tilewire.service.ops.registry import Options
 
 WHAT = "inference header"
 MAX_TIMEOUT_US = 86_400_000_000
-# What fits the scheduler's ranks in front of the default.
+# Largest priority that fits the scheduler's ranks in front of the default.
 MAX_PRIORITY = 2**31 - 1
 MAX_ID_LETTERS = 1024
 _MAX_BYTES = 2**63 - 1
@@ -202,7 +202,7 @@ def _resident(value: object, name: str) -> str:
 
 
 def _read_outputs(op: AnyOp, value: object, default_binary: bool) -> dict[str, Output]:
-    """Reads `outputs`; absent or empty asks for all there are."""
+    """Reads `outputs`; absent or empty means all outputs."""
     if value is not None and not isinstance(value, list):
         raise InvalidRequest(f"outputs: expected a list; got {_kind_of(value)}")
     if not value:

@@ -2,9 +2,9 @@
 
 Owns names, versions and extensions.
 
-A model takes any rank and several datatypes, for which the protocol has no words: the metadata names the datatype and the rank
-that a caller without an opinion should use, and lists the others among its parameters. Optional inputs stand there too: load
-generators send whatever is among the inputs.
+A model takes any rank and several datatypes, for which the protocol has no words. The metadata names the datatype and
+the rank that a caller without an opinion should use. The parameters list the others, and optional inputs too: load
+generators send everything that is among the inputs.
 """
 
 from __future__ import annotations

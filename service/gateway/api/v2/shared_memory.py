@@ -1,4 +1,4 @@
-"""Registers, lists and forgets clients' shared memory, whichever transport asks; the engines decide what can be registered."""
+"""Registers, lists and forgets clients' shared memory, for any transport. The engines decide what can be registered."""
 
 from __future__ import annotations
 

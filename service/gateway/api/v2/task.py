@@ -101,7 +101,7 @@ class InferTask(OpTask, frozen=True, kw_only=True):
         return self.request.priority
 
     def encoder(self, outputs: Mapping[str, TensorType]) -> Encoder:
-        """See `Task`; refuses outputs that do not fit their regions."""
+        """Returns the form's encoder for these outputs; refuses outputs that do not fit their regions."""
         for name, wanted in self.request.outputs.items():
             kind, region = outputs[name], wanted.region
             if region is not None and region.byte_size < kind.nbytes:

@@ -1,0 +1,177 @@
+"""TLS between a socket and a protocol: what the protocol sees, and what a client can do to it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+import uvloop
+
+from tests.support.tls_server import Certificates, make_certificates
+from tilewire.service.gateway.connection.tls import READ_BYTES, TlsTransport
+
+HANDSHAKE_S = 0.2
+
+
+class Recorder(asyncio.BufferedProtocol):
+    """Keeps what it reads, some bytes at a time, and stays when the client ends its side."""
+
+    def __init__(self) -> None:
+        self.transport: TlsTransport | None = None
+        self.buffer = bytearray(1000)
+        self.data = bytearray()
+        self.came, self.has_ended, self.is_gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.is_paused, self.is_resumed = asyncio.Event(), asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("TlsTransport", transport)
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data += self.buffer[:nbytes]
+        self.came.set()
+
+    def eof_received(self) -> bool:
+        self.has_ended.set()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_gone.set()
+
+    def pause_writing(self) -> None:
+        self.is_paused.set()
+
+    def resume_writing(self) -> None:
+        self.is_resumed.set()
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs a test in the event loop of a gateway, for at most twenty seconds."""
+
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        uvloop.run(asyncio.wait_for(test(**fixtures), 20))
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@asynccontextmanager
+async def served(certificates: Certificates) -> AsyncIterator[tuple[Recorder, int]]:
+    """The protocol of the next connection, and the port."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.certificate, certificates.key)
+    recorder = Recorder()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: TlsTransport(recorder, context, HANDSHAKE_S), "127.0.0.1", 0)
+    try:
+        yield recorder, server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+async def until(data: bytes, recorder: Recorder) -> TlsTransport:
+    """Waits until the protocol has read this; returns its transport."""
+    while recorder.data != data:
+        recorder.came.clear()
+        await recorder.came.wait()
+    assert recorder.transport is not None
+    return recorder.transport
+
+
+@in_loop
+async def test_bytes_arrive_whole_over_small_buffers(certificates: Certificates) -> None:
+    sent = bytes(range(256)) * 4096
+    async with served(certificates) as (recorder, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=certificates.context())
+        writer.write(sent)
+        transport = await until(sent, recorder)
+        assert transport.get_extra_info("ssl_object").version() == "TLSv1.3"
+        assert transport.get_extra_info("peername")[0] == "127.0.0.1"
+        transport.write(memoryview(sent))
+        assert await reader.readexactly(len(sent)) == sent
+        writer.close()
+        await recorder.has_ended.wait()
+        assert not transport.is_closing()
+        transport.close()
+        await recorder.is_gone.wait()
+
+
+@in_loop
+async def test_a_paused_protocol_reads_nothing_and_later_all(certificates: Certificates) -> None:
+    sent = bytes(3 * READ_BYTES)
+    async with served(certificates) as (recorder, port):
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=certificates.context())
+        writer.write(b"x")
+        transport = await until(b"x", recorder)
+        transport.pause_reading()
+        assert not transport.is_reading()
+        writer.write(sent)
+        for _ in range(20):
+            await asyncio.sleep(0.005)
+        assert recorder.data == b"x"
+        transport.resume_reading()
+        await until(b"x" + sent, recorder)
+        transport.abort()
+        writer.close()
+
+
+@in_loop
+async def test_writing_is_paused_while_the_client_does_not_read(certificates: Certificates) -> None:
+    async with served(certificates) as (recorder, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=certificates.context(), limit=2**10)
+        writer.write(b"x")
+        transport = await until(b"x", recorder)
+        transport.write(bytes(2**25))
+        assert recorder.is_paused.is_set()
+        assert transport.get_write_buffer_size() > 0
+        assert len(await reader.readexactly(2**25)) == 2**25
+        await recorder.is_resumed.wait()
+        transport.write_eof()
+        transport.write(b"dropped")
+        assert await reader.read() == b""
+        transport.close()
+        writer.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"], ids=["nothing", "a part", "no TLS"])
+@in_loop
+async def test_a_handshake_that_does_not_come_ends_the_connection(certificates: Certificates, sent: bytes) -> None:
+    async with served(certificates) as (recorder, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        try:
+            # An alert at most.
+            assert len(await reader.read()) < 16
+        except ConnectionResetError:
+            assert not sent.startswith(b"GET")
+        writer.close()
+    assert recorder.transport is None
+    assert not recorder.is_gone.is_set()
+
+
+@in_loop
+async def test_what_is_no_tls_behind_the_handshake_ends_the_connection(certificates: Certificates) -> None:
+    async with served(certificates) as (recorder, port):
+        sock = socket.create_connection(("127.0.0.1", port))
+        tls = await asyncio.to_thread(certificates.context().wrap_socket, sock, server_hostname="127.0.0.1")
+        plain = socket.socket(fileno=os.dup(tls.fileno()))
+        await asyncio.to_thread(tls.sendall, b"x")
+        await until(b"x", recorder)
+        plain.sendall(b"this is no record of TLS")
+        await recorder.is_gone.wait()
+        plain.close()
+        tls.close()
