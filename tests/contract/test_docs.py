@@ -82,6 +82,7 @@ OTHER_FLAGS = {
     "--measure",
     "--data-binary",
     "--file",
+    "--items",
 }
 DOCUMENTED_URL = "http://127.0.0.1:8000"
 DOCUMENTED_GRPC = "127.0.0.1:8001"
