@@ -196,7 +196,7 @@ class Traced:
 
 
 def test_a_traced_array_is_refused_in_the_words_of_its_library() -> None:
-    with pytest.raises(TypeError, match="x: .*out of jit"):
+    with pytest.raises(TypeError, match=r"x: .*out of jit"):
         prepare("softmax", {"x": Traced()})
 
 
