@@ -113,7 +113,7 @@ def contenders(weight: Path, tilewire_flags: Sequence[str], litserves: Sequence[
         ),
     ]
     if importlib.util.find_spec("litserve") is None:
-        print("LitServe is left out: it is not installed (pip install 'tilewire[bench]')")
+        print("LitServe is left out: it is not installed (pip install '.[bench]')")
         litserves = ()
     for variant in litserves:
         number, *options = variant.split(":")

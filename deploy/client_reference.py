@@ -28,6 +28,8 @@ SECTIONS = {
     "Clients and handles": ("Client", "Tensor", "Tensors", "KeptProgram", "Programs", "Answer", "TensorInfo", "TopK"),
     "Programs": ("Program", "InputSpec", "Step", "Traced"),
     "Options": (
+        "CallOptions",
+        "DtypeOptions",
         "MatmulOptions",
         "SoftmaxOptions",
         "AddOptions",
@@ -46,6 +48,8 @@ All are `TilewireError`, and importable from `tilewire`.
 | class | of | when |
 |---|---|---|
 """
+# Bases of other options, the larger first; a `TypedDict` does not have them among its bases when it runs.
+SHARED_OPTIONS = ("DtypeOptions", "CallOptions")
 SPECIAL = ("__call__", "__getitem__", "__matmul__")
 _HEADING = re.compile(r"^(Args|Returns|Raises|Attributes|Yields):$")
 _ITEM = re.compile(r"^(\*{0,2}[\w.]+): (.*)$")
@@ -81,11 +85,18 @@ def _class(name: str, kind: type) -> str:
         made_by = vars(kind)["__init__"]
         lines.append(f"```text\n{name}{_signature(made_by)}\n```\n\n")
     lines.append(_body(inspect.getdoc(kind) or ""))
+    if shared := [base for base in SHARED_OPTIONS if _keys(getattr(tilewire, base)) < _keys(kind)]:
+        lines.append(f"\nAlso those of [{shared[0]}](#{shared[0].lower()}).\n")
     for member, value in _members(kind).items():
         documented = _documentation(value)
         if documented is not None and (not member.startswith("_") or member in SPECIAL):
             lines.append(f"\n#### {_spelled(name, member, value)}\n\n{_body(documented)}")
     return "".join(lines)
+
+
+def _keys(kind: type) -> frozenset[str]:
+    """Keys of a `TypedDict`; none for other classes."""
+    return getattr(kind, "__optional_keys__", frozenset())
 
 
 def _members(kind: type) -> dict[str, Any]:

@@ -28,8 +28,10 @@ value that cannot be right ends the command with status 2 and a line that names 
 Sizes are plain bytes or carry a unit: `67108864`, `64MiB`, `2GB`. Booleans are `true` or `false` as variables;
 as flags, `--access-log` and `--no-access-log`.
 
-    TILEWIRE_PORT=9000 TILEWIRE_DEVICE=cpu make serve
-    tilewire serve --port 9000 --device cpu
+```sh
+TILEWIRE_PORT=9000 TILEWIRE_DEVICE=cpu make serve
+tilewire serve --port 9000 --device cpu
+```
 
 | flag | variable | default | meaning |
 |---|---|---|---|

@@ -37,9 +37,9 @@ def main(url: str) -> None:
         program = client.trace(classify, x=("float32", (-1, FEATURES)))
         try:
             print("program:", program)
-            _values, indices = program.run({"x": x}).outputs.values()
-            np.testing.assert_array_equal(np.asarray(indices), expected)
-            print("best classes:", np.asarray(indices)[:, 0])
+            best = program(x=x)
+            np.testing.assert_array_equal(best.indices, expected)
+            print("best classes:", best.indices[:, 0])
             np.testing.assert_array_equal(by_triton(url, x), expected)
         finally:
             program.delete()
@@ -58,7 +58,7 @@ def by_triton(url: str, x: np.ndarray) -> np.ndarray:
         operand = InferInput("x", list(x.shape), "FP32")
         operand.set_data_from_numpy(x)
         answer = client.infer("classify", [operand])
-        indices: np.ndarray = answer.as_numpy(metadata["outputs"][1]["name"])
+        indices: np.ndarray = answer.as_numpy("indices")
         return indices
 
 

@@ -42,7 +42,7 @@ async def load(url: str) -> None:
     print(
         f"{REQUESTS / seconds:.0f} requests/s, p50 {latencies_ms[REQUESTS // 2]:.1f} ms, p99 {latencies_ms[-2]:.1f} ms"
     )
-    print(f"{sum(batch_sizes) / REQUESTS:.1f} requests a launch")
+    print(f"{sum(batch_sizes) / REQUESTS:.1f} requests per launch")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""The `tilewire` console script. Owns one message: how to install packages that are missing."""
+"""The `tilewire` console script: keeps children out of the working folder, and says how to install what is missing."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 from tilewire._installing import how_to_install
@@ -15,6 +16,8 @@ _OF_THE_COMMAND = ("typer", "rich", "click")
 
 def main() -> None:
     """Runs the command line."""
+    # For each Python that a command starts, those of multiprocessing too: modules of the working folder would come first.
+    os.environ["PYTHONSAFEPATH"] = "1"
     try:
         # By name: the client is imported, and type-checked, without the packages of the command line.
         app = importlib.import_module("tilewire._cli.app").app

@@ -8,6 +8,7 @@
     │   ├── NotFound            404  no such op, tensor or program
     │   ├── TooLarge            413  over the server's --max-body-bytes
     │   ├── Unprocessable       422  understood, but beyond a configured limit
+    │   ├── PreconditionFailed  412  a resident has another version than `if_match` demands
     │   └── Lost                410  a stored result that was lost with the engine
     ├── Busy                    429  no room right now; `retry_after_s`
     └── ServerError             500, and other 5xx without a class of their own
@@ -82,6 +83,10 @@ class Unprocessable(BadRequest):
     """Understood, but beyond a configured limit of the server."""
 
 
+class PreconditionFailed(BadRequest):
+    """A resident tensor does not have the version that `if_match` demands; nothing was changed or computed."""
+
+
 class Lost(BadRequest):
     """The stored result was lost with the engine; compute it again, or store it with `durable`."""
 
@@ -111,6 +116,7 @@ _BY_STATUS: dict[int, type[TilewireError]] = {
     403: Forbidden,
     404: NotFound,
     410: Lost,
+    412: PreconditionFailed,
     413: TooLarge,
     422: Unprocessable,
     429: Busy,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypedDict
 
@@ -39,6 +39,7 @@ class TensorInfo:
         placement: Devices that shall hold it, `replicate` for all, `single`, or `shard` for all with a part each; likewise.
         engines: Devices that hold it, or a part of it, by index; likewise.
         axis: Axis along which it is cut, from the last, -1; None where it is not cut.
+        version: Number that each change of the name raises, for `if_match`; None where it is left out.
     """
 
     name: str
@@ -51,6 +52,7 @@ class TensorInfo:
     placement: str | None = None
     engines: tuple[int, ...] | None = None
     axis: int | None = None
+    version: int | None = None
 
 
 class Resident:
@@ -89,6 +91,11 @@ class Resident:
         """Size in bytes."""
         return self._known().nbytes
 
+    @property
+    def version(self) -> int | None:
+        """Version that was described last, for `if_match`; None where the server sends none."""
+        return self._known().version
+
     def _known(self) -> TensorInfo:
         if self._described is None:
             raise RuntimeError(f"@{self.name} is not described yet; type: await handle.describe()")
@@ -110,6 +117,8 @@ class Resident:
         return f"<table>{rows}</table>"
 
 
+# Versions of which a resident must have one: a number, several, those of handles or descriptions, or any.
+IfMatch = int | TensorInfo | Resident | Collection[int] | Literal["*"]
 # An operand that makes the answer a NumPy array: an array, a list, a number, or a resident tensor ("@weights/w1").
 HostOperand = Array | np.generic | complex | str | TensorInfo | Resident | Sequence[Any]
 # Also arrays of torch, JAX and CuPy, and whatever np.asarray takes: the answer then comes from the same library.
@@ -134,14 +143,16 @@ class CallOptions(TypedDict, total=False):
     Attributes:
         timeout_ms: Milliseconds after which the server no longer starts the request, retries included.
         request_id: Echoed in the answer and written to the server's log.
+        if_match: Version, or several, of which each resident among the operands must have one; else `PreconditionFailed`.
     """
 
     timeout_ms: float | None
     request_id: str | None
+    if_match: IfMatch | None
 
 
 class DtypeOptions(CallOptions, total=False):
-    """Options of ops whose result has a dtype to choose.
+    """Options that every op takes whose result has a dtype to choose.
 
     Attributes:
         out_dtype: Dtype of the result: a name, anything that `np.dtype` takes, or a dtype of torch.

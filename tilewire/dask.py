@@ -25,12 +25,13 @@ import numpy.typing as npt
 
 from tilewire._clients.client import Client
 from tilewire._errors import Busy, ConnectionFailed, NotFound, QuotaExceeded, TilewireError, Unavailable
+from tilewire._installing import how_to_install
 
 try:
     import dask.array as da
     from dask.delayed import delayed
 except ModuleNotFoundError as error:  # pragma: no cover
-    raise ModuleNotFoundError("tilewire.dask needs dask; run: pip install 'tilewire[dask]'", name=error.name) from error
+    raise ModuleNotFoundError(f"tilewire.dask needs dask; run: {how_to_install('dask')}", name=error.name) from error
 
 Array = npt.NDArray[Any]
 

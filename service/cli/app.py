@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -81,7 +82,9 @@ def bench(
             "bench: the benchmarks are in the repository, not in the package; run this from a checkout", err=True
         )
         raise typer.Exit(EXIT_USAGE)
+    # For this process, and for those that a benchmark starts: no child looks into the working folder.
     sys.path.insert(0, str(root))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     # By name: a server that is installed without the repository has no benchmarks to import.
     raise typer.Exit(importlib.import_module(f"benchmarks.bench_{name}").run(context.args))
 

@@ -9,10 +9,11 @@ import inspect
 import os
 import urllib.request
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, get_args
 
 import typer
-from pydantic import ByteSize, ValidationError
+from pydantic import BeforeValidator, ByteSize, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from rich.console import Console
@@ -135,10 +136,25 @@ def flag_of(name: str, field: FieldInfo) -> inspect.Parameter:
     kind = bool if field.annotation is bool else str
     names = [flag_name(name)] if kind is str else [f"{flag_name(name)}/{flag_name('no_' + name)}"]
     shown = "" if field.default is None else f"default: {default_text(name, field)}; "
-    option = typer.Option(*names, help=f"{field.description} ({shown}env: {variable_name(name)})", show_default=False)
+    option = typer.Option(
+        *names,
+        help=f"{field.description} ({shown}env: {variable_name(name)})",
+        show_default=False,
+        metavar=None if kind is bool else placeholder(field),
+    )
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )
+
+
+def placeholder(field: FieldInfo) -> str:
+    """What stands for a setting's value in the help, as `<size>`."""
+    if any(isinstance(one, BeforeValidator) for one in field.metadata):
+        return "<size>"
+    kinds = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not type(None)]
+    words = [kind for kind in kinds if isinstance(kind, str)]
+    named = {int: "integer", float: "number", Path: "path"}.get(kinds[0], "text")
+    return f"<{'|'.join(words) or named}>"
 
 
 def flag_name(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import json
 import os
@@ -24,6 +25,7 @@ from benchmarks import break_even
 from deploy import client_reference, configuration_reference
 from tests.support.live_server import path_with
 from tests.support.programs import find_program, free_port
+from tests.support.tls_server import make_certificates
 from tilewire._cli.app import COMMANDS
 from tilewire._variables import CLIENT_VARIABLES
 from tilewire.service.cli.serve import flag_name, variable_name
@@ -35,7 +37,7 @@ from tilewire.service.ops.program.definition import parse_program
 from tilewire.service.ops.registry import OPS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(page for name in ("docs", "examples") for page in ROOT.glob(f"{name}/**/*.md"))])
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
 EVERYTHING = "\n".join(TEXTS.values())
 README, API, MIGRATING = TEXTS["README.md"], TEXTS["docs/api.md"], TEXTS["docs/migrating-from-triton.md"]
@@ -52,7 +54,23 @@ LANGUAGES = {
     "php": ("multiply.php", ["php", "multiply.php"]),
     "ruby": ("multiply.rb", ["ruby", "multiply.rb"]),
 }
-SHOWN = {"text", "console", "sh", "python", "json", "toml"}
+# `text` is what a program prints, or a signature.
+CHECKED = {"text", "console", "sh", "python", "json", "jsonl", "toml"}
+# Commands of the pages that are not run here, by how they begin, and why.
+NOT_RUN = {
+    "git clone": "the tests are in a clone",
+    "make ": "its target exists; CI's own command is one",
+    "TILEWIRE_PORT=9000 TILEWIRE_DEVICE=cpu make ": "likewise",
+    "pip install": "tests/contract/test_dist.py installs the packages, CI the extras",
+    "docker ": "no daemon; make image-test builds the image with buildah and tries it",
+    "perf_analyzer": "tests/integration/test_perf_analyzer.py runs it where it is installed",
+    "tilewire precompile": "takes half an hour; tests/kernels/test_precompile.py compiles a few kernels",
+    "tilewire tune": "needs a GPU",
+    "python deploy/ray/fleet.py": "tests/integration/test_ray.py runs it on a cluster of one machine",
+    "python -m tests.support.many_requests": "a measurement; tests/integration/test_many_requests.py runs it smaller",
+}
+# How others are run: what needs a cluster or a person does without.
+TRIED_AS = {"helm install": "helm template", "tilewire top": "tilewire top --count 1"}
 # Of other commands than `tilewire serve`.
 OTHER_FLAGS = {
     "--check",
@@ -64,10 +82,11 @@ OTHER_FLAGS = {
     "--measure",
     "--data-binary",
     "--file",
+    "--items",
 }
 DOCUMENTED_URL = "http://127.0.0.1:8000"
 DOCUMENTED_GRPC = "127.0.0.1:8001"
-ANNOUNCED = re.compile(r"at (http://\S+)")
+ANNOUNCED = re.compile(r"at (https?://\S+)")
 
 
 def section(text: str, title: str) -> str:
@@ -117,6 +136,15 @@ def test_the_client_reference_has_every_public_name() -> None:
     assert [name for name in names if f"`{name}`" not in page and f"### {name}\n" not in page] == []
 
 
+def test_the_client_reference_leads_to_the_options_that_all_ops_take() -> None:
+    page = TEXTS["docs/client.md"]
+    assert (
+        "Also those of [DtypeOptions](#dtypeoptions)." in page.partition("### MatmulOptions\n")[2].partition("###")[0]
+    )
+    assert "Also those of [CallOptions](#calloptions)." in page.partition("### SearchOptions\n")[2].partition("###")[0]
+    assert "timeout_ms" in page.partition("### CallOptions\n")[2].partition("###")[0]
+
+
 def test_the_table_of_when_it_is_worth_it_is_computed_from_the_results() -> None:
     assert break_even.page_of(break_even.read(break_even.RESULTS)) in TEXTS["docs/worth-it.md"], "run `make docs`"
 
@@ -143,10 +171,16 @@ def test_help_names_every_variable_and_default() -> None:
     for name in Settings.model_fields:
         assert flag_name(name) in shown
         assert f"env: {variable_name(name)})" in shown
+    kinds = {"port": "<integer>", "arena-bytes": "<size>", "max-batch-ms": "<number>", "store": "<path>"}
+    for name, kind in {**kinds, "warmup": "<none|load|run>"}.items():
+        assert re.search(rf"--{name} +{re.escape(kind)} ", shown), name
+    assert "<str>" not in shown
 
 
 def test_commands_in_the_documents_exist() -> None:
-    named = set(re.findall(r"(?:`|^    )tilewire ([a-z][a-z-]*)", EVERYTHING, re.MULTILINE))
+    named = set(re.findall(r"`tilewire ([a-z][a-z-]*)", EVERYTHING))
+    typed = [command for _, commands in shell_blocks() for command in commands]
+    named |= {found[1] for command in typed if (found := re.match(r"tilewire ([a-z][a-z-]*)", command))}
     assert named
     assert named <= set(COMMANDS)
 
@@ -220,11 +254,18 @@ def anchors_of(text: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def server_url() -> Iterator[str]:
-    """A real server, as a person starts it, with what the examples ask for; it must drain cleanly."""
-    command = [sys.executable, "-P", "-m", "tilewire", "serve"]
-    command += ["--port", "0", "--device", "cpu", "--arena-bytes", "64MiB", "--allow-shared-memory"]
-    command += ["--grpc-port", str(grpc_port())]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+    """A real server, as a person starts it, with what the examples ask for."""
+    with serving(["--allow-shared-memory", "--grpc-port", str(grpc_port())], ROOT) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def serving(flags: list[str], folder: Path) -> Iterator[str]:
+    """A server that has started with these flags, at a free port; it must drain cleanly."""
+    command = [sys.executable, "-P", "-m", "tilewire", "serve", *flags]
+    command += ["--host", "127.0.0.1", "--port", "0", "--device", "cpu", "--arena-bytes", "64MiB"]
+    env = {**os.environ, "PYTHONPATH": path_with(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder, env=env) as process:
         assert process.stdout is not None
         try:
             announced = next((found for line in process.stdout if (found := ANNOUNCED.search(line))), None)
@@ -252,6 +293,24 @@ def python_blocks() -> list[tuple[str, str]]:
         else:
             found += [(f"{page}-{number}", block) for number, block in enumerate(blocks, 1)]
     return found
+
+
+def shell_blocks() -> list[tuple[str, list[str]]]:
+    """The commands of every shell block and terminal of every page, by its place."""
+    found = []
+    for page, text in TEXTS.items():
+        blocks = [block for language, block in FENCE.findall(text) if language == "sh"]
+        for number, block in enumerate(blocks, 1):
+            lines = block.replace("\\\n", " ").splitlines()
+            found.append((f"{page}-{number}", [line for line in lines if line and not line.startswith("#")]))
+        terminals = [block for language, block in FENCE.findall(text) if language == "console"]
+        typed = [line[2:] for block in terminals for line in block.splitlines() if line.startswith("$ ")]
+        found += [(f"{page}-terminal", typed)] if typed else []
+    return found
+
+
+def is_run(command: str) -> bool:
+    return not command.startswith(tuple(NOT_RUN))
 
 
 def at(text: str, server_url: str) -> str:
@@ -290,27 +349,72 @@ def test_other_languages_multiply(language: str, server_url: str, tmp_path: Path
     assert done.stdout.strip() == "19 22 43 50"
 
 
-def test_every_block_has_a_language_that_is_checked() -> None:
-    for page, text in TEXTS.items():
-        assert {language for language, _ in FENCE.findall(text)} <= SHOWN | set(LANGUAGES), page
-        for language, block in FENCE.findall(text):
-            if language == "json":
-                json.loads(block)
-            elif language == "toml":
-                tomllib.loads(block)
+@pytest.mark.parametrize("page", TEXTS)
+def test_every_block_has_a_language_that_is_checked(page: str) -> None:
+    text, blocks = TEXTS[page], FENCE.findall(TEXTS[page])
+    assert 2 * len(blocks) == len(re.findall(r"^ *```", text, re.MULTILINE)), "a fence has no language"
+    assert re.findall(r"\n\n {4}\S.*", FENCE.sub("", text)) == [], "code stands in fences"
+    assert {language for language, _ in blocks} <= CHECKED | set(LANGUAGES)
+    for language, block in blocks:
+        if language == "json":
+            json.loads(block)
+        elif language == "jsonl":
+            assert [json.loads(line) for line in block.splitlines()]
+        elif language == "toml":
+            tomllib.loads(block)
 
 
-def test_commands_of_the_tutorial_work(server_url: str, tmp_path: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": path_with(ROOT), "TILEWIRE_URL": server_url}
-    blocks = [block for language, block in FENCE.findall(TEXTS["docs/tutorial.md"]) if language == "text"]
-    ours = [line for line in "\n".join(blocks).splitlines() if line.startswith(("python ", "tilewire "))]
-    assert len(ours) == 2
-    for line in ours:
-        command = shlex.split(line)
-        command = [sys.executable, *(["-m", "tilewire"] if command[0] == "tilewire" else []), *command[1:]]
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+def test_each_reason_not_to_run_a_command_is_needed() -> None:
+    typed = [command for _, commands in shell_blocks() for command in commands]
+    assert [start for start in (*NOT_RUN, *TRIED_AS) if not any(one.startswith(start) for one in typed)] == []
+    named = [word for reason in NOT_RUN.values() for word in reason.split() if word.startswith("tests/")]
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def command_tests() -> Iterator[object]:
+    for place, commands in shell_blocks():
+        ours = [command for command in commands if is_run(command)]
+        starts = any(command.startswith("tilewire serve") for command in ours)
+        if ours:
+            yield pytest.param(ours, id=place, marks=[pytest.mark.slow] if starts else [])
+
+
+@pytest.fixture
+def shell(server_url: str, tmp_path: Path) -> dict[str, str]:
+    """The environment of a user's shell: the commands are installed, and the folder holds the files that pages speak of."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "tilewire").write_text(f'#!/bin/sh\nexec {sys.executable} -P -m tilewire "$@"\n', encoding="utf-8")
+    (folder / "tilewire").chmod(0o755)
+    (folder / "python").symlink_to(sys.executable)
+    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    np.save(tmp_path / "x.npy", np.ones((2, 3), np.float32))
+    np.save(tmp_path / "w.npy", np.ones((3, 4), np.float32))
+    make_certificates(tmp_path)
+    path = os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**os.environ, "PATH": path, "PYTHONPATH": path_with(ROOT), "TILEWIRE_URL": server_url}
+
+
+@pytest.mark.parametrize("commands", list(command_tests()))
+def test_commands_of_the_documents_run(
+    commands: list[str], server_url: str, shell: dict[str, str], tmp_path: Path
+) -> None:
+    for command in commands:
+        if command.startswith("tilewire serve"):
+            flags = shlex.split(command)[2:]
+            flags += ["--grpc-port", str(free_port())] if "--grpc-port" in flags else []
+            with serving(flags, tmp_path) as url:
+                assert url.startswith("https://" if "--tls-key" in flags else "http://")
+            continue
+        find_program(command.split()[0]) if command.startswith(("curl", "helm")) else None
+        start = next((start for start in TRIED_AS if command.startswith(start)), "")
+        typed = at(TRIED_AS.get(start, "") + command.removeprefix(start), server_url)
+        done = subprocess.run(
+            ["bash", "-c", typed], cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=100, check=False
+        )
         assert done.returncode == 0, done.stderr
-    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), np.full((2, 4), 3, np.float32))
+        for name in re.findall(r"-o (\S+\.npy)", typed):
+            np.testing.assert_array_equal(np.load(tmp_path / name).shape[0], 2)
 
 
 def test_the_first_line_about_grpc_says_what_was_measured() -> None:

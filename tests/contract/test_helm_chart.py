@@ -1,27 +1,27 @@
-"""`deploy/helm/tilewire`: valid by schema for each device, and the same service as kustomize makes."""
+"""`deploy/helm`: what Helm makes of the chart is valid by schema for each device, and the same service as kustomize makes."""
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 
 from tests.contract.test_kubernetes_files import KUBERNETES_VERSION, built, only, with_component
-from tests.support.helm import Chart, merged
+from tests.support.programs import find_program
 from tilewire import __version__
 from tilewire.service.cli.serve import variable_name
 from tilewire.service.config.settings import Settings
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "helm" / "tilewire"
-CHART = Chart(FOLDER)
-SCHEMA = json.loads((FOLDER / "values.schema.json").read_text(encoding="utf-8"))
+DEFAULTS = yaml.safe_load((FOLDER / "values.yaml").read_text(encoding="utf-8"))
 ALL: dict[str, Any] = {
     "device": "rocm",
     "image": {"repository": "example.org/tilewire", "tag": "rocm"},
@@ -35,15 +35,46 @@ ALL: dict[str, Any] = {
     "service": {"type": "LoadBalancer", "port": 8080},
     "grpc": {"enabled": True, "port": 9001},
     "settings": {"TILEWIRE_ACCESS_LOG": "true"},
+    "store": {"enabled": True, "size": "2Ti", "storageClass": "cephfs"},
 }
 CASES: dict[str, dict[str, Any]] = {
     "none": {},
     "cuda": {"device": "cuda", "image": {"tag": "cuda"}},
     "rocm": {"device": "rocm", "image": {"tag": "rocm"}},
     "grpc": {"grpc": {"enabled": True}},
+    "store": {"device": "cuda", "store": {"enabled": True}},
+    "claim": {"store": {"enabled": True, "existingClaim": "weights"}},
+    "nfs": {"store": {"enabled": True, "nfs": {"server": "nfs.example.org", "path": "/weights"}}},
+    # As `--set resources.limits=null` leaves a value out.
+    "bare": {"device": "rocm", "rocmGroups": None, "resources": {"limits": None, "requests": None}, "settings": None},
     "all": ALL,
 }
 OVERLAY = {"none": "base", "cuda": "cuda", "rocm": "rocm"}
+
+
+def helm(*arguments: str, values: dict[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs Helm with the values of a case on its standard input."""
+    given = ["--values", "-"] if values is not None else []
+    return subprocess.run(
+        [find_program("helm"), *arguments, *given],
+        input=yaml.safe_dump(values),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@functools.cache
+def _rendered(release: str, values: str, chart: Path) -> str:
+    done = helm("template", release, str(chart), values=json.loads(values))
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def resources_of(release: str, values: dict[str, Any], chart: Path = FOLDER) -> list[dict[str, Any]]:
+    """Resources that Helm makes of the chart."""
+    text = _rendered(release, json.dumps(values), chart)
+    return [one for one in yaml.safe_load_all(text) if one is not None]
 
 
 def pod_of(resources: list[dict[str, Any]]) -> dict[str, Any]:
@@ -51,16 +82,43 @@ def pod_of(resources: list[dict[str, Any]]) -> dict[str, Any]:
     return spec
 
 
+@pytest.fixture(scope="module")
+def notes_chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the chart that renders its notes as a resource: Helm shows them only when it installs."""
+    chart = tmp_path_factory.mktemp("notes") / "tilewire"
+    shutil.copytree(FOLDER, chart)
+    (chart / "templates" / "NOTES.txt").rename(chart / "notes.txt")
+    (chart / "templates" / "notes.yaml").write_text(
+        'kind: Notes\ntext: {{ tpl (.Files.Get "notes.txt") . | toJson }}\n'
+    )
+    return chart
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_helm_finds_nothing_to_complain_about(case: str) -> None:
+    done = helm("lint", "--strict", str(FOLDER), values=CASES[case])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_what_the_chart_makes_is_valid_to_the_last_key(case: str) -> None:
-    jsonschema.validate(merged(CHART.values, CASES[case]), SCHEMA)
-    for resource in CHART.resources("tw", CASES[case]):
+    for resource in resources_of("tw", CASES[case]):
         kubernetes_validate.validate(resource, KUBERNETES_VERSION, strict=True)
+
+
+def test_the_package_makes_what_the_folder_makes(tmp_path: Path) -> None:
+    done = helm("package", str(FOLDER), "--destination", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    (package,) = tmp_path.iterdir()
+    with tarfile.open(package) as files:
+        packed = {Path(name).relative_to("tilewire") for name in files.getnames()}
+    assert packed == {path.relative_to(FOLDER) for path in FOLDER.rglob("*") if path.is_file()}
+    assert resources_of("tw", ALL, package) == resources_of("tw", ALL)
 
 
 @pytest.mark.parametrize("case", OVERLAY)
 def test_it_is_the_service_that_kustomize_makes(case: str) -> None:
-    ours, theirs = pod_of(CHART.resources("tilewire", CASES[case])), pod_of(built(OVERLAY[case]))
+    ours, theirs = pod_of(resources_of("tilewire", CASES[case])), pod_of(built(OVERLAY[case]))
     mine, other = ours["containers"][0], theirs["containers"][0]
     for key in (
         "ports",
@@ -81,13 +139,13 @@ def test_it_is_the_service_that_kustomize_makes(case: str) -> None:
 
 
 def test_settings_are_those_of_kustomize() -> None:
-    mine = only(CHART.resources("tilewire", {}), "ConfigMap")["data"]
+    mine = only(resources_of("tilewire", {}), "ConfigMap")["data"]
     assert mine == only(built("base"), "ConfigMap")["data"]
 
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "Deployment", "NetworkPolicy", "Service"])
 def test_grpc_is_added_as_by_the_component(kind: str, tmp_path: Path) -> None:
-    mine = only(CHART.resources("tilewire", CASES["grpc"]), kind)
+    mine = only(resources_of("tilewire", CASES["grpc"]), kind)
     other = only(with_component(tmp_path, "base", "grpc"), kind)
     match kind:
         case "ConfigMap":
@@ -102,13 +160,13 @@ def test_grpc_is_added_as_by_the_component(kind: str, tmp_path: Path) -> None:
 
 
 def test_settings_are_settings() -> None:
-    named = set(CHART.values["settings"]) | {"TILEWIRE_API_KEYS_FILE", "TILEWIRE_DEVICE"}
+    named = set(DEFAULTS["settings"]) | {"TILEWIRE_API_KEYS_FILE", "TILEWIRE_DEVICE", "TILEWIRE_STORE"}
     assert named <= {variable_name(name) for name in Settings.model_fields}
 
 
 @pytest.mark.parametrize("kind", ["PodDisruptionBudget", "NetworkPolicy", "HorizontalPodAutoscaler", "Service"])
 def test_the_rest_says_what_kustomize_says(kind: str) -> None:
-    mine, other = (only(resources, kind)["spec"] for resources in (CHART.resources("tilewire", {}), built("base")))
+    mine, other = (only(resources, kind)["spec"] for resources in (resources_of("tilewire", {}), built("base")))
     for spec in (mine, other):
         for holder, key in ((spec, "selector"), (spec, "podSelector")):
             holder.pop(key, None)
@@ -117,19 +175,19 @@ def test_the_rest_says_what_kustomize_says(kind: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_selectors_find_the_pods(case: str) -> None:
-    resources = CHART.resources("one", CASES[case])
+    resources = resources_of("one", CASES[case])
     labels = only(resources, "Deployment")["spec"]["template"]["metadata"]["labels"]
     selectors = [only(resources, "Deployment")["spec"]["selector"]["matchLabels"]]
     selectors.append(only(resources, "Service")["spec"]["selector"])
     selectors.append(only(resources, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"])
     for selector in selectors:
         assert selector.items() <= labels.items()
-    other = only(CHART.resources("two", CASES[case]), "Service")["spec"]["selector"]
+    other = only(resources_of("two", CASES[case]), "Service")["spec"]["selector"]
     assert not other.items() <= labels.items(), "two releases in one namespace keep apart"
 
 
-def test_every_value_has_its_effect() -> None:
-    resources = CHART.resources("tw", ALL)
+def test_every_value_has_its_effect(notes_chart: Path) -> None:
+    resources = resources_of("tw", ALL)
     deployment, pod = only(resources, "Deployment"), pod_of(resources)
     assert deployment["spec"]["replicas"] == 2
     assert {one["kind"] for one in resources}.isdisjoint({"HorizontalPodAutoscaler", "NetworkPolicy"})
@@ -138,8 +196,14 @@ def test_every_value_has_its_effect() -> None:
     assert {one["name"]: one["value"] for one in container["env"]} == {
         "TILEWIRE_DEVICE": "cuda:0",
         "TILEWIRE_API_KEYS_FILE": "/etc/tilewire/keys.toml",
+        "TILEWIRE_STORE": "/var/lib/tilewire/store",
     }
-    assert pod["volumes"][-1]["secret"]["secretName"] == "keys"
+    volumes = {one["name"]: one for one in pod["volumes"]}
+    assert volumes["keys"]["secret"]["secretName"] == "keys"
+    assert volumes["store"]["persistentVolumeClaim"] == {"claimName": "tw-store"}
+    claim = only(resources, "PersistentVolumeClaim")["spec"]
+    assert claim["storageClassName"] == "cephfs"
+    assert claim["resources"] == {"requests": {"storage": "2Ti"}}
     assert pod["imagePullSecrets"] == [{"name": "pull"}]
     assert pod["nodeSelector"] == {"kubernetes.io/arch": "amd64"}
     assert [one["key"] for one in pod["tolerations"]] == ["amd.com/gpu", "own"]
@@ -148,14 +212,40 @@ def test_every_value_has_its_effect() -> None:
     assert only(resources, "Service")["spec"]["ports"][1]["port"] == 9001
     assert container["ports"][1]["containerPort"] == 9001
     assert only(resources, "ConfigMap")["data"]["TILEWIRE_GRPC_PORT"] == "9001"
-    assert "gRPC: tw.default.svc:9001" in CHART.render("tw", ALL)["NOTES.txt"]
-    assert "gRPC" not in CHART.render("tw", {})["NOTES.txt"]
-    assert "port-forward service/tw 8000:8080" in CHART.render("tw", ALL)["NOTES.txt"]
+    notes = only(resources_of("tw", ALL, notes_chart), "Notes")["text"]
+    assert "gRPC: tw.default.svc:9001" in notes
+    assert "port-forward service/tw 8000:8080" in notes
+    assert "gRPC" not in only(resources_of("tw", {}, notes_chart), "Notes")["text"]
+
+
+def test_the_store_is_that_of_kustomize() -> None:
+    resources, scale = resources_of("tilewire", CASES["store"]), built("scale")
+    ours, theirs = (pod_of(one) for one in (resources, scale))
+    mine, other = ours["containers"][0], theirs["containers"][0]
+    pairs = [(ours["volumes"], theirs["volumes"])] + [(mine[key], other[key]) for key in ("volumeMounts", "env")]
+    for own, given in pairs:
+        assert {one["name"]: one for one in own} == {one["name"]: one for one in given}
+    claim = only(resources, "PersistentVolumeClaim")
+    assert claim["spec"] == only(scale, "PersistentVolumeClaim")["spec"]
+    assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}, "weights outlive the release"
+
+
+@pytest.mark.parametrize(
+    ("case", "source"),
+    [
+        ("claim", {"persistentVolumeClaim": {"claimName": "weights"}}),
+        ("nfs", {"nfs": {"server": "nfs.example.org", "path": "/weights"}}),
+    ],
+)
+def test_a_store_that_there_is_needs_no_claim(case: str, source: dict[str, Any]) -> None:
+    resources = resources_of("tw", CASES[case])
+    assert {one["kind"] for one in resources}.isdisjoint({"PersistentVolumeClaim"})
+    assert {"name": "store"} | source in pod_of(resources)["volumes"]
 
 
 def test_other_settings_roll_the_pods() -> None:
     def checksum(settings: dict[str, str]) -> str:
-        resources = CHART.resources("tw", {"settings": settings})
+        resources = resources_of("tw", {"settings": settings})
         annotations = only(resources, "Deployment")["spec"]["template"]["metadata"]["annotations"]
         return str(annotations["checksum/settings"])
 
@@ -163,34 +253,27 @@ def test_other_settings_roll_the_pods() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "named"),
     [
-        {"device": "tpu"},
-        {"settings": {"PORT": "1"}},
-        {"replica": 2},
-        {"service": {"port": 0}},
-        {"grpc": {"port": 8000}},
+        ({"device": "tpu"}, "device"),
+        ({"settings": {"PORT": "1"}}, "settings"),
+        ({"replica": 2}, "replica"),
+        ({"service": {"port": 0}}, "service.port"),
+        ({"service": None}, "service"),
+        ({"grpc": {"port": 8000}}, "grpc.port"),
+        ({"image": {"tag": ""}}, "image.tag"),
+        ({"resources": None}, "resources"),
+        ({"store": {"size": "much"}}, "store.size"),
+        ({"store": {"nfs": {"server": "nfs.example.org", "path": "weights"}}}, "store.nfs.path"),
+        ({"store": {"existingClaim": "weights", "nfs": {"server": "nfs.example.org"}}}, "store.existingClaim"),
     ],
 )
-def test_a_value_that_cannot_be_right_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(merged(CHART.values, wrong), SCHEMA)
+def test_a_value_that_cannot_be_right_is_refused(wrong: dict[str, Any], named: str) -> None:
+    done = helm("template", "tw", str(FOLDER), values=wrong)
+    assert done.returncode != 0
+    assert named in done.stderr
+    assert "nil pointer" not in done.stderr
 
 
 def test_versions_are_those_of_the_package() -> None:
-    assert CHART.metadata["appVersion"] == __version__
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_helm_renders_the_same(case: str, tmp_path: Path) -> None:
-    if shutil.which("helm") is None:
-        pytest.skip("helm is not installed")
-    values = tmp_path / "values.yaml"
-    values.write_text(yaml.safe_dump(CASES[case]), encoding="utf-8")
-    for command in (["lint", "--strict"], ["template", "tw"]):
-        done = subprocess.run(
-            ["helm", *command, str(FOLDER), "--values", str(values)], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-    rendered = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(done.stdout) if one}
-    assert rendered == {(one["kind"], one["metadata"]["name"]): one for one in CHART.resources("tw", CASES[case])}
+    assert yaml.safe_load((FOLDER / "Chart.yaml").read_text(encoding="utf-8"))["appVersion"] == __version__

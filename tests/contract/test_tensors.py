@@ -31,6 +31,7 @@ DESCRIPTION = {
     "created",
     "last_used",
     "hits",
+    "version",
     "placement",
     "engines",
     "axis",

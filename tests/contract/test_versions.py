@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import httpx
 import numpy as np
 import pytest
 
+import tilewire
 from tests.conftest import StartServer
+from tests.support.live_server import LiveServer
 from tests.support.problems import check_problem
 from tests.support.tensor_bodies import from_safetensors, to_npy, to_safetensors
 
@@ -60,6 +65,66 @@ def test_every_read_can_demand_a_version(client: httpx.Client) -> None:
     assert client.post("/v1/matmul", content=both, headers=late).status_code == 200
 
 
+def version_of(client: httpx.Client, name: str) -> int:
+    """The version that all descriptions of a tensor agree on."""
+    tag = client.head(f"/v1/tensors/{name}").headers["etag"]
+    (listed,) = (one["version"] for one in client.get("/v1/tensors").json() if one["name"] == name)
+    assert tag == f'"{listed}"'
+    return int(listed)
+
+
+def test_descriptions_have_the_version(client: httpx.Client) -> None:
+    uploaded = put(client, 1, "described")
+    assert f'"{uploaded.json()["version"]}"' == uploaded.headers["etag"]
+    assert uploaded.json()["version"] == version_of(client, "described")
+    body = to_safetensors({"a": EYE, "b": EYE})
+    for durable in ("false", "true"):
+        stored = client.post(f"/v1/matmul?store=@described&durable={durable}", content=body)
+        assert stored.status_code == 201
+        assert stored.json()["version"] == version_of(client, "described")
+
+
+def test_clients_that_count_lose_no_step(server: LiveServer) -> None:
+    steps, num_clients = 12, 3
+
+    def count(client: tilewire.Client) -> None:
+        done = 0
+        while done < steps:
+            known = client.tensors["counted"].describe()
+            try:
+                client.put("counted", client.get("counted", if_match=known) + 1, if_match=known)
+                done += 1
+            except tilewire.PreconditionFailed:
+                continue
+
+    with tilewire.Client(server.url) as client:
+        first = client.put("counted", np.zeros(1, np.float32))
+        threads = [threading.Thread(target=count, args=(client,)) for _ in range(num_clients)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert client.get("counted")[0] == steps * num_clients
+        with pytest.raises(tilewire.PreconditionFailed, match="counted"):
+            client.delete("counted", if_match=first)
+        client.delete("counted", if_match="*")
+
+
+def test_the_asyncio_client_demands_versions(server: LiveServer) -> None:
+    async def use() -> None:
+        async with tilewire.AsyncClient(server.url) as client:
+            old = await client.put("awaited", EYE)
+            new = await client.put("awaited", EYE * 2, if_match=old)
+            assert (await client.matmul(EYE, "@awaited", if_match=new))[0, 0] == 2
+            with pytest.raises(tilewire.PreconditionFailed, match="awaited"):
+                await client.matmul(EYE, "@awaited", if_match=old)
+            stored = await client.matmul(EYE, new, store="awaited", if_match=new)
+            assert (await stored.fetch(if_match=stored))[1, 1] == 2
+            await stored.delete(if_match=stored.version)
+
+    asyncio.run(use())
+
+
 def test_every_change_can_demand_a_version(client: httpx.Client) -> None:
     check_problem(put(client, 1, "contested", **{"if-match": "*"}), 412, "no such tensor")
     first = put(client, 1, "contested").headers["etag"]
@@ -88,6 +153,8 @@ def test_versions_hold_over_several_engines(start_server: StartServer) -> None:
         for number in range(8):
             path = f"/v1/tensors/w{number}?placement={'single' if number % 2 else 'replicate'}"
             first = client.put(path, content=to_npy(EYE)).headers["etag"]
+            result = client.post(f"/v1/matmul?store=@r{number}", content=to_safetensors({"a": EYE, "b": EYE})).json()
+            assert result["version"] == version_of(client, f"r{number}")
             second = client.put(path, content=to_npy(EYE * 2), headers={"if-match": first})
             assert second.status_code == 200
             demand = {"if-match": second.headers["etag"]}

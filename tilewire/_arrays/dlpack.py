@@ -49,7 +49,8 @@ _pointer_of.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 def is_foreign(value: object) -> bool:
     """Whether a value is an array of another library that speaks DLPack."""
-    return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | np.generic)
+    is_array = hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__")
+    return is_array and not isinstance(value, np.ndarray | np.generic)
 
 
 def from_foreign(value: Any) -> tuple[str, np.ndarray[Any, Any]]:

@@ -205,5 +205,5 @@ def sentence(report: dict[str, Any]) -> str:
     return (
         f"{report['op']} of {report['rows']}×{report['columns']} {report['dtype']}, {report['connections']} connections, "
         f"{report['seconds']} s: [bold]{report['requests_per_s']:,} requests/s[/bold], p50 {report['p50_ms']} ms, "
-        f"p99 {report['p99_ms']} ms, {report['mean_batch']} requests a launch{tflops}{trouble}"
+        f"p99 {report['p99_ms']} ms, {report['mean_batch']} requests per launch{tflops}{trouble}"
     )

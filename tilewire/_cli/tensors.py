@@ -77,7 +77,19 @@ def rm(
 
 def _print(infos: list[TensorInfo], *, is_json: bool) -> None:
     if is_json:
-        fields = ("name", "shape", "dtype", "nbytes", "created", "last_used", "hits", "placement", "engines", "axis")
+        fields = (
+            "name",
+            "shape",
+            "dtype",
+            "nbytes",
+            "created",
+            "last_used",
+            "hits",
+            "version",
+            "placement",
+            "engines",
+            "axis",
+        )
         print_json([{field: getattr(info, field) for field in fields} for info in infos])
         return
     table = Table(box=None, pad_edge=False)

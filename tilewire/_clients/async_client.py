@@ -121,9 +121,10 @@ class AsyncClient(AsyncProgramCalls):
             if wait_s is None:
                 break
             await asyncio.sleep(wait_s)
-        if isinstance(outcome, ConnectionFailed):
-            raise outcome
-        return outcome
+        settled = retries.settled(outcome)
+        if isinstance(settled, ConnectionFailed):
+            raise settled
+        return settled
 
 
 def make_transport(

@@ -68,12 +68,14 @@ class AsyncProgramCalls(AsyncTensorCalls):
         through NumPy's functions. Arrays that the code refers to are uploaded as `name/c0`, `name/c1`, …
 
         Args:
-            function: Called with each input by name; returns one traced value, several, or a dict of them.
+            function: Called with each input by name; returns one traced value, a tuple, or a dict that names them. One is
+                called `out`, those of `topk` and `search` are `values` and `indices`.
             name: Name of the program; the function's by default.
             **inputs: Dtype and shape of each argument, as `("float32", (-1, 768))`; -1 for any size.
 
         Raises:
             TypeError: The code does something that no op computes.
+            ValueError: More than 32 steps, or a name of a result that an input has.
             BadRequest: The program cannot be right; the detail has the step's number.
         """
         name = name or function.__name__

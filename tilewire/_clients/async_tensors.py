@@ -22,6 +22,7 @@ from tilewire._types import (
     AddOptions,
     Answer,
     HostOperand,
+    IfMatch,
     MatmulOptions,
     NormalizeKind,
     NormalizeOptions,
@@ -329,6 +330,7 @@ class AsyncTensorCalls(abc.ABC):
         *,
         placement: Placement | None = None,
         axis: int | None = None,
+        if_match: IfMatch | None = None,
         progress: bool | None = None,
     ) -> AsyncTensor:
         """Stores an array on the server under a name, replacing what was there, and returns its handle.
@@ -339,13 +341,18 @@ class AsyncTensorCalls(abc.ABC):
             placement: Devices that shall hold it, on a server with several: `replicate` for all, `single` for one,
                 `shard` for all with a part each. By default its size decides.
             axis: Axis along which a sharded array is cut: -1, its columns, or -2, its rows, as the items of a search.
+            if_match: Version, or several, of which the tensor that is replaced must have one: a number as
+                `handle.version`, a handle, or "*" for any.
             progress: Whether to draw a progress bar; None draws one on a terminal when the transfer is long.
 
         Raises:
+            PreconditionFailed: The tensor has no such version, or there is none. Of two changes that demand the same
+                version, one is done.
+            ConnectionFailed: With `if_match`, also where it is not known whether the change was done; so is `Unavailable`.
             QuotaExceeded: It does not fit beside the others.
         """
         with ProgressBar(name, progress) as bar:
-            tensor: AsyncTensor = await self._do(self._rules.put(name, array, bar, placement, axis))
+            tensor: AsyncTensor = await self._do(self._rules.put(name, array, bar, placement, axis, if_match))
         return tensor
 
     async def put_file(
@@ -367,33 +374,54 @@ class AsyncTensorCalls(abc.ABC):
         arrays = requests.sources(name or source.path.stem, source)
         return [await self.put(full, array, progress=progress) for full, array in arrays.items()]
 
-    async def get(self, name: str, *, progress: bool | None = None) -> Array:
+    async def get(
+        self,
+        name: str,
+        *,
+        if_match: IfMatch | None = None,
+        progress: bool | None = None,
+    ) -> Array:
         """Fetches a resident tensor.
+
+        Args:
+            name: Name, with or without the `@`.
+            if_match: Version, or several, of which the tensor must have one; see `put`.
+            progress: As for `put`.
 
         Raises:
             NotFound: No tensor of that name.
+            PreconditionFailed: It has no such version.
         """
         with ProgressBar(name, progress) as bar:
-            array: Array = await self._do(requests.get(name, progress=bar))
+            array: Array = await self._do(requests.get(name, progress=bar, if_match=if_match))
         return array
 
-    async def get_file(self, name: str, path: str | os.PathLike[str], *, progress: bool | None = None) -> Path:
+    async def get_file(
+        self,
+        name: str,
+        path: str | os.PathLike[str],
+        *,
+        if_match: IfMatch | None = None,
+        progress: bool | None = None,
+    ) -> Path:
         """Fetches a resident tensor into a file, without a copy in memory. The file is replaced whole or not at all.
 
         Args:
             name: Name, with or without the `@`.
             path: Ends in .npy or .safetensors.
+            if_match: As for `get`.
             progress: As for `put`.
 
         Raises:
             NotFound: No tensor of that name.
+            PreconditionFailed: It has no such version.
             OSError: The file cannot be written.
             ValueError: Another format.
         """
         into = Destination(Path(path))
         try:
             with ProgressBar(name, progress) as bar:
-                written: Path = await self._do(requests.get(name, into, bar))
+                written: Path = await self._do(requests.get(name, into, bar, if_match))
         finally:
             into.discard()
         return written
@@ -402,13 +430,18 @@ class AsyncTensorCalls(abc.ABC):
         """Describes a resident tensor, or returns None where there is none of that name."""
         return await self._do(requests.head(name))
 
-    async def delete(self, name: str) -> None:
+    async def delete(self, name: str, *, if_match: IfMatch | None = None) -> None:
         """Removes a resident tensor.
+
+        Args:
+            name: Name, with or without the `@`.
+            if_match: As for `put`.
 
         Raises:
             NotFound: No tensor of that name.
+            PreconditionFailed: It has no such version.
         """
-        await self._do(requests.delete(name))
+        await self._do(requests.delete(name, if_match))
 
 
 class AsyncTensor(Resident):
@@ -433,21 +466,29 @@ class AsyncTensor(Resident):
         self._described = requests.there(await self._client.head(self.name), self.name)
         return self._described
 
-    async def fetch(self) -> Array:
+    async def fetch(self, *, if_match: IfMatch | None = None) -> Array:
         """Fetches the elements.
 
+        Args:
+            if_match: As for `Client.get`.
+
         Raises:
             NotFound: No tensor of that name.
+            PreconditionFailed: It has no such version.
         """
-        return await self._client.get(self.name)
+        return await self._client.get(self.name, if_match=if_match)
 
-    async def delete(self) -> None:
+    async def delete(self, *, if_match: IfMatch | None = None) -> None:
         """Removes the tensor from the server.
 
+        Args:
+            if_match: As for `Client.put`.
+
         Raises:
             NotFound: No tensor of that name.
+            PreconditionFailed: It has no such version.
         """
-        await self._client.delete(self.name)
+        await self._client.delete(self.name, if_match=if_match)
 
     async def __matmul__(self, other: Operand) -> Any:
         return await self._client.matmul(self, other)

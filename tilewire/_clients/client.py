@@ -120,9 +120,10 @@ class Client(ProgramCalls):
             if wait_s is None:
                 break
             time.sleep(wait_s)
-        if isinstance(outcome, ConnectionFailed):
-            raise outcome
-        return outcome
+        settled = retries.settled(outcome)
+        if isinstance(settled, ConnectionFailed):
+            raise settled
+        return settled
 
 
 def make_transport(

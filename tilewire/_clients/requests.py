@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
@@ -19,7 +19,7 @@ from tilewire._names import program_name, tensor_name
 from tilewire._programs.program import Program
 from tilewire._transport import wire
 from tilewire._transport.wire import Call, Progress, Reply
-from tilewire._types import Answer, TensorInfo
+from tilewire._types import Answer, IfMatch, Resident, TensorInfo
 
 T = TypeVar("T")
 MakeHandle = Callable[[TensorInfo], Any]
@@ -27,7 +27,7 @@ MakeHandle = Callable[[TensorInfo], Any]
 # Arrays among the options of the ops' methods: inputs to the server.
 _OPTIONAL_OPERANDS = ("bias", "weight", "a_scale", "b_scale")
 # Options that are headers.
-_HEADERS = ("timeout_ms", "request_id")
+_HEADERS = ("timeout_ms", "request_id", "if_match")
 # Inputs in the order in which their resident is the key of a request: the large operand first.
 _KEYS = ("b", "a", "x", "y")
 
@@ -98,12 +98,15 @@ class Rules:
         progress: Progress | None = None,
         placement: str | None = None,
         axis: int | None = None,
+        if_match: IfMatch | None = None,
     ) -> Request[Any]:
         """Builds the upload of one resident tensor."""
         host = array if isinstance(array, HostArray) else HostArray.of(array)
         given = {"placement": placement, "axis": axis}
         query = {field: str(value) for field, value in given.items() if value is not None}
-        call = replace(_with_body(_tensor_call("PUT", name), {"tensor": host}), progress=progress, query=query)
+        call = replace(
+            _with_body(_tensor_call("PUT", name, if_match), {"tensor": host}), progress=progress, query=query
+        )
         sent = TensorInfo(tensor_name(name), host.shape, host.dtype, host.nbytes)
         return Request(call, lambda reply, handle: handle(_stored(reply, sent)))
 
@@ -113,12 +116,16 @@ def sources(name: str, path: Source) -> dict[str, HostArray]:
     return {tensor_name(full): array for full, array in path.arrays(name).items()}
 
 
-def get(name: str, into: Destination | None = None, progress: Progress | None = None) -> Request[Any]:
+def get(
+    name: str,
+    into: Destination | None = None,
+    progress: Progress | None = None,
+    if_match: IfMatch | None = None,
+) -> Request[Any]:
     """Builds the download of one resident tensor, to an array or to a file."""
-    accept = CONTENT_TYPE if into is None else into.content_type
-    call = replace(_tensor_call("GET", name), headers={**_keyed(name), "Accept": accept}, progress=progress)
+    call = replace(_tensor_call("GET", name, if_match), progress=progress)
     if into is not None:
-        call = replace(call, make_buffer=into.make_buffer)
+        call = replace(call, headers={**call.headers, "Accept": into.content_type}, make_buffer=into.make_buffer)
 
     def parse(reply: Reply, _: MakeHandle) -> Any:
         wire.checked(reply)
@@ -145,9 +152,9 @@ def there(info: TensorInfo | None, name: str) -> TensorInfo:
     return info
 
 
-def delete(name: str) -> Request[None]:
+def delete(name: str, if_match: IfMatch | None = None) -> Request[None]:
     """Builds the removal of a tensor."""
-    return Request(_tensor_call("DELETE", name), _done)
+    return Request(_tensor_call("DELETE", name, if_match), _done)
 
 
 def tensors() -> Request[list[Any]]:
@@ -207,7 +214,7 @@ def run_program(
     Args:
         target: Name, or the program itself.
         inputs: Operands by input name.
-        options: `timeout_ms` and `request_id`.
+        options: `timeout_ms`, `request_id` and `if_match`.
         declared: Program that the name stands for, where it is known: lists then take the declared dtypes.
     """
     declared = target if isinstance(target, Program) else declared
@@ -234,7 +241,7 @@ def _call(
     query |= {name: f"@{resident}" for name, resident in prepared.residents.items()}
     if store is not None:
         query["store"] = f"@{tensor_name(store)}"
-    headers = _key_of(prepared.residents)
+    headers = _key_of(prepared.residents) | _condition(options.get("if_match"))
     if options.get("request_id"):
         headers["X-Request-Id"] = str(options["request_id"])
     timeout_ms = options.get("timeout_ms")
@@ -249,12 +256,32 @@ def _key_of(residents: Mapping[str, str]) -> dict[str, str]:
     return {} if name is None else {wire.KEY_HEADER: name}
 
 
-def _keyed(name: str) -> dict[str, str]:
-    return {wire.KEY_HEADER: tensor_name(name)}
+def _condition(if_match: IfMatch | None) -> dict[str, str]:
+    """Returns the header that demands a version.
+
+    Raises:
+        TypeError: Nothing that has a version.
+    """
+    if if_match is None:
+        return {}
+    if if_match == "*":
+        return {"If-Match": "*"}
+    wanted: Any = if_match
+    if isinstance(if_match, TensorInfo | Resident):
+        described = if_match if isinstance(if_match, TensorInfo) else if_match.described
+        wanted = None if described is None else described.version
+        if wanted is None:
+            raise TypeError(
+                f"if_match: the version of @{if_match.name} is not known; type c.tensors[{if_match.name!r}].describe()"
+            )
+    versions = list(wanted) if isinstance(wanted, Collection) and not isinstance(wanted, str | bytes) else [wanted]
+    if not versions or not all(type(one) is int and one >= 0 for one in versions):
+        raise TypeError(f'if_match: expected a version such as handle.version, several, or "*"; got {if_match!r}')
+    return {"If-Match": ", ".join(f'"{one}"' for one in versions)}
 
 
-def _tensor_call(method: str, name: str) -> Call:
-    headers = {**_keyed(name), "Accept": CONTENT_TYPE}
+def _tensor_call(method: str, name: str, if_match: IfMatch | None = None) -> Call:
+    headers = {wire.KEY_HEADER: tensor_name(name), "Accept": CONTENT_TYPE, **_condition(if_match)}
     return Call(method, f"/v1/tensors/{quote(tensor_name(name))}", headers=headers)
 
 

@@ -24,6 +24,7 @@ from tilewire._types import (
     ReduceKind,
     Resident,
     TensorInfo,
+    TopK,
 )
 
 _UNARY: dict[Any, PointwiseFunction] = {
@@ -78,7 +79,7 @@ def record(function: Callable[..., Any], inputs: Mapping[str, InputSpec | tuple[
 
     Raises:
         TypeError: A missing argument, or code that no op computes.
-        ValueError: More steps than a program may have.
+        ValueError: More steps than a program may have, or a name of a result that is another value's.
     """
     recorder = _Recorder(name)
     specs = {key: _spec(key, given) for key, given in inputs.items()}
@@ -87,11 +88,13 @@ def record(function: Callable[..., Any], inputs: Mapping[str, InputSpec | tuple[
     except TypeError as error:
         raise TypeError(f'{name}: {error}; give each argument its type, as x=("float32", (-1, 768))') from error
     result = function(**{key: Traced(recorder, key, spec.dtype) for key, spec in specs.items()})
-    outputs = _outputs(result, name)
-    steps = tuple(_fuse(recorder.steps, outputs))
+    results = _results(result, name)
+    steps = _fuse(recorder.steps, tuple(value.name for value in results.values()))
     if len(steps) > MAX_STEPS:
         raise ValueError(f"{name}: {len(steps)} steps; a program has at most {MAX_STEPS}")
-    return Recorded(Program(specs, steps, outputs), recorder.constants)
+    names = _names(results, specs, steps, f"{name}: " if isinstance(result, Mapping) else None)
+    outputs = tuple(names.get(value.name, value.name) for value in results.values())
+    return Recorded(Program(specs, tuple(_renamed(step, names) for step in steps), outputs), recorder.constants)
 
 
 class _Recorder:
@@ -179,21 +182,19 @@ class Traced:
         """Records softmax or log-softmax along one axis."""
         return self._recorder.step("softmax", {"x": self}, self.dtype, axis=axis, log=log)
 
-    def topk(self, k: int, axis: int = -1, *, largest: bool | None = None) -> tuple[Traced, Traced]:
+    def topk(self, k: int, axis: int = -1, *, largest: bool | None = None) -> TopK:
         """Records the k largest or smallest elements: values and indices."""
         outputs, dtypes = ("values", "indices"), (self.dtype, "int64")
         values, indices = self._recorder.steps_with(
             "topk", {"x": self}, outputs, dtypes, k=k, axis=axis, largest=largest
         )
-        return values, indices
+        return TopK(values, indices)
 
-    def search(
-        self, items: Any, k: int = 10, *, bias: Any = None, metric: Metric | None = None
-    ) -> tuple[Traced, Traced]:
+    def search(self, items: Any, k: int = 10, *, bias: Any = None, metric: Metric | None = None) -> TopK:
         """Records the k best items of each row: values and indices."""
         inputs, outputs = {"a": self, "b": items, "bias": bias}, ("values", "indices")
         values, indices = self._recorder.steps_with("search", inputs, outputs, ("float32", "int64"), k=k, metric=metric)
-        return values, indices
+        return TopK(values, indices)
 
     def normalize(
         self,
@@ -355,11 +356,47 @@ def _spec(name: str, given: InputSpec | tuple[Any, Any]) -> InputSpec:
     return InputSpec(dtype_name(dtype), tuple(int(size) for size in shape))
 
 
-def _outputs(result: Any, name: str) -> tuple[str, ...]:
-    values = result if isinstance(result, tuple | list) else (result,)
-    if not values or not all(isinstance(value, Traced) for value in values):
-        raise TypeError(f"{name}: expected it to return recorded values, one or a tuple of them")
-    return tuple(value.name for value in values)
+def _results(result: Any, name: str) -> dict[str, Traced]:
+    """Returns the recorded values that a function returned, by the name that each shall have."""
+    results: dict[str, Any] = {"out": result}
+    if isinstance(result, Mapping):
+        results = dict(result)
+    elif isinstance(result, TopK):
+        results = result._asdict()
+    elif isinstance(result, tuple | list):
+        results = {value.name if isinstance(value, Traced) else "": value for value in result}
+    if not results or not all(isinstance(value, Traced) for value in results.values()):
+        raise TypeError(f"{name}: expected it to return recorded values, one, a tuple or a dict of them")
+    return results
+
+
+def _names(
+    results: Mapping[str, Traced], inputs: Mapping[str, InputSpec], steps: list[Step], wanted: str | None
+) -> dict[str, str]:
+    """Returns the new names of values, by their old ones.
+
+    Args:
+        results: Results by the name that each shall have.
+        inputs: Inputs of the program.
+        steps: Steps of the program.
+        wanted: Beginning of an error's words where the user chose the names; None where a name that is taken is left out.
+    """
+    names: dict[str, str] = {}
+    taken = {*inputs, *(name for step in steps for name in step.outputs)} - {value.name for value in results.values()}
+    for new, value in results.items():
+        is_free = new not in taken and value.name not in inputs and value.name not in names
+        if is_free or new == value.name:
+            names[value.name] = new
+        elif wanted is not None:
+            raise ValueError(
+                f"{wanted}{new!r} cannot be the name of a result: it is an input's, or the value has another"
+            )
+    return names
+
+
+def _renamed(step: Step, names: Mapping[str, str]) -> Step:
+    inputs = {key: names.get(value, value) for key, value in step.inputs.items()}
+    return replace(step, inputs=inputs, outputs=tuple(names.get(name, name) for name in step.outputs))
 
 
 def _fuse(steps: list[Step], outputs: tuple[str, ...]) -> list[Step]:

@@ -1,6 +1,7 @@
 """Decides whether a request is sent again, and after which wait. Sends and sleeps nothing itself.
 
-Every call of the contract is pure or replaces what was there, so that sending it twice is as good as once.
+Every call of the contract is pure or replaces what was there, so that sending it twice is as good as once. A conditional
+change is done at most once; whether its first try did it is not always known.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from dataclasses import replace
 from tilewire._errors import ConnectionFailed
 from tilewire._transport.wire import Call, Reply, retry_after_s
 
-_STATUSES = (429, 503)
+# Refused before anything was done.
+_REFUSED = 429
+_STATUSES = (_REFUSED, 503)
+_GONE, _MISMATCH = 404, 412
 _FIRST_WAIT_S = 0.25
 MAX_WAIT_S = 30.0
 
@@ -31,6 +35,7 @@ class Retries:
         self._is_again = False
         self._wait_s = _FIRST_WAIT_S
         self._began_s = time.monotonic()
+        self._doubt: Reply | ConnectionFailed | None = None
 
     def wait_s(self, outcome: Reply | ConnectionFailed) -> float | None:
         """Returns the seconds to wait before the next try, or None where the outcome stands.
@@ -49,8 +54,24 @@ class Retries:
             return None
         self._left -= 1
         self._is_again = True
+        if not isinstance(outcome, Reply) or outcome.status != _REFUSED:
+            self._doubt = outcome
         self._wait_s *= 2
         return wait_s
+
+    def settled(self, outcome: Reply | ConnectionFailed) -> Reply | ConnectionFailed:
+        """Returns what became of the call.
+
+        A conditional change that is refused for its version may have been done by an earlier try, whose answer was lost:
+        then that try's outcome stands.
+
+        Args:
+            outcome: What came of the last try.
+        """
+        if self._doubt is None or not self._call.is_conditional_change or not isinstance(outcome, Reply):
+            return outcome
+        is_late = outcome.status == _MISMATCH or (outcome.status == _GONE and self._call.method == "DELETE")
+        return self._doubt if is_late else outcome
 
     def next_call(self) -> Call:
         """Returns the call of the next try, with what is left of its deadline."""

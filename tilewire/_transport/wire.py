@@ -60,6 +60,11 @@ class Call:
         return f"{self.path}?{urlencode(self.query, safe='@/')}" if self.query else self.path
 
     @property
+    def is_conditional_change(self) -> bool:
+        """Whether it changes something only if a tensor has a version, which the change itself ends."""
+        return "If-Match" in self.headers and (self.method in ("PUT", "DELETE") or "store" in self.query)
+
+    @property
     def num_body_bytes(self) -> int:
         """Bytes of the body."""
         return sum(memoryview(part).nbytes for part in self.parts)
@@ -255,8 +260,10 @@ def parse_head(reply: Reply, name: str) -> TensorInfo | None:
     shape = [int(dim) for dim in re.findall(r"\d+", headers.get("x-tensor-shape") or "")]
     fields = {key: headers.get(f"x-tensor-{key.replace('_', '-')}") for key in ("created", "last_used")}
     numbers = {key: int(headers.get(f"x-tensor-{key}") or "0") for key in ("bytes", "hits")}
-    dtype = headers.get("x-tensor-dtype") or ""
-    return parse_info({"name": tensor_name(name), "shape": shape, "dtype": dtype, **fields, **numbers})
+    dtype, tag = headers.get("x-tensor-dtype") or "", (headers.get("etag") or "").strip('"')
+    version = int(tag) if tag.isdecimal() else None
+    document = {"name": tensor_name(name), "shape": shape, "dtype": dtype, "version": version}
+    return parse_info({**document, **fields, **numbers})
 
 
 def parse_info(document: Any) -> TensorInfo:
@@ -277,6 +284,7 @@ def parse_info(document: Any) -> TensorInfo:
             placement=document.get("placement"),
             engines=None if document.get("engines") is None else tuple(document["engines"]),
             axis=document.get("axis"),
+            version=document.get("version"),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ServerError(f"not the description of a tensor: {str(document)[:200]}") from error

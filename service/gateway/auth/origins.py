@@ -15,7 +15,7 @@ ANY = "*"
 METHODS = "GET, HEAD, POST, PUT, DELETE"
 REQUEST_HEADERS = (
     "Accept, Authorization, Content-Encoding, Content-Type, If-Match, Inference-Header-Content-Length, Traceparent, "
-    f"Tracestate, X-API-Key, {REQUEST_ID.title()}, X-Timeout-Ms"
+    f"Tracestate, X-API-Key, {REQUEST_ID.title()}, X-Tilewire-Key, X-Timeout-Ms"
 )
 ANSWER_HEADERS = (
     f"ETag, {REQUEST_ID.title()}, Server-Timing, X-Batch-Size, Retry-After, Inference-Header-Content-Length, "

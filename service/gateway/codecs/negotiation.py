@@ -77,10 +77,8 @@ def codec_for_accept(accept: str | None, body: Codec | None, dtypes: Sequence[st
     best = max(holding, key=lambda codec: _quality(codec, ranges), default=None)
     if best is None or _quality(best, ranges) == 0:
         able = [codec for codec in CODECS if dtypes is None or codec.writes(dtypes)]
-        wanted = f"Accept {accept[:64]!r}" if accept else f"the format of the body, {preferred.name},"
-        raise UnknownFormat(
-            f"Accept: {wanted} names no format that can carry {_spelled(dtypes)}; it takes {_spoken(able)}"
-        )
+        wanted = repr(accept[:64]) if accept else f"{preferred.name}, the format of the body,"
+        raise UnknownFormat(f"Accept: {wanted} cannot hold {_spelled(dtypes)}; type one of {_spoken(able)}")
     return best
 
 

@@ -212,6 +212,7 @@ def describe_tensor(info: TensorInfo) -> dict[str, object]:
         "created": timestamp(info.created),
         "last_used": timestamp(info.last_used),
         "hits": info.hits,
+        "version": info.tag,
         "placement": info.placement,
         "engines": info.engines,
         "axis": info.axis or None,

@@ -16,6 +16,7 @@ import safetensors.numpy
 
 from tests.unit.gateway.codecs.arena_room import decode
 from tilewire.service.gateway.codecs.safetensors import Safetensors
+from tilewire.service.match import is_match, parse_match
 from tilewire.service.ops.program.definition import parse_program
 from tilewire.service.ops.registry import OPS as REGISTRY
 
@@ -47,6 +48,7 @@ class SpeakingServer:
 
     def __init__(self) -> None:
         self.tensors: dict[str, Array] = {}
+        self.versions: dict[str, int] = {}
         self.programs: dict[str, Any] = {}
         self.requests: list[httpx.Request] = []
         self.refusals: list[httpx.Response] = []
@@ -132,21 +134,37 @@ class SpeakingServer:
 
     def describe(self, name: str) -> dict[str, object]:
         tensor = self.tensors[name]
-        times = {"created": "2026-11-21T09:00:00Z", "last_used": None, "hits": 3}
+        times = {"created": "2026-11-21T09:00:00Z", "last_used": None, "hits": 3, "version": self.version_of(name)}
         return {"name": name, "shape": tensor.shape, "dtype": tensor.dtype.name, "bytes": tensor.nbytes, **times}
 
+    def version_of(self, name: str) -> int:
+        """The version of a resident, also of one that a test put there itself."""
+        return self.versions.setdefault(name, FIRST_VERSION)
+
+    def keep(self, name: str, tensor: Array) -> httpx.Response:
+        status = 200 if name in self.tensors else 201
+        self.tensors[name] = tensor
+        self.versions[name] = self.versions.get(name, FIRST_VERSION - 1) + 1
+        return httpx.Response(status, json=self.describe(name), headers={"ETag": f'"{self.versions[name]}"'})
+
+    def is_as_demanded(self, request: httpx.Request, name: str) -> bool:
+        """Whether a resident has the version that the request demands, by the service's own reader."""
+        version = self.version_of(name) if name in self.tensors else None
+        return is_match(parse_match(request.headers.get("if-match")), version)
+
     def resident(self, request: httpx.Request, name: str) -> httpx.Response:
-        if request.method == "PUT":
-            status = 200 if name in self.tensors else 201
-            (self.tensors[name],) = load(request.content).values()
-            return httpx.Response(status, json=self.describe(name))
-        if name not in self.tensors:
+        if name not in self.tensors and request.method != "PUT":
             return problem(404, f"name: no tensor {name!r}")
+        if not self.is_as_demanded(request, name):
+            return problem(412, f"if-match: {name!r} has version {self.versions.get(name)}")
+        if request.method == "PUT":
+            return self.keep(name, *load(request.content).values())
         if request.method == "HEAD":
             tensor = self.tensors[name]
             shape = ",".join(map(str, tensor.shape))
             described = {"shape": shape, "dtype": tensor.dtype.name, "bytes": str(tensor.nbytes), "hits": "3"}
-            return httpx.Response(200, headers={f"X-Tensor-{key}": value for key, value in described.items()})
+            headers = {f"X-Tensor-{key}": value for key, value in described.items()}
+            return httpx.Response(200, headers={**headers, "ETag": f'"{self.version_of(name)}"'})
         if request.method == "DELETE":
             del self.tensors[name]
             return httpx.Response(204)
@@ -157,14 +175,16 @@ class SpeakingServer:
         missing = [value for value in query.values() if value.startswith("@") and value[1:] not in self.tensors]
         if missing and "store" not in query:
             return problem(404, f"no tensor {missing[0]!r}")
+        residents = {name: query.pop(name)[1:] for name in list(query) if name in INPUTS}
+        if not all(self.is_as_demanded(request, name) for name in residents.values()):
+            return problem(412, "if-match: a resident has another version")
         inputs = load(request.content) if request.content else {}
-        inputs |= {name: self.tensors[query.pop(name)[1:]] for name in list(query) if name in INPUTS}
+        inputs |= {name: self.tensors[resident] for name, resident in residents.items()}
         store, out = query.pop("store", None), OPS[op](inputs, query)
         if isinstance(out, tuple):
             return answer(dict(zip(("values", "indices"), out, strict=True)))
         if store is not None:
-            self.tensors[store[1:]] = out
-            return httpx.Response(201, json=self.describe(store[1:]))
+            return httpx.Response(201, content=self.keep(store[1:], out).content, headers=JSON)
         headers = {"X-Request-Id": request.headers.get("x-request-id", "made"), "X-Batch-Size": "4"}
         headers["Server-Timing"] = 'receive;dur=0.25, queue;dur=1, kernel;desc="k";dur=0.125'
         return answer({"out": out}, **headers)
@@ -230,6 +250,8 @@ def pointwise(inputs: dict[str, Array], query: dict[str, str]) -> Array:
     return np.asarray(fn() * float(query.get("scale", "1")) + float(query.get("shift", "0")), x.dtype)
 
 
+FIRST_VERSION = 17
+JSON = {"Content-Type": "application/json"}
 INPUTS = ("a", "b", "x", "y", "bias", "weight")
 OPS: dict[str, Callable[[dict[str, Array], dict[str, str]], Any]] = {
     "matmul": matmul,

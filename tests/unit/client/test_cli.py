@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import safetensors.numpy
 from typer.testing import CliRunner, Result
 
 import tilewire
+from tests.support.live_server import path_with
 from tests.unit.client.speaking_server import SpeakingServer, on_a_socket
 from tilewire._cli.app import COMMANDS, SERVER_COMMANDS, app
 from tilewire._cli.doctor import examine
@@ -159,6 +161,43 @@ def test_bench_of_a_server(run: Run, url: str, server: SpeakingServer) -> None:
     assert report["mean_batch"] == 4
     assert report["p50_ms"] <= report["p99_ms"]
     assert server.tensors == {}
+
+
+def test_no_child_imports_the_folder_that_a_command_was_typed_in(url: str, tmp_path: Path) -> None:
+    # As the console script starts: the folder of the script is on the path, not the working folder.
+    script = tmp_path / "bin" / "tilewire"
+    script.parent.mkdir()
+    script.write_text("from tilewire._command import main\n\nif __name__ == '__main__':\n    main()\n")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("queue", "types", "multiprocessing", "service"):
+        (folder / f"{name}.py").write_text("raise RuntimeError('the folder was imported')\n")
+    command = [
+        sys.executable,
+        str(script),
+        "bench",
+        url,
+        "--rows",
+        "2",
+        "--columns",
+        "4",
+        "-c",
+        "2",
+        "-s",
+        "0.2",
+        "--json",
+    ]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path_with(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["requests_per_s"] > 0
 
 
 def test_doctor_names_what_is_wrong_and_what_to_type(run: Run) -> None:

@@ -185,6 +185,21 @@ def test_dlpack_is_a_view() -> None:
     assert host.data.tolist() == [0, 5, 0, 0]
 
 
+class Traced:
+    """As JAX's arrays inside of `jit`: a type and no elements, and half of DLPack."""
+
+    def __dlpack__(self) -> Any:
+        raise AssertionError("it has no elements")
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise TypeError("a traced array has no elements; move the call out of jit")
+
+
+def test_a_traced_array_is_refused_in_the_words_of_its_library() -> None:
+    with pytest.raises(TypeError, match=r"x: .*out of jit"):
+        prepare("softmax", {"x": Traced()})
+
+
 def test_complex_numbers_of_torch() -> None:
     with pytest.raises(TypeError, match="cannot be sent"):
         HostArray.of(torch.ones(2, dtype=torch.complex64))

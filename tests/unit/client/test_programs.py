@@ -245,9 +245,39 @@ def test_methods_of_recorded_values(client: Any, server: SpeakingServer) -> None
     assert len(program["outputs"]) == 10
 
 
+def test_values_and_indices_come_as_from_the_op(client: Any, server: SpeakingServer) -> None:
+    for function in (lambda x: x.softmax().topk(2), lambda x: (x @ client.tensors["w"]).search("@items", 2)):
+        server.tensors["items"] = np.eye(3, dtype=np.float32)[:2]
+        server.tensors["w"] = W[:, :3]
+        found = wait(wait(client.trace(function, name="best", x=("float32", (-1, 6))))(x=X))
+        assert isinstance(found, tilewire.TopK)
+        assert found.values.shape == found.indices.shape == (len(X), 2)
+        assert server.programs["best"]["outputs"] == ["values", "indices"]
+
+
+def test_results_have_names(client: Any, server: SpeakingServer) -> None:
+    def net(x: Any) -> Any:
+        h = x.relu()
+        return {"hidden": h, "p": h.softmax()}
+
+    found = wait(wait(client.trace(net, x=("float32", (-1, 6))))(x=X))
+    np.testing.assert_array_equal(found["hidden"], np.maximum(X, 0))
+    np.testing.assert_allclose(found["p"].sum(-1), 1, rtol=1e-5)
+    wait(client.trace(lambda x: x.softmax(), name="one", x=("float32", (-1, 6))))
+    assert server.programs["one"]["outputs"] == ["out"]
+    # A name that an input has already stays with it.
+    kept = wait(client.trace(lambda out: out.softmax(), name="taken", out=("float32", (-1, 6))))
+    np.testing.assert_allclose(wait(kept(out=X)).sum(-1), 1, rtol=1e-5)
+    for wrong in (lambda x: {"x": x.relu()}, lambda x: dict.fromkeys(("a", "b"), x.relu())):
+        with pytest.raises(ValueError, match="name"):
+            wait(client.trace(wrong, name="wrong", x=("float32", (-1, 6))))
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
+        (lambda x: {"y": 3}, "expected it to return recorded values"),
+        (lambda x: {}, "expected it to return recorded values"),
         (lambda x: np.sin(x), "no op computes np.sin"),
         (lambda x: np.cumsum(x), "no op computes np.cumsum"),
         (lambda x: x or x, "if and while"),

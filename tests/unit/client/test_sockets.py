@@ -91,6 +91,15 @@ def test_broken_connections_end_in_an_error(kind: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("breaks", [resets, closes])
+def test_a_conditional_change_whose_answer_is_lost_is_in_doubt(kind: Callable[..., Any], breaks: Any) -> None:
+    late = answers(reply(b'{"detail": "if-match: version 18"}', "412 Precondition Failed"))
+
+    with scripted(breaks, late) as url, pytest.raises(tilewire.ConnectionFailed):
+        wait(kind(url).put("w", X, if_match=17))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_retry_past_the_deadline(kind: Callable[..., Any]) -> None:
     began = time.monotonic()
     busy = reply(b"{}", "503 Service Unavailable", "Retry-After: 30")

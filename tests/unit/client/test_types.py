@@ -22,7 +22,7 @@ c.matmul(x, x, activation="rleu")
 c.matmul(x, x, activatoin="relu")
 c.reduce(x, "total")
 c.pointwise("sin", x)
-c.softmax(c.matmul(x, x, store="y"))
+c.softmax(c.matmul(x, x, store="y"), if_match="17")
 
 
 async def use() -> None:
@@ -40,7 +40,7 @@ REVEALED = {
     19: ARRAY,
     20: "tilewire._clients.async_tensors.AsyncTensor",
 }
-WRONG = (10, 11, 12, 13, 21)
+WRONG = (10, 11, 12, 13, 14, 21)
 
 
 @pytest.mark.slow

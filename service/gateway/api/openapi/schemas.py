@@ -86,6 +86,7 @@ _NATIVE: dict[str, Schema] = {
             "created": {"anyOf": [_TIME, {"type": "null"}]},
             "last_used": {"anyOf": [_TIME, {"type": "null"}]},
             "hits": _COUNT,
+            "version": _COUNT,
             "placement": {"type": "string", "enum": list(PLACEMENTS)},
             "engines": _list(_COUNT),
             "axis": {"anyOf": [{"type": "integer", "enum": list(AXES)}, {"type": "null"}]},
