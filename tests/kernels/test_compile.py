@@ -12,8 +12,8 @@ import pytest
 from tests.support.live_server import path_with
 from tilewire.kernels.runtime.targets import KNOWN
 
-# Some sixty kernels for each target.
-pytestmark = pytest.mark.slow
+# Some sixty kernels for each target, which take a busy machine several minutes.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PROBE = Path(__file__).parent / "compile_probe.py"
 MATRIX_INSTRUCTIONS = {"cuda:80": ("mma",), "cuda:90": ("wgmma", "mma"), "cuda:100": ("tcgen05", "mma")}
 TARGETS = sorted(KNOWN)
