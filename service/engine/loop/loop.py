@@ -180,7 +180,8 @@ class EngineLoop:
         self._store.follow()
         self._mailbox.follow(self._store.follower)
         self._store.start()
-        for event in events:
+        # What the start has posted comes before the first job.
+        for event in (*events, *self._mailbox.take(0)):
             self._handle(event)
         self._mailbox.flush()
         self._metrics.start_serving()

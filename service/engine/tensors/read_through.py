@@ -1,7 +1,7 @@
 """Keeps residents in step with the folder of `--store`: writes changes there first, and loads what this host lacks.
 
 Runs in the engine's loop thread, which waits for no file: `shared_store` works in threads, and its outcomes come as calls. The
-home engine of a name does this for its host.
+home engine of a name does this for its host. The others look at the folder, too: an engine that dies takes no look.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from tilewire.service.placement import placement_of
 
 # Names whose last version in the folder is remembered.
 MAX_SEEN = 65_536
+# Longest wait of a new engine for its first look at the folder, in seconds: one that does not answer keeps no engine away.
+FIRST_LOOK_S = 5.0
 # A file is read and brought to the device at about this rate or faster: when to ask again for a large one.
 LOAD_BYTES_PER_S = 2**28
 MAX_RETRY_S = 60
@@ -102,8 +104,8 @@ class ReadThrough:
         residents.on_evict = self._on_evict
 
     def start(self) -> None:
-        """Starts the threads."""
-        self._store.start()
+        """Starts the threads, and waits for what other hosts have changed while this engine was away."""
+        self._store.start(FIRST_LOOK_S if len(self._residents) else 0.0)
 
     def close(self) -> None:
         """Ends the threads."""
@@ -257,15 +259,22 @@ class ReadThrough:
         return [
             Watched(name, one.stored, one.generation, is_of_file=not one.version)
             for name, one in self._residents.items()
-            if self._residents.is_home(name)
+            # The home engine may be away for a while.
+            if self._residents.is_home(name) or (one.stored and one.tensor is not None)
         ]
 
     def on_changed(self, watched: Watched, version: int) -> None:
-        """Drops a tensor that another host has changed; the next request loads it."""
-        self._note(watched.name, version)
-        resident = self._residents.at(watched.name)
-        if resident is not None and resident.generation == watched.generation:
-            self._residents.delete(watched.name)
+        """Drops a tensor that another host has changed; the next request has the home engine load it."""
+        residents, name = self._residents, watched.name
+        if residents.is_home(name):
+            self._note(name, version)
+        resident = residents.at(name)
+        if resident is None or resident.generation != watched.generation:
+            return
+        if residents.is_home(name):
+            residents.delete(name)
+        else:
+            residents.give_up(name)
 
     def _note(self, name: str, version: int) -> None:
         self._seen[name] = max(version, self._seen.get(name, 0))

@@ -326,6 +326,12 @@ class Residents:
         self._drop(name)
         return description
 
+    def give_up(self, name: str) -> None:
+        """Drops a tensor that is out of date; the engine that orders the changes of its name has the next."""
+        resident = self._by_name[name]
+        self._empty(resident)
+        resident.engines = (home_of(name, len(self.versions)),)
+
     def follow(self, change: Kept) -> None:
         """Takes over a change or a copy of another engine and closes its descriptor.
 
@@ -527,8 +533,7 @@ class Residents:
         )
         for one in spare:
             if self.nbytes + more_bytes > self.quota_bytes:
-                self._count(one, -1)
-                one.tensor = None
+                self._empty(one)
 
     def _check_quota(self, name: str, more_bytes: int) -> None:
         if self.nbytes + more_bytes > self.quota_bytes:
@@ -644,6 +649,10 @@ class Residents:
         nbytes = sign * resident.nbytes
         self.nbytes += nbytes
         self.placed_bytes[resident.placement] += nbytes
+
+    def _empty(self, resident: Resident) -> None:
+        self._count(resident, -1)
+        resident.tensor = None
 
     def _drop(self, name: str) -> None:
         older = self._by_name.pop(name, None)

@@ -119,7 +119,7 @@ class SharedStore:
         self._check_s = check_s
         self._receiver = receiver
         self._work: queue.Queue[Callable[[], None]] = queue.Queue(MAX_WAITING)
-        self._closing = threading.Event()
+        self._closing, self._has_looked = threading.Event(), threading.Event()
         # Of tensors that are not in the folder: generation, and the version that others had written when it was first seen.
         self._bases: dict[str, tuple[int, int]] = {}
         self._seen: dict[int, _Seen] = {}
@@ -128,11 +128,16 @@ class SharedStore:
 
     # ── the loop's thread ─────────────────────────────────────────────────────────────────────────
 
-    def start(self) -> None:
-        """Starts the threads."""
+    def start(self, wait_s: float) -> None:
+        """Starts the threads.
+
+        Args:
+            wait_s: Longest wait for the first look; its outcomes are then with the receiver.
+        """
         for number in range(NUM_THREADS):
             threading.Thread(target=self._run, name=f"store-{number}", daemon=True).start()
         threading.Thread(target=self._watch, name="store-watch", daemon=True).start()
+        self._has_looked.wait(wait_s)
 
     def close(self) -> None:
         """Ends the threads once each is through with its file."""
@@ -230,6 +235,7 @@ class SharedStore:
                 self._is_failing = True
             except Exception:
                 logger.exception("store: a look at the folder failed")
+            self._has_looked.set()
             if self._closing.wait(self._check_s):
                 return
 

@@ -18,10 +18,12 @@ from tilewire.service.engine.tensors.commands import TensorStore
 from tilewire.service.engine.tensors.folder import StoreFolder
 from tilewire.service.engine.tensors.host_copies import HostCopies
 from tilewire.service.engine.tensors.read_through import ReadThrough
+from tilewire.service.engine.tensors.resident import make_copy
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
 from tilewire.service.errors import Unavailable
 from tilewire.service.ipc.arena import Segment
+from tilewire.service.ipc.board import home_of
 from tilewire.service.ipc.messages import (
     AwaitCopy,
     DeleteTensor,
@@ -39,11 +41,13 @@ from tilewire.service.ipc.messages import (
 )
 from tilewire.service.match import Match
 from tilewire.service.ops.op import TensorType
+from tilewire.service.supervisor.handover import Kept
 from tilewire.service.supervisor.vault import VaultWriter
 
 KIND = TensorType("int8", (4,))
 QUOTA = 3 * KIND.nbytes
 WAIT_S = 20.0
+HOMED_HERE, HOMED_ELSEWHERE = (next(name for name in "abcdefgh" if home_of(name, 2) == home) for home in (1, 0))
 
 
 class Host:
@@ -53,10 +57,12 @@ class Host:
         answers: What it has sent to the gateway later.
     """
 
-    def __init__(self, path: Path, stack: contextlib.ExitStack, wait_bytes: int) -> None:
+    def __init__(
+        self, path: Path, stack: contextlib.ExitStack, wait_bytes: int, index: int = 0, num_engines: int = 1
+    ) -> None:
         backend, vault = CpuBackend(), VaultWriter(-1)
         metrics = EngineMetrics(LocalTotals(), backend.identity, version="0", restarts=0)
-        self.residents = Residents(backend, QUOTA, vault, has_store=True)
+        self.residents = Residents(backend, QUOTA, vault, index=index, num_engines=num_engines, has_store=True)
         self._calls: queue.Queue[Callable[[], None]] = queue.Queue()
         folder = StoreFolder(path)
         folder.create()
@@ -238,6 +244,26 @@ def test_what_another_host_changed_is_dropped_and_loaded_again(hosts: tuple[Host
     # The report about a tensor that is gone changes nothing.
     other.shared.on_changed(watched, newer.stored)
     assert other.read("w") == b"2222"
+
+
+def test_a_follower_gives_up_what_another_host_changed(tmp_path: Path, stack: contextlib.ExitStack) -> None:
+    """Its home engine may be away, and takes no look then."""
+    follower = Host(tmp_path, stack, 2**20, index=1, num_engines=2)
+    for name, stored in ((HOMED_ELSEWHERE, 8), (HOMED_HERE, 8)):
+        fd = make_copy(name, KIND.nbytes)
+        info = TensorInfo(name, KIND, 0.0, version=5, placement="replicate", engines=(0,), stored=stored)
+        follower.residents.follow(Kept(name, info, fd, version=5, home=home_of(name, 2)))
+    nbytes = follower.residents.nbytes
+    watched = {one.name: one for one in follower.shared.watched()}
+    follower.shared.on_changed(watched[HOMED_ELSEWHERE], 9)
+    assert follower.residents.nbytes == nbytes - KIND.nbytes
+    described = follower.ask(DescribeTensor(1, HOMED_ELSEWHERE))
+    assert isinstance(described, Tensors)
+    assert described.tensors[0].engines == (0,)
+    # It has nothing more to look at, and the other name is its own to order.
+    assert [one.name for one in follower.shared.watched()] == [HOMED_HERE]
+    follower.shared.on_changed(watched[HOMED_HERE], 9)
+    assert follower.residents.at(HOMED_HERE) is None
 
 
 def test_the_least_recently_used_gives_way_but_what_only_this_host_has_stays(hosts: tuple[Host, Host]) -> None:

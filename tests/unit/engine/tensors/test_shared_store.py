@@ -146,7 +146,7 @@ def test_a_folder_that_is_gone_changes_nothing(scene: Scene, tmp_path: Path) -> 
 
 
 def test_work_is_done_by_threads_and_its_outcome_comes_as_a_call(scene: Scene) -> None:
-    scene.store.start()
+    scene.store.start(0.0)
     outcomes: list[object] = []
     info = TensorInfo("w", KIND, 0.0)
     scene.store.write(info, os.dup(scene.fd), None, outcomes.append)
@@ -176,7 +176,7 @@ def test_work_is_done_by_threads_and_its_outcome_comes_as_a_call(scene: Scene) -
 
 
 def test_a_bug_is_an_outcome_too(scene: Scene) -> None:
-    scene.store.start()
+    scene.store.start(0.0)
     outcomes: list[object] = []
     scene.write("w")
 
