@@ -102,7 +102,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     def _read(self) -> None:
         """Decrypts what has come, as far as the protocol takes it."""
-        while not (self._is_paused or self._is_closing or self._has_ended):
+        while not (self._is_paused or self._has_ended or self.is_closing()):
             protocol = cast("asyncio.BufferedProtocol", self._protocol)
             try:
                 nbytes = self._decrypt(memoryview(protocol.get_buffer(-1)))
@@ -154,7 +154,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self.close()
 
     def _flush(self) -> None:
-        if self._outgoing.pending:
+        if self._outgoing.pending and not self._below.is_closing():
             self._below.write(self._outgoing.read())
 
     def _fail(self) -> None:
@@ -215,12 +215,13 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     def pause_reading(self) -> None:
         """Reads nothing until `resume_reading`."""
         self._is_paused = True
-        self._below.pause_reading()
+        if not self.is_closing():
+            self._below.pause_reading()
 
     def resume_reading(self) -> None:
         """Reads on, first what has come already."""
         self._is_paused = False
-        if not self._is_closing:
+        if not self.is_closing():
             self._below.resume_reading()
             self._loop.call_soon(self._read)
 
