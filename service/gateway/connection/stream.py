@@ -92,9 +92,6 @@ class RequestStream(Driven, RequestResponseCycle):
 
     def start(self, work: Coroutine[Any, Any, None] | None) -> None:
         """Runs what answers an op, without a task; None when it is answered."""
-        if work is None:
-            self._end()
-            return
         self.drive(work)
         if self.is_waiting:
             # Uvicorn waits for these when it ends, and cancels them when that takes too long.
