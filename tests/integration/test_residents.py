@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -56,6 +57,27 @@ def test_a_replacement_of_another_shape_or_dtype_is_seen_at_once(server: LiveSer
                 np.testing.assert_array_equal(out_of(reader.answer()), np.full((1, 2), size * size, dtype))
                 reader.send(post("/v1/softmax?x=@shared/shape", b""))
                 assert out_of(reader.answer()).shape == (size, 2)
+
+
+def test_a_program_that_another_gateway_replaced_or_deleted_is_not_run(server: LiveServer) -> None:
+    """Not even for inputs that only the new one, or only the old one, takes."""
+    first, second = on_each_gateway(server)
+    step = {"op": "reduce", "inputs": {"x": "x"}, "options": {"kind": "sum"}, "as": "out"}
+    with first, second:
+        for dtype in ("float32", "float16", "float32"):
+            program = {"inputs": {"x": {"dtype": dtype, "shape": [-1, 2]}}, "steps": [step], "outputs": ["out"]}
+            body = json.dumps(program).encode()
+            first.send(head("PUT", "/v1/programs/shared", content_length=str(len(body))) + body)
+            assert first.answer().status in (200, 201)
+            second.send(post("/v1/programs/shared", to_safetensors({"x": np.ones((1, 2), dtype)})))
+            assert out_of(second.answer()).dtype == dtype
+            second.send(head("GET", "/v1/programs"))
+            (listed,) = [one for one in second.answer().json() if one["name"] == "shared"]
+            assert listed["inputs"]["x"]["dtype"] == dtype
+        first.send(head("DELETE", "/v1/programs/shared"))
+        assert first.answer().status == 204
+        second.send(post("/v1/programs/shared", to_safetensors({"x": np.ones((1, 2), "float16")})))
+        assert second.answer().status == 404
 
 
 def test_a_deletion_is_seen_at_once(server: LiveServer) -> None:

@@ -126,6 +126,10 @@ class Engines:
                 return False
         return True
 
+    def mark_of(self, name: str) -> int:
+        """Returns a number that changes with every change of a resident."""
+        return self._directory.mark_of(name)
+
     async def compute(self, template: Template, offsets: tuple[int, ...], caller: Caller) -> Done | Stale:
         """Runs a job on the least busy engine that has its residents.
 

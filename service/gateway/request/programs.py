@@ -36,11 +36,13 @@ class KeptProgram(msgspec.Struct, frozen=True):
         name: Name, as in the URL.
         info: Description of the resident that holds its text.
         op: The op that runs it.
+        mark: Version of the resident's slot while this was the last program of its name.
     """
 
     name: str
     info: TensorInfo
     op: ProgramOp
+    mark: int
 
 
 class Programs:
@@ -61,7 +63,7 @@ class Programs:
         return ProgramOp(program, self._limits, name)
 
     async def find(self, name: str, leases: Leases, *, field: str = "program") -> KeptProgram:
-        """Returns a program as it was last known here; an engine notices when it was replaced.
+        """Returns a program; one that was parsed here before, unless its name may have changed since.
 
         Args:
             name: Name of the program.
@@ -73,7 +75,7 @@ class Programs:
             InvalidRequest: Not a name.
         """
         kept = self._cache.get(name)
-        if kept is None:
+        if kept is None or kept.mark != self._engines.mark_of(program_resident(name)):
             return await self.fetch(name, leases, field=field)
         self._cache.move_to_end(name)
         return kept
@@ -93,13 +95,14 @@ class Programs:
         check_program_name(name, frozenset())
         self._cache.pop(name, None)
         for _attempt in range(MAX_FETCHES):
+            mark = self._engines.mark_of(program_resident(name))
             info = await self._describe(name, field)
             lease = await leases.wait(info.type.nbytes)
             reply = await self._engines.download(info, lease.offset)
             text = bytes(lease.view)
             leases.give_back(lease)
             if isinstance(reply, Done):
-                return self._keep(name, info, parse_program(text, OPS))
+                return self._keep(name, info, parse_program(text, OPS), mark)
         raise Unavailable(f"{field}: {name!r} keeps changing")
 
     async def put(self, name: str, text: bytes, leases: Leases) -> tuple[KeptProgram, bool]:
@@ -120,7 +123,7 @@ class Programs:
         lease.view[:] = canonical
         source = Upload(TensorType("int8", (len(canonical),)), lease.offset)
         info, was_there = await self._engines.put(program_resident(name), source)
-        return self._keep(name, info, program), was_there
+        return self._keep(name, info, program, info.version), was_there
 
     async def delete(self, name: str) -> None:
         """Forgets a program.
@@ -144,8 +147,8 @@ class Programs:
         prefix = program_resident("")
         return sorted(info.name.removeprefix(prefix) for info in await self._engines.infos() if is_program(info.name))
 
-    def _keep(self, name: str, info: TensorInfo, program: Program) -> KeptProgram:
-        kept = self._cache[name] = KeptProgram(name, info, self.bind(program, name))
+    def _keep(self, name: str, info: TensorInfo, program: Program, mark: int) -> KeptProgram:
+        kept = self._cache[name] = KeptProgram(name, info, self.bind(program, name), mark)
         if len(self._cache) > MAX_CACHED:
             self._cache.popitem(last=False)
         return kept
