@@ -141,8 +141,11 @@ class ReadThrough:
     def _is_missing(waiting: Waiting, resident: Resident | None) -> bool:
         if resident is None:
             return True
-        match = waiting.message.match if isinstance(waiting.message, DescribeTensor) else None
-        return bool(resident.stored) and not is_match(match, resident.stored)
+        message = waiting.message
+        match = message.match if isinstance(message, DescribeTensor) else None
+        # The engine that held this version has given it up: it has seen that another host changed the name.
+        is_given_up = resident.tensor is None and message.version >= resident.version
+        return bool(resident.stored) and (is_given_up or not is_match(match, resident.stored))
 
     def _begin(self, name: str) -> Load:
         resident = self._residents.at(name)
@@ -220,8 +223,10 @@ class ReadThrough:
         self._store.write(info, fd, match, on_written)
 
     def is_superseded(self, info: TensorInfo) -> bool:
-        """Whether a later version of a name is known."""
-        return 0 < info.stored < self._seen.get(info.name, 0)
+        """Whether a later version of a name than that of a tensor is known; else this one is, from now on."""
+        older = self._residents.at(info.name)
+        self._note(info.name, max(info.stored, 0 if older is None else older.stored))
+        return 0 < info.stored < self._seen[info.name]
 
     def delete(self, client: Client, message: DeleteTensor) -> None:
         """Deletes a tensor in the folder and on this host; the answer follows.

@@ -266,6 +266,44 @@ def test_a_follower_gives_up_what_another_host_changed(tmp_path: Path, stack: co
     assert follower.residents.at(HOMED_HERE) is None
 
 
+def test_a_home_engine_looks_again_when_the_holder_has_given_a_tensor_up(
+    tmp_path: Path, stack: contextlib.ExitStack
+) -> None:
+    """Both look for changes, each at its own time; who asks in between is answered with the change."""
+    name, other = HOMED_ELSEWHERE, Host(tmp_path, stack, 2**20)
+    home = Host(tmp_path, stack, 2**20, index=0, num_engines=2)
+    written = other.put(name, b"1111")
+    held = TensorInfo(name, KIND, 0.0, placement="single", engines=(1,), stored=written.stored)
+    ordered = home.ask(OrderTensor(1, held, ticket=1))
+    assert isinstance(ordered, Tensors)
+    first = home.ask(DescribeTensor(2, name))
+    assert isinstance(first, Tensors)
+    assert first.tensors[0].engines == (1,)
+    other.put(name, b"2222")
+    assert home.ask(DescribeTensor(3, name, first.tensors[0].version)) is None
+    home.run_one()
+    (again,) = home.answers
+    assert isinstance(again, Tensors)
+    assert again.tensors[0].engines == (0,)
+    assert home.read(name) == b"2222"
+
+
+def test_a_load_that_a_result_of_another_engine_overtook_is_dropped(
+    tmp_path: Path, stack: contextlib.ExitStack
+) -> None:
+    name, other = HOMED_ELSEWHERE, Host(tmp_path, stack, 2**20)
+    home = Host(tmp_path, stack, 2**20, index=0, num_engines=2)
+    written = other.put(name, b"1111")
+    assert home.ask(DescribeTensor(1, name)) is None
+    # The engine that holds the result has written its file, too.
+    result = TensorInfo(name, KIND, 0.0, placement="single", engines=(1,), stored=written.stored + 1)
+    assert isinstance(home.ask(OrderTensor(2, result, ticket=1)), Tensors)
+    home.run_one()
+    (described,) = home.answers
+    assert isinstance(described, Tensors)
+    assert described.tensors[0].stored == written.stored + 1
+
+
 def test_the_least_recently_used_gives_way_but_what_only_this_host_has_stays(hosts: tuple[Host, Host]) -> None:
     one, _ = hosts
     here = one.residents.keep("here", torch.zeros(4, dtype=torch.int8), KIND)
