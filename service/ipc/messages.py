@@ -90,6 +90,7 @@ class TensorInfo(msgspec.Struct, frozen=True):
         placement: Engines that shall hold it.
         engines: Engines that hold it, or a part of it, for certain; empty for all.
         stored: Version of its file in the folder of `--store`; 0 for a tensor without one.
+        base: Last version of the name in that folder when a tensor without a file was ordered; 0 for none.
         axis: Axis along which a sharded tensor is cut, from the last, -1; 0 for a tensor in one piece.
         num_parts: Number of engines that shall have a part each; 0 for a tensor in one piece.
     """
@@ -103,6 +104,7 @@ class TensorInfo(msgspec.Struct, frozen=True):
     placement: Placement = "replicate"
     engines: tuple[int, ...] = ()
     stored: int = 0
+    base: int = 0
     axis: int = 0
     num_parts: int = 0
 

@@ -142,7 +142,7 @@ class TensorStore:
                 self._held[stored.ticket] = copy
                 self.copies.add(copy)
         else:
-            self._copy(stored.info)
+            self._copy(self.residents.at(name), stored.info)
         self._observe()
         return stored
 
@@ -231,22 +231,17 @@ class TensorStore:
         match message:
             case PutTensor():
                 return self._put(client, message)
-            case OrderTensor(ticket=ticket):
-                if self.shared is not None and self.shared.is_superseded(message.info):
-                    # It was there for a moment; what came behind it is in the store.
-                    self._release(client, ticket)
-                    return Tensors(message.id, (msgspec.structs.replace(message.info, version=0),))
-                self._forget(client, ticket)
-                info, was_there = self.residents.order(message.info, ticket, message.match)
-                return Tensors(message.id, (info,), replaced=was_there)
+            case OrderTensor(info=info):
+                if self.shared is not None and not info.stored:
+                    self.shared.find_base(info.name, partial(self._on_base, client, message))
+                    return None
+                return self._order(client, message)
             case AdoptTensor(ticket=ticket, info=info):
                 if not info.version:
                     self._release(client, ticket)
                 else:
                     self._forget(client, ticket)
-                    adopted = self.residents.adopt(ticket, info)
-                    if adopted is not None and not adopted.has_copy:
-                        self._copy(info)
+                    self._copy(self.residents.adopt(ticket, info), info)
                 self._answer_waiting()
                 return Tensors(message.id, (info,))
             case DeleteTensor():
@@ -254,6 +249,29 @@ class TensorStore:
                     self.shared.delete(client, message)
                     return None
                 return Tensors(message.id, (self.residents.delete(message.name, message.match),))
+
+    def _on_base(self, client: Client, message: OrderTensor, base: int | TilewireError) -> None:
+        """Orders a result that is not in the store, whose last version of the name is known now."""
+        try:
+            if isinstance(base, TilewireError):
+                raise base
+            info = msgspec.structs.replace(message.info, base=base)
+            client.send(self._order(client, msgspec.structs.replace(message, info=info)))
+        except TilewireError as error:
+            client.send(Failed(message.id, error.code, error.detail, error.retry_after_s))
+        self._observe()
+
+    def _order(self, client: Client, message: OrderTensor) -> Tensors:
+        """Gives a tensor that waits here, or on another engine, its version."""
+        ticket = message.ticket
+        if self.shared is not None and self.shared.is_superseded(message.info):
+            # It was there for a moment; what came behind it is in the store.
+            self._release(client, ticket)
+            return Tensors(message.id, (msgspec.structs.replace(message.info, version=0),))
+        self._forget(client, ticket)
+        info, was_there = self.residents.order(message.info, ticket, message.match)
+        self._copy(self.residents.at(info.name), info)
+        return Tensors(message.id, (info,), replaced=was_there)
 
     def _put(self, client: Client, message: PutTensor) -> Tensors:
         """Takes an upload: with a store, or for another home engine, it waits for its version."""
@@ -271,8 +289,10 @@ class TensorStore:
             self.residents.set_copy(ticket, fd)
         return Tensors(message.id, (info,), ticket=ticket)
 
-    def _copy(self, info: TensorInfo) -> None:
-        resident = self.residents.get(info.name)
+    def _copy(self, resident: Resident | None, info: TensorInfo) -> None:
+        """Has the host copy of a result made, unless there is one."""
+        if resident is None or resident.has_copy:
+            return
         assert resident.tensor is not None, "This is a bug."
         copy = self._pending[resident] = HostCopy(
             info, resident.tensor, home_of(info.name, len(self.residents.versions))

@@ -193,6 +193,15 @@ class StoreFolder:
                     os.close(fd)
         raise AssertionError("This is a bug: the last attempt raises.")
 
+    def last_version(self, name: str) -> int:
+        """Returns the last version of a name; 0 without any.
+
+        Raises:
+            Unavailable: The folder cannot be read.
+        """
+        with _as_unavailable(name):
+            return self.last_versions(bucket_of(name), [stem_of(name)]).get(stem_of(name), 0)
+
     def last_versions(self, bucket: int, stems: Sequence[str]) -> dict[str, int]:
         """Returns the last version of each of these stems that has one.
 

@@ -59,11 +59,13 @@ class Load:
 
     Attributes:
         seen: Last version that was known when it began.
+        resident: Tensor that had the name then.
         waiting: Commands that wait for it.
         large_bytes: Bytes of a tensor that no request waits for; 0 for others.
     """
 
     seen: int
+    resident: Resident | None
     waiting: list[Waiting] = field(default_factory=list)
     large_bytes: int = 0
 
@@ -145,12 +147,12 @@ class ReadThrough:
         match = message.match if isinstance(message, DescribeTensor) else None
         # The engine that held this version has given it up: it has seen that another host changed the name.
         is_given_up = resident.tensor is None and message.version >= resident.version
-        return bool(resident.stored) and (is_given_up or not is_match(match, resident.stored))
+        return is_given_up or not is_match(match, resident.stored or resident.version)
 
     def _begin(self, name: str) -> Load:
         resident = self._residents.at(name)
-        have = 0 if resident is None else resident.stored
-        load = Load(self._seen.get(name, 0))
+        have = 0 if resident is None else resident.stored or resident.base
+        load = Load(self._seen.get(name, 0), resident)
         self._store.load(name, have, partial(self._make_room, name), partial(self._on_loaded, name))
         self._loads[name] = load
         return load
@@ -177,7 +179,7 @@ class ReadThrough:
         try:
             if isinstance(outcome, TilewireError):
                 raise outcome
-            if self._seen.get(name, 0) == load.seen:
+            if self._seen.get(name, 0) == load.seen and self._residents.at(name) is load.resident:
                 self._take_in(name, outcome)
             else:
                 # The name was changed on this host meanwhile.
@@ -193,8 +195,10 @@ class ReadThrough:
 
     def _take_in(self, name: str, loaded: Loaded) -> None:
         resident, stored = self._residents.at(name), loaded.stored
-        if stored is None or stored.type is None:
-            if resident is not None and resident.stored:
+        if resident is not None and not _watched(name, resident).is_changed(0 if stored is None else stored.version):
+            _close(loaded.fd)
+        elif stored is None or stored.type is None:
+            if resident is not None:
                 self._residents.delete(name)
         elif loaded.fd >= 0:
             self._note(name, stored.version)
@@ -221,6 +225,14 @@ class ReadThrough:
             done(outcome)
 
         self._store.write(info, fd, match, on_written)
+
+    def find_base(self, name: str, done: Callable[[int | TilewireError], None]) -> None:
+        """Looks up the last version of a name in the folder, for a result that is to be ordered; 0 for none.
+
+        Raises:
+            TooBusy: Too much waits already.
+        """
+        self._store.find_base(name, done)
 
     def is_superseded(self, info: TensorInfo) -> bool:
         """Whether a later version of a name than that of a tensor is known; else this one is, from now on."""
@@ -262,10 +274,10 @@ class ReadThrough:
     def watched(self) -> list[Watched]:
         """Returns the names to look at; called by a thread."""
         return [
-            Watched(name, one.stored, one.generation, is_of_file=not one.version)
+            _watched(name, one)
             for name, one in self._residents.items()
             # The home engine may be away for a while.
-            if self._residents.is_home(name) or (one.stored and one.tensor is not None)
+            if self._residents.is_home(name) or one.tensor is not None
         ]
 
     def on_changed(self, watched: Watched, version: int) -> None:
@@ -289,6 +301,10 @@ class ReadThrough:
 
     def _on_evict(self, _resident: Resident) -> None:
         self._metrics.record_eviction()
+
+
+def _watched(name: str, resident: Resident) -> Watched:
+    return Watched(name, resident.stored, resident.base, resident.generation)
 
 
 def _loading(name: str, nbytes: int) -> Unavailable:

@@ -37,6 +37,7 @@ class Resident:
         engines: Engines that held it when its home engine ordered it.
         has_copy: Whether the vault has its host copy, or a file its bytes.
         stored: As in `TensorInfo`.
+        base: As in `TensorInfo`.
         part: This engine's part of a sharded tensor; None for a tensor in one piece.
     """
 
@@ -51,6 +52,7 @@ class Resident:
     engines: tuple[int, ...] = ()
     has_copy: bool = True
     stored: int = 0
+    base: int = 0
     part: Part | None = None
 
     @property

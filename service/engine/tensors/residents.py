@@ -213,7 +213,7 @@ class Residents:
             name: Name of the tensor.
             tensor: The tensor.
             kind: Dtype and shape.
-            durable: It waits for its host copy, and then for its version.
+            durable: It waits for its host copy, and then for its version. With `--store`, all wait for their version.
 
         Raises:
             ResidentQuota: The quota would be exceeded.
@@ -221,7 +221,7 @@ class Residents:
         self.check_room(name, kind.nbytes)
         resident = self._new(kind, placement_of(kind.nbytes, self.quota_bytes))
         resident.tensor, resident.has_copy = tensor, False
-        if durable or not self.is_home(name):
+        if durable or self.has_store or not self.is_home(name):
             info, ticket = self._hold(name, resident)
             return Stored(info, ticket)
         info, was_there = self._order(name, resident)
@@ -265,7 +265,7 @@ class Residents:
             there = self._absent(info)
             return self._order(info.name, there, holder=(holder, ticket))
         held = self._take_held(ticket, info.name)
-        held.resident.stored = info.stored
+        held.resident.stored, held.resident.base = info.stored, info.base
         try:
             return self._order(info.name, held.resident, held.fd)
         finally:
@@ -291,7 +291,8 @@ class Residents:
         older, home = self._by_name.get(info.name), home_of(info.name, len(self.versions))
         is_last = info.version > self.versions[home] if older is None else older.version <= info.version
         if is_last:
-            resident.version, resident.created, resident.stored = info.version, info.created, info.stored
+            resident.version, resident.created = info.version, info.created
+            resident.stored, resident.base = info.stored, info.base
             self._set(info.name, resident)
         self._request_part(info.name)
         return resident if is_last else None
@@ -597,6 +598,7 @@ class Residents:
             placement=info.placement,
             engines=info.engines,
             stored=info.stored,
+            base=info.base,
             part=self._part_of(info.type, info.axis),
         )
 
@@ -640,10 +642,9 @@ class Residents:
 
     def _info(self, name: str, one: Resident) -> TensorInfo:
         engines = one.engines if one.tensor is None or self.index in one.engines else (*one.engines, self.index)
+        own = (one.last_used, one.hits, one.version, one.placement, engines, one.stored, one.base)
         cut = (0, 0) if one.part is None else (one.part.axis, len(self.versions))
-        return TensorInfo(
-            name, one.type, one.created, one.last_used, one.hits, one.version, one.placement, engines, one.stored, *cut
-        )
+        return TensorInfo(name, one.type, one.created, *own, *cut)
 
     def _count(self, resident: Resident, sign: Literal[1, -1]) -> None:
         nbytes = sign * resident.nbytes

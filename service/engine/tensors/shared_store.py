@@ -57,14 +57,18 @@ class Watched(NamedTuple):
     Attributes:
         name: Name of the tensor.
         stored: Version that this host has; 0 for a tensor that is not in the folder.
+        base: As in `TensorInfo`.
         generation: Number of the tensor on this host, which no other has.
-        is_of_file: It was loaded at the start, from a file of this host.
     """
 
     name: str
     stored: int
+    base: int
     generation: int
-    is_of_file: bool
+
+    def is_changed(self, version: int) -> bool:
+        """Whether another host has changed the name, whose last version in the folder is given."""
+        return version != self.stored if self.stored else version > self.base
 
 
 class Receiver(Protocol):
@@ -120,8 +124,6 @@ class SharedStore:
         self._receiver = receiver
         self._work: queue.Queue[Callable[[], None]] = queue.Queue(MAX_WAITING)
         self._closing, self._has_looked = threading.Event(), threading.Event()
-        # Of tensors that are not in the folder: generation, and the version that others had written when it was first seen.
-        self._bases: dict[str, tuple[int, int]] = {}
         self._seen: dict[int, _Seen] = {}
         self._is_failing = False
         self._next_cleaned = 0
@@ -198,6 +200,14 @@ class SharedStore:
         """
         self._submit(name, lambda: Loaded(*self._folder.load(name, have, make_room)), done)
 
+    def find_base(self, name: str, done: Callable[[int | TilewireError], None]) -> None:
+        """Looks up the last version of a name; 0 for none.
+
+        Raises:
+            TooBusy: Too much waits already.
+        """
+        self._submit(name, partial(self._folder.last_version, name), done)
+
     def _submit(
         self, name: str, work: Callable[[], OutcomeT], done: Callable[[OutcomeT | TilewireError], None]
     ) -> None:
@@ -250,8 +260,6 @@ class SharedStore:
         for one in watched:
             by_bucket.setdefault(bucket_of(one.name), []).append(one)
         self._seen = {bucket: seen for bucket, seen in self._seen.items() if bucket in by_bucket}
-        names = {one.name for one in watched}
-        self._bases = {name: base for name, base in self._bases.items() if name in names}
         for bucket, those in by_bucket.items():
             self._look_at(bucket, those)
         self._folder.clean(self._next_cleaned)
@@ -275,16 +283,6 @@ class SharedStore:
         versions = self._folder.last_versions(bucket, [stem_of(one.name) for one in due])
         for one in due:
             version = versions.get(stem_of(one.name), 0)
-            if version != self._expected(one, version):
+            if one.is_changed(version):
                 self._receiver.call(partial(self._receiver.on_changed, one, version))
             seen.names[one.name] = one.generation
-
-    def _expected(self, one: Watched, version: int) -> int:
-        """Version that the folder has while nobody has changed the name since this host has its tensor."""
-        if one.stored or one.is_of_file:
-            return one.stored
-        generation, base = self._bases.get(one.name, (0, 0))
-        if generation != one.generation:
-            base = version
-            self._bases[one.name] = (one.generation, base)
-        return base

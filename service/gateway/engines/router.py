@@ -204,7 +204,8 @@ class Engines:
             if durable:
                 copied = await self._await_copy(engine, info.name, ticket)
                 (info,) = copied.tensors
-            reply = await ask(home, OrderTensor(0, info, ticket, match), Tensors)
+            late = f"{info.name}: its version takes too long; it may still come"
+            reply = await ask_within(home, OrderTensor(0, info, ticket, match), WRITE_TIMEOUT_S, late)
         except TilewireError:
             with contextlib.suppress(TilewireError):
                 await ask(engine, AdoptTensor(0, ticket, info), Tensors)

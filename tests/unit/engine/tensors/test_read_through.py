@@ -114,6 +114,15 @@ class Host:
         """Uploads a tensor."""
         return self.order(self.hold(name, value))
 
+    def keep(self, name: str) -> TensorInfo:
+        """Stores a result that is not durable."""
+        kept = self.residents.keep(name, torch.zeros(4, dtype=torch.int8), KIND)
+        assert self.ask(OrderTensor(6, kept.info, kept.ticket)) is None
+        self.run_one()
+        ordered = self.answers.pop()
+        assert isinstance(ordered, Tensors)
+        return ordered.tensors[0]
+
     def read(self, name: str) -> bytes:
         """Bytes of a resident."""
         info = self.residents.info(name)
@@ -304,9 +313,43 @@ def test_a_load_that_a_result_of_another_engine_overtook_is_dropped(
     assert described.tensors[0].stored == written.stored + 1
 
 
+def test_a_result_of_this_host_stands_above_what_the_store_had_when_it_was_ordered(hosts: tuple[Host, Host]) -> None:
+    one, other = hosts
+    before = other.put("w", b"1111")
+    kept = one.keep("w")
+    assert (kept.stored, kept.base) == (0, before.stored)
+    assert one.ask(DescribeTensor(1, "w", match=(before.stored,))) is None
+    one.run_one()
+    assert one.read("w") == bytes(4)
+    after = other.put("w", b"2222")
+    # Whoever looks first, also an engine that has taken the result over.
+    one.residents.restore(Kept("w", kept, make_copy("w", KIND.nbytes), version=kept.version, home=0))
+    (watched,) = one.shared.watched()
+    assert not watched.is_changed(before.stored)
+    assert watched.is_changed(after.stored)
+    # A read that demands what is not here has the folder looked at.
+    assert isinstance(one.ask(DescribeTensor(1, "w", match=(kept.version,))), Tensors)
+    assert one.ask(DescribeTensor(1, "w", match=(after.stored,))) is None
+    one.run_one()
+    assert one.read("w") == b"2222"
+
+
+def test_a_load_that_a_result_of_this_host_overtook_is_dropped(hosts: tuple[Host, Host]) -> None:
+    one, other = hosts
+    other.put("w", b"1111")
+    held = one.residents.keep("w", torch.zeros(4, dtype=torch.int8), KIND)
+    assert one.ask(DescribeTensor(1, "w")) is None
+    ordered, _ = one.residents.order(held.info, held.ticket)
+    one.run_one()
+    (described,) = one.answers
+    assert isinstance(described, Tensors)
+    assert described.tensors == (ordered,)
+    assert one.read("w") == bytes(4)
+
+
 def test_the_least_recently_used_gives_way_but_what_only_this_host_has_stays(hosts: tuple[Host, Host]) -> None:
     one, _ = hosts
-    here = one.residents.keep("here", torch.zeros(4, dtype=torch.int8), KIND)
+    here = one.keep("here")
     one.put("a", b"aaaa")
     one.put("b", b"bbbb")
     resident = one.residents.at("a")
@@ -318,7 +361,7 @@ def test_the_least_recently_used_gives_way_but_what_only_this_host_has_stays(hos
     assert isinstance(one.load("b"), Tensors)
     assert one.read("b") == b"bbbb"
     assert one.residents.at("here") is not None
-    assert here.info.stored == 0
+    assert here.stored == 0
 
 
 def test_a_large_tensor_is_not_waited_for(tmp_path: Path, stack: contextlib.ExitStack) -> None:

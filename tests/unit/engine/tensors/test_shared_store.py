@@ -91,13 +91,13 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 def test_a_later_version_is_reported_until_the_name_is_dropped(scene: Scene) -> None:
     first = scene.write("w")
-    scene.loop.names = [Watched("w", first, 1, is_of_file=False)]
+    scene.loop.names = [Watched("w", first, 0, 1)]
     assert scene.look() == []
     second = scene.write("w")
     assert scene.look() == [("w", second)]
     scene.loop.names = []
     assert scene.look() == []
-    scene.loop.names = [Watched("w", second, 2, is_of_file=False)]
+    scene.loop.names = [Watched("w", second, 0, 2)]
     assert scene.look() == []
     deleted = scene.other.delete("w")
     assert deleted is not None
@@ -107,26 +107,29 @@ def test_a_later_version_is_reported_until_the_name_is_dropped(scene: Scene) -> 
 def test_an_older_version_in_the_folder_is_a_change_too(scene: Scene) -> None:
     """Such as after the folder came back from a backup."""
     version = scene.write("w")
-    scene.loop.names = [Watched("w", version + 5, 1, is_of_file=False)]
+    scene.loop.names = [Watched("w", version + 5, 0, 1)]
     assert scene.look() == [("w", version)]
 
 
 def test_a_result_of_this_host_stays_until_another_changes_its_name(scene: Scene) -> None:
-    scene.write("w")
-    scene.loop.names = [Watched("w", 0, 1, is_of_file=False)]
+    base = scene.write("w")
+    scene.loop.names = [Watched("w", 0, base, 1)]
     assert scene.look() == []
     assert scene.look() == []
     scene.write("other")
     assert scene.look() == []
     version = scene.write("w")
     assert scene.look() == [("w", version)]
-    # A new result stands beside what is there then.
-    scene.loop.names = [Watched("w", 0, 2, is_of_file=False)]
+    # A new result stands above what is there then, also when that is deleted and forgotten.
+    scene.loop.names = [Watched("w", 0, version, 2), Watched("x", 0, version, 3)]
     assert scene.look() == []
+    # It was changed before this host took its first look.
+    scene.loop.names = [Watched("w", 0, base, 4)]
+    assert scene.look() == [("w", version)]
 
 
 def test_a_file_of_this_host_gives_way_to_the_store(scene: Scene) -> None:
-    scene.loop.names = [Watched("stem/w", 0, 1, is_of_file=True), Watched("stem/v", 0, 2, is_of_file=True)]
+    scene.loop.names = [Watched("stem/w", 0, 0, 1), Watched("stem/v", 0, 0, 2)]
     assert scene.look() == []
     version = scene.write("stem/w")
     assert scene.look() == [("stem/w", version)]
@@ -134,7 +137,7 @@ def test_a_file_of_this_host_gives_way_to_the_store(scene: Scene) -> None:
 
 def test_a_folder_that_is_gone_changes_nothing(scene: Scene, tmp_path: Path) -> None:
     version = scene.write("w")
-    scene.loop.names = [Watched("w", version, 1, is_of_file=False)]
+    scene.loop.names = [Watched("w", version, 0, 1)]
     aside = tmp_path.with_name("aside")
     tmp_path.rename(aside)
     assert not scene.loop.run()
