@@ -439,6 +439,34 @@ def test_a_folder_that_vanishes_stops_changes_and_not_reads(tmp_path: Path, star
     assert host.product("there") == 1.0
 
 
+def test_a_result_that_only_its_host_has_can_be_changed_by_its_version(hosts: tuple[Host, Host]) -> None:
+    """Also above a tensor of the store, but not once another host has changed that."""
+    one, other = hosts
+
+    def keep(value: float) -> str:
+        scaled = one.client.post(f"/v1/pointwise?fn=abs&scale={value}&store=@above", content=to_safetensors({"x": EYE}))
+        assert scaled.status_code == 201, scaled.text
+        assert one.get("above") == value
+        return f'"{scaled.json()["version"]}"'
+
+    tag = keep(2.0)
+    assert other.get("above") == 404
+    assert one.put("above", 3.0, **{"if-match": '"17"'}).status_code == 412
+    assert one.put("above", 3.0, **{"if-match": tag}).status_code == 200
+    assert other.get("above") == 3.0
+    tag = keep(4.0)
+    assert one.put("above", 5.0, **{"if-match": tag}).status_code == 200
+    until(lambda: other.get("above"), 5.0)
+    tag = keep(6.0)
+    assert one.client.delete("/v1/tensors/above", headers={"if-match": tag}).status_code == 204
+    assert one.get("above") == 404
+    until(lambda: other.get("above"), 404)
+    tag = keep(7.0)
+    other.put("above", 8.0)
+    assert one.put("above", 9.0, **{"if-match": tag}).status_code == 412
+    until(lambda: one.get("above"), 8.0)
+
+
 def test_a_folder_that_is_not_there_ends_the_start(tmp_path: Path) -> None:
     done = subprocess.run(
         [*COMMAND, "--port", "0", "--device", "cpu", *FLAGS, "--store", str(tmp_path / "nowhere")],

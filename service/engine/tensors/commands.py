@@ -269,8 +269,11 @@ class TensorStore:
             self._release(client, ticket)
             return Tensors(message.id, (msgspec.structs.replace(message.info, version=0),))
         self._forget(client, ticket)
-        info, was_there = self.residents.order(message.info, ticket, message.match)
+        older = self.residents.at(message.info.name)
+        info, _ = self.residents.order(message.info, ticket, message.match)
         self._copy(self.residents.at(info.name), info)
+        # Whether a tensor of the store was there, the store says.
+        was_there = older is not None and not (info.stored and older.stored)
         return Tensors(message.id, (info,), replaced=was_there)
 
     def _put(self, client: Client, message: PutTensor) -> Tensors:

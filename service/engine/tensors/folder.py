@@ -26,7 +26,7 @@ from typing import NamedTuple
 import msgspec
 
 from tilewire.service.dtypes import BY_SAFETENSORS, DTYPES
-from tilewire.service.errors import StoreFull, TilewireError, Unavailable
+from tilewire.service.errors import PreconditionFailed, StoreFull, TilewireError, Unavailable
 from tilewire.service.match import Match, check_match
 from tilewire.service.ops.op import TensorType
 from tilewire.service.placement import PLACEMENTS, Placement
@@ -89,6 +89,16 @@ class StoredVersion(NamedTuple):
     type: TensorType | None
     placement: Placement | None
     created: float
+
+
+class Base(NamedTuple):
+    """Condition of a change that replaces a result without a file: the last version of the name is still this one.
+
+    Attributes:
+        version: As `TensorInfo.base`.
+    """
+
+    version: int
 
 
 class Written(NamedTuple):
@@ -234,7 +244,7 @@ class StoreFolder:
             kind: Dtype and shape.
             placement: As in `StoredVersion`.
             fd: File with its bytes.
-            match: Condition on the version before it.
+            match: Condition on the version before it; a `Base` for what replaces a result without a file.
 
         Raises:
             PreconditionFailed: The version before it is another.
@@ -264,24 +274,22 @@ class StoreFolder:
     def _append(
         self, name: str, head: bytes, fd: int, nbytes: int, match: Match | None, *, is_deletion: bool
     ) -> Written | None:
-        bucket, stem = self._bucket(bucket_of(name)), stem_of(name)
         with _as_unavailable(name):
-            temporary = self._create_temporary(bucket)
+            temporary = self._create_temporary(self._bucket(bucket_of(name)))
             try:
                 with _closing(os.open(temporary, os.O_WRONLY | os.O_CLOEXEC)) as target:
                     _write_all(target, head)
                     if nbytes:
                         _copy(fd, target, nbytes, 0)
                     os.fsync(target)
-                return self._link(temporary, bucket, stem, match, is_deletion=is_deletion)
+                return self._link(temporary, name, match, is_deletion=is_deletion)
             finally:
                 with contextlib.suppress(OSError):
                     temporary.unlink()
 
-    def _link(
-        self, temporary: Path, bucket: Path, stem: str, match: Match | None, *, is_deletion: bool
-    ) -> Written | None:
+    def _link(self, temporary: Path, name: str, match: Match | None, *, is_deletion: bool) -> Written | None:
         """Gives a complete file the name of the next version."""
+        bucket, stem = self._bucket(bucket_of(name)), stem_of(name)
         for _attempt in range(MAX_ATTEMPTS):
             # The temporary file was made in this folder before: an NFS client has dropped what it remembered of the folder.
             entries = self._entries_of(bucket, stem)
@@ -289,7 +297,10 @@ class StoreFolder:
             was_there = before is not None and not self._is_deletion(bucket / before.file, before.version)
             if is_deletion and not was_there:
                 return None
-            check_match(stem, match, before.version if before is not None and was_there else None)
+            if not isinstance(match, Base):
+                check_match(name, match, before.version if before is not None and was_there else None)
+            elif match.version != (0 if before is None else before.version):
+                raise PreconditionFailed(f"if-match: another host has changed {name!r}")
             version = entries[-1].version + 1 if entries else int(self._clock() * 1e6)
             if version > MAX_VERSION:
                 raise Unavailable(f"store: {entries[-1].file} leaves no version; remove it")

@@ -14,7 +14,7 @@ from functools import partial
 
 from tilewire.service.engine.loop.jobs import Client
 from tilewire.service.engine.metrics import EngineMetrics
-from tilewire.service.engine.tensors.folder import StoredVersion, StoreFolder, Written
+from tilewire.service.engine.tensors.folder import Base, StoredVersion, StoreFolder, Written
 from tilewire.service.engine.tensors.resident import Resident, make_copy
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.shared_store import Loaded, SharedStore, Watched
@@ -224,7 +224,7 @@ class ReadThrough:
                 self._note(info.name, outcome.version + (not outcome.is_last))
             done(outcome)
 
-        self._store.write(info, fd, match, on_written)
+        self._store.write(info, fd, self._condition(info.name, match), on_written)
 
     def find_base(self, name: str, done: Callable[[int | TilewireError], None]) -> None:
         """Looks up the last version of a name in the folder, for a result that is to be ordered; 0 for none.
@@ -246,7 +246,15 @@ class ReadThrough:
         Raises:
             TooBusy: Too much waits already.
         """
-        self._store.delete(message.name, message.match, partial(self._on_deleted, client, message))
+        match = self._condition(message.name, message.match)
+        self._store.delete(message.name, match, partial(self._on_deleted, client, message))
+
+    def _condition(self, name: str, match: Match | None) -> Match | None:
+        """Returns the condition on the folder of a change that may demand a result which only this host has."""
+        resident = self._residents.at(name)
+        if match is None or resident is None or resident.stored or not is_match(match, resident.version):
+            return match
+        return Base(resident.base)
 
     def _on_deleted(self, client: Client, message: DeleteTensor, outcome: Written | TilewireError | None) -> None:
         resident, tensors = self._residents.at(message.name), tuple[TensorInfo, ...]()
