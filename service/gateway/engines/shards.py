@@ -190,8 +190,6 @@ class Shards:
         if changed := [one.info for spec in template.inputs if (one := _changed(spec, residents)) is not None]:
             return Stale(0, tuple(changed))
         division = self._division(template, residents)
-        field = division.field
-        self._check_all_ready(f"{field}: a part of {residents[field].info.name!r} is on an engine that is restarting")
         if division.merge is None and template.outputs[0].resident is None:
             begin = len(offsets) - len(template.outputs)
             return await self._run(division, offsets[:begin], offsets[begin:], residents, caller)
@@ -251,7 +249,9 @@ class Shards:
             residents: Residents of the request.
             caller: Caller of the job.
         """
-        client, deadline_ns = caller.client, caller.deadline_ns
+        client, deadline_ns, field = caller.client, caller.deadline_ns, division.field
+        # At the last moment: a part that was sent alone would write into slots that are given back.
+        self._check_all_ready(f"{field}: a part of {residents[field].info.name!r} is on an engine that is restarting")
         sent: list[tuple[Engine, int]] = []
         futures: list[asyncio.Future[Reply]] = []
         for engine, job in zip(self._engines, division.jobs, strict=True):

@@ -22,6 +22,7 @@ from tilewire.service.errors import ClientGone, DeadlinePassed, InvalidRequest, 
 from tilewire.service.gateway.engines.caller import Caller
 from tilewire.service.gateway.engines.client import Reply
 from tilewire.service.gateway.engines.router import Engines
+from tilewire.service.ipc.arena import Lease
 from tilewire.service.ipc.board import home_of
 from tilewire.service.ipc.messages import (
     AdoptTensor,
@@ -280,6 +281,29 @@ def test_the_best_of_all_parts_are_merged_by_one_engine() -> None:
         await answer(engine, Done(0, Timings(kernel_ns=3)))
         assert await task == Done(0, Timings(kernel_ns=5))
         assert scene.slots.arena.free_bytes == free
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_goes_while_there_is_no_room_leaves_no_part_without_its_slots() -> None:
+    async def run() -> None:
+        scene = Sharded()
+        items = TensorType("float32", (11, 8))
+        await scene.learn(sharded(7, items, -2))
+
+        class Late(Held):
+            async def wait(self, nbytes: int) -> Lease:
+                scene.engines[1].welcome = None
+                return await super().wait(nbytes)
+
+        scene.slots = Late()
+        outs = (OutputSpec(TensorType("float32", (4, 4))), OutputSpec(TensorType("int64", (4, 4))))
+        template = Template(1, "search", (InputSpec("a", A), InputSpec("b", items, W)), SearchOptions(k=4), outs, 1, 1)
+        task = scene.run(template, (1024, 8192, 9216))
+        await settle()
+        assert [engine.jobs for engine in scene.engines] == [[], [], []]
+        with pytest.raises(Unavailable, match="b: a part of"):
+            await task
 
     asyncio.run(run())
 
