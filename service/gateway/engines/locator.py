@@ -12,7 +12,7 @@ from tilewire.service.gateway.engines.asking import when_followed
 from tilewire.service.gateway.engines.client import Engine
 from tilewire.service.gateway.engines.directory import Directory
 from tilewire.service.ipc.messages import DescribeTensor, FetchTensor, TensorInfo
-from tilewire.service.match import Match, check_match
+from tilewire.service.match import Match, check_match, is_match
 
 # Attempts to find the engine of residents that move or change meanwhile.
 MAX_SEARCHES = 8
@@ -82,6 +82,9 @@ class Locator:
             self._directory.learn(info, mark, index)
             if index in info.engines or not info.engines:
                 self._directory.learn_described(info, mark)
+                if not is_match(match, info.tag):
+                    # Its home engine looks at the store first, and was asked unless it is away.
+                    self._may_load(name, index, field)
                 check_match(name, match, info.tag)
                 return info
             holder = next((one for one in info.engines if self._engines[one].welcome is not None), None)

@@ -27,6 +27,7 @@ from tilewire.service.errors import (
     ClientGone,
     DeadlinePassed,
     InvalidRequest,
+    PreconditionFailed,
     ResidentQuota,
     TilewireError,
     TooBusy,
@@ -34,6 +35,7 @@ from tilewire.service.errors import (
 )
 from tilewire.service.gateway.engines.caller import Caller
 from tilewire.service.gateway.engines.router import Engines
+from tilewire.service.ipc.board import ranking, slot_of
 from tilewire.service.ipc.messages import (
     AdoptTensor,
     AwaitCopy,
@@ -164,6 +166,26 @@ def test_a_name_is_served_while_its_home_restarts_by_those_that_have_its_last_ch
             await scene.compute(W)
 
     asyncio.run(run())
+
+
+def test_with_a_store_only_the_home_engine_refuses_a_version() -> None:
+    """Another one may have what was replaced on another host a moment ago."""
+
+    async def run(*, has_store: bool) -> None:
+        scene = Scene(7, 7, 7)
+        scene.board.write(W, 7)
+        scene.engines[0].welcome = None
+        for engine in scene.engines[1:]:
+            assert engine.welcome is not None
+            engine.welcome = msgspec.structs.replace(engine.welcome, has_store=has_store)
+        task = asyncio.ensure_future(scene.router.describe(W, match=(9,)))
+        asked = scene.engines[ranking(slot_of(W), 3)[1]]
+        await answer(asked, Tensors(0, (info(7, 0, 1, 2),)))
+        with pytest.raises(Unavailable if has_store else PreconditionFailed):
+            await task
+
+    asyncio.run(run(has_store=False))
+    asyncio.run(run(has_store=True))
 
 
 def test_a_tensor_on_one_engine_is_found_there() -> None:
