@@ -17,6 +17,9 @@ from tilewire.service.ipc.messages import Residing, Stale, TensorInfo
 from tilewire.service.ops.op import TensorType
 from tilewire.service.placement import Placement
 
+# Largest number of residents that a gateway remembers, of 800 bytes each: one that another gateway deletes is not heard of.
+MAX_KNOWN = 65_536
+
 
 class Known(msgspec.Struct):
     """A resident as it was seen last.
@@ -42,13 +45,15 @@ class Directory:
     Args:
         engines: One for each device.
         board: Versions of all names.
+        max_known: Largest number of residents; the one that was seen first is forgotten.
 
     Attributes:
         types: Dtypes and shapes by name; may be out of date, which engines notice.
     """
 
-    def __init__(self, engines: Sequence[Engine], board: VersionBoard) -> None:
+    def __init__(self, engines: Sequence[Engine], board: VersionBoard, max_known: int = MAX_KNOWN) -> None:
         self._engines = engines
+        self._max_known = max_known
         self._versions = board.versions
         self._known: dict[str, Known] = {}
         self.types: dict[str, TensorType] = {}
@@ -122,6 +127,8 @@ class Directory:
         known = self._known.get(info.name)
         if known is None or known.mark != mark or known.placement != info.placement:
             known = self._known[info.name] = Known(info.placement, mark)
+            if len(self._known) > self._max_known:
+                self.forget(next(iter(self._known)))
         if asked in info.engines:
             known.engines.add(asked)
             known.missing.pop(asked, None)
