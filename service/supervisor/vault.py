@@ -36,7 +36,7 @@ class Deposit(msgspec.Struct, frozen=True, tag="tensor"):
         version: Version of the change.
         home: Index of the engine that gave the version.
         is_of_file: Whether a file of `--tensors-dir` has the name: its deletion must outlive the engine.
-        is_copy: The change is ordered already; this brings its host copy.
+        is_copy: The change is ordered already; this brings its host copy, or without `info` says that the copy is dropped.
         holder: Index of the engine that offered the host copy of the change, and the ticket of that; the ticket is 0 for none.
     """
 
@@ -70,6 +70,14 @@ class CopyRequest(msgspec.Struct, frozen=True, tag="copy_request"):
     """An engine needs a tensor that another one holds."""
 
     name: str
+
+
+class Eviction(msgspec.Struct, frozen=True, tag="eviction"):
+    """An engine has dropped a tensor whose changes `home` orders, and which `--store` has: `home` forgets that version."""
+
+    name: str
+    version: int
+    home: int
 
 
 def is_wanted(info: TensorInfo, engine: int) -> bool:
@@ -119,6 +127,10 @@ class VaultWriter:
         """Requests the host copy of a tensor, which comes as a change that is a copy, as soon as there is one."""
         self._send(CopyRequest(name), -1)
 
+    def evict(self, name: str, version: int, home: int) -> None:
+        """Has the engine that orders a name forget a version that was dropped here."""
+        self._send(Eviction(name, version, home), -1)
+
     def keep_region(self, info: RegionInfo, fd: int) -> None:
         """Deposits a region before its registration is acknowledged."""
         self._send(RegionDeposit(info.name, info), fd)
@@ -132,7 +144,7 @@ class VaultWriter:
         if self._socket is not None:
             self._socket.close()
 
-    def _send(self, deposit: Deposit | Offer | RegionDeposit | CopyRequest, fd: int) -> None:
+    def _send(self, deposit: Deposit | Offer | RegionDeposit | CopyRequest | Eviction, fd: int) -> None:
         if self._socket is not None:
             socket.send_fds(self._socket, [msgspec.msgpack.encode(deposit)], [fd] if fd >= 0 else [])
 
@@ -279,13 +291,17 @@ class VaultReader:
                 return
             if not data:
                 return
-            deposit = msgspec.msgpack.decode(data, type=Deposit | Offer | RegionDeposit | CopyRequest)
+            deposit = msgspec.msgpack.decode(data, type=Deposit | Offer | RegionDeposit | CopyRequest | Eviction)
             fd = fds[0] if fds else -1
             if isinstance(deposit, RegionDeposit):
                 self._take_region(deposit, fd)
             elif isinstance(deposit, CopyRequest):
                 self._wanted.setdefault(deposit.name, set()).add(engine)
                 self._give(deposit.name)
+            elif isinstance(deposit, Eviction):
+                if deposit.home in self.feeds:
+                    gone = Deposit(deposit.name, None, deposit.version, deposit.home, is_copy=True)
+                    self.feeds[deposit.home].send(gone, -1)
             elif isinstance(deposit, Offer):
                 self._drop(self._offers.pop((engine, deposit.ticket), -1))
                 if fd >= 0:

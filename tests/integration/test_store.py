@@ -439,6 +439,19 @@ def test_a_folder_that_vanishes_stops_changes_and_not_reads(tmp_path: Path, star
     assert host.product("there") == 1.0
 
 
+def test_durable_results_give_way_wherever_they_were_made(tmp_path: Path, start_host: StartHost) -> None:
+    """Also on the engine that does not order their names."""
+    host = start_host(tmp_path, "--device", "cpu:0,1", "--resident-bytes", "8KiB")
+    names, quarter = [f"made/{number}" for number in range(24)], np.ones((16, 32), np.float32)
+    for name in names:
+        path = f"/v1/pointwise?fn=abs&store=@{name}&durable=true"
+        assert host.client.post(path, content=to_safetensors({"x": quarter})).status_code == 201
+    assert [host.get(name) for name in names] == [1.0] * len(names)
+    listed = host.client.get("/v1/tensors").json()
+    assert 0 < sum(one["bytes"] for one in listed) <= 2 * 8192
+    until(lambda: host.figure("tilewire_store_evictions_total") >= len(names), True)
+
+
 def test_a_result_that_only_its_host_has_can_be_changed_by_its_version(hosts: tuple[Host, Host]) -> None:
     """Also above a tensor of the store, but not once another host has changed that."""
     one, other = hosts

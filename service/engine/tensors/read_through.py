@@ -151,7 +151,8 @@ class ReadThrough:
 
     def _begin(self, name: str) -> Load:
         resident = self._residents.at(name)
-        have = 0 if resident is None else resident.stored or resident.base
+        is_away = resident is None or (resident.stored > 0 and resident.tensor is None)
+        have = 0 if resident is None or is_away else resident.stored or resident.base
         load = Load(self._seen.get(name, 0), resident)
         self._store.load(name, have, partial(self._make_room, name), partial(self._on_loaded, name))
         self._loads[name] = load
@@ -195,7 +196,9 @@ class ReadThrough:
 
     def _take_in(self, name: str, loaded: Loaded) -> None:
         resident, stored = self._residents.at(name), loaded.stored
-        if resident is not None and not _watched(name, resident).is_changed(0 if stored is None else stored.version):
+        version = 0 if stored is None else stored.version
+        is_here = resident is not None and (resident.tensor is not None or not resident.stored)
+        if resident is not None and is_here and not _watched(name, resident).is_changed(version):
             _close(loaded.fd)
         elif stored is None or stored.type is None:
             if resident is not None:

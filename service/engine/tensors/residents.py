@@ -328,10 +328,11 @@ class Residents:
         return description
 
     def give_up(self, name: str) -> None:
-        """Drops a tensor that is out of date; the engine that orders the changes of its name has the next."""
-        resident = self._by_name[name]
+        """Drops a tensor that is out of date, or that has no room; the engine that orders its name loads the last version."""
+        resident, home = self._by_name[name], home_of(name, len(self.versions))
         self._empty(resident)
-        resident.engines = (home_of(name, len(self.versions)),)
+        resident.engines = (home,)
+        self._vault.evict(name, resident.version, home)
 
     def follow(self, change: Kept) -> None:
         """Takes over a change or a copy of another engine and closes its descriptor.
@@ -340,6 +341,10 @@ class Residents:
         hold it.
         """
         older, home = self._by_name.get(change.name), change.home
+        if change.is_copy and change.info is None:
+            if older is not None and older.version == change.version:
+                self.delete(change.name)
+            return
         is_contained = change.version <= self.versions[home]
         if not change.is_copy:
             self.versions[home] = max(self.versions[home], change.version)
@@ -509,17 +514,24 @@ class Residents:
     def _evict(self, name: str, more_bytes: int) -> None:
         """Drops copies of what the folder of `--store` has, until there is room."""
         is_new = name not in self._kept
-        missing_bytes = self.nbytes + more_bytes - self.quota_bytes
-        if missing_bytes <= 0 and not (is_new and len(self._kept) >= self._max_kept):
-            return
-        # This engine orders their changes, so it alone decides that they are gone from this host.
-        copies = (
-            item for item in self._by_name.items() if item[1].stored and item[0] != name and self.is_home(item[0])
-        )
-        for other, one in sorted(copies, key=lambda item: item[1].last_used or item[1].created):
-            if self.nbytes + more_bytes <= self.quota_bytes and not (is_new and len(self._kept) >= self._max_kept):
+
+        def is_crowded() -> bool:
+            return is_new and len(self._kept) >= self._max_kept
+
+        needs_descriptor = is_crowded()
+        copies = [
+            (one.last_used or one.created, other, one)
+            for other, one in self._by_name.items()
+            # Only the engine that orders a name makes the supervisor close its descriptor.
+            if one.stored and other != name and (self.is_home(other) if needs_descriptor else one.tensor is not None)
+        ]
+        for _, other, one in sorted(copies, key=lambda copy: copy[:2]):
+            if self.nbytes + more_bytes <= self.quota_bytes and not is_crowded():
                 return
-            self.delete(other)
+            if self.is_home(other):
+                self.delete(other)
+            else:
+                self.give_up(other)
             self.on_evict(one)
 
     def _drop_spares(self, more_bytes: int) -> None:

@@ -7,6 +7,7 @@ import queue
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -294,6 +295,14 @@ def test_a_home_engine_looks_again_when_the_holder_has_given_a_tensor_up(
     (again,) = home.answers
     assert isinstance(again, Tensors)
     assert again.tensors[0].engines == (0,)
+    assert home.read(name) == b"2222"
+    # It may have had no room, and the file is the last one still.
+    held = msgspec.structs.replace(again.tensors[0], engines=(1,))
+    ordered = home.ask(OrderTensor(4, held, ticket=2))
+    assert isinstance(ordered, Tensors)
+    assert home.residents.nbytes == 0
+    assert home.ask(DescribeTensor(5, name, ordered.tensors[0].version)) is None
+    home.run_one()
     assert home.read(name) == b"2222"
 
 
