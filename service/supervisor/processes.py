@@ -173,7 +173,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         loop.add_reader(ours, self._vault.drain, ours, index)
         stack.callback(loop.remove_reader, ours)
-        feed = VaultFeed(ours)
+        feed = VaultFeed(ours, self._vault.kept)
         if self._num_engines > 1:
             self._vault.feeds[index] = feed
             stack.callback(feed.clear)

@@ -15,7 +15,7 @@ import os
 import socket
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -197,44 +197,43 @@ class VaultFeed:
 
     Args:
         sock: A non-blocking sequenced-packet socket. It lasts over the engine's restarts.
+        kept: Last change of each tensor: a change that waits has the host copy of that, and none once it is replaced.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, kept: Mapping[str, Kept]) -> None:
         self._socket = sock
-        self._unsent: deque[tuple[bytes, int]] = deque()
+        self._kept = kept
+        # With whether the host copy goes along.
+        self._unsent: deque[tuple[Deposit, bool]] = deque()
 
     def send(self, deposit: Deposit, fd: int) -> None:
         """Sends a change; `fd` stays the caller's, -1 for none."""
-        data = msgspec.msgpack.encode(deposit)
-        if self._unsent or not self._sent(data, fd):
-            self._unsent.append((data, os.dup(fd) if fd >= 0 else -1))
+        if self._unsent or not self._sent(deposit, fd):
+            self._unsent.append((deposit, fd >= 0))
             asyncio.get_running_loop().add_writer(self._socket, self._flush)
 
     def clear(self) -> None:
         """Drops what is unsent: the engine that starts now gets it with its settings."""
         if self._unsent:
             asyncio.get_running_loop().remove_writer(self._socket)
-        while self._unsent:
-            self._close(self._unsent.popleft()[1])
+        self._unsent.clear()
 
     def _flush(self) -> None:
         while self._unsent:
-            if not self._sent(*self._unsent[0]):
+            deposit, has_copy = self._unsent[0]
+            kept = self._kept.get(deposit.name)
+            is_last = kept is not None and has_copy and kept.version == deposit.version
+            if not self._sent(deposit, kept.fd if kept is not None and is_last else -1):
                 return
-            self._close(self._unsent.popleft()[1])
+            self._unsent.popleft()
         asyncio.get_running_loop().remove_writer(self._socket)
 
-    def _sent(self, data: bytes, fd: int) -> bool:
+    def _sent(self, deposit: Deposit, fd: int) -> bool:
         try:
-            socket.send_fds(self._socket, [data], [fd] if fd >= 0 else [])
+            socket.send_fds(self._socket, [msgspec.msgpack.encode(deposit)], [fd] if fd >= 0 else [])
         except BlockingIOError:
             return False
         return True
-
-    @staticmethod
-    def _close(fd: int) -> None:
-        if fd >= 0:
-            os.close(fd)
 
 
 class VaultReader:

@@ -58,7 +58,7 @@ class Pair:
         feed_end, follower_end = self._pair(stack)
         self._wants, want_end = self._pair(stack)
         self._vault = VaultReader(2)
-        self._vault.feeds[1] = VaultFeed(feed_end)
+        self._vault.feeds[1] = VaultFeed(feed_end, self._vault.kept)
         board, backend = VersionBoard(), CpuBackend()
         writers = [VaultWriter(home_end.detach()), VaultWriter(want_end.detach(), 1)]
         self.home, residents = (
