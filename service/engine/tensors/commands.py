@@ -174,7 +174,7 @@ class TensorStore:
             copy.refusal = outcome
         else:
             copy.info = msgspec.structs.replace(copy.info, stored=outcome.version)
-            copy.replaced = outcome.replaced
+            copy.replaced = copy.replaced or outcome.replaced
         self._take(copy)
 
     def _take(self, copy: HostCopy) -> None:
@@ -269,11 +269,8 @@ class TensorStore:
             self._release(client, ticket)
             return Tensors(message.id, (msgspec.structs.replace(message.info, version=0),))
         self._forget(client, ticket)
-        older = self.residents.at(message.info.name)
-        info, _ = self.residents.order(message.info, ticket, message.match)
+        info, was_there = self.residents.order(message.info, ticket, message.match)
         self._copy(self.residents.at(info.name), info)
-        # Whether a tensor of the store was there, the store says.
-        was_there = older is not None and not (info.stored and older.stored)
         return Tensors(message.id, (info,), replaced=was_there)
 
     def _put(self, client: Client, message: PutTensor) -> Tensors:
@@ -286,7 +283,9 @@ class TensorStore:
         client.tickets.add(ticket)
         if self.shared is not None:
             home = home_of(name, len(self.residents.versions))
-            self._held[ticket] = HostCopy(info, None, home, ticket)
+            older = self.residents.at(name)
+            is_above = older is not None and not older.stored
+            self._held[ticket] = HostCopy(info, None, home, ticket, replaced=is_above)
             self._write(self._held[ticket], fd, message.match)
         if fd >= 0:
             self.residents.set_copy(ticket, fd)

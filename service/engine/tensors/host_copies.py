@@ -45,7 +45,7 @@ class HostCopy:
         is_awaited: A request waits for it: it comes before those that nobody awaits, and as fast as it goes.
         problem: Why there is no copy; empty when there is one.
         refusal: Why its file was not written to the store; None when it was, and without a store.
-        replaced: Whether the store had a tensor before it.
+        replaced: Whether the store had a tensor before it, or this host a result that the store has not.
     """
 
     info: TensorInfo

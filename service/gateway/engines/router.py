@@ -218,7 +218,7 @@ class Engines:
         else:
             # Another host, or another request, came behind it.
             self._directory.forget(info.name)
-        return ordered, reply.replaced or (copied is not None and copied.replaced)
+        return ordered, copied.replaced if copied is not None and info.stored else reply.replaced
 
     @staticmethod
     async def _await_copy(engine: Engine, name: str, ticket: int) -> Tensors:
