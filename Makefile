@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 SET_UP := constraints/cpu.txt deploy/set_up.py pyproject.toml
 # Files, not tests, are dealt out: many share a server.
 PYTEST_ARGS ?= -n auto --dist loadfile
+# Each start of a server would compile our modules again where the environment says not to write them.
+test test-all: export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
 .PHONY: help serve demo test test-all check lint format type arch docs site many soak fuzz qa bench gpu-test screenshot dist image-test clean
@@ -29,7 +31,7 @@ demo: $(VENV)/.server ## a whole round against a running server, or a fresh one:
 test: $(VENV)/.dev ## the tests, without the slow ones
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
 
-test-all: $(VENV)/.dev ## every test: benchmarks at a small scale, pictures, replicas and cross-compilation too
+test-all: $(VENV)/.dev ## every test: benchmarks at a small scale, pictures, replicas, cross-compilation, load and further engines too
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 check: lint type arch test-all ## all that CI checks

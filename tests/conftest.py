@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -31,6 +33,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(folder)
 
 
+def pytest_collection_finish() -> None:
+    """Takes imports and tests out of the collector's sight: a pass over them is a third of a second."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """Two gateways, one engine on the CPU, small limits; ends in order."""
@@ -56,6 +64,17 @@ def start_server(tmp_path: Path) -> Iterator[StartServer]:
             return stack.enter_context(serving(tmp_path / f"log-{number}", *flags))
 
         yield start
+
+
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
+    """Returns the file's server of these flags, started at first use; a test leaves it ready and idle."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*flags: str) -> LiveServer:
+            return stack.enter_context(serving(tmp_path_factory.mktemp("shared") / "log", *flags))
+
+        yield functools.cache(start)
 
 
 @pytest.fixture

@@ -52,9 +52,19 @@ METRICS = {
 }
 
 
+@pytest.fixture(scope="module")
+def _one_of_everything(server: LiveServer) -> None:
+    with server.client() as client:
+        do_one_of_everything(client)
+
+
 @pytest.fixture
-def used(client: httpx.Client) -> httpx.Client:
+def used(_one_of_everything: None, client: httpx.Client) -> httpx.Client:
     """A client of a server that has done one of everything."""
+    return client
+
+
+def do_one_of_everything(client: httpx.Client) -> None:
     for _ in range(3):
         assert client.post("/v1/matmul", content=ONES).status_code == 200
     assert client.post("/v1/add", content=ONES).status_code == 200
@@ -65,7 +75,6 @@ def used(client: httpx.Client) -> httpx.Client:
     assert settles(client, lambda now: total(now, "tilewire_requests_total", op="softmax", code="400") > 0)
     for op in ("matmul", "add", "softmax"):
         assert settles(client, lambda now, op=op: total(now, "tilewire_batch_requests_sum", op=op) > 0)  # type: ignore[misc]
-    return client
 
 
 @pytest.mark.parametrize("name", METRICS)

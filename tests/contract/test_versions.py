@@ -147,6 +147,7 @@ def test_a_condition_that_cannot_be_read_is_400(client: httpx.Client, value: str
     check_problem(client.get("/v1/tensors/versioned", headers=twice), 400, "if-match")
 
 
+@pytest.mark.slow
 def test_versions_hold_over_several_engines(start_server: StartServer) -> None:
     server = start_server("--gateways", "1", "--arena-bytes", "64MiB", "--device", "cpu:0,1")
     with server.client() as client:

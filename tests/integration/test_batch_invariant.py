@@ -22,12 +22,8 @@ CLIENTS = 8
 def upload(server: LiveServer) -> Array:
     weight = random_array("float32", (WIDTH, 61), 1)
     with server.client() as client:
-        assert (
-            client.put(
-                "/v1/tensors/w", content=to_npy(weight), headers={"content-type": "application/x-npy"}
-            ).status_code
-            == 201
-        )
+        sent = client.put("/v1/tensors/w", content=to_npy(weight), headers={"content-type": "application/x-npy"})
+        assert sent.status_code in (200, 201)
     return weight
 
 
@@ -50,8 +46,8 @@ def ask_together(server: LiveServer, op: str, inputs: list[Array]) -> list[tuple
 
 
 @pytest.mark.parametrize("op", ["matmul", "softmax"])
-def test_the_bits_are_those_of_a_request_alone(start_server: StartServer, op: str) -> None:
-    server = start_server("--batch-invariant")
+def test_the_bits_are_those_of_a_request_alone(shared_server: StartServer, op: str) -> None:
+    server = shared_server("--batch-invariant")
     upload(server)
     inputs = [random_array("float32", (rows, WIDTH), rows) for rows in ROWS]
     with server.client() as client:
@@ -60,6 +56,7 @@ def test_the_bits_are_those_of_a_request_alone(start_server: StartServer, op: st
         assert answer.tobytes() == alone[answer.shape[0]]
 
 
+@pytest.mark.slow
 def test_a_batch_changes_nothing_beyond_the_bound(start_server: StartServer) -> None:
     server = start_server("--max-queue-delay-us", "20000")
     weight = upload(server)

@@ -44,8 +44,15 @@ def test_by_keyboard_alone(page: Page) -> None:
     expect(page.get_by_role("button", name="Compute")).to_be_focused()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize(
+    ("scheme", "viewport"),
+    [
+        pytest.param("light", DESKTOP, id="light-desktop"),
+        pytest.param("dark", PHONE, id="dark-phone"),
+        pytest.param("light", PHONE, id="light-phone", marks=pytest.mark.slow),
+        pytest.param("dark", DESKTOP, id="dark-desktop", marks=pytest.mark.slow),
+    ],
+)
 def test_axe_finds_nothing(browser: Browser, server: LiveServer, scheme: str, viewport: ViewportSize) -> None:
     with browser.new_context(viewport=viewport, color_scheme=scheme) as context:  # type: ignore[arg-type]
         page = context.new_page()

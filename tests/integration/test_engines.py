@@ -25,14 +25,16 @@ X = np.arange(8, dtype=np.float32).reshape(2, 4)
 
 
 @pytest.fixture
-def two_engines(start_server: StartServer) -> LiveServer:
-    return start_server("--device", "cpu:0,1", "--gateways", "1", "--arena-bytes", "32MiB")
+def two_engines(shared_server: StartServer) -> LiveServer:
+    return shared_server("--device", "cpu:0,1", "--gateways", "1", "--arena-bytes", "32MiB")
 
 
 @pytest.fixture
 def two(two_engines: LiveServer) -> Iterator[httpx.Client]:
     with two_engines.client() as client:
         yield client
+        for one in client.get("/v1/tensors").json():
+            client.delete(f"/v1/tensors/{one['name']}")
 
 
 def engines_of(client: httpx.Client) -> list[str]:
@@ -137,6 +139,7 @@ def replace_engine(server: LiveServer, index: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_concurrent_writers_leave_one_tensor_on_all_engines(start_server: StartServer) -> None:
     server = start_server("--device", "cpu:0,1", "--gateways", "2", "--reuse-port", "--arena-bytes", "64MiB")
     with contextlib.ExitStack() as stack:

@@ -83,6 +83,7 @@ def test_room_in_the_arena_goes_to_whoever_holds_least(start_server: StartServer
         assert quiet.answer().status == 200
 
 
+@pytest.mark.slow
 def test_at_four_times_the_peak_the_quiet_key_s_requests_are_all_computed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,8 +55,8 @@ def until_served(channel: grpc.Channel) -> None:
         time.sleep(POLL_S)
 
 
-def test_a_killed_engine_is_unavailable_with_a_hint_and_comes_back(start_server: StartServer) -> None:
-    server = start_server(*FLAGS)
+def test_a_killed_engine_is_unavailable_with_a_hint_and_comes_back(shared_server: StartServer) -> None:
+    server = shared_server(*FLAGS)
     check = health_pb2.HealthCheckRequest(service=SERVICE).SerializeToString()
     with channel_to(server) as channel:
         np.testing.assert_array_equal(out_of(infer(channel, REQUEST)), 2 * A)
@@ -77,8 +77,8 @@ def test_a_killed_engine_is_unavailable_with_a_hint_and_comes_back(start_server:
         np.testing.assert_array_equal(out_of(infer(channel, REQUEST)), 2 * A)
 
 
-def test_requests_in_a_dying_engine_are_unavailable(start_server: StartServer) -> None:
-    server = start_server(*FLAGS)
+def test_requests_in_a_dying_engine_are_unavailable(shared_server: StartServer) -> None:
+    server = shared_server(*FLAGS)
     (engine,) = server.engines()
     with channel_to(server) as channel:
         infer(channel, REQUEST)
@@ -89,10 +89,13 @@ def test_requests_in_a_dying_engine_are_unavailable(start_server: StartServer) -
         os.kill(engine, signal.SIGKILL)
         assert waiting.code() is grpc.StatusCode.UNAVAILABLE
         assert dict(waiting.trailing_metadata())[PUSHBACK] == "1000"
+        until_served(channel)
+    for pid in server.gateways():
+        server.wait_ready(pid)
 
 
-def test_a_killed_gateway_comes_back_on_its_port(start_server: StartServer) -> None:
-    server = start_server(*FLAGS)
+def test_a_killed_gateway_comes_back_on_its_port(shared_server: StartServer) -> None:
+    server = shared_server(*FLAGS)
     with channel_to(server) as channel:
         infer(channel, REQUEST)
         victim = server.grpc_gateway()
@@ -102,6 +105,7 @@ def test_a_killed_gateway_comes_back_on_its_port(start_server: StartServer) -> N
         assert server.grpc_gateway() != victim
 
 
+@pytest.mark.slow
 def test_sigterm_under_load_answers_what_was_accepted(start_server: StartServer) -> None:
     server = start_server(*FLAGS)
     is_ending = threading.Event()
@@ -149,8 +153,8 @@ def test_an_idle_stream_does_not_hold_up_the_end(start_server: StartServer) -> N
             next(answers)
 
 
-def test_residents_over_http_are_seen_at_once(start_server: StartServer) -> None:
-    server = start_server(*FLAGS)
+def test_residents_over_http_are_seen_at_once(shared_server: StartServer) -> None:
+    server = shared_server(*FLAGS)
     request = request_of("add", {"a": A})
     request.inputs.add(name="b").parameters["resident"].string_param = "w"
     with channel_to(server) as channel, server.client() as client:
@@ -198,6 +202,7 @@ def test_tls_by_the_same_flags(certificates: Certificates, tmp_path: Path) -> No
             infer(channel, REQUEST)
 
 
+@pytest.mark.slow
 def test_a_new_certificate_is_taken_up(certificates: Certificates, tmp_path: Path) -> None:
     with serving(tmp_path / "log", *FLAGS, *certificates.flags, tls=certificates.context()) as server:
         with secure(server, certificates) as channel:
@@ -239,8 +244,8 @@ def test_a_port_that_is_taken_is_said_so(tmp_path: Path) -> None:
     assert f"cannot listen on 127.0.0.1 port {port}" in done.stderr
 
 
-def test_http_reaches_nothing_at_the_grpc_port(start_server: StartServer) -> None:
-    server = start_server(*FLAGS)
+def test_http_reaches_nothing_at_the_grpc_port(shared_server: StartServer) -> None:
+    server = shared_server(*FLAGS)
     with pytest.raises(httpx.HTTPError):
         httpx.get(f"http://{server.grpc_address}/v2", trust_env=False, timeout=TIMEOUT_S)
     with channel_to(server) as channel:

@@ -17,9 +17,16 @@ from tests.support.product import BODY, MATMUL, check_product
 from tests.support.raw_http import ConnectionEnded, RawConnection, head, post
 from tests.support.tensor_bodies import TYPES, decode, to_safetensors
 
+IMPATIENT = ("--gateways", "1", "--arena-bytes", "128MiB", "--body-timeout-s", "0.3")
+# Of one request at a time, and of none.
+NARROW = (
+    "--gateways", "1", "--arena-bytes", "65MiB", "--max-body-bytes", "33MiB", "--room-timeout-s", "0",
+    "--keep-alive-s", "0.3",
+)  # fmt: skip
 
-def test_a_body_that_stalls_is_given_up(start_server: StartServer) -> None:
-    server = start_server("--gateways", "1", "--arena-bytes", "16MiB", "--body-timeout-s", "0.3")
+
+def test_a_body_that_stalls_is_given_up(shared_server: StartServer) -> None:
+    server = shared_server(*IMPATIENT)
     with RawConnection(server.connect()) as connection, server.client() as client:
         connection.send(head("POST", "/v1/matmul", content_length=str(len(BODY))) + BODY[:100])
         answer = connection.answer()
@@ -28,8 +35,8 @@ def test_a_body_that_stalls_is_given_up(start_server: StartServer) -> None:
         assert settles(client, is_idle)
 
 
-def test_a_head_that_trickles_in_is_given_up(start_server: StartServer) -> None:
-    server = start_server("--gateways", "1", "--arena-bytes", "16MiB", "--body-timeout-s", "0.3")
+def test_a_head_that_trickles_in_is_given_up(shared_server: StartServer) -> None:
+    server = shared_server(*IMPATIENT)
     with RawConnection(server.connect()) as connection:
         connection.send(b"POST /v1/matmul HTTP/1.1\r\nhost: x\r\n")
         answer = connection.answer()
@@ -38,8 +45,8 @@ def test_a_head_that_trickles_in_is_given_up(start_server: StartServer) -> None:
         assert connection.is_closed()
 
 
-def test_an_idle_connection_is_not_taken_for_a_head_that_trickles_in(start_server: StartServer) -> None:
-    server = start_server("--gateways", "1", "--arena-bytes", "16MiB", "--body-timeout-s", "0.3")
+def test_an_idle_connection_is_not_taken_for_a_head_that_trickles_in(shared_server: StartServer) -> None:
+    server = shared_server(*IMPATIENT)
     with RawConnection(server.connect()) as connection:
         connection.send(MATMUL)
         check_product(connection.answer().body)
@@ -50,8 +57,8 @@ def test_an_idle_connection_is_not_taken_for_a_head_that_trickles_in(start_serve
         check_product(connection.answer().body)
 
 
-def test_a_client_that_never_reads_its_answer_loses_its_slots(start_server: StartServer) -> None:
-    server = start_server("--gateways", "1", "--arena-bytes", "128MiB", "--body-timeout-s", "0.5")
+def test_a_client_that_never_reads_its_answer_loses_its_slots(shared_server: StartServer) -> None:
+    server = shared_server(*IMPATIENT)
     x = np.ones((2048, 2048), np.float32)
     with RawConnection(server.connect()) as connection, server.client() as client:
         # More than the sockets' own buffers hold.
@@ -114,8 +121,8 @@ def test_a_body_that_trickles_in_is_given_up(start_server: StartServer) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 20])
-def test_large_bodies_that_trickle_in_leave_room_for_small_requests(start_server: StartServer, count: int) -> None:
-    server = start_server("--gateways", "1", "--arena-bytes", "512MiB", "--room-timeout-s", "60")
+def test_large_bodies_that_trickle_in_leave_room_for_small_requests(shared_server: StartServer, count: int) -> None:
+    server = shared_server("--gateways", "1", "--arena-bytes", "512MiB", "--room-timeout-s", "60")
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(server.client())
         slow = [stack.enter_context(RawConnection(server.connect())) for _ in range(count)]
@@ -135,9 +142,8 @@ def test_large_bodies_that_trickle_in_leave_room_for_small_requests(start_server
         assert settles(client, is_idle)
 
 
-def test_the_largest_body_and_its_result_have_room_while_nobody_else_is_there(start_server: StartServer) -> None:
-    flags = ("--gateways", "1", "--arena-bytes", "65MiB", "--max-body-bytes", "33MiB", "--room-timeout-s", "0")
-    server = start_server(*flags)
+def test_the_largest_body_and_its_result_have_room_while_nobody_else_is_there(shared_server: StartServer) -> None:
+    server = shared_server(*NARROW)
     x = np.zeros((8, 2**20), np.float32)
     with server.client() as client:
         response = client.post("/v1/add", content=to_safetensors({"a": x, "b": np.ones((1, 1), np.float32)}))
@@ -145,6 +151,7 @@ def test_the_largest_body_and_its_result_have_room_while_nobody_else_is_there(st
         assert decode(TYPES["safetensors"], response.content).all()
 
 
+@pytest.mark.slow
 def test_requests_wait_for_room_in_turn(start_server: StartServer) -> None:
     """More large requests at once than there is room for: each waits, its body in the client's socket, and all are computed."""
     server = start_server("--gateways", "1", "--arena-bytes", "48MiB", "--room-timeout-s", "60")
@@ -164,6 +171,7 @@ def test_requests_wait_for_room_in_turn(start_server: StartServer) -> None:
         assert total(scrape(client), "tilewire_rejected_total") == 0
 
 
+@pytest.mark.slow
 def test_the_least_rate_grows_with_the_declared_length(start_server: StartServer) -> None:
     flags = ("--gateways", "1", "--arena-bytes", "64MiB", "--body-timeout-s", "0.4", "--max-body-s", "10")
     server = start_server(*flags, "--min-body-bytes-per-s", "0")
@@ -200,8 +208,8 @@ def test_connections_over_the_limit_are_answered_503(start_server: StartServer) 
         check_product(first.answer().body)
 
 
-def test_an_idle_client_that_never_sends_is_closed(start_server: StartServer) -> None:
-    server = start_server("--gateways", "1", "--arena-bytes", "16MiB", "--keep-alive-s", "0.3")
+def test_an_idle_client_that_never_sends_is_closed(shared_server: StartServer) -> None:
+    server = shared_server(*NARROW)
     with RawConnection(server.connect()) as connection:
         assert connection.is_closed()
 

@@ -6,7 +6,7 @@ import gzip
 import io
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -37,41 +37,43 @@ def deflated(num_floats: int) -> bytes:
     return file.getvalue()
 
 
-ROWS = np.random.default_rng(0).normal(size=(800, 512)).round(9).tolist()
-OIP = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [800, 512], "data": ROWS}]}
-REQUESTS = {
-    "an answer of 4 M numbers": (200, head("POST", "/v1/softmax?x=@big", accept=TYPES["json"], content_length="0")),
-    "8 MiB of JSON": (
+def infer_of_rows() -> bytes:
+    rows = np.random.default_rng(0).normal(size=(800, 512)).round(9).tolist()
+    document = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [800, 512], "data": rows}]}
+    return post("/v2/models/softmax/infer", json.dumps(document).encode(), content_type=TYPES["json"])
+
+
+def npz() -> bytes:
+    body = deflated(16 * MIB)
+    return head("PUT", "/v1/tensors/z", content_length=str(len(body))) + body
+
+
+def gzipped() -> bytes:
+    body = gzip.compress(bytes(60 * MIB))
+    return post("/v2/models/softmax/infer", body, content_type=TYPES["json"], content_encoding="gzip")
+
+
+def json_of(item: bytes, count: int) -> bytes:
+    return post("/v1/softmax", b'{"x": [' + b",".join([item] * count) + b"]}", content_type=TYPES["json"])
+
+
+REQUESTS: dict[str, tuple[int, Callable[[], bytes]]] = {
+    "an answer of 4 M numbers": (
         200,
-        post("/v1/softmax", b'{"x": [' + b",".join([b"1.5"] * 2 * 10**6) + b"]}", content_type=TYPES["json"]),
+        lambda: head("POST", "/v1/softmax?x=@big", accept=TYPES["json"], content_length="0"),
     ),
-    "objects for numbers": (
-        400,
-        post("/v1/softmax", b'{"x": [' + b",".join([b"{}"] * 2 * MIB) + b"]}", content_type=TYPES["json"]),
-    ),
-    "JSON of an infer request": (
-        200,
-        post("/v2/models/softmax/infer", json.dumps(OIP).encode(), content_type=TYPES["json"]),
-    ),
-    "deflated npz": (
-        201,
-        head("PUT", "/v1/tensors/z", content_length=str(len(deflated(16 * MIB)))) + deflated(16 * MIB),
-    ),
-    "gzip": (
-        413,
-        post(
-            "/v2/models/softmax/infer",
-            gzip.compress(bytes(60 * MIB)),
-            content_type=TYPES["json"],
-            content_encoding="gzip",
-        ),
-    ),
+    "8 MiB of JSON": (200, lambda: json_of(b"1.5", 2 * 10**6)),
+    "objects for numbers": (400, lambda: json_of(b"{}", 2 * MIB)),
+    "JSON of an infer request": (200, infer_of_rows),
+    "deflated npz": (201, npz),
+    "gzip": (413, gzipped),
 }
 
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_others_are_answered_meanwhile(server: LiveServer, name: str) -> None:
-    status, sent = REQUESTS[name]
+    status, make = REQUESTS[name]
+    sent = make()
     waits_s = []
     for _ in range(3):
         with RawConnection(server.connect()) as connection, probing(server.port) as probe:

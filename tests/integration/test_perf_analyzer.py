@@ -7,7 +7,6 @@ runs, these tests skip themselves.
 from __future__ import annotations
 
 import csv
-import functools
 import shutil
 import subprocess
 from pathlib import Path
@@ -28,7 +27,13 @@ MATMUL = ["-m", "matmul", "--shape", "a:16,32", "--shape", "b:32,8"]
 SOFTMAX = ["-m", "softmax", "--shape", "x:8,64"]
 
 
-@functools.cache
+@pytest.fixture(scope="module", autouse=True)
+def _load_generator() -> None:
+    """Skips before a server starts."""
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+
+
 def why_not() -> str | None:
     """Why there is no load generator to run, or None."""
     found = shutil.which("perf_analyzer")
@@ -63,9 +68,9 @@ def test_it_runs_without_an_error(server: LiveServer, flags: list[str], tmp_path
     ids=" ".join,
 )
 def test_it_runs_over_shared_memory_without_an_error(
-    start_server: StartServer, flags: list[str], tmp_path: Path
+    shared_server: StartServer, flags: list[str], tmp_path: Path
 ) -> None:
-    server = start_server("--gateways", "2", "--arena-bytes", "32MiB", "--allow-shared-memory")
+    server = shared_server("--gateways", "2", "--arena-bytes", "32MiB", "--allow-shared-memory")
     shared = ["--shared-memory", "system", "--output-shared-memory-size", "65536"]
     run(server, [*flags, *shared], tmp_path / "report.csv")
     with server.client() as client:
@@ -89,9 +94,6 @@ def test_it_runs_over_grpc_without_an_error(grpc_server: LiveServer, flags: list
 
 def run(server: LiveServer, flags: list[str], report: Path, protocol: str = "http") -> None:
     """A run that must end without an error and with figures."""
-    reason = why_not()
-    if reason is not None:
-        pytest.skip(reason)
     address = server.url.removeprefix("http://") if protocol == "http" else server.grpc_address
     command = ["perf_analyzer", "-i", protocol, "-u", address, "-f", str(report), *QUICK, *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -37,14 +37,17 @@ def homed(home: int, count: int) -> list[str]:
 
 
 @pytest.fixture
-def server(start_server: StartServer) -> LiveServer:
-    return start_server(*FLAGS, "--resident-bytes", "64KiB")
+def server(shared_server: StartServer) -> LiveServer:
+    return shared_server(*FLAGS, "--resident-bytes", "64KiB")
 
 
 @pytest.fixture
 def client(server: LiveServer) -> Iterator[httpx.Client]:
     with server.client() as client:
         yield client
+        for one in client.get("/v1/tensors").json():
+            client.delete(f"/v1/tensors/{one['name']}")
+        assert settles(client, lambda now: total(now, "tilewire_resident_tensors") == 0)
 
 
 def put(client: httpx.Client, name: str, array: np.ndarray, placement: str = "") -> None:
@@ -170,6 +173,20 @@ def test_a_queue_that_lasts_brings_a_copy_to_the_idle_device(server: LiveServer,
         check_product(client, name, b, a)
 
 
+def test_a_stored_result_is_where_it_was_made_and_then_everywhere(client: httpx.Client) -> None:
+    for number in range(8):
+        body = to_safetensors({"a": X, "b": weight(number)})
+        stored = client.post(f"/v1/matmul?store=@y{number}&durable=true", content=body)
+        assert stored.status_code == 201, stored.text
+        assert stored.json()["placement"] == "replicate"
+        assert len(stored.json()["engines"]) == 1
+        response = client.post(f"/v1/softmax?x=@y{number}")
+        assert response.status_code == 200, response.text
+    end_s = time.monotonic() + TIMEOUT_S
+    while {tuple(engines) for _, engines in places(client).values()} != {(0, 1)}:
+        assert time.monotonic() < end_s, places(client)
+
+
 def test_only_what_a_dead_engine_alone_holds_is_unavailable(server: LiveServer, client: httpx.Client) -> None:
     names = [*homed(0, 2), *homed(1, 2)]
     for number, name in enumerate(names):
@@ -194,17 +211,3 @@ def test_only_what_a_dead_engine_alone_holds_is_unavailable(server: LiveServer, 
     for number, name in enumerate(names):
         check_product(client, name, weight(number))
     assert total(scrape(client), "tilewire_engine_restarts_total") == 1
-
-
-def test_a_stored_result_is_where_it_was_made_and_then_everywhere(client: httpx.Client) -> None:
-    for number in range(8):
-        body = to_safetensors({"a": X, "b": weight(number)})
-        stored = client.post(f"/v1/matmul?store=@y{number}&durable=true", content=body)
-        assert stored.status_code == 201, stored.text
-        assert stored.json()["placement"] == "replicate"
-        assert len(stored.json()["engines"]) == 1
-        response = client.post(f"/v1/softmax?x=@y{number}")
-        assert response.status_code == 200, response.text
-    end_s = time.monotonic() + TIMEOUT_S
-    while {tuple(engines) for _, engines in places(client).values()} != {(0, 1)}:
-        assert time.monotonic() < end_s, places(client)

@@ -185,6 +185,7 @@ def test_statistics_of_the_protocol_count_repeated_requests(
     assert success()["ns"] > before["ns"]
 
 
+@pytest.mark.slow
 def test_a_resident_that_another_gateway_replaces_or_deletes(start_server: StartServer) -> None:
     server = start_server("--gateways", "2", "--arena-bytes", "16MiB")
     one, other = server.gateways()
@@ -211,6 +212,7 @@ def test_a_resident_that_another_gateway_replaces_or_deletes(start_server: Start
         assert settles(client, is_idle)
 
 
+@pytest.mark.slow
 def test_a_key_that_is_taken_out_or_may_less(start_server: StartServer, tmp_path: Path) -> None:
     everything = 'ops = ["*"]\nread = ["*"]\nwrite = ["*"]'
     path = keys_file(tmp_path, entry("repeated", KEY, everything))
@@ -238,6 +240,7 @@ def test_a_key_that_is_taken_out_or_may_less(start_server: StartServer, tmp_path
         assert asks_until(connection, 401).headers["www-authenticate"]
 
 
+@pytest.mark.slow
 def test_a_quota_that_is_used_up(start_server: StartServer, tmp_path: Path) -> None:
     quota = 'ops = ["*"]\nread = ["*"]\nwrite = ["*"]\nrequests_per_s = 6'
     path = keys_file(tmp_path, entry("few", KEY, quota), entry("admin", "tw_admin", 'ops = ["*"]\nwrite = ["*"]'))
@@ -256,6 +259,7 @@ def test_a_quota_that_is_used_up(start_server: StartServer, tmp_path: Path) -> N
         assert total(scrape(client), "tilewire_rejected_total", reason="over_quota") == statuses.count(429)
 
 
+@pytest.mark.slow
 def test_over_tls(tmp_path: Path) -> None:
     certificates = make_certificates(tmp_path)
     with (
@@ -271,8 +275,8 @@ def test_over_tls(tmp_path: Path) -> None:
         assert settles(client, is_idle)
 
 
-def test_an_engine_that_dies_with_a_request(start_server: StartServer) -> None:
-    server = start_server(*FLAGS)
+def test_an_engine_that_dies_with_a_request(shared_server: StartServer) -> None:
+    server = shared_server(*FLAGS)
     (engine,) = server.engines()
     with server.client() as client, RawConnection(server.connect()) as connection:
         put(client, "w", W)
@@ -292,11 +296,12 @@ def test_an_engine_that_dies_with_a_request(start_server: StartServer) -> None:
         assert settles(client, is_idle)
 
 
-def test_a_client_that_leaves_with_a_request(start_server: StartServer) -> None:
-    server = start_server(*FLAGS)
+def test_a_client_that_leaves_with_a_request(shared_server: StartServer) -> None:
+    server = shared_server(*FLAGS)
     (engine,) = server.engines()
     with server.client() as client:
         put(client, "w", W)
+        num_requests = total(scrape(client), REQUESTS, op="matmul")
         with RawConnection(server.connect()) as connection:
             for _ in range(4):
                 assert ask(connection, SENT).status == 200
@@ -306,10 +311,11 @@ def test_a_client_that_leaves_with_a_request(start_server: StartServer) -> None:
                 connection.sock.close()
                 # It is noticed while the engine has its slots.
                 assert settles(client, lambda now: total(now, "tilewire_arena_bytes", state="used") > 0)
-        assert settles(client, lambda now: total(now, REQUESTS, op="matmul") == 5)
+        assert settles(client, lambda now: total(now, REQUESTS, op="matmul") == num_requests + 5)
         assert settles(client, is_idle)
 
 
+@pytest.mark.slow
 def test_a_drain_loses_no_request(start_server: StartServer) -> None:
     server = start_server(*FLAGS)
     statuses: list[int] = []

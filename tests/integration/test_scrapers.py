@@ -29,6 +29,7 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.slow
 def test_scrapers_leave_a_gateway_to_its_requests(start_server: StartServer) -> None:
     server = start_server("--gateways", "1", "--arena-bytes", "16MiB")
     (gateway,) = server.gateways()

@@ -28,7 +28,7 @@ FLAGS = ("--arena-bytes", "64MiB", "--no-spare-engine", "--resident-bytes", "64K
 RNG = np.random.default_rng(7)
 
 
-@pytest.fixture(params=[2, 3], ids=["two", "three"], scope="module")
+@pytest.fixture(params=[2, pytest.param(3, marks=pytest.mark.slow)], ids=["two", "three"], scope="module")
 def count(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 

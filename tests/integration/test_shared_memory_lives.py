@@ -182,7 +182,7 @@ def test_an_engine_dies_and_the_regions_come_back(start_server: StartServer) -> 
         client.unregister_system_shared_memory("gone")
         with kept.open("rb") as still:
             kept.unlink()
-            for power in range(1, 4):
+            for power in range(1, 3):
                 (victim,) = server.engines()
                 os.kill(victim, signal.SIGKILL)
                 until_ready(server, {victim})
@@ -195,6 +195,7 @@ def test_an_engine_dies_and_the_regions_come_back(start_server: StartServer) -> 
         let_go_of_all([server.process.pid])
 
 
+@pytest.mark.slow
 def test_several_engines_have_the_same_regions(start_server: StartServer) -> None:
     server = start_server("--device", "cpu:0,1", "--gateways", "2", "--arena-bytes", "32MiB", "--allow-shared-memory")
     with connected(server) as client, contextlib.ExitStack() as stack:

@@ -48,11 +48,11 @@ def test_a_file_that_went_bad_is_left_out_at_a_restart(start_server: StartServer
 @pytest.mark.parametrize(
     ("name", "key", "reason"),
     [
-        ("two words", "x", "a name is 1 to 255"),
+        pytest.param("two words", "x", "a name is 1 to 255", marks=pytest.mark.slow),
         ("a", "b/../c", "no empty and no '..' segment"),
-        ("a", "x" * 255, "a name is 1 to 255"),
-        ("a", "\x1b[31m", "a name is 1 to 255"),
-        ("pipe", None, "not a regular file"),
+        pytest.param("a", "x" * 255, "a name is 1 to 255", marks=pytest.mark.slow),
+        pytest.param("a", "\x1b[31m", "a name is 1 to 255", marks=pytest.mark.slow),
+        pytest.param("pipe", None, "not a regular file", marks=pytest.mark.slow),
     ],
 )
 def test_what_no_request_could_reach_is_refused_at_the_start(
@@ -77,6 +77,7 @@ def test_what_no_request_could_reach_is_refused_at_the_start(
     assert "\x1b" not in done.stderr
 
 
+@pytest.mark.slow
 def test_uploads_end_with_507_where_descriptors_do(tmp_path: Path) -> None:
     """Each upload is a descriptor in the supervisor: none is acknowledged that it could not hold."""
     before = ("prlimit", f"--nofile={OPEN_FILES}:{OPEN_FILES}")
@@ -104,6 +105,7 @@ def test_uploads_end_with_507_where_descriptors_do(tmp_path: Path) -> None:
         assert client.put("/v1/tensors/more", content=to_npy(np.ones(2))).status_code == 201
 
 
+@pytest.mark.slow
 def test_names_that_were_deleted_are_forgotten(start_server: StartServer) -> None:
     server = start_server("--gateways", "1", "--arena-bytes", "16MiB")
     pid = server.process.pid

@@ -163,6 +163,7 @@ def test_a_collector_that_is_gone_costs_no_request_and_no_clean_end(start_server
     assert time.monotonic() - began_s < 15
 
 
+@pytest.mark.slow
 def test_a_collector_that_never_answers_costs_no_request(start_server: StartServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         server = start_server(*FLAGS, "--otlp-endpoint", f"http://127.0.0.1:{silent.getsockname()[1]}")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,19 +38,26 @@ def run(code, cache):
     return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
-def test_what_is_compiled_is_found_again(tmp_path):
-    (first, files, names), _ = run(CODE, tmp_path)
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """A cache with three binaries, and what was said of them."""
+    cache = tmp_path_factory.mktemp("cache")
+    return cache, run(CODE, cache)[0]
+
+
+def test_what_is_compiled_is_found_again(compiled):
+    cache, (first, files, names) = compiled
     assert first == [[["staging", 3]], [], True]
-    assert [(tmp_path / file).read_bytes()[:4] for file in files] == [b"\x7fELF"] * 3
+    assert [(cache / file).read_bytes()[:4] for file in files] == [b"\x7fELF"] * 3
     assert names == ["copy_ranges_kernel"] * 3
-    assert not list(tmp_path.glob("*/*.ttir")), "only binaries are kept"
-    (second, *_), _ = run(CODE, tmp_path)
+    assert not list(cache.glob("*/*.ttir")), "only binaries are kept"
+    (second, *_), _ = run(CODE, cache)
     assert second == [[], [], False]
 
 
-def test_an_index_that_cannot_be_right_is_ignored(tmp_path):
-    run(CODE, tmp_path)
-    (index,) = tmp_path.glob("tilewire-*.json")
+def test_an_index_that_cannot_be_right_is_ignored(compiled, tmp_path):
+    cache = shutil.copytree(compiled[0], tmp_path / "cache")
+    (index,) = cache.glob("tilewire-*.json")
     texts = ["", "{", "[]", '{"images": []}', '{"images": [{"file": 1}]}', '{"images": 7}']
     code = CODE.split("part =", maxsplit=1)[0]
     code += f"""
@@ -58,7 +66,7 @@ for text in {texts!r}:
     Path({str(index)!r}).write_text(text)
     print(json.dumps(ahead.images_of(target)))
 """
-    found, log = run(code, tmp_path)
+    found, log = run(code, cache)
     assert found == [None] * len(texts)
     assert log.count("is ignored") == len(texts)
 

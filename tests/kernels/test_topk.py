@@ -47,7 +47,7 @@ def test_ties_nan_and_infinities(largest, n):
     check(x, 12, largest=largest)
 
 
-@pytest.mark.parametrize("width", [64, 256, pytest.param(1024, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("width", [64, *(pytest.param(width, marks=pytest.mark.slow) for width in (256, 1024))])
 def test_wide(width, generator):
     x = torch.randint(0, 50, (1, 5 * width + 3), generator=generator).float()
     check(x, width)

@@ -48,6 +48,8 @@ class LiveServer:
         self._is_stopped = False
         env = {name: value for name, value in os.environ.items() if not name.startswith("TILEWIRE_")}
         env["PYTHONPATH"] = path_with(ROOT)
+        # Spans leave in a batch, by default each 5 s.
+        env.setdefault("OTEL_BSP_SCHEDULE_DELAY", "100")
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
                 [*before, *COMMAND, "--port", "0", "--device", "cpu", *FOR_TESTS, *flags],

@@ -212,15 +212,19 @@ class Authenticator:
             raise Unauthorized("key: it is not known here")
         return access
 
-    async def keep_current(self) -> None:
-        """Reloads the file when it changes and keeps the quotas' view fresh; until cancelled."""
+    async def keep_current(self, *, reload_s: float = RELOAD_S) -> None:
+        """Reloads the file when it changes and keeps the quotas' view fresh; until cancelled.
+
+        Args:
+            reload_s: Seconds between two looks at the file; a multiple of `LOOK_S`.
+        """
         looks = 0
         while self._path is not None:
             await asyncio.sleep(LOOK_S)
             looks += 1
             if self._quotas is not None:
                 self._quotas.refresh()
-            if looks % round(RELOAD_S / LOOK_S) == 0:
+            if looks % round(reload_s / LOOK_S) == 0:
                 self._reload(self._path)
 
     def _reload(self, path: Path) -> None:
