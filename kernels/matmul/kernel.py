@@ -204,26 +204,10 @@ def matmul_kernel(
     is_last = tl.num_programs(1) == 1
     if not is_last:
         acc, is_last = combine_splits(acc, partial_ptr, count_ptr, pid)
-    store_any(
-        acc,
-        offs_m,
-        offs_n,
-        tl.where(is_last, m, 0),
-        n,
-        out_ptr,
-        bias_ptr,
-        a_scale_ptr,
-        b_scale_ptr,
-        out_kind,
-        bias_kind,
-        a_scale_step,
-        b_scale_step,
-        activation,
-        outer * stride_oz + inner * stride_oy,
-        stride_om,
-        stride_on,
-        IN_PIECES,
-    )
+    epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation)
+    mine = tl.where(is_last, m, 0)
+    first = outer * stride_oz + inner * stride_oy
+    store_any(acc, offs_m, offs_n, mine, n, out_ptr, out_kind, epilogue, first, stride_om, stride_on, IN_PIECES)
 
 
 @triton.jit
@@ -320,6 +304,7 @@ def matmul_tma_kernel(
         last_step = tl.minimum(first_step + steps, tl.cdiv(k, BLOCK_K))
     IS_INTEGER: tl.constexpr = a_desc.dtype == tl.int8
     ACC_TYPE: tl.constexpr = tl.int32 if IS_INTEGER else tl.float32
+    epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation)
     for tile in tl.range(tl.program_id(0), tiles_of_entry * batch, tl.num_programs(0), flatten=FLATTEN):
         entry = tile // tiles_of_entry
         pid_m, pid_n = tile_coordinates(tile % tiles_of_entry, num_pid_m, num_pid_n, GROUP_M)
@@ -358,42 +343,15 @@ def matmul_tma_kernel(
                 at_n = column + half * (BLOCK_N // HALVES)
                 part = half_of(acc, half) if HALVES == 2 else acc
                 if not IS_PLAIN:
-                    part = finish_as(
-                        part,
-                        offs_m,
-                        at_n + tl.arange(0, BLOCK_N // HALVES),
-                        m,
-                        n,
-                        bias_ptr,
-                        a_scale_ptr,
-                        b_scale_ptr,
-                        bias_kind,
-                        a_scale_step,
-                        b_scale_step,
-                        activation,
-                        OUT_TYPE,
-                    )
+                    offs_half = at_n + tl.arange(0, BLOCK_N // HALVES)
+                    part = finish_as(part, offs_m, offs_half, m, n, epilogue, OUT_TYPE)
                 store_box(out_desc, entry, row, at_n, part.to(OUT_TYPE), IS_BATCHED)
         else:
             is_last = tl.num_programs(1) == 1
             if not is_last:
                 acc, is_last = combine_splits(acc, partial_ptr, count_ptr, tile)
             offs_n = column + tl.arange(0, BLOCK_N)
-            out = finish_as(
-                acc,
-                offs_m,
-                offs_n,
-                m,
-                n,
-                bias_ptr,
-                a_scale_ptr,
-                b_scale_ptr,
-                bias_kind,
-                a_scale_step,
-                b_scale_step,
-                activation,
-                OUT_TYPE,
-            )
+            out = finish_as(acc, offs_m, offs_n, m, n, epilogue, OUT_TYPE)
             first = tl.cast(entry, tl.int64) * stride_oz
             mine = tl.where(is_last, m, 0)
             store_typed(out_ptr, out, offs_m, offs_n, mine, n, first, stride_om, 1, OUT_TYPE, IN_PIECES)
@@ -511,23 +469,7 @@ def matmul_vector_kernel(
     is_last = tl.num_programs(1) == 1
     if not is_last:
         acc, is_last = combine_splits(acc, partial_ptr, count_ptr, pid)
-    store_any(
-        acc,
-        offs_m,
-        offs_n,
-        tl.where(is_last, m, 0),
-        n,
-        out_ptr,
-        bias_ptr,
-        a_scale_ptr,
-        b_scale_ptr,
-        out_kind,
-        bias_kind,
-        a_scale_step,
-        b_scale_step,
-        activation,
-        outer * stride_oz + inner * stride_oy,
-        stride_om,
-        stride_on,
-        IN_PIECES,
-    )
+    epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation)
+    mine = tl.where(is_last, m, 0)
+    first = outer * stride_oz + inner * stride_oy
+    store_any(acc, offs_m, offs_n, mine, n, out_ptr, out_kind, epilogue, first, stride_om, stride_on, IN_PIECES)

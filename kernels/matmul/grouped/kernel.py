@@ -86,23 +86,5 @@ def matmul_grouped_kernel(
                 acc = tl.dot(a, b, acc, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE_K)
             a_ptrs += BLOCK_K
             b_ptrs += step_b
-        store_any(
-            acc,
-            offs_m,
-            offs_n,
-            m,
-            n,
-            out_ptr,
-            bias_ptr,
-            bias_ptr,
-            bias_ptr,
-            out_kind,
-            bias_kind,
-            -1,
-            -1,
-            activation,
-            0,
-            stride_om,
-            1,
-            False,
-        )
+        epilogue = (bias_ptr, bias_ptr, bias_ptr, bias_kind, -1, -1, activation)
+        store_any(acc, offs_m, offs_n, m, n, out_ptr, out_kind, epilogue, 0, stride_om, 1, False)
