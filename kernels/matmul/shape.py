@@ -11,7 +11,6 @@ from typing import ClassVar
 
 from tilewire.kernels.matmul.configs import (
     ACTIVATIONS,
-    ITEM_BYTES,
     OUT_DTYPES,
     PRECISIONS,
     Config,
@@ -22,6 +21,7 @@ from tilewire.kernels.matmul.members import SPLITS, is_possible, members
 from tilewire.kernels.matmul.select import select
 from tilewire.kernels.matmul.view import Dtypes, problem_of, view_of
 from tilewire.kernels.op import ShapeError, ShapeGroup, log_uniform
+from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.layouts import row_step
 from tilewire.kernels.runtime.strides import Extent
 from tilewire.kernels.runtime.targets import Target

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilewire.kernels.matmul.configs import ITEM_BYTES, Problem
+from tilewire.kernels.matmul.configs import Problem
+from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.strides import Extent, broadcast_strides, collapse
 
 Strides = tuple[int, int, int, int]

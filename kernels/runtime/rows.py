@@ -2,9 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from tilewire.kernels.runtime.kinds import FLOATS, name_of
 from tilewire.kernels.runtime.strides import collapse
+
+
+def check_rows(x: torch.Tensor, axis: int) -> int:
+    """Checks a tensor of floats that is walked along `axis`.
+
+    Returns:
+        The axis, counted from the front.
+
+    Raises:
+        ValueError: Rank, dtype or axis cannot be right.
+    """
+    if x.dim() == 0:
+        raise ValueError("x: needs one dimension or more")
+    check_dtype("x", x.dtype, FLOATS)
+    if not -x.dim() <= axis < x.dim():
+        raise ValueError(f"axis: {axis} is not an axis of rank {x.dim()}")
+    return axis % x.dim()
+
+
+def check_dtype(name: str, dtype: torch.dtype, allowed: Sequence[str]) -> None:
+    """Raises `ValueError` where `dtype`, that of `name`, is not one of `allowed`."""
+    if name_of(dtype) not in allowed:
+        raise ValueError(f"{name}: dtype {dtype} is not one of {', '.join(allowed)}")
 
 
 def row_stride(x: torch.Tensor) -> int | None:
