@@ -192,7 +192,7 @@ def _normalize_wanted(target: Target) -> list[Variant]:
 def _pointwise_wanted(target: Target) -> list[Variant]:
     found = []
     for config, dtype, is_binary in itertools.product(_POINTWISE, _DTYPES, (True, False)):
-        problem = pointwise_configs.Problem(1, 1 << 26, dtype, dtype, is_binary, True, ("unit",) * 3)
+        problem = pointwise_configs.Problem(1, 1 << 26, dtype, dtype, is_binary=is_binary)
         found.append(build_pointwise(problem.specialization, config, target))
     return [*found, *_usual("pointwise", target)]
 

@@ -1,12 +1,12 @@
-"""Blocks of the add kernel. Needs no device."""
+"""Blocks of the add kernel. Pure: no torch, no Triton, no device."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from tilewire.kernels.runtime.elementwise import ALL_ANY, ALL_UNIT, REPEATS, Config, Inner, Specialization
+from tilewire.kernels.runtime import elementwise
+from tilewire.kernels.runtime.elementwise import ALL_ANY, ALL_UNIT, REPEATS, Config, Specialization
 from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.selection.tables import table_for
@@ -18,27 +18,8 @@ KINDS = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4, "int32": 5, "i
 DTYPES = tuple(KINDS)
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One addition as the choice of blocks sees it.
-
-    Attributes:
-        rows: product of all extents but the last, after merging.
-        n: the last extent.
-        dtype: name of the inputs' dtype.
-        out_dtype: name of the output's dtype.
-        is_aligned: whether rows can be read and written in 16-byte pieces.
-        inner: steps of `a`, `b` and the output along the last extent: `unit` (stride 1), `repeat` (stride 0) or `any`.
-        outer_rank: dimensions that number the rows: 0 for a single row, 1, or 3.
-    """
-
-    rows: int
-    n: int
-    dtype: str
-    out_dtype: str
-    is_aligned: bool = True
-    inner: Inner = ALL_UNIT
-    outer_rank: int = 0
+class Problem(elementwise.Problem):
+    """One addition as the choice of blocks sees it."""
 
     @property
     def specialization(self) -> Specialization:

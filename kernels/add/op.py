@@ -6,13 +6,14 @@ import torch
 
 from tilewire.kernels.add.configs import DTYPES, KINDS, Problem, choose
 from tilewire.kernels.add.variants import build
-from tilewire.kernels.runtime.elementwise import Config, walk_of
+from tilewire.kernels.runtime.elementwise import Config
 from tilewire.kernels.runtime.kinds import name_of
 from tilewire.kernels.runtime.launch import Launch, LaunchCache, are_aligned
 from tilewire.kernels.runtime.pipeline import Detour, Prepared, single_entries
 from tilewire.kernels.runtime.rows import check_dtype
 from tilewire.kernels.runtime.strides import broadcast_shapes
 from tilewire.kernels.runtime.targets import current
+from tilewire.kernels.runtime.walks import programs_of, walk_of
 
 
 def add(
@@ -112,12 +113,11 @@ def prepare(
         walk = walk_of(a, b, out)
         if walk is None:
             return Detour(run_entries)
-        names, is_aligned = (name_of(a.dtype), name_of(out.dtype)), walk.is_aligned(a, b, out)
-        problem = Problem(walk.rows, walk.extents[3], *names, is_aligned, walk.inner, walk.outer_rank)
+        problem = walk.problem(Problem, a, b, out)
         target = current(a.get_device())
         chosen = config or choose(problem, target)
         values = walk.sizes("abo", problem.specialization.unit) | {"out_kind": KINDS[problem.out_dtype]}
         values["alpha"] = float(alpha) if a.is_floating_point() else int(alpha)
-        return Launch(build(problem.specialization, chosen, target), (walk.programs(chosen),), values, a.device)
+        return Launch(build(problem.specialization, chosen, target), (programs_of(problem, chosen),), values, a.device)
 
     return _launches.get(key, make)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import triton.language as tl
 
 from tilewire.kernels.add.kernel import add_kernel
-from tilewire.kernels.runtime.elementwise import Config, Specialization, elementwise_binary
+from tilewire.kernels.runtime.elementwise import Config, Specialization
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target
+from tilewire.kernels.runtime.walks import elementwise_binary
 
 _COMPUTE = {"float64": tl.float64, "int32": tl.int32, "int64": tl.int64}
 

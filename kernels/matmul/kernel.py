@@ -31,6 +31,19 @@ def tile_coordinates(tile, num_pid_m, num_pid_n, GROUP_M: tl.constexpr):
 
 
 @triton.jit
+def multiply(a, b, acc, PRECISION: tl.constexpr, IMPRECISE_K: tl.constexpr, UPCAST: tl.constexpr):
+    """`acc` + a @ b, in int32 for int8, else in float32."""
+    if UPCAST:
+        # Triton's interpreter multiplies the bit patterns of bfloat16.
+        acc = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    elif acc.dtype == tl.int32:
+        acc = tl.dot(a, b, acc, out_dtype=tl.int32)
+    else:
+        acc = tl.dot(a, b, acc, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE_K)
+    return acc
+
+
+@triton.jit
 def load_part(first, within, part, splits):
     """The `part`-th of the `splits` partial tiles that lie from `first` on, as another program wrote it; else zeros."""
     SIZE: tl.constexpr = within.shape[0] * within.shape[1]
@@ -188,16 +201,11 @@ def matmul_kernel(
         in_k = offs_k < last_k - start
         a = tl.load(a_ptrs, mask=a_rows & in_k[None, :], other=ZERO)
         b = tl.load(b_ptrs, mask=b_columns & in_k[:, None], other=ZERO)
-        if UPCAST:
-            # Triton's interpreter multiplies the bit patterns of bfloat16.
-            acc = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
-        elif IS_INTEGER:
-            acc = tl.dot(a, b, acc, out_dtype=tl.int32)
-        elif SUMS_BLOCKS:
+        if SUMS_BLOCKS:
             # Naming a limit of imprecision keeps the compiler from folding the addition into the product.
             acc += tl.dot(a, b, input_precision=PRECISION, max_num_imprecise_acc=BLOCK_K)
         else:
-            acc = tl.dot(a, b, acc, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE_K)
+            acc = multiply(a, b, acc, PRECISION, IMPRECISE_K, UPCAST)
         a_ptrs += step_a
         b_ptrs += step_b
 
@@ -321,20 +329,10 @@ def matmul_tma_kernel(
                 b = load_box(b_desc, entry * step_b, at, column, IS_BATCHED)
             else:
                 b = load_box(b_desc, entry * step_b, column, at, IS_BATCHED).T
-            if UPCAST:
-                # Triton's interpreter multiplies the bit patterns of bfloat16.
-                a = a.to(tl.float32)
-                b = b.to(tl.float32)
             if IS_SWAPPED:
-                left = b.T
-                right = a.T
+                acc = multiply(b.T, a.T, acc, PRECISION, IMPRECISE_K, UPCAST)
             else:
-                left = a
-                right = b
-            if IS_INTEGER:
-                acc = tl.dot(left, right, acc, out_dtype=tl.int32)
-            else:
-                acc = tl.dot(left, right, acc, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE_K)
+                acc = multiply(a, b, acc, PRECISION, IMPRECISE_K, UPCAST)
         if IS_SWAPPED:
             acc = acc.T
         offs_m = row + tl.arange(0, BLOCK_M)

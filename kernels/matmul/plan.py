@@ -22,9 +22,9 @@ from tilewire.kernels.matmul.configs import (
 from tilewire.kernels.matmul.members import specialization_of
 from tilewire.kernels.matmul.select import select, select_invariant
 from tilewire.kernels.matmul.variants import box_shapes, build, units_of
-from tilewire.kernels.matmul.view import Dtypes, Strides, View, problem_of, view_of
+from tilewire.kernels.matmul.view import Strides, View, problem_of, view_of
 from tilewire.kernels.runtime.kinds import ITEM_BYTES, KINDS, name_of
-from tilewire.kernels.runtime.launch import Descriptor, Launch, LaunchCache, device_number
+from tilewire.kernels.runtime.launch import Descriptor, Launch, LaunchCache, are_aligned, device_number
 from tilewire.kernels.runtime.layouts import row_step
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step, single_entries
 from tilewire.kernels.runtime.strides import Extent
@@ -51,7 +51,7 @@ class Epilogue:
 _TENSORS = ("a", "b", "out", "bias", "a_scale", "b_scale")
 
 
-def _pipeline(view: View, problem: Problem, spec: EpilogueSpec, config: Config, device: torch.device) -> Pipeline:
+def _pipeline(view: View, problem: Problem, config: Config, spec: EpilogueSpec, device: torch.device) -> Pipeline:
     """The product's launches: copies of operands where `config` has any, then the kernel."""
     target = current(device_number(device))
     view, copies = _copies(view, problem, config)
@@ -125,20 +125,32 @@ def prepare(
             batch = out.shape[:-2]
             single_entries(launch, out, a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:]))
 
-        extents = (Extent(tuple(tensor.shape), tensor.stride()) for tensor in (a, b, out))
-        view = view_of(*extents, is_row_scaled=spec.a_scale == "each")
-        if view is None:
-            return Detour(run_entries)
-        dtypes = Dtypes(name_of(a.dtype), name_of(out.dtype), precision)
-        problem = problem_of(view, dtypes, are_in_aligned=alignment[:2], is_out_aligned=alignment[2])
-        target = current(a.get_device())
-        if config == "invariant":
-            chosen = select_invariant(problem, target)
-        else:
-            chosen = config or select(problem, target, is_plain=spec.is_plain)
-        return _pipeline(view, problem, spec, chosen, a.device)
+        plan = plan_of(a, b, out, spec, precision, config)
+        return Detour(run_entries) if plan is None else _pipeline(*plan, spec, a.device)
 
     return _launches.get(key, make)
+
+
+def plan_of(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    spec: EpilogueSpec,
+    precision: str,
+    config: Config | Literal["invariant"] | None = None,
+) -> tuple[View, Problem, Config] | None:
+    """How a product is computed; None where its batch dimensions do not merge into two. Arguments are those of `prepare`."""
+    extents = (Extent(tuple(tensor.shape), tensor.stride()) for tensor in (a, b, out))
+    view = view_of(*extents, is_row_scaled=spec.a_scale == "each")
+    if view is None:
+        return None
+    a_aligned, b_aligned, out_aligned = (are_aligned((tensor,)) for tensor in (a, b, out))
+    dtypes = (name_of(a.dtype), name_of(out.dtype))
+    problem = problem_of(view, *dtypes, precision, are_in_aligned=(a_aligned, b_aligned), is_out_aligned=out_aligned)
+    target = current(a.get_device())
+    if config == "invariant":
+        return view, problem, select_invariant(problem, target)
+    return view, problem, config or select(problem, target, is_plain=spec.is_plain)
 
 
 def _num_scales(scale: torch.Tensor | None) -> str:

@@ -1,12 +1,12 @@
-"""Blocks of the pointwise kernel. Needs no device."""
+"""Blocks of the pointwise kernel. Pure: no torch, no Triton, no device."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from tilewire.kernels.runtime.elementwise import ALL_ANY, ALL_UNIT, REPEATS, Config, Inner, Specialization
+from tilewire.kernels.runtime import elementwise
+from tilewire.kernels.runtime.elementwise import ALL_ANY, ALL_UNIT, REPEATS, Config, Specialization
 from tilewire.kernels.runtime.kinds import FLOATS, ITEM_BYTES
 from tilewire.kernels.runtime.targets import Target
 
@@ -27,27 +27,8 @@ UNARY = {
 BINARY = {"mul": 0, "sub": 1, "div": 2, "maximum": 3, "minimum": 4}
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One pointwise function as the choice of blocks sees it.
-
-    Attributes:
-        rows: Product of all extents but the last, after merging.
-        n: Last extent.
-        dtype: Name of the inputs' dtype.
-        out_dtype: Name of the output's dtype.
-        is_binary: Whether there are two inputs.
-        is_aligned: Whether rows can be read and written in 16-byte pieces.
-        inner: Steps of `x`, `y` and the output along the last extent: `unit` (stride 1), `repeat` (stride 0) or `any`.
-    """
-
-    rows: int
-    n: int
-    dtype: str
-    out_dtype: str
-    is_binary: bool
-    is_aligned: bool
-    inner: Inner
+class Problem(elementwise.Problem):
+    """One pointwise function as the choice of blocks sees it."""
 
     @property
     def specialization(self) -> Specialization:

@@ -6,13 +6,14 @@ import torch
 
 from tilewire.kernels.pointwise.configs import BINARY, UNARY, Problem, choose
 from tilewire.kernels.pointwise.variants import build
-from tilewire.kernels.runtime.elementwise import Config, walk_of
+from tilewire.kernels.runtime.elementwise import Config
 from tilewire.kernels.runtime.kinds import FLOATS, KINDS, name_of
 from tilewire.kernels.runtime.launch import Launch, LaunchCache, are_aligned
 from tilewire.kernels.runtime.pipeline import Detour, Prepared, single_entries
 from tilewire.kernels.runtime.rows import check_dtype
 from tilewire.kernels.runtime.strides import broadcast_shapes
 from tilewire.kernels.runtime.targets import current
+from tilewire.kernels.runtime.walks import programs_of, walk_of
 
 
 def pointwise(
@@ -125,12 +126,11 @@ def prepare(
         walk = walk_of(x, x if y is None else y, out)
         if walk is None:
             return Detour(run_entries)
-        names, is_aligned = (name_of(x.dtype), name_of(out.dtype)), walk.is_aligned(x, y, out)
-        problem = Problem(walk.rows, walk.extents[3], *names, y is not None, is_aligned, walk.inner)
+        problem = walk.problem(Problem, x, y, out)
         target = current(x.get_device())
         chosen = config or choose(problem, target)
         values = walk.sizes("xyo", problem.specialization.unit) | {"scale": float(scale), "shift": float(shift)}
         values |= {"fn": (UNARY if y is None else BINARY)[fn], "out_kind": KINDS[problem.out_dtype]}
-        return Launch(build(problem.specialization, chosen, target), (walk.programs(chosen),), values, x.device)
+        return Launch(build(problem.specialization, chosen, target), (programs_of(problem, chosen),), values, x.device)
 
     return _launches.get(key, make)

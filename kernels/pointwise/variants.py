@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from tilewire.kernels.pointwise.kernel import pointwise_kernel
-from tilewire.kernels.runtime.elementwise import Config, Specialization, elementwise_binary
+from tilewire.kernels.runtime.elementwise import Config, Specialization
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target
+from tilewire.kernels.runtime.walks import elementwise_binary
 
 
 def build(specialization: Specialization, config: Config, target: Target) -> Variant:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
@@ -12,7 +11,7 @@ from tilewire.kernels.reduce.variants import MERGED_ROWS, main_variant, merge_va
 from tilewire.kernels.runtime.kinds import FLOATS, name_of
 from tilewire.kernels.runtime.launch import Launch, LaunchCache, are_aligned
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
-from tilewire.kernels.runtime.rows import check_rows
+from tilewire.kernels.runtime.rows import RowsView, check_rows, rows_of
 from tilewire.kernels.runtime.strides import collapse
 from tilewire.kernels.runtime.targets import current
 
@@ -98,21 +97,6 @@ def _check_out_dtype(dtype: torch.dtype, kind: Kind) -> None:
         raise ValueError(f"out_dtype: expected {', '.join(allowed)}, got {dtype}")
 
 
-@dataclass(frozen=True)
-class View:
-    """An input as rows numbered over two dimensions.
-
-    Attributes:
-        rows: Extents of the two dimensions, (outer, inner).
-        n: Elements of a row.
-        strides: Strides over (outer, inner, n).
-    """
-
-    rows: tuple[int, int]
-    n: int
-    strides: tuple[int, int, int]
-
-
 _launches: LaunchCache[Prepared] = LaunchCache()
 
 
@@ -128,36 +112,30 @@ def prepare(
             return _pipeline(x, out, view, kind, config, is_copied=False)
         moved = x.dim() - 1 if axis is None else axis
         n = x.numel() if axis is None else x.shape[axis]
-        pipeline = _pipeline(x, out, View((1, out.numel()), n, (0, n, 1)), kind, config, is_copied=True)
+        pipeline = _pipeline(x, out, RowsView((1, out.numel()), n, ((0, n, 1),)), kind, config, is_copied=True)
         return Detour(lambda x, out: pipeline(x.movedim(moved, -1).contiguous(), out), pipeline)
 
     return _launches.get(key, make)
 
 
-def _view(x: torch.Tensor, axis: int | None) -> View | None:
+def _view(x: torch.Tensor, axis: int | None) -> RowsView | None:
     """How the kernels can walk `x`; None where it must be copied first."""
-    if axis is None:
-        extents, (strides,) = collapse(x.shape, x.stride())
-        if len(extents) > 1:
-            return None
-        return View((1, 1), x.numel(), (0, 0, strides[0] if strides else 1))
-    moved = x.movedim(axis, -1)
-    extents, (strides,) = collapse(moved.shape[:-1], moved.stride()[:-1])
-    if len(extents) > 2:
+    if axis is not None:
+        return rows_of(x.movedim(axis, -1))
+    extents, (strides,) = collapse(x.shape, x.stride())
+    if len(extents) > 1:
         return None
-    outer, inner = (*(1,) * (2 - len(extents)), *extents)
-    stride_outer, stride_inner = (*(0,) * (2 - len(extents)), *strides)
-    return View((outer, inner), moved.shape[-1], (stride_outer, stride_inner, moved.stride(-1)))
+    return RowsView((1, 1), x.numel(), ((0, 0, strides[0] if strides else 1),))
 
 
 def _pipeline(
-    x: torch.Tensor, out: torch.Tensor, view: View, kind: str, config: Config | None, *, is_copied: bool
+    x: torch.Tensor, out: torch.Tensor, view: RowsView, kind: str, config: Config | None, *, is_copied: bool
 ) -> Pipeline:
     target = current(x.get_device())
     problem = _problem(x, view, KINDS[kind], is_copied=is_copied)
     config = config or choose(problem, target)
     unit = problem.unit
-    stride_outer, stride_inner, stride_n = view.strides
+    ((stride_outer, stride_inner, stride_n),) = view.strides
     sizes = {
         "rows": problem.rows,
         "n": view.n // unit if problem.is_row else view.n,
@@ -186,9 +164,9 @@ def _pipeline(
     return Pipeline(("x", "out"), steps, x.device, parts)
 
 
-def _problem(x: torch.Tensor, view: View, kind: Kind, *, is_copied: bool) -> Problem:
+def _problem(x: torch.Tensor, view: RowsView, kind: Kind, *, is_copied: bool) -> Problem:
     unit = 16 // x.element_size()
-    stride_outer, stride_inner, stride_n = view.strides
+    ((stride_outer, stride_inner, stride_n),) = view.strides
     is_row = stride_n == 1 or view.n <= 1
     is_unit_inner = stride_inner == 1 or view.rows[1] == 1
     spans = (view.n, stride_outer, stride_inner) if is_row else (view.rows[1], stride_outer, stride_n)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -31,6 +32,36 @@ def check_dtype(name: str, dtype: torch.dtype, allowed: Sequence[str]) -> None:
     """Raises `ValueError` where `dtype`, that of `name`, is not one of `allowed`."""
     if name_of(dtype) not in allowed:
         raise ValueError(f"{name}: dtype {dtype} is not one of {', '.join(allowed)}")
+
+
+@dataclass(frozen=True)
+class RowsView:
+    """Tensors of one shape as rows numbered over two dimensions.
+
+    Attributes:
+        rows: Extents of the two dimensions, (outer, inner).
+        n: Elements of a row.
+        strides: Those of each tensor: (outer, inner, n).
+    """
+
+    rows: tuple[int, int]
+    n: int
+    strides: tuple[tuple[int, int, int], ...]
+
+
+def rows_of(*tensors: torch.Tensor) -> RowsView | None:
+    """Tensors (…, N) of one shape as a kernel walks them; None where dimensions beside the last do not merge into two."""
+    *shape, n = tensors[0].shape
+    extents, strides = collapse(shape, *(tensor.stride()[:-1] for tensor in tensors))
+    if len(extents) > 2:
+        return None
+    missing = 2 - len(extents)
+    outer, inner = (*(1,) * missing, *extents)
+    steps = []
+    for tensor, values in zip(tensors, strides, strict=True):
+        step_outer, step_inner = (*(0,) * missing, *values)
+        steps.append((step_outer, step_inner, 1 if n == 1 else tensor.stride(-1)))
+    return RowsView((outer, inner), n, tuple(steps))
 
 
 def row_stride(x: torch.Tensor) -> int | None:

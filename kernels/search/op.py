@@ -29,7 +29,6 @@ from tilewire.kernels.search.variants import finish_variant, norms_variant, part
 from tilewire.kernels.topk.configs import MAX_K, merge_sizes, select_block
 from tilewire.kernels.topk.configs import Config as SelectConfig
 from tilewire.kernels.topk.op import select_steps
-from tilewire.kernels.topk.variants import merge_variant, select_variant
 
 _TENSORS = ("a", "b", "norms", "bias", "values", "indices")
 # What `search_norms_kernel` computes, by its number.
@@ -266,12 +265,7 @@ def _pipeline(
     product = _product(a, b, problem, config, sizes, target)
     steps.append(Step(product, ("a", "b", "norms", factors, "bias", "orders")))
     select = SelectConfig(select=select_block(width, groups, target), merge=merge_sizes(width, target)[0], finish=width)
-    assert select.select is not None, "This is a bug."
-    binaries = {
-        "select": select_variant(width, select.select, target),
-        "merge": merge_variant(width, select.merge, target),
-    }
-    selecting, select_parts, _ = select_steps(m, groups, best, width, select, binaries, a.device)
+    selecting, select_parts, _ = select_steps(m, groups, best, width, select, a.device)
     steps += selecting
     programs = -(-best // part_of(config.group))
     num_keys = programs * part_of(config.group) * config.group

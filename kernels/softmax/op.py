@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -11,8 +9,7 @@ import torch
 from tilewire.kernels.runtime.kinds import FLOATS, name_of, unit_of
 from tilewire.kernels.runtime.launch import Launch, LaunchCache, are_aligned, device_number
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
-from tilewire.kernels.runtime.rows import check_rows
-from tilewire.kernels.runtime.strides import collapse
+from tilewire.kernels.runtime.rows import RowsView, check_rows, rows_of
 from tilewire.kernels.runtime.targets import current
 from tilewire.kernels.softmax.configs import Config, Problem
 from tilewire.kernels.softmax.select import select, select_invariant
@@ -88,23 +85,6 @@ def prepare_softmax(
     return prepared
 
 
-@dataclass(frozen=True)
-class View:
-    """Input and output as rows numbered over two dimensions.
-
-    Attributes:
-        rows: extents of the two dimensions, (outer, inner).
-        n: elements of a row.
-        x: strides of the input: (outer, inner, n).
-        out: strides of the output: (outer, inner, n).
-    """
-
-    rows: tuple[int, int]
-    n: int
-    x: tuple[int, int, int]
-    out: tuple[int, int, int]
-
-
 _launches: LaunchCache[Prepared] = LaunchCache()
 
 
@@ -127,10 +107,9 @@ def prepare(
             prepare(x, temporary, log=log, config=config)(x, temporary)
             out.copy_(temporary)
 
-        rows, strides = collapse(x.shape[:-1], x.stride()[:-1], out.stride()[:-1])
-        if len(rows) > 2:
+        view = rows_of(x, out)
+        if view is None:
             return Detour(through_copies)
-        view = _view(x, out, rows, strides)
         problem = _problem(x, out, view, log=log)
         target = current(x.get_device())
         chosen = select_invariant(problem, target) if config == "invariant" else config or select(problem, target)
@@ -139,7 +118,7 @@ def prepare(
     return _launches.get(key, make)
 
 
-def _prepared(view: View, problem: Problem, config: Config, device: torch.device) -> Prepared:
+def _prepared(view: RowsView, problem: Problem, config: Config, device: torch.device) -> Prepared:
     target = current(device_number(device))
     values = _values(view, problem, config)
     rows, splits = problem.rows, config.splits
@@ -165,20 +144,11 @@ _OPERANDS = {
 }
 
 
-def _view(x: torch.Tensor, out: torch.Tensor, rows: Sequence[int], strides: Sequence[Sequence[int]]) -> View:
-    def padded(values: Sequence[int], fill: int) -> tuple[int, int]:
-        outer, inner = (*(fill,) * (2 - len(values)), *values)
-        return outer, inner
-
-    n = x.shape[-1]
-    last = (1, 1) if n == 1 else (x.stride(-1), out.stride(-1))
-    return View(padded(rows, 1), n, (*padded(strides[0], 0), last[0]), (*padded(strides[1], 0), last[1]))
-
-
-def _problem(x: torch.Tensor, out: torch.Tensor, view: View, *, log: bool) -> Problem:
+def _problem(x: torch.Tensor, out: torch.Tensor, view: RowsView, *, log: bool) -> Problem:
     unit = 16 // x.element_size()
-    is_contiguous = view.x[2] == 1 and view.out[2] == 1
-    is_aligned = are_aligned((x, out)) and all(span % unit == 0 for span in (view.n, *view.x[:2], *view.out[:2]))
+    is_contiguous = all(strides[2] == 1 for strides in view.strides)
+    spans = (view.n, *(stride for strides in view.strides for stride in strides[:2]))
+    is_aligned = are_aligned((x, out)) and all(span % unit == 0 for span in spans)
     return Problem(
         view.rows[0] * view.rows[1],
         view.n,
@@ -190,10 +160,11 @@ def _problem(x: torch.Tensor, out: torch.Tensor, view: View, *, log: bool) -> Pr
     )
 
 
-def _values(view: View, problem: Problem, config: Config) -> dict[str, int]:
+def _values(view: RowsView, problem: Problem, config: Config) -> dict[str, int]:
     unit = unit_of(problem.dtype, is_aligned=problem.is_aligned)
-    values = {f"stride_x{dim}": stride // unit for dim, stride in zip("oin", view.x, strict=True)}
-    values |= {f"stride_o{dim}": stride // unit for dim, stride in zip("oin", view.out, strict=True)}
+    values = {"log": int(problem.log)}
+    for letter, strides in zip("xo", view.strides, strict=True):
+        values |= {f"stride_{letter}{dim}": stride // unit for dim, stride in zip("oin", strides, strict=True)}
     values |= {"rows": problem.rows, "rows_inner": view.rows[1], "n": problem.n // unit}
     values |= {"group_size": config.splits, "blocks_per_split": -(-problem.n // (config.block_n * config.splits))}
-    return values | {"log": int(problem.log)}
+    return values

@@ -8,12 +8,12 @@ import math
 import torch
 
 from tilewire.kernels.runtime.kinds import KINDS, name_of, unit_of
-from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_aligned
+from tilewire.kernels.runtime.launch import Launch, LaunchCache, are_aligned, device_number
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
 from tilewire.kernels.runtime.rows import as_rows, check_rows, row_stride
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.topk.configs import MAX_K, Config, Problem, choose
-from tilewire.kernels.topk.variants import built, row_unit_of
+from tilewire.kernels.topk.variants import built, merge_variant, row_unit_of, select_variant
 
 _TENSORS = ("x", "values", "indices")
 
@@ -144,14 +144,14 @@ def _pipeline(
     groups = -(-n // config.groups.group)
     programs = rows * -(-n // config.groups.block_n)
     first = Launch(binaries["groups"], (programs,), sizes | {"groups": groups}, device)
-    steps, parts, num_keys = select_steps(rows, groups, problem.k, problem.width, config, binaries, device)
+    steps, parts, num_keys = select_steps(rows, groups, problem.k, problem.width, config, device)
     finish = Launch(binaries["finish"], (rows,), sizes | {"n": n, "stride_row": stride, "num_keys": num_keys}, device)
     names = ("x", steps[-1].operands[-1], "values", "indices")
     return Pipeline(_TENSORS, [Step(first, ("x", "orders")), *steps, Step(finish, names)], device, parts)
 
 
 def select_steps(
-    rows: int, orders: int, k: int, width: int, config: Config, binaries: dict[str, Variant], device: torch.device
+    rows: int, orders: int, k: int, width: int, config: Config, device: torch.device
 ) -> tuple[list[Step], dict[str, Part], int]:
     """Steps from `orders` of each row, in the part of that name, to its `k` best keys, or few enough for a last kernel.
 
@@ -159,15 +159,17 @@ def select_steps(
         The steps, whose last operand names the part of the keys; the scratch parts; the number of keys of a row.
     """
     assert config.select is not None, "This is a bug."
+    target = current(device_number(device))
+    select_best, merge_best = select_variant(width, config.select, target), merge_variant(width, config.merge, target)
     parts = {"orders": Part(torch.int32, (rows, orders))}
     chunks = -(-orders // config.select.block_n)
     parts["keys0"] = Part(torch.int64, (rows, chunks * width))
-    select = Launch(binaries["select"], (rows * chunks,), {"n": orders, "k": k, "chunks": chunks}, device)
+    select = Launch(select_best, (rows * chunks,), {"n": orders, "k": k, "chunks": chunks}, device)
     steps = [Step(select, ("orders", "keys0"))]
     while chunks * width > config.finish:
         num_keys, name = chunks * width, f"keys{len(steps)}"
         chunks = -(-num_keys // config.merge)
         parts[name] = Part(torch.int64, (rows, chunks * width))
-        merge = Launch(binaries["merge"], (rows * chunks,), {"n": num_keys, "k": k, "chunks": chunks}, device)
+        merge = Launch(merge_best, (rows * chunks,), {"n": num_keys, "k": k, "chunks": chunks}, device)
         steps.append(Step(merge, (steps[-1].operands[-1], name)))
     return steps, parts, chunks * width

@@ -165,7 +165,7 @@ def row_variants(target):
             rows = NormalizeProblem(8192, n, dtype, dtype, dtype)
             yield f"normalize {dtype} {n}", normalize_variant(rows, choose_normalize(rows, target), target)
         for is_binary in (True, False):
-            elements = PointwiseProblem(1, 1 << 20, dtype, dtype, is_binary, True, ("unit",) * 3)
+            elements = PointwiseProblem(1, 1 << 20, dtype, dtype, is_binary=is_binary)
             yield (
                 f"pointwise {dtype}",
                 build_pointwise(elements.specialization, choose_pointwise(elements, target), target),

@@ -13,7 +13,7 @@ from tilewire.kernels.matmul.configs import ACTIVATIONS, MAX_INT8_K, OUT_DTYPES,
 from tilewire.kernels.matmul.members import INTERPRETED, INTERPRETED_TMA
 from tilewire.kernels.matmul.plan import Epilogue, prepare
 from tilewire.kernels.matmul.reference import matmul_reference
-from tilewire.kernels.matmul.view import Dtypes, problem_of, view_of
+from tilewire.kernels.matmul.view import problem_of, view_of
 from tilewire.kernels.runtime.strides import Extent
 
 DTYPES = [getattr(torch, name) for name in OUT_DTYPES]
@@ -243,7 +243,7 @@ def test_only_the_operand_that_needs_it_is_copied(generator):
     extents = [Extent(tuple(tensor.shape), tensor.stride()) for tensor in (a, b, out)]
     view = view_of(*extents, is_row_scaled=False)
     assert view is not None
-    problem = problem_of(view, Dtypes("float16", "float16"), are_in_aligned=(True, True), is_out_aligned=True)
+    problem = problem_of(view, "float16", "float16", "ieee", are_in_aligned=(True, True), is_out_aligned=True)
     assert copied_operands(problem, "tma") == (True, False)
     copy, _ = prepared.variants
     assert copy.kernel is copy_operands_kernel

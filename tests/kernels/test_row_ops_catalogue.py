@@ -100,7 +100,7 @@ def test_every_pointwise_function(rows, n, dtype, out_dtype, is_binary, is_align
     ways = st.sampled_from(["unit", "repeat", "any"])
     x_inner, y_inner = data.draw(ways), data.draw(ways)
     inner = (x_inner, y_inner if is_binary else x_inner, data.draw(st.sampled_from(["unit", "any"])))
-    problem = pointwise_configs.Problem(rows, n, dtype, out_dtype, is_binary, is_aligned, inner)
+    problem = pointwise_configs.Problem(rows, n, dtype, out_dtype, is_aligned, inner, is_binary=is_binary)
     config = pointwise_configs.choose(problem, TARGETS[name])
     assert build_pointwise(problem.specialization, config, TARGETS[name]) in listed("pointwise", name)
 
