@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 FLOATS = ("float16", "bfloat16", "float32")
 ITEM_BYTES = {
     "float16": 2,
@@ -29,6 +31,7 @@ _TRITON = {
 KINDS = {"": 0, "float16": 1, "bfloat16": 2, "float32": 3, "int32": 4}
 
 
+@functools.cache
 def name_of(dtype: object) -> str:
     """Name of a torch dtype, e.g. `bfloat16`."""
     return str(dtype).removeprefix("torch.")

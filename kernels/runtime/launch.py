@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -128,6 +128,10 @@ class Launch:
         values: by argument name: the scalars, and a `Descriptor` for each descriptor argument; others are left out.
         device: the GPU to launch on, which must be the current one; the CPU in the interpreter.
 
+    Attributes:
+        bound: Launches on a stream with bare addresses, which the caller vouches for: alive, on the device, aligned as
+            promised. None where the driver is not called directly.
+
     Raises:
         ValueError: `device` is not the current one.
     """
@@ -149,30 +153,25 @@ class Launch:
                     f"tensors on device {device_index}, but device {torch.cuda.current_device()} is current"
                 )
             self._loaded = load(variant, target, device_index)
-        self._bound = self._bind_driver(self._loaded)
+        self.bound = self._bind_driver(self._loaded)
 
     def __call__(self, *tensors: torch.Tensor | None) -> None:
         """Launch on the current stream with `tensors` as the pointer and descriptor arguments, in order."""
-        if self._bound is not None:
+        if self.bound is not None:
             addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-            self._bound(current_stream(self._device_index), addresses)
+            self.bound(current_stream(self._device_index), addresses)
         elif self._loaded is None:
             self._interpret(tensors)
         else:
             given = self._arguments(tensors)
             self._compiled[self.grid](*(given[name] for name in self.variant.kernel.arg_names))
 
-    def at(self, stream: int, addresses: Sequence[int]) -> None:
-        """Launch on `stream` with bare addresses, which the caller vouches for: alive, on the device, aligned as promised."""
-        assert self._bound is not None, "This is a bug."
-        self._bound(stream, addresses)
-
     def resize(self, grid: Grid, **values: int) -> None:
         """Launch over another grid from now on, with other values of some of the scalars."""
         self.grid = grid
         self._values = {**self._values, **values}
-        if self._bound is not None:
-            self._bound.resize(grid, values)
+        if self.bound is not None:
+            self.bound.resize(grid, values)
 
     @property
     def variants(self) -> tuple[Variant, ...]:
@@ -181,8 +180,8 @@ class Launch:
 
     @property
     def is_bound(self) -> bool:
-        """Whether `at` can be used: the driver is called directly."""
-        return self._bound is not None
+        """Whether the driver is called directly."""
+        return self.bound is not None
 
     def _bind_driver(self, loaded: Loaded | None) -> BoundLaunch | None:
         if loaded is None or loaded.function is None:

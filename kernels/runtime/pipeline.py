@@ -140,7 +140,9 @@ class Pipeline:
         self._num_counters = max(num_counters, 1)
         numbers = {name: number for number, name in enumerate((*tensors, "count", *parts))}
         self._steps = [(step.launch, [numbers[name] for name in step.operands]) for step in steps]
-        self._is_bound = all(step.launch.is_bound for step in steps)
+        found = [(launch.bound, operands) for launch, operands in self._steps]
+        self._bound = [(bound, operands) for bound, operands in found if bound is not None]
+        self._is_bound = len(self._bound) == len(found)
 
     @property
     def is_bound(self) -> bool:
@@ -158,8 +160,8 @@ class Pipeline:
         if self._is_bound:
             stream = current_stream(self._index)
             addresses = self._addresses(tensors, stream)
-            for launch, operands in self._steps:
-                launch.at(stream, [addresses[number] for number in operands])
+            for bound, operands in self._bound:
+                bound(stream, [addresses[number] for number in operands])
             return
         if is_interpreting():
             # The interpreter takes no null pointers; operands that may be absent are float32.
@@ -176,8 +178,8 @@ class Pipeline:
         stream = current_stream(self._index)
         addresses = self._addresses(tensors, stream)
         return [
-            functools.partial(launch.at, stream, [addresses[number] for number in operands])
-            for launch, operands in self._steps
+            functools.partial(bound, stream, [addresses[number] for number in operands])
+            for bound, operands in self._bound
         ]
 
     def _addresses(self, tensors: Sequence[torch.Tensor | None], stream: int) -> list[int]:
