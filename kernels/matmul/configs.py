@@ -8,20 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.targets import Target
 
 ACTIVATIONS = ("none", "relu", "leaky_relu", "gelu", "silu", "sigmoid", "tanh")
 # `tf32` and `tf32x3` are for float32 inputs. `fast` is for float8: sums stay in the matrix unit, which keeps some 13 bits.
 PRECISIONS = ("tf32", "tf32x3", "ieee", "fast")
-ITEM_BYTES = {
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "int8": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "int32": 4,
-}
 OUT_DTYPES = {
     "float16": ("float16", "bfloat16", "float32"),
     "bfloat16": ("bfloat16", "float16", "float32"),
@@ -80,11 +72,6 @@ class Problem:
     def is_padded_in(self) -> bool:
         """Whether descriptors can describe both inputs."""
         return self.is_padded_a and self.is_padded_b
-
-    @property
-    def flops(self) -> int:
-        """Multiplications and additions."""
-        return 2 * self.m * self.n * self.k * self.batch
 
     @property
     def min_bytes(self) -> int:

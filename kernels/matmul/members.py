@@ -9,11 +9,10 @@ import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewire.kernels.matmul.configs import (
-    ITEM_BYTES,
     OUT_DTYPES,
     Config,
     Problem,
@@ -25,8 +24,9 @@ from tilewire.kernels.matmul.configs import (
     precisions_of,
     resolve_precision,
 )
+from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.targets import Target
-from tilewire.kernels.selection.cost_model import Amounts, Model, Term
+from tilewire.kernels.selection.cost_model import Model, Term, Tile, tile_of
 from tilewire.kernels.selection.tables import table_for
 
 # Elements of a tile for each thread, above which a tile is not split.
@@ -67,25 +67,6 @@ MODEL = Model(
 
 
 @dataclass(frozen=True)
-class Tile:
-    """A configuration of a device's table.
-
-    Attributes:
-        config: With one split.
-        costs: Cost of each of `MODEL`'s terms.
-        occupancy: Programs that run on one multiprocessor at a time.
-        store: Store that it is for; empty for each that its kernel has.
-        all_layouts: Whether its binary is built for every layout and store, not only for those that most products have.
-    """
-
-    config: Config
-    costs: Amounts
-    occupancy: int = 1
-    store: str = ""
-    all_layouts: bool = False
-
-
-@dataclass(frozen=True)
 class Override:
     """A choice made by hand, which wins over every prediction.
 
@@ -105,9 +86,6 @@ class Override:
         return all(first <= size <= last for (first, last), size in given)
 
 
-_FIELDS = frozenset(field.name for field in fields(Config))
-
-
 @functools.cache
 def tiles_of(target: Target) -> dict[str, tuple[Tile, ...]]:
     """By section, the tiles of the device's table, those of overrides at the end."""
@@ -115,7 +93,7 @@ def tiles_of(target: Target) -> dict[str, tuple[Tile, ...]]:
     by_hand = overrides_of(target)
     for key, section in table_for(target).get("matmul", {}).items():
         defaults = section.get("costs", {})
-        listed = [tile_of(entry, key, defaults) for entry in section["tiles"]]
+        listed = [_tile(entry, key, defaults) for entry in section["tiles"]]
         listed += [
             replace(each.tile, config=replace(each.tile.config, split_k=1)) for each in by_hand if each.key == key
         ]
@@ -123,12 +101,10 @@ def tiles_of(target: Target) -> dict[str, tuple[Tile, ...]]:
     return found
 
 
-def tile_of(entry: dict[str, Any], key: str, defaults: dict[str, float]) -> Tile:
+def _tile(entry: dict[str, Any], key: str, defaults: dict[str, float]) -> Tile:
     """The tile that an entry of the table's section `key` describes."""
-    config = Config(**{name: value for name, value in entry.items() if name in _FIELDS})
-    costs = MODEL.costs(entry.get("costs", {}), defaults)
-    store = "scalar" if key.endswith(SCALAR) else "vec16" if config.kernel == "pointer" else ""
-    return Tile(config, costs, entry.get("occupancy", 1), store, entry.get("all_layouts", False))
+    store = "scalar" if key.endswith(SCALAR) else "vec16" if entry["kernel"] == "pointer" else ""
+    return tile_of(Config, MODEL, entry, defaults, store)
 
 
 @functools.cache
@@ -140,7 +116,7 @@ def overrides_of(target: Target) -> tuple[Override, ...]:
     entries = table_for(target).get("overrides", ())
     return tuple(
         Override(
-            entry["key"], _ranges(entry["sizes"]), tile_of(entry["config"] | {"all_layouts": True}, entry["key"], {})
+            entry["key"], _ranges(entry["sizes"]), _tile(entry["config"] | {"all_layouts": True}, entry["key"], {})
         )
         for entry in entries
         if entry["op"] == "matmul"

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tilewire.kernels.matmul.configs import ITEM_BYTES, OUT_DTYPES, Config, Problem, as_read, is_read_in_pieces
+from tilewire.kernels.matmul.configs import OUT_DTYPES, Config, Problem, as_read, is_read_in_pieces
 from tilewire.kernels.matmul.members import (
     MODEL,
     SCALAR,
@@ -31,6 +31,7 @@ from tilewire.kernels.matmul.select import amounts_of
 from tilewire.kernels.matmul.shape import MatmulShape
 from tilewire.kernels.matmul.variants import build
 from tilewire.kernels.op import Tuning
+from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -22,7 +22,7 @@ from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tilewire.kernels.runtime.driver import BoundLaunch, Function, LayoutError, load_function
-from tilewire.kernels.runtime.targets import Target, is_interpreting
+from tilewire.kernels.runtime.targets import Target, current, is_interpreting
 
 Grid = tuple[int, int, int]
 T = TypeVar("T")
@@ -31,18 +31,6 @@ T = TypeVar("T")
 for _name in ("store_binary_only", "disable_line_info"):
     if f"TRITON_{_name.upper()}" not in os.environ:
         setattr(knobs.compilation, _name, True)
-
-TYPE_NAMES = {
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.float32: "fp32",
-    torch.float64: "fp64",
-    torch.int8: "i8",
-    torch.int32: "i32",
-    torch.int64: "i64",
-    torch.float8_e4m3fn: "fp8e4nv",
-    torch.float8_e5m2: "fp8e5",
-}
 
 
 @dataclass(frozen=True)
@@ -136,23 +124,27 @@ class Launch:
 
     Args:
         variant: the binary.
-        target: what it was compiled for.
-        grid: programs along the three axes.
-        values: by argument name: the scalars, and a `Descriptor` for each descriptor argument.
-        device_index: the GPU to launch on, which must be the current one.
+        grid: programs along up to three axes.
+        values: by argument name: the scalars, and a `Descriptor` for each descriptor argument; others are left out.
+        device: the GPU to launch on, which must be the current one; the CPU in the interpreter.
+
+    Attributes:
+        bound: Launches on a stream with bare addresses, which the caller vouches for: alive, on the device, aligned as
+            promised. None where the driver is not called directly.
 
     Raises:
-        ValueError: `device_index` is not the current device.
+        ValueError: `device` is not the current one.
     """
 
     def __init__(
-        self, variant: Variant, target: Target, grid: Grid, values: dict[str, Any], device_index: int = 0
+        self, variant: Variant, grid: tuple[int, ...], values: Mapping[str, Any], device: torch.device
     ) -> None:
         self.variant = variant
-        self.grid = grid
-        self._values = values
-        self._device_index = device_index
-        self._target = target
+        x, y, z = (*grid, 1, 1)[:3]
+        self.grid: Grid = (x, y, z)
+        self._values = {name: values[name] for name, _ in variant.signature if name in values}
+        self._device_index = device_index = device_number(device)
+        self._target = target = current(device_index)
         self._addressed = tuple(name for name, kind in variant.signature if kind[0] in "*t")
         self._loaded: Loaded | None = None
         if not is_interpreting():
@@ -161,34 +153,35 @@ class Launch:
                     f"tensors on device {device_index}, but device {torch.cuda.current_device()} is current"
                 )
             self._loaded = load(variant, target, device_index)
-        self._bound = self._bind_driver(self._loaded)
+        self.bound = self._bind_driver(self._loaded)
 
     def __call__(self, *tensors: torch.Tensor | None) -> None:
         """Launch on the current stream with `tensors` as the pointer and descriptor arguments, in order."""
-        if self._bound is not None:
-            self.at(*[0 if tensor is None else tensor.data_ptr() for tensor in tensors])
+        if self.bound is not None:
+            addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+            self.bound(current_stream(self._device_index), addresses)
         elif self._loaded is None:
             self._interpret(tensors)
         else:
             given = self._arguments(tensors)
             self._compiled[self.grid](*(given[name] for name in self.variant.kernel.arg_names))
 
-    def at(self, *addresses: int) -> None:
-        """Launch with bare addresses, which the caller vouches for: alive, on the device, aligned as promised."""
-        assert self._bound is not None, "This is a bug."
-        self._bound(current_stream(self._device_index), addresses)
-
     def resize(self, grid: Grid, **values: int) -> None:
         """Launch over another grid from now on, with other values of some of the scalars."""
         self.grid = grid
         self._values = {**self._values, **values}
-        if self._bound is not None:
-            self._bound.resize(grid, values)
+        if self.bound is not None:
+            self.bound.resize(grid, values)
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """The binary alone, as other prepared calls have several."""
+        return (self.variant,)
 
     @property
     def is_bound(self) -> bool:
-        """Whether `at` can be used: the driver is called directly."""
-        return self._bound is not None
+        """Whether the driver is called directly."""
+        return self.bound is not None
 
     def _bind_driver(self, loaded: Loaded | None) -> BoundLaunch | None:
         if loaded is None or loaded.function is None:
@@ -219,6 +212,13 @@ class Launch:
         if not isinstance(geometry, Descriptor):
             return tensor
         return TensorDescriptor(tensor, list(geometry.shape), list(geometry.strides), list(geometry.block))
+
+
+def device_number(device: torch.device) -> int:
+    """The number of a GPU, the current one where `device` has none; -1 for the CPU."""
+    if device.index is None:
+        return torch.cuda.current_device() if device.type == "cuda" else -1
+    return device.index
 
 
 def current_stream(device_index: int) -> int:
@@ -292,11 +292,6 @@ def on_compile(hook: Callable[[str], None]) -> None:
             hook(src.name)
 
     knobs.compilation.listener = listen
-
-
-def pointer(dtype: torch.dtype) -> str:
-    """Triton's type of a pointer to `dtype`."""
-    return f"*{TYPE_NAMES[dtype]}"
 
 
 def are_aligned(tensors: Iterable[torch.Tensor | None], num_bytes: int = 16) -> bool:
