@@ -216,9 +216,9 @@ class Launch:
 
 def device_number(device: torch.device) -> int:
     """The number of a GPU, the current one where `device` has none; -1 for the CPU."""
-    if device.index is None:
-        return torch.cuda.current_device() if device.type == "cuda" else -1
-    return device.index
+    if device.type == "cpu":
+        return -1
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def current_stream(device_index: int) -> int:

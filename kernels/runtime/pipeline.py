@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from tilewire.kernels.runtime.driver import BoundLaunch
 from tilewire.kernels.runtime.launch import Launch, Variant, current_stream, device_number
 from tilewire.kernels.runtime.targets import is_interpreting
 from tilewire.kernels.runtime.workspace import workspace
@@ -175,12 +176,13 @@ class Pipeline:
 
     def single_steps(self, *tensors: torch.Tensor | None) -> list[Callable[[], None]]:
         """Calls that launch one step each, for measuring them apart; the driver must be called directly."""
-        stream = current_stream(self._index)
-        addresses = self._addresses(tensors, stream)
-        return [
-            functools.partial(bound, stream, [addresses[number] for number in operands])
-            for bound, operands in self._bound
-        ]
+        addresses = self._addresses(tensors, current_stream(self._index))
+
+        def launch(bound: BoundLaunch, operands: list[int]) -> None:
+            # A measurement captures the call on a stream of its own.
+            bound(current_stream(self._index), [addresses[number] for number in operands])
+
+        return [functools.partial(launch, bound, operands) for bound, operands in self._bound]
 
     def _addresses(self, tensors: Sequence[torch.Tensor | None], stream: int) -> list[int]:
         """Addresses of all operands, in the order of their numbers."""

@@ -28,16 +28,17 @@ def workspace(
     """
     key = (device, stream)
     if key not in _held:
-        partial = torch.empty(_MIN_PARTIALS, dtype=torch.float32, device=device)
-        _held[key] = partial, torch.zeros(_MIN_COUNTERS, dtype=torch.int32, device=device)
-    partial, count = _held[key]
-    if partial.numel() >= num_partials and count.numel() >= num_counters:
+        partial = torch.empty(max(num_partials, _MIN_PARTIALS), dtype=torch.float32, device=device)
+        count = torch.zeros(max(num_counters, _MIN_COUNTERS), dtype=torch.int32, device=device)
+        _held[key] = partial, count
         return partial, count
+    partial, count = _held[key]
     if partial.numel() < num_partials:
         _retired.append(partial)
         partial = torch.empty(num_partials, dtype=torch.float32, device=device)
+        _held[key] = partial, count
     if count.numel() < num_counters:
         _retired.append(count)
         count = torch.zeros(num_counters, dtype=torch.int32, device=device)
-    _held[key] = partial, count
+        _held[key] = partial, count
     return partial, count
