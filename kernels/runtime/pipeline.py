@@ -164,12 +164,13 @@ class Pipeline:
             for bound, operands in self._bound:
                 bound(stream, [addresses[number] for number in operands])
             return
+        stream = 0 if is_interpreting() else current_stream(self._index)
         if is_interpreting():
             # The interpreter takes no null pointers; operands that may be absent are float32.
             tensors = tuple(torch.zeros(1) if tensor is None else tensor for tensor in tensors)
         operands_of: list[torch.Tensor | None] = [*tensors, None]
         if self._has_scratch:
-            scratch, operands_of[-1] = workspace(self._device, 0, self._scratch_bytes // 4, self._num_counters)
+            scratch, operands_of[-1] = workspace(self._device, stream, self._scratch_bytes // 4, self._num_counters)
             operands_of += self._views(scratch)
         for launch, operands in self._steps:
             launch(*[operands_of[number] for number in operands])

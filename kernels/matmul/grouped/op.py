@@ -262,7 +262,7 @@ def _precisions(dtype: str) -> tuple[str, ...]:
 
 
 def members(target: Target) -> Iterator[tuple[GroupKind]]:
-    """Kinds whose binaries `grouped_matmul` can launch on `target`; outputs and what follows are told at run time."""
+    """Kinds whose binaries `grouped_matmul` can launch on `target`; outputs and epilogues are passed at run time."""
     for dtype in filter(functools.partial(is_supported, target=target), OUT_DTYPES):
         for precision, b_major, is_aligned in itertools.product(_precisions(dtype), "nk", (True, False)):
             yield (GroupKind(dtype, precision, b_major, is_aligned, OUT_DTYPES[dtype][0]),)
