@@ -150,6 +150,10 @@ def specialization_of(problem: Problem, config: Config, *, is_plain: bool) -> Sp
     """
     problem = as_read(problem, config)
     majors = (problem.a_major, problem.b_major)
+    if config.kernel == "wgmma":
+        return Specialization(
+            "wgmma", problem.dtype, problem.precision, *majors, "tma", problem.out_dtype, is_plain=is_plain
+        )
     if config.kernel == "tma":
         is_boxed = stores_boxes(problem, config)
         store = "tma" if is_boxed else "vec16" if problem.is_aligned_out else "scalar"
@@ -206,6 +210,14 @@ def has_descriptors(problem: Problem, target: Target) -> bool:
     return "any" not in majors if arithmetic_of(problem) == "half" else majors == ("k", "k")
 
 
+def has_wgmma(problem: Problem, target: Target) -> bool:
+    """Whether the kernel for Hopper can multiply `problem`, and store it through a descriptor."""
+    is_hopper = target.backend == "cuda" and target.arch == 90
+    is_known = arithmetic_of(problem) in {"half", "float8", "float8 fast"} and _is_default_out(problem)
+    is_described = problem.is_padded_in and problem.is_boxed_out and problem.batch == 1
+    return is_hopper and is_known and is_described and has_descriptors(problem, target)
+
+
 def has_vectors(problem: Problem) -> bool:
     """Whether the kernel without the matrix unit can read `problem`."""
     return problem.m <= MAX_VECTOR_ROWS and problem.a_major == "k" and is_read_in_pieces(problem)
@@ -220,6 +232,7 @@ def members(target: Target) -> Iterator[tuple[Specialization, Config]]:
             shown = Problem(1, 1, 1, 1, dtype, OUT_DTYPES[dtype][0], precision=precision)
             yield from _pointer_members(shown, target)
             yield from _interpreted_members(shown) if target.backend == "interpreter" else _tma_members(shown, target)
+            yield from _wgmma_members(shown, target)
         yield from _vector_members(Problem(1, 1, 1, 1, dtype, OUT_DTYPES[dtype][0]), target)
 
 
@@ -280,6 +293,15 @@ def _tma_members(shown: Problem, target: Target) -> Iterator[tuple[Specializatio
                     yield specialization, tile.config
 
 
+def _wgmma_members(shown: Problem, target: Target) -> Iterator[tuple[Specialization, Config]]:
+    for a_major, b_major, is_plain in itertools.product("km", "nk", (True, False)):
+        problem = replace(shown, a_major=a_major, b_major=b_major)
+        if has_wgmma(problem, target):
+            for tile in tiles_for(problem, target):
+                if tile.config.kernel == "wgmma" and (tile.all_layouts or is_main(problem)):
+                    yield specialization_of(problem, tile.config, is_plain=is_plain), tile.config
+
+
 def _interpreted_members(shown: Problem) -> Iterator[tuple[Specialization, Config]]:
     flags = (True, False)
     for out_dtype, batch, is_boxed, is_plain in itertools.product(OUT_DTYPES[shown.dtype], (1, 2), flags, flags):
@@ -323,13 +345,16 @@ def is_sensible(problem: Problem, config: Config, target: Target) -> bool:
         return False
     if config.kernel == "vector":
         return has_vectors(problem) and config.block_m // 2 < problem.m <= config.block_m
-    return config.kernel != "tma" or as_read(problem, config).is_padded_in
+    read = as_read(problem, config)
+    if config.kernel == "wgmma":
+        return has_wgmma(read, target)
+    return config.kernel != "tma" or read.is_padded_in
 
 
 def can_copy(problem: Problem, kernel: str) -> bool:
     """Whether copying operands first makes a difference to `kernel` that may pay."""
-    meant = "pointer" if arithmetic_of(problem) == "ieee" else "tma"
-    if not (kernel == meant and problem.is_copyable and any(copied_operands(problem, kernel))):
+    meant = {"pointer"} if arithmetic_of(problem) == "ieee" else {"tma", "wgmma"}
+    if not (kernel in meant and problem.is_copyable and any(copied_operands(problem, kernel))):
         return False
     elements = problem.batch * problem.k * (problem.m + problem.n)
     return elements * ITEM_BYTES[problem.dtype] <= MAX_COPIED_BYTES

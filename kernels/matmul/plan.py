@@ -57,7 +57,7 @@ def _pipeline(view: View, problem: Problem, config: Config, spec: EpilogueSpec, 
     view, copies = _copies(view, problem, config)
     read = as_read(problem, config)
     specialization = specialization_of(problem, config, is_plain=spec.is_plain)
-    if config.kernel == "tma":
+    if config.kernel in {"tma", "wgmma"}:
         values = _descriptor_values(view, read, config, specialization)
     else:
         values = _pointer_values(view, specialization)
@@ -69,12 +69,14 @@ def _pipeline(view: View, problem: Problem, config: Config, spec: EpilogueSpec, 
     if is_split:
         sums = torch.int32 if problem.dtype == "int8" else torch.float32
         parts["partial"] = Part(sums, (tiles * config.split_k, config.block_m, config.block_n))
-    read_from = ("a rows" if "a" in copies else "a", "b rows" if "b" in copies else "b")
-    operands = (*read_from, *_TENSORS[2:], "partial" if is_split else "count", "count")
+    read_from = {name: f"{name} rows" if name in copies else name for name in ("a", "b")}
+    names = {name: name for name in (*_TENSORS, "count")} | read_from
+    names["partial"] = "partial" if is_split else "count"
+    operands = tuple(names[name.removesuffix("_ptr").removesuffix("_desc")] for name in launch.addressed)
     steps = [Step(launch, operands)]
     if copies:
         first = launch_of(copies.get("a"), copies.get("b"), dtype.itemsize, device)
-        steps.insert(0, Step(first, ("a", "b", *read_from)))
+        steps.insert(0, Step(first, ("a", "b", *read_from.values())))
     return Pipeline(_TENSORS, steps, device, parts, tiles if is_split else 0)
 
 

@@ -219,7 +219,7 @@ def _predictions(problem: Problem, target: Target, *, is_plain: bool) -> Iterato
 
 
 # Any configuration of each kernel: what specialization a product is of depends on no more.
-_PROBES = {kernel: Config(kernel, 16, 16, 16) for kernel in ("pointer", "tma", "vector")}
+_PROBES = {kernel: Config(kernel, 16, 16, 16) for kernel in ("pointer", "tma", "wgmma", "vector")}
 
 
 def _representative(problem: Problem) -> Problem:

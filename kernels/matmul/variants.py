@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import triton.language as tl
+from triton.experimental.gluon.language import NVMMASharedLayout
 
-from tilewire.kernels.matmul.configs import Config, Specialization, resolve_precision
+from tilewire.kernels.matmul.configs import CONSUMER_ROWS, Config, Specialization, resolve_precision
 from tilewire.kernels.matmul.kernel import matmul_kernel, matmul_tma_kernel, matmul_vector_kernel
+from tilewire.kernels.matmul.wgmma import Form, matmul_wgmma_kernel
 from tilewire.kernels.runtime.binaries import binary
 from tilewire.kernels.runtime.kinds import ITEM_BYTES, descriptor, pointer
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target
+
+# Of the kernel for Hopper: warps and rows of one consumer, and its registers, by the number of consumers.
+_CONSUMER_WARPS = 4
+_CONSUMER_REGISTERS = {1: 240, 2: 240, 3: 160}
 
 _TYPES = {"float16": tl.float16, "bfloat16": tl.bfloat16, "float32": tl.float32, "int32": tl.int32}
 
 
 def build(specialization: Specialization, config: Config, target: Target) -> Variant:
     """Returns the binary of a specialization with the blocks of `config`. The splits of K are the grid's, not the binary's."""
-    return (_build_tma if specialization.kernel == "tma" else _build_pointer)(specialization, config, target)
+    build_kernel = {"tma": _build_tma, "wgmma": _build_wgmma}.get(specialization.kernel, _build_pointer)
+    return build_kernel(specialization, config, target)
 
 
 def units_of(specialization: Specialization) -> dict[str, int]:
@@ -64,13 +72,55 @@ def _build_tma(specialization: Specialization, config: Config, target: Target) -
     return _assemble(matmul_tma_kernel, types, constants, specialization, config, target)
 
 
+def _build_wgmma(specialization: Specialization, config: Config, target: Target) -> Variant:
+    boxes = box_shapes(specialization, config)
+    types = {f"{name}_desc": _boxed(specialization.dtype, boxes[name]) for name in ("a", "b")}
+    types["out_desc"] = _boxed(specialization.out_dtype, boxes["out"])
+    left, right = specialization.a_major, specialization.b_major
+    if config.is_swapped:
+        left, right = right, left
+    consumers = config.num_warps // _CONSUMER_WARPS
+    form = Form(
+        block_m=config.block_m,
+        block_n=config.block_n,
+        block_k=config.block_k,
+        group_m=config.group_m,
+        consumers=consumers,
+        stages=config.num_stages,
+        halves=config.halves,
+        registers=_CONSUMER_REGISTERS[consumers],
+        out_type=_TYPES[specialization.out_dtype],
+        is_swapped=config.is_swapped,
+        left_is_k=left == "k",
+        right_is_k=right == "k",
+        is_plain=specialization.is_plain,
+        promotes=specialization.dtype.startswith("float8") and specialization.precision != "fast",
+    )
+    # Warps that the kernel is written for; those of the other partitions come on top.
+    one = replace(config, num_warps=_CONSUMER_WARPS)
+    return _assemble(matmul_wgmma_kernel, types, {"FORM": form}, specialization, one, target)
+
+
+def _boxed(dtype: str, box: tuple[int, ...]) -> str:
+    """Type of a descriptor whose boxes lie in shared memory as matrix instructions read them."""
+    row_bytes = box[-1] * ITEM_BYTES[dtype]
+    swizzle = next(width for width in (128, 64, 32, 0) if width == 0 or row_bytes % width == 0)
+    return descriptor(dtype, box, repr(NVMMASharedLayout(swizzle, 8 * ITEM_BYTES[dtype], len(box))))
+
+
 def box_shapes(specialization: Specialization, config: Config) -> dict[str, tuple[int, ...]]:
     """Returns the block that one load or store of each descriptor moves."""
     m, n, k = config.block_m, config.block_n, config.block_k
+    if config.kernel == "wgmma":
+        # Each consumer's rows are a box of their own, which need not be a power of two together.
+        m, n = (m, CONSUMER_ROWS) if config.is_swapped else (CONSUMER_ROWS, n)
+        out = (m // config.halves, n) if config.is_swapped else (m, n // config.halves)
+    else:
+        out = (m, n // config.halves)
     boxes = {
         "a": (m, k) if specialization.a_major == "k" else (k, m),
         "b": (k, n) if specialization.b_major == "n" else (n, k),
-        "out": (m, n // config.halves),
+        "out": out,
     }
     return {name: (1, *box) if specialization.is_batched else box for name, box in boxes.items()}
 

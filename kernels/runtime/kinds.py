@@ -42,9 +42,9 @@ def pointer(dtype: str) -> str:
     return f"*{_TRITON[dtype]}"
 
 
-def descriptor(dtype: str, box: tuple[int, ...]) -> str:
-    """Triton's type of a tensor descriptor that moves a `box` of `dtype` at a time."""
-    return f"tensordesc<{_TRITON[dtype]}{list(box)}>"
+def descriptor(dtype: str, box: tuple[int, ...], layout: str = "") -> str:
+    """Triton's type of a tensor descriptor that moves a `box` of `dtype` at a time; in Gluon with its layout there."""
+    return f"tensordesc<{_TRITON[dtype]}{list(box)}{layout and ',' + layout}>"
 
 
 def unit_of(dtype: str, *, is_aligned: bool) -> int:

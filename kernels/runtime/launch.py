@@ -11,7 +11,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -19,6 +19,7 @@ import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tilewire.kernels.runtime.driver import BoundLaunch, Function, LayoutError, load_function
@@ -38,7 +39,7 @@ class Variant:
     """One binary: a kernel with everything that its compilation depends on.
 
     Attributes:
-        kernel: the `@triton.jit` function.
+        kernel: the `@triton.jit` or `@gluon.jit` function.
         signature: (argument, type) in order, constants left out; types are Triton's (`*bf16`, `i64`,
             `tensordesc<bf16[128, 64]>`).
         constants: (argument, value) of the `tl.constexpr` arguments.
@@ -46,7 +47,8 @@ class Variant:
         options: (name, value) for the compiler: `num_warps`, `num_stages`, on HIP `waves_per_eu` and others.
     """
 
-    kernel: Any
+    # Triton's own hash is of the source, which takes milliseconds; types and constants tell kernels apart.
+    kernel: Any = field(hash=False)
     signature: tuple[tuple[str, str], ...]
     constants: tuple[tuple[str, Any], ...]
     divisible: tuple[str, ...]
@@ -64,7 +66,8 @@ class Variant:
         constants = dict(self.constants)
         types = dict(self.signature) | dict.fromkeys(constants, "constexpr")
         attrs = {(names.index(name),): [["tt.divisibility", 16]] for name in self.divisible}
-        return ASTSource(self.kernel, {name: types[name] for name in names}, constants, attrs)
+        source = GluonASTSource if isinstance(self.kernel, GluonJITFunction) else ASTSource
+        return source(self.kernel, {name: types[name] for name in names}, constants, attrs)
 
     def compile(self, target: Target) -> Any:
         """The compiled kernel for `target`, which need not be present."""
@@ -129,6 +132,7 @@ class Launch:
         device: the GPU to launch on, which must be the current one; the CPU in the interpreter.
 
     Attributes:
+        addressed: names of the pointer and descriptor arguments, in order.
         bound: Launches on a stream with bare addresses, which the caller vouches for: alive, on the device, aligned as
             promised. None where the driver is not called directly.
 
@@ -145,7 +149,7 @@ class Launch:
         self._values = {name: values[name] for name, _ in variant.signature if name in values}
         self._device_index = device_index = device_number(device)
         self._target = target = current(device_index)
-        self._addressed = tuple(name for name, kind in variant.signature if kind[0] in "*t")
+        self.addressed = tuple(name for name, kind in variant.signature if kind[0] in "*t")
         self._loaded: Loaded | None = None
         if not is_interpreting():
             if device_index != torch.cuda.current_device():
@@ -204,7 +208,7 @@ class Launch:
         self.variant.kernel[self.grid](**given)
 
     def _arguments(self, tensors: tuple[torch.Tensor | None, ...]) -> dict[str, Any]:
-        bound = {name: self._describe(name, tensor) for name, tensor in zip(self._addressed, tensors, strict=True)}
+        bound = {name: self._describe(name, tensor) for name, tensor in zip(self.addressed, tensors, strict=True)}
         return self._values | bound | dict(self.variant.constants)
 
     def _describe(self, name: str, tensor: torch.Tensor | None) -> Any:

@@ -155,7 +155,8 @@ def test_time_follows_waves_bytes_and_clock():
 def test_operands_that_bulk_loads_cannot_read_are_copied_first_where_that_pays():
     odd = MatmulShape(4096, 4096, 1025, is_padded=False).problem
     config = select(odd, H200)
-    assert (config.kernel, config.is_copied) == ("tma", True)
+    assert config.is_copied
+    assert config.kernel in {"tma", "wgmma"}
     line = explain(odd, H200)
     assert " copied" in line
     assert "copy " in line
