@@ -24,7 +24,9 @@ from tilewire.kernels.reduce import op as reduce_op
 from tilewire.kernels.reduce.reference import reduce_reference
 from tilewire.kernels.reduce.variants import main_variant
 from tilewire.kernels.registry import kernel_op
+from tilewire.kernels.runtime.elementwise import Config
 from tilewire.kernels.runtime.launch import Variant
+from tilewire.kernels.runtime.pipeline import Pipeline
 from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.search import configs as search_configs
 from tilewire.kernels.search import op as search_op
@@ -119,9 +121,7 @@ _COLUMNS = tuple(reduce_configs.Config(rows, n, warps) for rows, n, warps in ((6
 _NORMALIZE = tuple(
     normalize_configs.Config(rows, 4096, warps) for rows, warps in ((1, 4), (1, 8), (1, 16), (2, 8), (2, 16))
 )
-_POINTWISE = tuple(
-    pointwise_configs.Config(1, n, warps) for n, warps in ((1024, 4), (2048, 4), (4096, 4), (4096, 8), (8192, 8))
-)
+_POINTWISE = tuple(Config(1, n, warps) for n, warps in ((1024, 4), (2048, 4), (4096, 4), (4096, 8), (8192, 8)))
 
 
 def wanted_variants(target: Target, only: tuple[str, ...]) -> list[Variant]:
@@ -151,7 +151,7 @@ def _search_wanted(target: Target) -> list[Variant]:
     for (k, _), configs in SEARCH.items():
         problem = search_configs.Problem(1, 1, k, 10, "bfloat16")
         for config in configs:
-            grouped = replace(config, group=search_configs.group_of(problem, config))
+            grouped = replace(config, group=search_configs.group_for(problem.width, config))
             found += [product_variant(problem, grouped, target)]
             found += [rescore_variant(problem, grouped, target)]
     listed = _usual("search", target)
@@ -162,7 +162,7 @@ def _search_wanted(target: Target) -> list[Variant]:
 def _topk_wanted(target: Target) -> list[Variant]:
     found: list[Variant] = []
     for config in _topk_candidates(target):
-        found += built("float32", 16, config, target, is_aligned=True).values()
+        found += built("float32", 16, config, True, target).values()
     return [*found, *_usual("topk", target)]
 
 
@@ -192,7 +192,7 @@ def _normalize_wanted(target: Target) -> list[Variant]:
 def _pointwise_wanted(target: Target) -> list[Variant]:
     found = []
     for config, dtype, is_binary in itertools.product(_POINTWISE, _DTYPES, (True, False)):
-        problem = pointwise_configs.Problem(1, 1 << 26, dtype, dtype, is_binary, True, ("unit",) * 3)
+        problem = pointwise_configs.Problem(1, 1 << 26, dtype, dtype, is_binary=is_binary)
         found.append(build_pointwise(problem.specialization, config, target))
     return [*found, *_usual("pointwise", target)]
 
@@ -396,12 +396,13 @@ def time_search(m: int, n: int, k: int) -> tuple[dict[str, Any], float]:
         return lambda _: prepared(*tensors)
 
     found = {"chosen": _contestant(lambda: launch(None))}
-    for number, step in enumerate(search_op.prepare(a, b, 10, metric="dot", bias=None).single_steps(*tensors)):
+    (pipeline,) = search_op.prepare(a, b, 10, metric="dot", bias=None).inner
+    for number, step in enumerate(pipeline.single_steps(*tensors) if isinstance(pipeline, Pipeline) else ()):
         found[f"chosen, launch {number}"] = functools.partial(_ignore, step)
     key = (768 if k > 256 else 128, 1 if m <= 16 else 64 if m <= 64 else 256)
     problem = search_configs.Problem(m, n, k, 10, "bfloat16")
     for config in SEARCH[key]:
-        grouped = replace(config, group=search_configs.group_of(problem, config))
+        grouped = replace(config, group=search_configs.group_for(problem.width, config))
         found[f"{grouped}"[7:-1]] = _contestant(functools.partial(launch, grouped))
     scores = torch.empty((m, n), dtype=torch.bfloat16, device=DEVICE)
 
@@ -426,7 +427,8 @@ def time_topk(rows: int, n: int, k: int, dtype: str) -> tuple[dict[str, Any], fl
 
     found = {"chosen": _contestant(lambda: launch(None)), "torch": lambda _: torch.topk(x, k)}
     prepared = topk_op.prepare(x, values, indices, axis=1, largest=True)
-    for number, step in enumerate(prepared.single_steps(x, values, indices)):
+    steps = prepared.single_steps(x, values, indices) if isinstance(prepared, Pipeline) else ()
+    for number, step in enumerate(steps):
         found[f"chosen, launch {number}"] = functools.partial(_ignore, step)
     if (rows, n, k) == (64, 1_000_000, 10):
         from tilewire.kernels.runtime.targets import current  # noqa: PLC0415 - needs the device
@@ -512,7 +514,7 @@ def time_pointwise(fn: str, size: int, dtype: str) -> tuple[dict[str, Any], floa
     x, y, out = (random((size,), dtype, seed) for seed in range(3))
     other = y if fn in pointwise_configs.BINARY else None
 
-    def launch(config: pointwise_configs.Config | None) -> Callable[[int], object]:
+    def launch(config: Config | None) -> Callable[[int], object]:
         prepared = pointwise_op.prepare(x, other, out, fn, 1.0, 0.0, config)
         return lambda _: prepared(x, other, out)
 

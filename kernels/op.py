@@ -7,6 +7,7 @@ over that list and name none.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -152,6 +153,21 @@ class Tuning:
     keeps: bool = False
 
 
+@dataclass(frozen=True)
+class Family:
+    """Binaries of an op that are listed, built and tried alike.
+
+    Attributes:
+        members: What tells the binaries that can be chosen on a target apart: arguments of the other two.
+        build: The binary, or binaries, of a member: (*member, target).
+        self_test: Launches them on a device, and compares with what is known: (*member, device).
+    """
+
+    members: Callable[[Target], Iterable[tuple[Any, ...]]]
+    build: Callable[..., Variant | Iterable[Variant]]
+    self_test: Callable[..., SelfTest]
+
+
 @dataclass(frozen=True, eq=False)
 class KernelOp:
     """One op of the kernels.
@@ -161,15 +177,15 @@ class KernelOp:
     | file | content |
     |---|---|
     | `kernel.py` | the `@triton.jit` bodies; they begin with `await_previous(OVERLAP)` |
-    | `configs.py` | `Problem` (what a choice depends on), `Config`, `choose(problem, target)`; pure |
-    | `variants.py` | `build(…) -> Variant` and `variants(target)`, every binary that `choose` can ask for |
+    | `configs.py` | `Problem` (what a choice depends on), `Config`, `choose(problem, target)`, all that it can choose; pure |
+    | `variants.py` | `build(…) -> Variant` |
     | `op.py` | the public function, and `prepare_<op>`, which returns a launcher without checks |
     | `shape.py` | a `Shape`, and `draw`, a random one; pure |
     | `bench.py` | `Operands` of a shape |
     | `space.py` | `TUNING`, for an op whose configurations are measured and fitted |
-    | `selftest.py` | `self_tests`: each binary once, on numbers whose result is exact |
+    | `selftest.py` | `self_test`: a binary, on numbers whose result is exact |
     | `reference.py` | the float64 oracle of the tests |
-    | `__init__.py` | the `KernelOp` |
+    | `__init__.py` | the `KernelOp`, with the families of its binaries |
 
     Rules that hold for all:
     - Sizes and strides are passed at run time, in units of 16 bytes where operands are aligned. No argument is specialised.
@@ -178,12 +194,10 @@ class KernelOp:
     - Equal requests give equal bits. No atomics on floats.
 
     Attributes:
-        name: Name of the op, as in metrics and tables.
+        name: Name of the op, as in metrics and tables. Those of its Triton functions begin with it.
         run: Public function: checks, allocates, launches.
         prepare: Public function: checks, and returns a launcher for tensors of the same shapes, strides and alignment.
-        kernels: Triton functions that the op launches.
-        variants: Every binary that the op can launch on a target.
-        self_tests: Self-test: one call for each binary of a target, which launches it on a device.
+        families: Every binary that the op can launch.
         shape: Shapes of benchmarks and tuning; None for an op that neither measures.
         draw: A random shape, log-uniform in size.
         groups: Kinds of random shapes that benchmarks report on their own.
@@ -196,9 +210,7 @@ class KernelOp:
     name: str
     run: Callable[..., Any]
     prepare: Callable[..., Any]
-    kernels: tuple[Any, ...]
-    variants: Callable[[Target], Iterable[Variant]]
-    self_tests: Callable[[Target, torch.device], Iterator[Callable[[], SelfTest]]]
+    families: tuple[Family, ...]
     shape: type[Any] | None = None
     draw: Callable[[random.Random], Any] | None = None
     groups: tuple[ShapeGroup, ...] = ()
@@ -206,6 +218,21 @@ class KernelOp:
     tuning: Tuning | None = None
     explain: Callable[[Any, Target], str] | None = None
     table_entries: Callable[[Any], Iterator[TableEntry]] = lambda _section: iter(())
+
+    def variants(self, target: Target) -> tuple[Variant, ...]:
+        """Every binary that the op can launch on `target`, without repeats."""
+        found: dict[Variant, None] = {}
+        for family in self.families:
+            for member in family.members(target):
+                built = family.build(*member, target)
+                found |= dict.fromkeys((built,) if isinstance(built, Variant) else built)
+        return tuple(found)
+
+    def self_tests(self, target: Target, device: torch.device) -> Iterator[Callable[[], SelfTest]]:
+        """Yields one call for each binary of `target`, which launches it on `device` and checks it."""
+        for family in self.families:
+            for member in dict.fromkeys(family.members(target)):
+                yield functools.partial(family.self_test, *member, device)
 
 
 def config_text(config: Config) -> str:

@@ -15,7 +15,6 @@ from tilewire.kernels.topk import TOPK
 
 KERNEL_OPS: tuple[KernelOp, ...] = (MATMUL, SOFTMAX, ADD, SEARCH, TOPK, REDUCE, NORMALIZE, POINTWISE, COPY)
 _BY_NAME = {op.name: op for op in KERNEL_OPS}
-_BY_KERNEL = {kernel.__name__: op for op in KERNEL_OPS for kernel in op.kernels}
 
 
 def kernel_op(name: str) -> KernelOp:
@@ -25,11 +24,6 @@ def kernel_op(name: str) -> KernelOp:
         KeyError: There is none.
     """
     return _BY_NAME[name]
-
-
-def op_of_kernel(kernel: str) -> str:
-    """Name of the op that launches the Triton function called `kernel`; functions of others count as copies."""
-    return _BY_KERNEL.get(kernel, COPY).name
 
 
 def measured_ops() -> tuple[KernelOp, ...]:

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tilewire.kernels.add.bench import AddOperands
-from tilewire.kernels.add.kernel import add_kernel
+from tilewire.kernels.add.configs import members
 from tilewire.kernels.add.op import add, prepare_add
-from tilewire.kernels.add.selftest import self_tests
+from tilewire.kernels.add.selftest import self_test
 from tilewire.kernels.add.shape import GROUPS, AddShape, draw
-from tilewire.kernels.add.variants import variants
-from tilewire.kernels.op import KernelOp, TableEntry
+from tilewire.kernels.add.variants import build
+from tilewire.kernels.op import Family, KernelOp, TableEntry
 
 
 def _table_entries(section: Sequence[dict[str, Any]]) -> Iterator[TableEntry]:
@@ -22,9 +22,7 @@ ADD = KernelOp(
     name="add",
     run=add,
     prepare=prepare_add,
-    kernels=(add_kernel,),
-    variants=variants,
-    self_tests=self_tests,
+    families=(Family(members, build, self_test),),
     shape=AddShape,
     draw=draw,
     groups=GROUPS,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from tilewire.kernels.add.configs import Config
 from tilewire.kernels.add.op import prepare
 from tilewire.kernels.add.shape import AddShape
 from tilewire.kernels.op import Call
+from tilewire.kernels.runtime.elementwise import Config
 
 
 class AddOperands:
@@ -26,7 +26,6 @@ class AddOperands:
     def launcher(self, config: Config | None) -> Call:
         """Returns a call that launches one configuration, or the chosen one."""
         prepared, sets = prepare(*self._sets[0], config=config), self._sets
-        assert prepared is not None, "This is a bug."
         return lambda index: prepared(*sets[index])
 
     def vendors(self) -> dict[str, Call]:

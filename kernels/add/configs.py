@@ -4,88 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from tilewire.kernels.runtime import elementwise
+from tilewire.kernels.runtime.elementwise import ALL_ANY, ALL_UNIT, REPEATS, Config, Specialization
+from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.selection.tables import table_for
 
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
-DTYPES = tuple(ITEM_BYTES)
-MAX_RANK = 4
 # Up to here rows that are read element by element get a program each.
 FEW_ROWS_PER_SM = 16
 # How an output type that differs from the inputs' is passed to the kernel.
 KINDS = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4, "int32": 5, "int64": 6}
+DTYPES = tuple(KINDS)
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One addition as the choice of blocks sees it.
-
-    Attributes:
-        rows: product of all extents but the last, after merging.
-        n: the last extent.
-        dtype: name of the inputs' dtype.
-        out_dtype: name of the output's dtype.
-        is_aligned: whether rows can be read and written in 16-byte pieces.
-        a_inner: how `a` goes along the last extent: `unit` (stride 1), `repeat` (stride 0) or `any`.
-        b_inner: the same for `b`.
-        out_inner: the same for the output.
-        outer_rank: dimensions that number the rows: 0 for a single row, 1, or 3.
-    """
-
-    rows: int
-    n: int
-    dtype: str
-    out_dtype: str
-    is_aligned: bool = True
-    a_inner: str = "unit"
-    b_inner: str = "unit"
-    out_inner: str = "unit"
-    outer_rank: int = 0
+class Problem(elementwise.Problem):
+    """One addition as the choice of blocks sees it."""
 
     @property
     def specialization(self) -> Specialization:
         """The specialization whose binaries compute this."""
-        inner = (self.a_inner, self.b_inner, self.out_inner)
         is_typed = self.dtype == self.out_dtype
+        is_unit = self.inner == ALL_UNIT
         # Rarer patterns have fewer binaries.
-        is_common = inner == _UNIT or (inner in _REPEATS and self.is_aligned and is_typed)
-        rank = self.outer_rank if inner == _UNIT and is_typed and (self.is_aligned or self.outer_rank == 0) else 3
-        return Specialization(self.dtype, is_typed, self.is_aligned and is_common, inner if is_common else _ANY, rank)
-
-
-@dataclass(frozen=True)
-class Specialization:
-    """All that a binary depends on besides its configuration.
-
-    Attributes:
-        dtype: of the inputs.
-        is_typed: whether the output has the same; else its type is passed at run time.
-        is_aligned: as in `Problem`.
-        inner: how `a`, `b` and the output go along the last extent.
-        outer_rank: as in `Problem`.
-    """
-
-    dtype: str
-    is_typed: bool
-    is_aligned: bool
-    inner: tuple[str, str, str]
-    outer_rank: int
-
-
-@dataclass(frozen=True)
-class Config:
-    """Blocks and compiler options of one launch."""
-
-    block_rows: int
-    block_n: int
-    num_warps: int
-
-
-_UNIT = ("unit", "unit", "unit")
-_REPEATS = (("unit", "repeat", "unit"), ("repeat", "unit", "unit"))
-_ANY = ("any", "any", "any")
+        is_common = is_unit or (self.inner in REPEATS and self.is_aligned and is_typed)
+        rank = self.outer_rank if is_unit and is_typed and (self.is_aligned or self.outer_rank == 0) else 3
+        inner = self.inner if is_common else ALL_ANY
+        return Specialization(self.dtype, is_typed, self.is_aligned and is_common, inner, rank)
 
 
 def choose(problem: Problem, target: Target) -> Config:
@@ -107,11 +52,11 @@ def choose(problem: Problem, target: Target) -> Config:
 def members(target: Target) -> Iterator[tuple[Specialization, Config]]:
     """Every specialization and configuration that `choose` can ask for on `target`."""
     for dtype in DTYPES:
-        specializations = [Specialization(dtype, True, True, _UNIT, rank) for rank in (0, 1, 3)]
-        specializations += [Specialization(dtype, True, True, inner, 3) for inner in _REPEATS]
-        specializations += [Specialization(dtype, True, False, _UNIT, rank) for rank in (0, 3)]
-        specializations += [Specialization(dtype, False, is_aligned, _UNIT, 3) for is_aligned in (True, False)]
-        specializations += [Specialization(dtype, is_typed, False, _ANY, 3) for is_typed in (True, False)]
+        specializations = [Specialization(dtype, True, True, ALL_UNIT, rank) for rank in (0, 1, 3)]
+        specializations += [Specialization(dtype, True, True, inner, 3) for inner in REPEATS]
+        specializations += [Specialization(dtype, True, False, ALL_UNIT, rank) for rank in (0, 3)]
+        specializations += [Specialization(dtype, False, is_aligned, ALL_UNIT, 3) for is_aligned in (True, False)]
+        specializations += [Specialization(dtype, is_typed, False, ALL_ANY, 3) for is_typed in (True, False)]
         for specialization in specializations:
             yield from ((specialization, config) for config in configs_for(specialization, target))
 

@@ -17,11 +17,13 @@ INT32 = tl.constexpr(5)
 
 
 @triton.jit
-def row_starts(row, extent_1, extent_2, stride_0, stride_1, stride_2, UNIT: tl.constexpr, OUTER_RANK: tl.constexpr):
+def row_starts(row, extents, strides, UNIT: tl.constexpr, OUTER_RANK: tl.constexpr):
     """Offsets of rows numbered over OUTER_RANK dimensions, the outermost of any extent; strides come in UNITs.
 
     Fewer dimensions save divisions, which are slow enough to show in small additions.
     """
+    extent_1, extent_2 = extents
+    stride_0, stride_1, stride_2 = strides
     if OUTER_RANK == 0:
         starts = row * 0
     elif OUTER_RANK == 1:
@@ -35,8 +37,57 @@ def row_starts(row, extent_1, extent_2, stride_0, stride_1, stride_2, UNIT: tl.c
 
 
 @triton.jit
-def load_tile(ptr, starts, offs_n, stride_n, mask, INNER: tl.constexpr):
-    """A (rows, BLOCK_N) tile; INNER is "unit", "repeat" or "any": the stride along n is 1, 0 or something else."""
+def place_tile(
+    rows,
+    n,
+    extents,
+    a,
+    b,
+    out,
+    UNIT: tl.constexpr,
+    A_INNER: tl.constexpr,
+    B_INNER: tl.constexpr,
+    OUT_INNER: tl.constexpr,
+    OUTER_RANK: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """The tile of this program: places of its elements in both operands and the output.
+
+    `a` and `b` are (pointer, strides of the outer dimensions, stride of the last); `out` is the same without a pointer.
+
+    Returns:
+        Both operands as `load_tile` takes them, offsets in the output, offsets along a row, the mask of elements that there
+        are, and whether it leaves any out.
+    """
+    a_ptr, strides_a, stride_an = a
+    b_ptr, strides_b, stride_bn = b
+    strides_o, stride_on = out
+    column_blocks = tl.cdiv(n, BLOCK_N)
+    pid = tl.program_id(0)
+    first_row = (pid // column_blocks).to(tl.int64) * BLOCK_ROWS
+    first_n = (pid % column_blocks).to(tl.int64) * BLOCK_N
+    row = first_row + tl.arange(0, BLOCK_ROWS)
+    offs_n = tl.arange(0, BLOCK_N)[None, :]
+    in_rows = tl.minimum(row, rows - 1)
+    from_a = row_starts(in_rows, extents, strides_a, UNIT, OUTER_RANK)[:, None]
+    from_b = row_starts(in_rows, extents, strides_b, UNIT, OUTER_RANK)[:, None]
+    to_out = row_starts(in_rows, extents, strides_o, UNIT, OUTER_RANK)[:, None]
+    a_ptr += first_n * (1 if A_INNER == "unit" else stride_an)
+    b_ptr += first_n * (1 if B_INNER == "unit" else stride_bn)
+    to_out += (first_n + offs_n.to(tl.int64)) * (1 if OUT_INNER == "unit" else stride_on)
+    mask = (row < rows)[:, None] & (first_n + offs_n < n)
+    is_cut = (first_n + BLOCK_N > n) | (first_row + BLOCK_ROWS > rows)
+    return (a_ptr, from_a, stride_an), (b_ptr, from_b, stride_bn), to_out, offs_n, mask, is_cut
+
+
+@triton.jit
+def load_tile(operand, offs_n, mask, INNER: tl.constexpr):
+    """A (rows, BLOCK_N) tile; INNER is "unit", "repeat" or "any": the stride along n is 1, 0 or something else.
+
+    `operand` is (pointer, offsets of the rows, stride along n).
+    """
+    ptr, starts, stride_n = operand
     if INNER == "unit":
         return tl.load(ptr + starts + offs_n, mask=mask)
     if INNER == "repeat":
@@ -54,16 +105,12 @@ def store_as(total, out_ptr, offs, mask, TYPE: tl.constexpr):
 
 @triton.jit
 def add_tile(
-    a_ptr,
-    b_ptr,
+    a,
+    b,
     out_ptr,
     alpha,
-    from_a,
-    from_b,
     to_out,
     offs_n,
-    stride_an,
-    stride_bn,
     mask,
     out_kind,
     A_INNER: tl.constexpr,
@@ -72,8 +119,8 @@ def add_tile(
     IS_TYPED: tl.constexpr,
 ):
     """One tile of a + alpha * b, computed in COMPUTE. Unless IS_TYPED, `out_kind` is the output's type."""
-    a = load_tile(a_ptr, from_a, offs_n, stride_an, mask, A_INNER)
-    b = load_tile(b_ptr, from_b, offs_n, stride_bn, mask, B_INNER)
+    a = load_tile(a, offs_n, mask, A_INNER)
+    b = load_tile(b, offs_n, mask, B_INNER)
     total = a.to(COMPUTE) + tl.full((1, 1), alpha, COMPUTE) * b.to(COMPUTE)
     if IS_TYPED:
         store_as(total, out_ptr, to_out, mask, out_ptr.dtype.element_ty)
@@ -130,55 +177,14 @@ def add_kernel(
     A whole block is moved without a mask, which is what lets the compiler move 16 bytes at a time for any `n`.
     """
     await_previous(OVERLAP)
-    column_blocks = tl.cdiv(n, BLOCK_N)
-    pid = tl.program_id(0)
-    first_row = (pid // column_blocks).to(tl.int64) * BLOCK_ROWS
-    first_n = (pid % column_blocks).to(tl.int64) * BLOCK_N
-    row = first_row + tl.arange(0, BLOCK_ROWS)
-    offs_n = tl.arange(0, BLOCK_N)[None, :]
-    in_rows = tl.minimum(row, rows - 1)
-    from_a = row_starts(in_rows, extent_1, extent_2, stride_a0, stride_a1, stride_a2, UNIT, OUTER_RANK)[:, None]
-    from_b = row_starts(in_rows, extent_1, extent_2, stride_b0, stride_b1, stride_b2, UNIT, OUTER_RANK)[:, None]
-    to_out = row_starts(in_rows, extent_1, extent_2, stride_o0, stride_o1, stride_o2, UNIT, OUTER_RANK)[:, None]
-    a_ptr += first_n * (1 if A_INNER == "unit" else stride_an)
-    b_ptr += first_n * (1 if B_INNER == "unit" else stride_bn)
-    to_out += (first_n + offs_n.to(tl.int64)) * (1 if OUT_INNER == "unit" else stride_on)
-    mask = (row < rows)[:, None] & (first_n + offs_n < n)
-    if not IS_TYPED or (first_n + BLOCK_N > n) | (first_row + BLOCK_ROWS > rows):
-        add_tile(
-            a_ptr,
-            b_ptr,
-            out_ptr,
-            alpha,
-            from_a,
-            from_b,
-            to_out,
-            offs_n,
-            stride_an,
-            stride_bn,
-            mask,
-            out_kind,
-            A_INNER,
-            B_INNER,
-            COMPUTE,
-            IS_TYPED,
-        )
+    a = (a_ptr, (stride_a0, stride_a1, stride_a2), stride_an)
+    b = (b_ptr, (stride_b0, stride_b1, stride_b2), stride_bn)
+    out = ((stride_o0, stride_o1, stride_o2), stride_on)
+    extents = (extent_1, extent_2)
+    a, b, to_out, offs_n, mask, is_cut = place_tile(
+        rows, n, extents, a, b, out, UNIT, A_INNER, B_INNER, OUT_INNER, OUTER_RANK, BLOCK_ROWS, BLOCK_N
+    )
+    if not IS_TYPED or is_cut:
+        add_tile(a, b, out_ptr, alpha, to_out, offs_n, mask, out_kind, A_INNER, B_INNER, COMPUTE, IS_TYPED)
     else:
-        add_tile(
-            a_ptr,
-            b_ptr,
-            out_ptr,
-            alpha,
-            from_a,
-            from_b,
-            to_out,
-            offs_n,
-            stride_an,
-            stride_bn,
-            None,
-            out_kind,
-            A_INNER,
-            B_INNER,
-            COMPUTE,
-            IS_TYPED,
-        )
+        add_tile(a, b, out_ptr, alpha, to_out, offs_n, None, out_kind, A_INNER, B_INNER, COMPUTE, IS_TYPED)

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tilewire.kernels.add.configs import DTYPES, ITEM_BYTES, Config, Problem, choose, configs_for
+from tilewire.kernels.add.configs import DTYPES, Problem, choose, configs_for
 from tilewire.kernels.op import ShapeGroup, log_uniform
+from tilewire.kernels.runtime.elementwise import Config
+from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.targets import Target
 
 

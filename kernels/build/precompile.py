@@ -173,11 +173,6 @@ def images_of(target: Target) -> dict[Variant, Image] | None:
         return None
 
 
-def is_complete(target: Target) -> bool:
-    """Whether the cache has every variant of `target`."""
-    return images_of(target) is not None
-
-
 def _mark(target: Target, images: Sequence[Image]) -> None:
     marker = _marker(target)
     marker.parent.mkdir(parents=True, exist_ok=True)

@@ -1,16 +1,22 @@
 """Copies of memory: many ranges, or the operands of a product, in one launch."""
 
-from tilewire.kernels.copy.kernel import copy_operands_kernel, copy_ranges_kernel
-from tilewire.kernels.copy.op import CopyPlan, copy_ranges, variants
-from tilewire.kernels.copy.operands import variants as operand_variants
-from tilewire.kernels.copy.selftest import self_tests
-from tilewire.kernels.op import KernelOp
+import itertools
+
+from tilewire.kernels.copy import operands
+from tilewire.kernels.copy.op import WORDS, CopyPlan, copy_ranges, variant
+from tilewire.kernels.copy.selftest import operands_self_test, self_test
+from tilewire.kernels.op import Family, KernelOp
 
 COPY = KernelOp(
     name="staging",
     run=copy_ranges,
     prepare=CopyPlan,
-    kernels=(copy_ranges_kernel, copy_operands_kernel),
-    variants=lambda target: [*variants(), *operand_variants(target)],
-    self_tests=self_tests,
+    families=(
+        Family(
+            lambda _target: itertools.product(WORDS, (False, True)),
+            lambda word, has_rows, _target: variant(word, has_rows),
+            self_test,
+        ),
+        Family(lambda _target: [(size,) for size in operands.WORDS], operands.variant, operands_self_test),
+    ),
 )

@@ -12,7 +12,6 @@ import triton.language as tl
 
 from tilewire.kernels.copy.kernel import copy_ranges_kernel
 from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant
-from tilewire.kernels.runtime.targets import Target, current
 
 # By bytes of a word: what a thread moves at once.
 WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
@@ -40,12 +39,8 @@ class CopyRange(NamedTuple):
     pitch_to: int = 0
 
 
-def word_bytes(ranges: Sequence[CopyRange]) -> int:
-    """The widest word that divides every address, length, row and pitch: 8, 4, 2 or 1 bytes."""
-    return _word_bytes(np.array(ranges, dtype=np.int64))
-
-
-def _word_bytes(table: np.ndarray) -> int:
+def word_bytes(table: np.ndarray) -> int:
+    """The widest word that divides every address, length, row and pitch of ranges, a row each: 8, 4, 2 or 1 bytes."""
     alignment = int(np.bitwise_or.reduce(table, axis=None))
     return next(size for size in WORDS if alignment % size == 0)
 
@@ -121,7 +116,7 @@ def _lay_out(ranges: Sequence[CopyRange]) -> _Laid | None:
     longest = int(nbytes.max(initial=0))
     if not longest:
         return None
-    word = _word_bytes(rows)
+    word = word_bytes(rows)
     has_rows = bool(row_bytes.any())
     if has_rows:
         # Without padding the whole range is one row.
@@ -136,16 +131,7 @@ _launches: LaunchCache[Launch] = LaunchCache()
 
 
 def _launch(word: int, has_rows: bool, grid: tuple[int, int, int], device: torch.device) -> Launch:
-    index = device.index if device.index is not None else -1
-
-    def make() -> Launch:
-        return Launch(variant(word, has_rows), _target(index, device), grid, {}, index)
-
-    return _launches.get((word, has_rows, grid, index), make)
-
-
-def _target(index: int, device: torch.device) -> Target:
-    return current(-1 if device.type == "cpu" else index)
+    return _launches.get((word, has_rows, grid, device), lambda: Launch(variant(word, has_rows), grid, {}, device))
 
 
 def variant(word: int, has_rows: bool) -> Variant:
@@ -154,8 +140,3 @@ def variant(word: int, has_rows: bool) -> Variant:
     return Variant(
         copy_ranges_kernel, (("table_ptr", "*i64"),), tuple(constants.items()), ("table_ptr",), (("num_warps", 4),)
     )
-
-
-def variants() -> list[Variant]:
-    """Every binary that `copy_ranges` can launch."""
-    return [variant(word, has_rows) for word in WORDS for has_rows in (False, True)]

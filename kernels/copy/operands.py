@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import triton.language as tl
 
 from tilewire.kernels.copy.kernel import copy_operands_kernel
 from tilewire.kernels.runtime.binaries import binary
-from tilewire.kernels.runtime.launch import Launch, Variant
-from tilewire.kernels.runtime.targets import Target
+from tilewire.kernels.runtime.launch import Launch, Variant, device_number
+from tilewire.kernels.runtime.targets import Target, current
 
 # By bytes of an element: the word that stands for it.
 WORDS = {1: tl.int8, 2: tl.int16, 4: tl.int32}
@@ -58,20 +59,14 @@ def variant(item_bytes: int, target: Target) -> Variant:
     return binary(copy_operands_kernel, pointers, constants, 4, target, aligned=("a_rows_ptr", "b_rows_ptr"))
 
 
-def variants(target: Target) -> list[Variant]:
-    """Every binary that `launch_of` can bind."""
-    return [variant(item_bytes, target) for item_bytes in WORDS]
-
-
-def launch_of(a: Copied | None, b: Copied | None, item_bytes: int, target: Target, index: int) -> Launch:
+def launch_of(a: Copied | None, b: Copied | None, item_bytes: int, device: torch.device) -> Launch:
     """Binds one launch that copies the operands that are given; it takes both operands, then both copies.
 
     Args:
         a: The first operand; None where it is not copied.
         b: The second operand, likewise.
         item_bytes: Bytes of an element.
-        target: The device.
-        index: Number of the device.
+        device: The device.
     """
     a, b = a or _NOTHING, b or _NOTHING
     values: dict[str, int] = {}
@@ -86,5 +81,6 @@ def launch_of(a: Copied | None, b: Copied | None, item_bytes: int, target: Targe
         }
         values |= {f"stride_{name}{axis}": step for axis, step in zip("zrc", operand.strides, strict=True)}
         blocks.append(-(-operand.rows // BLOCK_ROWS) * -(-operand.columns * item_bytes // BLOCK_BYTES))
-    grid = (sum(blocks), max(a.entries, b.entries), 1)
-    return Launch(variant(item_bytes, target), target, grid, values | {"blocks_a": blocks[0]}, index)
+    grid = (sum(blocks), max(a.entries, b.entries))
+    target = current(device_number(device))
+    return Launch(variant(item_bytes, target), grid, values | {"blocks_a": blocks[0]}, device)

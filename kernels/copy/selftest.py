@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Callable, Iterator
-
 import torch
 
 from tilewire.kernels.copy import operands
-from tilewire.kernels.copy.op import WORDS, CopyRange, copy_ranges, variant
+from tilewire.kernels.copy.op import CopyRange, copy_ranges, variant
 from tilewire.kernels.op import SelfTest
-from tilewire.kernels.runtime.targets import Target
 
 
-def self_tests(target: Target, device: torch.device) -> Iterator[Callable[[], SelfTest]]:
-    """Yields one call for each binary of a target, which launches and checks it."""
-    for word, has_rows in itertools.product(WORDS, (False, True)):
-        yield functools.partial(_self_test, word, device, has_rows=has_rows)
-    for item_bytes in operands.WORDS:
-        yield functools.partial(_operands_self_test, item_bytes, target, device)
-
-
-def _self_test(word: int, device: torch.device, *, has_rows: bool) -> SelfTest:
+def self_test(word: int, has_rows: bool, device: torch.device) -> SelfTest:
+    """Copies two rows from and to any address."""
     source = torch.arange(256, dtype=torch.uint8, device=device)
     copied = torch.zeros(512, dtype=torch.uint8, device=device)
     row = 8 * word
@@ -35,7 +23,8 @@ def _self_test(word: int, device: torch.device, *, has_rows: bool) -> SelfTest:
     return SelfTest((variant(word, has_rows),), (first_row & second_row).all())
 
 
-def _operands_self_test(item_bytes: int, target: Target, device: torch.device) -> SelfTest:
+def operands_self_test(item_bytes: int, device: torch.device) -> SelfTest:
+    """Copies two operands, of which one lies the other way round."""
     dtype = {1: torch.int8, 2: torch.int16, 4: torch.int32}[item_bytes]
     rows, columns, pitch = 40, 150, 160
     a = (torch.arange(rows * columns, device=device) % 100).to(dtype).view(rows, columns)
@@ -45,8 +34,7 @@ def _operands_self_test(item_bytes: int, target: Target, device: torch.device) -
     first, second = (
         operands.Copied(1, rows, columns, (0, operand.stride(0), operand.stride(1)), pitch) for operand in (a, b)
     )
-    index = device.index if device.index is not None else -1
-    launch = operands.launch_of(first, second, item_bytes, target, index)
+    launch = operands.launch_of(first, second, item_bytes, device)
     launch(a, b, *copies)
     are_right = [(copy[:, :columns] == a).all() for copy in copies]
     return SelfTest((launch.variant,), are_right[0] & are_right[1])

@@ -4,16 +4,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tilewire.kernels.matmul.bench import MatmulOperands
-from tilewire.kernels.matmul.grouped.kernel import matmul_grouped_kernel
-from tilewire.kernels.matmul.grouped.op import variants as grouped_variants
-from tilewire.kernels.matmul.kernel import matmul_kernel, matmul_tma_kernel
+from tilewire.kernels.matmul.grouped.op import GroupKind
+from tilewire.kernels.matmul.grouped.op import members as grouped_members
+from tilewire.kernels.matmul.members import members
 from tilewire.kernels.matmul.op import matmul, prepare_matmul
 from tilewire.kernels.matmul.select import explain
-from tilewire.kernels.matmul.selftest import self_tests
+from tilewire.kernels.matmul.selftest import grouped_self_test, self_test
 from tilewire.kernels.matmul.shape import GROUPS, MatmulShape, draw
 from tilewire.kernels.matmul.space import TUNING
-from tilewire.kernels.matmul.variants import variants
-from tilewire.kernels.op import KernelOp, TableEntry
+from tilewire.kernels.matmul.variants import build
+from tilewire.kernels.op import Family, KernelOp, TableEntry
 
 
 def _table_entries(section: Mapping[str, Any]) -> Iterator[TableEntry]:
@@ -34,9 +34,10 @@ MATMUL = KernelOp(
     name="matmul",
     run=matmul,
     prepare=prepare_matmul,
-    kernels=(matmul_kernel, matmul_tma_kernel, matmul_grouped_kernel),
-    variants=lambda target: [*variants(target), *grouped_variants(target)],
-    self_tests=self_tests,
+    families=(
+        Family(members, build, self_test),
+        Family(grouped_members, GroupKind.variant, grouped_self_test),
+    ),
     shape=MatmulShape,
     draw=draw,
     groups=GROUPS,

@@ -56,7 +56,6 @@ class MatmulOperands:
     def launcher(self, config: Config | None) -> Call:
         """Returns a call that launches one configuration, or the chosen one."""
         prepared = prepare(*self._sets[0], self._epilogue, self._shape.precision, config)
-        assert prepared is not None, "This is a bug."
         sets, bias = self._sets, self._epilogue.bias
         return lambda index: prepared(*sets[index], bias, None, None)
 

@@ -8,20 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.targets import Target
 
 ACTIVATIONS = ("none", "relu", "leaky_relu", "gelu", "silu", "sigmoid", "tanh")
 # `tf32` and `tf32x3` are for float32 inputs. `fast` is for float8: sums stay in the matrix unit, which keeps some 13 bits.
 PRECISIONS = ("tf32", "tf32x3", "ieee", "fast")
-ITEM_BYTES = {
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "int8": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "int32": 4,
-}
 OUT_DTYPES = {
     "float16": ("float16", "bfloat16", "float32"),
     "bfloat16": ("bfloat16", "float16", "float32"),
@@ -30,6 +22,8 @@ OUT_DTYPES = {
     "float8_e4m3fn": ("bfloat16", "float16", "float32"),
     "float8_e5m2": ("bfloat16", "float16", "float32"),
 }
+# Rows (swapped: columns) of a tile that one consumer of the kernel for Hopper multiplies.
+CONSUMER_ROWS = 64
 # How the steps of scales are passed to the kernels; see `kernels.matmul.epilogue`.
 SCALE_STEPS = {"none": -1, "one": 0, "each": 1}
 # -128 × -128 × 133,000 is the last sum of int8 products sure to fit 31 bits, rounded down.
@@ -82,11 +76,6 @@ class Problem:
         return self.is_padded_a and self.is_padded_b
 
     @property
-    def flops(self) -> int:
-        """Multiplications and additions."""
-        return 2 * self.m * self.n * self.k * self.batch
-
-    @property
     def min_bytes(self) -> int:
         """Each operand read once and the output written once."""
         read = (self.m * self.k + self.k * self.n) * ITEM_BYTES[self.dtype]
@@ -120,13 +109,13 @@ class Specialization:
     """Everything beside its configuration that a binary depends on. `members.members` lists them.
 
     Attributes:
-        kernel: `pointer`, `tma` or `vector`.
+        kernel: `pointer`, `tma`, `wgmma` or `vector`.
         dtype: of the inputs.
         precision: how float32 inputs are multiplied.
         a_major: as in `Problem`; `any` for both operands when it is for one.
         b_major: as in `Problem`.
-        store: `tma` (through a descriptor), `vec16` (rows start at multiples of 16 bytes) or `scalar`.
-        out_dtype: of the output (`tma`); empty where it is passed at run time (`pointer`).
+        store: `tma` (through a descriptor; `wgmma` has no other), `vec16` (rows start at multiples of 16 bytes) or `scalar`.
+        out_dtype: of the output (`tma`, `wgmma`); empty where it is passed at run time (`pointer`).
         is_batched: whether descriptors have a batch dimension (`tma`).
         is_plain: whether nothing follows the product (a constant only where the store is `tma`).
     """
@@ -147,18 +136,18 @@ class Config:
     """Kernel, block sizes and compiler options of one launch.
 
     Attributes:
-        kernel: `pointer` (anything), `tma` (descriptors; rows start at multiples of 16 bytes) or `vector` (up to four rows,
-            without the matrix unit).
+        kernel: `pointer` (anything), `tma` (descriptors; rows start at multiples of 16 bytes), `wgmma` (the same on Hopper,
+            with loads, products and stores on warps of their own) or `vector` (up to four rows, without the matrix unit).
         block_m: rows of a tile.
         block_n: columns of a tile.
         block_k: length of K in one step.
         group_m: rows of tiles walked together.
         split_k: programs that share a tile.
-        num_warps: warps of one program.
+        num_warps: warps of one program; of `wgmma`, those that multiply, four for each 64 rows or (swapped) columns.
         num_stages: steps of operands in flight.
-        is_persistent: as many programs as multiprocessors, each taking tile after tile (`tma`).
-        is_swapped: compute transposed tiles (`tma`).
-        halves: parts in which a tile is stored (`tma`): 1 or 2.
+        is_persistent: as many programs as multiprocessors, each taking tile after tile (`tma`; always `wgmma`).
+        is_swapped: compute transposed tiles (`tma`, `wgmma`).
+        halves: parts in which a tile is stored (`tma`, `wgmma`): 1 or 2.
         waves_per_eu: occupancy hint on AMD.
         is_copied: operands that the kernel cannot read, or reads slowly, are first copied into rows that it reads fast.
     """

@@ -31,6 +31,19 @@ def tile_coordinates(tile, num_pid_m, num_pid_n, GROUP_M: tl.constexpr):
 
 
 @triton.jit
+def multiply(a, b, acc, PRECISION: tl.constexpr, IMPRECISE_K: tl.constexpr, UPCAST: tl.constexpr):
+    """`acc` + a @ b, in int32 for int8, else in float32."""
+    if UPCAST:
+        # Triton's interpreter multiplies the bit patterns of bfloat16.
+        acc = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    elif acc.dtype == tl.int32:
+        acc = tl.dot(a, b, acc, out_dtype=tl.int32)
+    else:
+        acc = tl.dot(a, b, acc, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE_K)
+    return acc
+
+
+@triton.jit
 def load_part(first, within, part, splits):
     """The `part`-th of the `splits` partial tiles that lie from `first` on, as another program wrote it; else zeros."""
     SIZE: tl.constexpr = within.shape[0] * within.shape[1]
@@ -188,42 +201,21 @@ def matmul_kernel(
         in_k = offs_k < last_k - start
         a = tl.load(a_ptrs, mask=a_rows & in_k[None, :], other=ZERO)
         b = tl.load(b_ptrs, mask=b_columns & in_k[:, None], other=ZERO)
-        if UPCAST:
-            # Triton's interpreter multiplies the bit patterns of bfloat16.
-            acc = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
-        elif IS_INTEGER:
-            acc = tl.dot(a, b, acc, out_dtype=tl.int32)
-        elif SUMS_BLOCKS:
+        if SUMS_BLOCKS:
             # Naming a limit of imprecision keeps the compiler from folding the addition into the product.
             acc += tl.dot(a, b, input_precision=PRECISION, max_num_imprecise_acc=BLOCK_K)
         else:
-            acc = tl.dot(a, b, acc, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE_K)
+            acc = multiply(a, b, acc, PRECISION, IMPRECISE_K, UPCAST)
         a_ptrs += step_a
         b_ptrs += step_b
 
     is_last = tl.num_programs(1) == 1
     if not is_last:
         acc, is_last = combine_splits(acc, partial_ptr, count_ptr, pid)
-    store_any(
-        acc,
-        offs_m,
-        offs_n,
-        tl.where(is_last, m, 0),
-        n,
-        out_ptr,
-        bias_ptr,
-        a_scale_ptr,
-        b_scale_ptr,
-        out_kind,
-        bias_kind,
-        a_scale_step,
-        b_scale_step,
-        activation,
-        outer * stride_oz + inner * stride_oy,
-        stride_om,
-        stride_on,
-        IN_PIECES,
-    )
+    epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation)
+    mine = tl.where(is_last, m, 0)
+    first = outer * stride_oz + inner * stride_oy
+    store_any(acc, offs_m, offs_n, mine, n, out_ptr, out_kind, epilogue, first, stride_om, stride_on, IN_PIECES)
 
 
 @triton.jit
@@ -320,6 +312,7 @@ def matmul_tma_kernel(
         last_step = tl.minimum(first_step + steps, tl.cdiv(k, BLOCK_K))
     IS_INTEGER: tl.constexpr = a_desc.dtype == tl.int8
     ACC_TYPE: tl.constexpr = tl.int32 if IS_INTEGER else tl.float32
+    epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation)
     for tile in tl.range(tl.program_id(0), tiles_of_entry * batch, tl.num_programs(0), flatten=FLATTEN):
         entry = tile // tiles_of_entry
         pid_m, pid_n = tile_coordinates(tile % tiles_of_entry, num_pid_m, num_pid_n, GROUP_M)
@@ -336,20 +329,10 @@ def matmul_tma_kernel(
                 b = load_box(b_desc, entry * step_b, at, column, IS_BATCHED)
             else:
                 b = load_box(b_desc, entry * step_b, column, at, IS_BATCHED).T
-            if UPCAST:
-                # Triton's interpreter multiplies the bit patterns of bfloat16.
-                a = a.to(tl.float32)
-                b = b.to(tl.float32)
             if IS_SWAPPED:
-                left = b.T
-                right = a.T
+                acc = multiply(b.T, a.T, acc, PRECISION, IMPRECISE_K, UPCAST)
             else:
-                left = a
-                right = b
-            if IS_INTEGER:
-                acc = tl.dot(left, right, acc, out_dtype=tl.int32)
-            else:
-                acc = tl.dot(left, right, acc, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE_K)
+                acc = multiply(a, b, acc, PRECISION, IMPRECISE_K, UPCAST)
         if IS_SWAPPED:
             acc = acc.T
         offs_m = row + tl.arange(0, BLOCK_M)
@@ -358,42 +341,15 @@ def matmul_tma_kernel(
                 at_n = column + half * (BLOCK_N // HALVES)
                 part = half_of(acc, half) if HALVES == 2 else acc
                 if not IS_PLAIN:
-                    part = finish_as(
-                        part,
-                        offs_m,
-                        at_n + tl.arange(0, BLOCK_N // HALVES),
-                        m,
-                        n,
-                        bias_ptr,
-                        a_scale_ptr,
-                        b_scale_ptr,
-                        bias_kind,
-                        a_scale_step,
-                        b_scale_step,
-                        activation,
-                        OUT_TYPE,
-                    )
+                    offs_half = at_n + tl.arange(0, BLOCK_N // HALVES)
+                    part = finish_as(part, offs_m, offs_half, m, n, epilogue, OUT_TYPE)
                 store_box(out_desc, entry, row, at_n, part.to(OUT_TYPE), IS_BATCHED)
         else:
             is_last = tl.num_programs(1) == 1
             if not is_last:
                 acc, is_last = combine_splits(acc, partial_ptr, count_ptr, tile)
             offs_n = column + tl.arange(0, BLOCK_N)
-            out = finish_as(
-                acc,
-                offs_m,
-                offs_n,
-                m,
-                n,
-                bias_ptr,
-                a_scale_ptr,
-                b_scale_ptr,
-                bias_kind,
-                a_scale_step,
-                b_scale_step,
-                activation,
-                OUT_TYPE,
-            )
+            out = finish_as(acc, offs_m, offs_n, m, n, epilogue, OUT_TYPE)
             first = tl.cast(entry, tl.int64) * stride_oz
             mine = tl.where(is_last, m, 0)
             store_typed(out_ptr, out, offs_m, offs_n, mine, n, first, stride_om, 1, OUT_TYPE, IN_PIECES)
@@ -512,23 +468,7 @@ def matmul_vector_kernel(
     is_last = tl.num_programs(1) == 1
     if not is_last:
         acc, is_last = combine_splits(acc, partial_ptr, count_ptr, pid)
-    store_any(
-        acc,
-        offs_m,
-        offs_n,
-        tl.where(is_last, m, 0),
-        n,
-        out_ptr,
-        bias_ptr,
-        a_scale_ptr,
-        b_scale_ptr,
-        out_kind,
-        bias_kind,
-        a_scale_step,
-        b_scale_step,
-        activation,
-        outer * stride_oz + inner * stride_oy,
-        stride_om,
-        stride_on,
-        IN_PIECES,
-    )
+    epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation)
+    mine = tl.where(is_last, m, 0)
+    first = outer * stride_oz + inner * stride_oy
+    store_any(acc, offs_m, offs_n, mine, n, out_ptr, out_kind, epilogue, first, stride_om, stride_on, IN_PIECES)

@@ -9,11 +9,10 @@ import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewire.kernels.matmul.configs import (
-    ITEM_BYTES,
     OUT_DTYPES,
     Config,
     Problem,
@@ -25,8 +24,9 @@ from tilewire.kernels.matmul.configs import (
     precisions_of,
     resolve_precision,
 )
+from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.targets import Target
-from tilewire.kernels.selection.cost_model import Amounts, Model, Term
+from tilewire.kernels.selection.cost_model import Model, Term, Tile, tile_of
 from tilewire.kernels.selection.tables import table_for
 
 # Elements of a tile for each thread, above which a tile is not split.
@@ -67,25 +67,6 @@ MODEL = Model(
 
 
 @dataclass(frozen=True)
-class Tile:
-    """A configuration of a device's table.
-
-    Attributes:
-        config: With one split.
-        costs: Cost of each of `MODEL`'s terms.
-        occupancy: Programs that run on one multiprocessor at a time.
-        store: Store that it is for; empty for each that its kernel has.
-        all_layouts: Whether its binary is built for every layout and store, not only for those that most products have.
-    """
-
-    config: Config
-    costs: Amounts
-    occupancy: int = 1
-    store: str = ""
-    all_layouts: bool = False
-
-
-@dataclass(frozen=True)
 class Override:
     """A choice made by hand, which wins over every prediction.
 
@@ -105,9 +86,6 @@ class Override:
         return all(first <= size <= last for (first, last), size in given)
 
 
-_FIELDS = frozenset(field.name for field in fields(Config))
-
-
 @functools.cache
 def tiles_of(target: Target) -> dict[str, tuple[Tile, ...]]:
     """By section, the tiles of the device's table, those of overrides at the end."""
@@ -115,7 +93,7 @@ def tiles_of(target: Target) -> dict[str, tuple[Tile, ...]]:
     by_hand = overrides_of(target)
     for key, section in table_for(target).get("matmul", {}).items():
         defaults = section.get("costs", {})
-        listed = [tile_of(entry, key, defaults) for entry in section["tiles"]]
+        listed = [_tile(entry, key, defaults) for entry in section["tiles"]]
         listed += [
             replace(each.tile, config=replace(each.tile.config, split_k=1)) for each in by_hand if each.key == key
         ]
@@ -123,12 +101,10 @@ def tiles_of(target: Target) -> dict[str, tuple[Tile, ...]]:
     return found
 
 
-def tile_of(entry: dict[str, Any], key: str, defaults: dict[str, float]) -> Tile:
+def _tile(entry: dict[str, Any], key: str, defaults: dict[str, float]) -> Tile:
     """The tile that an entry of the table's section `key` describes."""
-    config = Config(**{name: value for name, value in entry.items() if name in _FIELDS})
-    costs = MODEL.costs(entry.get("costs", {}), defaults)
-    store = "scalar" if key.endswith(SCALAR) else "vec16" if config.kernel == "pointer" else ""
-    return Tile(config, costs, entry.get("occupancy", 1), store, entry.get("all_layouts", False))
+    store = "scalar" if key.endswith(SCALAR) else "vec16" if entry["kernel"] == "pointer" else ""
+    return tile_of(Config, MODEL, entry, defaults, store)
 
 
 @functools.cache
@@ -140,7 +116,7 @@ def overrides_of(target: Target) -> tuple[Override, ...]:
     entries = table_for(target).get("overrides", ())
     return tuple(
         Override(
-            entry["key"], _ranges(entry["sizes"]), tile_of(entry["config"] | {"all_layouts": True}, entry["key"], {})
+            entry["key"], _ranges(entry["sizes"]), _tile(entry["config"] | {"all_layouts": True}, entry["key"], {})
         )
         for entry in entries
         if entry["op"] == "matmul"
@@ -174,6 +150,10 @@ def specialization_of(problem: Problem, config: Config, *, is_plain: bool) -> Sp
     """
     problem = as_read(problem, config)
     majors = (problem.a_major, problem.b_major)
+    if config.kernel == "wgmma":
+        return Specialization(
+            "wgmma", problem.dtype, problem.precision, *majors, "tma", problem.out_dtype, is_plain=is_plain
+        )
     if config.kernel == "tma":
         is_boxed = stores_boxes(problem, config)
         store = "tma" if is_boxed else "vec16" if problem.is_aligned_out else "scalar"
@@ -230,6 +210,14 @@ def has_descriptors(problem: Problem, target: Target) -> bool:
     return "any" not in majors if arithmetic_of(problem) == "half" else majors == ("k", "k")
 
 
+def has_wgmma(problem: Problem, target: Target) -> bool:
+    """Whether the kernel for Hopper can multiply `problem`, and store it through a descriptor."""
+    is_hopper = target.backend == "cuda" and target.arch == 90
+    is_known = arithmetic_of(problem) in {"half", "float8", "float8 fast"} and _is_default_out(problem)
+    is_described = problem.is_padded_in and problem.is_boxed_out and problem.batch == 1
+    return is_hopper and is_known and is_described and has_descriptors(problem, target)
+
+
 def has_vectors(problem: Problem) -> bool:
     """Whether the kernel without the matrix unit can read `problem`."""
     return problem.m <= MAX_VECTOR_ROWS and problem.a_major == "k" and is_read_in_pieces(problem)
@@ -244,6 +232,7 @@ def members(target: Target) -> Iterator[tuple[Specialization, Config]]:
             shown = Problem(1, 1, 1, 1, dtype, OUT_DTYPES[dtype][0], precision=precision)
             yield from _pointer_members(shown, target)
             yield from _interpreted_members(shown) if target.backend == "interpreter" else _tma_members(shown, target)
+            yield from _wgmma_members(shown, target)
         yield from _vector_members(Problem(1, 1, 1, 1, dtype, OUT_DTYPES[dtype][0]), target)
 
 
@@ -304,6 +293,15 @@ def _tma_members(shown: Problem, target: Target) -> Iterator[tuple[Specializatio
                     yield specialization, tile.config
 
 
+def _wgmma_members(shown: Problem, target: Target) -> Iterator[tuple[Specialization, Config]]:
+    for a_major, b_major, is_plain in itertools.product("km", "nk", (True, False)):
+        problem = replace(shown, a_major=a_major, b_major=b_major)
+        if has_wgmma(problem, target):
+            for tile in tiles_for(problem, target):
+                if tile.config.kernel == "wgmma" and (tile.all_layouts or is_main(problem)):
+                    yield specialization_of(problem, tile.config, is_plain=is_plain), tile.config
+
+
 def _interpreted_members(shown: Problem) -> Iterator[tuple[Specialization, Config]]:
     flags = (True, False)
     for out_dtype, batch, is_boxed, is_plain in itertools.product(OUT_DTYPES[shown.dtype], (1, 2), flags, flags):
@@ -347,13 +345,16 @@ def is_sensible(problem: Problem, config: Config, target: Target) -> bool:
         return False
     if config.kernel == "vector":
         return has_vectors(problem) and config.block_m // 2 < problem.m <= config.block_m
-    return config.kernel != "tma" or as_read(problem, config).is_padded_in
+    read = as_read(problem, config)
+    if config.kernel == "wgmma":
+        return has_wgmma(read, target)
+    return config.kernel != "tma" or read.is_padded_in
 
 
 def can_copy(problem: Problem, kernel: str) -> bool:
     """Whether copying operands first makes a difference to `kernel` that may pay."""
-    meant = "pointer" if arithmetic_of(problem) == "ieee" else "tma"
-    if not (kernel == meant and problem.is_copyable and any(copied_operands(problem, kernel))):
+    meant = {"pointer"} if arithmetic_of(problem) == "ieee" else {"tma", "wgmma"}
+    if not (kernel in meant and problem.is_copyable and any(copied_operands(problem, kernel))):
         return False
     elements = problem.batch * problem.k * (problem.m + problem.n)
     return elements * ITEM_BYTES[problem.dtype] <= MAX_COPIED_BYTES

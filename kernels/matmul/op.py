@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 
 from tilewire.kernels.matmul.configs import ACTIVATIONS, MAX_INT8_K, OUT_DTYPES, PRECISIONS, known_precision
-from tilewire.kernels.matmul.plan import Epilogue, PreparedMatmul, launch, prepare
+from tilewire.kernels.matmul.plan import Epilogue, prepare
+from tilewire.kernels.runtime.kinds import name_of
+from tilewire.kernels.runtime.pipeline import Prepared
+from tilewire.kernels.runtime.rows import check_dtype
 from tilewire.kernels.runtime.strides import broadcast_shapes
 
-_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in (*OUT_DTYPES, "int32")}
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _BIAS_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -64,8 +65,9 @@ def matmul(
     elif tuple(out.shape) != shape or out.dtype != out_dtype or out.device != a.device:
         raise ValueError(f"out: expected {shape} of {out_dtype} on {a.device}, got {tuple(out.shape)} of {out.dtype}")
     if out.numel() > 0:
-        precision = known_precision(_NAMES[a.dtype], precision)
-        launch(a, b, out, epilogue, precision, "invariant" if batch_invariant else None)
+        precision = known_precision(name_of(a.dtype), precision)
+        prepared = prepare(a, b, out, epilogue, precision, "invariant" if batch_invariant else None)
+        prepared(a, b, out, bias, a_scale, b_scale)
     return out
 
 
@@ -80,7 +82,7 @@ def prepare_matmul(
     activation: str = "none",
     precision: str = "ieee",
     batch_invariant: bool = False,
-) -> PreparedMatmul:
+) -> Prepared:
     """A launcher for products like this one: the same shapes, strides, dtypes, alignment and options.
 
     Calling it with `(a, b, out, bias, a_scale, b_scale)` skips every check and choice: about 6 µs of host time. It
@@ -108,9 +110,9 @@ def prepare_matmul(
     shape, _ = check_product(a, b, epilogue, out.dtype, precision)
     if tuple(out.shape) != shape or out.numel() == 0:
         raise ValueError(f"out: expected {shape}, not empty, got {tuple(out.shape)}")
-    precision = known_precision(_NAMES[a.dtype], precision)
+    precision = known_precision(name_of(a.dtype), precision)
     prepared = prepare(a, b, out, epilogue, precision, "invariant" if batch_invariant else None)
-    if prepared is None:
+    if not prepared.variants:
         raise ValueError("the batch dimensions do not merge into two: use matmul")
     return prepared
 
@@ -149,8 +151,7 @@ def _check_operands(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     """The shape of the product."""
     if a.dim() < 2 or b.dim() < 2:
         raise ValueError(f"a and b need two dimensions or more, got {tuple(a.shape)} and {tuple(b.shape)}")
-    if a.dtype not in _NAMES or a.dtype == torch.int32:
-        raise ValueError(f"a: dtype {a.dtype} is not one of {', '.join(OUT_DTYPES)}")
+    check_dtype("a", a.dtype, tuple(OUT_DTYPES))
     if a.dtype != b.dtype:
         raise ValueError(f"a and b must have one dtype, got {a.dtype} and {b.dtype}")
     if a.device != b.device:
@@ -163,10 +164,11 @@ def _check_operands(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
 
 
 def _check_out_dtype(a: torch.Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
-    allowed = OUT_DTYPES[_NAMES[a.dtype]]
+    allowed = OUT_DTYPES[name_of(a.dtype)]
     if out_dtype is None:
-        return _DTYPES[allowed[0]]
-    if _NAMES.get(out_dtype) not in allowed:
+        default: torch.dtype = getattr(torch, allowed[0])
+        return default
+    if name_of(out_dtype) not in allowed:
         raise ValueError(f"out_dtype: expected one of {', '.join(allowed)} for {a.dtype} inputs, got {out_dtype}")
     return out_dtype
 

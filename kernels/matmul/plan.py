@@ -10,7 +10,6 @@ import torch
 from tilewire.kernels.copy.operands import Copied, launch_of
 from tilewire.kernels.matmul.configs import (
     ACTIVATIONS,
-    ITEM_BYTES,
     SCALE_STEPS,
     Config,
     EpilogueSpec,
@@ -23,11 +22,11 @@ from tilewire.kernels.matmul.configs import (
 from tilewire.kernels.matmul.members import specialization_of
 from tilewire.kernels.matmul.select import select, select_invariant
 from tilewire.kernels.matmul.variants import box_shapes, build, units_of
-from tilewire.kernels.matmul.view import Dtypes, Strides, View, problem_of, view_of
-from tilewire.kernels.runtime.kinds import KINDS
-from tilewire.kernels.runtime.launch import Descriptor, Launch, LaunchCache
+from tilewire.kernels.matmul.view import Strides, View, problem_of, view_of
+from tilewire.kernels.runtime.kinds import ITEM_BYTES, KINDS, name_of
+from tilewire.kernels.runtime.launch import Descriptor, Launch, LaunchCache, are_aligned, device_number
 from tilewire.kernels.runtime.layouts import row_step
-from tilewire.kernels.runtime.pipeline import Part, Pipeline, Step
+from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step, single_entries
 from tilewire.kernels.runtime.strides import Extent
 from tilewire.kernels.runtime.targets import Target, current
 
@@ -44,7 +43,7 @@ class Epilogue:
     @property
     def spec(self) -> EpilogueSpec:
         """Returns the part that the choice of a binary depends on."""
-        bias_dtype = "" if self.bias is None else _name(self.bias.dtype)
+        bias_dtype = "" if self.bias is None else name_of(self.bias.dtype)
         return EpilogueSpec(bias_dtype, _num_scales(self.a_scale), _num_scales(self.b_scale), self.activation)
 
 
@@ -52,99 +51,36 @@ class Epilogue:
 _TENSORS = ("a", "b", "out", "bias", "a_scale", "b_scale")
 
 
-class PreparedMatmul:
-    """A product of given shapes, strides and options, ready to launch on any tensors that have them.
-
-    Not for several threads at once.
-
-    Args:
-        view: shapes and strides.
-        problem: what of them the kernel depends on.
-        spec: what follows the product.
-        config: how to compute it.
-        device: where.
-    """
-
-    def __init__(self, view: View, problem: Problem, spec: EpilogueSpec, config: Config, device: torch.device) -> None:
-        index = device.index if device.index is not None else -1
-        target = current(index)
-        self.config = config
-        self.problem = problem
-        view, copies = _copies(view, problem, config)
-        read = as_read(problem, config)
-        specialization = specialization_of(problem, config, is_plain=spec.is_plain)
-        if config.kernel == "tma":
-            values = _descriptor_values(view, read, config, specialization)
-        else:
-            values = _pointer_values(view, specialization)
-        values |= _runtime_args(view, problem, spec, specialization)
-        self.variant = variant = build(specialization, config, target)
-        values = {name: values[name] for name, _ in variant.signature if name in values}
-        launch = Launch(variant, target, _grid(problem, config, target), values, index)
-        dtype = getattr(torch, problem.dtype)
-        parts = {f"{name} rows": Part(dtype, operand.shape) for name, operand in copies.items()}
-        tiles, is_split = config.tiles(problem), config.split_k > 1
-        if is_split:
-            sums = torch.int32 if problem.dtype == "int8" else torch.float32
-            parts["partial"] = Part(sums, (tiles * config.split_k, config.block_m, config.block_n))
-        read_from = ("a rows" if "a" in copies else "a", "b rows" if "b" in copies else "b")
-        operands = (*read_from, *_TENSORS[2:], "partial" if is_split else "count", "count")
-        steps = [Step(launch, operands)]
-        if copies:
-            first = launch_of(copies.get("a"), copies.get("b"), dtype.itemsize, target, index)
-            steps.insert(0, Step(first, ("a", "b", *read_from)))
-        self._pipeline = Pipeline(_TENSORS, steps, parts, device, tiles if is_split else 0)
-
-    def __call__(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        out: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        a_scale: torch.Tensor | None = None,
-        b_scale: torch.Tensor | None = None,
-    ) -> None:
-        """Launch on the current stream. Shapes, strides, dtypes and alignment must be those that were prepared."""
-        self._pipeline(a, b, out, bias, a_scale, b_scale)
-
-    @property
-    def is_bound(self) -> bool:
-        """Whether launches call the driver directly."""
-        return self._pipeline.is_bound
+def _pipeline(view: View, problem: Problem, config: Config, spec: EpilogueSpec, device: torch.device) -> Pipeline:
+    """The product's launches: copies of operands where `config` has any, then the kernel."""
+    target = current(device_number(device))
+    view, copies = _copies(view, problem, config)
+    read = as_read(problem, config)
+    specialization = specialization_of(problem, config, is_plain=spec.is_plain)
+    if config.kernel in {"tma", "wgmma"}:
+        values = _descriptor_values(view, read, config, specialization)
+    else:
+        values = _pointer_values(view, specialization)
+    values |= _runtime_args(view, problem, spec, specialization)
+    launch = Launch(build(specialization, config, target), _grid(problem, config, target), values, device)
+    dtype = getattr(torch, problem.dtype)
+    parts = {f"{name} rows": Part(dtype, operand.shape) for name, operand in copies.items()}
+    tiles, is_split = config.tiles(problem), config.split_k > 1
+    if is_split:
+        sums = torch.int32 if problem.dtype == "int8" else torch.float32
+        parts["partial"] = Part(sums, (tiles * config.split_k, config.block_m, config.block_n))
+    read_from = {name: f"{name} rows" if name in copies else name for name in ("a", "b")}
+    names = {name: name for name in (*_TENSORS, "count")} | read_from
+    names["partial"] = "partial" if is_split else "count"
+    operands = tuple(names[name.removesuffix("_ptr").removesuffix("_desc")] for name in launch.addressed)
+    steps = [Step(launch, operands)]
+    if copies:
+        first = launch_of(copies.get("a"), copies.get("b"), dtype.itemsize, device)
+        steps.insert(0, Step(first, ("a", "b", *read_from.values())))
+    return Pipeline(_TENSORS, steps, device, parts, tiles if is_split else 0)
 
 
-_launches: LaunchCache[PreparedMatmul | None] = LaunchCache()
-
-
-def launch(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out: torch.Tensor,
-    epilogue: Epilogue,
-    precision: str,
-    config: Config | Literal["invariant"] | None = None,
-) -> None:
-    """Run out = act((a @ b) * scales + bias) on checked, already transposed operands.
-
-    Args:
-        a: (…, M, K).
-        b: (…, K, N).
-        out: (…, M, N), at least one element.
-        epilogue: bias, scales, activation.
-        precision: for float32 inputs.
-        config: instead of the one that `select` gives, for tests and tuning; `invariant` for `select_invariant`.
-    """
-    prepared = prepare(a, b, out, epilogue, precision, config)
-    if prepared is not None:
-        prepared(a, b, out, epilogue.bias, epilogue.a_scale, epilogue.b_scale)
-        return
-    # More batch dimensions than the kernels walk: one launch for each entry of the outermost.
-    shape = tuple(out.shape[:-2])
-    a, b = a.expand(*shape, *a.shape[-2:]), b.expand(*shape, *b.shape[-2:])
-    outermost = next(dim for dim, extent in enumerate(shape) if extent > 1)
-    for entry in range(shape[outermost]):
-        part_a, part_b, part_out = (tensor.select(outermost, entry) for tensor in (a, b, out))
-        launch(part_a, part_b, part_out, epilogue, precision, config)
+_launches: LaunchCache[Prepared] = LaunchCache()
 
 
 def prepare(
@@ -154,32 +90,69 @@ def prepare(
     epilogue: Epilogue,
     precision: str,
     config: Config | Literal["invariant"] | None = None,
-) -> PreparedMatmul | None:
-    """Returns the launcher, bound but for the addresses; None where it would take several launches."""
+) -> Prepared:
+    """Prepares out = act((a @ b) * scales + bias) on checked, already transposed operands.
+
+    Args:
+        a: (…, M, K).
+        b: (…, K, N).
+        out: (…, M, N), at least one element.
+        epilogue: bias, scales, activation.
+        precision: for float32 and float8 inputs.
+        config: instead of the one that `select` gives, for tests and tuning; `invariant` for `select_invariant`.
+
+    Returns:
+        The launcher, called with (a, b, out, bias, a_scale, b_scale). It has no variants where the batch dimensions do not
+        merge into two: each entry of the outermost is then a product of its own.
+    """
     spec = epilogue.spec
     alignment = (a.data_ptr() % 16 == 0, b.data_ptr() % 16 == 0, out.data_ptr() % 16 == 0)
     shapes = (a.shape, a.stride(), b.shape, b.stride(), out.shape, out.stride())
     key = (shapes, a.dtype, out.dtype, alignment, spec, precision, config, a.device)
 
-    def make() -> PreparedMatmul | None:
-        extents = (Extent(tuple(tensor.shape), tensor.stride()) for tensor in (a, b, out))
-        view = view_of(*extents, is_row_scaled=spec.a_scale == "each")
-        if view is None:
-            return None
-        dtypes = Dtypes(_name(a.dtype), _name(out.dtype), precision)
-        problem = problem_of(view, dtypes, are_in_aligned=alignment[:2], is_out_aligned=alignment[2])
-        target = current(a.get_device())
-        if config == "invariant":
-            chosen = select_invariant(problem, target)
-        else:
-            chosen = config or select(problem, target, is_plain=spec.is_plain)
-        return PreparedMatmul(view, problem, spec, chosen, a.device)
+    def make() -> Prepared:
+        def run_entries(
+            a: torch.Tensor,
+            b: torch.Tensor,
+            out: torch.Tensor,
+            bias: torch.Tensor | None = None,
+            a_scale: torch.Tensor | None = None,
+            b_scale: torch.Tensor | None = None,
+        ) -> None:
+            operands = Epilogue(bias, a_scale, b_scale, spec.activation)
+
+            def launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+                prepare(a, b, out, operands, precision, config)(a, b, out, bias, a_scale, b_scale)
+
+            batch = out.shape[:-2]
+            single_entries(launch, out, a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:]))
+
+        plan = plan_of(a, b, out, spec, precision, config)
+        return Detour(run_entries) if plan is None else _pipeline(*plan, spec, a.device)
 
     return _launches.get(key, make)
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def plan_of(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    spec: EpilogueSpec,
+    precision: str,
+    config: Config | Literal["invariant"] | None = None,
+) -> tuple[View, Problem, Config] | None:
+    """How a product is computed; None where its batch dimensions do not merge into two. Arguments are those of `prepare`."""
+    extents = (Extent(tuple(tensor.shape), tensor.stride()) for tensor in (a, b, out))
+    view = view_of(*extents, is_row_scaled=spec.a_scale == "each")
+    if view is None:
+        return None
+    a_aligned, b_aligned, out_aligned = (are_aligned((tensor,)) for tensor in (a, b, out))
+    dtypes = (name_of(a.dtype), name_of(out.dtype))
+    problem = problem_of(view, *dtypes, precision, are_in_aligned=(a_aligned, b_aligned), is_out_aligned=out_aligned)
+    target = current(a.get_device())
+    if config == "invariant":
+        return view, problem, select_invariant(problem, target)
+    return view, problem, config or select(problem, target, is_plain=spec.is_plain)
 
 
 def _num_scales(scale: torch.Tensor | None) -> str:
@@ -188,9 +161,9 @@ def _num_scales(scale: torch.Tensor | None) -> str:
     return "one" if scale.numel() == 1 else "each"
 
 
-def _grid(problem: Problem, config: Config, target: Target) -> tuple[int, int, int]:
+def _grid(problem: Problem, config: Config, target: Target) -> tuple[int, int]:
     tiles = config.tiles(problem)
-    return min(tiles, target.num_sms) if config.is_persistent else tiles, config.split_k, 1
+    return min(tiles, target.num_sms) if config.is_persistent else tiles, config.split_k
 
 
 def _runtime_args(view: View, problem: Problem, spec: EpilogueSpec, specialization: Specialization) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tilewire.kernels.matmul.configs import ITEM_BYTES, Config, Problem, as_read, cdiv, copied_operands
+from tilewire.kernels.matmul.configs import Config, Problem, as_read, cdiv, copied_operands
 from tilewire.kernels.matmul.members import (
     FEW_ROWS,
     INTERPRETED,
@@ -22,7 +22,6 @@ from tilewire.kernels.matmul.members import (
     MODEL,
     SCALAR,
     SPLITS,
-    Tile,
     arithmetic_of,
     built_for,
     can_copy,
@@ -36,8 +35,9 @@ from tilewire.kernels.matmul.members import (
     tiles_for,
     whole_of,
 )
+from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.targets import Target
-from tilewire.kernels.selection.cost_model import Amounts
+from tilewire.kernels.selection.cost_model import Amounts, Tile
 from tilewire.kernels.selection.tables import table_name
 
 # Past the fastest split of a tile, splits whose time is this many times it end the search.
@@ -182,7 +182,7 @@ def _select_interpreted(problem: Problem) -> Config:
 def _override(problem: Problem, target: Target, *, is_plain: bool) -> Config | None:
     """The table's first override that covers `problem` and can compute it."""
     for override in overrides_of(target):
-        config = override.tile.config
+        config: Config = override.tile.config
         is_meant = override.key.removesuffix(SCALAR) == arithmetic_of(problem) and override.covers(problem)
         if is_meant and is_possible(problem, config, target, is_plain=is_plain):
             return config
@@ -219,7 +219,7 @@ def _predictions(problem: Problem, target: Target, *, is_plain: bool) -> Iterato
 
 
 # Any configuration of each kernel: what specialization a product is of depends on no more.
-_PROBES = {kernel: Config(kernel, 16, 16, 16) for kernel in ("pointer", "tma", "vector")}
+_PROBES = {kernel: Config(kernel, 16, 16, 16) for kernel in ("pointer", "tma", "wgmma", "vector")}
 
 
 def _representative(problem: Problem) -> Problem:

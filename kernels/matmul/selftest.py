@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
 
 from tilewire.kernels.build.operands import lay, like, numbers
-from tilewire.kernels.matmul.configs import OUT_DTYPES, PRECISIONS, Config, Specialization
-from tilewire.kernels.matmul.grouped.op import GroupedLaunch
-from tilewire.kernels.matmul.members import can_split, is_supported, members
+from tilewire.kernels.matmul.configs import OUT_DTYPES, Config, Specialization
+from tilewire.kernels.matmul.grouped.op import GroupedLaunch, GroupKind
+from tilewire.kernels.matmul.members import can_split
 from tilewire.kernels.matmul.plan import Epilogue, prepare
 from tilewire.kernels.op import SelfTest
-from tilewire.kernels.runtime.targets import Target
-
-_Start = Callable[[], SelfTest]
-_Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-def self_tests(target: Target, device: torch.device) -> Iterator[_Start]:
-    """Yields one call for each binary of a target, which launches and checks it."""
-    return itertools.chain(_matmul_self_tests(target, device), _grouped_self_tests(target, device))
 
 
 @dataclass(frozen=True)
@@ -38,25 +27,14 @@ class _Layout:
     is_batched: bool
 
 
-def _matmul_self_tests(target: Target, device: torch.device) -> Iterator[_Start]:
-    operands = functools.cache(functools.partial(_operands, device=device))
-    for specialization, config in dict.fromkeys(members(target)):
-        # Descriptors read rows of any length; only the pointer kernel distinguishes aligned inputs from others.
-        is_aligned = specialization.store != "scalar" or specialization.kernel == "tma"
-        rows = config.block_m if config.kernel == "vector" else 80 if specialization.store == "tma" else 48
-        layout = _Layout(
-            specialization.dtype,
-            specialization.a_major,
-            specialization.b_major,
-            is_aligned,
-            rows,
-            specialization.is_batched,
-        )
-        yield functools.partial(_matmul_self_test, specialization, config, functools.partial(operands, layout))
-
-
-def _matmul_self_test(specialization: Specialization, config: Config, operands: Callable[[], _Operands]) -> SelfTest:
-    a, b, expected = operands()
+def self_test(specialization: Specialization, config: Config, device: torch.device) -> SelfTest:
+    """Launches one binary and checks it."""
+    # Descriptors read rows of any length; only the pointer kernel distinguishes aligned inputs from others.
+    is_aligned = specialization.store != "scalar" or specialization.kernel == "tma"
+    rows = config.block_m if config.kernel == "vector" else 80 if specialization.store == "tma" else 48
+    majors = (specialization.a_major, specialization.b_major)
+    layout = _Layout(specialization.dtype, *majors, is_aligned, rows, specialization.is_batched)
+    a, b, expected = _operands(layout, device)
     dtype = getattr(torch, specialization.out_dtype or OUT_DTYPES[specialization.dtype][0])
     epilogue = Epilogue()
     if not specialization.is_plain:
@@ -67,12 +45,13 @@ def _matmul_self_test(specialization: Specialization, config: Config, operands: 
     out.fill_(-100)
     splits = 2 if can_split(config) and specialization.store != "tma" else 1
     prepared = prepare(a, b, out, epilogue, specialization.precision, replace(config, split_k=splits))
-    assert prepared is not None, "This is a bug."
     prepared(a, b, out, epilogue.bias, None, None)
-    return SelfTest((prepared.variant,), (out.float() == expected).all())
+    return SelfTest(prepared.variants, (out.float() == expected).all())
 
 
-def _operands(layout: _Layout, device: torch.device) -> _Operands:
+# Binaries that take the same operands follow one another.
+@functools.lru_cache(maxsize=2)
+def _operands(layout: _Layout, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Each row of `a` picks one row of `b`: (a, b, their product in float32)."""
     m, n, k = layout.rows, 144, 160
     if not layout.is_aligned:
@@ -89,19 +68,13 @@ def _operands(layout: _Layout, device: torch.device) -> _Operands:
     return laid_a, laid_b, b[..., picked, :].contiguous()
 
 
-def _grouped_self_tests(target: Target, device: torch.device) -> Iterator[_Start]:
-    kinds = [(dtype, precision) for dtype in OUT_DTYPES for precision in PRECISIONS if is_supported(dtype, target)]
-    for (dtype, precision), b_major, is_aligned in itertools.product(kinds, "nk", (True, False)):
-        if precision == "ieee" or dtype == "float32":
-            layout = _Layout(dtype, "k", b_major, is_aligned, rows=48, is_batched=False)
-            yield functools.partial(_grouped_self_test, layout, precision, device)
-
-
-def _grouped_self_test(layout: _Layout, precision: str, device: torch.device) -> SelfTest:
+def grouped_self_test(kind: GroupKind, device: torch.device) -> SelfTest:
+    """Launches one binary on two products and checks it."""
+    layout = _Layout(kind.dtype, "k", kind.b_major, kind.is_aligned, rows=48, is_batched=False)
     a, b, expected = _operands(layout, device)
-    dtype = getattr(torch, OUT_DTYPES[layout.dtype][0])
+    dtype = getattr(torch, kind.out_dtype)
     outs = [torch.empty(expected.shape, dtype=dtype, device=device) for _ in range(2)]
-    grouped = GroupedLaunch([a, a], [b, b], outs, [None, None], "none", precision)
+    grouped = GroupedLaunch([a, a], [b, b], outs, [None, None], "none", kind.precision)
     grouped()
     assert grouped.variant is not None, "This is a bug."
     return SelfTest((grouped.variant,), (torch.stack(outs).float() == expected).all())

@@ -11,7 +11,6 @@ from typing import ClassVar
 
 from tilewire.kernels.matmul.configs import (
     ACTIVATIONS,
-    ITEM_BYTES,
     OUT_DTYPES,
     PRECISIONS,
     Config,
@@ -20,8 +19,9 @@ from tilewire.kernels.matmul.configs import (
 )
 from tilewire.kernels.matmul.members import SPLITS, is_possible, members
 from tilewire.kernels.matmul.select import select
-from tilewire.kernels.matmul.view import Dtypes, problem_of, view_of
+from tilewire.kernels.matmul.view import problem_of, view_of
 from tilewire.kernels.op import ShapeError, ShapeGroup, log_uniform
+from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.layouts import row_step
 from tilewire.kernels.runtime.strides import Extent
 from tilewire.kernels.runtime.targets import Target
@@ -95,8 +95,8 @@ class MatmulShape:
         """Returns the problem that the choice of a kernel depends on, at addresses that divide by 16."""
         view = view_of(*self.extents, is_row_scaled=False)
         assert view is not None, "This is a bug."
-        dtypes = Dtypes(self.dtype, self.stored_dtype, self.precision)
-        return problem_of(view, dtypes, are_in_aligned=(True, True), is_out_aligned=True)
+        dtypes = (self.dtype, self.stored_dtype, self.precision)
+        return problem_of(view, *dtypes, are_in_aligned=(True, True), is_out_aligned=True)
 
     @property
     def num_bytes(self) -> int:

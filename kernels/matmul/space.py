@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tilewire.kernels.matmul.configs import ITEM_BYTES, OUT_DTYPES, Config, Problem, as_read, is_read_in_pieces
+from tilewire.kernels.matmul.configs import CONSUMER_ROWS, OUT_DTYPES, Config, Problem, as_read, is_read_in_pieces
 from tilewire.kernels.matmul.members import (
     MODEL,
     SCALAR,
@@ -19,6 +19,7 @@ from tilewire.kernels.matmul.members import (
     arithmetic_of,
     can_copy,
     has_descriptors,
+    has_wgmma,
     is_main,
     is_scalar,
     is_sensible,
@@ -31,9 +32,13 @@ from tilewire.kernels.matmul.select import amounts_of
 from tilewire.kernels.matmul.shape import MatmulShape
 from tilewire.kernels.matmul.variants import build
 from tilewire.kernels.op import Tuning
+from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target
 
+# The kernel for Hopper: consumers of 64 rows each, and columns of a tile; swapped, the other way round.
+_CONSUMERS = (1, 2, 3)
+_COLUMNS = (16, 32, 64, 128, 256)
 # Rows and columns of a tile, for products of many rows.
 _TILES = ((128, 256), (256, 128), (128, 128), (64, 256), (256, 64), (64, 128), (128, 64), (64, 64), (64, 32), (128, 32))
 # Rows of a tile for products of few.
@@ -60,6 +65,8 @@ def space(shape: MatmulShape, target: Target) -> Iterator[Config]:
             for config in _few(problem.dtype, target)
             if config.block_m // 2 < max(problem.m, 16) <= config.block_m
         ]
+    if has_wgmma(read, target):
+        found += [config for config in _wgmma(arithmetic, problem.dtype, target) if _is_near(config, problem)]
     if is_copied or not found:
         found += _pointer(problem, target)
     if problem.m <= 4 and is_read_in_pieces(problem) and problem.a_major == "k":
@@ -67,8 +74,8 @@ def space(shape: MatmulShape, target: Target) -> Iterator[Config]:
     for config, split_k, is_copied in itertools.product(dict.fromkeys(found), SPLITS, (False, True)):
         whole = replace(config, split_k=split_k, is_copied=is_copied)
         is_wasteful = config.block_m > 64 and config.block_m >= 2 * problem.m
-        is_unstored = config.is_persistent and not stores_boxes(problem, whole)
-        is_unread = config.kernel == "tma" and not has_descriptors(as_read(problem, whole), target)
+        is_unstored = config.kernel == "tma" and config.is_persistent and not stores_boxes(problem, whole)
+        is_unread = config.kernel in {"tma", "wgmma"} and not has_descriptors(as_read(problem, whole), target)
         if is_sensible(problem, whole, target) and not (is_wasteful or is_unstored or is_unread):
             yield whole
 
@@ -116,6 +123,39 @@ def _few(dtype: str, target: Target) -> tuple[Config, ...]:
             config = Config("tma", block_m, block_n, k_bytes // ITEM_BYTES[dtype], 1, num_stages=num_stages)
             found.append(replace(config, is_swapped=is_swapped))
     return tuple(found)
+
+
+@functools.cache
+def _wgmma(arithmetic: str, dtype: str, target: Target) -> tuple[Config, ...]:
+    """The kernel for Hopper, with as many stages as fit."""
+    found = []
+    item_bytes, out_bytes = ITEM_BYTES[dtype], ITEM_BYTES[OUT_DTYPES[dtype][0]]
+    for consumers, columns, is_swapped, k_bytes in itertools.product(_CONSUMERS, _COLUMNS, (False, True), (128, 256)):
+        rows = consumers * CONSUMER_ROWS
+        # A square tile is the same either way. Narrow tiles are for few rows or columns, and so are long steps.
+        is_double = is_swapped and rows == columns
+        is_narrow = not is_swapped and (
+            columns < _COLUMNS[1] or (columns < CONSUMER_ROWS and consumers > _CONSUMERS[1])
+        )
+        is_coarse = k_bytes > 128 and columns >= CONSUMER_ROWS
+        # Sums of 256 columns leave no registers for those of a step, nor for a third consumer's.
+        is_full = columns == _COLUMNS[-1] and (consumers == _CONSUMERS[-1] or arithmetic == "float8")
+        if is_double or is_narrow or is_coarse or is_full:
+            continue
+        halves = 2 if rows * columns > 128 * 128 else 1
+        store_bytes = rows * columns * out_bytes // halves
+        for num_stages, _ in _stages((rows + columns) * k_bytes, store_bytes, (1,), _MAX_FEW_STAGES, target)[:1]:
+            blocks = (columns, rows) if is_swapped else (rows, columns)
+            config = Config("wgmma", *blocks, k_bytes // item_bytes, num_warps=4 * consumers, num_stages=num_stages)
+            found.append(replace(config, is_persistent=True, is_swapped=is_swapped, halves=halves))
+    return tuple(found)
+
+
+def _is_near(config: Config, problem: Problem) -> bool:
+    """Whether the rows of a tile of the kernel for Hopper suit few rows, where there are few."""
+    if problem.m > CONSUMER_ROWS:
+        return config.block_m >= CONSUMER_ROWS
+    return config.block_m // 2 < max(problem.m, 16) <= config.block_m
 
 
 def _stages(
@@ -197,7 +237,7 @@ def _is_common(shape: MatmulShape, target: Target) -> bool:
 
 # Most entries of a section, those of them for all layouts, and the least gain (of the mean logarithm of the time) of one more.
 _SIZES = {
-    "half": (18, 6, 0.001),
+    "half": (26, 6, 0.0004),
     "half scalar": (8, 2, 0.002),
     "ieee": (0, 9, 0.002),
     "tf32x3": (4, 4, 0.002),

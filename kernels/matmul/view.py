@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilewire.kernels.matmul.configs import ITEM_BYTES, Problem
+from tilewire.kernels.matmul.configs import Problem
+from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.strides import Extent, broadcast_strides, collapse
 
 Strides = tuple[int, int, int, int]
@@ -34,15 +35,6 @@ class View:
     a: Strides
     b: Strides
     out: Strides
-
-
-@dataclass(frozen=True)
-class Dtypes:
-    """Names of the inputs' and the output's dtype, and how float32 inputs are multiplied."""
-
-    inputs: str
-    out: str
-    precision: str = "ieee"
 
 
 def view_of(a: Extent, b: Extent, out: Extent, *, is_row_scaled: bool) -> View | None:
@@ -88,17 +80,21 @@ def _fold(view: View) -> View:
     return View(inner * view.m, view.n, view.k, (1, 1), of_a, view.b, of_out)
 
 
-def problem_of(view: View, dtypes: Dtypes, *, are_in_aligned: tuple[bool, bool], is_out_aligned: bool) -> Problem:
+def problem_of(
+    view: View, dtype: str, out_dtype: str, precision: str, *, are_in_aligned: tuple[bool, bool], is_out_aligned: bool
+) -> Problem:
     """Returns the problem that the choice of a kernel depends on.
 
     Args:
         view: the product.
-        dtypes: of its tensors.
+        dtype: of the inputs.
+        out_dtype: of the output.
+        precision: how float32 and float8 inputs are multiplied.
         are_in_aligned: whether `a` and `b` start at multiples of 16 bytes.
         is_out_aligned: whether the output does.
     """
     majors = {"a": _major(view.a[2:], ("m", "k"), "k"), "b": _major(view.b[2:], ("k", "n"), "n")}
-    in_unit, out_unit = (_VECTOR_BYTES // ITEM_BYTES[name] for name in (dtypes.inputs, dtypes.out))
+    in_unit, out_unit = (_VECTOR_BYTES // ITEM_BYTES[name] for name in (dtype, out_dtype))
     extents = {"m": view.m, "n": view.n, "k": view.k, "any": 1}
     rows_a = (_row_step(view.a, majors["a"], "mk"), *view.a[:2])
     rows_b = (_row_step(view.b, majors["b"], "kn"), *view.b[:2])
@@ -113,7 +109,7 @@ def problem_of(view: View, dtypes: Dtypes, *, are_in_aligned: tuple[bool, bool],
     fills_in = all(extents[major] % in_unit == 0 for major in majors.values())
     return Problem(
         *(view.m, view.n, view.k, math.prod(view.batch)),
-        *(dtypes.inputs, dtypes.out, majors["a"], majors["b"], dtypes.precision),
+        *(dtype, out_dtype, majors["a"], majors["b"], precision),
         is_aligned_in=starts_a and starts_b and fills_in,
         is_aligned_out=starts_out,
         is_padded_a=starts_a and has_boxes and _is_spread(rows_a[0], *extents_a),

@@ -6,10 +6,9 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tilewire.kernels.runtime.kinds import FLOATS, ITEM_BYTES
 from tilewire.kernels.runtime.targets import Target
 
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
-DTYPES = tuple(ITEM_BYTES)
 # Kinds with their default eps, numbered by their place.
 KINDS = {"layer": 1e-5, "rms": 1e-6, "l2": 1e-12}
 
@@ -33,6 +32,11 @@ class Problem:
     out_dtype: str
     vector_dtype: str
     is_aligned: bool = True
+
+    @property
+    def unit(self) -> int:
+        """By what kernels multiply the lengths and strides that they are given."""
+        return 16 // min(ITEM_BYTES[self.dtype], ITEM_BYTES[self.out_dtype]) if self.is_aligned else 1
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ def configs_for(problem: Problem, target: Target) -> tuple[Config, ...]:
 
 def enumerate_configs(target: Target) -> Iterator[tuple[Problem, Config]]:
     """Every kind of problem and blocks that `choose` can return on `target`."""
-    for dtype, out_dtype, is_aligned in itertools.product(DTYPES, DTYPES, (True, False)):
+    for dtype, out_dtype, is_aligned in itertools.product(FLOATS, FLOATS, (True, False)):
         for vector_dtype in dict.fromkeys([dtype, "float32"] if dtype == out_dtype else ["float32"]):
             problem = Problem(1, 1, dtype, out_dtype, vector_dtype, is_aligned)
             yield from ((problem, config) for config in configs_for(problem, target))

@@ -24,8 +24,12 @@ def scale_of(square, n, eps, kind):
 
 
 @triton.jit
-def store_row(out_ptrs, x, mean, scale, weight_ptr, bias_ptr, offs, mask, in_n, has_weight, has_bias):
-    """Store (x - mean) · scale · weight + bias; an absent weight is 1, an absent bias 0."""
+def store_row(out_ptrs, x, mean, scale, vectors, offs, mask, in_n):
+    """Store (x - mean) · scale · weight + bias; an absent weight is 1, an absent bias 0.
+
+    `vectors` is (weight_ptr, bias_ptr, has_weight, has_bias).
+    """
+    weight_ptr, bias_ptr, has_weight, has_bias = vectors
     weight = tl.load(weight_ptr + offs, mask=in_n & (has_weight > 0), other=1.0).to(tl.float32)
     bias = tl.load(bias_ptr + offs, mask=in_n & (has_bias > 0), other=0.0).to(tl.float32)
     tl.store(out_ptrs, ((x - mean) * scale * weight + bias).to(out_ptrs.dtype.element_ty), mask=mask)
@@ -65,7 +69,8 @@ def normalize_row_kernel(
     gap = tl.where(mask, x - mean[:, None], 0.0)
     scale = scale_of(tl.sum(gap * gap, axis=1), n, eps, kind)
     out_ptrs = out_ptr + row.to(tl.int64)[:, None] * (stride_o * UNIT) + offs
-    store_row(out_ptrs, x, mean[:, None], scale[:, None], weight_ptr, bias_ptr, offs, mask, in_n, has_weight, has_bias)
+    vectors = (weight_ptr, bias_ptr, has_weight, has_bias)
+    store_row(out_ptrs, x, mean[:, None], scale[:, None], vectors, offs, mask, in_n)
 
 
 @triton.jit
@@ -106,19 +111,8 @@ def normalize_loop_kernel(
         gap = tl.where(in_n, x - mean, 0.0)
         square += gap * gap
     scale = scale_of(one + tl.sum(square, axis=0), n, eps, kind)
+    vectors = (weight_ptr, bias_ptr, has_weight, has_bias)
     for start in range(0, n, BLOCK_N):
         in_n = start + offs < n
         x = tl.load(x_ptr + start + offs, mask=in_n, other=0.0).to(tl.float32)
-        store_row(
-            out_ptr + start + offs,
-            x,
-            mean,
-            scale,
-            weight_ptr,
-            bias_ptr,
-            start + offs,
-            in_n,
-            in_n,
-            has_weight,
-            has_bias,
-        )
+        store_row(out_ptr + start + offs, x, mean, scale, vectors, start + offs, in_n, in_n)

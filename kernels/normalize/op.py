@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
-from tilewire.kernels.normalize.configs import DTYPES, KINDS, Config, Problem, choose
-from tilewire.kernels.normalize.variants import unit_of, variant
-from tilewire.kernels.runtime.launch import LaunchCache, Variant, are_aligned
-from tilewire.kernels.runtime.pipeline import Pipeline, Step, bound
-from tilewire.kernels.runtime.rows import as_rows, row_stride
+from tilewire.kernels.normalize.configs import KINDS, Config, Problem, choose
+from tilewire.kernels.normalize.variants import variant
+from tilewire.kernels.runtime.kinds import FLOATS, name_of
+from tilewire.kernels.runtime.launch import Launch, LaunchCache, are_aligned
+from tilewire.kernels.runtime.pipeline import Detour, Prepared
+from tilewire.kernels.runtime.rows import as_rows, check_dtype, check_rows, row_stride
 from tilewire.kernels.runtime.targets import current
-
-_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 
 
 def normalize(
@@ -59,7 +60,7 @@ def prepare_normalize(
     bias: torch.Tensor | None = None,
     axis: int = -1,
     eps: float | None = None,
-) -> PreparedNormalize:
+) -> Prepared:
     """Prepares normalisations of tensors of these shapes, strides, dtypes and alignment.
 
     Args:
@@ -92,63 +93,18 @@ def _check(
     out: torch.Tensor,
 ) -> int:
     """The axis, counted from the front."""
-    if x.dim() == 0:
-        raise ValueError("x: needs one dimension or more")
-    for name, dtype in (("x", x.dtype), ("out_dtype", out.dtype)):
-        if dtype not in _DTYPES:
-            raise ValueError(f"{name}: dtype {dtype} is not one of {', '.join(DTYPES)}")
+    axis = check_rows(x, axis)
+    check_dtype("out_dtype", out.dtype, FLOATS)
     if kind not in KINDS:
         raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {kind}")
-    if not -x.dim() <= axis < x.dim():
-        raise ValueError(f"axis: {axis} is not an axis of rank {x.dim()}")
     for name, vector in (("weight", weight), ("bias", bias)):
-        if vector is not None and (tuple(vector.shape) != (x.shape[axis],) or vector.dtype not in _DTYPES):
-            expected = f"({x.shape[axis]},) of {', '.join(DTYPES)}"
+        if vector is not None and (tuple(vector.shape) != (x.shape[axis],) or name_of(vector.dtype) not in FLOATS):
+            expected = f"({x.shape[axis]},) of {', '.join(FLOATS)}"
             raise ValueError(f"{name}: expected {expected}, got {tuple(vector.shape)} of {vector.dtype}")
-    return axis % x.dim()
+    return axis
 
 
-class PreparedNormalize:
-    """A normalisation of given shapes, strides and options, ready to launch.
-
-    Args:
-        pipeline: The launch.
-        axis: Dimension that is normalised.
-        is_direct: Whether rows lie as the kernels take them; else they go through copies.
-        vector_dtype: Type in which the kernel takes weight and bias.
-    """
-
-    def __init__(self, pipeline: Pipeline, axis: int, vector_dtype: torch.dtype, *, is_direct: bool) -> None:
-        self._pipeline = pipeline
-        self._axis = axis
-        self._vector_dtype = vector_dtype
-        self._is_direct = is_direct
-
-    @property
-    def variants(self) -> tuple[Variant, ...]:
-        """Binaries that a call launches."""
-        return self._pipeline.variants
-
-    def __call__(
-        self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, out: torch.Tensor
-    ) -> None:
-        """Launch on the current stream."""
-        weight, bias = self._vector(weight), self._vector(bias)
-        if self._is_direct:
-            self._pipeline(x, weight, bias, out)
-            return
-        rows = as_rows(x, self._axis)
-        written = torch.empty(rows.shape, dtype=out.dtype, device=out.device)
-        self._pipeline(rows.contiguous(), weight, bias, written)
-        out.copy_(written.movedim(-1, self._axis))
-
-    def _vector(self, vector: torch.Tensor | None) -> torch.Tensor | None:
-        if vector is None or (vector.dtype == self._vector_dtype and vector.stride(0) == 1):
-            return vector
-        return vector.to(self._vector_dtype).contiguous()
-
-
-_launches: LaunchCache[PreparedNormalize] = LaunchCache()
+_launches: LaunchCache[Prepared] = LaunchCache()
 
 
 def prepare(
@@ -160,14 +116,14 @@ def prepare(
     bias: torch.Tensor | None,
     axis: int,
     config: Config | None = None,
-) -> PreparedNormalize:
+) -> Prepared:
     """Prepares launches on checked operands; `config` replaces the choice, for tests and tuning."""
     vectors = [vector for vector in (weight, bias) if vector is not None]
-    flags = (weight is not None, bias is not None, *(vector.dtype for vector in vectors))
+    flags = (weight is not None, bias is not None, *((vector.dtype, vector.stride(0)) for vector in vectors))
     shapes = (x.shape, x.stride(), out.stride(), are_aligned((x, out)))
     key = (shapes, x.dtype, out.dtype, kind, eps, flags, axis, config, x.device)
 
-    def make() -> PreparedNormalize:
+    def make() -> Prepared:
         strides = [row_stride(tensor.movedim(axis, -1)) for tensor in (x, out)]
         n = x.shape[axis]
         is_direct = None not in strides
@@ -177,28 +133,45 @@ def prepare(
         unit = 16 // min(x.element_size(), out.element_size())
         is_aligned = not is_direct or are_aligned((x, out))
         is_aligned = is_aligned and all(span % unit == 0 for span in (n, stride_x, stride_o))
-        problem = Problem(x.numel() // n, n, _name(x.dtype), _name(out.dtype), _name(vector_dtype), is_aligned)
+        names = (name_of(x.dtype), name_of(out.dtype), name_of(vector_dtype))
+        problem = Problem(x.numel() // n, n, *names, is_aligned)
         target = current(x.get_device())
         chosen = config or choose(problem, target)
         sizes = {
             "rows": problem.rows,
-            "n": n // unit_of(problem),
-            "stride_x": stride_x // unit_of(problem),
-            "stride_o": stride_o // unit_of(problem),
+            "n": n // problem.unit,
+            "stride_x": stride_x // problem.unit,
+            "stride_o": stride_o // problem.unit,
             "eps": float(eps),
             "kind": list(KINDS).index(kind),
             "has_weight": int(weight is not None),
             "has_bias": int(bias is not None),
         }
         programs = -(-problem.rows // max(1, chosen.block_rows))
-        index = x.device.index if x.device.index is not None else -1
-        launch = bound(variant(problem, chosen, target), target, programs, sizes, index)
-        names_of = ("x", "weight", "bias", "out")
-        pipeline = Pipeline(names_of, [Step(launch, names_of)], {}, x.device)
-        return PreparedNormalize(pipeline, axis, vector_dtype, is_direct=is_direct)
+        launch = Launch(variant(problem, chosen, target), (programs,), sizes, x.device)
+        if is_direct and all(vector.dtype == vector_dtype and vector.stride(0) == 1 for vector in vectors):
+            return launch
+        return Detour(functools.partial(_through_copies, launch, axis, vector_dtype, is_direct), launch)
 
     return _launches.get(key, make)
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _through_copies(
+    launch: Launch,
+    axis: int,
+    vector_dtype: torch.dtype,
+    is_direct: bool,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+) -> None:
+    """Launches on a weight and a bias of `vector_dtype` and, unless `is_direct`, on rows that lie as the kernels take them."""
+    weight, bias = (vector if vector is None else vector.to(vector_dtype).contiguous() for vector in (weight, bias))
+    if is_direct:
+        launch(x, weight, bias, out)
+        return
+    rows = as_rows(x, axis)
+    written = torch.empty(rows.shape, dtype=out.dtype, device=out.device)
+    launch(rows.contiguous(), weight, bias, written)
+    out.copy_(written.movedim(-1, axis))

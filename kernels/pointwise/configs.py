@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from tilewire.kernels.runtime import elementwise
+from tilewire.kernels.runtime.elementwise import ALL_ANY, ALL_UNIT, REPEATS, Config, Specialization
+from tilewire.kernels.runtime.kinds import FLOATS, ITEM_BYTES
 from tilewire.kernels.runtime.targets import Target
 
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
-DTYPES = tuple(ITEM_BYTES)
-MAX_RANK = 4
 # Functions by the numbers that the kernel is given.
 UNARY = {
     "relu": 1,
@@ -25,75 +25,23 @@ UNARY = {
     "neg": 12,
 }
 BINARY = {"mul": 0, "sub": 1, "div": 2, "maximum": 3, "minimum": 4}
-# How an output type that differs from the inputs' is passed to the kernel.
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One pointwise function as the choice of blocks sees it.
-
-    Attributes:
-        rows: Product of all extents but the last, after merging.
-        n: Last extent.
-        dtype: Name of the inputs' dtype.
-        out_dtype: Name of the output's dtype.
-        is_binary: Whether there are two inputs.
-        is_aligned: Whether rows can be read and written in 16-byte pieces.
-        inner: Steps of `x`, `y` and the output along the last extent: `unit` (stride 1), `repeat` (stride 0) or `any`.
-    """
-
-    rows: int
-    n: int
-    dtype: str
-    out_dtype: str
-    is_binary: bool
-    is_aligned: bool
-    inner: tuple[str, str, str]
+class Problem(elementwise.Problem):
+    """One pointwise function as the choice of blocks sees it."""
 
     @property
     def specialization(self) -> Specialization:
         """The specialization whose binaries compute this: the rarer a pattern, the fewer binaries are made for it."""
         is_typed = self.dtype == self.out_dtype
-        is_flat = self.rows == 1 and self.inner == _UNIT
+        is_flat = self.rows == 1 and self.inner == ALL_UNIT
         is_common = is_typed and (is_flat or (self.is_aligned and self.inner in _COMMON))
         if not is_common:
-            return Specialization(self.dtype, is_typed, self.is_binary, False, _ANY, 3)
-        return Specialization(self.dtype, True, self.is_binary, self.is_aligned, self.inner, 0 if is_flat else 3)
+            return Specialization(self.dtype, is_typed, False, ALL_ANY, 3, self.is_binary)
+        return Specialization(self.dtype, True, self.is_aligned, self.inner, 0 if is_flat else 3, self.is_binary)
 
 
-@dataclass(frozen=True)
-class Specialization:
-    """All that a binary depends on besides its blocks.
-
-    Attributes:
-        dtype: Name of the inputs' dtype.
-        is_typed: Whether the output has the same; else its type is passed at run time.
-        is_binary: Whether there are two inputs.
-        is_aligned: As in `Problem`.
-        inner: As in `Problem`.
-        outer_rank: Dimensions that number the rows: 0 for a single row, else 3.
-    """
-
-    dtype: str
-    is_typed: bool
-    is_binary: bool
-    is_aligned: bool
-    inner: tuple[str, str, str]
-    outer_rank: int
-
-
-@dataclass(frozen=True)
-class Config:
-    """Blocks and warps of one launch."""
-
-    block_rows: int
-    block_n: int
-    num_warps: int
-
-
-_UNIT = ("unit", "unit", "unit")
-_COMMON = (_UNIT, ("unit", "repeat", "unit"), ("repeat", "unit", "unit"))
-_ANY = ("any", "any", "any")
+_COMMON = (ALL_UNIT, *REPEATS)
 _LENGTHS = (32, 256, 1024)
 
 
@@ -110,7 +58,7 @@ def configs_for(specialization: Specialization, target: Target) -> tuple[Config,
     elements = 4096 // ITEM_BYTES[specialization.dtype]
     if specialization.outer_rank == 0:
         return (Config(1, elements, 4),)
-    if specialization.inner == _ANY:
+    if specialization.inner == ALL_ANY:
         # Each element has offsets of its own, which take registers.
         elements = 1024
     return tuple(Config(elements // length, length, 4) for length in _LENGTHS)
@@ -118,15 +66,10 @@ def configs_for(specialization: Specialization, target: Target) -> tuple[Config,
 
 def enumerate_configs(target: Target) -> Iterator[tuple[Specialization, Config]]:
     """Every specialization and blocks that `choose` can return on `target`."""
-    for dtype in DTYPES:
-        for is_binary in (True, False):
-            specializations = [
-                Specialization(dtype, True, is_binary, is_aligned, _UNIT, 0) for is_aligned in (True, False)
-            ]
-            repeated = _COMMON if is_binary else _COMMON[:1]
-            specializations += [Specialization(dtype, True, is_binary, True, inner, 3) for inner in repeated]
-            specializations += [
-                Specialization(dtype, is_typed, is_binary, False, _ANY, 3) for is_typed in (True, False)
-            ]
-            for specialization in specializations:
-                yield from ((specialization, config) for config in configs_for(specialization, target))
+    for dtype, is_binary in itertools.product(FLOATS, (True, False)):
+        patterns = [(True, is_aligned, ALL_UNIT, 0) for is_aligned in (True, False)]
+        patterns += [(True, True, inner, 3) for inner in (_COMMON if is_binary else _COMMON[:1])]
+        patterns += [(is_typed, False, ALL_ANY, 3) for is_typed in (True, False)]
+        for pattern in patterns:
+            specialization = Specialization(dtype, *pattern, is_binary)
+            yield from ((specialization, config) for config in configs_for(specialization, target))

@@ -7,7 +7,7 @@ is chosen at run time: its cost is hidden behind memory. Three elements moved at
 import triton
 import triton.language as tl
 
-from tilewire.kernels.add.kernel import load_tile, row_starts, store_as
+from tilewire.kernels.add.kernel import load_tile, place_tile, store_as
 from tilewire.kernels.matmul.epilogue import activate
 from tilewire.kernels.runtime.pdl import await_previous
 
@@ -81,17 +81,13 @@ def apply_binary(x, y, fn):
 
 @triton.jit
 def pointwise_tile(
-    x_ptr,
-    y_ptr,
+    x,
+    y,
     out_ptr,
     scale,
     shift,
-    from_x,
-    from_y,
     to_out,
     offs_n,
-    stride_xn,
-    stride_yn,
     mask,
     fn,
     out_kind,
@@ -101,9 +97,9 @@ def pointwise_tile(
     IS_TYPED: tl.constexpr,
 ):
     """One tile. Unless IS_TYPED, `out_kind` is the output's type."""
-    x = load_tile(x_ptr, from_x, offs_n, stride_xn, mask, X_INNER).to(tl.float32)
+    x = load_tile(x, offs_n, mask, X_INNER).to(tl.float32)
     if IS_BINARY:
-        y = load_tile(y_ptr, from_y, offs_n, stride_yn, mask, Y_INNER).to(tl.float32)
+        y = load_tile(y, offs_n, mask, Y_INNER).to(tl.float32)
         # Either operand may repeat along the tile.
         x, y = tl.broadcast(x, y)
         result = apply_binary(x, y, fn)
@@ -161,59 +157,18 @@ def pointwise_kernel(
     A whole block is moved without a mask, which is what lets the compiler move 16 bytes at a time for any `n`.
     """
     await_previous(OVERLAP)
-    column_blocks = tl.cdiv(n, BLOCK_N)
-    pid = tl.program_id(0)
-    first_row = (pid // column_blocks).to(tl.int64) * BLOCK_ROWS
-    first_n = (pid % column_blocks).to(tl.int64) * BLOCK_N
-    row = first_row + tl.arange(0, BLOCK_ROWS)
-    offs_n = tl.arange(0, BLOCK_N)[None, :]
-    in_rows = tl.minimum(row, rows - 1)
-    from_x = row_starts(in_rows, extent_1, extent_2, stride_x0, stride_x1, stride_x2, UNIT, OUTER_RANK)[:, None]
-    from_y = row_starts(in_rows, extent_1, extent_2, stride_y0, stride_y1, stride_y2, UNIT, OUTER_RANK)[:, None]
-    to_out = row_starts(in_rows, extent_1, extent_2, stride_o0, stride_o1, stride_o2, UNIT, OUTER_RANK)[:, None]
-    x_ptr += first_n * (1 if X_INNER == "unit" else stride_xn)
-    y_ptr += first_n * (1 if Y_INNER == "unit" else stride_yn)
-    to_out += (first_n + offs_n.to(tl.int64)) * (1 if OUT_INNER == "unit" else stride_on)
-    mask = (row < rows)[:, None] & (first_n + offs_n < n)
-    if not IS_TYPED or (first_n + BLOCK_N > n) | (first_row + BLOCK_ROWS > rows):
+    x = (x_ptr, (stride_x0, stride_x1, stride_x2), stride_xn)
+    y = (y_ptr, (stride_y0, stride_y1, stride_y2), stride_yn)
+    out = ((stride_o0, stride_o1, stride_o2), stride_on)
+    extents = (extent_1, extent_2)
+    x, y, to_out, offs_n, mask, is_cut = place_tile(
+        rows, n, extents, x, y, out, UNIT, X_INNER, Y_INNER, OUT_INNER, OUTER_RANK, BLOCK_ROWS, BLOCK_N
+    )
+    if not IS_TYPED or is_cut:
         pointwise_tile(
-            x_ptr,
-            y_ptr,
-            out_ptr,
-            scale,
-            shift,
-            from_x,
-            from_y,
-            to_out,
-            offs_n,
-            stride_xn,
-            stride_yn,
-            mask,
-            fn,
-            out_kind,
-            X_INNER,
-            Y_INNER,
-            IS_BINARY,
-            IS_TYPED,
+            x, y, out_ptr, scale, shift, to_out, offs_n, mask, fn, out_kind, X_INNER, Y_INNER, IS_BINARY, IS_TYPED
         )
     else:
         pointwise_tile(
-            x_ptr,
-            y_ptr,
-            out_ptr,
-            scale,
-            shift,
-            from_x,
-            from_y,
-            to_out,
-            offs_n,
-            stride_xn,
-            stride_yn,
-            None,
-            fn,
-            out_kind,
-            X_INNER,
-            Y_INNER,
-            IS_BINARY,
-            IS_TYPED,
+            x, y, out_ptr, scale, shift, to_out, offs_n, None, fn, out_kind, X_INNER, Y_INNER, IS_BINARY, IS_TYPED
         )

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import torch
 
-from tilewire.kernels.pointwise.configs import BINARY, DTYPES, MAX_RANK, UNARY, Config, Problem, choose
-from tilewire.kernels.pointwise.variants import build, unit_of
-from tilewire.kernels.runtime.kinds import KINDS
-from tilewire.kernels.runtime.launch import LaunchCache, Variant, are_aligned
-from tilewire.kernels.runtime.pipeline import Pipeline, Step, bound
-from tilewire.kernels.runtime.strides import broadcast_shapes, broadcast_strides, collapse
+from tilewire.kernels.pointwise.configs import BINARY, UNARY, Problem, choose
+from tilewire.kernels.pointwise.variants import build
+from tilewire.kernels.runtime.elementwise import Config
+from tilewire.kernels.runtime.kinds import FLOATS, KINDS, name_of
+from tilewire.kernels.runtime.launch import Launch, LaunchCache, are_aligned
+from tilewire.kernels.runtime.pipeline import Detour, Prepared, single_entries
+from tilewire.kernels.runtime.rows import check_dtype
+from tilewire.kernels.runtime.strides import broadcast_shapes
 from tilewire.kernels.runtime.targets import current
-
-_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
-_INNER = {0: "repeat", 1: "unit"}
-_TENSORS = ("x", "y", "out")
+from tilewire.kernels.runtime.walks import programs_of, walk_of
 
 
 def pointwise(
@@ -61,7 +57,7 @@ def prepare_pointwise(
     y: torch.Tensor | None = None,
     scale: float = 1.0,
     shift: float = 0.0,
-) -> PreparedPointwise:
+) -> Prepared:
     """Prepares launches for tensors of these shapes, strides, dtypes and alignment.
 
     Args:
@@ -87,8 +83,7 @@ def prepare_pointwise(
 
 def _check(x: torch.Tensor, y: torch.Tensor | None, fn: str) -> tuple[int, ...]:
     """The broadcast shape."""
-    if x.dtype not in _DTYPES:
-        raise ValueError(f"x: dtype {x.dtype} is not one of {', '.join(DTYPES)}")
+    check_dtype("x", x.dtype, FLOATS)
     known = UNARY if y is None else BINARY
     if fn not in known:
         raise ValueError(f"fn: expected one of {', '.join(known)} {'without' if y is None else 'with'} y, got {fn}")
@@ -100,54 +95,11 @@ def _check(x: torch.Tensor, y: torch.Tensor | None, fn: str) -> tuple[int, ...]:
 
 
 def _check_out(out: torch.Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(out.shape) != shape or out.dtype not in _DTYPES:
-        raise ValueError(f"out: expected {shape} of {', '.join(DTYPES)}, got {tuple(out.shape)} of {out.dtype}")
+    if tuple(out.shape) != shape or name_of(out.dtype) not in FLOATS:
+        raise ValueError(f"out: expected {shape} of {', '.join(FLOATS)}, got {tuple(out.shape)} of {out.dtype}")
 
 
-@dataclass(frozen=True)
-class View:
-    """Three tensors over four dimensions, padded on the outside with extents of 1.
-
-    Attributes:
-        extents: Outermost first.
-        strides: Those of `x`, `y` and the output over them, 0 where an input repeats.
-    """
-
-    extents: tuple[int, ...]
-    strides: tuple[tuple[int, ...], ...]
-
-
-class PreparedPointwise:
-    """A pointwise function of given shapes, strides and options, ready to launch.
-
-    Args:
-        pipeline: The launch; None where the dimensions do not merge into four, and each outermost entry is one of its own.
-        options: Function, factor and summand.
-    """
-
-    def __init__(self, pipeline: Pipeline | None, options: tuple[str, float, float]) -> None:
-        self._pipeline = pipeline
-        self._options = options
-
-    @property
-    def variants(self) -> tuple[Variant, ...]:
-        """Binaries that a call launches."""
-        return self._pipeline.variants if self._pipeline else ()
-
-    def __call__(self, x: torch.Tensor, y: torch.Tensor | None, out: torch.Tensor) -> None:
-        """Launch on the current stream."""
-        if self._pipeline is not None:
-            self._pipeline(x, y, out)
-            return
-        outermost = next(dim for dim, extent in enumerate(out.shape) if extent > 1)
-        x, y = x.expand(out.shape), y if y is None else y.expand(out.shape)
-        for entry in range(out.shape[outermost]):
-            part, out_part = x.select(outermost, entry), out.select(outermost, entry)
-            other = None if y is None else y.select(outermost, entry)
-            prepare(part, other, out_part, *self._options)(part, other, out_part)
-
-
-_launches: LaunchCache[PreparedPointwise] = LaunchCache()
+_launches: LaunchCache[Prepared] = LaunchCache()
 
 
 def prepare(
@@ -158,71 +110,27 @@ def prepare(
     scale: float,
     shift: float,
     config: Config | None = None,
-) -> PreparedPointwise:
+) -> Prepared:
     """Prepares launches on checked operands; `config` replaces the choice, for tests and tuning."""
     like_y = None if y is None else (y.shape, y.stride())
     shapes = (x.shape, x.stride(), like_y, out.shape, out.stride(), are_aligned((x, y, out)))
     key = (shapes, x.dtype, out.dtype, fn, float(scale), float(shift), config, x.device)
 
-    def make() -> PreparedPointwise:
-        view = _view(x, y, out)
-        pipeline = None if view is None else _pipeline(x, y, out, view, (fn, scale, shift), config)
-        return PreparedPointwise(pipeline, (fn, scale, shift))
+    def make() -> Prepared:
+        def launch(x: torch.Tensor, y: torch.Tensor | None, out: torch.Tensor) -> None:
+            prepare(x, y, out, fn, scale, shift)(x, y, out)
+
+        def run_entries(x: torch.Tensor, y: torch.Tensor | None, out: torch.Tensor) -> None:
+            single_entries(launch, out, x.expand(out.shape), y if y is None else y.expand(out.shape))
+
+        walk = walk_of(x, x if y is None else y, out)
+        if walk is None:
+            return Detour(run_entries)
+        problem = walk.problem(Problem, x, y, out)
+        target = current(x.get_device())
+        chosen = config or choose(problem, target)
+        values = walk.sizes("xyo", problem.specialization.unit) | {"scale": float(scale), "shift": float(shift)}
+        values |= {"fn": (UNARY if y is None else BINARY)[fn], "out_kind": KINDS[problem.out_dtype]}
+        return Launch(build(problem.specialization, chosen, target), (programs_of(problem, chosen),), values, x.device)
 
     return _launches.get(key, make)
-
-
-def _view(x: torch.Tensor, y: torch.Tensor | None, out: torch.Tensor) -> View | None:
-    shape = tuple(out.shape)
-    operands = [broadcast_strides(tensor.shape, tensor.stride(), shape) for tensor in (x, x if y is None else y)]
-    extents, strides = collapse(shape, *operands, out.stride())
-    if len(extents) > MAX_RANK:
-        return None
-    if not extents:
-        return View((1,) * MAX_RANK, ((0, 0, 0, 1),) * 3)
-    missing = MAX_RANK - len(extents)
-    return View((*(1,) * missing, *extents), tuple((*(0,) * missing, *values) for values in strides))
-
-
-def _pipeline(
-    x: torch.Tensor,
-    y: torch.Tensor | None,
-    out: torch.Tensor,
-    view: View,
-    options: tuple[str, float, float],
-    config: Config | None,
-) -> Pipeline:
-    fn, scale, shift = options
-    target = current(x.get_device())
-    problem = _problem(x, y, out, view)
-    config = config or choose(problem, target)
-    specialization = problem.specialization
-    unit = unit_of(specialization)
-    sizes = {
-        "scale": float(scale),
-        "shift": float(shift),
-        "rows": problem.rows,
-        "n": problem.n,
-        "extent_1": view.extents[1],
-        "extent_2": view.extents[2],
-        "fn": (UNARY if y is None else BINARY)[fn],
-        "out_kind": KINDS[problem.out_dtype],
-    }
-    for letter, strides in zip("xyo", view.strides, strict=True):
-        sizes |= {f"stride_{letter}{dim}": strides[dim] // unit for dim in range(3)}
-        sizes |= {f"stride_{letter}n": strides[3]}
-    programs = -(-problem.rows // config.block_rows) * -(-problem.n // config.block_n)
-    index = x.device.index if x.device.index is not None else -1
-    launch = bound(build(specialization, config, target), target, programs, sizes, index)
-    return Pipeline(_TENSORS, [Step(launch, _TENSORS)], {}, x.device)
-
-
-def _problem(x: torch.Tensor, y: torch.Tensor | None, out: torch.Tensor, view: View) -> Problem:
-    unit = 16 // x.element_size()
-    is_aligned = are_aligned((x, y, out))
-    is_aligned = is_aligned and all(stride % unit == 0 for strides in view.strides for stride in strides[:3])
-    x_inner, y_inner, out_inner = (_INNER.get(strides[3], "any") for strides in view.strides)
-    names = [str(tensor.dtype).removeprefix("torch.") for tensor in (x, out)]
-    rows = math.prod(view.extents[:3])
-    inner = (x_inner, y_inner, out_inner)
-    return Problem(rows, view.extents[3], names[0], names[1], y is not None, is_aligned, inner)

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
-
 import torch
 
 from tilewire.kernels.build.operands import numbers
 from tilewire.kernels.op import SelfTest
-from tilewire.kernels.pointwise.configs import Config, Specialization, enumerate_configs
 from tilewire.kernels.pointwise.op import prepare
-from tilewire.kernels.runtime.targets import Target
+from tilewire.kernels.runtime.elementwise import Config, Specialization
 
 
-def self_tests(target: Target, device: torch.device) -> Iterator[Callable[[], SelfTest]]:
-    """Yields one call for each binary of a target, which launches and checks it."""
-    for specialization, config in enumerate_configs(target):
-        yield functools.partial(_self_test, specialization, config, device)
-
-
-def _self_test(specialization: Specialization, config: Config, device: torch.device) -> SelfTest:
+def self_test(specialization: Specialization, config: Config, device: torch.device) -> SelfTest:
+    """Launches one binary and checks it."""
     dtype = getattr(torch, specialization.dtype)
     other = torch.float16 if specialization.dtype == "float32" else torch.float32
     n = 2 * config.block_n - (0 if specialization.is_aligned else 1)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tilewire.kernels.runtime.kinds import FLOATS, unit_of
 from tilewire.kernels.runtime.targets import Target
 
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
-DTYPES = tuple(ITEM_BYTES)
 # Types of the output, by the number that kernels are given.
 OUT_KINDS = {"float16": 1, "bfloat16": 2, "float32": 3, "int64": 4}
 
@@ -74,6 +73,11 @@ class Problem:
     is_row: bool = True
     is_aligned: bool = True
     is_unit_inner: bool = True
+
+    @property
+    def unit(self) -> int:
+        """By what kernels multiply the lengths and strides that they are given."""
+        return unit_of(self.dtype, is_aligned=self.is_aligned)
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,7 @@ def configs_for(target: Target, *, is_row: bool) -> tuple[Config, ...]:
 
 def enumerate_configs(target: Target) -> Iterator[tuple[Problem, Config]]:
     """Every kind of problem and blocks that `choose` can return on `target`."""
-    for dtype in DTYPES:
+    for dtype in FLOATS:
         for state in STATES:
             problems = [Problem(1, 1, 1, dtype, state, is_aligned=aligned) for aligned in (True, False)]
             for aligned, unit in ((True, True), (False, True), (False, False)):

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
-from tilewire.kernels.reduce.configs import DTYPES, KINDS, OUT_KINDS, Config, Kind, Problem, choose
-from tilewire.kernels.reduce.variants import MERGED_ROWS, main_variant, merge_variant, unit_of
-from tilewire.kernels.runtime.launch import LaunchCache, Variant, are_aligned
-from tilewire.kernels.runtime.pipeline import Part, Pipeline, Step, bound
+from tilewire.kernels.reduce.configs import KINDS, OUT_KINDS, Config, Kind, Problem, choose
+from tilewire.kernels.reduce.variants import MERGED_ROWS, main_variant, merge_variant
+from tilewire.kernels.runtime.kinds import FLOATS, name_of
+from tilewire.kernels.runtime.launch import Launch, LaunchCache, are_aligned
+from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
+from tilewire.kernels.runtime.rows import RowsView, check_rows, rows_of
 from tilewire.kernels.runtime.strides import collapse
 from tilewire.kernels.runtime.targets import current
 
-_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 _MAX_N = (1 << 31) - 1
 
 
@@ -55,7 +55,7 @@ def reduce(
     return out
 
 
-def prepare_reduce(x: torch.Tensor, out: torch.Tensor, *, kind: str, axis: int | None = -1) -> PreparedReduce:
+def prepare_reduce(x: torch.Tensor, out: torch.Tensor, *, kind: str, axis: int | None = -1) -> Prepared:
     """Prepares reductions of tensors of these shapes, strides, dtypes and alignment.
 
     Args:
@@ -80,115 +80,62 @@ def prepare_reduce(x: torch.Tensor, out: torch.Tensor, *, kind: str, axis: int |
 
 def _check(x: torch.Tensor, kind: str, axis: int | None) -> int | None:
     """The axis, counted from the front."""
-    if x.dim() == 0:
-        raise ValueError("x: needs one dimension or more")
-    if x.dtype not in _DTYPES:
-        raise ValueError(f"x: dtype {x.dtype} is not one of {', '.join(DTYPES)}")
+    from_front = check_rows(x, -1 if axis is None else axis)
     if kind not in KINDS:
         raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {kind}")
-    if axis is not None and not -x.dim() <= axis < x.dim():
-        raise ValueError(f"axis: {axis} is not an axis of rank {x.dim()}")
     n = x.numel() if axis is None else x.shape[axis]
     if n == 0 and not KINDS[kind].has_empty:
         raise ValueError(f"x: {kind} of no element is not defined, got {tuple(x.shape)}")
     if n > _MAX_N:
         raise ValueError(f"x: expected at most {_MAX_N} elements along the axis, got {n}")
-    return axis if axis is None else axis % x.dim()
+    return axis if axis is None else from_front
 
 
 def _check_out_dtype(dtype: torch.dtype, kind: Kind) -> None:
-    if dtype not in ((torch.int64,) if kind.is_index else _DTYPES):
-        expected = "int64" if kind.is_index else ", ".join(DTYPES)
-        raise ValueError(f"out_dtype: expected {expected}, got {dtype}")
+    allowed = ("int64",) if kind.is_index else FLOATS
+    if name_of(dtype) not in allowed:
+        raise ValueError(f"out_dtype: expected {', '.join(allowed)}, got {dtype}")
 
 
-class PreparedReduce:
-    """A reduction of given shapes, strides and options, ready to launch.
-
-    Args:
-        pipeline: Launches.
-        axis: Dimension to be brought to the end by a copy; None where `x` is read as it lies.
-    """
-
-    def __init__(self, pipeline: Pipeline, axis: int | None) -> None:
-        self._pipeline = pipeline
-        self._axis = axis
-
-    @property
-    def variants(self) -> tuple[Variant, ...]:
-        """Binaries that a call launches."""
-        return self._pipeline.variants
-
-    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Launch on the current stream."""
-        if self._axis is not None:
-            x = x.movedim(self._axis, -1).contiguous()
-        self._pipeline(x, out)
-
-
-@dataclass(frozen=True)
-class View:
-    """An input as rows numbered over two dimensions.
-
-    Attributes:
-        rows: Extents of the two dimensions, (outer, inner).
-        n: Elements of a row.
-        strides: Strides over (outer, inner, n).
-    """
-
-    rows: tuple[int, int]
-    n: int
-    strides: tuple[int, int, int]
-
-
-_launches: LaunchCache[PreparedReduce] = LaunchCache()
+_launches: LaunchCache[Prepared] = LaunchCache()
 
 
 def prepare(
     x: torch.Tensor, out: torch.Tensor, *, kind: str, axis: int | None, config: Config | None = None
-) -> PreparedReduce:
+) -> Prepared:
     """Prepares launches on checked operands; `config` replaces the choice, for tests and tuning."""
     key = (x.shape, x.stride(), x.dtype, out.dtype, are_aligned((x,)), kind, axis, config, x.device)
 
-    def make() -> PreparedReduce:
+    def make() -> Prepared:
         view = _view(x, axis)
-        if view is None:
-            moved = x.dim() - 1 if axis is None else axis
-            extents = list(x.shape)
-            n = x.numel() if axis is None else extents.pop(axis)
-            rows = 1 if axis is None else math.prod(extents)
-            view = View((1, rows), n, (0, n, 1))
-            return PreparedReduce(_pipeline(x, out, view, kind, config, is_copied=True), moved)
-        return PreparedReduce(_pipeline(x, out, view, kind, config, is_copied=False), None)
+        if view is not None:
+            return _pipeline(x, out, view, kind, config, is_copied=False)
+        moved = x.dim() - 1 if axis is None else axis
+        n = x.numel() if axis is None else x.shape[axis]
+        pipeline = _pipeline(x, out, RowsView((1, out.numel()), n, ((0, n, 1),)), kind, config, is_copied=True)
+        return Detour(lambda x, out: pipeline(x.movedim(moved, -1).contiguous(), out), pipeline)
 
     return _launches.get(key, make)
 
 
-def _view(x: torch.Tensor, axis: int | None) -> View | None:
+def _view(x: torch.Tensor, axis: int | None) -> RowsView | None:
     """How the kernels can walk `x`; None where it must be copied first."""
-    if axis is None:
-        extents, (strides,) = collapse(x.shape, x.stride())
-        if len(extents) > 1:
-            return None
-        return View((1, 1), x.numel(), (0, 0, strides[0] if strides else 1))
-    moved = x.movedim(axis, -1)
-    extents, (strides,) = collapse(moved.shape[:-1], moved.stride()[:-1])
-    if len(extents) > 2:
+    if axis is not None:
+        return rows_of(x.movedim(axis, -1))
+    extents, (strides,) = collapse(x.shape, x.stride())
+    if len(extents) > 1:
         return None
-    outer, inner = (*(1,) * (2 - len(extents)), *extents)
-    stride_outer, stride_inner = (*(0,) * (2 - len(extents)), *strides)
-    return View((outer, inner), moved.shape[-1], (stride_outer, stride_inner, moved.stride(-1)))
+    return RowsView((1, 1), x.numel(), ((0, 0, strides[0] if strides else 1),))
 
 
 def _pipeline(
-    x: torch.Tensor, out: torch.Tensor, view: View, kind: str, config: Config | None, *, is_copied: bool
+    x: torch.Tensor, out: torch.Tensor, view: RowsView, kind: str, config: Config | None, *, is_copied: bool
 ) -> Pipeline:
     target = current(x.get_device())
-    index = x.device.index if x.device.index is not None else -1
     problem = _problem(x, view, KINDS[kind], is_copied=is_copied)
     config = config or choose(problem, target)
-    unit = unit_of(problem)
-    stride_outer, stride_inner, stride_n = view.strides
+    unit = problem.unit
+    ((stride_outer, stride_inner, stride_n),) = view.strides
     sizes = {
         "rows": problem.rows,
         "n": view.n // unit if problem.is_row else view.n,
@@ -201,31 +148,31 @@ def _pipeline(
         "kind": KINDS[kind].number,
         "flip": KINDS[kind].flip,
         "power": KINDS[kind].power,
-        "out_kind": OUT_KINDS[str(out.dtype).removeprefix("torch.")],
+        "out_kind": OUT_KINDS[name_of(out.dtype)],
     }
     blocks = -(-problem.rows // config.block_rows)
     if not problem.is_row:
         blocks = view.rows[0] * -(-view.rows[1] // config.block_rows)
-    main = bound(main_variant(problem, config, target), target, blocks * config.parts, sizes, index)
+    main = Launch(main_variant(problem, config, target), (blocks * config.parts,), sizes, x.device)
     if config.parts == 1:
         # One program a row leaves no state: any pointer serves.
-        return Pipeline(("x", "out"), [Step(main, ("x", "out", "none"))], {"none": Part(torch.int32, (1,))}, x.device)
-    merge_sizes = sizes | {"n": view.n}
+        return Pipeline(("x", "out"), [Step(main, ("x", "out", "none"))], x.device, {"none": Part(torch.int32, (1,))})
     programs = -(-problem.rows // MERGED_ROWS)
-    merge = bound(merge_variant(problem.state, target), target, programs, merge_sizes, index)
+    merge = Launch(merge_variant(problem.state, target), (programs,), sizes | {"n": view.n}, x.device)
     parts = {"states": Part(torch.int32, (2, problem.rows, config.parts))}
     steps = [Step(main, ("x", "out", "states")), Step(merge, ("states", "out"))]
-    return Pipeline(("x", "out"), steps, parts, x.device)
+    return Pipeline(("x", "out"), steps, x.device, parts)
 
 
-def _problem(x: torch.Tensor, view: View, kind: Kind, *, is_copied: bool) -> Problem:
+def _problem(x: torch.Tensor, view: RowsView, kind: Kind, *, is_copied: bool) -> Problem:
     unit = 16 // x.element_size()
-    stride_outer, stride_inner, stride_n = view.strides
+    ((stride_outer, stride_inner, stride_n),) = view.strides
     is_row = stride_n == 1 or view.n <= 1
     is_unit_inner = stride_inner == 1 or view.rows[1] == 1
     spans = (view.n, stride_outer, stride_inner) if is_row else (view.rows[1], stride_outer, stride_n)
     is_aligned = (is_copied or are_aligned((x,))) and all(span % unit == 0 for span in spans)
     is_aligned = is_aligned and (is_row or is_unit_inner) and view.n > 0
-    dtype = str(x.dtype).removeprefix("torch.")
     rows = view.rows[0] * view.rows[1]
-    return Problem(rows, view.rows[1], view.n, dtype, kind.state, is_row, is_aligned, is_row or is_unit_inner)
+    return Problem(
+        rows, view.rows[1], view.n, name_of(x.dtype), kind.state, is_row, is_aligned, is_row or is_unit_inner
+    )

@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-import torch
-
-from tilewire.kernels.reduce.configs import ITEM_BYTES, MAX_PARTS, STATES, Config, Problem, enumerate_configs
+from tilewire.kernels.reduce.configs import MAX_PARTS, Config, Problem
 from tilewire.kernels.reduce.kernel import reduce_column_kernel, reduce_merge_kernel, reduce_row_kernel
 from tilewire.kernels.runtime.binaries import binary
-from tilewire.kernels.runtime.launch import Variant, pointer
+from tilewire.kernels.runtime.kinds import pointer
+from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target
 
 MERGED_ROWS = 4
 
 
-def variants(target: Target) -> list[Variant]:
-    """Every binary that `reduce` can launch on `target`."""
-    found = [main_variant(problem, config, target) for problem, config in enumerate_configs(target)]
-    return list(dict.fromkeys([*found, *(merge_variant(state, target) for state in STATES)]))
-
-
-def unit_of(problem: Problem) -> int:
-    """By what kernels multiply the lengths and strides that they are given."""
-    return 16 // ITEM_BYTES[problem.dtype] if problem.is_aligned else 1
+def binaries(problem: Problem, config: Config, target: Target) -> tuple[Variant, Variant]:
+    """The binary that reads the input, and the one that merges the states of a row."""
+    return main_variant(problem, config, target), merge_variant(problem.state, target)
 
 
 def main_variant(problem: Problem, config: Config, target: Target) -> Variant:
     """The binary that reads the input."""
-    types = {"x_ptr": pointer(getattr(torch, problem.dtype)), "out_ptr": "*i8", "partial_ptr": "*i32"}
+    types = {"x_ptr": pointer(problem.dtype), "out_ptr": "*i8", "partial_ptr": "*i32"}
     constants = {
-        "UNIT": unit_of(problem),
+        "UNIT": problem.unit,
         "STATE": problem.state,
         "BLOCK_ROWS": config.block_rows,
         "BLOCK_N": config.block_n,
-    }
-    if problem.is_row:
         # Element by element, the neighbours of a lane would lie in other threads.
-        lane = unit_of(problem)
-        return binary(reduce_row_kernel, types, constants | {"LANE": lane}, config.num_warps, target)
-    inner = {"UNIT_INNER": problem.is_unit_inner}
-    return binary(reduce_column_kernel, types, constants | inner, config.num_warps, target)
+        "LANE": problem.unit,
+        "UNIT_INNER": problem.is_unit_inner,
+    }
+    kernel = reduce_row_kernel if problem.is_row else reduce_column_kernel
+    return binary(kernel, types, constants, config.num_warps, target)
 
 
 def merge_variant(state: int, target: Target) -> Variant:

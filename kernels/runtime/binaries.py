@@ -19,7 +19,7 @@ def binary(
     constants: dict[str, Any],
     num_warps: int,
     target: Target,
-    aligned: tuple[str, ...] = OPERANDS,
+    aligned: tuple[str, ...] | None = None,
     **options: Any,
 ) -> Variant:
     """Puts a binary together: sizes are int32, strides int64, scratch orders, keys and indices have fixed types.
@@ -27,21 +27,21 @@ def binary(
     Args:
         kernel: The `@triton.jit` function.
         types: Types of its other arguments, by name.
-        constants: Values by name; those that the kernel does not take are left out. A UNIT above 1 promises that
-            `aligned` start at multiples of 16 bytes.
+        constants: Values by name; those that the kernel does not take are left out.
         num_warps: Warps of a program.
         target: Device that it is compiled for.
-        aligned: Operands that a UNIT above 1 speaks of.
+        aligned: Operands that start at multiples of 16 bytes; by default `OPERANDS` where there is a UNIT above 1.
         **options: Further options of the compiler.
     """
     names = kernel.arg_names
     strides = {name: "i64" for name in names if name.startswith("stride_")}
     types = dict.fromkeys(names, "i32") | strides | _SCRATCH | {"indices_ptr": "*i64"} | types
-    constants = {**constants, "OVERLAP": target.has_overlap}
+    constants = {"OVERLAP": target.has_overlap} | constants
     divisible = [name for name in _SCRATCH if name in names and types[name] == _SCRATCH[name]]
-    if constants.get("UNIT", 1) > 1:
-        divisible += [name for name in aligned if name in names]
-    compiler = {"num_warps": num_warps, **options} | ({"launch_pdl": True} if target.has_overlap else {})
+    if aligned is None:
+        aligned = OPERANDS if constants.get("UNIT", 1) > 1 else ()
+    divisible += [name for name in aligned if name in names]
+    compiler = {"num_warps": num_warps, **options} | ({"launch_pdl": True} if constants["OVERLAP"] else {})
     return Variant(
         kernel,
         tuple((name, types[name]) for name in names if name not in constants),

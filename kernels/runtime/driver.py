@@ -120,14 +120,6 @@ def _attribute(function: ctypes.c_void_p, name: int) -> int:
     return value.value
 
 
-@dataclass(frozen=True)
-class _Parameter:
-    """Place of one kernel parameter in the argument block."""
-
-    offset: int
-    size: int
-
-
 class _Block:
     """The argument block under construction: bytes at a 64-byte boundary, and a pointer to each parameter."""
 
@@ -136,13 +128,14 @@ class _Block:
         start = ctypes.addressof(self._memory)
         self._base = -(-start // _MAP_ALIGNMENT) * _MAP_ALIGNMENT - start
         self._used = 0
-        self.parameters: list[_Parameter] = []
+        # Offset and size of each parameter.
+        self.parameters: list[tuple[int, int]] = []
 
     def add(self, size: int, alignment: int) -> int:
         """Room for one parameter; its offset in the block."""
         offset = -(-self._used // alignment) * alignment
         self._used = offset + size
-        self.parameters.append(_Parameter(offset, size))
+        self.parameters.append((offset, size))
         return offset
 
     def put(self, kind: Any, value: float = 0) -> Any:
@@ -158,7 +151,7 @@ class _Block:
 
     def pointers(self) -> Any:
         """The driver's `kernelParams`."""
-        places = [self.address(parameter.offset) for parameter in self.parameters]
+        places = [self.address(offset) for offset, _ in self.parameters]
         return (ctypes.c_void_p * len(places))(*places)
 
 
@@ -287,13 +280,13 @@ class _TensorMap:
         )
 
 
-def _verify(function: ctypes.c_void_p, parameters: Sequence[_Parameter]) -> None:
+def _verify(function: ctypes.c_void_p, parameters: Sequence[tuple[int, int]]) -> None:
     """Compare the number and sizes of our parameters with the loaded kernel's own."""
     offset, size = ctypes.c_size_t(), ctypes.c_size_t()
     query = _cuda().cuFuncGetParamInfo
-    for index, parameter in enumerate(parameters):
+    for index, (_, given) in enumerate(parameters):
         status = query(function, ctypes.c_size_t(index), ctypes.byref(offset), ctypes.byref(size))
-        if status or size.value != parameter.size:
-            raise LayoutError(f"parameter {index}: we give {parameter.size} bytes, the kernel takes {size.value}")
+        if status or size.value != given:
+            raise LayoutError(f"parameter {index}: we give {given} bytes, the kernel takes {size.value}")
     if query(function, ctypes.c_size_t(len(parameters)), ctypes.byref(offset), ctypes.byref(size)) == 0:
         raise LayoutError("the kernel takes more parameters than we give")

@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -19,10 +19,11 @@ import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tilewire.kernels.runtime.driver import BoundLaunch, Function, LayoutError, load_function
-from tilewire.kernels.runtime.targets import Target, is_interpreting
+from tilewire.kernels.runtime.targets import Target, current, is_interpreting
 
 Grid = tuple[int, int, int]
 T = TypeVar("T")
@@ -32,25 +33,13 @@ for _name in ("store_binary_only", "disable_line_info"):
     if f"TRITON_{_name.upper()}" not in os.environ:
         setattr(knobs.compilation, _name, True)
 
-TYPE_NAMES = {
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.float32: "fp32",
-    torch.float64: "fp64",
-    torch.int8: "i8",
-    torch.int32: "i32",
-    torch.int64: "i64",
-    torch.float8_e4m3fn: "fp8e4nv",
-    torch.float8_e5m2: "fp8e5",
-}
-
 
 @dataclass(frozen=True)
 class Variant:
     """One binary: a kernel with everything that its compilation depends on.
 
     Attributes:
-        kernel: the `@triton.jit` function.
+        kernel: the `@triton.jit` or `@gluon.jit` function.
         signature: (argument, type) in order, constants left out; types are Triton's (`*bf16`, `i64`,
             `tensordesc<bf16[128, 64]>`).
         constants: (argument, value) of the `tl.constexpr` arguments.
@@ -58,7 +47,8 @@ class Variant:
         options: (name, value) for the compiler: `num_warps`, `num_stages`, on HIP `waves_per_eu` and others.
     """
 
-    kernel: Any
+    # Triton's own hash is of the source, which takes milliseconds; types and constants tell kernels apart.
+    kernel: Any = field(hash=False)
     signature: tuple[tuple[str, str], ...]
     constants: tuple[tuple[str, Any], ...]
     divisible: tuple[str, ...]
@@ -76,7 +66,8 @@ class Variant:
         constants = dict(self.constants)
         types = dict(self.signature) | dict.fromkeys(constants, "constexpr")
         attrs = {(names.index(name),): [["tt.divisibility", 16]] for name in self.divisible}
-        return ASTSource(self.kernel, {name: types[name] for name in names}, constants, attrs)
+        source = GluonASTSource if isinstance(self.kernel, GluonJITFunction) else ASTSource
+        return source(self.kernel, {name: types[name] for name in names}, constants, attrs)
 
     def compile(self, target: Target) -> Any:
         """The compiled kernel for `target`, which need not be present."""
@@ -136,24 +127,29 @@ class Launch:
 
     Args:
         variant: the binary.
-        target: what it was compiled for.
-        grid: programs along the three axes.
-        values: by argument name: the scalars, and a `Descriptor` for each descriptor argument.
-        device_index: the GPU to launch on, which must be the current one.
+        grid: programs along up to three axes.
+        values: by argument name: the scalars, and a `Descriptor` for each descriptor argument; others are left out.
+        device: the GPU to launch on, which must be the current one; the CPU in the interpreter.
+
+    Attributes:
+        addressed: names of the pointer and descriptor arguments, in order.
+        bound: Launches on a stream with bare addresses, which the caller vouches for: alive, on the device, aligned as
+            promised. None where the driver is not called directly.
 
     Raises:
-        ValueError: `device_index` is not the current device.
+        ValueError: `device` is not the current one.
     """
 
     def __init__(
-        self, variant: Variant, target: Target, grid: Grid, values: dict[str, Any], device_index: int = 0
+        self, variant: Variant, grid: tuple[int, ...], values: Mapping[str, Any], device: torch.device
     ) -> None:
         self.variant = variant
-        self.grid = grid
-        self._values = values
-        self._device_index = device_index
-        self._target = target
-        self._addressed = tuple(name for name, kind in variant.signature if kind[0] in "*t")
+        x, y, z = (*grid, 1, 1)[:3]
+        self.grid: Grid = (x, y, z)
+        self._values = {name: values[name] for name, _ in variant.signature if name in values}
+        self._device_index = device_index = device_number(device)
+        self._target = target = current(device_index)
+        self.addressed = tuple(name for name, kind in variant.signature if kind[0] in "*t")
         self._loaded: Loaded | None = None
         if not is_interpreting():
             if device_index != torch.cuda.current_device():
@@ -161,34 +157,35 @@ class Launch:
                     f"tensors on device {device_index}, but device {torch.cuda.current_device()} is current"
                 )
             self._loaded = load(variant, target, device_index)
-        self._bound = self._bind_driver(self._loaded)
+        self.bound = self._bind_driver(self._loaded)
 
     def __call__(self, *tensors: torch.Tensor | None) -> None:
         """Launch on the current stream with `tensors` as the pointer and descriptor arguments, in order."""
-        if self._bound is not None:
-            self.at(*[0 if tensor is None else tensor.data_ptr() for tensor in tensors])
+        if self.bound is not None:
+            addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+            self.bound(current_stream(self._device_index), addresses)
         elif self._loaded is None:
             self._interpret(tensors)
         else:
             given = self._arguments(tensors)
             self._compiled[self.grid](*(given[name] for name in self.variant.kernel.arg_names))
 
-    def at(self, *addresses: int) -> None:
-        """Launch with bare addresses, which the caller vouches for: alive, on the device, aligned as promised."""
-        assert self._bound is not None, "This is a bug."
-        self._bound(current_stream(self._device_index), addresses)
-
     def resize(self, grid: Grid, **values: int) -> None:
         """Launch over another grid from now on, with other values of some of the scalars."""
         self.grid = grid
         self._values = {**self._values, **values}
-        if self._bound is not None:
-            self._bound.resize(grid, values)
+        if self.bound is not None:
+            self.bound.resize(grid, values)
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """The binary alone, as other prepared calls have several."""
+        return (self.variant,)
 
     @property
     def is_bound(self) -> bool:
-        """Whether `at` can be used: the driver is called directly."""
-        return self._bound is not None
+        """Whether the driver is called directly."""
+        return self.bound is not None
 
     def _bind_driver(self, loaded: Loaded | None) -> BoundLaunch | None:
         if loaded is None or loaded.function is None:
@@ -211,7 +208,7 @@ class Launch:
         self.variant.kernel[self.grid](**given)
 
     def _arguments(self, tensors: tuple[torch.Tensor | None, ...]) -> dict[str, Any]:
-        bound = {name: self._describe(name, tensor) for name, tensor in zip(self._addressed, tensors, strict=True)}
+        bound = {name: self._describe(name, tensor) for name, tensor in zip(self.addressed, tensors, strict=True)}
         return self._values | bound | dict(self.variant.constants)
 
     def _describe(self, name: str, tensor: torch.Tensor | None) -> Any:
@@ -219,6 +216,13 @@ class Launch:
         if not isinstance(geometry, Descriptor):
             return tensor
         return TensorDescriptor(tensor, list(geometry.shape), list(geometry.strides), list(geometry.block))
+
+
+def device_number(device: torch.device) -> int:
+    """The number of a GPU, the current one where `device` has none; -1 for the CPU."""
+    if device.type == "cpu":
+        return -1
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def current_stream(device_index: int) -> int:
@@ -292,11 +296,6 @@ def on_compile(hook: Callable[[str], None]) -> None:
             hook(src.name)
 
     knobs.compilation.listener = listen
-
-
-def pointer(dtype: torch.dtype) -> str:
-    """Triton's type of a pointer to `dtype`."""
-    return f"*{TYPE_NAMES[dtype]}"
 
 
 def are_aligned(tensors: Iterable[torch.Tensor | None], num_bytes: int = 16) -> bool:

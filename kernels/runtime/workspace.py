@@ -13,8 +13,7 @@ _MIN_PARTIALS = 1 << 23
 _MIN_COUNTERS = 1 << 14
 _retired: list[torch.Tensor] = []
 _Key = tuple[torch.device, int]
-_partials: dict[_Key, torch.Tensor] = {}
-_counters: dict[_Key, torch.Tensor] = {}
+_held: dict[_Key, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 def workspace(
@@ -28,17 +27,18 @@ def workspace(
         (partial sums, counters).
     """
     key = (device, stream)
-    partial, count = _partials.get(key), _counters.get(key)
-    if partial is None or partial.numel() < num_partials:
+    if key not in _held:
         partial = torch.empty(max(num_partials, _MIN_PARTIALS), dtype=torch.float32, device=device)
-        _replace(_partials, key, partial)
-    if count is None or count.numel() < num_counters:
         count = torch.zeros(max(num_counters, _MIN_COUNTERS), dtype=torch.int32, device=device)
-        _replace(_counters, key, count)
+        _held[key] = partial, count
+        return partial, count
+    partial, count = _held[key]
+    if partial.numel() < num_partials:
+        _retired.append(partial)
+        partial = torch.empty(num_partials, dtype=torch.float32, device=device)
+        _held[key] = partial, count
+    if count.numel() < num_counters:
+        _retired.append(count)
+        count = torch.zeros(num_counters, dtype=torch.int32, device=device)
+        _held[key] = partial, count
     return partial, count
-
-
-def _replace(kept: dict[_Key, torch.Tensor], key: _Key, new: torch.Tensor) -> None:
-    if key in kept:
-        _retired.append(kept[key])
-    kept[key] = new

@@ -6,18 +6,15 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from tilewire.kernels.runtime.kinds import FLOATS, unit_of
 from tilewire.kernels.runtime.targets import Target
-from tilewire.kernels.topk.configs import MAX_K, WIDTHS
+from tilewire.kernels.topk.configs import WIDTHS
 
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int8": 1}
-DTYPES = tuple(ITEM_BYTES)
+DTYPES = (*FLOATS, "int8")
 METRICS = ("dot", "cosine", "l2")
 PRECISIONS = ("ieee", "tf32", "tf32x3")
-# 127² times this stays below 2^31.
-MAX_INT8_K = 133_000
 # A product with more queries than this at once is cut: orders of groups take scratch memory.
 MAX_ORDERS = 1 << 26
-__all__ = ["DTYPES", "MAX_INT8_K", "MAX_K", "METRICS", "PRECISIONS", "Config", "Problem", "choose", "enumerate_configs"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +45,11 @@ class Problem:
     def width(self) -> int:
         """Keys kept of each query."""
         return next(width for width in WIDTHS if width >= self.best)
+
+    @property
+    def unit(self) -> int:
+        """By what kernels multiply the row lengths and strides that they are given."""
+        return unit_of(self.dtype, is_aligned=self.is_aligned)
 
 
 @dataclass(frozen=True)
@@ -112,22 +114,15 @@ def choose(problem: Problem, target: Target) -> Config:
     fitting = [config for config in configs_for(problem, target) if not config.is_whole or problem.k <= config.block_k]
     fitting = [config for config in fitting if config.is_whole] or fitting
     config = next((config for config in fitting if config.block_m >= problem.m), fitting[-1])
-    return replace(config, group=group_of(problem, config))
+    return replace(config, group=group_for(problem.width, config))
 
 
-def group_of(problem: Problem, config: Config) -> int:
+def group_for(width: int, config: Config) -> int:
     """Items that leave one order: many save memory for orders, few save scores that are computed again."""
-    if config.group < 32 or problem.width > 64:
+    if config.group < 32 or width > 64:
         return 8
     # Long rows are cheaper to compare than to read again.
-    return 128 if problem.width == 16 and config.is_whole else 32
-
-
-def groups_for(width: int, config: Config) -> tuple[int, ...]:
-    """Every group that `group_of` gives for `width` and `config`."""
-    if config.group < 32 or width > 64:
-        return (8,)
-    return (128,) if width == 16 and config.is_whole else (32,)
+    return 128 if width == 16 and config.is_whole else 32
 
 
 def invariant(problem: Problem) -> Problem:
@@ -163,4 +158,4 @@ def enumerate_configs(target: Target) -> Iterator[tuple[Problem, Config]]:
         for precision in PRECISIONS if dtype == "float32" and target.backend != "interpreter" else ("ieee",):
             problem = Problem(1, 1, 1, width, dtype, precision, is_aligned, is_plain)
             for config in configs_for(problem, target):
-                yield from ((problem, replace(config, group=group)) for group in groups_for(width, config))
+                yield problem, replace(config, group=group_for(width, config))

@@ -49,12 +49,8 @@ def store_groups(
     m,
     n,
     groups,
-    norms_ptr,
-    factors_ptr,
-    bias_ptr,
     orders_ptr,
-    metric,
-    has_bias,
+    affine,
     AFFINE: tl.constexpr,
     SWAPPED: tl.constexpr,
     GROUP: tl.constexpr,
@@ -63,8 +59,10 @@ def store_groups(
 
     Each query's similarities may be off by a factor and a summand of its own, which do not change their order. With
     AFFINE they are acc · norms + factor · bias for `cosine`, where the factor is the norm of the query. For `l2` they
-    are acc - (norms + bias) / 2. Items past the end are NaN, which no maximum takes.
+    are acc - (norms + bias) / 2. `affine` is (norms_ptr, factors_ptr, bias_ptr, metric, has_bias). Items past the end
+    are NaN, which no maximum takes.
     """
+    norms_ptr, factors_ptr, bias_ptr, metric, has_bias = affine
     BLOCK_M: tl.constexpr = acc.shape[1] if SWAPPED else acc.shape[0]
     BLOCK_N: tl.constexpr = acc.shape[0] if SWAPPED else acc.shape[1]
     NUM: tl.constexpr = BLOCK_N // GROUP
@@ -145,28 +143,13 @@ def search_tma_kernel(
     ACC_TYPE: tl.constexpr = tl.int32 if IS_INTEGER else tl.float32
     SHAPE: tl.constexpr = (BLOCK_N, BLOCK_M) if SWAPPED else (BLOCK_M, BLOCK_N)
     first_m = tl.program_id(1) * BLOCK_M
+    affine = (norms_ptr, factors_ptr, bias_ptr, metric, has_bias)
     if WHOLE:
         a = a_desc.load([first_m, 0])
         for tile in tl.range(tl.program_id(0), tl.cdiv(n, BLOCK_N), tl.num_programs(0)):
             b = b_desc.load([tile * BLOCK_N, 0])
             acc = multiply(a, b, tl.zeros(SHAPE, ACC_TYPE), SWAPPED, PRECISION, UPCAST)
-            store_groups(
-                acc,
-                first_m,
-                tile * BLOCK_N,
-                m,
-                n,
-                groups,
-                norms_ptr,
-                factors_ptr,
-                bias_ptr,
-                orders_ptr,
-                metric,
-                has_bias,
-                AFFINE,
-                SWAPPED,
-                GROUP,
-            )
+            store_groups(acc, first_m, tile * BLOCK_N, m, n, groups, orders_ptr, affine, AFFINE, SWAPPED, GROUP)
     else:
         for tile in tl.range(tl.program_id(0), tl.cdiv(n, BLOCK_N), tl.num_programs(0), flatten=FLATTEN):
             acc = tl.zeros(SHAPE, ACC_TYPE)
@@ -174,23 +157,7 @@ def search_tma_kernel(
                 a = a_desc.load([first_m, step * BLOCK_K])
                 b = b_desc.load([tile * BLOCK_N, step * BLOCK_K])
                 acc = multiply(a, b, acc, SWAPPED, PRECISION, UPCAST)
-            store_groups(
-                acc,
-                first_m,
-                tile * BLOCK_N,
-                m,
-                n,
-                groups,
-                norms_ptr,
-                factors_ptr,
-                bias_ptr,
-                orders_ptr,
-                metric,
-                has_bias,
-                AFFINE,
-                SWAPPED,
-                GROUP,
-            )
+            store_groups(acc, first_m, tile * BLOCK_N, m, n, groups, orders_ptr, affine, AFFINE, SWAPPED, GROUP)
 
 
 @triton.jit
@@ -244,23 +211,8 @@ def search_pointer_kernel(
         acc = multiply(a, b, acc, SWAPPED, PRECISION, UPCAST)
         a_ptrs += BLOCK_K
         b_ptrs += BLOCK_K
-    store_groups(
-        acc,
-        first_m,
-        first_n,
-        m,
-        n,
-        groups,
-        norms_ptr,
-        factors_ptr,
-        bias_ptr,
-        orders_ptr,
-        metric,
-        has_bias,
-        AFFINE,
-        SWAPPED,
-        GROUP,
-    )
+    affine = (norms_ptr, factors_ptr, bias_ptr, metric, has_bias)
+    store_groups(acc, first_m, first_n, m, n, groups, orders_ptr, affine, AFFINE, SWAPPED, GROUP)
 
 
 @triton.jit

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from tilewire.kernels.runtime.launch import Descriptor, Launch, LaunchCache, Variant, are_aligned
-from tilewire.kernels.runtime.pipeline import Part, Pipeline, Step, bound
-from tilewire.kernels.runtime.rows import row_stride
+from tilewire.kernels.matmul.configs import MAX_INT8_K
+from tilewire.kernels.runtime.kinds import FLOATS, name_of
+from tilewire.kernels.runtime.launch import Descriptor, Launch, LaunchCache, are_aligned
+from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
+from tilewire.kernels.runtime.rows import check_dtype, row_stride
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.search.configs import (
     DTYPES,
-    MAX_INT8_K,
-    MAX_K,
     MAX_ORDERS,
     METRICS,
     PRECISIONS,
@@ -24,20 +25,11 @@ from tilewire.kernels.search.configs import (
     choose,
     invariant,
 )
-from tilewire.kernels.search.variants import (
-    finish_variant,
-    norms_variant,
-    part_of,
-    product_variant,
-    rescore_variant,
-    unit_of,
-)
+from tilewire.kernels.search.variants import finish_variant, norms_variant, part_of, product_variant, rescore_variant
+from tilewire.kernels.topk.configs import MAX_K, merge_sizes, select_block
 from tilewire.kernels.topk.configs import Config as SelectConfig
-from tilewire.kernels.topk.configs import merge_sizes, select_block
 from tilewire.kernels.topk.op import select_steps
-from tilewire.kernels.topk.variants import merge_variant, select_variant
 
-_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 _TENSORS = ("a", "b", "norms", "bias", "values", "indices")
 # Results of `search_norms_kernel`, by their number.
 _NORMS = {"l2": 0, "cosine": 1, "norm": 2}
@@ -107,26 +99,21 @@ def item_norms(b: torch.Tensor, metric: str) -> torch.Tensor:
     out = torch.empty(b.shape[0], dtype=torch.float32, device=b.device)
     if b.shape[0] > 0:
         rows = _rows(b)
-        norms_pipeline(rows, metric)(rows, out)
+        norms_launch(rows, metric)(rows, out)
     return out
 
 
-def norms_pipeline(rows: torch.Tensor, kind: str) -> Pipeline:
+def norms_launch(rows: torch.Tensor, kind: str) -> Launch:
     """Prepares norms of `rows`, (M, K) with neighbours in a row; called with them and (M,) float32."""
     key = (rows.shape, rows.stride(), rows.dtype, kind, rows.device)
 
-    def make() -> Pipeline:
-        step = _norms_step(rows, kind, "x", current(rows.get_device()))
-        return Pipeline(("x", "out"), [Step(step.launch, ("x", "out"))], {}, rows.device)
+    def make() -> Launch:
+        m, k = rows.shape
+        sizes = {"rows": m, "k": k, "stride_row": rows.stride(0), "kind": _NORMS[kind]}
+        variant = norms_variant(name_of(rows.dtype), current(rows.get_device()))
+        return Launch(variant, (-(-m // _NORM_ROWS),), sizes, rows.device)
 
     return _norms.get(key, make)
-
-
-def _norms_step(rows: torch.Tensor, kind: str, name: str, target: Target) -> Step:
-    m, k = rows.shape
-    sizes = {"rows": m, "k": k, "stride_row": rows.stride(0), "kind": _NORMS[kind]}
-    variant = norms_variant(_name(rows), target)
-    return Step(bound(variant, target, -(-m // _NORM_ROWS), sizes, _index(rows)), (name, "factors0"))
 
 
 def prepare_search(
@@ -139,7 +126,7 @@ def prepare_search(
     bias: torch.Tensor | None = None,
     precision: str = "ieee",
     batch_invariant: bool = False,
-) -> PreparedSearch:
+) -> Prepared:
     """Prepares searches for tensors of these shapes, strides, dtypes and alignment.
 
     Args:
@@ -169,8 +156,7 @@ def prepare_search(
 
 
 def _check(a: torch.Tensor, b: torch.Tensor, k: int, metric: str, bias: torch.Tensor | None, precision: str) -> None:
-    if a.dtype not in _DTYPES:
-        raise ValueError(f"a: dtype {a.dtype} is not one of {', '.join(DTYPES)}")
+    check_dtype("a", a.dtype, DTYPES)
     if a.dtype != b.dtype or a.device != b.device:
         raise ValueError(f"a and b: expected one dtype and device, got {a.dtype} and {b.dtype}")
     if a.dim() < 2 or b.dim() != 2:
@@ -185,59 +171,12 @@ def _check(a: torch.Tensor, b: torch.Tensor, k: int, metric: str, bias: torch.Te
         raise ValueError(f"metric: expected one of {', '.join(METRICS)}, got {metric}")
     if precision not in PRECISIONS:
         raise ValueError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision}")
-    if bias is not None and (tuple(bias.shape) != (b.shape[0],) or bias.dtype not in _DTYPES[:3]):
-        raise ValueError(
-            f"bias: expected ({b.shape[0]},) of {', '.join(DTYPES[:3])}, got {tuple(bias.shape)} {bias.dtype}"
-        )
+    if bias is not None and (tuple(bias.shape) != (b.shape[0],) or name_of(bias.dtype) not in FLOATS):
+        raise ValueError(f"bias: expected ({b.shape[0]},) of {', '.join(FLOATS)}, got {tuple(bias.shape)} {bias.dtype}")
 
 
-class PreparedSearch:
-    """A search of given shapes, strides and options, ready to launch.
-
-    Args:
-        pipelines: (first query, queries, launches) for each cut of the queries.
-    """
-
-    def __init__(self, pipelines: list[tuple[int, int, Pipeline]]) -> None:
-        self._pipelines = pipelines
-
-    @property
-    def variants(self) -> tuple[Variant, ...]:
-        """Binaries that a call launches."""
-        return tuple(variant for _, _, pipeline in self._pipelines for variant in pipeline.variants)
-
-    def __call__(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        norms: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        values: torch.Tensor,
-        indices: torch.Tensor,
-    ) -> None:
-        """Launch on the current stream."""
-        a, b = _rows(a), _rows(b)
-        bias = (
-            bias
-            if bias is None or (bias.dtype == torch.float32 and bias.is_contiguous())
-            else bias.float().contiguous()
-        )
-        if len(self._pipelines) == 1:
-            self._pipelines[0][2](a, b, norms, bias, values, indices)
-            return
-        best = values.shape[-1]
-        values, indices = values.view(-1, best), indices.view(-1, best)
-        for first, count, pipeline in self._pipelines:
-            rows = slice(first, first + count)
-            pipeline(a[rows], b, norms, bias, values[rows], indices[rows])
-
-    def single_steps(self, *tensors: torch.Tensor | None) -> list[Callable[[], None]]:
-        """Calls that launch one step each on the first queries, for measuring them apart."""
-        return self._pipelines[0][2].single_steps(*tensors)
-
-
-_norms: LaunchCache[Pipeline] = LaunchCache()
-_launches: LaunchCache[PreparedSearch] = LaunchCache()
+_norms: LaunchCache[Launch] = LaunchCache()
+_launches: LaunchCache[Detour] = LaunchCache()
 
 
 def prepare(
@@ -251,7 +190,7 @@ def prepare(
     batch_invariant: bool = False,
     config: Config | None = None,
     max_orders: int = MAX_ORDERS,
-) -> PreparedSearch:
+) -> Detour:
     """Prepares launches on checked operands; `config` replaces the choice, for tests and tuning.
 
     So many queries at a time that their groups leave at most `max_orders` orders in scratch memory.
@@ -260,7 +199,7 @@ def prepare(
     options = (metric, bias is not None, precision, batch_invariant, config, max_orders)
     key = (shapes, a.dtype, are_aligned((a, b)), options, a.device)
 
-    def make() -> PreparedSearch:
+    def make() -> Detour:
         queries, items = _rows(a), _rows(b)
         m, k = queries.shape
         unit = 16 // a.element_size()
@@ -268,28 +207,47 @@ def prepare(
         is_aligned = are_aligned((queries, items)) and k % unit == 0 and all(step % unit == 0 for step in steps)
         is_plain = metric == "dot" and bias is None
         n = b.shape[0]
-        problem = Problem(m, n, k, best, _name(a), precision, is_aligned and k > 0, is_plain)
+        problem = Problem(m, n, k, best, name_of(a.dtype), precision, is_aligned and k > 0, is_plain)
         target = current(a.get_device())
         chosen = config or choose(invariant(problem) if batch_invariant else problem, target)
         most = max(chosen.block_m, max_orders // -(-n // chosen.group) // chosen.block_m * chosen.block_m)
-        pipelines = []
+        pipelines = {}
         for first in range(0, m, most):
-            rows = queries[first : first + most]
-            pipelines.append(
-                (first, len(rows), _pipeline(rows, items, problem, metric, chosen, target, bias is not None))
-            )
-        return PreparedSearch(pipelines)
+            rows = slice(first, min(m, first + most))
+            pipelines[first, rows.stop] = _pipeline(queries[rows], items, problem, metric, chosen, bias is not None)
+        return Detour(functools.partial(_launch, pipelines), *pipelines.values())
 
     return _launches.get(key, make)
 
 
+def _launch(
+    pipelines: Mapping[tuple[int, int], Pipeline],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    norms: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    values: torch.Tensor,
+    indices: torch.Tensor,
+) -> None:
+    """Launches each cut (first query, end) of the queries."""
+    a, b = _rows(a), _rows(b)
+    bias = bias if bias is None else bias.float().contiguous()
+    if len(pipelines) == 1:
+        next(iter(pipelines.values()))(a, b, norms, bias, values, indices)
+        return
+    values, indices = (out.view(-1, out.shape[-1]) for out in (values, indices))
+    for (first, end), pipeline in pipelines.items():
+        rows = slice(first, end)
+        pipeline(a[rows], b, norms, bias, values[rows], indices[rows])
+
+
 def _pipeline(
-    a: torch.Tensor, b: torch.Tensor, problem: Problem, metric: str, config: Config, target: Target, has_bias: bool
+    a: torch.Tensor, b: torch.Tensor, problem: Problem, metric: str, config: Config, has_bias: bool
 ) -> Pipeline:
-    index = _index(a)
+    target = current(a.get_device())
     (m, k), n, width, best = a.shape, b.shape[0], problem.width, problem.best
     groups = -(-n // config.group)
-    unit = unit_of(problem)
+    unit = problem.unit
     sizes = {
         "m": m,
         "n": n,
@@ -302,29 +260,23 @@ def _pipeline(
     steps = []
     parts = {"factors0": Part(torch.float32, (m,))} if metric == "cosine" and has_bias else {}
     if parts:
-        steps.append(_norms_step(a, "norm", "a", target))
+        steps.append(Step(norms_launch(a, "norm"), ("a", "factors0")))
     factors = "factors0" if parts else "norms"
     product = _product(a, b, problem, config, sizes, target)
     steps.append(Step(product, ("a", "b", "norms", factors, "bias", "orders")))
     select = SelectConfig(select=select_block(width, groups, target), merge=merge_sizes(width, target)[0], finish=width)
-    assert select.select is not None, "This is a bug."
-    binaries = {
-        "select": select_variant(width, select.select, target),
-        "merge": merge_variant(width, select.merge, target),
-    }
-    selecting, select_parts, _ = select_steps(m, groups, best, width, select, binaries, target, index)
+    selecting, select_parts, _ = select_steps(m, groups, best, width, select, a.device)
     steps += selecting
     programs = -(-best // part_of(config.group))
     num_keys = programs * part_of(config.group) * config.group
     parts = parts | select_parts | {"scored": Part(torch.int64, (m, num_keys))}
-    rescore = bound(
-        rescore_variant(problem, config, target), target, m * programs, sizes | {"k": k // unit, "kept": best}, index
-    )
-    steps.append(Step(rescore, ("a", "b", "norms", "bias", selecting[-1].operands[-1], "scored")))
+    rescore = rescore_variant(problem, config, target)
+    launch = Launch(rescore, (m * programs,), sizes | {"k": k // unit, "kept": best}, a.device)
+    steps.append(Step(launch, ("a", "b", "norms", "bias", selecting[-1].operands[-1], "scored")))
     finish = finish_variant(width, config.group, target)
-    launch = bound(finish, target, m, sizes | {"num_keys": num_keys, "k": best}, index)
+    launch = Launch(finish, (m,), sizes | {"num_keys": num_keys, "k": best}, a.device)
     steps.append(Step(launch, ("scored", "values", "indices")))
-    return Pipeline(_TENSORS, steps, parts, a.device)
+    return Pipeline(_TENSORS, steps, a.device, parts)
 
 
 def _product(
@@ -333,15 +285,14 @@ def _product(
     (m, k), n = a.shape, b.shape[0]
     variant = product_variant(problem, config, target)
     blocks = (-(-n // config.block_n), -(-m // config.block_m))
-    taken = {name for name, _ in variant.signature}
-    unit = unit_of(problem) if config.kernel == "pointer" else 1
-    values: dict[str, Any] = {name: value for name, value in (sizes | {"k": k // unit}).items() if name in taken}
+    unit = problem.unit if config.kernel == "pointer" else 1
+    values: dict[str, Any] = sizes | {"k": k // unit}
     if config.kernel == "tma":
         values["a_desc"] = Descriptor((m, k), (a.stride(0), 1), (config.block_m, config.block_k))
         values["b_desc"] = Descriptor((n, k), (b.stride(0), 1), (config.block_n, config.block_k))
         programs = max(1, target.num_sms * config.programs_per_sm // blocks[1])
         blocks = (min(blocks[0], programs), blocks[1])
-    return Launch(variant, target, (*blocks, 1), values, _index(a))
+    return Launch(variant, blocks, values, a.device)
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
@@ -353,11 +304,3 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     if stride is None or x.numel() == 0:
         return x.reshape(rows, x.shape[-1]).contiguous()
     return x.as_strided((rows, x.shape[-1]), (stride, 1))
-
-
-def _name(x: torch.Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")
-
-
-def _index(x: torch.Tensor) -> int:
-    return x.device.index if x.device.index is not None else -1

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
-
 import torch
 
 from tilewire.kernels.op import SelfTest
-from tilewire.kernels.runtime.targets import Target
-from tilewire.kernels.search.configs import DTYPES, Config, Problem, enumerate_configs
-from tilewire.kernels.search.op import norms_pipeline, prepare
-from tilewire.kernels.topk.configs import WIDTHS
-from tilewire.kernels.topk.selftest import merge_self_test
+from tilewire.kernels.search.configs import Config, Problem
+from tilewire.kernels.search.op import norms_launch, prepare
 
 
-def self_tests(target: Target, device: torch.device) -> Iterator[Callable[[], SelfTest]]:
-    """Yields one call for each binary of a target, which launches and checks it."""
-    for dtype in DTYPES:
-        yield functools.partial(_norms_self_test, dtype, device)
-    for problem, config in enumerate_configs(target):
-        yield functools.partial(_self_test, problem, config, device)
-    for width in WIDTHS:
-        yield functools.partial(merge_self_test, width, target, device)
-
-
-def _norms_self_test(dtype: str, device: torch.device) -> SelfTest:
+def norms_self_test(dtype: str, device: torch.device) -> SelfTest:
+    """Computes norms of rows of any length."""
     x = _whole((37, 131), dtype, device)
     out = torch.full((37,), float("nan"), device=device)
-    pipeline = norms_pipeline(x, "l2")
-    pipeline(x, out)
-    return SelfTest(pipeline.variants, (out == x.float().square().sum(1)).all())
+    launch = norms_launch(x, "l2")
+    launch(x, out)
+    return SelfTest(launch.variants, (out == x.float().square().sum(1)).all())
 
 
-def _self_test(problem: Problem, config: Config, device: torch.device) -> SelfTest:
+def self_test(problem: Problem, config: Config, device: torch.device) -> SelfTest:
+    """Launches the binaries of one configuration and checks them."""
     k = min(config.block_k, 64) if problem.is_aligned else 35
     n = max(3 * config.block_n, problem.width * config.group // 2) + 5
     a, b = (_whole((size, k), problem.dtype, device) for size in (config.block_m + 3, n))

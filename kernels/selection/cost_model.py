@@ -8,8 +8,9 @@ add up.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, TypeAlias
 
 Amounts: TypeAlias = tuple[float, ...]
 
@@ -70,6 +71,37 @@ class Model:
 _SHOWN_US = 0.05
 
 
-def least(us: Sequence[float]) -> int:
-    """The number of the smallest."""
-    return min(range(len(us)), key=us.__getitem__)
+@dataclass(frozen=True)
+class Tile:
+    """A configuration of a device's table.
+
+    Attributes:
+        config: With one split.
+        costs: Cost of each term of the op's model.
+        occupancy: Programs that run on one multiprocessor at a time.
+        store: Store of a product that it is for; empty for each that its kernel has.
+        all_layouts: Whether its binary is built for every layout, store and pair of types, not only for the most common.
+    """
+
+    config: Any
+    costs: Amounts
+    occupancy: int = 1
+    store: str = ""
+    all_layouts: bool = False
+
+
+def tile_of(
+    kind: type[Any], model: Model, entry: Mapping[str, Any], defaults: Mapping[str, float], store: str = ""
+) -> Tile:
+    """The tile that an entry of a table describes.
+
+    Args:
+        kind: Type of the op's configurations.
+        model: The op's.
+        entry: Fields of the configuration by name, and `costs`, `occupancy` and `all_layouts` where they were measured.
+        defaults: Costs of the entry's section.
+        store: Store that it is for.
+    """
+    config = kind(**{field.name: entry[field.name] for field in fields(kind) if field.name in entry})
+    costs = model.costs(entry.get("costs", {}), defaults)
+    return Tile(config, costs, entry.get("occupancy", 1), store, entry.get("all_layouts", False))

@@ -3,14 +3,15 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tilewire.kernels.op import KernelOp, TableEntry
+from tilewire.kernels.op import Family, KernelOp, TableEntry
 from tilewire.kernels.softmax.bench import SoftmaxOperands
+from tilewire.kernels.softmax.configs import members
 from tilewire.kernels.softmax.op import prepare_softmax, softmax
 from tilewire.kernels.softmax.select import explain
-from tilewire.kernels.softmax.selftest import self_tests
+from tilewire.kernels.softmax.selftest import self_test
 from tilewire.kernels.softmax.shape import GROUPS, SoftmaxShape, draw
 from tilewire.kernels.softmax.space import TUNING
-from tilewire.kernels.softmax.variants import KERNELS, variants
+from tilewire.kernels.softmax.variants import binaries
 
 
 def _table_entries(section: Mapping[str, Any]) -> Iterator[TableEntry]:
@@ -25,9 +26,7 @@ SOFTMAX = KernelOp(
     name="softmax",
     run=softmax,
     prepare=prepare_softmax,
-    kernels=tuple(kernel for kernels in KERNELS.values() for kernel in kernels),
-    variants=variants,
-    self_tests=self_tests,
+    families=(Family(members, binaries, self_test),),
     shape=SoftmaxShape,
     draw=draw,
     groups=GROUPS,

@@ -23,7 +23,6 @@ class SoftmaxOperands:
     def launcher(self, config: Config | None) -> Call:
         """Returns a call that launches one configuration, or the chosen one."""
         prepared, sets = prepare(*self._sets[0], config=config), self._sets
-        assert prepared is not None, "This is a bug."
         return lambda index: prepared(*sets[index])
 
     def vendors(self) -> dict[str, Call]:

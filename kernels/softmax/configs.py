@@ -9,15 +9,13 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
+from tilewire.kernels.runtime.kinds import FLOATS, ITEM_BYTES
 from tilewire.kernels.runtime.targets import Target
-from tilewire.kernels.selection.cost_model import Amounts, Model, Term
+from tilewire.kernels.selection.cost_model import Model, Term, Tile, tile_of
 from tilewire.kernels.selection.tables import table_for
 
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
-DTYPES = tuple(ITEM_BYTES)
 # How many parts of one row the merging kernel holds.
 MAX_SPLITS = 512
 # Members of a group up to which the smaller of its two binaries merges them.
@@ -92,26 +90,10 @@ class Config:
 LOOP = Config("loop", 1, 4096, 8)
 SPLIT = Config("split", 1, 4096, 8)
 COLUMN = Config("column", 32, 32, 4)
-_FIELDS = frozenset(field.name for field in fields(Config))
 # Elements of the narrowest rows.
 _NARROWEST = 4
 # Rarer pairs of types have one configuration for each length from this on.
 _SHORTEST_OF_RARE = 128
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A configuration of a device's table.
-
-    Attributes:
-        config: With one split.
-        costs: Cost of each of `MODEL`'s terms.
-        all_layouts: Whether its binary is built for every pair of types.
-    """
-
-    config: Config
-    costs: Amounts
-    all_layouts: bool = False
 
 
 def key_of(problem: Problem) -> str:
@@ -124,16 +106,11 @@ def tiles_of(key: str, target: Target) -> tuple[Tile, ...]:
     """The tiles of a section of the device's table, and the two kernels that read a row twice."""
     section = table_for(target).get("softmax", {}).get(key, {"tiles": []})
     defaults = section.get("costs", {})
-    listed = [_tile_of(entry, defaults) for entry in section["tiles"]]
+    listed = [tile_of(Config, MODEL, entry, defaults) for entry in section["tiles"]]
     for config in (LOOP, SPLIT):
         if config not in [tile.config for tile in listed]:
             listed.append(Tile(config, MODEL.costs({}, defaults), all_layouts=True))
     return tuple(listed)
-
-
-def _tile_of(entry: dict[str, Any], defaults: dict[str, float]) -> Tile:
-    config = Config(**{name: value for name, value in entry.items() if name in _FIELDS})
-    return Tile(config, MODEL.costs(entry.get("costs", {}), defaults), entry.get("all_layouts", False))
 
 
 def members(target: Target) -> Iterator[tuple[Problem, Config]]:
@@ -141,7 +118,7 @@ def members(target: Target) -> Iterator[tuple[Problem, Config]]:
     if target.backend == "interpreter":
         yield from _interpreted_members()
         return
-    for dtype, out_dtype in itertools.product(DTYPES, DTYPES):
+    for dtype, out_dtype in itertools.product(FLOATS, FLOATS):
         yield Problem(1, 1, dtype, out_dtype, is_contiguous=False, is_aligned=False), COLUMN
         for is_aligned in (True, False):
             problem = Problem(1, 1, dtype, out_dtype, is_aligned=is_aligned)
@@ -173,7 +150,7 @@ def power_of_two(amount: int) -> int:
 
 def _interpreted_members() -> Iterator[tuple[Problem, Config]]:
     flags = (True, False)
-    for dtype, out_dtype, is_aligned in itertools.product(DTYPES, DTYPES, flags):
+    for dtype, out_dtype, is_aligned in itertools.product(FLOATS, FLOATS, flags):
         problem = Problem(1, 1, dtype, out_dtype, is_aligned=is_aligned)
         for rows, n in ((2, 4), (2, 8), (2, 16), (2, 32), (2, 48), (2, 64), (1, 65), (2, 65)):
             yield problem, choose_interpreted(replace(problem, rows=rows, n=n))

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.targets import Target
-from tilewire.kernels.selection.cost_model import Amounts
+from tilewire.kernels.selection.cost_model import Amounts, Tile
 from tilewire.kernels.selection.tables import table_name
 from tilewire.kernels.softmax.configs import (
     COLUMN,
-    ITEM_BYTES,
     MAX_SPLITS,
     MODEL,
     Config,
     Problem,
-    Tile,
     choose_interpreted,
     is_long,
     power_of_two,

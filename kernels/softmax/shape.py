@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilewire.kernels.op import ShapeGroup, log_uniform
+from tilewire.kernels.runtime.kinds import FLOATS, ITEM_BYTES
 from tilewire.kernels.runtime.strides import Extent
 from tilewire.kernels.runtime.targets import Target
-from tilewire.kernels.softmax.configs import DTYPES, ITEM_BYTES, Config, Problem
+from tilewire.kernels.softmax.configs import Config, Problem
 from tilewire.kernels.softmax.select import possible, select
 
 
@@ -19,7 +20,7 @@ class SoftmaxShape:
     """One softmax over `rows` rows of `n` elements; they lie across memory unless `is_contiguous`."""
 
     op: ClassVar[str] = "softmax"
-    choices: ClassVar[Mapping[str, Sequence[str]]] = {"dtype": DTYPES, "out_dtype": ("", *DTYPES)}
+    choices: ClassVar[Mapping[str, Sequence[str]]] = {"dtype": FLOATS, "out_dtype": ("", *FLOATS)}
     rows: int
     n: int
     dtype: str = "float32"

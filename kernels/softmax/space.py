@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tilewire.kernels.op import Tuning
-from tilewire.kernels.runtime.launch import Variant
+from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.softmax.configs import (
-    ITEM_BYTES,
     LONGEST_ROW,
     LOOP,
     MAX_SPLITS,
@@ -23,7 +22,7 @@ from tilewire.kernels.softmax.configs import (
 )
 from tilewire.kernels.softmax.select import amounts_of
 from tilewire.kernels.softmax.shape import SoftmaxShape
-from tilewire.kernels.softmax.variants import KERNELS, build
+from tilewire.kernels.softmax.variants import binaries
 
 _REGISTERS_OF_SM = 65536
 _THREADS_OF_SM = 2048
@@ -49,12 +48,6 @@ def space(shape: SoftmaxShape, target: Target) -> Iterator[Config]:
         splits = (1 << power for power in range(1, MAX_SPLITS.bit_length()))
         yield from (replace(SPLIT, splits=each) for each in splits if each <= -(-problem.n // SPLIT.block_n))
         yield from _cooperative(shape, target)
-
-
-def binaries(shape: SoftmaxShape, config: Config, target: Target) -> tuple[Variant, ...]:
-    """Returns the binaries that a configuration launches for a shape."""
-    problem = replace(shape.problem, rows=1, n=1)
-    return tuple(build(kernel, problem, config, target) for kernel in KERNELS[config.kernel])
 
 
 def _rows(block_n: int, tail_n: int, target: Target) -> Iterator[Config]:
@@ -90,7 +83,7 @@ def _amounts(shape: SoftmaxShape, config: Config, _occupancy: int, target: Targe
 
 TUNING = Tuning(
     space=space,
-    binaries=binaries,
+    binaries=lambda shape, config, target: tuple(binaries(replace(shape.problem, rows=1, n=1), config, target)),
     model=MODEL,
     amounts=_amounts,
     key=_key,

@@ -1,28 +1,17 @@
 """The k best elements of each row."""
 
-from tilewire.kernels.op import KernelOp
-from tilewire.kernels.topk.kernel import (
-    topk_finish_kernel,
-    topk_groups_kernel,
-    topk_merge_kernel,
-    topk_row_kernel,
-    topk_select_kernel,
-)
+from tilewire.kernels.op import Family, KernelOp
+from tilewire.kernels.topk.configs import WIDTHS
 from tilewire.kernels.topk.op import prepare_topk, topk
-from tilewire.kernels.topk.selftest import self_tests
-from tilewire.kernels.topk.variants import variants
+from tilewire.kernels.topk.selftest import merge_self_test, self_test
+from tilewire.kernels.topk.variants import built, members, merging
 
 TOPK = KernelOp(
     name="topk",
     run=topk,
     prepare=prepare_topk,
-    kernels=(
-        topk_finish_kernel,
-        topk_groups_kernel,
-        topk_merge_kernel,
-        topk_row_kernel,
-        topk_select_kernel,
+    families=(
+        Family(members, lambda *member: built(*member).values(), self_test),
+        Family(lambda _target: [(width,) for width in WIDTHS], merging, merge_self_test),
     ),
-    variants=variants,
-    self_tests=self_tests,
 )

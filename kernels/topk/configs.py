@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from tilewire.kernels.runtime.targets import Target
 
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
-DTYPES = tuple(ITEM_BYTES)
 MAX_K = 1024
 # From this width on sorting takes most of the time, and its code most of the compiler's: one binary serves every type.
 SORTED_WIDTH = 256

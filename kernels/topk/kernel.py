@@ -85,10 +85,12 @@ def best_of(keys, k, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def best_of_groups(
-    x_ptr, from_row, groups, n, k, flip, kind, BY_KIND: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr
-):
-    """The `k` best keys of the elements in the groups that the keys `groups`, (rows, WIDTH), name."""
+def best_of_groups(elements, groups, n, k, BY_KIND: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr):
+    """The `k` best keys of the elements in the groups that the keys `groups`, (rows, WIDTH), name.
+
+    `elements` is (pointer, offsets of the rows, flip, kind); see `load_orders`.
+    """
+    x_ptr, from_row, flip, kind = elements
     ROWS: tl.constexpr = groups.shape[0]
     offs = index_of(groups)[:, :, None] * GROUP + tl.arange(0, GROUP)[None, None, :]
     mask = (groups != NONE)[:, :, None] & (offs < n)
@@ -100,24 +102,15 @@ def best_of_groups(
 
 @triton.jit
 def best_of_row(
-    x_ptr,
-    from_row,
-    in_rows,
-    n,
-    k,
-    flip,
-    kind,
-    BY_KIND: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    GROUP: tl.constexpr,
-    WIDTH: tl.constexpr,
+    elements, in_rows, n, k, BY_KIND: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr
 ):
     """The `k` best keys of each row of `n` ≤ BLOCK_N elements, sorted; indices count from the row's start.
 
     With a GROUP above 1 the best groups are found first and read again, which sorts WIDTH · GROUP elements instead of
     BLOCK_N.
     """
-    ROWS: tl.constexpr = from_row.shape[0]
+    x_ptr, from_row, flip, kind = elements
+    ROWS: tl.constexpr = in_rows.shape[0]
     offs = tl.arange(0, BLOCK_N)[None, :]
     mask = in_rows[:, None] & (offs < n)
     order = load_orders(x_ptr, from_row[:, None] + offs, mask, flip, kind, BY_KIND)
@@ -129,15 +122,16 @@ def best_of_row(
         number = tl.arange(0, NUM)[None, :]
         held = in_rows[:, None] & (number * GROUP < n)
         groups = best_of(tl.where(held, to_key(tops, number), NONE), k, WIDTH)
-        best = best_of_groups(x_ptr, from_row, groups, n, k, flip, kind, BY_KIND, GROUP, WIDTH)
+        best = best_of_groups(elements, groups, n, k, BY_KIND, GROUP, WIDTH)
     return best
 
 
 @triton.jit
 def store_elements(
-    x_ptr, values_ptr, indices_ptr, best, from_row, row, in_rows, k, kind, BY_KIND: tl.constexpr, WIDTH: tl.constexpr
+    elements, values_ptr, indices_ptr, best, row, in_rows, k, BY_KIND: tl.constexpr, WIDTH: tl.constexpr
 ):
     """Store the first `k` of the keys `best`: the elements themselves, and their indices. Outputs are (rows, k)."""
+    x_ptr, from_row, _, kind = elements
     place = tl.arange(0, WIDTH)[None, :]
     mask = in_rows[:, None] & (place < k)
     index = index_of(best)
@@ -179,9 +173,9 @@ def topk_row_kernel(
     n = n * UNIT
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     in_rows = row < rows
-    from_row = row.to(tl.int64) * (stride_row * UNIT)
-    best = best_of_row(x_ptr, from_row, in_rows, n, k, flip, kind, BY_KIND, BLOCK_N, GROUP, WIDTH)
-    store_elements(x_ptr, values_ptr, indices_ptr, best, from_row, row, in_rows, k, kind, BY_KIND, WIDTH)
+    elements = (x_ptr, row.to(tl.int64) * (stride_row * UNIT), flip, kind)
+    best = best_of_row(elements, in_rows, n, k, BY_KIND, BLOCK_N, GROUP, WIDTH)
+    store_elements(elements, values_ptr, indices_ptr, best, row, in_rows, k, BY_KIND, WIDTH)
 
 
 @triton.jit
@@ -235,7 +229,7 @@ def topk_select_kernel(
     first = tl.program_id(0) % chunks * BLOCK_N
     from_row = row.to(tl.int64) * n + first
     best = best_of_row(
-        orders_ptr, from_row, one == 0, tl.minimum(n - first, BLOCK_N), k, 0, 0, False, BLOCK_N, GROUP, WIDTH
+        (orders_ptr, from_row, 0, 0), one == 0, tl.minimum(n - first, BLOCK_N), k, False, BLOCK_N, GROUP, WIDTH
     )
     # The index sits inverted in the low half: counting it from the row's start is a subtraction.
     best = tl.where(best == NONE, NONE, best - first)
@@ -280,5 +274,6 @@ def topk_finish_kernel(
     from_row = row.to(tl.int64) * stride_row
     offs = tl.arange(0, BLOCK_KEYS)[None, :]
     keys = tl.load(keys_ptr + row.to(tl.int64)[:, None] * num_keys + offs, mask=offs < num_keys, other=NONE)
-    best = best_of_groups(x_ptr, from_row, best_of(keys, k, WIDTH), n, k, flip, kind, BY_KIND, GROUP, WIDTH)
-    store_elements(x_ptr, values_ptr, indices_ptr, best, from_row, row, row >= 0, k, kind, BY_KIND, WIDTH)
+    elements = (x_ptr, from_row, flip, kind)
+    best = best_of_groups(elements, best_of(keys, k, WIDTH), n, k, BY_KIND, GROUP, WIDTH)
+    store_elements(elements, values_ptr, indices_ptr, best, row, row >= 0, k, BY_KIND, WIDTH)

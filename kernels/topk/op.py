@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
 
 import torch
 
-from tilewire.kernels.runtime.kinds import KINDS
-from tilewire.kernels.runtime.launch import LaunchCache, Variant, are_aligned
-from tilewire.kernels.runtime.pipeline import Part, Pipeline, Step, bound
-from tilewire.kernels.runtime.rows import as_rows, row_stride
+from tilewire.kernels.runtime.kinds import KINDS, name_of, unit_of
+from tilewire.kernels.runtime.launch import Launch, LaunchCache, are_aligned, device_number
+from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
+from tilewire.kernels.runtime.rows import as_rows, check_rows, row_stride
 from tilewire.kernels.runtime.targets import Target, current
-from tilewire.kernels.topk.configs import DTYPES, MAX_K, Config, Problem, choose
-from tilewire.kernels.topk.variants import built, row_unit_of, unit_of
+from tilewire.kernels.topk.configs import MAX_K, Config, Problem, choose
+from tilewire.kernels.topk.variants import built, merge_variant, row_unit_of, select_variant
 
-_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 _TENSORS = ("x", "values", "indices")
 
 
@@ -47,7 +46,7 @@ def topk(x: torch.Tensor, k: int, *, axis: int = -1, largest: bool = True) -> tu
 
 def prepare_topk(
     x: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, *, axis: int = -1, largest: bool = True
-) -> PreparedTopK:
+) -> Prepared:
     """Prepares top-k launches for tensors of these shapes, strides, dtypes and alignment.
 
     Args:
@@ -78,53 +77,13 @@ def prepare_topk(
 
 def _check(x: torch.Tensor, k: int, axis: int) -> int:
     """The axis, counted from the front."""
-    if x.dim() == 0:
-        raise ValueError("x: needs one dimension or more")
-    if x.dtype not in _DTYPES:
-        raise ValueError(f"x: dtype {x.dtype} is not one of {', '.join(DTYPES)}")
-    if not -x.dim() <= axis < x.dim():
-        raise ValueError(f"axis: {axis} is not an axis of rank {x.dim()}")
+    axis = check_rows(x, axis)
     if not 1 <= k <= min(MAX_K, x.shape[axis]):
         raise ValueError(f"k: expected 1 to {min(MAX_K, x.shape[axis])}, got {k}")
-    return axis % x.dim()
+    return axis
 
 
-class PreparedTopK:
-    """A top-k of given shapes, strides and options, ready to launch.
-
-    Args:
-        pipeline: Launches over rows.
-        axis: Dimension that is searched.
-        is_direct: Whether rows and outputs lie as the kernels take them; else they go through copies.
-    """
-
-    def __init__(self, pipeline: Pipeline, axis: int, *, is_direct: bool) -> None:
-        self._pipeline = pipeline
-        self._axis = axis
-        self._is_direct = is_direct
-
-    @property
-    def variants(self) -> tuple[Variant, ...]:
-        """Binaries that a call launches."""
-        return self._pipeline.variants
-
-    def __call__(self, x: torch.Tensor, values: torch.Tensor, indices: torch.Tensor) -> None:
-        """Launch on the current stream."""
-        if self._is_direct:
-            self._pipeline(x, values, indices)
-            return
-        outputs = [out.movedim(self._axis, -1) for out in (values, indices)]
-        written = [torch.empty_like(out, memory_format=torch.contiguous_format) for out in outputs]
-        self._pipeline(as_rows(x, self._axis), *written)
-        for out, found in zip(outputs, written, strict=True):
-            out.copy_(found)
-
-    def single_steps(self, *tensors: torch.Tensor | None) -> list[Callable[[], None]]:
-        """Calls that launch one step each, for measuring them apart."""
-        return self._pipeline.single_steps(*tensors)
-
-
-_launches: LaunchCache[PreparedTopK] = LaunchCache()
+_launches: LaunchCache[Prepared] = LaunchCache()
 
 
 def prepare(
@@ -135,12 +94,12 @@ def prepare(
     axis: int,
     largest: bool,
     config: Config | None = None,
-) -> PreparedTopK:
+) -> Prepared:
     """Prepares launches on checked operands; `config` replaces the choice, for tests and tuning."""
     shapes = (x.shape, x.stride(), values.stride(), indices.stride(), values.shape[axis])
     key = (shapes, x.dtype, are_aligned((x,)), axis, largest, config, x.device)
 
-    def make() -> PreparedTopK:
+    def make() -> Prepared:
         rows = x.movedim(axis, -1)
         is_last = axis == x.dim() - 1 and values.is_contiguous() and indices.is_contiguous()
         stride = row_stride(rows)
@@ -149,21 +108,30 @@ def prepare(
         unit = 16 // x.element_size()
         is_aligned = (not is_direct or are_aligned((x,))) and stride % unit == 0 and rows.shape[-1] % unit == 0
         num_rows = math.prod(rows.shape[:-1])
-        dtype = str(x.dtype).removeprefix("torch.")
-        problem = Problem(num_rows, rows.shape[-1], values.shape[axis], dtype, is_aligned)
+        problem = Problem(num_rows, rows.shape[-1], values.shape[axis], name_of(x.dtype), is_aligned)
         target = current(x.get_device())
         flip = 0 if largest else -1
-        pipeline = _pipeline(problem, stride, flip, config or choose(problem, target), target, x.device)
-        return PreparedTopK(pipeline, axis, is_direct=is_direct)
+        launches = _pipeline(problem, stride, flip, config or choose(problem, target), target, x.device)
+        return launches if is_direct else Detour(functools.partial(_through_copies, launches, axis), launches)
 
     return _launches.get(key, make)
 
 
+def _through_copies(
+    launches: Prepared, axis: int, x: torch.Tensor, values: torch.Tensor, indices: torch.Tensor
+) -> None:
+    """Launches on rows and outputs that lie as the kernels take them."""
+    outputs = [out.movedim(axis, -1) for out in (values, indices)]
+    written = [torch.empty_like(out, memory_format=torch.contiguous_format) for out in outputs]
+    launches(as_rows(x, axis), *written)
+    for out, found in zip(outputs, written, strict=True):
+        out.copy_(found)
+
+
 def _pipeline(
     problem: Problem, stride: int, flip: int, config: Config, target: Target, device: torch.device
-) -> Pipeline:
-    index = device.index if device.index is not None else -1
-    binaries = built(problem.dtype, problem.width, config, target, is_aligned=problem.is_aligned)
+) -> Prepared:
+    binaries = built(problem.dtype, problem.width, config, problem.is_aligned, target)
     unit = unit_of(problem.dtype, is_aligned=problem.is_aligned)
     rows, n = problem.rows, problem.n
     sizes = {"rows": rows, "n": n // unit, "k": problem.k, "stride_row": stride // unit, "flip": flip}
@@ -171,21 +139,19 @@ def _pipeline(
     if config.row is not None:
         unit = row_unit_of(problem.dtype, problem.width, is_aligned=problem.is_aligned)
         sizes |= {"n": n // unit, "stride_row": stride // unit}
-        launch = bound(binaries["row"], target, -(-rows // config.row.block_rows), sizes, index)
-        return Pipeline(_TENSORS, [Step(launch, _TENSORS)], {}, device)
+        return Launch(binaries["row"], (-(-rows // config.row.block_rows),), sizes, device)
     assert config.groups is not None, "This is a bug."
     groups = -(-n // config.groups.group)
     programs = rows * -(-n // config.groups.block_n)
-    first = bound(binaries["groups"], target, programs, sizes | {"groups": groups}, index)
-    steps, parts, num_keys = select_steps(rows, groups, problem.k, problem.width, config, binaries, target, index)
-    last = sizes | {"n": n, "stride_row": stride, "num_keys": num_keys}
-    finish = bound(binaries["finish"], target, rows, last, index)
+    first = Launch(binaries["groups"], (programs,), sizes | {"groups": groups}, device)
+    steps, parts, num_keys = select_steps(rows, groups, problem.k, problem.width, config, device)
+    finish = Launch(binaries["finish"], (rows,), sizes | {"n": n, "stride_row": stride, "num_keys": num_keys}, device)
     names = ("x", steps[-1].operands[-1], "values", "indices")
-    return Pipeline(_TENSORS, [Step(first, ("x", "orders")), *steps, Step(finish, names)], parts, device)
+    return Pipeline(_TENSORS, [Step(first, ("x", "orders")), *steps, Step(finish, names)], device, parts)
 
 
 def select_steps(
-    rows: int, orders: int, k: int, width: int, config: Config, binaries: dict[str, Variant], target: Target, index: int
+    rows: int, orders: int, k: int, width: int, config: Config, device: torch.device
 ) -> tuple[list[Step], dict[str, Part], int]:
     """Steps from `orders` of each row, in the part of that name, to its `k` best keys, or few enough for a last kernel.
 
@@ -193,15 +159,17 @@ def select_steps(
         The steps, whose last operand names the part of the keys; the scratch parts; the number of keys of a row.
     """
     assert config.select is not None, "This is a bug."
+    target = current(device_number(device))
+    select_best, merge_best = select_variant(width, config.select, target), merge_variant(width, config.merge, target)
     parts = {"orders": Part(torch.int32, (rows, orders))}
     chunks = -(-orders // config.select.block_n)
     parts["keys0"] = Part(torch.int64, (rows, chunks * width))
-    select = bound(binaries["select"], target, rows * chunks, {"n": orders, "k": k, "chunks": chunks}, index)
+    select = Launch(select_best, (rows * chunks,), {"n": orders, "k": k, "chunks": chunks}, device)
     steps = [Step(select, ("orders", "keys0"))]
     while chunks * width > config.finish:
         num_keys, name = chunks * width, f"keys{len(steps)}"
         chunks = -(-num_keys // config.merge)
         parts[name] = Part(torch.int64, (rows, chunks * width))
-        merge = bound(binaries["merge"], target, rows * chunks, {"n": num_keys, "k": k, "chunks": chunks}, index)
+        merge = Launch(merge_best, (rows * chunks,), {"n": num_keys, "k": k, "chunks": chunks}, device)
         steps.append(Step(merge, (steps[-1].operands[-1], name)))
     return steps, parts, chunks * width

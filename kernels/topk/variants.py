@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-
-import torch
+from collections.abc import Iterator
 
 from tilewire.kernels.runtime.binaries import binary
-from tilewire.kernels.runtime.launch import Variant, pointer
+from tilewire.kernels.runtime.kinds import FLOATS, pointer, unit_of
+from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target
-from tilewire.kernels.topk.configs import DTYPES, ITEM_BYTES, SORTED_WIDTH, Block, Config, enumerate_configs
+from tilewire.kernels.topk.configs import SORTED_WIDTH, Block, Config, enumerate_configs, merge_sizes
 from tilewire.kernels.topk.kernel import (
     topk_finish_kernel,
     topk_groups_kernel,
@@ -21,28 +21,20 @@ from tilewire.kernels.topk.kernel import (
 _FINISH_WARPS = {16: 8, 64: 8, 256: 16, 1024: 16}
 
 
-def variants(target: Target) -> list[Variant]:
-    """Every binary that `topk` can launch on `target`."""
-    found: list[Variant] = []
-    for width, config in enumerate_configs(target):
-        for dtype, is_aligned in itertools.product(DTYPES, (True, False)):
-            found += built(dtype, width, config, target, is_aligned=is_aligned).values()
-    return list(dict.fromkeys(found))
-
-
-def unit_of(dtype: str, *, is_aligned: bool) -> int:
-    """By what kernels multiply the lengths and strides that they are given."""
-    return 16 // ITEM_BYTES[dtype] if is_aligned else 1
+def members(target: Target) -> Iterator[tuple[str, int, Config, bool]]:
+    """What `built` takes, for every configuration that can be chosen on `target`."""
+    for (width, config), dtype, is_aligned in itertools.product(enumerate_configs(target), FLOATS, (True, False)):
+        yield dtype, width, config, is_aligned
 
 
 def row_unit_of(dtype: str, width: int, *, is_aligned: bool) -> int:
-    """The same for the kernel of whole rows."""
+    """`unit_of` for the kernel of whole rows."""
     return unit_of(dtype, is_aligned=is_aligned and width < SORTED_WIDTH)
 
 
-def built(dtype: str, width: int, config: Config, target: Target, *, is_aligned: bool) -> dict[str, Variant]:
+def built(dtype: str, width: int, config: Config, is_aligned: bool, target: Target) -> dict[str, Variant]:
     """The binaries of `config` by role: `row`, or `groups`, `select`, `merge` and `finish`."""
-    x = {"x_ptr": pointer(getattr(torch, dtype)), "values_ptr": pointer(getattr(torch, dtype))}
+    x = dict.fromkeys(("x_ptr", "values_ptr"), pointer(dtype))
     by_kind = width >= SORTED_WIDTH
     sorted_x = dict.fromkeys(x, "*i8") if by_kind else x
     if config.row is not None:
@@ -61,6 +53,11 @@ def built(dtype: str, width: int, config: Config, target: Target, *, is_aligned:
         "merge": merge_variant(width, config.merge, target),
         "finish": binary(topk_finish_kernel, sorted_x, finish, _FINISH_WARPS[width], target),
     }
+
+
+def merging(width: int, target: Target) -> Variant:
+    """The binary that merges as many keys as `merge_sizes` says."""
+    return merge_variant(width, merge_sizes(width, target)[0], target)
 
 
 def select_variant(width: int, block: Block, target: Target) -> Variant:

@@ -21,10 +21,8 @@ os.environ["TRITON_CACHE_DIR"] = str(Path.home() / ".triton" / "cache-with-texts
 from tilewire.kernels.add.configs import Problem as AddProblem
 from tilewire.kernels.add.configs import choose as choose_add
 from tilewire.kernels.add.variants import build as build_add
-from tilewire.kernels.copy.op import variants as staging_variants
-from tilewire.kernels.copy.operands import variants as operand_variants
-from tilewire.kernels.matmul.configs import Problem
-from tilewire.kernels.matmul.grouped.op import variant as grouped_variant
+from tilewire.kernels.matmul.configs import OUT_DTYPES, Problem
+from tilewire.kernels.matmul.grouped.op import GroupKind
 from tilewire.kernels.matmul.members import specialization_of, tiles_of
 from tilewire.kernels.matmul.select import select as choose
 from tilewire.kernels.matmul.variants import build
@@ -38,6 +36,7 @@ from tilewire.kernels.reduce.configs import STATES
 from tilewire.kernels.reduce.configs import Problem as ReduceProblem
 from tilewire.kernels.reduce.configs import choose as choose_reduce
 from tilewire.kernels.reduce.variants import main_variant
+from tilewire.kernels.registry import kernel_op
 from tilewire.kernels.runtime.targets import KNOWN
 from tilewire.kernels.search.configs import Problem as SearchProblem
 from tilewire.kernels.search.configs import choose as choose_search
@@ -126,7 +125,7 @@ def variants(target):
     yield from grouped_variants(target)
     yield from ranking_variants(target)
     yield from row_variants(target)
-    for index, variant in enumerate((*staging_variants(), *operand_variants(target))):
+    for index, variant in enumerate(kernel_op("staging").variants(target)):
         # Words of 1 to 8 bytes at addresses that promise no more: never 16 at once.
         yield f"staging unaligned {index}", variant
 
@@ -135,9 +134,8 @@ def ranking_variants(target):
     """Top-k and search; what gathers rows or keys is called unaligned, since it has no wide loads to look for."""
     for k, n in ((10, 1_000_000), (50, 4000), (1000, 4000)):
         problem = TopKProblem(64, n, k, "float32")
-        for role, variant in built(
-            problem.dtype, problem.width, choose_topk(problem, target), target, is_aligned=True
-        ).items():
+        blocks = choose_topk(problem, target)
+        for role, variant in built(problem.dtype, problem.width, blocks, True, target).items():
             is_wide = role == "groups" or (role == "row" and problem.width < SORTED_WIDTH)
             yield f"topk {k} {n} {role}{'' if is_wide else ' unaligned'}", variant
     for dtype, m, k, is_plain in (
@@ -167,7 +165,7 @@ def row_variants(target):
             rows = NormalizeProblem(8192, n, dtype, dtype, dtype)
             yield f"normalize {dtype} {n}", normalize_variant(rows, choose_normalize(rows, target), target)
         for is_binary in (True, False):
-            elements = PointwiseProblem(1, 1 << 20, dtype, dtype, is_binary, True, ("unit",) * 3)
+            elements = PointwiseProblem(1, 1 << 20, dtype, dtype, is_binary=is_binary)
             yield (
                 f"pointwise {dtype}",
                 build_pointwise(elements.specialization, choose_pointwise(elements, target), target),
@@ -178,7 +176,7 @@ def grouped_variants(target):
     for dtype in ("bfloat16", "float32", "int8"):
         for is_aligned in (True, False):
             name = f"matmul grouped{'' if is_aligned else ' unaligned'} {dtype} kn ieee"
-            yield name, grouped_variant(dtype, "ieee", "n", target, is_aligned=is_aligned)
+            yield name, GroupKind(dtype, "ieee", "n", is_aligned, OUT_DTYPES[dtype][0]).variant(target)
 
 
 def report(name, compiled, target):

@@ -22,10 +22,10 @@ from tilewire.kernels.matmul.select import select as choose
 from tilewire.kernels.matmul.select import select_invariant as choose_invariant
 from tilewire.kernels.matmul.variants import build
 from tilewire.kernels.op import SelfTest
-from tilewire.kernels.registry import kernel_op
+from tilewire.kernels.registry import KERNEL_OPS, kernel_op
+from tilewire.kernels.runtime.kinds import FLOATS
 from tilewire.kernels.runtime.targets import INTERPRETER, KNOWN
-from tilewire.kernels.selection.catalogue import OPS, op_of, variants
-from tilewire.kernels.softmax.configs import DTYPES as SOFTMAX_DTYPES
+from tilewire.kernels.selection.catalogue import OPS, op_named, op_of, variants
 from tilewire.kernels.softmax.configs import Problem as SoftmaxProblem
 from tilewire.kernels.softmax.select import select as choose_softmax
 from tilewire.kernels.softmax.variants import KERNELS
@@ -93,7 +93,7 @@ def test_an_invariant_choice_ignores_rows_and_products_and_is_in_the_catalogue(p
 
 
 @settings(deadline=None)
-@given(lengths, lengths, st.sampled_from(SOFTMAX_DTYPES), st.sampled_from(SOFTMAX_DTYPES), st.booleans(), names)
+@given(lengths, lengths, st.sampled_from(FLOATS), st.sampled_from(FLOATS), st.booleans(), names)
 def test_every_softmax_has_its_binaries_in_the_catalogue(rows, n, dtype, out_dtype, is_aligned, name):
     for is_contiguous in (True, False):
         problem = SoftmaxProblem(rows, n, dtype, out_dtype, is_contiguous, is_aligned and is_contiguous, n % 2 == 0)
@@ -109,7 +109,7 @@ def test_every_addition_has_its_binary_in_the_catalogue(rows, n, is_aligned, nam
     inner = [data.draw(st.sampled_from(["unit", "repeat", "any"])) for _ in "ab"]
     dtype, out_dtype = (data.draw(st.sampled_from(["float16", "float32", "int64"])) for _ in "ab")
     out_inner, rank = data.draw(st.sampled_from(["unit", "any"])), data.draw(st.sampled_from([0, 1, 3]))
-    problem = AddProblem(rows, n, dtype, out_dtype, is_aligned, inner[0], inner[1], out_inner, rank)
+    problem = AddProblem(rows, n, dtype, out_dtype, is_aligned, (*inner, out_inner), rank)
     assert build_add(problem.specialization, choose_add(problem, target), target) in listed(name)
 
 
@@ -135,3 +135,10 @@ def test_a_wrong_result_is_named():
     first, second = variants(INTERPRETER)[:2]
     tried = [SelfTest((first,), torch.tensor(data=True)), SelfTest((second,), torch.tensor(data=False))]
     assert wrong(tried) == [second]
+
+
+def test_a_kernel_counts_for_the_op_that_launches_it():
+    target = TARGETS["nvidia_h100"]
+    launched = {(op_named(variant.kernel.__name__), op.name) for op in KERNEL_OPS for variant in op.variants(target)}
+    # Search selects with the kernels of top-k.
+    assert launched == {(op, op) for op in OPS} | {("topk", "search")}

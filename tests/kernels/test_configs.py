@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from tilewire.kernels.add.configs import Problem as AddProblem
 from tilewire.kernels.add.configs import choose as choose_add
-from tilewire.kernels.matmul.configs import ITEM_BYTES, OUT_DTYPES, Problem, resolve_precision
+from tilewire.kernels.matmul.configs import OUT_DTYPES, Problem, resolve_precision
 from tilewire.kernels.matmul.members import is_supported
 from tilewire.kernels.matmul.select import select as choose
+from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.targets import KNOWN
 from tilewire.kernels.softmax.configs import MAX_SPLITS
 from tilewire.kernels.softmax.configs import Problem as SoftmaxProblem
@@ -101,7 +102,7 @@ assert not hasattr(tilewire.kernels, "matmul")
 def test_few_short_rows_that_are_not_aligned_share_no_program():
     target = KNOWN["nvidia_h100"]
     few_sums, many_sums = (
-        choose_add(AddProblem(rows, 41, "float16", "float16", is_aligned=False, b_inner="unit", outer_rank=3), target)
+        choose_add(AddProblem(rows, 41, "float16", "float16", is_aligned=False, outer_rank=3), target)
         for rows in (160, 1 << 17)
     )
     assert few_sums.block_rows < many_sums.block_rows

@@ -8,10 +8,13 @@ import torch
 from tilewire.kernels import matmul
 from tilewire.kernels.autotune.testing import MATMUL_SHAPES, Shape, matmul_bound, poisoned
 from tilewire.kernels.build.operands import random_operand
+from tilewire.kernels.copy.kernel import copy_operands_kernel
 from tilewire.kernels.matmul.configs import ACTIVATIONS, MAX_INT8_K, OUT_DTYPES, Config, copied_operands
 from tilewire.kernels.matmul.members import INTERPRETED, INTERPRETED_TMA
-from tilewire.kernels.matmul.plan import Epilogue, launch, prepare
+from tilewire.kernels.matmul.plan import Epilogue, prepare
 from tilewire.kernels.matmul.reference import matmul_reference
+from tilewire.kernels.matmul.view import problem_of, view_of
+from tilewire.kernels.runtime.strides import Extent
 
 DTYPES = [getattr(torch, name) for name in OUT_DTYPES]
 # One for each kernel and each kind of sum; a product with copies takes half a second in the interpreter.
@@ -161,7 +164,7 @@ def test_splits_agree_and_repeat(split_k, generator):
     results = []
     for _ in range(2):
         out = poisoned((20, 24), torch.float32)
-        launch(a, b, out, Epilogue(), "ieee", Config("pointer", 16, 16, 32, group_m=2, split_k=split_k))
+        prepare(a, b, out, Epilogue(), "ieee", Config("pointer", 16, 16, 32, group_m=2, split_k=split_k))(a, b, out)
         results.append(out)
     check(results[0], a, b)
     assert torch.equal(*results)
@@ -230,7 +233,7 @@ def test_operands_that_the_kernel_cannot_read_are_copied_first(dtype, layout, sp
         out_dtype = {torch.int8: torch.int32, torch.float8_e4m3fn: torch.bfloat16, torch.float8_e5m2: torch.bfloat16}
         out = poisoned((3, m, n), out_dtype.get(dtype, dtype))
         kernel = INTERPRETED if dtype == torch.float32 else INTERPRETED_TMA
-        launch(a, b, out, Epilogue(), "ieee", replace(kernel, is_copied=True, split_k=split_k))
+        prepare(a, b, out, Epilogue(), "ieee", replace(kernel, is_copied=True, split_k=split_k))(a, b, out)
         check(out, a, b)
 
 
@@ -240,7 +243,12 @@ def test_only_the_operand_that_needs_it_is_copied(generator):
     out = poisoned((48, 64), torch.float16)
     config = replace(INTERPRETED_TMA, is_copied=True)
     prepared = prepare(a, b, out, Epilogue(), "ieee", config)
-    assert prepared is not None
-    assert copied_operands(prepared.problem, "tma") == (True, False)
+    extents = [Extent(tuple(tensor.shape), tensor.stride()) for tensor in (a, b, out)]
+    view = view_of(*extents, is_row_scaled=False)
+    assert view is not None
+    problem = problem_of(view, "float16", "float16", "ieee", are_in_aligned=(True, True), is_out_aligned=True)
+    assert copied_operands(problem, "tma") == (True, False)
+    copy, _ = prepared.variants
+    assert copy.kernel is copy_operands_kernel
     prepared(a, b, out)
     check(out, a, b)

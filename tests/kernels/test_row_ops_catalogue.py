@@ -16,6 +16,7 @@ from tilewire.kernels.reduce import configs as reduce_configs
 from tilewire.kernels.reduce.variants import main_variant
 from tilewire.kernels.reduce.variants import merge_variant as reduce_merge
 from tilewire.kernels.registry import kernel_op
+from tilewire.kernels.runtime.kinds import FLOATS
 from tilewire.kernels.runtime.targets import INTERPRETER, KNOWN
 from tilewire.kernels.search import configs as search_configs
 from tilewire.kernels.search.variants import finish_variant, product_variant, rescore_variant
@@ -34,7 +35,7 @@ SAMPLES = {
     "pointwise": (0, None, 7),
 }
 names = st.sampled_from(sorted(TARGETS))
-dtypes = st.sampled_from(topk_configs.DTYPES)
+dtypes = st.sampled_from(FLOATS)
 lengths = st.one_of(st.integers(1, 300), st.sampled_from([1024, 4096, 8192, 16384, 65536]), st.integers(1, 1 << 24))
 
 
@@ -48,7 +49,7 @@ def listed(op, name):
 def test_every_topk(rows, n, k, dtype, is_aligned, name):
     problem = topk_configs.Problem(rows, n, min(k, n), dtype, is_aligned)
     config = topk_configs.choose(problem, TARGETS[name])
-    found = built(dtype, problem.width, config, TARGETS[name], is_aligned=is_aligned)
+    found = built(dtype, problem.width, config, is_aligned, TARGETS[name])
     assert set(found.values()) <= listed("topk", name)
 
 
@@ -99,7 +100,7 @@ def test_every_pointwise_function(rows, n, dtype, out_dtype, is_binary, is_align
     ways = st.sampled_from(["unit", "repeat", "any"])
     x_inner, y_inner = data.draw(ways), data.draw(ways)
     inner = (x_inner, y_inner if is_binary else x_inner, data.draw(st.sampled_from(["unit", "any"])))
-    problem = pointwise_configs.Problem(rows, n, dtype, out_dtype, is_binary, is_aligned, inner)
+    problem = pointwise_configs.Problem(rows, n, dtype, out_dtype, is_aligned, inner, is_binary=is_binary)
     config = pointwise_configs.choose(problem, TARGETS[name])
     assert build_pointwise(problem.specialization, config, TARGETS[name]) in listed("pointwise", name)
 

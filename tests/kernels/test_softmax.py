@@ -6,7 +6,7 @@ import torch
 from tilewire.kernels import softmax
 from tilewire.kernels.autotune.testing import SOFTMAX_LENGTHS, poisoned, softmax_bound
 from tilewire.kernels.softmax.configs import Config
-from tilewire.kernels.softmax.op import launch
+from tilewire.kernels.softmax.op import prepare
 from tilewire.kernels.softmax.reference import softmax_reference
 
 KERNELS = [
@@ -46,7 +46,7 @@ def test_lengths(n, dtype, log, generator):
 def test_every_kernel(config, log, n, generator):
     x = torch.randn((3, n), generator=generator) * 30
     out = poisoned((3, n), torch.float32)
-    launch(x, out, log=log, config=config)
+    prepare(x, out, log=log, config=config)(x, out)
     check(out, x, log=log)
 
 
@@ -62,7 +62,7 @@ def test_infinities_and_nan_as_torch(config, log):
     x[5] = float("nan")
     x[6] = float("inf")
     out = poisoned((7, 100), torch.float32)
-    launch(x, out, log=log, config=config)
+    prepare(x, out, log=log, config=config)(x, out)
     expected = torch.log_softmax(x, -1) if log else torch.softmax(x, -1)
     torch.testing.assert_close(out, expected, equal_nan=True)
 

@@ -1,5 +1,6 @@
 """Ranges of memory to and from one buffer, in the interpreter: every word, padded rows on either side, tails of blocks."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +18,7 @@ def test_stretches_of_every_length_arrive(word):
         CopyRange(source.data_ptr(), piece.data_ptr(), source.numel())
         for source, piece in zip(sources, whole.split(lengths), strict=True)
     ]
-    assert word_bytes(ranges) == word
+    assert word_bytes(np.array(ranges)) == word
     copy_ranges(ranges, CPU)
     assert torch.equal(whole, torch.cat(sources))
 
@@ -53,7 +54,7 @@ def test_nothing_to_copy_launches_nothing():
 
 @pytest.mark.parametrize(("nbytes", "word"), [(256, 8), (12, 4), (6, 2), (7, 1)])
 def test_the_widest_word_that_fits_is_chosen(nbytes, word):
-    assert word_bytes([CopyRange(0, 256, 512), CopyRange(512, 0, nbytes)]) == word
+    assert word_bytes(np.array([CopyRange(0, 256, 512), CopyRange(512, 0, nbytes)])) == word
 
 
 @pytest.mark.parametrize("is_gather", [True, False])

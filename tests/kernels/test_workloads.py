@@ -9,6 +9,7 @@ from tilewire.kernels.autotune.benches import operands_of
 from tilewire.kernels.autotune.collect import draw, tuning_of
 from tilewire.kernels.autotune.workloads import as_line, parse_line
 from tilewire.kernels.matmul.configs import Config
+from tilewire.kernels.matmul.plan import Epilogue, plan_of
 from tilewire.kernels.matmul.shape import MatmulShape
 from tilewire.kernels.op import ShapeError
 from tilewire.kernels.runtime.targets import INTERPRETER, KNOWN
@@ -78,14 +79,15 @@ def test_operands_are_what_the_workload_says(workload):
     for call in (by_itself, chosen):
         call(0)
         call(1)
-    free, bound = (inspect.getclosurevars(call).nonlocals["prepared"] for call in (by_itself, chosen))
+    held = inspect.getclosurevars(by_itself).nonlocals
+    free, bound = held["prepared"], inspect.getclosurevars(chosen).nonlocals["prepared"]
+    assert free.variants == bound.variants != ()
     if isinstance(workload, MatmulShape):
-        assert free.problem == workload.problem
-        assert free.config == bound.config
-        assert free.variant is not None
-    else:
-        assert getattr(free, "variants", None) == getattr(bound, "variants", None)
-        assert getattr(free, "variant", None) == getattr(bound, "variant", None)
+        spec = Epilogue(held["bias"], activation=workload.activation).spec
+        a, b, out = held["sets"][0]
+        plan = plan_of(a, b, out, spec, workload.precision)
+        assert plan is not None
+        assert plan[1:] == (workload.problem, workload.chosen(INTERPRETER))
 
 
 def test_alternatives_of_a_large_product_reach_every_split():

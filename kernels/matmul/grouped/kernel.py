@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from tilewire.kernels.matmul.epilogue import store_any
+from tilewire.kernels.matmul.kernel import multiply
 from tilewire.kernels.runtime.pdl import await_previous
 
 
@@ -78,31 +79,8 @@ def matmul_grouped_kernel(
             in_k = offs_k < k - start
             a = tl.load(a_ptrs, mask=in_k[None, :], other=ZERO)
             b = tl.load(b_ptrs, mask=b_columns & in_k[:, None], other=ZERO)
-            if UPCAST:
-                acc = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
-            elif IS_INTEGER:
-                acc = tl.dot(a, b, acc, out_dtype=tl.int32)
-            else:
-                acc = tl.dot(a, b, acc, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE_K)
+            acc = multiply(a, b, acc, PRECISION, IMPRECISE_K, UPCAST)
             a_ptrs += BLOCK_K
             b_ptrs += step_b
-        store_any(
-            acc,
-            offs_m,
-            offs_n,
-            m,
-            n,
-            out_ptr,
-            bias_ptr,
-            bias_ptr,
-            bias_ptr,
-            out_kind,
-            bias_kind,
-            -1,
-            -1,
-            activation,
-            0,
-            stride_om,
-            1,
-            False,
-        )
+        epilogue = (bias_ptr, bias_ptr, bias_ptr, bias_kind, -1, -1, activation)
+        store_any(acc, offs_m, offs_n, m, n, out_ptr, out_kind, epilogue, 0, stride_om, 1, False)

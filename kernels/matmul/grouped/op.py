@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +12,6 @@ import triton.language as tl
 
 from tilewire.kernels.matmul.configs import (
     ACTIVATIONS,
-    ITEM_BYTES,
     OUT_DTYPES,
     cdiv,
     precisions_of,
@@ -21,7 +21,8 @@ from tilewire.kernels.matmul.grouped.kernel import matmul_grouped_kernel
 from tilewire.kernels.matmul.members import is_supported
 from tilewire.kernels.matmul.op import check_product
 from tilewire.kernels.matmul.plan import Epilogue
-from tilewire.kernels.runtime.kinds import KINDS
+from tilewire.kernels.runtime.binaries import binary
+from tilewire.kernels.runtime.kinds import ITEM_BYTES, KINDS, name_of, unit_of
 from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant
 from tilewire.kernels.runtime.targets import Target, current
 
@@ -118,11 +119,11 @@ class GroupedLaunch:
         rows, self._num_tiles = _rows(products, b_major)
         self._table = _upload(rows, a[0].device)
         self._kind = GroupKind(
-            _name(a[0].dtype),
+            name_of(a[0].dtype),
             precision,
             b_major,
             is_aligned,
-            _name(out[0].dtype),
+            name_of(out[0].dtype),
             _bias_dtype(products[0][3]),
             activation,
         )
@@ -157,7 +158,25 @@ class GroupKind(NamedTuple):
 
     def variant(self, target: Target) -> Variant:
         """The binary."""
-        return variant(self.dtype, self.precision, self.b_major, target, is_aligned=self.is_aligned)
+        item_bytes = ITEM_BYTES[self.dtype]
+        precision = resolve_precision(self.precision if self.precision in _precisions(self.dtype) else "ieee", target)
+        # Unaligned operands are addressed element by element: a step of 128 bytes would need more registers than there are.
+        block_k = 128 // item_bytes if self.is_aligned and not (self.dtype == "float32" and precision == "ieee") else 32
+        constants: dict[str, Any] = {
+            "DTYPE": _TL[self.dtype],
+            "B_MAJOR": self.b_major,
+            "UNIT": unit_of(self.dtype, is_aligned=self.is_aligned),
+            "PRECISION": precision,
+            "IMPRECISE_K": block_k if self.dtype.startswith("float8") else None,
+            "UPCAST": target.backend == "interpreter" and self.dtype == "bfloat16",
+            "BLOCK_M": _BLOCK_M,
+            "BLOCK_N": _BLOCK_N,
+            "BLOCK_K": block_k,
+            "MAX_GROUPS": MAX_GROUPS,
+        }
+        stages = 2 if target.backend == "hip" else 4
+        types = {"table_ptr": "*i64"}
+        return binary(matmul_grouped_kernel, types, constants, 4, target, ("table_ptr",), num_stages=stages)
 
 
 def launch_table(table: torch.Tensor, num_tiles: int, kind: GroupKind) -> None:
@@ -168,7 +187,6 @@ def launch_table(table: torch.Tensor, num_tiles: int, kind: GroupKind) -> None:
         num_tiles: of all products; see `tiles_of`.
         kind: what they have in common.
     """
-    index = table.device.index if table.device.index is not None else -1
     target = current(table.get_device())
 
     def make() -> Launch:
@@ -179,9 +197,9 @@ def launch_table(table: torch.Tensor, num_tiles: int, kind: GroupKind) -> None:
             "bias_kind": KINDS[kind.bias_dtype],
             "activation": ACTIVATIONS.index(kind.activation),
         }
-        return Launch(kind.variant(target), target, (1, 1, 1), values, index)
+        return Launch(kind.variant(target), (1,), values, table.device)
 
-    launch = _launches.get((kind, index), make)
+    launch = _launches.get((kind, table.device), make)
     launch.resize((min(num_tiles, 4 * target.num_sms), 1, 1), groups=len(table), num_tiles=num_tiles)
     launch(table)
 
@@ -234,12 +252,8 @@ def _upload(rows: list[list[int]], device: torch.device) -> torch.Tensor:
     return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _bias_dtype(bias: torch.Tensor | None) -> str:
-    return "" if bias is None else _name(bias.dtype)
+    return "" if bias is None else name_of(bias.dtype)
 
 
 def _precisions(dtype: str) -> tuple[str, ...]:
@@ -247,49 +261,8 @@ def _precisions(dtype: str) -> tuple[str, ...]:
     return tuple(precision for precision in precisions_of(dtype) if precision != "fast")
 
 
-def variants(target: Target) -> list[Variant]:
-    """Every binary that `grouped_matmul` can launch on `target`."""
-    return [
-        variant(dtype, precision, b_major, target, is_aligned=is_aligned)
-        for dtype in OUT_DTYPES
-        if is_supported(dtype, target)
-        for precision in _precisions(dtype)
-        for b_major in ("n", "k")
-        for is_aligned in (True, False)
-    ]
-
-
-def variant(dtype: str, precision: str, b_major: str, target: Target, *, is_aligned: bool) -> Variant:
-    """The binary for products of `dtype`.
-
-    Args:
-        dtype: name of the inputs' dtype.
-        precision: how float32 inputs are multiplied.
-        b_major: `n` or `k`, the contiguous dimension of every `b`.
-        target: what it is for.
-        is_aligned: whether all operands can be read in 16-byte pieces.
-    """
-    item_bytes = ITEM_BYTES[dtype]
-    precision = precision if precision in _precisions(dtype) else "ieee"
-    is_scalar = dtype == "float32" and resolve_precision(precision, target) == "ieee"
-    # Unaligned operands are addressed element by element: a step of 128 bytes would need more registers than there are.
-    block_k = 128 // item_bytes if is_aligned and not is_scalar else 32
-    constants: dict[str, Any] = {
-        "DTYPE": _TL[dtype],
-        "B_MAJOR": b_major,
-        "UNIT": 16 // item_bytes if is_aligned else 1,
-        "PRECISION": resolve_precision(precision, target),
-        "IMPRECISE_K": block_k if dtype.startswith("float8") else None,
-        "UPCAST": target.backend == "interpreter" and dtype == "bfloat16",
-        "BLOCK_M": _BLOCK_M,
-        "BLOCK_N": _BLOCK_N,
-        "BLOCK_K": block_k,
-        "MAX_GROUPS": MAX_GROUPS,
-        "OVERLAP": target.has_overlap,
-    }
-    overlap = (("launch_pdl", True),) if target.has_overlap else ()
-    sizes = ("groups", "num_tiles", "out_kind", "bias_kind", "activation")
-    signature = (("table_ptr", "*i64"), *((name, "i32") for name in sizes))
-    stages = 2 if target.backend == "hip" else 4
-    options = (("num_warps", 4), ("num_stages", stages), *overlap)
-    return Variant(matmul_grouped_kernel, signature, tuple(constants.items()), ("table_ptr",), options)
+def members(target: Target) -> Iterator[tuple[GroupKind]]:
+    """Kinds whose binaries `grouped_matmul` can launch on `target`; outputs and epilogues are passed at run time."""
+    for dtype in filter(functools.partial(is_supported, target=target), OUT_DTYPES):
+        for precision, b_major, is_aligned in itertools.product(_precisions(dtype), "nk", (True, False)):
+            yield (GroupKind(dtype, precision, b_major, is_aligned, OUT_DTYPES[dtype][0]),)

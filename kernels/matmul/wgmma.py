@@ -1,0 +1,298 @@
+# mypy: ignore-errors
+"""The matmul kernel for Hopper: one warp loads, groups of four warps multiply. Jit functions only.
+
+Written in Gluon, Triton's lower level, whose matrix instructions (wgmma) run while their warps go on.
+`matmul_tma_kernel` computes the same for all devices with descriptors, and leaves to the compiler what overlaps. Here
+loads of the next tile, the product of this one and the stores of the last run at a time.
+
+The operand whose rows are split among consumers is called left, the other right. Left is `a`, or `b` where
+`is_swapped`: then the tile is computed transposed, which gives tiles 64, 128 or 192 columns wide.
+"""
+
+from dataclasses import astuple, dataclass
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from tilewire.kernels.matmul.epilogue import finish_as
+from tilewire.kernels.matmul.kernel import tile_coordinates
+from tilewire.kernels.runtime.pdl import await_previous
+
+# Rows of the left operand that a consumer multiplies: those of one matrix instruction.
+ROWS = gl.constexpr(64)
+# Registers of a thread of the warps that load.
+LOADER_REGISTERS = gl.constexpr(32)
+
+
+@dataclass(frozen=True)
+class Form:
+    """Constants of one binary.
+
+    Attributes:
+        block_m: Rows of a tile.
+        block_n: Columns of a tile.
+        block_k: Length of K in one step.
+        group_m: Rows of tiles walked together.
+        consumers: Groups of four warps that multiply: 1, 2 or 3.
+        stages: Steps of operands in shared memory.
+        halves: Parts in which a consumer stores its sums: 1 or 2.
+        registers: Most registers of a consumer's thread.
+        out_type: Type of the output.
+        is_swapped: Whether `b` is the left operand.
+        left_is_k: Whether rows of the left operand are contiguous along K.
+        right_is_k: The same for the right operand.
+        is_plain: Whether nothing follows the product.
+        promotes: Whether sums of each step are added up in float32 outside the matrix unit, which keeps fewer bits.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    group_m: int
+    consumers: int
+    stages: int
+    halves: int
+    registers: int
+    out_type: tl.dtype
+    is_swapped: bool
+    left_is_k: bool
+    right_is_k: bool
+    is_plain: bool
+    promotes: bool
+
+    def mangle(self) -> str:
+        """Part of the names of functions that have it as a constant."""
+        return "_".join(str(value) for value in astuple(self))
+
+
+@gluon.jit
+def next_slot(slot, phase, FORM: gl.constexpr):
+    """The slot of the ring that follows `slot`, and the phase of its barriers."""
+    slot += 1
+    is_round = slot == FORM.stages
+    return gl.where(is_round, 0, slot), gl.where(is_round, phase ^ 1, phase)
+
+
+@gluon.jit
+def count_tiles(sizes, FORM: gl.constexpr):
+    """Tiles of a product. `sizes` are (m, n, k)."""
+    m, n, _ = sizes
+    return gl.cdiv(m, FORM.block_m) * gl.cdiv(n, FORM.block_n)
+
+
+@gluon.jit
+def find_tile(tile, sizes, FORM: gl.constexpr):
+    """First row of the left and of the right operand of tile number `tile`."""
+    m, n, _ = sizes
+    num_pid_m = gl.cdiv(m, FORM.block_m)
+    pid_m, pid_n = tile_coordinates(tile, num_pid_m, gl.cdiv(n, FORM.block_n), FORM.group_m)
+    left = pid_m * FORM.block_m
+    right = pid_n * FORM.block_n
+    if FORM.is_swapped:
+        left, right = right, left
+    return left, right
+
+
+@gluon.jit
+def allocate_boxes(desc, COUNT: gl.constexpr):
+    """Shared memory for COUNT boxes of a descriptor."""
+    SHAPE: gl.constexpr = [COUNT, desc.block_type.shape[0], desc.block_type.shape[1]]
+    return gl.allocate_shared_memory(desc.dtype, SHAPE, desc.layout)
+
+
+@gluon.jit
+def load_box(desc, place, row, at, bar, IS_K: gl.constexpr):
+    """Start loading the box of rows from `row` and of K from `at` into `place`. IS_K: rows are contiguous along K."""
+    if IS_K:
+        tma.async_copy_global_to_shared(desc, [row, at], bar, place)
+    else:
+        tma.async_copy_global_to_shared(desc, [at, row], bar, place)
+
+
+@gluon.jit
+def load(left_desc, right_desc, rings, barriers, sizes, FORM: gl.constexpr):
+    """The loading warp: fills slot after slot of the ring, each as soon as every consumer has emptied it."""
+    left_ring, right_ring = rings
+    filled, emptied = barriers
+    CONSUMERS: gl.constexpr = FORM.consumers
+    NUM_BYTES: gl.constexpr = CONSUMERS * left_desc.block_type.nbytes + right_desc.block_type.nbytes
+    slot = 0
+    phase = 1
+    for tile in range(gl.program_id(0), count_tiles(sizes, FORM), gl.num_programs(0)):
+        left, right = find_tile(tile, sizes, FORM)
+        for step in range(gl.cdiv(sizes[2], FORM.block_k)):
+            at = step * FORM.block_k
+            mbarrier.wait(emptied.index(slot), phase)
+            bar = filled.index(slot)
+            mbarrier.expect(bar, NUM_BYTES)
+            for part in gl.static_range(CONSUMERS):
+                place = left_ring.index(slot * CONSUMERS + part)
+                load_box(left_desc, place, left + part * ROWS, at, bar, FORM.left_is_k)
+            load_box(right_desc, right_ring.index(slot), right, at, bar, FORM.right_is_k)
+            slot, phase = next_slot(slot, phase, FORM)
+
+
+@gluon.jit
+def split_columns(acc):
+    """The left and the right half of a consumer's sums."""
+    return acc.reshape([acc.shape[0], 2, acc.shape[1] // 2]).permute((0, 2, 1)).split()
+
+
+@gluon.jit
+def store_part(acc, out_desc, place, left, right, sizes, epilogue, FORM: gl.constexpr):
+    """Finish a consumer's sums, whose first row and column are `left` and `right`, and start storing them."""
+    m, n, _ = sizes
+    HALVES: gl.constexpr = FORM.halves
+    COLUMNS: gl.constexpr = acc.shape[1] // HALVES
+    if HALVES == 2:
+        first, second = acc.reshape([ROWS, 2, COLUMNS]).permute((0, 2, 1)).split()
+    for half in gl.static_range(HALVES):
+        if HALVES == 1:
+            part = acc
+        elif half == 0:
+            part = first
+        else:
+            part = second
+        row = left
+        column = right + half * COLUMNS
+        if FORM.is_swapped:
+            part = part.permute((1, 0))
+            row, column = column, row
+        if not FORM.is_plain:
+            offs_m = row + gl.arange(0, part.shape[0])
+            offs_n = column + gl.arange(0, part.shape[1])
+            part = finish_as(part, offs_m, offs_n, m, n, epilogue, FORM.out_type)
+        # The store before this one must have read the place.
+        tma.store_wait(0)
+        place.store(part.to(FORM.out_type))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(out_desc, [row, column], place)
+
+
+@gluon.jit
+def multiply(out_desc, rings, barriers, place, sizes, epilogue, CONSUMER: gl.constexpr, FORM: gl.constexpr):
+    """A consumer, four warps: multiplies its 64 rows of each slot, empties the slot, and stores its part of the tile."""
+    left_ring, right_ring = rings
+    filled, emptied = barriers
+    COLUMNS: gl.constexpr = FORM.block_m if FORM.is_swapped else FORM.block_n
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0],
+        warps_per_cta=[4, 1],
+        instr_shape=[16, COLUMNS, 256 // left_ring.dtype.primitive_bitwidth],
+    )
+    zeros = gl.zeros([ROWS, COLUMNS], gl.float32, LAYOUT)
+    slot = 0
+    phase = 0
+    last = 0
+    for tile in range(gl.program_id(0), count_tiles(sizes, FORM), gl.num_programs(0)):
+        acc = zeros
+        for step in range(gl.cdiv(sizes[2], FORM.block_k)):
+            mbarrier.wait(filled.index(slot), phase)
+            left_tile = left_ring.index(slot * FORM.consumers + CONSUMER)
+            right_tile = right_ring.index(slot)
+            if not FORM.left_is_k:
+                left_tile = left_tile.permute((1, 0))
+            if FORM.right_is_k:
+                right_tile = right_tile.permute((1, 0))
+            if FORM.promotes:
+                sums = warpgroup_mma(left_tile, right_tile, zeros, use_acc=False, is_async=True)
+                sums = warpgroup_mma_wait(0, deps=(sums,))
+                mbarrier.arrive(emptied.index(slot))
+                acc += sums
+            else:
+                # One product stays in flight. The one before it has read its slot.
+                acc = warpgroup_mma(left_tile, right_tile, acc, is_async=True)
+                acc = warpgroup_mma_wait(1, deps=(acc,))
+                mbarrier.arrive(emptied.index(last), pred=step > 0)
+            last = slot
+            slot, phase = next_slot(slot, phase, FORM)
+        if not FORM.promotes:
+            acc = warpgroup_mma_wait(0, deps=(acc,))
+            mbarrier.arrive(emptied.index(last))
+        left, right = find_tile(tile, sizes, FORM)
+        store_part(acc, out_desc, place, left + CONSUMER * ROWS, right, sizes, epilogue, FORM)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def matmul_wgmma_kernel(
+    a_desc,
+    b_desc,
+    out_desc,
+    bias_ptr,
+    a_scale_ptr,
+    b_scale_ptr,
+    m,
+    n,
+    k,
+    bias_kind,
+    a_scale_step,
+    b_scale_step,
+    activation,
+    FORM: gl.constexpr,
+    OVERLAP: gl.constexpr,
+):
+    """One product of 16-bit or float8 operands, whose operands and output descriptors can describe.
+
+    Grid: programs, at most one for each multiprocessor. Each takes every `programs`-th tile. One warp loads steps of K
+    into a ring in shared memory, which goes on while a tile is stored. Each consumer multiplies 64 rows of the left
+    operand. Reads past the end give zero. Other arguments are those of `matmul_tma_kernel`.
+    """
+    if FORM.is_swapped:
+        left_desc = b_desc
+        right_desc = a_desc
+    else:
+        left_desc = a_desc
+        right_desc = b_desc
+    left_ring = allocate_boxes(left_desc, FORM.stages * FORM.consumers)
+    right_ring = allocate_boxes(right_desc, FORM.stages)
+    places = allocate_boxes(out_desc, FORM.consumers)
+    filled = gl.allocate_shared_memory(gl.int64, [FORM.stages, 1], mbarrier.MBarrierLayout())
+    emptied = gl.allocate_shared_memory(gl.int64, [FORM.stages, 1], mbarrier.MBarrierLayout())
+    STAGES: gl.constexpr = FORM.stages
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(filled.index(stage), count=1)
+        mbarrier.init(emptied.index(stage), count=FORM.consumers)
+    await_previous(OVERLAP)
+    rings = (left_ring, right_ring)
+    barriers = (filled, emptied)
+    sizes = (m, n, k)
+    epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation)
+    if FORM.consumers == 1:
+        gl.warp_specialize(
+            [
+                (multiply, (out_desc, rings, barriers, places.index(0), sizes, epilogue, 0, FORM)),
+                (load, (left_desc, right_desc, rings, barriers, sizes, FORM)),
+            ],
+            [1],
+            [LOADER_REGISTERS],
+        )
+    elif FORM.consumers == 2:
+        gl.warp_specialize(
+            [
+                (multiply, (out_desc, rings, barriers, places.index(0), sizes, epilogue, 0, FORM)),
+                (multiply, (out_desc, rings, barriers, places.index(1), sizes, epilogue, 1, FORM)),
+                (load, (left_desc, right_desc, rings, barriers, sizes, FORM)),
+            ],
+            [4, 1],
+            [FORM.registers, LOADER_REGISTERS],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (multiply, (out_desc, rings, barriers, places.index(0), sizes, epilogue, 0, FORM)),
+                (multiply, (out_desc, rings, barriers, places.index(1), sizes, epilogue, 1, FORM)),
+                (multiply, (out_desc, rings, barriers, places.index(2), sizes, epilogue, 2, FORM)),
+                (load, (left_desc, right_desc, rings, barriers, sizes, FORM)),
+            ],
+            [4, 4, 1],
+            [FORM.registers, FORM.registers, LOADER_REGISTERS],
+        )

@@ -1,0 +1,81 @@
+"""Every tile of the kernel for Hopper on a GPU, over sizes that fill it and sizes that do not, against the fp64 oracle."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+from tilewire.kernels.autotune.testing import matmul_bound, poisoned
+from tilewire.kernels.build.operands import random_operand
+from tilewire.kernels.matmul.configs import OUT_DTYPES, Problem
+from tilewire.kernels.matmul.members import has_wgmma, is_possible, tiles_for, whole_of
+from tilewire.kernels.matmul.plan import Epilogue, prepare
+from tilewire.kernels.matmul.reference import matmul_reference
+from tilewire.kernels.runtime.targets import current
+
+TARGET = current(0)
+SHOWN = [
+    Problem(512, 512, 512, 1, dtype, OUT_DTYPES[dtype][0], b_major="k", precision=precision)
+    for dtype, precision in (
+        ("float16", "ieee"),
+        ("bfloat16", "ieee"),
+        ("float8_e4m3fn", "ieee"),
+        ("float8_e5m2", "ieee"),
+        ("float8_e4m3fn", "fast"),
+    )
+]
+if not has_wgmma(SHOWN[0], TARGET):
+    pytest.skip("needs a Hopper GPU", allow_module_level=True)
+
+# Fewer rows than a tile has, several turns of each program, one step of K, fewer steps than stages, and many.
+SIZES = ((1, 8, 16), (65, 200, 48), (130, 264, 528), (257, 1000, 144), (300, 3000, 64), (1500, 6008, 400))
+CASES = [
+    pytest.param(problem, tile.config, id=f"{problem.dtype} {problem.precision} {tile.config}")
+    for problem in SHOWN
+    for tile in tiles_for(problem, TARGET)
+    if tile.config.kernel == "wgmma"
+]
+
+
+@pytest.fixture
+def generator():
+    return torch.Generator("cuda").manual_seed(20261123)
+
+
+@pytest.mark.parametrize(("shown", "config"), CASES)
+def test_every_tile_is_right(shown, config, generator):
+    assert whole_of(config) == config
+    dtype, out_dtype = getattr(torch, shown.dtype), getattr(torch, shown.out_dtype)
+    for m, n, k in SIZES:
+        for a_major, b_major in (("k", "k"), ("k", "n"), ("m", "n"), ("m", "k")):
+            problem = replace(shown, m=m, n=n, k=k, a_major=a_major, b_major=b_major)
+            if (a_major == "m" and m % 8) or not is_possible(problem, config, TARGET, is_plain=False):
+                continue
+            a = random_operand((m, k) if a_major == "k" else (k, m), dtype, generator)
+            b = random_operand((k, n) if b_major == "n" else (n, k), dtype, generator)
+            a, b = a if a_major == "k" else a.mT, b if b_major == "n" else b.mT
+            bias = torch.randn(n, device="cuda", generator=generator)
+            a_scale = torch.rand(m, device="cuda", generator=generator) + 0.5
+            b_scale = torch.rand(1, device="cuda", generator=generator) + 0.5
+            for epilogue in (Epilogue(), Epilogue(bias, a_scale, b_scale, "gelu")):
+                out = poisoned((m, n), out_dtype, "cuda")
+                launch = prepare(a, b, out, epilogue, shown.precision, config)
+                assert launch.is_bound
+                launch(a, b, out, epilogue.bias, epilogue.a_scale, epilogue.b_scale)
+                again = poisoned((m, n), out_dtype, "cuda")
+                launch(a, b, again, epilogue.bias, epilogue.a_scale, epilogue.b_scale)
+                named = {"bias": epilogue.bias, "a_scale": epilogue.a_scale, "b_scale": epilogue.b_scale}
+                expected = matmul_reference(a, b, **named, activation=epilogue.activation)
+                scales = 1.0 if epilogue.a_scale is None else 2.25
+                # Fast sums keep some 13 bits: no better than products of tf32.
+                arithmetic = "tf32" if shown.precision == "fast" else shown.dtype
+                bound = matmul_bound(a.double() * scales, b.double(), expected, out_dtype, arithmetic)
+                if epilogue.bias is not None:
+                    # gelu is at most 1.13 times as steep as its argument, and rounds in float32.
+                    bound = 1.2 * bound + (bias.double().abs() + expected.abs()) * 2.0**-18
+                error = (out.double() - expected).abs()
+                assert (error <= bound).all(), f"{m}x{n}x{k} {a_major}{b_major}: {(error - bound).max()} over"
+                assert torch.equal(out, again)
