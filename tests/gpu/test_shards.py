@@ -30,14 +30,19 @@ two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU"
 
 MIB = 2**20
 QUOTA = 256 * MIB
+LARGEST_BODY = 2**33
+FLAGS = ("--device", "cuda:0,1", "--gateways", "1", "--no-spare-engine")
+FLAGS += ("--max-body-bytes", f"{LARGEST_BODY}", "--arena-bytes", f"{2 * LARGEST_BODY}")
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int8": np.int8}
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tilewire.Client]:
-    flags = ("--device", "cuda:0,1", "--gateways", "1", "--no-spare-engine", "--resident-bytes", f"{QUOTA}")
     path: Path = tmp_path_factory.mktemp("shards") / "log"
-    with serving(path, *flags) as server, tilewire.Client(server.url, timeout=300) as client:
+    with (
+        serving(path, *FLAGS, "--resident-bytes", f"{QUOTA}") as server,
+        tilewire.Client(server.url, timeout=300) as client,
+    ):
         yield client
 
 
@@ -99,8 +104,10 @@ def test_one_and_a_half_quotas_are_one_tensor(client: tilewire.Client) -> None:
 def test_a_product_bound_by_memory_takes_little_more_than_half_the_time(tmp_path: Path) -> None:
     """The issue's figure: at most 0.6 of one device."""
     k, n = 16384, 131072
-    flags = ("--device", "cuda:0,1", "--gateways", "1", "--no-spare-engine", "--resident-bytes", f"{2**34}")
-    with serving(tmp_path / "log", *flags) as server, tilewire.Client(server.url, timeout=300) as client:
+    with (
+        serving(tmp_path / "log", *FLAGS, "--resident-bytes", f"{2**34}") as server,
+        tilewire.Client(server.url, timeout=300) as client,
+    ):
         b = np.zeros((k, n), ml_dtypes.bfloat16)
         a = np.ones((1, k), ml_dtypes.bfloat16)
         single = client.put("one", b, placement="single")
