@@ -9,8 +9,8 @@ import triton.language as tl
 from triton.experimental.gluon.language import NVMMASharedLayout
 
 from tilewire.kernels.matmul.configs import CONSUMER_ROWS, Config, Specialization, resolve_precision
+from tilewire.kernels.matmul.hopper.kernel import Form, matmul_wgmma_kernel
 from tilewire.kernels.matmul.kernel import matmul_kernel, matmul_tma_kernel, matmul_vector_kernel
-from tilewire.kernels.matmul.wgmma import Form, matmul_wgmma_kernel
 from tilewire.kernels.runtime.binaries import binary
 from tilewire.kernels.runtime.kinds import ITEM_BYTES, descriptor, pointer
 from tilewire.kernels.runtime.launch import Variant

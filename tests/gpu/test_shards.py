@@ -31,8 +31,10 @@ two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU"
 MIB = 2**20
 QUOTA = 256 * MIB
 LARGEST_BODY = 2**33
-FLAGS = ("--device", "cuda:0,1", "--gateways", "1", "--no-spare-engine")
-FLAGS += ("--max-body-bytes", f"{LARGEST_BODY}", "--arena-bytes", f"{2 * LARGEST_BODY}")
+FLAGS = (
+    *("--device", "cuda:0,1", "--gateways", "1", "--no-spare-engine"),
+    *("--max-body-bytes", f"{LARGEST_BODY}", "--arena-bytes", f"{2 * LARGEST_BODY}"),
+)
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int8": np.int8}
 
 
