@@ -107,12 +107,16 @@ def parse_target(text: str) -> Target:
     raise ValueError(f"target: {text!r} is not one of {known}")
 
 
-def precompile(target: Target, *, num_workers: int = 0, on_progress: Progress | None = None) -> Compiled:
+def precompile(
+    target: Target, *, num_workers: int = 0, begin: float = 0.0, on_progress: Progress | None = None
+) -> Compiled:
     """Compile every variant of `target` that the cache (`TRITON_CACHE_DIR`) lacks, and mark the set as complete.
 
     Args:
         target: need not be present.
         num_workers: processes; 0 for one on each core that this process may use.
+        begin: place in the list to begin at, from 0 to 1. Engines that start at a time with the same cache share the work
+            where each has its own: what one has compiled the other finds.
         on_progress: called with (done, total), now and then.
 
     Raises:
@@ -123,14 +127,11 @@ def precompile(target: Target, *, num_workers: int = 0, on_progress: Progress | 
     failures: list[str] = []
     compiled: Counter[str] = Counter()
     images: dict[int, Image] = {}
-    # Spread out, so that the slow ones, which are neighbours, do not meet in one worker. Few at a time, so that none is
-    # left with many when the others are done.
-    parts = workers * PARTS_OF_WORKER
-    waiting = [list(range(total))[first::parts] for first in range(parts)]
+    waiting = deal_out(total, workers * PARTS_OF_WORKER, begin)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     with fork_server(), ProcessPoolExecutor(workers, mp_context=context, initializer=end_with_parent) as pool:
-        pending: set[Future[Part]] = {pool.submit(_compile_some, target, part) for part in waiting if part}
+        pending: set[Future[Part]] = {pool.submit(_compile_some, target, part) for part in waiting}
         sizes = len(pending)
         try:
             while pending:
@@ -154,6 +155,15 @@ def precompile(target: Target, *, num_workers: int = 0, on_progress: Progress | 
         raise CompileError("\n".join(failures))
     _mark(target, [images[number] for number in range(total)])
     return Compiled(total, compiled, Path(knobs.cache.dir))
+
+
+def deal_out(total: int, num_parts: int, begin: float) -> list[list[int]]:
+    """The numbers below `total` in parts, in the order in which they are compiled."""
+    # Spread out, so that the slow ones, which are neighbours, do not meet in one worker. Few at a time, so that none is
+    # left with many when the others are done.
+    parts = [part for first in range(num_parts) if (part := list(range(first, total, num_parts)))]
+    place = int(begin * len(parts))
+    return parts[place:] + parts[:place]
 
 
 def images_of(target: Target) -> dict[Variant, Image] | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tilewire.kernels.build.precompile import parse_target
+from tilewire.kernels.build.precompile import deal_out, parse_target
 from tilewire.kernels.runtime.targets import KNOWN
 
 ROOT = Path(__file__).parents[2]
@@ -94,3 +94,11 @@ print(json.dumps([fingerprint(KNOWN[name]) for name in ("nvidia_h100", "nvidia_b
 """
     ((first, other, again),), _ = run(code, tmp_path)
     assert first == again != other
+
+
+@pytest.mark.parametrize("total", [1, 7, 2285])
+@pytest.mark.parametrize("begin", [0.0, 0.25, 0.5, 0.875])
+def test_engines_begin_at_places_of_their_own_and_compile_everything(total, begin):
+    parts, first = deal_out(total, 64, begin), deal_out(total, 64, 0.0)
+    assert sorted(number for part in parts for number in part) == list(range(total))
+    assert parts[0] == first[int(begin * len(first))]

@@ -96,7 +96,8 @@ class DeviceKernels:
         """In processes of their own, on all cores, unless the cache says that it has everything."""
         if images_of(self.target) is not None:
             return
-        done = precompile(self.target, on_progress=partial(report, "compile"))
+        begin = (self._device.index or 0) / torch.cuda.device_count()
+        done = precompile(self.target, begin=begin, on_progress=partial(report, "compile"))
         for op in done.compiled.elements():
             on_each(op)
 
