@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tilewire.kernels.add.configs import Problem as AddProblem
 from tilewire.kernels.add.configs import choose as choose_add
-from tilewire.kernels.matmul.configs import OUT_DTYPES, Problem, resolve_precision
+from tilewire.kernels.matmul.configs import CONSUMER_ROWS, OUT_DTYPES, Problem, resolve_precision
 from tilewire.kernels.matmul.members import is_supported
 from tilewire.kernels.matmul.select import select as choose
 from tilewire.kernels.runtime.kinds import ITEM_BYTES
@@ -43,7 +43,11 @@ def is_power_of_two(number):
 def test_matmul_blocks_fit_the_device(problem, target):
     assume(is_supported(problem.dtype, target))
     config = choose(problem, target)
-    assert all(map(is_power_of_two, (config.block_m, config.block_n, config.block_k, config.num_warps)))
+    blocks = [config.block_m, config.block_n, config.block_k, config.num_warps]
+    if config.kernel == "wgmma":
+        # One group of four warps for each 64 of what they split; Triton's blocks are the boxes.
+        assert blocks.pop(1 if config.is_swapped else 0) == CONSUMER_ROWS * blocks.pop() // 4
+    assert all(map(is_power_of_two, blocks))
     held = config.num_stages if target.backend == "cuda" else config.num_stages - 1
     stage = (config.block_m + config.block_n) * config.block_k * ITEM_BYTES[problem.dtype]
     assert held * stage <= target.shared_bytes
