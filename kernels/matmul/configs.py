@@ -22,6 +22,8 @@ OUT_DTYPES = {
     "float8_e4m3fn": ("bfloat16", "float16", "float32"),
     "float8_e5m2": ("bfloat16", "float16", "float32"),
 }
+# Kernels that read their operands through descriptors, box by box.
+BOX_KERNELS = frozenset({"tma", "wgmma"})
 # Rows (swapped: columns) of a tile that one consumer of the kernel for Hopper multiplies.
 CONSUMER_ROWS = 64
 # How the steps of scales are passed to the kernels; see `kernels.matmul.epilogue`.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewire.kernels.matmul.configs import (
+    BOX_KERNELS,
     OUT_DTYPES,
     Config,
     Problem,
@@ -353,7 +354,7 @@ def is_sensible(problem: Problem, config: Config, target: Target) -> bool:
 
 def can_copy(problem: Problem, kernel: str) -> bool:
     """Whether copying operands first makes a difference to `kernel` that may pay."""
-    meant = {"pointer"} if arithmetic_of(problem) == "ieee" else {"tma", "wgmma"}
+    meant = {"pointer"} if arithmetic_of(problem) == "ieee" else BOX_KERNELS
     if not (kernel in meant and problem.is_copyable and any(copied_operands(problem, kernel))):
         return False
     elements = problem.batch * problem.k * (problem.m + problem.n)

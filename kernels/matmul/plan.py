@@ -10,6 +10,7 @@ import torch
 from tilewire.kernels.copy.operands import Copied, launch_of
 from tilewire.kernels.matmul.configs import (
     ACTIVATIONS,
+    BOX_KERNELS,
     SCALE_STEPS,
     Config,
     EpilogueSpec,
@@ -57,7 +58,7 @@ def _pipeline(view: View, problem: Problem, config: Config, spec: EpilogueSpec, 
     view, copies = _copies(view, problem, config)
     read = as_read(problem, config)
     specialization = specialization_of(problem, config, is_plain=spec.is_plain)
-    if config.kernel in {"tma", "wgmma"}:
+    if config.kernel in BOX_KERNELS:
         values = _descriptor_values(view, read, config, specialization)
     else:
         values = _pointer_values(view, specialization)

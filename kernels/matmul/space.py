@@ -11,7 +11,15 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tilewire.kernels.matmul.configs import CONSUMER_ROWS, OUT_DTYPES, Config, Problem, as_read, is_read_in_pieces
+from tilewire.kernels.matmul.configs import (
+    BOX_KERNELS,
+    CONSUMER_ROWS,
+    OUT_DTYPES,
+    Config,
+    Problem,
+    as_read,
+    is_read_in_pieces,
+)
 from tilewire.kernels.matmul.members import (
     MODEL,
     SCALAR,
@@ -36,8 +44,8 @@ from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target
 
-# The kernel for Hopper: consumers of 64 rows each, and columns of a tile; swapped, the other way round.
-_CONSUMERS = (1, 2, 3)
+# The kernel for Hopper: rows of a tile, 64 for each consumer, and its columns; swapped, the other way round.
+_SPLIT_ROWS = (64, 128, 192)
 _COLUMNS = (16, 32, 64, 128, 256)
 # Rows and columns of a tile, for products of many rows.
 _TILES = ((128, 256), (256, 128), (128, 128), (64, 256), (256, 64), (64, 128), (128, 64), (64, 64), (64, 32), (128, 32))
@@ -75,7 +83,7 @@ def space(shape: MatmulShape, target: Target) -> Iterator[Config]:
         whole = replace(config, split_k=split_k, is_copied=is_copied)
         is_wasteful = config.block_m > 64 and config.block_m >= 2 * problem.m
         is_unstored = config.kernel == "tma" and config.is_persistent and not stores_boxes(problem, whole)
-        is_unread = config.kernel in {"tma", "wgmma"} and not has_descriptors(as_read(problem, whole), target)
+        is_unread = config.kernel in BOX_KERNELS and not has_descriptors(as_read(problem, whole), target)
         if is_sensible(problem, whole, target) and not (is_wasteful or is_unstored or is_unread):
             yield whole
 
@@ -130,23 +138,22 @@ def _wgmma(arithmetic: str, dtype: str, target: Target) -> tuple[Config, ...]:
     """The kernel for Hopper, with as many stages as fit."""
     found = []
     item_bytes, out_bytes = ITEM_BYTES[dtype], ITEM_BYTES[OUT_DTYPES[dtype][0]]
-    for consumers, columns, is_swapped, k_bytes in itertools.product(_CONSUMERS, _COLUMNS, (False, True), (128, 256)):
-        rows = consumers * CONSUMER_ROWS
+    for rows, columns, is_swapped, k_bytes in itertools.product(_SPLIT_ROWS, _COLUMNS, (False, True), (128, 256)):
         # A square tile is the same either way. Narrow tiles are for few rows or columns, and so are long steps.
         is_double = is_swapped and rows == columns
-        is_narrow = not is_swapped and (
-            columns < _COLUMNS[1] or (columns < CONSUMER_ROWS and consumers > _CONSUMERS[1])
-        )
-        is_coarse = k_bytes > 128 and columns >= CONSUMER_ROWS
+        is_narrow = not is_swapped and columns < (32 if rows <= 128 else 64)
+        is_coarse = k_bytes > 128 and columns >= 64
         # Sums of 256 columns leave no registers for those of a step, nor for a third consumer's.
-        is_full = columns == _COLUMNS[-1] and (consumers == _CONSUMERS[-1] or arithmetic == "float8")
+        is_full = columns == 256 and (rows == 192 or arithmetic == "float8")
         if is_double or is_narrow or is_coarse or is_full:
             continue
         halves = 2 if rows * columns > 128 * 128 else 1
         store_bytes = rows * columns * out_bytes // halves
         for num_stages, _ in _stages((rows + columns) * k_bytes, store_bytes, (1,), _MAX_FEW_STAGES, target)[:1]:
             blocks = (columns, rows) if is_swapped else (rows, columns)
-            config = Config("wgmma", *blocks, k_bytes // item_bytes, num_warps=4 * consumers, num_stages=num_stages)
+            config = Config(
+                "wgmma", *blocks, k_bytes // item_bytes, num_warps=4 * (rows // CONSUMER_ROWS), num_stages=num_stages
+            )
             found.append(replace(config, is_persistent=True, is_swapped=is_swapped, halves=halves))
     return tuple(found)
 

@@ -16,7 +16,7 @@ from tilewire.kernels.runtime.kinds import ITEM_BYTES, descriptor, pointer
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target
 
-# Of the kernel for Hopper: warps and rows of one consumer, and its registers, by the number of consumers.
+# Warps of one consumer of the kernel for Hopper, and registers of its threads by the number of consumers.
 _CONSUMER_WARPS = 4
 _CONSUMER_REGISTERS = {1: 240, 2: 240, 3: 160}
 
@@ -111,16 +111,14 @@ def _boxed(dtype: str, box: tuple[int, ...]) -> str:
 def box_shapes(specialization: Specialization, config: Config) -> dict[str, tuple[int, ...]]:
     """Returns the block that one load or store of each descriptor moves."""
     m, n, k = config.block_m, config.block_n, config.block_k
+    is_by_columns = config.kernel == "wgmma" and config.is_swapped
     if config.kernel == "wgmma":
         # Each consumer's rows are a box of their own, which need not be a power of two together.
-        m, n = (m, CONSUMER_ROWS) if config.is_swapped else (CONSUMER_ROWS, n)
-        out = (m // config.halves, n) if config.is_swapped else (m, n // config.halves)
-    else:
-        out = (m, n // config.halves)
+        m, n = (m, CONSUMER_ROWS) if is_by_columns else (CONSUMER_ROWS, n)
     boxes = {
         "a": (m, k) if specialization.a_major == "k" else (k, m),
         "b": (k, n) if specialization.b_major == "n" else (n, k),
-        "out": out,
+        "out": (m // config.halves, n) if is_by_columns else (m, n // config.halves),
     }
     return {name: (1, *box) if specialization.is_batched else box for name, box in boxes.items()}
 

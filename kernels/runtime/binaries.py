@@ -25,7 +25,7 @@ def binary(
     """Puts a binary together: sizes are int32, strides int64, scratch orders, keys and indices have fixed types.
 
     Args:
-        kernel: The `@triton.jit` function.
+        kernel: The `@triton.jit` or `@gluon.jit` function.
         types: Types of its other arguments, by name.
         constants: Values by name; those that the kernel does not take are left out.
         num_warps: Warps of a program.

@@ -47,7 +47,7 @@ class Variant:
         options: (name, value) for the compiler: `num_warps`, `num_stages`, on HIP `waves_per_eu` and others.
     """
 
-    # Triton's own hash is of the source, which takes milliseconds; types and constants tell kernels apart.
+    # Triton hashes a kernel by its source, which takes milliseconds and fails where other functions are interpreted.
     kernel: Any = field(hash=False)
     signature: tuple[tuple[str, str], ...]
     constants: tuple[tuple[str, Any], ...]

@@ -6,7 +6,7 @@ Written in Gluon, Triton's lower level, whose matrix instructions (wgmma) run wh
 loads of the next tile, the product of this one and the stores of the last run at a time.
 
 The operand whose rows are split among consumers is called left, the other right. Left is `a`, or `b` where
-`is_swapped`: then the tile is computed transposed, which gives tiles 64, 128 or 192 columns wide.
+`is_swapped`: then the tile is computed transposed, and its columns, not its rows, are 64, 128 or 192.
 """
 
 from dataclasses import astuple, dataclass
@@ -22,12 +22,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from tilewire.kernels.matmul.configs import CONSUMER_ROWS
 from tilewire.kernels.matmul.epilogue import finish_as
 from tilewire.kernels.matmul.kernel import tile_coordinates
 from tilewire.kernels.runtime.pdl import await_previous
 
 # Rows of the left operand that a consumer multiplies: those of one matrix instruction.
-ROWS = gl.constexpr(64)
+ROWS = gl.constexpr(CONSUMER_ROWS)
 # Registers of a thread of the warps that load.
 LOADER_REGISTERS = gl.constexpr(32)
 
@@ -151,9 +152,8 @@ def store_part(acc, out_desc, place, left, right, sizes, epilogue, FORM: gl.cons
     """Finish a consumer's sums, whose first row and column are `left` and `right`, and start storing them."""
     m, n, _ = sizes
     HALVES: gl.constexpr = FORM.halves
-    COLUMNS: gl.constexpr = acc.shape[1] // HALVES
     if HALVES == 2:
-        first, second = acc.reshape([ROWS, 2, COLUMNS]).permute((0, 2, 1)).split()
+        first, second = split_columns(acc)
     for half in gl.static_range(HALVES):
         if HALVES == 1:
             part = acc
@@ -162,7 +162,7 @@ def store_part(acc, out_desc, place, left, right, sizes, epilogue, FORM: gl.cons
         else:
             part = second
         row = left
-        column = right + half * COLUMNS
+        column = right + half * (acc.shape[1] // HALVES)
         if FORM.is_swapped:
             part = part.permute((1, 0))
             row, column = column, row

@@ -158,15 +158,6 @@ class StoreFolder:
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────
 
-    def last(self, name: str) -> StoredVersion | None:
-        """Describes the last version of a name; None without any.
-
-        Raises:
-            Unavailable: The folder cannot be read, or the file is damaged.
-        """
-        with _as_unavailable(name), self._open_last(name) as opened:
-            return None if opened is None else opened[1].stored
-
     def load(self, name: str, have: int, make_room: Callable[[StoredVersion], int]) -> tuple[StoredVersion | None, int]:
         """Reads the last version of a name.
 

@@ -74,7 +74,7 @@ def entries(path: Path, name: str) -> list[str]:
 
 
 def test_what_was_written_is_read(folder: StoreFolder, source: int, tmp_path: Path) -> None:
-    assert folder.last(W) is None
+    assert load(folder, W)[0] is None
     written = folder.write(W, KIND, "single", source)
     assert not written.replaced
     assert written.is_last
@@ -99,7 +99,7 @@ def test_versions_of_a_name_follow_one_another_and_begin_with_the_time(tmp_path:
     assert deleted is not None
     assert deleted.version == 10**9 + 3
     assert folder.delete(W) is None
-    last = folder.last(W)
+    last = load(folder, W)[0]
     assert last is not None
     assert last.type is None
     again = folder.write(W, KIND, None, source)
@@ -110,8 +110,8 @@ def test_versions_of_a_name_follow_one_another_and_begin_with_the_time(tmp_path:
 def test_every_name_has_its_own_files(folder: StoreFolder, source: int, name: str, tmp_path: Path) -> None:
     folder.write(name, KIND, None, source)
     for other in ("b", "..x", "x" * 254, "/".join("yz" * 63), "program"):
-        assert folder.last(other) is None
-    stored = folder.last(name)
+        assert load(folder, other)[0] is None
+    stored = load(folder, name)[0]
     assert stored is not None
     assert stored.type == KIND
     assert len(os.fsencode(f"{stem_of(name)}@{MAX_VERSION}.safetensors")) <= 255
@@ -185,11 +185,11 @@ def test_a_damaged_file_is_refused_by_name(
     place = tmp_path / f"{bucket_of(W):02x}" / f"{stem_of(W)}@{version + 1}.safetensors"
     place.write_bytes(content)
     with pytest.raises(Damaged, match=words):
-        folder.last(W)
+        load(folder, W)[0]
     # Whoever writes the name again mends it.
     written = folder.write(W, KIND, None, source)
     assert written.version == version + 2
-    stored = folder.last(W)
+    stored = load(folder, W)[0]
     assert stored is not None
     assert stored.version == version + 2
 
@@ -262,7 +262,6 @@ def test_a_folder_that_is_gone_is_unavailable(tmp_path: Path, source: int) -> No
     # As the place where a filesystem is mounted is an empty folder while it is not.
     path.mkdir()
     for call in (
-        lambda: folder.last(W),
         lambda: load(folder, W),
         lambda: folder.write(W, KIND, None, source),
         lambda: folder.delete(W),
@@ -273,7 +272,7 @@ def test_a_folder_that_is_gone_is_unavailable(tmp_path: Path, source: int) -> No
     with pytest.raises(FileNotFoundError):
         folder.create()
     aside.rename(path)
-    assert folder.last(W) is None
+    assert load(folder, W)[0] is None
 
 
 def test_a_folder_without_room_is_full_and_nothing_is_left(folder: StoreFolder, tmp_path: Path) -> None:
@@ -289,5 +288,5 @@ def test_a_folder_without_room_is_full_and_nothing_is_left(folder: StoreFolder, 
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         os.close(fd)
-    assert folder.last(W) is None
+    assert load(folder, W)[0] is None
     assert entries(tmp_path, W) == []
