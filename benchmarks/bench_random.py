@@ -1,6 +1,7 @@
 """What dispatch gives shapes that nobody tuned for, beside what others give them.
 
-`python -m benchmarks.bench_random [--seed SEED] [--scale 1.0] [--seconds 400] [--ops matmul,softmax] [--out FOLDER]`
+`python -m benchmarks.bench_random [--seed SEED] [--scale 1.0] [--seconds 400] [--ops matmul,softmax]
+[--groups ieee,tf32] [--out FOLDER]`
 
 Random shapes of every group (`KernelOp.groups`): log-uniform sizes, layers of language models, unaligned operands, each
 dtype. Dispatch's choice, every other member of the catalogue and PyTorch run interleaved, from CUDA graphs, on operand sets
@@ -37,12 +38,13 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of shapes")
     parser.add_argument("--seconds", type=float, default=400.0, help="for compiling and measuring together")
     parser.add_argument("--ops", default=",".join(op.name for op in measured_ops() if op.tuning is not None))
+    parser.add_argument("--groups", default="", help="only these groups of shapes")
     parser.add_argument("--out", type=Path, default=Path("random-measured"), help="folder for measurements and results")
     arguments = parser.parse_args(argv)
     if not torch.cuda.is_available():
         sys.stderr.write("bench random: needs a GPU\n")
         return 1
-    options = [f"--{name}={getattr(arguments, name)}" for name in ("seed", "scale", "seconds", "ops", "out")]
+    options = [f"--{name}={getattr(arguments, name)}" for name in ("seed", "scale", "seconds", "ops", "groups", "out")]
     status = collect.main([*options, "--catalogue"])
     if status:
         return status

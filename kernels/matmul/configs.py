@@ -111,13 +111,13 @@ class Specialization:
     """Everything beside its configuration that a binary depends on. `members.members` lists them.
 
     Attributes:
-        kernel: `pointer`, `tma`, `wgmma` or `vector`.
+        kernel: `pointer`, `tma`, `wgmma`, `fma` or `vector`.
         dtype: of the inputs.
         precision: how float32 inputs are multiplied.
         a_major: as in `Problem`; `any` for both operands when it is for one.
         b_major: as in `Problem`.
         store: `tma` (through a descriptor; `wgmma` has no other), `vec16` (rows start at multiples of 16 bytes) or `scalar`.
-        out_dtype: of the output (`tma`, `wgmma`); empty where it is passed at run time (`pointer`).
+        out_dtype: of the output (`tma`, `wgmma`); empty where it is passed at run time (the others).
         is_batched: whether descriptors have a batch dimension (`tma`).
         is_plain: whether nothing follows the product (a constant only where the store is `tma`).
     """
@@ -139,7 +139,8 @@ class Config:
 
     Attributes:
         kernel: `pointer` (anything), `tma` (descriptors; rows start at multiples of 16 bytes), `wgmma` (the same on Hopper,
-            with loads, products and stores on warps of their own) or `vector` (up to four rows, without the matrix unit).
+            with loads, products and stores on warps of their own), `fma` (float32 on NVIDIA's scalar units; rows or columns
+            start at multiples of 16 bytes) or `vector` (up to four rows, without the matrix unit).
         block_m: rows of a tile.
         block_n: columns of a tile.
         block_k: length of K in one step.
@@ -224,14 +225,14 @@ def as_read(problem: Problem, config: Config) -> Problem:
 def _rows_for(problem: Problem, kernel: str) -> tuple[str, str]:
     """The contiguous dimensions of both operands that `kernel` reads fast."""
     # An `a` that is copied anyway, or with output rows that start anywhere, gets the layout that most tiles are built for.
-    is_as_it_is = problem.is_padded_a and (problem.is_aligned_out or kernel == "pointer")
+    is_as_it_is = problem.is_padded_a and (problem.is_aligned_out or kernel in ("pointer", "fma"))
     a_major = problem.a_major if is_as_it_is else "k"
     b_major = "n" if problem.b_major == "any" else problem.b_major
     if kernel == "pointer":
-        # Scalar units read columns of `b` from shared memory: along K each would come from the same bank.
+        # Its scalar units read columns of `b` from shared memory: along K each would come from the same bank.
         return a_major, "n"
-    is_half = ITEM_BYTES[problem.dtype] == 2
-    return (a_major, b_major) if is_half else ("k", "k")
+    is_any = kernel == "fma" or ITEM_BYTES[problem.dtype] == 2
+    return (a_major, b_major) if is_any else ("k", "k")
 
 
 def is_read_in_pieces(problem: Problem) -> bool:

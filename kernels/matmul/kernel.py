@@ -52,8 +52,10 @@ def load_part(first, within, part, splits):
 
 
 @triton.jit
-def combine_splits(acc, partial_ptr, count_ptr, tile):
+def combine_splits(acc, within, partial_ptr, count_ptr, tile):
     """Sum the partial products of one output tile in the program that arrives last of the grid's second axis.
+
+    `within` numbers the elements of a tile.
 
     Each program stores its `acc`, then counts itself. The one that counts all adds the parts up in the order of their
     numbers, so the result does not depend on who was last. It puts the counter back to 0 for the next launch. Returns
@@ -62,7 +64,6 @@ def combine_splits(acc, partial_ptr, count_ptr, tile):
     """
     SIZE: tl.constexpr = acc.shape[0] * acc.shape[1]
     splits = tl.num_programs(1)
-    within = tl.arange(0, acc.shape[0])[:, None] * acc.shape[1] + tl.arange(0, acc.shape[1])[None, :]
     first = partial_ptr + tl.cast(tile, tl.int64) * splits * SIZE
     tl.store(first + tl.program_id(1) * SIZE + within, acc)
     # Every thread's part must be visible before one thread announces the whole.
@@ -211,7 +212,8 @@ def matmul_kernel(
 
     is_last = tl.num_programs(1) == 1
     if not is_last:
-        acc, is_last = combine_splits(acc, partial_ptr, count_ptr, pid)
+        within = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        acc, is_last = combine_splits(acc, within, partial_ptr, count_ptr, pid)
     epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation)
     mine = tl.where(is_last, m, 0)
     first = outer * stride_oz + inner * stride_oy
@@ -347,7 +349,8 @@ def matmul_tma_kernel(
         else:
             is_last = tl.num_programs(1) == 1
             if not is_last:
-                acc, is_last = combine_splits(acc, partial_ptr, count_ptr, tile)
+                within = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+                acc, is_last = combine_splits(acc, within, partial_ptr, count_ptr, tile)
             offs_n = column + tl.arange(0, BLOCK_N)
             out = finish_as(acc, offs_m, offs_n, m, n, epilogue, OUT_TYPE)
             first = tl.cast(entry, tl.int64) * stride_oz
@@ -467,7 +470,8 @@ def matmul_vector_kernel(
         acc = tl.where((offs_m == 3)[:, None], tl.sum(acc3, axis=ALONG)[None, :], acc)
     is_last = tl.num_programs(1) == 1
     if not is_last:
-        acc, is_last = combine_splits(acc, partial_ptr, count_ptr, pid)
+        within = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        acc, is_last = combine_splits(acc, within, partial_ptr, count_ptr, pid)
     epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation)
     mine = tl.where(is_last, m, 0)
     first = outer * stride_oz + inner * stride_oy

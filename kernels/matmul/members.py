@@ -60,7 +60,12 @@ MODEL = Model(
     Term("exchange", "µs at the memory's bandwidth for the parts of shared tiles", 0.7),
     Term("sum", "MB that the last program of a shared tile adds up", 8.0),
     Term("matrix", "µs at the full rate of one multiprocessor's matrix units", 1.25, is_overlapped=True),
-    Term("strided", "the same, for each operand that is not contiguous along K (a) or N (b)", 1.0, is_overlapped=True),
+    Term(
+        "strided",
+        "the same, for each operand that is not contiguous along K (a) or N (b); `fma`: for the share of both that is",
+        1.0,
+        is_overlapped=True,
+    ),
     Term("step", "steps of K that follow one another", 0.2, is_overlapped=True),
     Term("load", "µs at L2's bandwidth for what one multiprocessor loads", 1.0, is_overlapped=True),
     Term("memory", "µs at the memory's bandwidth, operands read once a group of tiles", 1.15, is_overlapped=True),
@@ -165,6 +170,9 @@ def specialization_of(problem: Problem, config: Config, *, is_plain: bool) -> Sp
         )
     if config.kernel == "vector":
         return Specialization("vector", problem.dtype, "ieee", "k", problem.b_major, "vec16")
+    if config.kernel == "fma":
+        store = "vec16" if problem.is_aligned_out else "scalar"
+        return Specialization("fma", problem.dtype, problem.precision, *majors, store)
     majors = ("any", "any") if "any" in majors else majors
     store = "vec16" if is_read_in_pieces(problem) else "scalar"
     return Specialization("pointer", problem.dtype, problem.precision, *majors, store)
@@ -219,6 +227,13 @@ def has_wgmma(problem: Problem, target: Target) -> bool:
     return is_hopper and is_known and is_described and has_descriptors(problem, target)
 
 
+def has_fma(problem: Problem, target: Target) -> bool:
+    """Whether the kernel for NVIDIA's scalar units can read `problem`."""
+    is_meant = target.backend == "cuda" and arithmetic_of(problem) == "ieee"
+    is_described = problem.is_padded_in or problem.is_aligned_in
+    return is_meant and is_described and "any" not in (problem.a_major, problem.b_major)
+
+
 def has_vectors(problem: Problem) -> bool:
     """Whether the kernel without the matrix unit can read `problem`."""
     return problem.m <= MAX_VECTOR_ROWS and problem.a_major == "k" and is_read_in_pieces(problem)
@@ -232,6 +247,7 @@ def members(target: Target) -> Iterator[tuple[Specialization, Config]]:
         for precision in precisions_of(dtype):
             shown = Problem(1, 1, 1, 1, dtype, OUT_DTYPES[dtype][0], precision=precision)
             yield from _pointer_members(shown, target)
+            yield from _fma_members(shown, target)
             yield from _interpreted_members(shown) if target.backend == "interpreter" else _tma_members(shown, target)
             yield from _wgmma_members(shown, target)
         yield from _vector_members(Problem(1, 1, 1, 1, dtype, OUT_DTYPES[dtype][0]), target)
@@ -267,6 +283,15 @@ def _pointer_members(shown: Problem, target: Target) -> Iterator[tuple[Specializ
         for tile in tiles_for(shown, target):
             if tile.config.kernel == "pointer" and tile.store in ("", store):
                 yield specialization, tile.config
+
+
+def _fma_members(shown: Problem, target: Target) -> Iterator[tuple[Specialization, Config]]:
+    for a_major, b_major, is_aligned_out in itertools.product("km", "nk", (True, False)):
+        problem = replace(shown, a_major=a_major, b_major=b_major, is_aligned_out=is_aligned_out)
+        for tile in tiles_for(problem, target) if has_fma(problem, target) else ():
+            is_offered = tile.all_layouts or is_main(problem)
+            if tile.config.kernel == "fma" and is_offered and (tile.store == "scalar") != is_aligned_out:
+                yield specialization_of(problem, tile.config, is_plain=True), tile.config
 
 
 def _vector_members(shown: Problem, target: Target) -> Iterator[tuple[Specialization, Config]]:
@@ -349,12 +374,14 @@ def is_sensible(problem: Problem, config: Config, target: Target) -> bool:
     read = as_read(problem, config)
     if config.kernel == "wgmma":
         return has_wgmma(read, target)
+    if config.kernel == "fma":
+        return has_fma(read, target)
     return config.kernel != "tma" or read.is_padded_in
 
 
 def can_copy(problem: Problem, kernel: str) -> bool:
     """Whether copying operands first makes a difference to `kernel` that may pay."""
-    meant = {"pointer"} if arithmetic_of(problem) == "ieee" else BOX_KERNELS
+    meant = {"pointer", "fma"} if arithmetic_of(problem) == "ieee" else BOX_KERNELS
     if not (kernel in meant and problem.is_copyable and any(copied_operands(problem, kernel))):
         return False
     elements = problem.batch * problem.k * (problem.m + problem.n)

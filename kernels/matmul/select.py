@@ -42,6 +42,8 @@ from tilewire.kernels.selection.tables import table_name
 
 # Past the fastest split of a tile, splits whose time is this many times it end the search.
 _PAST_BEST = 1.2
+# Bytes of memory that are loaded together.
+_RUN_BYTES = 128
 # Bytes of an operand that stay in L2 while others stream by.
 _L2_BYTES = 24e6
 # Sums of the unit tile of the term `store`.
@@ -134,8 +136,10 @@ def amounts_of(problem: Problem, config: Config, occupancy: int, target: Target,
     sm_rate = target.sm_flops_per_us(arithmetic_of(problem))
     matrix_us = 0.0 if config.kernel == "vector" else turns * steps * 2 * tile * config.block_k / sm_rate
     loaded = turns * steps * config.block_k * item_bytes
-    # Rows and columns past the end are not loaded.
-    loaded *= min(config.block_m, problem.m) + min(config.block_n, problem.n)
+    # Rows and columns past the end are not loaded. Short runs of memory are loaded with what is around them.
+    run_bytes = (config.block_k if problem.b_major == "k" else config.block_n) * item_bytes
+    around = max(1.0, _RUN_BYTES / run_bytes) if config.kernel == "vector" else 1.0
+    loaded *= min(config.block_m, problem.m) + around * min(config.block_n, problem.n)
     a_bytes, b_bytes = problem.m * problem.k * item_bytes, problem.k * problem.n * item_bytes
     # Each group of rows of tiles reads `b` anew where it does not stay in L2.
     again = cdiv(rows, config.group_m) if b_bytes > _L2_BYTES else 1
@@ -143,7 +147,10 @@ def amounts_of(problem: Problem, config: Config, occupancy: int, target: Target,
     stored = (
         turns * tile * (problem.m / (rows * config.block_m)) * (problem.n / (columns * config.block_n)) / _UNIT_TILE
     )
-    strided = (problem.a_major != "k") + (problem.b_major != "n")
+    strided: float = (problem.a_major != "k") + (problem.b_major != "n")
+    if config.kernel == "fma":
+        transposed = config.block_m * (problem.a_major == "k") + config.block_n * (problem.b_major == "k")
+        strided = transposed / (config.block_m + config.block_n)
     is_split = splits > 1
     return (
         2.0 if config.is_copied else 1.0,
@@ -219,7 +226,7 @@ def _predictions(problem: Problem, target: Target, *, is_plain: bool) -> Iterato
 
 
 # Any configuration of each kernel: what specialization a product is of depends on no more.
-_PROBES = {kernel: Config(kernel, 16, 16, 16) for kernel in ("pointer", "tma", "wgmma", "vector")}
+_PROBES = {kernel: Config(kernel, 16, 16, 16) for kernel in ("pointer", "tma", "wgmma", "fma", "vector")}
 
 
 def _representative(problem: Problem) -> Problem:

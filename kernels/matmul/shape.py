@@ -178,8 +178,8 @@ _LAYERS = (
 def _of(generator: random.Random, m: int, n: int, k: int, dtype: str = "", *, is_padded: bool = True) -> MatmulShape:
     """A product of these sizes in a random layout; bfloat16 where no dtype is named."""
     dtype, _, precision = (dtype or "bfloat16").partition(" ")
-    is_half = dtype in ("bfloat16", "float16")
-    majors = generator.choice(["kn"] * 10 + ["kk"] * 7 + ["mn"] * 3) if is_half else "kk"
+    is_any = dtype in ("bfloat16", "float16") or precision == "ieee"
+    majors = generator.choice(["kn"] * 10 + ["kk"] * 7 + ["mn"] * 3) if is_any else "kk"
     return MatmulShape(m, n, k, 1, dtype, "", precision or "ieee", majors[0], majors[1], is_padded)
 
 
@@ -235,5 +235,5 @@ GROUPS = (
     ShapeGroup("int8", _any_of("int8"), 34),
     ShapeGroup("tf32", _any_of("float32 tf32", 4096), 26),
     ShapeGroup("tf32x3", _any_of("float32 tf32x3", 2048), 10),
-    ShapeGroup("ieee", _any_of("float32", 2048), 16),
+    ShapeGroup("ieee", _any_of("float32 ieee", 4096), 26),
 )

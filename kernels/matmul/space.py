@@ -27,6 +27,7 @@ from tilewire.kernels.matmul.members import (
     arithmetic_of,
     can_copy,
     has_descriptors,
+    has_fma,
     has_wgmma,
     is_main,
     is_scalar,
@@ -38,7 +39,7 @@ from tilewire.kernels.matmul.members import (
 )
 from tilewire.kernels.matmul.select import amounts_of
 from tilewire.kernels.matmul.shape import MatmulShape
-from tilewire.kernels.matmul.variants import build
+from tilewire.kernels.matmul.variants import build, warps_along_m
 from tilewire.kernels.op import Tuning
 from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.launch import Variant
@@ -75,6 +76,8 @@ def space(shape: MatmulShape, target: Target) -> Iterator[Config]:
         ]
     if has_wgmma(read, target):
         found += [config for config in _wgmma(arithmetic, problem.dtype, target) if _is_near(config, problem)]
+    if has_fma(as_read(problem, Config("fma", 16, 16, 16, is_copied=can_copy(problem, "fma"))), target):
+        found += _fma(problem, target)
     if is_copied or not found:
         found += _pointer(problem, target)
     if problem.m <= 4 and is_read_in_pieces(problem) and problem.a_major == "k":
@@ -205,6 +208,23 @@ def _pointer(problem: Problem, target: Target) -> Iterator[Config]:
                     yield Config("pointer", block_m, block_n, block_k, group_m, 1, num_warps, count)
 
 
+def _fma(problem: Problem, target: Target) -> Iterator[Config]:
+    """The kernel for scalar units: threads with 16 to 64 sums, steps of 64 to 256 bytes."""
+    least, most = (16 if problem.m <= 256 else 32 if problem.m <= 512 else 64), 2 * max(problem.m, 16)
+    heights = [height for height in (16, 32, 64, 128) if least <= height < most]
+    for block_m, block_n, block_k, num_warps in itertools.product(
+        heights, (32, 64, 128, 256), (16, 32, 64), (1, 2, 4, 8)
+    ):
+        config = Config("fma", block_m, block_n, block_k, 8 if problem.m > 128 else 1, num_warps=num_warps)
+        is_small = block_m <= 32
+        sums = block_m * block_n // (32 * num_warps)
+        if not (16 if is_small else 32) <= sums <= 64 or not warps_along_m(config) or (block_k == 64 and not is_small):
+            continue
+        most = (target.shared_bytes - _RESERVED) // ((block_m + block_n) * block_k * ITEM_BYTES["float32"])
+        for num_stages in {2 if block_k > 16 else 3, min(4, most)} if is_small else {2 if block_k > 16 else 3}:
+            yield replace(config, num_stages=num_stages)
+
+
 def _vector(problem: Problem) -> Iterator[Config]:
     """The kernel without the matrix unit, for up to four rows: some 8 to 32 KiB of the weight in a block."""
     block_m = 1 if problem.m == 1 else 2 if problem.m == 2 else 4
@@ -228,7 +248,7 @@ def _vector(problem: Problem) -> Iterator[Config]:
 def key_of(shape: MatmulShape) -> str:
     """Returns the table's section: the arithmetic, and whether operands are read element by element."""
     problem = shape.problem
-    has_boxes = problem.is_padded_in or can_copy(problem, "tma")
+    has_boxes = problem.is_padded_in or can_copy(problem, "tma") or can_copy(problem, "fma")
     is_wide = is_read_in_pieces(problem) or (has_boxes and problem.is_aligned_out)
     return arithmetic_of(problem) if is_wide else arithmetic_of(problem).removesuffix(" fast") + SCALAR
 
@@ -239,6 +259,8 @@ def _amounts(shape: MatmulShape, config: Config, occupancy: int, target: Target)
 
 def _is_common(shape: MatmulShape, target: Target) -> bool:
     is_boxed = stores_boxes(shape.problem, Config("tma", 16, 16, 16))
+    if has_fma(shape.problem, target):
+        return is_main(shape.problem)
     return (is_main(shape.problem) and (shape.is_plain or not is_boxed)) or not has_descriptors(shape.problem, target)
 
 
@@ -246,7 +268,7 @@ def _is_common(shape: MatmulShape, target: Target) -> bool:
 _SIZES = {
     "half": (26, 6, 0.0004),
     "half scalar": (8, 2, 0.002),
-    "ieee": (0, 9, 0.002),
+    "ieee": (13, 4, 0.001),
     "tf32x3": (4, 4, 0.002),
 }
 

@@ -9,6 +9,7 @@ import triton.language as tl
 from triton.experimental.gluon.language import NVMMASharedLayout
 
 from tilewire.kernels.matmul.configs import CONSUMER_ROWS, Config, Specialization, resolve_precision
+from tilewire.kernels.matmul.fma.kernel import matmul_fma_kernel
 from tilewire.kernels.matmul.hopper.kernel import Form, matmul_wgmma_kernel
 from tilewire.kernels.matmul.kernel import matmul_kernel, matmul_tma_kernel, matmul_vector_kernel
 from tilewire.kernels.runtime.binaries import binary
@@ -25,14 +26,17 @@ _TYPES = {"float16": tl.float16, "bfloat16": tl.bfloat16, "float32": tl.float32,
 
 def build(specialization: Specialization, config: Config, target: Target) -> Variant:
     """Returns the binary of a specialization with the blocks of `config`. The splits of K are the grid's, not the binary's."""
-    build_kernel = {"tma": _build_tma, "wgmma": _build_wgmma}.get(specialization.kernel, _build_pointer)
+    builders = {"tma": _build_tma, "wgmma": _build_wgmma, "fma": _build_fma}
+    build_kernel = builders.get(specialization.kernel, _build_pointer)
     return build_kernel(specialization, config, target)
 
 
 def units_of(specialization: Specialization) -> dict[str, int]:
-    """By what the pointer kernel multiplies the sizes and input strides that it is given."""
+    """By what kernels that read through pointers multiply the sizes and input strides that they are given."""
     units = dict.fromkeys(("m", "n", "k", "in"), 1)
-    if specialization.store == "vec16":
+    if specialization.kernel == "fma":
+        units["in"] = 16 // ITEM_BYTES[specialization.dtype]
+    elif specialization.store == "vec16":
         units["in"] = 16 // ITEM_BYTES[specialization.dtype]
         for major in (specialization.a_major, specialization.b_major):
             units[major] = units["in"]
@@ -52,6 +56,28 @@ def _build_pointer(specialization: Specialization, config: Config, target: Targe
     types = dict.fromkeys(("a_ptr", "b_ptr"), pointer(specialization.dtype))
     kernel = matmul_vector_kernel if specialization.kernel == "vector" else matmul_kernel
     return _assemble(kernel, types, constants, specialization, config, target)
+
+
+def _build_fma(specialization: Specialization, config: Config, target: Target) -> Variant:
+    constants = {
+        "IN_UNIT": units_of(specialization)["in"],
+        "SUMS_BLOCKS": config.block_m <= 32,
+        "WARPS_M": warps_along_m(config),
+        "STAGES": config.num_stages,
+    }
+    types = dict.fromkeys(("a_ptr", "b_ptr"), pointer(specialization.dtype))
+    return _assemble(matmul_fma_kernel, types, constants, specialization, config, target)
+
+
+def warps_along_m(config: Config) -> int:
+    """Returns how many warps of the kernel for scalar units share the rows of a tile, so that threads read least; 0 if none."""
+    found = {
+        warps: config.block_m // warps + config.block_n // (2 * config.num_warps // warps)
+        for warps in (1, 2, 4, 8)
+        if 16 * warps <= config.block_m and 32 * (config.num_warps // warps) <= config.block_n
+        if warps <= config.num_warps
+    }
+    return min(found, key=found.__getitem__, default=0)
 
 
 def _build_tma(specialization: Specialization, config: Config, target: Target) -> Variant:
@@ -148,8 +174,12 @@ def _assemble(
         "BLOCK_K": config.block_k,
         "GROUP_M": config.group_m,
     }
-    aligned = ("partial_ptr", "count_ptr", *(("a_ptr", "b_ptr", "out_ptr") if in_pieces else ()))
+    aligned = ["partial_ptr", "count_ptr"]
+    if in_pieces or specialization.kernel == "fma":
+        aligned += ["a_ptr", "b_ptr"]
+    if in_pieces:
+        aligned += ["out_ptr"]
     options: dict[str, Any] = {"num_stages": config.num_stages}
     if config.waves_per_eu:
         options |= {"waves_per_eu": config.waves_per_eu, "matrix_instr_nonkdim": 16}
-    return binary(kernel, types, constants, config.num_warps, target, aligned, **options)
+    return binary(kernel, types, constants, config.num_warps, target, tuple(aligned), **options)

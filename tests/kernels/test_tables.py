@@ -163,11 +163,19 @@ def test_operands_that_bulk_loads_cannot_read_are_copied_first_where_that_pays()
     assert not select(MatmulShape(4096, 4096, 1024).problem, H200).is_copied
 
 
-def test_scalar_units_get_columns_that_lie_apart():
-    along_k, along_n = (MatmulShape(1536, 1600, 896, dtype="float32", b_major=major).problem for major in "kn")
-    assert select(along_k, H200).is_copied
-    assert not select(along_n, H200).is_copied
-    assert select(along_k, H200).kernel == "pointer"
+@pytest.mark.parametrize("majors", ["kk", "kn", "mk", "mn"])
+def test_scalar_units_read_float32_in_every_layout_as_it_lies(majors):
+    shape = MatmulShape(1536, 1600, 894, dtype="float32", a_major=majors[0], b_major=majors[1])
+    for is_aligned in (True, False):
+        config = select(replace(shape.problem, is_aligned_out=is_aligned), H200)
+        assert config.kernel == "fma"
+        assert not config.is_copied
+    odd = replace(shape, m=1535, n=1601, k=893, is_padded=False)
+    assert select(odd.problem, H200).is_copied
+    # Several batch dimensions: neither described nor copied.
+    several = {"is_copyable": False, "is_padded_a": False, "is_padded_b": False}
+    assert select(replace(odd.problem, **several), H200).kernel == "pointer"
+    assert select(replace(shape.problem, k=896, is_aligned_in=True, **several), H200).kernel == "fma"
 
 
 def test_scratch_memory_bounds_what_is_copied():

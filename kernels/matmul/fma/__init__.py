@@ -1,0 +1,1 @@
+"""The matmul kernel for scalar units of NVIDIA devices."""
