@@ -264,7 +264,11 @@ def test_what_cannot_work_is_refused_at_the_upload(
 
 def test_names_and_inputs_that_cannot_be_right(client: httpx.Client, mlp: str) -> None:
     check_problem(client.put("/v1/programs/matmul", json=MLP), 400, "name")
-    check_problem(client.put("/v1/programs/a%20b", json=MLP), 400, "name")
+    for name in ("a%20b", "a/b", "a%2Fb"):
+        check_problem(client.put(f"/v1/programs/{name}", json=MLP), 400, "name")
+        check_problem(client.get(f"/v1/programs/{name}"), 400, "name")
+        check_problem(client.post(f"/v1/programs/{name}", content=to_safetensors({"x": X})), 400, "name")
+        check_problem(client.delete(f"/v1/programs/{name}"), 400, "name")
     check_problem(client.post(f"/v1/programs/{mlp}", content=to_safetensors({"x": X[:, :7]})), 400, "x")
     check_problem(client.post(f"/v1/programs/{mlp}", content=to_safetensors({"x": X.astype(np.float16)})), 400, "x")
     check_problem(client.post(f"/v1/programs/{mlp}", content=to_safetensors({"y": X})), 400, "y")

@@ -292,6 +292,17 @@ def match_of(head: Head) -> Match | None:
     return parse_match(head.headers.get("if-match"))
 
 
+def change_of(head: Head) -> Match | None:
+    """Returns the condition of a request on the version that it replaces or deletes.
+
+    Raises:
+        InvalidRequest: `If-Match` cannot be read, or the condition is `If-None-Match`, which would be lost.
+    """
+    if "if-none-match" in head.headers:
+        raise InvalidRequest("if-none-match: changes take if-match only")
+    return match_of(head)
+
+
 async def resident_types(gateway: Gateway, task: Task) -> dict[str, TensorType]:
     """Types of the residents by input; perhaps out of date, which the engine notices."""
     place_of, residents = task.op.place_of, task.residents
