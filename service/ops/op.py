@@ -256,12 +256,20 @@ class Op(abc.ABC, Generic[OptionsT]):
         """Returns how the detail of an error names an input."""
         return field
 
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Names of the inputs that a request may give; `own_residents` are not among them."""
+        return self.inputs
+
     def check_given(self, names: Iterable[str]) -> None:
-        """Refuses inputs that a request cannot give by their names; those of no op are found in `plan`.
+        """Refuses names of no input that a request may give.
 
         Raises:
-            InvalidRequest: One is no input for requests.
+            InvalidRequest: There is one.
         """
+        for name in names:
+            if name not in self.given:
+                raise InvalidRequest(f"{name[:64]}: {self.name} has no such input; it has {', '.join(self.given)}")
 
     def choices(self, option: str) -> list[str]:
         """Returns the values that an option may have, when they can be counted up."""

@@ -19,7 +19,7 @@ import pytest
 
 from tests.support.exposition import Scrape, scrape, settles, total
 from tests.support.live_server import COMMAND, LiveServer
-from tests.support.problems import check_problem
+from tests.support.problems import check_error, check_problem
 from tests.support.tensor_bodies import Array, from_safetensors, to_npy, to_safetensors
 
 RNG = np.random.default_rng(5)
@@ -271,8 +271,15 @@ def test_names_and_inputs_that_cannot_be_right(client: httpx.Client, mlp: str) -
         check_problem(client.delete(f"/v1/programs/{name}"), 400, "name")
     check_problem(client.post(f"/v1/programs/{mlp}", content=to_safetensors({"x": X[:, :7]})), 400, "x")
     check_problem(client.post(f"/v1/programs/{mlp}", content=to_safetensors({"x": X.astype(np.float16)})), 400, "x")
-    check_problem(client.post(f"/v1/programs/{mlp}", content=to_safetensors({"y": X})), 400, "y")
-    check_problem(client.post(f"/v1/programs/{mlp}"), 400, "x")
+    for name in ("y", "program", "@mlp/w2"):
+        for arrays in ({name: X}, {"x": X, name: X}):
+            problem = check_problem(client.post(f"/v1/programs/{mlp}", content=to_safetensors(arrays)), 400)
+            assert problem["detail"] == f"{name}: program has no such input; it has x"
+    problem = check_problem(client.post(f"/v1/programs/{mlp}"), 400)
+    assert problem["detail"] == "x: program needs this input; got none"
+    for name in ("", "y", "program", "@mlp/w2"):
+        answer = client.post(f"/v1/programs/{mlp}?{name}=@mlp/w1", content=to_safetensors({"x": X}))
+        check_problem(answer, 400, f"{name}: program has no such input; it has x")
     check_problem(client.put("/v1/programs/other", content=b"{"), 400, "program")
 
 
@@ -288,6 +295,13 @@ def test_a_kept_program_is_a_model(client: httpx.Client, mlp: str) -> None:
     assert answer["model_name"] == mlp
     outputs = {one["name"]: np.array(one["data"]).reshape(one["shape"]) for one in answer["outputs"]}
     check(outputs["values"], outputs["indices"])
+    # The program's own residents, and the program itself, are not a request's to choose.
+    for name in ("@mlp/w2", "program"):
+        resident = {"name": name, "parameters": {"resident": "mlp/w1"}}
+        refused = client.post(f"/v2/models/{mlp}/infer", json={"inputs": [*request["inputs"], resident]})
+        check_error(refused, 400, f"{name!r}; it has x")
+        refused = client.post(f"/v2/models/{mlp}/infer", json={**request, "parameters": {name: "@mlp/w1"}})
+        check_error(refused, 400, name)
     refused = client.post(f"/v2/models/{mlp}/infer", json={**request, "parameters": {"text": "x"}})
     assert refused.status_code == 400
     assert "text" in refused.json()["error"]

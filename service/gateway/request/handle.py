@@ -231,7 +231,7 @@ async def compute(
             leases.give_back(slot)
         if template.is_pinned:
             template, task = None, None if task is None else await task.renew()
-    raise Unavailable("its resident tensors keep changing their shapes while it waits")
+    raise Unavailable("residents: a tensor or the program that it reads keeps changing while it waits")
 
 
 def reserve_answer(gateway: Gateway, context: RequestContext, nbytes: int) -> None:
@@ -389,6 +389,7 @@ def bind(
     Returns:
         Inputs and where their bytes begin: None for residents, an offset in the region, or one from `begin`.
     """
+    task.op.check_given(name for name in task.placed if name)
     inputs: dict[str, tuple[InputSpec, int | None]] = {
         field: (InputSpec(field, types[field], name, version=versions.get(field)), None)
         for field, name in task.residents.items()

@@ -110,9 +110,7 @@ class Programs:
                 return self._keep(name, info, parse_program(text, OPS), mark)
         raise Unavailable(f"{field}: {name!r} keeps changing")
 
-    async def put(
-        self, name: str, text: bytes, leases: Leases, match: Match | None = None
-    ) -> tuple[KeptProgram, bool]:
+    async def put(self, name: str, text: bytes, leases: Leases, match: Match | None = None) -> tuple[KeptProgram, bool]:
         """Checks and keeps a program.
 
         Args:

@@ -160,9 +160,7 @@ def describe_programs() -> dict[str, Described]:
             | errors((*ADMITTED, PreconditionFailed))
         },
         "delete_program": one
-        | {
-            "responses": {"204": answer("It is gone.")} | errors((*KEYS, UnknownName, PreconditionFailed, StoreFull))
-        },
+        | {"responses": {"204": answer("It is gone.")} | errors((*KEYS, UnknownName, PreconditionFailed, StoreFull))},
         "run_program": {
             "parameters": [_PROGRAM, TIMEOUT, IF_MATCH],
             "requestBody": {

@@ -32,7 +32,9 @@ def router(gateway: Gateway) -> APIRouter:
             names = await gateway.programs.names()
             return json_response([_describe(await gateway.programs.find(name, leases)) for name in names])
 
-    @routes.put("/v1/programs/{name:path}", summary="Keep a program, or replace it.", openapi_extra=described["put_program"])
+    @routes.put(
+        "/v1/programs/{name:path}", summary="Keep a program, or replace it.", openapi_extra=described["put_program"]
+    )
     async def put_program(name: str, request: Request) -> Response:
         context = context_of(request.scope)
         authorise(context.granted, op=PROGRAM, write=[f"programs/{name}"])
