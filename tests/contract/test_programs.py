@@ -310,6 +310,15 @@ def test_a_kept_program_is_a_model(client: httpx.Client, mlp: str) -> None:
     assert "nobody" in nobody.json()["error"]
 
 
+@pytest.mark.parametrize("path", ["mlp/w2", "mlp/w2?placement=shard"])
+def test_a_program_whose_resident_fits_no_more_stays_a_model(client: httpx.Client, mlp: str, path: str) -> None:
+    client.put(f"/v1/tensors/{path}", content=to_npy(np.ones((3, 4), np.float32))).raise_for_status()
+    metadata = client.get(f"/v2/models/{mlp}").raise_for_status().json()
+    assert [one["name"] for one in metadata["inputs"] + metadata["outputs"]] == ["x", "values", "indices"]
+    assert client.get(f"/v2/models/{mlp}/ready").status_code == 200
+    check_problem(client.post(f"/v1/programs/{mlp}", content=to_safetensors({"x": X})), 400, "step 2: b")
+
+
 SOFTMAX: dict[str, Any] = {
     "inputs": {"x": {"dtype": "float32", "shape": [-1, 8]}},
     "steps": [{"op": "softmax", "inputs": {"x": "x"}, "as": "p"}],

@@ -12,7 +12,7 @@ from typing import Self
 
 import msgspec
 
-from tilewire.service.errors import Unavailable, UnknownName
+from tilewire.service.errors import BeyondLimit, InvalidRequest, Lost, Unavailable, UnknownName
 from tilewire.service.gateway.engines.division import check_sharding
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Leases
@@ -152,8 +152,11 @@ class Programs:
             raise _unknown(name, "program") from None
 
     async def values(self, kept: KeptProgram) -> Mapping[str, TensorType]:
-        """Returns dtypes and shapes of a program's values for some sizes that work, as far as its residents exist."""
-        return check_possible(kept.op.program, await self._residents_of(kept.op.program), self._limits)
+        """Returns dtypes and shapes of a program's values for some sizes that work, as far as its residents exist and fit."""
+        try:
+            return check_possible(kept.op.program, await self._residents_of(kept.op.program), self._limits)
+        except (InvalidRequest, BeyondLimit, Lost):
+            return {}
 
     async def names(self) -> list[str]:
         """Returns the names of all kept programs, sorted."""
