@@ -95,7 +95,7 @@ class EngineSearch(EngineOp[SearchOptions]):
 
 def _blocks(rows: torch.Tensor) -> Sequence[torch.Tensor]:
     """Splits (N, K) rows for conversions."""
-    return rows.split(max(1, MAX_CONVERTED // max(rows.shape[1], 1)))
+    return torch.split(rows, max(1, MAX_CONVERTED // max(rows.shape[1], 1)))
 
 
 def _squares(rows: torch.Tensor) -> torch.Tensor:

@@ -189,7 +189,7 @@ class Programs:
             except UnknownName:
                 continue
             if info.axis:
-                check_sharding(PROGRAM, None, {field: info})
+                check_sharding(self.bind(program), None, {field: info})
             types[name] = info.type
         return types
 
