@@ -438,6 +438,27 @@ def check_same_dtype(types: Types) -> str:
     return a
 
 
+def check_vector(name: str, types: Types, size: int, allowed: tuple[str, ...] = FLOATS16_32) -> None:
+    """Checks an optional input of one element for each column.
+
+    Args:
+        name: Name of the input.
+        types: Inputs that are given.
+        size: Number of columns.
+        allowed: Dtypes that it may have.
+
+    Raises:
+        InvalidRequest: Another dtype or shape.
+    """
+    vector = types.get(name)
+    if vector is None:
+        return
+    if vector.dtype not in allowed:
+        raise InvalidRequest(f"{name}: dtype {vector.dtype}; expected one of {', '.join(allowed)}")
+    if vector.shape != (size,):
+        raise InvalidRequest(f"{name}: shape {list(vector.shape)}; expected [{size}]")
+
+
 def check_axis(op: str, x: TensorType, axis: int) -> int:
     """Returns the index of an axis of `x`, from 0.
 

@@ -22,7 +22,7 @@ from tilewire.service.ops.op import AnyOp, Limits, TensorType
 from tilewire.service.ops.program.definition import RESIDENT, Program, check_program_name, parse_program
 from tilewire.service.ops.program.op import PROGRAM, ProgramOp
 from tilewire.service.ops.program.planning import check_possible
-from tilewire.service.ops.registry import OPS, is_program, program_resident
+from tilewire.service.ops.registry import OPS, is_program, program_of, program_resident
 
 # Attempts to fetch a text that is replaced meanwhile.
 MAX_FETCHES = 4
@@ -160,8 +160,7 @@ class Programs:
 
     async def names(self) -> list[str]:
         """Returns the names of all kept programs, sorted."""
-        prefix = program_resident("")
-        return sorted(info.name.removeprefix(prefix) for info in await self._engines.infos() if is_program(info.name))
+        return sorted(program_of(info.name) for info in await self._engines.infos() if is_program(info.name))
 
     def _keep(self, name: str, info: TensorInfo, program: Program, mark: int) -> KeptProgram:
         kept = self._cache[name] = KeptProgram(name, info, self.bind(program, name), mark)

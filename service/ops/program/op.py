@@ -190,13 +190,13 @@ class ProgramFamily(Op[ProgramOptions]):
         # Parsed once for all jobs of a program; programs are few, and at most 64 KiB each.
         self._parse = lru_cache(maxsize=MAX_PARSED)(lambda text: parse_program(text, ops))
 
-    def bound(self, options: ProgramOptions, limits: Limits = NO_LIMITS) -> ProgramOp:
+    def bound(self, options: ProgramOptions) -> ProgramOp:
         """Returns the op that runs the program of these options.
 
         Raises:
             InvalidRequest: The text is no program.
         """
-        return ProgramOp(self._parse(options.text), limits)
+        return ProgramOp(self._parse(options.text), NO_LIMITS)
 
     def infer(self, types: Types, options: ProgramOptions) -> tuple[tuple[TensorType, ...], int]:
         """Infers through the bound op; see `Op.infer`."""

@@ -41,7 +41,7 @@ def router(gateway: Gateway) -> APIRouter:
         with gateway.admission.admit(context.flow) as leases:
             gateway.engines.check_ready()
             refuse_encodings(context.head)
-            # Written with spaces and line breaks, a text may be longer than what is kept.
+            # More than a program may have: `parse_program` refuses a text that is too long, and says so.
             max_bytes = min(16 * MAX_TEXT_BYTES, gateway.settings.max_body_bytes)
             body = await receive_body(gateway, context, leases, max_bytes)
             match = change_of(context.head)
