@@ -404,7 +404,8 @@ def bind(
     for name, tensor in task.placed.items():
         field = name or next((one for one in task.op.required if one not in inputs), task.op.required[0])
         if field in inputs:
-            raise InvalidRequest(f"{field}: given in the body and as a resident tensor")
+            other = "as a resident tensor and" if inputs[field][0].resident else "twice"
+            raise InvalidRequest(f"{field}: given {other} in the body")
         inputs[field] = (InputSpec(field, tensor.type, fortran=tensor.fortran), tensor.offset - begin)
     return list(inputs.values())
 
