@@ -167,7 +167,11 @@ def test_bodies_that_cannot_be_right_are_400(client: httpx.Client, content_type:
 
 @pytest.mark.parametrize("arrays", [{"": A, "a": A, "b": B}, {"a": A, "b": B, "": A}])
 def test_an_unnamed_tensor_beside_all_inputs_is_400(client: httpx.Client, arrays: dict[str, Any]) -> None:
-    check_problem(client.post("/v1/matmul", content=to_safetensors(arrays), headers=SAFETENSORS), 400, "a: given twice in the body")
+    check_problem(
+        client.post("/v1/matmul", content=to_safetensors(arrays), headers=SAFETENSORS),
+        400,
+        "a: given twice in the body",
+    )
 
 
 @pytest.mark.parametrize("body", [b"hello, world", b"", b"\x89PNG\r\n\x1a\n", b"<html>"])
