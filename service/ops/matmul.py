@@ -24,6 +24,7 @@ from tilewire.service.ops.op import (
     broadcast_shapes,
     check_out_dtype,
     check_same_dtype,
+    check_vector,
 )
 
 Activation = Literal["none", "relu", "leaky_relu", "gelu", "silu", "sigmoid", "tanh"]
@@ -129,13 +130,7 @@ def _matrix(name: str, operand: TensorType, transposed: bool) -> tuple[int, int]
 
 def _check_epilogue_operands(types: Types, dtype: str, out: TensorType, mn: tuple[int, int]) -> None:
     m, n = mn
-    bias = types.get("bias")
-    if bias is not None:
-        allowed = ("int32",) if out.dtype == "int32" else FLOATS16_32
-        if bias.dtype not in allowed:
-            raise InvalidRequest(f"bias: dtype {bias.dtype}; expected one of {', '.join(allowed)}")
-        if bias.shape != (n,):
-            raise InvalidRequest(f"bias: shape {list(bias.shape)}; expected [{n}]")
+    check_vector("bias", types, n, ("int32",) if out.dtype == "int32" else FLOATS16_32)
     for name, rows, vectors in (("a_scale", m, ((m,), (m, 1))), ("b_scale", n, ((n,), (1, n)))):
         scale = types.get(name)
         if scale is None:

@@ -20,6 +20,7 @@ from tilewire.service.ops.op import (
     check_axis,
     check_out_dtype,
     check_required,
+    check_vector,
 )
 
 NormalizeKind = Literal["layer", "rms", "l2"]
@@ -62,12 +63,6 @@ class Normalize(AxisOp):
         if options.eps is not None and not (0 <= options.eps < math.inf):
             raise InvalidRequest(f"eps: {options.eps}; expected a finite number, 0 or more")
         for name in self.optional:
-            vector = types.get(name)
-            if vector is None:
-                continue
-            if vector.dtype not in FLOATS16_32:
-                raise InvalidRequest(f"{name}: dtype {vector.dtype}; expected one of {', '.join(FLOATS16_32)}")
-            if vector.shape != (n,):
-                raise InvalidRequest(f"{name}: shape {list(vector.shape)}; expected [{n}]")
+            check_vector(name, types, n)
         out = TensorType(check_out_dtype(options.out_dtype, x.dtype, FLOATS16_32), x.shape)
         return (out,), 8 * out.num_elements

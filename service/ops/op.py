@@ -256,12 +256,20 @@ class Op(abc.ABC, Generic[OptionsT]):
         """Returns how the detail of an error names an input."""
         return field
 
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Names of the inputs that a request may give; `own_residents` are not among them."""
+        return self.inputs
+
     def check_given(self, names: Iterable[str]) -> None:
-        """Refuses inputs that a request cannot give by their names; those of no op are found in `plan`.
+        """Refuses names of no input that a request may give.
 
         Raises:
-            InvalidRequest: One is no input for requests.
+            InvalidRequest: There is one.
         """
+        for name in names:
+            if name not in self.given:
+                raise InvalidRequest(f"{name[:64]}: {self.name} has no such input; it has {', '.join(self.given)}")
 
     def choices(self, option: str) -> list[str]:
         """Returns the values that an option may have, when they can be counted up."""
@@ -428,6 +436,27 @@ def check_same_dtype(types: Types) -> str:
     if a != b:
         raise InvalidRequest(f"b: dtype {b} differs from that of a, {a}; both must be the same")
     return a
+
+
+def check_vector(name: str, types: Types, size: int, allowed: tuple[str, ...] = FLOATS16_32) -> None:
+    """Checks an optional input of one element for each column.
+
+    Args:
+        name: Name of the input.
+        types: Inputs that are given.
+        size: Number of columns.
+        allowed: Dtypes that it may have.
+
+    Raises:
+        InvalidRequest: Another dtype or shape.
+    """
+    vector = types.get(name)
+    if vector is None:
+        return
+    if vector.dtype not in allowed:
+        raise InvalidRequest(f"{name}: dtype {vector.dtype}; expected one of {', '.join(allowed)}")
+    if vector.shape != (size,):
+        raise InvalidRequest(f"{name}: shape {list(vector.shape)}; expected [{size}]")
 
 
 def check_axis(op: str, x: TensorType, axis: int) -> int:

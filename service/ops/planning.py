@@ -48,7 +48,8 @@ def plan(op: AnyOp, operands: Mapping[str, TensorType], options: OpOptions, limi
     """
     for name in op.required:
         if name not in operands:
-            raise InvalidRequest(f"{name}: {op.name} needs this input; got {', '.join(operands) or 'none'}")
+            got = [one for one in operands if one in op.given]
+            raise InvalidRequest(f"{name}: {op.name} needs this input; got {', '.join(got) or 'none'}")
     for name, operand in operands.items():
         _check_operand(op, name, operand, limits)
     outputs, flops = op.infer(operands, options)
@@ -64,7 +65,7 @@ def plan(op: AnyOp, operands: Mapping[str, TensorType], options: OpOptions, limi
 
 def _check_operand(op: AnyOp, name: str, operand: TensorType, limits: Limits) -> None:
     if name not in op.inputs:
-        raise InvalidRequest(f"{name[:64]}: {op.name} has no such input; it has {', '.join(op.inputs)}")
+        op.check_given([name])
     check_limits(name, operand, limits)
     if name in op.required and operand.dtype not in op.dtypes:
         raise InvalidRequest(f"{name}: {op.name} does not take {operand.dtype}; expected one of {', '.join(op.dtypes)}")

@@ -24,6 +24,7 @@ from tilewire.service.ops.op import (
     WarmupCase,
     check_k,
     check_same_dtype,
+    check_vector,
 )
 
 # Largest number of items that are chosen.
@@ -62,7 +63,7 @@ class Search(Op[SearchOptions]):
     def infer(self, types: Types, options: SearchOptions) -> tuple[tuple[TensorType, ...], int]:
         """Infers the types of the results and the number of operations."""
         dtype = check_same_dtype(types)
-        a, b, bias = types["a"], types["b"], types.get("bias")
+        a, b = types["a"], types["b"]
         if len(a.shape) < 2:
             raise InvalidRequest(f"a: rank {len(a.shape)}; search needs at least 2 dimensions")
         if len(b.shape) != 2:
@@ -74,10 +75,7 @@ class Search(Op[SearchOptions]):
             raise BeyondLimit(f"a: K = {width} overflows the int32 accumulator of int8; the limit is {MAX_INT8_K}")
         if options.precision != "ieee" and dtype != "float32":
             raise InvalidRequest(f"precision: {options.precision} is for float32 inputs; a is {dtype}")
-        if bias is not None and bias.dtype not in FLOATS16_32:
-            raise InvalidRequest(f"bias: dtype {bias.dtype}; expected one of {', '.join(FLOATS16_32)}")
-        if bias is not None and bias.shape != (n,):
-            raise InvalidRequest(f"bias: shape {list(bias.shape)}; expected [{n}]")
+        check_vector("bias", types, n)
         shape = (*a.shape[:-1], check_k(options.k, "b", n, MAX_K))
         return (TensorType("float32", shape), TensorType("int64", shape)), 2 * rows * n * width
 

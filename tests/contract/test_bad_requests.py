@@ -165,6 +165,15 @@ def test_bodies_that_cannot_be_right_are_400(client: httpx.Client, content_type:
     assert client.post("/v1/matmul", content=PRODUCT, headers=SAFETENSORS).status_code == 200
 
 
+@pytest.mark.parametrize("arrays", [{"": A, "a": A, "b": B}, {"a": A, "b": B, "": A}])
+def test_an_unnamed_tensor_beside_all_inputs_is_400(client: httpx.Client, arrays: dict[str, Any]) -> None:
+    check_problem(
+        client.post("/v1/matmul", content=to_safetensors(arrays), headers=SAFETENSORS),
+        400,
+        "a: given twice in the body",
+    )
+
+
 @pytest.mark.parametrize("body", [b"hello, world", b"", b"\x89PNG\r\n\x1a\n", b"<html>"])
 @pytest.mark.parametrize("content_type", [None, "text/html", "application/octet-stream"])
 def test_bodies_in_no_known_format_are_415(client: httpx.Client, content_type: str | None, body: bytes) -> None:

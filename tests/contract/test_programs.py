@@ -19,7 +19,7 @@ import pytest
 
 from tests.support.exposition import Scrape, scrape, settles, total
 from tests.support.live_server import COMMAND, LiveServer
-from tests.support.problems import check_problem
+from tests.support.problems import check_error, check_problem
 from tests.support.tensor_bodies import Array, from_safetensors, to_npy, to_safetensors
 
 RNG = np.random.default_rng(5)
@@ -264,11 +264,22 @@ def test_what_cannot_work_is_refused_at_the_upload(
 
 def test_names_and_inputs_that_cannot_be_right(client: httpx.Client, mlp: str) -> None:
     check_problem(client.put("/v1/programs/matmul", json=MLP), 400, "name")
-    check_problem(client.put("/v1/programs/a%20b", json=MLP), 400, "name")
+    for name in ("a%20b", "a/b", "a%2Fb"):
+        check_problem(client.put(f"/v1/programs/{name}", json=MLP), 400, "name")
+        check_problem(client.get(f"/v1/programs/{name}"), 400, "name")
+        check_problem(client.post(f"/v1/programs/{name}", content=to_safetensors({"x": X})), 400, "name")
+        check_problem(client.delete(f"/v1/programs/{name}"), 400, "name")
     check_problem(client.post(f"/v1/programs/{mlp}", content=to_safetensors({"x": X[:, :7]})), 400, "x")
     check_problem(client.post(f"/v1/programs/{mlp}", content=to_safetensors({"x": X.astype(np.float16)})), 400, "x")
-    check_problem(client.post(f"/v1/programs/{mlp}", content=to_safetensors({"y": X})), 400, "y")
-    check_problem(client.post(f"/v1/programs/{mlp}"), 400, "x")
+    for name in ("y", "program", "@mlp/w2"):
+        for arrays in ({name: X}, {"x": X, name: X}):
+            problem = check_problem(client.post(f"/v1/programs/{mlp}", content=to_safetensors(arrays)), 400)
+            assert problem["detail"] == f"{name}: program has no such input; it has x"
+    problem = check_problem(client.post(f"/v1/programs/{mlp}"), 400)
+    assert problem["detail"] == "x: program needs this input; got none"
+    for name in ("", "y", "program", "@mlp/w2"):
+        answer = client.post(f"/v1/programs/{mlp}?{name}=@mlp/w1", content=to_safetensors({"x": X}))
+        check_problem(answer, 400, f"{name}: program has no such input; it has x")
     check_problem(client.put("/v1/programs/other", content=b"{"), 400, "program")
 
 
@@ -284,12 +295,28 @@ def test_a_kept_program_is_a_model(client: httpx.Client, mlp: str) -> None:
     assert answer["model_name"] == mlp
     outputs = {one["name"]: np.array(one["data"]).reshape(one["shape"]) for one in answer["outputs"]}
     check(outputs["values"], outputs["indices"])
+    # The program's own residents, and the program itself, are not a request's to choose.
+    for name in ("@mlp/w2", "program"):
+        resident = {"name": name, "parameters": {"resident": "mlp/w1"}}
+        refused = client.post(f"/v2/models/{mlp}/infer", json={"inputs": [*request["inputs"], resident]})
+        check_error(refused, 400, f"{name!r}; it has x")
+        refused = client.post(f"/v2/models/{mlp}/infer", json={**request, "parameters": {name: "@mlp/w1"}})
+        check_error(refused, 400, name)
     refused = client.post(f"/v2/models/{mlp}/infer", json={**request, "parameters": {"text": "x"}})
     assert refused.status_code == 400
     assert "text" in refused.json()["error"]
     nobody = client.post("/v2/models/nobody/infer", json=request)
     assert nobody.status_code == 404
     assert "nobody" in nobody.json()["error"]
+
+
+@pytest.mark.parametrize("path", ["mlp/w2", "mlp/w2?placement=shard"])
+def test_a_program_whose_resident_fits_no_more_stays_a_model(client: httpx.Client, mlp: str, path: str) -> None:
+    client.put(f"/v1/tensors/{path}", content=to_npy(np.ones((3, 4), np.float32))).raise_for_status()
+    metadata = client.get(f"/v2/models/{mlp}").raise_for_status().json()
+    assert [one["name"] for one in metadata["inputs"] + metadata["outputs"]] == ["x", "values", "indices"]
+    assert client.get(f"/v2/models/{mlp}/ready").status_code == 200
+    check_problem(client.post(f"/v1/programs/{mlp}", content=to_safetensors({"x": X})), 400, "step 2: b")
 
 
 SOFTMAX: dict[str, Any] = {

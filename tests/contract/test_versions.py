@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 
 import httpx
@@ -136,6 +137,34 @@ def test_every_change_can_demand_a_version(client: httpx.Client) -> None:
     assert client.delete("/v1/tensors/contested", headers=now).status_code == 204
     check_problem(client.delete("/v1/tensors/contested", headers=now), 404, "contested")
     check_problem(client.get("/v1/tensors/contested", headers=now), 404, "contested")
+
+
+def test_changes_of_programs_can_demand_a_version(client: httpx.Client) -> None:
+    path = "/v1/programs/exact"
+    check_problem(client.put(path, json=PROGRAM, headers={"if-match": "*"}), 412, "if-match")
+    created = client.put(path, json=PROGRAM)
+    first = {"if-match": created.headers["etag"]}
+    assert created.headers["etag"] == f'"{created.json()["version"]}"'
+    replaced = client.put(path, json={**PROGRAM, "outputs": ["y"]}, headers=first)
+    now = {"if-match": replaced.headers["etag"]}
+    assert replaced.status_code == 200
+    check_problem(client.put(path, json=PROGRAM, headers=first), 412, "if-match")
+    check_problem(client.get(path, headers=first), 412, "if-match")
+    assert client.get(path, headers=now).headers["etag"] == now["if-match"]
+    check_problem(client.delete(path, headers=first), 412, "if-match")
+    assert client.delete(path, headers=now).status_code == 204
+
+
+@pytest.mark.parametrize("path", ["/v1/tensors/versioned", "/v1/programs/versioned"])
+def test_a_condition_that_is_not_checked_changes_nothing(client: httpx.Client, path: str) -> None:
+    put(client, 1)
+    client.put("/v1/programs/versioned", json=PROGRAM).raise_for_status()
+    body = to_npy(EYE * 2) if "tensors" in path else json.dumps(PROGRAM).encode()
+    tag = client.get(path).headers["etag"]
+    for value in ("*", '"1"'):
+        check_problem(client.put(path, content=body, headers={"if-none-match": value}), 400, "if-none-match")
+        check_problem(client.delete(path, headers={"if-none-match": value}), 400, "if-none-match")
+    assert client.get(path).headers["etag"] == tag
 
 
 @pytest.mark.parametrize("value", ["", "17", '"17', '"1" "2"'])

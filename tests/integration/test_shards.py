@@ -183,13 +183,13 @@ def test_what_needs_the_whole_says_so(client: httpx.Client, count: int) -> None:
         "steps": [{"op": "matmul", "inputs": {"a": "x", "b": "@w"}, "as": "y"}],
         "outputs": ["y"],
     }
-    check_problem(client.put("/v1/programs/p", json=program), 400, "@w: 'w' is sharded")
+    check_problem(client.put("/v1/programs/p", json=program), 400, "step 1: b: 'w' is sharded")
     put(client, "w", b, "placement=replicate")
     assert client.put("/v1/programs/p", json=program).status_code == 201
     x = to_safetensors({"x": integers(2, 8)})
     assert client.post("/v1/programs/p", content=x).status_code == 200
     put(client, "w", b)
-    check_problem(client.post("/v1/programs/p", content=x), 400, "@w: 'w' is sharded")
+    check_problem(client.post("/v1/programs/p", content=x), 400, "step 1: b: 'w' is sharded")
     assert client.delete("/v1/programs/p").status_code == 204
     check_problem(client.put("/v1/tensors/x?placement=shard&axis=1", content=to_npy(b)), 400, "axis")
     check_problem(client.put("/v1/tensors/x?placement=single&axis=-1", content=to_npy(b)), 400, "axis")

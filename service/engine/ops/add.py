@@ -22,7 +22,9 @@ class EngineAdd(EngineOp[AddOptions]):
         a, b, (out_dtype,) = inputs["a"], inputs["b"], out_dtypes
         if a.dtype.is_floating_point:
             wide = torch.promote_types(torch.promote_types(a.dtype, out_dtype), torch.float32)
-            return (torch.add(a.to(wide), b.to(wide), alpha=options.alpha),)
+            # As a tensor's element, a number past the range is infinite.
+            factor = torch.tensor(options.alpha, dtype=wide).item()
+            return (torch.add(a.to(wide), b.to(wide), alpha=factor),)
         # Integers wrap as NumPy's do, whatever alpha is.
         alpha = torch.tensor(options.alpha, dtype=torch.int64).to(a.dtype)
         return (a + b * alpha,)

@@ -27,7 +27,8 @@ class EngineNormalize(EngineOp[NormalizeOptions]):
         if options.kind == "layer":
             x = x - x.mean(-1, keepdim=True)
         if options.kind == "l2":
-            out = x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=eps)
+            # The smallest norm is a tensor: as a number, one past float32 would be refused.
+            out = x / x.square().sum(-1, keepdim=True).sqrt().clamp(min=torch.tensor(eps))
         else:
             out = x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
         if (weight := inputs.get("weight")) is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch.nn import functional
 
+from tilewire.service.engine.ops.matmul import ACTIVATIONS
 from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands
 from tilewire.service.ops.pointwise import PointwiseOptions
 
@@ -22,11 +22,7 @@ FUNCTIONS: Mapping[str, Callable[..., torch.Tensor]] = {
     "rsqrt": torch.rsqrt,
     "abs": torch.abs,
     "neg": torch.neg,
-    "relu": torch.relu,
-    "gelu": lambda x: functional.gelu(x, approximate="tanh"),
-    "silu": functional.silu,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
+    **ACTIVATIONS,
 }
 
 

@@ -46,7 +46,8 @@ class EngineProgram(EngineOp[ProgramOptions]):
             dtypes = [TORCH_DTYPES[out.dtype] for out in one.plan.outputs]
             results = self._ops[one.step.op.name].cpu(given, one.step.options, dtypes)
             for name, result, dtype in zip(one.step.outputs, results, dtypes, strict=True):
-                values[name] = result.to(dtype)
+                # In C order, as a request of its own would have it: sums depend on strides.
+                values[name] = result.to(dtype).contiguous()
             for source in one.step.inputs.values():
                 if last[source] == number and source not in answered:
                     values.pop(source, None)

@@ -14,6 +14,8 @@ from tilewire.service.ops.search import SearchOptions
 SPARE_CANDIDATES = 32
 # Most elements of items that are gathered at once for that: 4 MiB in float32.
 MAX_GATHERED = 2**20
+# Most elements of items that are converted at once: 32 MiB in float64.
+MAX_CONVERTED = 2**22
 
 
 class EngineSearch(EngineOp[SearchOptions]):
@@ -35,16 +37,19 @@ class EngineSearch(EngineOp[SearchOptions]):
         """Computes on the host with torch."""
         del out_dtypes
         a, b = inputs["a"], inputs["b"]
-        # int8 products are exact in float64, whose matmul is fast; torch's own integer matmul is a plain loop.
-        wide = torch.float64 if a.dtype == torch.int8 else torch.float32
-        scores = torch.matmul(a.to(wide), b.to(wide).mT).float()
+        # int8 products are exact in float64, whose matmul is fast; torch's own integer matmul is a plain loop. Distances are
+        # differences of norms and products, which agree in more digits than float32 has where points are far from 0.
+        wide = torch.float64 if a.dtype == torch.int8 or options.metric == "l2" else torch.float32
+        queries = a.to(wide)
+        scores = torch.cat([torch.matmul(queries, items.to(wide).mT) for items in _blocks(b)], -1)
         if options.metric == "cosine":
             norms = self._norms_of(inputs, "cosine", lambda: _inverse_norms(b))
-            scores = scores * _inverse_norms(a).unsqueeze(-1) * norms
+            scores = scores.float() * _inverse_norms(a).unsqueeze(-1) * norms
         elif options.metric == "l2":
             squares = _squares(a).unsqueeze(-1) + self._norms_of(inputs, "l2", lambda: _squares(b))
             # The difference of infinities would be NaN, and an infinite distance is none.
             scores = torch.where(squares.isinf(), squares, squares - 2 * scores).clamp(min=0)
+        scores = scores.float()
         if (bias := inputs.get("bias")) is not None:
             scores = scores + bias.float()
         if options.metric == "l2" and a.is_floating_point():
@@ -88,15 +93,19 @@ class EngineSearch(EngineOp[SearchOptions]):
         return norms
 
 
+def _blocks(rows: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Splits (N, K) rows for conversions."""
+    return torch.split(rows, max(1, MAX_CONVERTED // max(rows.shape[1], 1)))
+
+
 def _squares(rows: torch.Tensor) -> torch.Tensor:
-    """Sums of squares of the rows, in float32; exact before that for int8."""
-    if rows.dtype == torch.int8:
-        return rows.double().square().sum(-1).float()
-    return rows.float().square().sum(-1)
+    """Sums of squares of the rows, in float64."""
+    blocks = _blocks(rows.flatten(0, -2))
+    return torch.cat([block.double().square().sum(-1) for block in blocks]).view(rows.shape[:-1])
 
 
 def _inverse_norms(rows: torch.Tensor) -> torch.Tensor:
-    norms = _squares(rows).sqrt()
+    norms = _squares(rows).float().sqrt()
     return torch.where(norms == 0, 0.0, 1 / norms)
 
 

@@ -12,8 +12,8 @@ from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.ops.op import AnyOp
 from tilewire.service.ops.registry import OPS, PROGRAM_FAMILY
 
-# Names are checked when the program is looked up; here, a segment is enough.
-_RUN = re.compile(r"/v1/(?:run|programs/[^/]+)")
+# Names are checked when the program is looked up.
+_RUN = re.compile(r"/v1/(?:run|programs/.+)")
 _INFER = re.compile(rf"/v2/models/[^/]+(?:/versions/{VERSION})?/infer")
 
 

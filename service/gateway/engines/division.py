@@ -12,7 +12,7 @@ from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.engines.templates import Templates
 from tilewire.service.ipc.messages import InputSpec, OutputSpec, Template, TensorInfo
 from tilewire.service.ops.merge import MERGE, MergeOptions
-from tilewire.service.ops.op import OpOptions, Sharding, TensorType
+from tilewire.service.ops.op import AnyOp, OpOptions, Sharding, TensorType
 from tilewire.service.ops.registry import op_for
 from tilewire.service.placement import Part, part_of
 
@@ -61,7 +61,7 @@ def divide(template: Template, infos: Mapping[str, TensorInfo], count: int, temp
     """
     types = {spec.name: spec.type for spec in template.inputs}
     op = op_for(template.op, template.options)
-    sharding = check_sharding(template.op, op.sharding(types, template.options), infos)
+    sharding = check_sharding(op, op.sharding(types, template.options), infos)
     if sharding.selection is None and any(one.region is not None for one in template.outputs):
         raise InvalidRequest(f"{op.outputs[0]}: shared memory takes no result of a sharded {sharding.field}")
     parts = [part_of(types[sharding.field], sharding.axes[sharding.field], index, count) for index in range(count)]
@@ -94,11 +94,11 @@ def divide(template: Template, infos: Mapping[str, TensorInfo], count: int, temp
     return Division(sharding.field, jobs, wholes, merge)
 
 
-def check_sharding(op: str, sharding: Sharding | None, infos: Mapping[str, TensorInfo]) -> Sharding:
+def check_sharding(op: AnyOp, sharding: Sharding | None, infos: Mapping[str, TensorInfo]) -> Sharding:
     """Refuses a request that needs more of a sharded resident than its parts.
 
     Args:
-        op: Name of the op.
+        op: Operation.
         sharding: Division of the request; None when it cannot be divided.
         infos: Residents by input.
 
@@ -112,10 +112,10 @@ def check_sharding(op: str, sharding: Sharding | None, infos: Mapping[str, Tenso
         if not info.axis:
             continue
         if sharding is None or field not in sharding.axes:
-            raise InvalidRequest(f"{field}: {info.name!r} is sharded, and {op} needs it whole")
+            raise InvalidRequest(f"{op.place_of(field)}: {info.name!r} is sharded, and {op.name} needs it whole")
         if sharding.axes[field] != info.axis:
             raise InvalidRequest(
-                f"{field}: {info.name!r} is sharded along axis {info.axis}; {op} needs axis={sharding.axes[field]} here"
+                f"{field}: {info.name!r} is sharded along axis {info.axis}; {op.name} needs axis={sharding.axes[field]} here"
             )
         if not (sharding.field in infos and infos[sharding.field].axis):
             raise InvalidRequest(f"{field}: {info.name!r} is sharded, but {sharding.field} is not")

@@ -12,16 +12,17 @@ from typing import Self
 
 import msgspec
 
-from tilewire.service.errors import Unavailable, UnknownName
+from tilewire.service.errors import BeyondLimit, InvalidRequest, Lost, Unavailable, UnknownName
 from tilewire.service.gateway.engines.division import check_sharding
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.ipc.messages import Done, TensorInfo, Upload
+from tilewire.service.match import Match
 from tilewire.service.ops.op import AnyOp, Limits, TensorType
 from tilewire.service.ops.program.definition import RESIDENT, Program, check_program_name, parse_program
 from tilewire.service.ops.program.op import PROGRAM, ProgramOp
 from tilewire.service.ops.program.planning import check_possible
-from tilewire.service.ops.registry import OPS, is_program, program_resident
+from tilewire.service.ops.registry import OPS, is_program, program_of, program_resident
 
 # Attempts to fetch a text that is replaced meanwhile.
 MAX_FETCHES = 4
@@ -80,23 +81,27 @@ class Programs:
         self._cache.move_to_end(name)
         return kept
 
-    async def fetch(self, name: str, leases: Leases, *, field: str = "program") -> KeptProgram:
+    async def fetch(
+        self, name: str, leases: Leases, *, field: str = "program", match: Match | None = None
+    ) -> KeptProgram:
         """Returns a program as the engines keep it now.
 
         Args:
             name: Name of the program.
             leases: Source of room for its text.
             field: Name of the field in errors.
+            match: Condition on its version.
 
         Raises:
             UnknownName: There is none.
             InvalidRequest: Not a name.
+            PreconditionFailed: It has another version.
         """
         check_program_name(name, frozenset())
         self._cache.pop(name, None)
         for _attempt in range(MAX_FETCHES):
             mark = self._engines.mark_of(program_resident(name))
-            info = await self._describe(name, field)
+            info = await self._describe(name, field, match)
             lease = await leases.wait(info.type.nbytes)
             reply = await self._engines.download(info, lease.offset)
             text = bytes(lease.view)
@@ -105,14 +110,21 @@ class Programs:
                 return self._keep(name, info, parse_program(text, OPS), mark)
         raise Unavailable(f"{field}: {name!r} keeps changing")
 
-    async def put(self, name: str, text: bytes, leases: Leases) -> tuple[KeptProgram, bool]:
+    async def put(self, name: str, text: bytes, leases: Leases, match: Match | None = None) -> tuple[KeptProgram, bool]:
         """Checks and keeps a program.
+
+        Args:
+            name: Name of the program.
+            text: JSON.
+            leases: Source of room for it.
+            match: Condition on the program that it replaces.
 
         Returns:
             The program, and whether it replaced another.
 
         Raises:
             InvalidRequest: Not a program, not a name, or one that can never work; the detail has the step's number.
+            PreconditionFailed: The older one does not meet `match`.
             ResidentQuota: Past the quota.
         """
         check_program_name(name, frozenset(OPS))
@@ -122,30 +134,33 @@ class Programs:
         lease = await leases.wait(len(canonical))
         lease.view[:] = canonical
         source = Upload(TensorType("int8", (len(canonical),)), lease.offset)
-        info, was_there = await self._engines.put(program_resident(name), source)
+        info, was_there = await self._engines.put(program_resident(name), source, match=match)
         return self._keep(name, info, program, info.version), was_there
 
-    async def delete(self, name: str) -> None:
+    async def delete(self, name: str, match: Match | None = None) -> None:
         """Forgets a program.
 
         Raises:
             UnknownName: There is none.
+            PreconditionFailed: It does not meet `match`.
         """
         check_program_name(name, frozenset())
         self._cache.pop(name, None)
         try:
-            await self._engines.delete(program_resident(name))
+            await self._engines.delete(program_resident(name), match)
         except UnknownName:
             raise _unknown(name, "program") from None
 
     async def values(self, kept: KeptProgram) -> Mapping[str, TensorType]:
-        """Returns dtypes and shapes of a program's values for some sizes that work, as far as its residents exist."""
-        return check_possible(kept.op.program, await self._residents_of(kept.op.program), self._limits)
+        """Returns dtypes and shapes of a program's values for some sizes that work, as far as its residents exist and fit."""
+        try:
+            return check_possible(kept.op.program, await self._residents_of(kept.op.program), self._limits)
+        except (InvalidRequest, BeyondLimit, Lost):
+            return {}
 
     async def names(self) -> list[str]:
         """Returns the names of all kept programs, sorted."""
-        prefix = program_resident("")
-        return sorted(info.name.removeprefix(prefix) for info in await self._engines.infos() if is_program(info.name))
+        return sorted(program_of(info.name) for info in await self._engines.infos() if is_program(info.name))
 
     def _keep(self, name: str, info: TensorInfo, program: Program, mark: int) -> KeptProgram:
         kept = self._cache[name] = KeptProgram(name, info, self.bind(program, name), mark)
@@ -153,9 +168,9 @@ class Programs:
             self._cache.popitem(last=False)
         return kept
 
-    async def _describe(self, name: str, field: str) -> TensorInfo:
+    async def _describe(self, name: str, field: str, match: Match | None) -> TensorInfo:
         try:
-            return await self._engines.describe(program_resident(name))
+            return await self._engines.describe(program_resident(name), match=match)
         except UnknownName:
             raise _unknown(name, field) from None
 
@@ -173,7 +188,7 @@ class Programs:
             except UnknownName:
                 continue
             if info.axis:
-                check_sharding(PROGRAM, None, {field: info})
+                check_sharding(self.bind(program), None, {field: info})
             types[name] = info.type
         return types
 

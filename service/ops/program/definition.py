@@ -178,6 +178,8 @@ def _definition_of(raw: Mapping[str, Any]) -> Definition:
         raise InvalidRequest("program: expected an object with inputs, steps and outputs")
     if not 1 <= len(raw["steps"]) <= MAX_STEPS:
         raise InvalidRequest(f"steps: expected 1 to {MAX_STEPS} steps; got {len(raw['steps'])}")
+    for name, one in raw["inputs"].items():
+        _converted(one, InputDefinition, f"inputs.{name[:64]}")
     for number, step in enumerate(raw["steps"], 1):
         _converted(step, StepDefinition, f"step {number}")
     return _converted(raw, Definition, "program")

@@ -6,11 +6,10 @@ Results are its outputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from tilewire.service.dtypes import DTYPES
-from tilewire.service.errors import InvalidRequest
 from tilewire.service.ops.op import (
     AnyOp,
     Batching,
@@ -99,12 +98,10 @@ class ProgramOp(Op[ProgramOptions]):
         )
         return next(uses, field)
 
-    def check_given(self, names: Iterable[str]) -> None:
-        """Refuses what is no input of the program; see `Op.check_given`."""
-        for name in names:
-            if name and name not in self.program.inputs:
-                known = ", ".join(self.program.inputs)
-                raise InvalidRequest(f"{name[:64]}: the program has no such input; it has {known}")
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Names of the program's inputs; see `Op.given`."""
+        return tuple(self.program.inputs)
 
     def complete(self, options: OpOptions) -> ProgramOptions:
         """Returns the program's text; see `Op.complete`."""
@@ -193,13 +190,13 @@ class ProgramFamily(Op[ProgramOptions]):
         # Parsed once for all jobs of a program; programs are few, and at most 64 KiB each.
         self._parse = lru_cache(maxsize=MAX_PARSED)(lambda text: parse_program(text, ops))
 
-    def bound(self, options: ProgramOptions, limits: Limits = NO_LIMITS) -> ProgramOp:
+    def bound(self, options: ProgramOptions) -> ProgramOp:
         """Returns the op that runs the program of these options.
 
         Raises:
             InvalidRequest: The text is no program.
         """
-        return ProgramOp(self._parse(options.text), limits)
+        return ProgramOp(self._parse(options.text), NO_LIMITS)
 
     def infer(self, types: Types, options: ProgramOptions) -> tuple[tuple[TensorType, ...], int]:
         """Infers through the bound op; see `Op.infer`."""

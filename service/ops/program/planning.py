@@ -6,6 +6,7 @@ Also decides at the time of the upload whether a program can work at all, as far
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -144,7 +145,7 @@ def check_possible(program: Program, residents: Mapping[str, TensorType], limits
     """Refuses a program that no operands could make work, as far as sizes are known.
 
     Every -1 is tried with each size that the program and its residents name, step by step. Steps behind a resident that is
-    not there yet are left for the run.
+    not there yet are left for the run, and so are sizes of which there are too many to try.
 
     Args:
         program: The program.
@@ -152,7 +153,7 @@ def check_possible(program: Program, residents: Mapping[str, TensorType], limits
         limits: Bounds on every value.
 
     Returns:
-        Dtype and shape of the values, for some sizes that work.
+        Dtype and shape of the values, for some sizes that work; of inputs and residents alone where none were found.
 
     Raises:
         InvalidRequest: A step that cannot work; the detail has its number.
@@ -168,10 +169,7 @@ def check_possible(program: Program, residents: Mapping[str, TensorType], limits
         if type(value) is int and value > 0
     }
     # One row; a size that nothing names; more than any k.
-    found = _SizeSearch(program, limits, sorted(known | {1, 3, 2048})).run(residents)
-    if isinstance(found, _Conflict):
-        raise found.error
-    return found
+    return _SizeSearch(program, limits, sorted(known | {1, 3, 2048})).run(residents)
 
 
 class _Conflict(msgspec.Struct, frozen=True):
@@ -202,13 +200,28 @@ class _SizeSearch:
         self._limits = limits
         self._sizes = sizes
         self._plans_left = MAX_PLANS
+        self._tried_all = True
+        # Number of failures of each step, by their text.
+        self._failures: dict[int, Counter[str]] = {}
 
-    def run(self, residents: Mapping[str, TensorType]) -> Mapping[str, TensorType] | _Conflict:
-        """Returns the values with sizes that work, as far as they are known, or why there are none."""
+    def run(self, residents: Mapping[str, TensorType]) -> Mapping[str, TensorType]:
+        """Returns the values with sizes that work, as far as they are known.
+
+        Raises:
+            InvalidRequest: There are no such sizes.
+            BeyondLimit: Likewise.
+        """
         inputs = {name: TensorType(one.dtype, tuple(one.shape)) for name, one in self._program.inputs.items()}
         values = inputs | {RESIDENT + name: one for name, one in residents.items()}
         origins = {name: frozenset({name} if ANY in one.shape else ()) for name, one in values.items()}
-        return self._extend(0, values, origins)
+        found = self._extend(0, values, origins)
+        if not isinstance(found, _Conflict):
+            return found
+        # A failure that reads the same for several sizes is not about them.
+        failures = self._failures[found.number]
+        if self._tried_all or (len(failures) == 1 < failures.total()):
+            raise found.error
+        return values
 
     def _extend(
         self, index: int, values: Mapping[str, TensorType], origins: Mapping[str, frozenset[str]]
@@ -234,15 +247,17 @@ class _SizeSearch:
             worst = found if worst is None or found.number >= worst.number else worst
             if self._plans_left <= 0:
                 break
+        self._tried_all &= self._plans_left > 0 and self._can_try_all(operands)
         assert worst is not None, "This is a bug."
         return msgspec.structs.replace(worst, inputs=blamed - unsized)
 
     def _sized(self, operands: Mapping[str, TensorType]) -> Iterable[dict[str, TensorType]]:
         """Operands with every assignment of sizes to their -1s; beyond `MAX_ASSIGNMENTS`, all are given the same size."""
-        count = sum(one.shape.count(ANY) for one in operands.values())
-        is_small = len(self._sizes) ** count <= MAX_ASSIGNMENTS
+        count = _num_unsized(operands)
         assignments: Iterable[tuple[int, ...]] = (
-            itertools.product(self._sizes, repeat=count) if is_small else ((size,) * count for size in self._sizes)
+            itertools.product(self._sizes, repeat=count)
+            if self._can_try_all(operands)
+            else ((size,) * count for size in self._sizes)
         )
         for chosen in assignments:
             left = iter(chosen)
@@ -250,6 +265,10 @@ class _SizeSearch:
                 name: TensorType(one.dtype, tuple(next(left) if dim == ANY else dim for dim in one.shape))
                 for name, one in operands.items()
             }
+
+    def _can_try_all(self, operands: Mapping[str, TensorType]) -> bool:
+        count: int = len(self._sizes) ** _num_unsized(operands)
+        return count <= MAX_ASSIGNMENTS
 
     def _plan(self, index: int, values: Mapping[str, TensorType]) -> Mapping[str, TensorType] | _Conflict:
         """Returns the values with those of one step."""
@@ -259,5 +278,10 @@ class _SizeSearch:
         try:
             planned = plan(step.op, inputs, step.options, self._limits)
         except TilewireError as error:
+            self._failures.setdefault(index + 1, Counter())[str(error)] += 1
             return _Conflict(index + 1, type(error)(f"step {index + 1}: {error}"), frozenset())
         return {**values, **dict(zip(step.outputs, planned.outputs, strict=True))}
+
+
+def _num_unsized(operands: Mapping[str, TensorType]) -> int:
+    return sum(one.shape.count(ANY) for one in operands.values())

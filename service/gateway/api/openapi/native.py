@@ -137,7 +137,7 @@ def describe_tensors() -> dict[str, Described]:
 def describe_programs() -> dict[str, Described]:
     """Describes the calls of programs, by the name of the route."""
     program, kept = json_content(ref("Program")), json_content(ref("KeptProgram"))
-    one: Described = {"parameters": [_PROGRAM]}
+    one: Described = {"parameters": [_PROGRAM, IF_MATCH]}
     outputs = json_content(ref("ProgramAnswer")) | binary_content()
     computed = {"200": answer("Outputs by name.", outputs, is_computed=True)} | errors(COMPUTED)
     return {
@@ -148,11 +148,19 @@ def describe_programs() -> dict[str, Described]:
         "put_program": one
         | {
             "requestBody": {"content": json_content(ref("Program"), _EXAMPLE), "required": True},
-            "responses": {"200": answer("Replaced.", kept), "201": answer("Created.", kept)}
-            | errors((*BODY, ResidentQuota, StoreFull)),
+            "responses": {
+                "200": answer("Replaced.", kept, has_version=True),
+                "201": answer("Created.", kept, has_version=True),
+            }
+            | errors((*BODY, PreconditionFailed, ResidentQuota, StoreFull)),
         },
-        "get_program": one | {"responses": {"200": answer("The program.", program)} | errors(ADMITTED)},
-        "delete_program": one | {"responses": {"204": answer("It is gone.")} | errors((*KEYS, UnknownName, StoreFull))},
+        "get_program": one
+        | {
+            "responses": {"200": answer("The program.", program, has_version=True)}
+            | errors((*ADMITTED, PreconditionFailed))
+        },
+        "delete_program": one
+        | {"responses": {"204": answer("It is gone.")} | errors((*KEYS, UnknownName, PreconditionFailed, StoreFull))},
         "run_program": {
             "parameters": [_PROGRAM, TIMEOUT, IF_MATCH],
             "requestBody": {

@@ -52,7 +52,7 @@ HEADERS: Described = {
         "schema": {"type": "string"},
     },
     "ETag": {
-        "description": "Version of the tensor, for `If-Match`.",
+        "description": "Version of the tensor or program, for `If-Match`.",
         "schema": {"type": "string"},
     },
     "Server-Timing": {
@@ -160,7 +160,7 @@ IF_MATCH: Described = {
     "name": "If-Match",
     "in": "header",
     "required": False,
-    "description": "Versions, as in `ETag`: a resident that is read or changed has one of them, or it is 412. `*` is any.",
+    "description": "Versions, as in `ETag`: what is read or changed has one of them, or it is 412. `*` is any.",
     "schema": {"type": "string", "pattern": r'^(\*|(W/)?"[!#-~]*"( *, *(W/)?"[!#-~]*")*)$'},
 }
 RESIDENT: Described = {"type": "string", "pattern": "^@[A-Za-z0-9._/-]{1,255}$"}

@@ -182,7 +182,6 @@ class NativeTask(OpTask, frozen=True, kw_only=True):
         return int((self.call.query.timeout_ms or 0) * 1e6)
 
     def encoder(self, outputs: Mapping[str, TensorType]) -> CodecEncoder | None:
-        self.op.check_given(self.placed)
         if self.store is not None:
             return None
         codec = codec_for_accept(self.call.accept, self.codec, [kind.dtype for kind in outputs.values()])

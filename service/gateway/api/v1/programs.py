@@ -11,8 +11,10 @@ from tilewire.service.gateway.api.v1.routes import add_described
 from tilewire.service.gateway.auth.authenticator import authorise
 from tilewire.service.gateway.request.body import receive_body, refuse_encodings
 from tilewire.service.gateway.request.context import Gateway, context_of
+from tilewire.service.gateway.request.handle import change_of, match_of
 from tilewire.service.gateway.request.programs import KeptProgram
 from tilewire.service.gateway.request.response import json_response
+from tilewire.service.match import entity_tag
 from tilewire.service.ops.program.definition import MAX_TEXT_BYTES
 from tilewire.service.ops.program.op import PROGRAM
 
@@ -30,39 +32,47 @@ def router(gateway: Gateway) -> APIRouter:
             names = await gateway.programs.names()
             return json_response([_describe(await gateway.programs.find(name, leases)) for name in names])
 
-    @routes.put("/v1/programs/{name}", summary="Keep a program, or replace it.", openapi_extra=described["put_program"])
+    @routes.put(
+        "/v1/programs/{name:path}", summary="Keep a program, or replace it.", openapi_extra=described["put_program"]
+    )
     async def put_program(name: str, request: Request) -> Response:
         context = context_of(request.scope)
         authorise(context.granted, op=PROGRAM, write=[f"programs/{name}"])
         with gateway.admission.admit(context.flow) as leases:
             gateway.engines.check_ready()
             refuse_encodings(context.head)
-            # Written with spaces and line breaks, a text may be longer than what is kept.
+            # More than a program may have: `parse_program` refuses a text that is too long, and says so.
             max_bytes = min(16 * MAX_TEXT_BYTES, gateway.settings.max_body_bytes)
             body = await receive_body(gateway, context, leases, max_bytes)
-            kept, was_there = await gateway.programs.put(name, bytes(body.view), leases)
-        return json_response(_describe(kept), HTTPStatus.OK if was_there else HTTPStatus.CREATED)
+            match = change_of(context.head)
+            kept, was_there = await gateway.programs.put(name, bytes(body.view), leases, match)
+        return json_response(
+            _describe(kept), HTTPStatus.OK if was_there else HTTPStatus.CREATED, {"etag": entity_tag(kept.info.tag)}
+        )
 
-    @routes.get("/v1/programs/{name}", summary="Fetch a program.", openapi_extra=described["get_program"])
+    @routes.get("/v1/programs/{name:path}", summary="Fetch a program.", openapi_extra=described["get_program"])
     async def get_program(name: str, request: Request) -> Response:
         context = context_of(request.scope)
         authorise(context.granted, op=PROGRAM)
         with gateway.admission.admit(context.flow) as leases:
-            kept = await gateway.programs.fetch(name, leases)
-        return Response(kept.op.program.text, media_type="application/json")
+            kept = await gateway.programs.fetch(name, leases, match=match_of(context.head))
+        return Response(
+            kept.op.program.text, media_type="application/json", headers={"etag": entity_tag(kept.info.tag)}
+        )
 
     @routes.delete(
-        "/v1/programs/{name}",
+        "/v1/programs/{name:path}",
         summary="Forget a program.",
         status_code=204,
         openapi_extra=described["delete_program"],
     )
     async def delete_program(name: str, request: Request) -> Response:
-        authorise(context_of(request.scope).granted, op=PROGRAM, write=[f"programs/{name}"])
-        await gateway.programs.delete(name)
+        context = context_of(request.scope)
+        authorise(context.granted, op=PROGRAM, write=[f"programs/{name}"])
+        await gateway.programs.delete(name, change_of(context.head))
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
-    add_described(routes, "/v1/programs/{name}", "run_program", "Run a kept program.", described["run_program"])
+    add_described(routes, "/v1/programs/{name:path}", "run_program", "Run a kept program.", described["run_program"])
     add_described(routes, "/v1/run", "run", "Run the program that the body carries.", described["run"])
     return routes
 
@@ -75,5 +85,5 @@ def _describe(kept: KeptProgram) -> dict[str, object]:
         "outputs": program.outputs,
         "steps": len(program.steps),
         "residents": program.residents,
-        "version": kept.info.version,
+        "version": kept.info.tag,
     }

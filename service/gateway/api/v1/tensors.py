@@ -13,7 +13,7 @@ from tilewire.service.gateway.codecs.negotiation import codec_for_accept
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.body import receive_body, refuse_encodings
 from tilewire.service.gateway.request.context import Gateway, RequestContext, context_of
-from tilewire.service.gateway.request.handle import MAX_PLANS, match_of, reserve_answer
+from tilewire.service.gateway.request.handle import MAX_PLANS, change_of, match_of, reserve_answer
 from tilewire.service.gateway.request.offload import offload
 from tilewire.service.gateway.request.response import TensorResponse, describe_tensor, json_response, timestamp
 from tilewire.service.ipc.messages import Done, TensorInfo, Upload
@@ -74,7 +74,7 @@ def router(gateway: Gateway) -> APIRouter:
     )
     async def delete_tensor(name: str, request: Request) -> Response:
         authorise(context_of(request.scope).granted, write=[check_name(name, field="name")])
-        await gateway.engines.delete(name, match_of(context_of(request.scope).head))
+        await gateway.engines.delete(name, change_of(context_of(request.scope).head))
         return Response(status_code=204)
 
     return routes
@@ -83,7 +83,7 @@ def router(gateway: Gateway) -> APIRouter:
 async def _put(
     gateway: Gateway, context: RequestContext, name: str, placement: Placement | None, axis: int
 ) -> tuple[TensorInfo, bool]:
-    settings, match = gateway.settings, match_of(context.head)
+    settings, match = gateway.settings, change_of(context.head)
     with gateway.admission.admit(context.flow) as leases:
         gateway.engines.check_ready()
         refuse_encodings(context.head)

@@ -19,8 +19,6 @@ from tilewire.service.gateway.api.v2.request import InferRequest, Input, Output,
 from tilewire.service.gateway.codecs.json_text import place
 from tilewire.service.gateway.codecs.protocol import Placed, Room
 from tilewire.service.ops.op import AnyOp, TensorType
-from tilewire.service.ops.program.definition import RESIDENT
-from tilewire.service.ops.program.op import PROGRAM
 
 
 def decode_request(op: AnyOp, body: memoryview, offset: int, header_bytes: int | None, room: Room) -> InferRequest:
@@ -62,9 +60,8 @@ def decode_request(op: AnyOp, body: memoryview, offset: int, header_bytes: int |
 def _raw_request(op: AnyOp, body: memoryview, offset: int) -> InferRequest:
     """A body without JSON: the bytes of one tensor."""
     if op.sole_input is None:
-        names = [name for name in op.inputs if not name.startswith(RESIDENT) and name != PROGRAM]
         raise InvalidRequest(
-            f"Inference-Header-Content-Length: 0 is for models with one input; {op.model or op.name} has {', '.join(names)}"
+            f"Inference-Header-Content-Length: 0 is for models with one input; {op.model or op.name} has {', '.join(op.given)}"
         )
     name, declared = op.sole_input
     kind = TensorType(declared.dtype, _deduced_shape(name, declared, body.nbytes))

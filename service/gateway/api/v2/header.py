@@ -70,7 +70,7 @@ def read_document(op: AnyOp, document: Mapping[str, object]) -> Header:
     """
     parameters = _parameters(document, "parameters")
     pending = _read_inputs(op, document.get("inputs"))
-    residents = {name: parameters.pop(name) for name in op.inputs if name in parameters}
+    residents = {name: parameters.pop(name) for name in op.given if name in parameters}
     pending += tuple(_resident_parameter(name, value, pending) for name, value in residents.items())
     default_binary = _flag(parameters.pop("binary_data_output", False), "binary_data_output")
     outputs = _read_outputs(op, document.get("outputs"), default_binary)
@@ -120,8 +120,8 @@ def _read_inputs(op: AnyOp, value: object) -> tuple[Pending, ...]:
     pending: dict[str, Pending] = {}
     for entry in value:
         name = _name_of(entry, "inputs")
-        if name not in op.inputs:
-            raise InvalidRequest(f"inputs: {op.name} has no input {name[:64]!r}; it has {', '.join(op.inputs)}")
+        if name not in op.given:
+            raise InvalidRequest(f"inputs: {op.name} has no input {name[:64]!r}; it has {', '.join(op.given)}")
         if name in pending:
             raise InvalidRequest(f"inputs: {name!r} is given twice")
         pending[name] = _read_input(name, entry)

@@ -78,11 +78,11 @@ async def find_model(gateway: Gateway, flow: Flow, model: str, version: str | No
     with gateway.admission.admit(flow) as leases:
         try:
             kept = await gateway.programs.find(model, leases)
-            values = await gateway.programs.values(kept)
         except (UnknownName, InvalidRequest):
-            kept, values = None, {}
-    if kept is None or version not in (None, VERSION):
-        return model_of_op(model_named(model, version))
+            kept = None
+        if kept is None or version not in (None, VERSION):
+            return model_of_op(model_named(model, version))
+        values = await gateway.programs.values(kept)
     program = kept.op.program
     return Model(
         model,
@@ -93,7 +93,7 @@ async def find_model(gateway: Gateway, flow: Flow, model: str, version: str | No
 
 
 def _output_of(name: str, kind: TensorType | None) -> Tensor:
-    """An output of a program; one that depends on residents that are not there has no known rank."""
+    """An output of a program; one that depends on residents that are not there, or do not fit, has no known rank."""
     if kind is None:
         return Tensor(name, DATATYPE, (-1,))
     return Tensor(name, DTYPES[kind.dtype].oip, (-1,) * len(kind.shape))

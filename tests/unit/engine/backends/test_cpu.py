@@ -80,12 +80,31 @@ def test_softmax_along_any_axis_of_any_order(room: Room, axis: int, fortran: boo
     assert_close(room.run("softmax", {"x": source}, {"x": source.type}, axis=axis), *oracle.softmax(x, axis))
 
 
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("size", [128, 129, 2**13])
+def test_softmax_of_many_small_elements_beside_a_large_one(room: Room, size: int, log: bool) -> None:
+    """Each small exponential is 0.55 of the last place of the sum: float32 additions round it up to a whole one."""
+    x = np.full((1, size), np.log(0.55 * 2**-23), np.float32)
+    x[0, 0] = 0
+    source = room.place(x)
+    assert_close(room.run("softmax", {"x": source}, {"x": source.type}, log=log), *oracle.softmax(x, log=log))
+
+
 @pytest.mark.parametrize("dtype", ["float64", "int32", "int64"])
 def test_add_of_wide_numbers_from_any_offset(room: Room, dtype: str) -> None:
     a, b = random_array(dtype, (5, 1), 1), random_array(dtype, (4,), 2)
     inputs = {"a": room.place(a, 1), "b": room.place(b, 5)}
     out = room.run("add", dict(inputs), {name: source.type for name, source in inputs.items()}, alpha=2)
     np.testing.assert_array_equal(out, a + 2 * b)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("alpha", [1e39, -1e300])
+def test_an_alpha_past_float32_is_infinite(room: Room, dtype: str, alpha: float) -> None:
+    a, b = np.ones(3, NUMPY[dtype]), np.array([1, -2, 0], NUMPY[dtype])
+    inputs = {"a": room.place(a), "b": room.place(b)}
+    out = room.run("add", dict(inputs), {name: source.type for name, source in inputs.items()}, alpha=alpha)
+    np.testing.assert_array_equal(out.astype(np.float64), np.array([np.inf, -np.inf, np.nan]) * np.sign(alpha))
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3, 4)])

@@ -48,6 +48,13 @@ def test_rows_against_float64(
         np.testing.assert_allclose(out.double(), oracle(x, kind, axis, **given), rtol=rtol, atol=rtol)
 
 
+@pytest.mark.parametrize("kind", EPS)
+def test_a_million_elements_lose_no_digits(kind: str) -> None:
+    x = torch.rand(2**20, 2, generator=torch.Generator().manual_seed(3)) * 0.01 + 1
+    (out,) = OpBench(2**25).run("normalize", {"x": x}, kind=kind, axis=0)
+    np.testing.assert_allclose(out.double(), oracle(x, kind, 0), rtol=2e-6, atol=2e-4 if kind == "layer" else 0)
+
+
 def test_the_result_has_the_dtype_that_is_asked_for_and_eps_counts(bench: OpBench) -> None:
     x = torch.tensor([[3, 4]], dtype=torch.float16)
     (out,) = bench.run("normalize", {"x": x}, kind="l2", out_dtype="float32", eps=10)
@@ -63,6 +70,12 @@ def test_equal_elements_and_zeros_are_divided_by_eps_alone(bench: OpBench) -> No
     for kind in EPS:
         (out,) = bench.run("normalize", {"x": torch.zeros(2, 8)}, kind=kind)
         assert not out.any()
+
+
+@pytest.mark.parametrize("kind", EPS)
+def test_an_eps_past_float32_is_infinite(bench: OpBench, kind: str) -> None:
+    (out,) = bench.run("normalize", {"x": torch.ones(2, 8)}, kind=kind, eps=1e39)
+    assert not out.any()
 
 
 @pytest.mark.parametrize("kind", EPS)

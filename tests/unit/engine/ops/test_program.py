@@ -65,6 +65,18 @@ def test_the_outputs_are_those_of_the_steps(bench: JobBench) -> None:
     torch.testing.assert_close(tensor_of(one.outs[1]), h)
 
 
+def test_a_value_lies_as_in_a_request_of_its_own(bench: JobBench) -> None:
+    """Sums depend on strides, and the elements chosen of each row lie apart."""
+    steps: list[dict[str, Any]] = [
+        {"op": "topk", "inputs": {"x": "x"}, "options": {"k": 1}, "as": ["top", "at"]},
+        {"op": "reduce", "inputs": {"x": "top"}, "options": {"kind": "sum", "axis": 0}, "as": "total"},
+    ]
+    x = torch.randn(5000, 8, generator=torch.Generator().manual_seed(1))
+    one = bench.job(PROGRAM, options_of(steps, "total"), x=bench.put(x))
+    bench.backend.begin(join([one])).wait()
+    assert torch.equal(tensor_of(one.outs[0]), x.amax(-1, keepdim=True).sum(0))
+
+
 def test_requests_share_a_launch_by_rows(bench: JobBench) -> None:
     options = options_of(STEPS, "p", "h")
     inputs = [torch.randn(rows, 8) for rows in (1, 5, 2)]

@@ -114,6 +114,15 @@ def test_no_rows_give_no_results(bench: OpBench, kind: str) -> None:
     assert out.shape == (0,)
 
 
+@pytest.mark.parametrize("kind", ["sum", "mean", "logsumexp", "norm"])
+@pytest.mark.parametrize(("shape", "axis"), [((2**20,), 0), ((2**20, 2), 0), ((2, 2**19), "all")])
+def test_a_million_elements_lose_no_digits(kind: str, shape: tuple[int, ...], axis: int | str) -> None:
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(3)) * 0.01 + 1
+    (out,) = OpBench(2**24).run("reduce", {"x": x}, kind=kind, axis=axis)
+    wanted = ORACLES[kind](x.double().numpy(), axis=None if isinstance(axis, str) else axis, keepdims=False)
+    np.testing.assert_allclose(out.double(), wanted, rtol=2e-6)
+
+
 @pytest.mark.parametrize("keepdims", [False, True])
 @pytest.mark.parametrize("kind", ORACLES)
 def test_rows_share_a_launch(bench: OpBench, kind: str, keepdims: bool) -> None:

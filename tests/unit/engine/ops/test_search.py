@@ -119,6 +119,17 @@ def test_distances_keep_their_digits_where_norms_are_large(bench: OpBench, k: in
     np.testing.assert_allclose(values, np.take_along_axis(scores_of(a, b, "l2"), indices.numpy(), -1), rtol=1e-6)
 
 
+@pytest.mark.parametrize(("width", "offset", "spread"), [(3, 1e5, 1), (2, 50, 0.5), (64, 1000, 1), (16, 1e20, 1e18)])
+def test_the_nearest_are_found_far_from_the_origin(bench: OpBench, width: int, offset: float, spread: float) -> None:
+    """Norms and products of such points agree in more digits than float32 has."""
+    generator = torch.Generator().manual_seed(3)
+    a, b = (torch.randn((rows, width), generator=generator) * spread + offset for rows in (5, 10_000))
+    values, indices = bench.run("search", {"a": a, "b": b}, k=5, metric="l2")
+    scores = scores_of(a, b, "l2")
+    np.testing.assert_array_equal(indices, np.argsort(scores, -1, kind="stable")[:, :5])
+    np.testing.assert_allclose(values, np.take_along_axis(scores, indices.numpy(), -1).astype(np.float32), rtol=1e-6)
+
+
 def test_an_infinite_distance_is_a_number(bench: OpBench) -> None:
     b = torch.tensor([[torch.nan, 0], [0, torch.inf], [1e30, 0], [1, 1]])
     values, indices = bench.run("search", {"a": torch.tensor([[1.0, 1.0]]), "b": b}, k=4, metric="l2")

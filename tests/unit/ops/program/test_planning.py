@@ -46,6 +46,10 @@ FREE = program(
     y=ANY_MATRIX,
     z=ANY_MATRIX,
 )
+# One of its sizes has to be 33, and the sum needs others that differ from that.
+ADD_MANY = {"op": "add", "inputs": {"a": "x", "b": "y"}, "as": "s"}
+ANY_CUBE = {"dtype": "float32", "shape": [-1, -1, -1]}
+WIDE = program([ADD_MANY, matmul("x", "@w", "h")], "s", "h", shape=(3, -1), y=ANY_CUBE)
 WEIGHTS = {"@w1": f32(8, 16), "@w2": f32(16, 4)}
 
 
@@ -124,6 +128,8 @@ UNFIT = {"u": f32(7, 5), "v": f32(6, 4)}
         (program([softmax("x", "p", axis=2)], "p"), {}, r"step 1: axis: "),
         (program([matmul("x", "x", "y")], "y", shape=(4, 8)), {}, r"step 1: b: "),
         (program([matmul("x", "@u", "y"), matmul("y", "@v", "z")], "z", shape=(-1, -1)), UNFIT, r"step 2: b: "),
+        # Whatever the sizes, of which there are too many to try.
+        (WIDE, {"w": TensorType("int8", (33, 33)), "r1": f32(5), "r2": f32(6)}, r"step 2: b: dtype"),
     ],
 )
 def test_what_can_never_work_is_refused_at_the_upload(
@@ -143,6 +149,7 @@ def test_what_can_never_work_is_refused_at_the_upload(
         (program([matmul("x", "x", "y")], "y", shape=(-1, -1)), {}),
         (program([TOP, ADD_TOP], "y", shape=(-1, -1)), {}),
         (FREE, {"u": f32(7, 5), "v": f32(6, 4), "w": f32(9, 2)}),
+        (WIDE, {"w": f32(33, 33), "r1": f32(5), "r2": f32(6)}),
     ],
 )
 def test_what_some_sizes_make_work_is_taken(whole: Program, residents: dict[str, TensorType]) -> None:
