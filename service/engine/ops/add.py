@@ -22,10 +22,12 @@ class EngineAdd(EngineOp[AddOptions]):
         a, b, (out_dtype,) = inputs["a"], inputs["b"], out_dtypes
         if a.dtype.is_floating_point:
             wide = torch.promote_types(torch.promote_types(a.dtype, out_dtype), torch.float32)
-            return (torch.add(a.to(wide), b.to(wide), alpha=options.alpha),)
+            # Beyond that dtype it is infinite, as a rounded number; torch refuses it.
+            alpha = torch.tensor(options.alpha, dtype=wide)
+            return (torch.add(a.to(wide), b.to(wide), alpha=alpha.item()),)
         # Integers wrap as NumPy's do, whatever alpha is.
-        alpha = torch.tensor(options.alpha, dtype=torch.int64).to(a.dtype)
-        return (a + b * alpha,)
+        factor = torch.tensor(options.alpha, dtype=torch.int64).to(a.dtype)
+        return (a + b * factor,)
 
     def gpu(self, call: KernelCall[AddOptions]) -> None:
         """Launches the kernel. A sum does not depend on the others of its batch."""

@@ -27,7 +27,9 @@ class EngineNormalize(EngineOp[NormalizeOptions]):
         if options.kind == "layer":
             x = x - x.mean(-1, keepdim=True)
         if options.kind == "l2":
-            out = x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=eps)
+            # As a tensor: torch refuses a number beyond float32.
+            least = torch.tensor(eps, dtype=torch.float32)
+            out = x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=least)
         else:
             out = x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
         if (weight := inputs.get("weight")) is not None:

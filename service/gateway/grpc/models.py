@@ -84,7 +84,7 @@ class ModelCalls:
             gateway = self._gateway
             try:
                 admit(gateway, context)
-                result = await work(_read(kind, message), context)
+                result = await work(read_request(kind, message), context)
                 await respond(gateway, context, OK, Answer(CONTENT_TYPE, [result.SerializeToString()]))
             except Exception as error:  # noqa: BLE001  (the last line of defence: it is logged and answered)
                 written = respond_error(gateway, context, error)
@@ -158,8 +158,13 @@ class ModelCalls:
         return pb.CudaSharedMemoryUnregisterResponse()
 
 
-def _read(kind: type[MessageT], message: bytes) -> MessageT:
-    """Parses the request of a call, which may be compressed."""
+def read_request(kind: type[MessageT], message: bytes) -> MessageT:
+    """Parses the request of a call, which may be compressed.
+
+    Raises:
+        InvalidRequest: It is none of that kind.
+        BodyTooLarge: It inflates to more than such a request has.
+    """
     return parse(kind, inflate(message, MAX_REQUEST_BYTES) if is_compressed(message) else message)
 
 

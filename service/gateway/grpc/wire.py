@@ -18,6 +18,8 @@ from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.grpc.open_inference_pb2 import ModelInferRequest
 
 MessageT = TypeVar("MessageT", bound=Message)
+# Name and version of the model, and id of the request.
+Names = tuple[bytes, bytes, bytes]
 
 # Raw contents begin on this in their slot: unaligned ones are copied to the device in smaller words.
 ALIGN_BYTES = 64
@@ -25,8 +27,8 @@ ALIGN_BYTES = 64
 COPY_BYTES = 2**22
 
 # Tag of a field whose value has a length, in one byte.
-_MODEL_NAME, _MODEL_VERSION, _RAW = 0x0A, 0x12, 0x3A
-_HEADER_TAGS = frozenset({_MODEL_NAME, _MODEL_VERSION, 0x1A, 0x22, 0x2A, 0x32})
+_MODEL_NAME, _MODEL_VERSION, _ID, _RAW = 0x0A, 0x12, 0x1A, 0x3A
+_HEADER_TAGS = frozenset({0x22, 0x2A, 0x32})
 _RAW_FIELD = b"\x3a"
 _CONTINUES = 0x80
 # No length takes more bytes: messages have less than 2 GiB.
@@ -39,6 +41,7 @@ class Frame(NamedTuple):
     Attributes:
         model: Name of the model, UTF-8.
         version: Version of the model, UTF-8; empty for any.
+        id: Id of the request, UTF-8; empty for none.
         lead: First bytes of the slot.
         parts: Lead and raw contents, in order, with their places in the slot.
         nbytes: Size of the slot.
@@ -46,6 +49,7 @@ class Frame(NamedTuple):
 
     model: bytes
     version: bytes
+    id: bytes
     lead: bytes
     parts: list[tuple[int, bytes | memoryview]]
     nbytes: int
@@ -58,7 +62,7 @@ def frame_of(message: bytes) -> Frame:
         InvalidRequest: It is no `ModelInferRequest`.
     """
     # No protobuf library writes another encoding than the shortest, so other messages may take longer.
-    model, version, header, raws = _scan(message) or _scan_slowly(message)
+    names, header, raws = _scan(message) or _scan_slowly(message)
     lead = struct.pack(f"<II{len(raws)}Q", len(header), len(raws), *[len(raw) for raw in raws]) + header
     parts: list[tuple[int, bytes | memoryview]] = [(0, lead)]
     at = len(lead)
@@ -66,7 +70,7 @@ def frame_of(message: bytes) -> Frame:
         at = aligned(at)
         parts.append((at, raw))
         at += len(raw)
-    return Frame(model, version, lead, parts, at)
+    return Frame(*names, lead, parts, at)
 
 
 def pieces_of(frame: Frame) -> Iterator[tuple[int, bytes | memoryview]]:
@@ -122,10 +126,10 @@ def parse(kind: type[MessageT], data: bytes) -> MessageT:
     return message
 
 
-def _scan(message: bytes) -> tuple[bytes, bytes, bytes, list[memoryview]] | None:
+def _scan(message: bytes) -> tuple[Names, bytes, list[memoryview]] | None:
     """Goes through the fields; None for an encoding other than the shortest, or fields that there are not."""
     view, end = memoryview(message), len(message)
-    model = version = b""
+    model = version = request_id = b""
     raws: list[memoryview] = []
     header: list[memoryview] = []
     at = begin = 0
@@ -146,6 +150,8 @@ def _scan(message: bytes) -> tuple[bytes, bytes, bytes, list[memoryview]] | None
             model = message[at:stop]
         elif tag == _MODEL_VERSION:
             version = message[at:stop]
+        elif tag == _ID:
+            request_id = message[at:stop]
         elif tag not in _HEADER_TAGS:
             return None
         at = stop
@@ -153,7 +159,7 @@ def _scan(message: bytes) -> tuple[bytes, bytes, bytes, list[memoryview]] | None
         return None
     if begin < end:
         header.append(view[begin:])
-    return model, version, bytes(header[0]) if len(header) == 1 else b"".join(header), raws
+    return (model, version, request_id), bytes(header[0]) if len(header) == 1 else b"".join(header), raws
 
 
 def _read_length(message: bytes, at: int, length: int) -> tuple[int, int]:
@@ -178,9 +184,10 @@ def _read_length(message: bytes, at: int, length: int) -> tuple[int, int]:
     return _TOO_LONG, at
 
 
-def _scan_slowly(message: bytes) -> tuple[bytes, bytes, bytes, list[memoryview]]:
+def _scan_slowly(message: bytes) -> tuple[Names, bytes, list[memoryview]]:
     request = parse(ModelInferRequest, message)
     raws = [memoryview(raw) for raw in request.raw_input_contents]
     del request.raw_input_contents[:]
     request.DiscardUnknownFields()
-    return request.model_name.encode(), request.model_version.encode(), request.SerializeToString(), raws
+    names = request.model_name.encode(), request.model_version.encode(), request.id.encode()
+    return names, request.SerializeToString(), raws

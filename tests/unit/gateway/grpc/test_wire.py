@@ -54,7 +54,8 @@ def check_as_protobuf(message: bytes) -> None:
     slot = placed(frame)
     lead_bytes, header, places = read_frame(slot)
     assert slot[:lead_bytes] == frame.lead
-    assert (frame.model.decode(), frame.version.decode()) == (expected.model_name, expected.model_version)
+    names = tuple(name.decode() for name in (frame.model, frame.version, frame.id))
+    assert names == (expected.model_name, expected.model_version, expected.id)
     assert [bytes(slot[at : at + nbytes]) for at, nbytes in places] == list(expected.raw_input_contents)
     assert all(at % ALIGN_BYTES == 0 for at, _ in places)
     del expected.raw_input_contents[:]
