@@ -195,7 +195,8 @@ def medians(rounds: Sequence[Round]) -> dict[str, Round]:
 def ratio(rounds: Sequence[Round], measure: str, above: str, below: str) -> float:
     """The median over the rounds of one server's measure to another's."""
     values = {name: [getattr(one, measure) for one in rounds if one.server == name] for name in (above, below)}
-    return round(statistics.median(a / b for a, b in zip(values[above], values[below], strict=True)), 2)
+    found: float = statistics.median(a / b for a, b in zip(values[above], values[below], strict=True))
+    return round(found, 2)
 
 
 def report(rounds: Sequence[Round], nbytes: int) -> dict[str, float]:

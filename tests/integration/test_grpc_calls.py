@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 import weakref
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -78,9 +79,15 @@ class Message(bytes):
 
 
 class OneMessage:
-    """A call with one message, as the library gives it; see `Servicer`."""
+    """A call with one message, as the library gives it; see `Servicer`.
 
-    def __init__(self, data: bytes) -> None:
+    Args:
+        data: The message.
+        left_s: Time until the client gives up.
+    """
+
+    def __init__(self, data: bytes, left_s: float | None = None) -> None:
+        self._left_s = left_s
         self._message: Message | None = Message(data)
         self._message.kept = Kept()
         self.kept = weakref.ref(self._message.kept)
@@ -93,7 +100,7 @@ class OneMessage:
         return ()
 
     def time_remaining(self) -> float | None:
-        return None
+        return self._left_s
 
     def set_trailing_metadata(self, metadata: Sequence[tuple[str, str]]) -> None:
         raise AssertionError("It named nothing.")
@@ -132,6 +139,16 @@ async def test_a_message_is_given_up_when_it_is_in_its_slot(is_streamed: bool) -
     if is_streamed:
         answer = pb.ModelStreamInferResponse.FromString(call.written[0]).infer_response.SerializeToString()
     np.testing.assert_array_equal(out_of(pb.ModelInferResponse.FromString(answer)), 2 * A)
+
+
+@pytest.mark.parametrize("left_s", [99_999_999 * 3600.0, 1e10, math.inf])
+@scene
+async def test_a_deadline_in_centuries_is_none(left_s: float) -> None:
+    """The first is the longest that `grpc-timeout` can say. It is beyond the nanoseconds of a message to an engine."""
+    bench = RpcBench()
+    answer = await InferCalls(bench.gateway).infer(no_messages(), OneMessage(MESSAGE, left_s))
+    np.testing.assert_array_equal(out_of(pb.ModelInferResponse.FromString(answer)), 2 * A)
+    assert bench.engine.jobs[0].deadline_ns == 0
 
 
 @scene
