@@ -290,17 +290,26 @@ def test_health_of_an_unknown_service(channel: grpc.Channel) -> None:
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-@pytest.mark.parametrize("path", sorted(REFLECTION_PATHS | {f"/{HEALTH_SERVICE}/Check", f"/{HEALTH_SERVICE}/Watch"}))
+@pytest.mark.parametrize(
+    "path",
+    [
+        *sorted(REFLECTION_PATHS),
+        f"/{HEALTH_SERVICE}/Check",
+        f"/{HEALTH_SERVICE}/Watch",
+        f"/{SERVICE}/SystemSharedMemoryStatus",
+    ],
+)
 @pytest.mark.parametrize(
     ("message", "status", "text"),
     [
         (b"\xff", INVALID, "in the encoding of protocol buffers"),
         (b"\x0a\x02\xff\xfe", INVALID, "in the encoding of protocol buffers"),
         (zlib.compress(bytes(2**20)), EXHAUSTED, "inflates to more than the limit"),
+        (b"\xf8\x01\x00" * 2**15, EXHAUSTED, "98304 bytes; the limit of such a request is 65536"),
     ],
-    ids=["bytes", "text", "bomb"],
+    ids=["bytes", "text", "bomb", "long"],
 )
-def test_broken_messages_of_other_services(
+def test_broken_messages_of_other_calls(
     channel: grpc.Channel, path: str, message: bytes, status: grpc.StatusCode, text: str
 ) -> None:
     with refused(status, text):

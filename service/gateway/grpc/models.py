@@ -8,7 +8,7 @@ import msgspec
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from tilewire.service.errors import UnknownName
+from tilewire.service.errors import BodyTooLarge, UnknownName
 from tilewire.service.gateway.api.health import why_not_ready
 from tilewire.service.gateway.api.v2.models import (
     configure_model,
@@ -163,9 +163,13 @@ def read_request(kind: type[MessageT], message: bytes) -> MessageT:
 
     Raises:
         InvalidRequest: It is none of that kind.
-        BodyTooLarge: It inflates to more than such a request has.
+        BodyTooLarge: It is longer than such a request may be.
     """
-    return parse(kind, inflate(message, MAX_REQUEST_BYTES) if is_compressed(message) else message)
+    if is_compressed(message):
+        message = inflate(message, MAX_REQUEST_BYTES)
+    elif len(message) > MAX_REQUEST_BYTES:
+        raise BodyTooLarge(f"request: {len(message)} bytes; the limit of such a request is {MAX_REQUEST_BYTES}")
+    return parse(kind, message)
 
 
 def _filled(message: MessageT, content: dict[str, object]) -> MessageT:
