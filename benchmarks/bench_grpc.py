@@ -4,8 +4,8 @@
 
 Owns the questions, the ratios and the report; `grpc_echo` is the plain server, `grpc_floor` what the library leaves at best.
 `grpc_load` and `load` send. All answer the same tensors; Tilewire computes their softmax on its engine. The servers are
-measured by turns, and the best round of each counts: a slower one says what else the machine did. Server, load generator and
-engine are on one machine.
+measured by turns in short rounds, and medians count: of each measure, and of the ratios within a round. Server, load generator
+and engine are on one machine.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import math
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,7 @@ class Round:
         p50_us: Half of the latencies are below.
         p99_us: All but a hundredth are below.
         cpu_us: CPU time of the server's process for each answer, in microseconds, without the engine's.
+        engine_us: CPU time of the engine for each answer, in microseconds; 0 for a server without one.
     """
 
     server: str
@@ -54,6 +56,7 @@ class Round:
     p50_us: float
     p99_us: float
     cpu_us: float
+    engine_us: float
 
 
 # Python modules of the servers' processes.
@@ -63,6 +66,7 @@ MODULES = {
     GRPC: "tilewire.service.gateway.grpc",
     HTTP: "tilewire.service.gateway",
 }
+ENGINE = "tilewire.service.engine"
 # Marks the processes of one run, in their environment.
 MARK = "BENCH_GRPC_RUN"
 
@@ -77,9 +81,12 @@ class Meter:
 
     run: str
 
-    def seconds(self, server: str) -> float:
-        """CPU time that a server's process has used."""
-        mark, module = f"{MARK}={self.run}".encode(), MODULES[server].encode()
+    def used(self, server: str) -> tuple[float, float]:
+        """CPU time that a server's process and its engine have used, in microseconds."""
+        return self._used(MODULES[server]), self._used(ENGINE) if server in (GRPC, HTTP) else 0.0
+
+    def _used(self, name: str) -> float:
+        mark, module = f"{MARK}={self.run}".encode(), name.encode()
         ticks = 0
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -87,7 +94,7 @@ class Meter:
                 if module in words and mark in (folder / "environ").read_bytes().split(b"\0"):
                     fields = (folder / "stat").read_text().rpartition(")")[2].split()
                     ticks += int(fields[11]) + int(fields[12])
-        return ticks / os.sysconf("SC_CLK_TCK")
+        return 1e6 * ticks / os.sysconf("SC_CLK_TCK")
 
 
 def free_port() -> int:
@@ -105,13 +112,18 @@ def measure_grpc(server: str, address: str, meter: Meter, arguments: argparse.Na
     """
     words = ["--rows", arguments.rows, "--in-flight", arguments.in_flight, "--seconds", arguments.seconds]
     command = [sys.executable, "-m", "benchmarks.grpc_load", address, *map(str, words)]
-    before_s = meter.seconds(server)
+    before = meter.used(server)
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode:
         raise RuntimeError(f"{server}: {done.stderr[-2000:]}")
     found = json.loads(done.stdout)
-    cpu_us = round((meter.seconds(server) - before_s) / found["sent"] * 1e6, 1)
-    return Round(server, round(found["requests"] / found["seconds"]), found["p50_us"], found["p99_us"], cpu_us)
+    used = used_since(before, meter.used(server), found["sent"])
+    return Round(server, round(found["requests"] / found["seconds"]), found["p50_us"], found["p99_us"], *used)
+
+
+def used_since(before: tuple[float, float], after: tuple[float, float], answers: float) -> tuple[float, float]:
+    """CPU time of a server and its engine for each answer."""
+    return round((after[0] - before[0]) / answers, 1), round((after[1] - before[1]) / answers, 1)
 
 
 def measure_http(url: str, meter: Meter, arguments: argparse.Namespace) -> Round:
@@ -124,10 +136,10 @@ def measure_http(url: str, meter: Meter, arguments: argparse.Namespace) -> Round
     np.save(body, np.linspace(0, 1, arguments.rows * COLUMNS, dtype=np.float32).reshape(arguments.rows, COLUMNS))
     call = Call("/v1/softmax", "application/x-npy", body.read_bytes())
     httpx.post(url + call.path, content=call.body, headers={"content-type": call.content_type}).raise_for_status()
-    before_s = meter.seconds(HTTP)
+    before = meter.used(HTTP)
     found = run_load(url, [call], connections=arguments.in_flight, seconds=math.ceil(arguments.seconds), threads=1)
-    cpu_us = round((meter.seconds(HTTP) - before_s) / found.requests * 1e6, 1)
-    return Round(HTTP, round(found.per_s), found.p50_us, found.p99_us, cpu_us)
+    used = used_since(before, meter.used(HTTP), found.requests)
+    return Round(HTTP, round(found.per_s), found.p50_us, found.p99_us, *used)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -155,13 +167,12 @@ def run(argv: Sequence[str]) -> int:
             rounds.append(measure_grpc(GRPC, f"127.0.0.1:{port}", meter, arguments))
             if find_wrk() is not None:
                 rounds.append(measure_http(url, meter, arguments))
-    best = {name: best_of(name, rounds) for name in dict.fromkeys(one.server for one in rounds)}
-    ratios = report(best, arguments.rows * 4 * COLUMNS)
+    ratios = report(rounds, arguments.rows * 4 * COLUMNS)
     if arguments.out is not None:
         found = {
             **describe(identity, "benchmarks.bench_grpc", argv),
             "rounds": [asdict(one) for one in rounds],
-            "best": [asdict(one) for one in best.values()],
+            "medians": [asdict(one) for one in medians(rounds).values()],
             "ratios": ratios,
         }
         arguments.out.mkdir(parents=True, exist_ok=True)
@@ -169,31 +180,48 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def best_of(server: str, rounds: Sequence[Round]) -> Round:
-    """The best of each measure of a server's rounds."""
-    mine = [one for one in rounds if one.server == server]
-    least = (min(getattr(one, name) for one in mine) for name in ("p50_us", "p99_us", "cpu_us"))
-    return Round(server, max(one.per_s for one in mine), *least)
+def medians(rounds: Sequence[Round]) -> dict[str, Round]:
+    """The median of each measure of each server's rounds."""
+    by_server = {
+        name: [one for one in rounds if one.server == name] for name in dict.fromkeys(r.server for r in rounds)
+    }
+    measures = ("per_s", "p50_us", "p99_us", "cpu_us", "engine_us")
+    return {
+        server: Round(server, *(round(statistics.median(getattr(one, name) for one in mine), 1) for name in measures))
+        for server, mine in by_server.items()
+    }
 
 
-def report(best: dict[str, Round], nbytes: int) -> dict[str, float]:
-    """Prints the best rounds and returns their ratios."""
-    print(f"{nbytes} bytes in and out\n{'server':>14} {'req/s':>8} {'p50 µs':>8} {'p99 µs':>8} {'CPU µs':>8}")
-    for one in best.values():
-        print(f"{one.server:>14} {one.per_s:>8.0f} {one.p50_us:>8.0f} {one.p99_us:>8.0f} {one.cpu_us:>8.0f}")
-    grpc = best[GRPC].per_s
+def ratio(rounds: Sequence[Round], measure: str, above: str, below: str) -> float:
+    """The median over the rounds of one server's measure to another's."""
+    values = {name: [getattr(one, measure) for one in rounds if one.server == name] for name in (above, below)}
+    found: float = statistics.median(a / b for a, b in zip(values[above], values[below], strict=True))
+    return round(found, 2)
+
+
+def report(rounds: Sequence[Round], nbytes: int) -> dict[str, float]:
+    """Prints the medians and returns their ratios."""
+    found = medians(rounds)
+    print(
+        f"{nbytes} bytes in and out\n{'server':>14} {'req/s':>8} {'p50 µs':>8} {'p99 µs':>8} {'CPU µs':>8} {'engine':>8}"
+    )
+    for one in found.values():
+        print(
+            f"{one.server:>14} {one.per_s:>8.0f} {one.p50_us:>8.0f} {one.p99_us:>8.0f} {one.cpu_us:>8.0f} "
+            f"{one.engine_us:>8.0f}"
+        )
     ratios = {
-        "grpc_to_echo": round(grpc / best[ECHO].per_s, 2),
-        "floor_to_echo": round(best[FLOOR].per_s / best[ECHO].per_s, 2),
-        "cpu_grpc_to_echo": round(best[GRPC].cpu_us / best[ECHO].cpu_us, 2),
+        "grpc_to_echo": ratio(rounds, "per_s", GRPC, ECHO),
+        "floor_to_echo": ratio(rounds, "per_s", FLOOR, ECHO),
+        "cpu_grpc_to_echo": ratio(rounds, "cpu_us", GRPC, ECHO),
     }
     print(
         f"gRPC to echo: {ratios['grpc_to_echo']} (wanted {TARGET}, and {TARGET_PER_S} requests/s); "
         f"floor to echo: {ratios['floor_to_echo']}; CPU time of a request, gRPC to echo: {ratios['cpu_grpc_to_echo']}"
     )
-    if HTTP in best:
-        ratios["http_to_grpc"] = round(best[HTTP].per_s / grpc, 1)
-        ratios["cpu_grpc_to_http"] = round(best[GRPC].cpu_us / best[HTTP].cpu_us, 1)
+    if HTTP in found:
+        ratios["http_to_grpc"] = ratio(rounds, "per_s", HTTP, GRPC)
+        ratios["cpu_grpc_to_http"] = ratio(rounds, "cpu_us", GRPC, HTTP)
         print(
             f"HTTP to gRPC: {ratios['http_to_grpc']}; CPU time of a request, gRPC to HTTP: {ratios['cpu_grpc_to_http']}"
         )

@@ -135,7 +135,7 @@ def amounts_of(problem: Problem, config: Config, occupancy: int, target: Target,
     tile = config.block_m * config.block_n
     sm_rate = target.sm_flops_per_us(arithmetic_of(problem))
     matrix_us = 0.0 if config.kernel == "vector" else turns * steps * 2 * tile * config.block_k / sm_rate
-    loaded = turns * steps * config.block_k * item_bytes
+    loaded: float = turns * steps * config.block_k * item_bytes
     # Rows and columns past the end are not loaded. Short runs of memory are loaded with what is around them.
     run_bytes = (config.block_k if problem.b_major == "k" else config.block_n) * item_bytes
     around = max(1.0, _RUN_BYTES / run_bytes) if config.kernel == "vector" else 1.0

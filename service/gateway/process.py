@@ -154,12 +154,15 @@ async def say_ready(attached: asyncio.Event, servers: Sequence[Server], control:
     control.send(child.Ready("every engine is attached"))
 
 
-async def serve(settings: GatewaySettings, open_servers: Callable[[Gateway], Sequence[Server]]) -> None:
+async def serve(
+    settings: GatewaySettings, open_servers: Callable[[Gateway], Sequence[Server]], gather_turns: int
+) -> None:
     """Runs the gateway until it is drained.
 
     Args:
         settings: The gateway's.
         open_servers: Makes its servers, on ports that the supervisor has bound.
+        gather_turns: As for `EngineClient`.
     """
     draining = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, draining.set)
@@ -181,7 +184,8 @@ async def serve(settings: GatewaySettings, open_servers: Callable[[Gateway], Seq
 
     poller = BusyPoller(settings.busy_poll_s)
     clients = [
-        EngineClient(settings.index, address, segment, on_change, poller) for address in settings.engine_addresses
+        EngineClient(settings.index, address, segment, on_change, poller, gather_turns)
+        for address in settings.engine_addresses
     ]
     gateway = make_gateway(settings, clients, Arena(segment), metrics)
     gateway.metrics.observe_load()
@@ -202,7 +206,7 @@ async def serve(settings: GatewaySettings, open_servers: Callable[[Gateway], Seq
     await control.close()
 
 
-def run(open_servers: Callable[[Gateway], Sequence[Server]]) -> int:
+def run(open_servers: Callable[[Gateway], Sequence[Server]], gather_turns: int = 0) -> int:
     """Runs the process; returns its exit status."""
     # A terminal's Ctrl-C is the supervisor's to handle: it drains us first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -211,7 +215,7 @@ def run(open_servers: Callable[[Gateway], Sequence[Server]]) -> int:
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            runner.run(serve(settings, open_servers))
+            runner.run(serve(settings, open_servers, gather_turns))
         except (KeysError, TlsError) as error:
             # Not `EXIT_CANNOT_START`: a file that went bad while the service runs must not end the gateways that run.
             logger.error("the gateway cannot start: %s", error)  # noqa: TRY400  (the reason is the whole story)

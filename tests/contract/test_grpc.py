@@ -30,7 +30,7 @@ from tests.support.grpc_calls import (
 from tests.support.live_server import LiveServer
 from tests.support.tensor_bodies import to_safetensors
 from tilewire.service.gateway.grpc import open_inference_pb2 as pb
-from tilewire.service.gateway.grpc.paths import INFER, REFLECTION_SERVICES, SERVICE
+from tilewire.service.gateway.grpc.paths import HEALTH_SERVICE, INFER, REFLECTION_PATHS, REFLECTION_SERVICES, SERVICE
 
 A = np.arange(6, dtype=np.float32).reshape(2, 3)
 ADD = {"a": A, "b": A}
@@ -258,6 +258,14 @@ def test_a_stream_reports_errors_and_goes_on(channel: grpc.Channel) -> None:
     assert infer_stream(channel, []) == []
 
 
+@pytest.mark.parametrize("coding", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_an_error_of_a_compressed_stream_names_its_request(channel: grpc.Channel, coding: grpc.Compression) -> None:
+    wrong = request_of("matmul", ADD, id="wrong").SerializeToString()
+    (answer,) = infer_stream(channel, [wrong], compression=coding)
+    assert (answer.infer_response.id, answer.infer_response.model_name) == ("wrong", "matmul")
+    assert "inner dimension" in answer.error_message
+
+
 def test_a_stream_longer_than_what_runs_at_once(channel: grpc.Channel) -> None:
     messages = [request_of("add", {"a": A + n, "b": A}, id=str(n)).SerializeToString() for n in range(200)]
     answers = infer_stream(channel, messages)
@@ -280,6 +288,32 @@ def test_health_of_an_unknown_service(channel: grpc.Channel) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary("/grpc.health.v1.Health/Check")(message, timeout=TIMEOUT_S)
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *sorted(REFLECTION_PATHS),
+        f"/{HEALTH_SERVICE}/Check",
+        f"/{HEALTH_SERVICE}/Watch",
+        f"/{SERVICE}/SystemSharedMemoryStatus",
+    ],
+)
+@pytest.mark.parametrize(
+    ("message", "status", "text"),
+    [
+        (b"\xff", INVALID, "in the encoding of protocol buffers"),
+        (b"\x0a\x02\xff\xfe", INVALID, "in the encoding of protocol buffers"),
+        (zlib.compress(bytes(2**20)), EXHAUSTED, "inflates to more than the limit"),
+        (b"\xf8\x01\x00" * 2**15, EXHAUSTED, "98304 bytes; the limit of such a request is 65536"),
+    ],
+    ids=["bytes", "text", "bomb", "long"],
+)
+def test_broken_messages_of_other_calls(
+    channel: grpc.Channel, path: str, message: bytes, status: grpc.StatusCode, text: str
+) -> None:
+    with refused(status, text):
+        list(channel.stream_stream(path)(iter([message]), timeout=TIMEOUT_S))
 
 
 @pytest.mark.parametrize("version", REFLECTION_SERVICES)

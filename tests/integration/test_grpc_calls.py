@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import time
+import weakref
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +24,9 @@ from tests.support.rpc_bench import RpcBench, scene
 from tilewire.service.errors import DeadlinePassed, TooBusy, Unavailable
 from tilewire.service.gateway.auth.authenticator import Authenticator
 from tilewire.service.gateway.grpc import open_inference_pb2 as pb
+from tilewire.service.gateway.grpc.infer import InferCalls
 from tilewire.service.gateway.grpc.paths import INFER, REFLECTION_PATHS, SERVICE, STREAM_INFER
+from tilewire.service.gateway.grpc.server import LIBRARY
 from tilewire.service.gateway.grpc.status import PUSHBACK, RETRY_AFTER
 
 A = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -60,6 +66,89 @@ async def test_a_cancelled_call_cancels_its_job_and_keeps_its_slots_until_the_en
         assert bench.arena.used_bytes > 0
         bench.engine.answer_all()
         await until(lambda: bench.arena.used_bytes == 0)
+
+
+class Kept:
+    """Lives as long as the message that holds it."""
+
+
+class Message(bytes):
+    """A message that can be seen to be kept."""
+
+    kept: Kept
+
+
+class OneMessage:
+    """A call with one message, as the library gives it; see `Servicer`.
+
+    Args:
+        data: The message.
+        left_s: Time until the client gives up.
+    """
+
+    def __init__(self, data: bytes, left_s: float | None = None) -> None:
+        self._left_s = left_s
+        self._message: Message | None = Message(data)
+        self._message.kept = Kept()
+        self.kept = weakref.ref(self._message.kept)
+        self.written: list[bytes] = []
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:4711"
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+    def time_remaining(self) -> float | None:
+        return self._left_s
+
+    def set_trailing_metadata(self, metadata: Sequence[tuple[str, str]]) -> None:
+        raise AssertionError("It named nothing.")
+
+    async def read(self) -> Any:
+        message, self._message = self._message, None
+        return grpc.aio.EOF if message is None else message
+
+    async def write(self, message: bytes) -> None:
+        self.written.append(message)
+
+    async def abort(self, code: grpc.StatusCode, details: str, trailing_metadata: Any = ()) -> None:
+        raise AssertionError(details)
+
+
+async def no_messages() -> AsyncIterator[bytes]:
+    for message in list[bytes]():
+        yield message
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@scene
+async def test_a_message_is_given_up_when_it_is_in_its_slot(is_streamed: bool) -> None:
+    """Or requests that wait for an engine would hold twice their memory, and only half of it would be bounded."""
+    bench = RpcBench()
+    bench.engine.is_held = True
+    calls = InferCalls(bench.gateway)
+    call = OneMessage(MESSAGE)
+    work: Coroutine[Any, Any, bytes | None]
+    work = calls.infer_stream(no_messages(), call) if is_streamed else calls.infer(no_messages(), call)
+    task = asyncio.create_task(work)
+    await until(lambda: len(bench.engine.jobs) == 1)
+    assert call.kept() is None
+    bench.engine.answer_all()
+    answer = await task
+    if is_streamed:
+        answer = pb.ModelStreamInferResponse.FromString(call.written[0]).infer_response.SerializeToString()
+    np.testing.assert_array_equal(out_of(pb.ModelInferResponse.FromString(answer)), 2 * A)
+
+
+@pytest.mark.parametrize("left_s", [99_999_999 * 3600.0, 1e10, math.inf])
+@scene
+async def test_a_deadline_in_centuries_is_none(left_s: float) -> None:
+    """The first is the longest that `grpc-timeout` can say. It is beyond the nanoseconds of a message to an engine."""
+    bench = RpcBench()
+    answer = await InferCalls(bench.gateway).infer(no_messages(), OneMessage(MESSAGE, left_s))
+    np.testing.assert_array_equal(out_of(pb.ModelInferResponse.FromString(answer)), 2 * A)
+    assert bench.engine.jobs[0].deadline_ns == 0
 
 
 @scene
@@ -202,6 +291,17 @@ async def test_a_draining_gateway_refuses_and_says_so() -> None:
             pb.ModelReadyRequest(name="add").SerializeToString()
         )
         assert not pb.ModelReadyResponse.FromString(ready).ready
+
+
+@scene
+async def test_clients_that_leave_are_no_errors_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """The library logs the ones whose answer was on its way, each with a traceback."""
+    bench = RpcBench()
+    async with bench.answering():
+        logger = logging.getLogger(LIBRARY)
+        logger.error("ExecuteBatchError raised in core by servicer method [%s]", INFER)
+        logger.error("Unexpected [%s] raised by servicer method [%s]", "ValueError", INFER)
+    assert [one.partition(" ")[0] for one in caplog.messages] == ["Unexpected"]
 
 
 @scene

@@ -50,9 +50,9 @@ def infer_with_call(
 
 
 def infer_stream(
-    channel: grpc.Channel, messages: Sequence[bytes], metadata: Sequence[tuple[str, str]] = ()
+    channel: grpc.Channel, messages: Sequence[bytes], metadata: Sequence[tuple[str, str]] = (), **call: Any
 ) -> list[pb.ModelStreamInferResponse]:
-    answers = channel.stream_stream(STREAM_INFER)(iter(messages), metadata=metadata, timeout=TIMEOUT_S)
+    answers = channel.stream_stream(STREAM_INFER)(iter(messages), metadata=metadata, timeout=TIMEOUT_S, **call)
     return [pb.ModelStreamInferResponse.FromString(answer) for answer in answers]
 
 

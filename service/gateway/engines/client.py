@@ -42,6 +42,8 @@ from tilewire.service.telemetry import log
 logger = logging.getLogger(__name__)
 
 RECONNECT_S = 0.1
+# With no more jobs under way each is sent at once: a lone client waits for nobody.
+MAX_AT_ONCE = 2
 # Of an engine that has not said anything.
 NOT_RESIDING = Residing(())
 
@@ -123,6 +125,7 @@ class EngineClient:
         segment: This gateway's arena.
         on_change: Called when the engine becomes ready, with its welcome, or is lost, with None.
         poller: Receiver of the number of requests under way.
+        gather_turns: Turns of the loop that a job may wait for others, while some are under way.
     """
 
     def __init__(
@@ -132,12 +135,14 @@ class EngineClient:
         segment: Segment,
         on_change: Callable[[Welcome, bool], None] | None = None,
         poller: BusyPoller | None = None,
+        gather_turns: int = 0,
     ) -> None:
         self._index = index
         self._address = address
         self._segment = segment
         self._on_change = on_change
         self._poller = poller or BusyPoller(0)
+        self._gather_turns = gather_turns
         self._link: Link[ToGateway] | None = None
         # Held: the running loop is looked up with a system call.
         self._loop = asyncio.get_running_loop()
@@ -177,7 +182,8 @@ class EngineClient:
             self._templates.add(template.id)
             link.send(template)
         request_id, future = self._expect_reply()
-        link.send(Job(request_id, template.id, offsets, deadline_ns, priority, log.request_id.get(), *flow))
+        job = Job(request_id, template.id, offsets, deadline_ns, priority, log.request_id.get(), *flow)
+        link.send(job, self._gather_turns if len(self._pending) > MAX_AT_ONCE else 0)
         return request_id, future
 
     def forget(self, template_id: int) -> None:

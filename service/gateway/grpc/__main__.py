@@ -9,6 +9,10 @@ from tilewire.service.gateway import process
 from tilewire.service.gateway.grpc.server import GrpcServer
 from tilewire.service.gateway.request.context import Gateway
 
+# The library wakes the loop for one event at a time, so requests that came together would be jobs in as many writes. Gathered,
+# 64 at once take a third less CPU time of the engine, and up to a fifth less here; 64 turns do no better (docs/grpc.md).
+GATHER_TURNS = 32
+
 
 def open_servers(gateway: Gateway) -> Sequence[GrpcServer]:
     """The only server of this gateway."""
@@ -16,4 +20,4 @@ def open_servers(gateway: Gateway) -> Sequence[GrpcServer]:
 
 
 if __name__ == "__main__":
-    sys.exit(process.run(open_servers))
+    sys.exit(process.run(open_servers, GATHER_TURNS))

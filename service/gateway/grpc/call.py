@@ -20,6 +20,8 @@ from tilewire.service.gateway.request.head import OWN_HEADERS, Head
 _IDENTITIES = ("authorization", "x-api-key")
 _KNOWN = OWN_HEADERS.union(_IDENTITIES)
 _NOTHING: Mapping[str, str] = {}
+# Longest deadline, in seconds. `grpc-timeout` can name 11,000 years, which are no nanoseconds of 64 bits.
+FOREVER_S = 1e8
 
 
 class Servicer(Protocol):
@@ -60,7 +62,7 @@ class RpcCall:
         self.client_flow = flow_of_peer(call.peer())
         self.began_s = time.perf_counter()
         left_s = call.time_remaining()
-        self.deadline_s = 0.0 if left_s is None else self.began_s + left_s
+        self.deadline_s = 0.0 if left_s is None or left_s > FOREVER_S else self.began_s + left_s
         self.own = self.identity = _NOTHING
         self.repeated: frozenset[str] = frozenset()
         self._read(call.invocation_metadata() or ())

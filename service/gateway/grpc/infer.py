@@ -14,15 +14,11 @@ from tilewire.service.gateway.connection.driving import Driven
 from tilewire.service.gateway.grpc.call import RpcCall, Servicer, finish
 from tilewire.service.gateway.grpc.calls import RpcApi
 from tilewire.service.gateway.grpc.inflate import inflate, is_compressed
-from tilewire.service.gateway.grpc.open_inference_pb2 import (
-    ModelInferRequest,
-    ModelInferResponse,
-    ModelStreamInferResponse,
-)
+from tilewire.service.gateway.grpc.open_inference_pb2 import ModelInferResponse, ModelStreamInferResponse
 from tilewire.service.gateway.grpc.paths import INFER, STREAM_INFER
 from tilewire.service.gateway.grpc.stalls import STALLED, Stalls
 from tilewire.service.gateway.grpc.stream import RpcStream
-from tilewire.service.gateway.grpc.wire import Frame, frame_of, parse
+from tilewire.service.gateway.grpc.wire import Frame, frame_of
 from tilewire.service.gateway.request.access_log import report
 from tilewire.service.gateway.request.body import stalled
 from tilewire.service.gateway.request.context import Gateway, RequestContext
@@ -43,12 +39,10 @@ class Running(NamedTuple):
     Attributes:
         stream: Its message.
         answer: Work that answers it.
-        message: As received.
     """
 
     stream: RpcStream
     answer: Answering
-    message: bytes
 
 
 class Answering(Driven):
@@ -59,9 +53,12 @@ class Answering(Driven):
 
     Attributes:
         context: The request, once its message is read.
+        model: Name of its model; empty before its message is read.
+        id: Its id, likewise.
     """
 
     context: RequestContext
+    model = id = b""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -107,12 +104,12 @@ class InferCalls:
         stream = RpcStream(opened.client_flow)
         try:
             opened.check(self._gateway)
-            message = await self._read(call)
+            # Under no name here, so that it is given up when it is in its slot.
+            answer = self._start(opened, stream, await self._read(call))
         except TilewireError as error:
             context = opened.context(opened.head(0), stream)
             self._refuse(context, error)
             return await finish(call, context, stream)
-        answer = self._start(opened, stream, message)
         try:
             context = await answer.result()
         except asyncio.CancelledError:
@@ -151,7 +148,9 @@ class InferCalls:
             opened = RpcCall(STREAM_INFER, call)
             stream = RpcStream(opened.client_flow, is_streamed=True)
             streams.add(stream)
-            await queue.put(Running(stream, self._start(opened, stream, message), message))
+            running = Running(stream, self._start(opened, stream, message))
+            del message
+            await queue.put(running)
         await queue.put(None)
 
     async def _read(self, call: Servicer) -> bytes:
@@ -194,6 +193,7 @@ class InferCalls:
             self._refuse(answer.context, error)
             return
         work = self._work(answer, opened, stream, message)
+        del message
         if work is not None:
             await work
 
@@ -208,6 +208,7 @@ class InferCalls:
             context = answer.context = opened.context(opened.head(len(message)), stream)
             self._refuse(context, error)
             return None
+        answer.model, answer.id = frame.model, frame.id
         key = _key_of(opened, frame)
         cached = gateway.templates.find(key)
         if cached is not None:
@@ -241,10 +242,7 @@ def _streamed(context: RequestContext, running: Running) -> bytes:
     error = context.error
     if error is None:
         return running.stream.message
-    try:
-        request = parse(ModelInferRequest, running.message)
-    except InvalidRequest:
-        request = ModelInferRequest()
-    answer = ModelInferResponse(id=request.id, model_name=request.model_name)
+    model, request_id = (one.decode("utf-8", "replace") for one in (running.answer.model, running.answer.id))
+    answer = ModelInferResponse(model_name=model, id=request_id)
     message: bytes = ModelStreamInferResponse(error_message=error.detail, infer_response=answer).SerializeToString()
     return message

@@ -8,7 +8,7 @@ import msgspec
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from tilewire.service.errors import UnknownName
+from tilewire.service.errors import BodyTooLarge, UnknownName
 from tilewire.service.gateway.api.health import why_not_ready
 from tilewire.service.gateway.api.v2.models import (
     configure_model,
@@ -84,7 +84,7 @@ class ModelCalls:
             gateway = self._gateway
             try:
                 admit(gateway, context)
-                result = await work(_read(kind, message), context)
+                result = await work(read_request(kind, message), context)
                 await respond(gateway, context, OK, Answer(CONTENT_TYPE, [result.SerializeToString()]))
             except Exception as error:  # noqa: BLE001  (the last line of defence: it is logged and answered)
                 written = respond_error(gateway, context, error)
@@ -158,9 +158,18 @@ class ModelCalls:
         return pb.CudaSharedMemoryUnregisterResponse()
 
 
-def _read(kind: type[MessageT], message: bytes) -> MessageT:
-    """Parses the request of a call, which may be compressed."""
-    return parse(kind, inflate(message, MAX_REQUEST_BYTES) if is_compressed(message) else message)
+def read_request(kind: type[MessageT], message: bytes) -> MessageT:
+    """Parses the request of a call, which may be compressed.
+
+    Raises:
+        InvalidRequest: It is none of that kind.
+        BodyTooLarge: It is longer than such a request may be.
+    """
+    if is_compressed(message):
+        message = inflate(message, MAX_REQUEST_BYTES)
+    elif len(message) > MAX_REQUEST_BYTES:
+        raise BodyTooLarge(f"request: {len(message)} bytes; the limit of such a request is {MAX_REQUEST_BYTES}")
+    return parse(kind, message)
 
 
 def _filled(message: MessageT, content: dict[str, object]) -> MessageT:

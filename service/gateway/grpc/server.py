@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,7 @@ from tilewire.service.gateway.api.health import why_not_ready
 from tilewire.service.gateway.connection.limits import DRAIN_GRACE_S
 from tilewire.service.gateway.grpc.call import RpcCall, Servicer
 from tilewire.service.gateway.grpc.infer import InferCalls
-from tilewire.service.gateway.grpc.inflate import inflate, is_compressed
-from tilewire.service.gateway.grpc.models import MAX_REQUEST_BYTES, ModelCalls
+from tilewire.service.gateway.grpc.models import ModelCalls, read_request
 from tilewire.service.gateway.grpc.open_inference_pb2 import DESCRIPTOR
 from tilewire.service.gateway.grpc.paths import HEALTH_SERVICE, INFER, REFLECTION_SERVICES, SERVICE, STREAM_INFER
 from tilewire.service.gateway.grpc.status import code_of
@@ -28,6 +28,8 @@ from tilewire.service.tls import CertificateWatch, make_context
 
 # A client may ping an idle connection this often; the library's own bound would close connections of clients that do.
 MIN_PING_MS = 10_000
+# Logger of the library's server.
+LIBRARY = "grpc._cython.cygrpc"
 
 
 class Methods(grpc.GenericRpcHandler):
@@ -72,6 +74,7 @@ class GrpcServer:
             RuntimeError: The port cannot be had.
         """
         settings = self._gateway.settings
+        logging.getLogger(LIBRARY).addFilter(is_news)
         self._server = server = grpc.aio.server(
             options=(
                 ("grpc.max_receive_message_length", settings.max_body_bytes),
@@ -131,13 +134,24 @@ class GrpcServer:
         return handlers | self._health_handlers() | self._reflection_handlers()
 
     def _health_handlers(self) -> dict[str, grpc.RpcMethodHandler]:
-        codec = {
-            "request_deserializer": _reader(health_pb2.HealthCheckRequest.FromString),
-            "response_serializer": health_pb2.HealthCheckResponse.SerializeToString,
-        }
+        write = health_pb2.HealthCheckResponse.SerializeToString
+
+        async def check(message: bytes, call: Servicer) -> object:
+            return await self._health.Check(await read(message, call), call)
+
+        async def watch(message: bytes, call: Servicer) -> None:
+            await self._health.Watch(await read(message, call), call)
+
+        async def read(message: bytes, call: Servicer) -> health_pb2.HealthCheckRequest:
+            try:
+                return read_request(health_pb2.HealthCheckRequest, message)
+            except TilewireError as error:
+                await call.abort(code_of(error), error.detail)
+                raise
+
         return {
-            f"/{HEALTH_SERVICE}/Check": grpc.unary_unary_rpc_method_handler(self._health.Check, **codec),
-            f"/{HEALTH_SERVICE}/Watch": grpc.unary_stream_rpc_method_handler(self._health.Watch, **codec),
+            f"/{HEALTH_SERVICE}/Check": grpc.unary_unary_rpc_method_handler(check, response_serializer=write),
+            f"/{HEALTH_SERVICE}/Watch": grpc.unary_stream_rpc_method_handler(watch, response_serializer=write),
         }
 
     def _reflection_handlers(self) -> dict[str, grpc.RpcMethodHandler]:
@@ -148,7 +162,6 @@ class GrpcServer:
             path = f"/{name}/ServerReflectionInfo"
             found[path] = grpc.stream_stream_rpc_method_handler(
                 self._guarded(path, servicer.ServerReflectionInfo),
-                request_deserializer=_reader(reflection_pb2.ServerReflectionRequest.FromString),
                 response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
             )
         return found
@@ -156,15 +169,21 @@ class GrpcServer:
     def _guarded(self, path: str, work: Callable[..., AsyncIterator[object]]) -> Callable[..., AsyncIterator[object]]:
         """Reflection with the check of keys, as documents over HTTP have it."""
 
-        async def checked(requests: AsyncIterator[object], call: Servicer) -> AsyncIterator[object]:
+        async def checked(messages: AsyncIterator[bytes], call: Servicer) -> AsyncIterator[object]:
+            kind = reflection_pb2.ServerReflectionRequest
             try:
                 self._gateway.authenticator.identify(path, RpcCall(path, call).identity)
+                async for answer in work((read_request(kind, message) async for message in messages), call):
+                    yield answer
             except TilewireError as error:
                 await call.abort(code_of(error), error.detail)
-            async for answer in work(requests, call):
-                yield answer
 
         return checked
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Whether a record of the library is to be logged: an answer whose client left as it was sent is no error."""
+    return not record.getMessage().startswith("ExecuteBatchError")
 
 
 def reflected_pool() -> descriptor_pool.DescriptorPool:
@@ -198,8 +217,3 @@ def credentials_of(tls: TlsSettings) -> grpc.ServerCredentials:
     return grpc.dynamic_ssl_server_credentials(
         configuration(), lambda: watch.take(read), require_client_authentication=tls.client_ca is not None
     )
-
-
-def _reader(parse: Callable[[bytes], object]) -> Callable[[bytes], object]:
-    """A parser of messages that may be compressed; the library answers its errors."""
-    return lambda message: parse(inflate(message, MAX_REQUEST_BYTES) if is_compressed(message) else message)

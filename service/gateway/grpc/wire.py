@@ -24,13 +24,16 @@ ALIGN_BYTES = 64
 # Bytes that are copied before others have their turn: about a millisecond.
 COPY_BYTES = 2**22
 
-# Tag of a field whose value has a length, in one byte.
-_MODEL_NAME, _MODEL_VERSION, _RAW = 0x0A, 0x12, 0x3A
-_HEADER_TAGS = frozenset({_MODEL_NAME, _MODEL_VERSION, 0x1A, 0x22, 0x2A, 0x32})
-_RAW_FIELD = b"\x3a"
+# Most fields of a message, where each parameter and each tensor is one: each takes a microsecond, and some memory.
+MAX_FIELDS = 2**12
+
+# Tags of fields whose value has a length.
+_MODEL_NAME, _MODEL_VERSION, _ID, _RAW = 0x0A, 0x12, 0x1A, 0x3A
+# What a tag says of its value, in its last three bits.
+_VARINT, _FIXED64, _LENGTH, _GROUP, _GROUP_END, _FIXED32 = range(6)
 _CONTINUES = 0x80
-# No length takes more bytes: messages have less than 2 GiB.
-_MAX_LENGTH_BYTES, _TOO_LONG = 5, 2**35
+# Longest encodings that protobuf takes, in bytes.
+_MAX_TAG_BYTES, _MAX_NUMBER_BYTES = 5, 10
 
 
 class Frame(NamedTuple):
@@ -39,6 +42,7 @@ class Frame(NamedTuple):
     Attributes:
         model: Name of the model, UTF-8.
         version: Version of the model, UTF-8; empty for any.
+        id: Id of the request, UTF-8; empty for none.
         lead: First bytes of the slot.
         parts: Lead and raw contents, in order, with their places in the slot.
         nbytes: Size of the slot.
@@ -46,6 +50,7 @@ class Frame(NamedTuple):
 
     model: bytes
     version: bytes
+    id: bytes
     lead: bytes
     parts: list[tuple[int, bytes | memoryview]]
     nbytes: int
@@ -55,10 +60,12 @@ def frame_of(message: bytes) -> Frame:
     """Takes a message apart.
 
     Raises:
-        InvalidRequest: It is no `ModelInferRequest`.
+        InvalidRequest: It is no `ModelInferRequest`, as far as its raw contents and names are concerned.
     """
-    # No protobuf library writes another encoding than the shortest, so other messages may take longer.
-    model, version, header, raws = _scan(message) or _scan_slowly(message)
+    try:
+        names, header, raws = _scan(message)
+    except IndexError:
+        raise _broken(ModelInferRequest) from None
     lead = struct.pack(f"<II{len(raws)}Q", len(header), len(raws), *[len(raw) for raw in raws]) + header
     parts: list[tuple[int, bytes | memoryview]] = [(0, lead)]
     at = len(lead)
@@ -66,7 +73,8 @@ def frame_of(message: bytes) -> Frame:
         at = aligned(at)
         parts.append((at, raw))
         at += len(raw)
-    return Frame(model, version, lead, parts, at)
+    model, version, request_id = names
+    return Frame(model, version, request_id, lead, parts, at)
 
 
 def pieces_of(frame: Frame) -> Iterator[tuple[int, bytes | memoryview]]:
@@ -118,69 +126,93 @@ def parse(kind: type[MessageT], data: bytes) -> MessageT:
     try:
         message: MessageT = kind.FromString(data)
     except DecodeError:
-        raise InvalidRequest(f"request: not a {kind.DESCRIPTOR.name} in the encoding of protocol buffers") from None
+        raise _broken(kind) from None
     return message
 
 
-def _scan(message: bytes) -> tuple[bytes, bytes, bytes, list[memoryview]] | None:
-    """Goes through the fields; None for an encoding other than the shortest, or fields that there are not."""
+def _broken(kind: type[Message]) -> InvalidRequest:
+    return InvalidRequest(f"request: not a {kind.DESCRIPTOR.name} in the encoding of protocol buffers")
+
+
+def _scan(message: bytes) -> tuple[tuple[bytes, ...], bytes, list[memoryview]]:
+    """Goes through the fields; all but names and raw contents is for protobuf to read.
+
+    Returns:
+        Model, version and id; the message without its raw contents; and those.
+
+    Raises:
+        InvalidRequest: There are too many.
+        IndexError: A field does not end within the message.
+    """
     view, end = memoryview(message), len(message)
-    model = version = b""
+    names = dict.fromkeys((_MODEL_NAME, _MODEL_VERSION, _ID), b"")
     raws: list[memoryview] = []
     header: list[memoryview] = []
-    at = begin = 0
-    while at + 1 < end:
-        tag, length, field = message[at], message[at + 1], at
-        at += 2
+    at = begin = depth = num_fields = 0
+    while at < end:
+        num_fields += 1
+        if num_fields > MAX_FIELDS:
+            raise InvalidRequest(f"request: more than {MAX_FIELDS} fields")
+        field, tag = at, message[at]
+        at += 1
+        if tag >= _CONTINUES:
+            tag, at = _read_varint(message, field, _MAX_TAG_BYTES)
+        form = tag & 7
+        if form != _LENGTH:
+            depth += (form == _GROUP) - (form == _GROUP_END)
+            at = _skip(message, at, tag)
+            continue
+        length = message[at]
+        at += 1
         if length >= _CONTINUES:
-            length, at = _read_length(message, at, length)
+            length, at = _read_varint(message, at - 1, _MAX_NUMBER_BYTES)
         stop = at + length
-        if stop > end:
-            return None
-        if tag == _RAW:
+        # Fields of a group are none of the request's.
+        if tag == _RAW and not depth:
             if begin < field:
                 header.append(view[begin:field])
             raws.append(view[at:stop])
             begin = stop
-        elif tag == _MODEL_NAME:
-            model = message[at:stop]
-        elif tag == _MODEL_VERSION:
-            version = message[at:stop]
-        elif tag not in _HEADER_TAGS:
-            return None
+        elif tag in names and not depth:
+            names[tag] = message[at:stop]
         at = stop
     if at != end:
-        return None
+        raise IndexError
     if begin < end:
         header.append(view[begin:])
-    return model, version, bytes(header[0]) if len(header) == 1 else b"".join(header), raws
+    return tuple(names.values()), bytes(header[0]) if len(header) == 1 else b"".join(header), raws
 
 
-def _read_length(message: bytes, at: int, length: int) -> tuple[int, int]:
-    """Reads a length of several bytes.
+def _skip(message: bytes, at: int, tag: int) -> int:
+    """Returns the place behind a value without a length."""
+    form = tag & 7
+    if form == _VARINT:
+        return _read_varint(message, at, _MAX_NUMBER_BYTES)[1]
+    if form in (_FIXED64, _FIXED32):
+        return at + (8 if form == _FIXED64 else 4)
+    if form in (_GROUP, _GROUP_END):
+        return at
+    raise IndexError
+
+
+def _read_varint(message: bytes, at: int, max_bytes: int) -> tuple[int, int]:
+    """Reads a number.
 
     Args:
         message: The message.
-        at: Place of its second byte.
-        length: Its first byte.
+        at: Place of its first byte.
+        max_bytes: Longest encoding.
 
     Returns:
-        The length and the place behind it; a length beyond any message for one that cannot be read.
+        The number and the place behind it.
+
+    Raises:
+        IndexError: It does not end.
     """
-    length &= 0x7F
-    shift = 7
-    for byte in message[at : at + _MAX_LENGTH_BYTES - 1]:
-        at += 1
-        length |= (byte & 0x7F) << shift
+    number = 0
+    for place in range(max_bytes):
+        byte = message[at + place]
+        number |= (byte & 0x7F) << (7 * place)
         if byte < _CONTINUES:
-            return length, at
-        shift += 7
-    return _TOO_LONG, at
-
-
-def _scan_slowly(message: bytes) -> tuple[bytes, bytes, bytes, list[memoryview]]:
-    request = parse(ModelInferRequest, message)
-    raws = [memoryview(raw) for raw in request.raw_input_contents]
-    del request.raw_input_contents[:]
-    request.DiscardUnknownFields()
-    return request.model_name.encode(), request.model_version.encode(), request.SerializeToString(), raws
+            return number, at + place + 1
+    raise IndexError

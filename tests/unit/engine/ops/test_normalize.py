@@ -64,6 +64,12 @@ def test_the_result_has_the_dtype_that_is_asked_for_and_eps_counts(bench: OpBenc
         np.testing.assert_allclose(out, oracle(x, kind, -1, 0.5), rtol=1e-6)
 
 
+@pytest.mark.parametrize("kind", EPS)
+def test_an_eps_beyond_float32_leaves_nothing(bench: OpBench, kind: str) -> None:
+    (out,) = bench.run("normalize", {"x": torch.tensor([[3.0, 4.0]])}, kind=kind, eps=1e308)
+    assert not out.any()
+
+
 def test_equal_elements_and_zeros_are_divided_by_eps_alone(bench: OpBench) -> None:
     (out,) = bench.run("normalize", {"x": torch.full((2, 8), 3.0)}, kind="layer")
     assert not out.any()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import hypothesis.strategies as st
 import pytest
 from google.protobuf.message import DecodeError
@@ -9,7 +11,16 @@ from hypothesis import example, given
 
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.grpc.open_inference_pb2 import InferParameter, ModelInferRequest
-from tilewire.service.gateway.grpc.wire import ALIGN_BYTES, Frame, frame_of, parse, pieces_of, read_frame, varint
+from tilewire.service.gateway.grpc.wire import (
+    ALIGN_BYTES,
+    MAX_FIELDS,
+    Frame,
+    frame_of,
+    parse,
+    pieces_of,
+    read_frame,
+    varint,
+)
 
 Input, Output = ModelInferRequest.InferInputTensor, ModelInferRequest.InferRequestedOutputTensor
 
@@ -54,7 +65,8 @@ def check_as_protobuf(message: bytes) -> None:
     slot = placed(frame)
     lead_bytes, header, places = read_frame(slot)
     assert slot[:lead_bytes] == frame.lead
-    assert (frame.model.decode(), frame.version.decode()) == (expected.model_name, expected.model_version)
+    names = tuple(name.decode() for name in (frame.model, frame.version, frame.id))
+    assert names == (expected.model_name, expected.model_version, expected.id)
     assert [bytes(slot[at : at + nbytes]) for at, nbytes in places] == list(expected.raw_input_contents)
     assert all(at % ALIGN_BYTES == 0 for at, _ in places)
     del expected.raw_input_contents[:]
@@ -80,9 +92,35 @@ def test_messages_with_other_bytes_in_them(message: bytes, place: int, data: byt
 @given(st.binary(max_size=64))
 @example(b"\x3a" + b"\xff" * 60)
 @example(b"\x3a\xff\xff\xff\xff\x0f")
+@example(b"\x0b\x3a\x01x\x0c\x3a\x01y")
+@example(b"\x0b\x3a\x01x")
+@example(b"\x0c\x3a\x01x")
+@example(b"\x3b\x3c\xba\x80\x80\x80\x00\x80\x80\x80\x80\x00")
+@example(b"\x3a\x80\x80\x80\x80\x80\x00")
+@example(b"\xba\x80\x80\x80\x80\x00\x00")
+@example(b"\xba\x80\x80\x80\x10\x00")
+@example(b"\x38\x05\x39" + bytes(8) + b"\x3d" + bytes(4) + b"\x3a\x01x")
+@example(b"\x38\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f\x3a\x01x")
+@example(b"\x38\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x3a\x01x")
+@example(b"\x02\x00\x3a\x01x")
+@example(b"\x3a")
+@example(b"\x3e\x00")
 @example(b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01")
 def test_any_bytes(message: bytes) -> None:
     check_as_protobuf(message)
+
+
+@pytest.mark.parametrize("first", [b"", b"\xf8\x01\x00", b"\xba\x00\x00"], ids=["shortest", "unknown", "longer"])
+@pytest.mark.parametrize("field", [b"\x22\x00", b"\x2a\x00", b"\x3a\x00", b"\xf8\x01\x00", b"\x0b\x0c"])
+def test_messages_of_very_many_fields_are_refused_at_once(first: bytes, field: bytes) -> None:
+    """Each takes the event loop some time, and up to 400 bytes of memory."""
+    message = first + field * 2**20
+    tracemalloc.start()
+    with pytest.raises(InvalidRequest, match=f"request: more than {MAX_FIELDS} fields"):
+        frame_of(message)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 2**21
 
 
 @given(st.integers(0, 2**63 - 1))
