@@ -27,10 +27,30 @@ class _Layout:
     is_batched: bool
 
 
+@dataclass(frozen=True)
+class _Case:
+    """A product that one binary computes, and what it should give."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    out: torch.Tensor
+    epilogue: Epilogue
+    expected: torch.Tensor
+    config: Config
+
+
 def self_test(specialization: Specialization, config: Config, device: torch.device) -> SelfTest:
     """Launches one binary and checks it."""
-    # Descriptors read rows of any length; only the pointer kernel distinguishes aligned inputs from others.
-    is_aligned = specialization.store != "scalar" or specialization.kernel == "tma"
+    case = case_of(specialization, config, device)
+    prepared = prepare(case.a, case.b, case.out, case.epilogue, specialization.precision, case.config)
+    prepared(case.a, case.b, case.out, case.epilogue.bias, None, None)
+    return SelfTest(prepared.variants, (case.out.float() == case.expected).all())
+
+
+def case_of(specialization: Specialization, config: Config, device: torch.device) -> _Case:
+    """Returns a product that takes the binary of `specialization` and `config`."""
+    # The pointer kernel alone distinguishes aligned inputs from others.
+    is_aligned = specialization.store != "scalar" or specialization.kernel in ("tma", "fma")
     rows = config.block_m if config.kernel == "vector" else 80 if specialization.store == "tma" else 48
     majors = (specialization.a_major, specialization.b_major)
     layout = _Layout(specialization.dtype, *majors, is_aligned, rows, specialization.is_batched)
@@ -44,9 +64,7 @@ def self_test(specialization: Specialization, config: Config, device: torch.devi
     out = like(expected, "last", dtype, is_aligned=specialization.store != "scalar")
     out.fill_(-100)
     splits = 2 if can_split(config) and specialization.store != "tma" else 1
-    prepared = prepare(a, b, out, epilogue, specialization.precision, replace(config, split_k=splits))
-    prepared(a, b, out, epilogue.bias, None, None)
-    return SelfTest(prepared.variants, (out.float() == expected).all())
+    return _Case(a, b, out, epilogue, expected, replace(config, split_k=splits))
 
 
 # Binaries that take the same operands follow one another.

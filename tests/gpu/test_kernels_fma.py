@@ -38,8 +38,16 @@ def generator():
     return torch.Generator("cuda").manual_seed(20261123)
 
 
-@pytest.mark.parametrize("tile", [pytest.param(tile, id=f"{tile.store} {tile.config}") for tile in TILES])
-@pytest.mark.parametrize("layout", ["kk", "kn", "mn", "mk"])
+CASES = [
+    pytest.param(tile, layout, id=f"{layout} {tile.store} {tile.config}")
+    for tile in TILES
+    for layout in ("kk", "kn", "mn", "mk")
+    # Tiles that are not for all layouts are built for the `a` that the service has.
+    if tile.all_layouts or layout[0] == "k"
+]
+
+
+@pytest.mark.parametrize(("tile", "layout"), CASES)
 def test_every_tile_is_right(tile, layout, generator):
     assert whole_of(tile.config) == tile.config
     launched = 0
