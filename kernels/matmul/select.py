@@ -80,6 +80,9 @@ def select_invariant(problem: Problem, target: Target) -> Config:
     Args:
         problem: The product.
         target: The device.
+
+    Raises:
+        ValueError: The device does not multiply the dtype.
     """
     shown = replace(problem, m=4 * FEW_ROWS, batch=1)
     if target.backend == "interpreter":
@@ -91,6 +94,8 @@ def select_invariant(problem: Problem, target: Target) -> Config:
         for found in _predictions(shown, target, is_plain=False)
         if found[1].split_k == 1 and all(is_possible(other, found[1], target, is_plain=False) for other in others)
     ]
+    if not able:
+        raise ValueError(f"a: {problem.dtype} is not multiplied by {target.name}")
     return min(able, key=lambda found: found[0])[1]
 
 

@@ -82,6 +82,24 @@ def test_in_place(regions: Regions) -> None:
         np.testing.assert_array_equal(read(path, A), A * 2**power)
 
 
+def test_two_outputs_at_one_place_are_refused(regions: Regions) -> None:
+    x: Array = np.arange(12, dtype=np.float32).reshape(3, 4)
+    # Three values of four bytes, and three indices of eight.
+    path = regions.add("r", b"\xff" * 64)
+
+    def top(values_at: int, indices_at: int) -> triton.InferResult:
+        outputs = [wanted("r", 12, values_at, "values"), wanted("r", 24, indices_at, "indices")]
+        return regions.client.infer("topk", [given("x", x)], outputs=outputs, parameters={"k": 1})
+
+    for values_at, indices_at in ((0, 0), (0, 8), (23, 0)):
+        with refused(400, "outputs: .* overlap in region 'r'"):
+            top(values_at, indices_at)
+    assert path.read_bytes() == b"\xff" * 64
+    top(24, 0)
+    assert np.frombuffer(path.read_bytes()[24:36], np.float32).tolist() == [3, 7, 11]
+    assert np.frombuffer(path.read_bytes()[:24], np.int64).tolist() == [3, 3, 3]
+
+
 def test_two_regions_of_one_object(regions: Regions) -> None:
     path = regions.add("whole", A.tobytes() * 2)
     regions.client.register_system_shared_memory("half", path.name, A.nbytes, A.nbytes)

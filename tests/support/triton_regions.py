@@ -51,8 +51,8 @@ def given(name: str, array: Array, region: str | None = None, offset: int = 0) -
     return one.set_shared_memory(region, array.nbytes, offset)
 
 
-def wanted(region: str, byte_size: int, offset: int = 0) -> triton.InferRequestedOutput:
-    out = triton.InferRequestedOutput("out")
+def wanted(region: str, byte_size: int, offset: int = 0, name: str = "out") -> triton.InferRequestedOutput:
+    out = triton.InferRequestedOutput(name)
     out.set_shared_memory(region, byte_size, offset)
     return out
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from tilewire._cli.session import URL, JsonOption, KeyOption, UrlOption, connected, print_json
-from tilewire._types import TensorInfo
+from tilewire._types import Placement, TensorInfo
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -21,13 +21,21 @@ def put(
         str | None,
         typer.Argument(help="Name, or the prefix of several; the file's name without its ending by default."),
     ] = None,
+    placement: Annotated[
+        str | None,
+        typer.Option(help="Devices that hold it: auto, replicate, single, or shard for a part on each."),
+    ] = None,
+    axis: Annotated[
+        int | None, typer.Option(help="Axis along which a sharded tensor is cut: -1, its columns, or -2, its rows.")
+    ] = None,
     url: UrlOption = URL,
     key: KeyOption = None,
     is_json: JsonOption = False,
 ) -> None:
     """Upload the tensors of a file, which then stay on the server's devices."""
     with connected(url, key, is_json=is_json) as client:
-        stored = [tensor.described for tensor in client.put_file(path, name)]
+        where = cast("Placement | None", placement)
+        stored = [tensor.described for tensor in client.put_file(path, name, placement=where, axis=axis)]
         _print([info for info in stored if info is not None], is_json=is_json)
 
 

@@ -246,6 +246,8 @@ def _call(
         headers["X-Request-Id"] = str(options["request_id"])
     timeout_ms = options.get("timeout_ms")
     if timeout_ms is not None:
+        if not timeout_ms > 0:
+            raise ValueError(f"timeout_ms: expected more than 0, got {timeout_ms}")
         headers["X-Timeout-Ms"] = str(max(1, round(timeout_ms)))
     call = Call("POST", path, query, headers, timeout_ms=timeout_ms)
     return _with_body(call, prepared.arrays, metadata)

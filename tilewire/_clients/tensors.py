@@ -346,13 +346,21 @@ class TensorCalls(abc.ABC):
         return tensor
 
     def put_file(
-        self, path: str | os.PathLike[str], name: str | None = None, *, progress: bool | None = None
+        self,
+        path: str | os.PathLike[str],
+        name: str | None = None,
+        *,
+        placement: Placement | None = None,
+        axis: int | None = None,
+        progress: bool | None = None,
     ) -> list[Tensor]:
         """Stores the tensors of a file; npy and safetensors files are sent as they lie, without a copy in memory.
 
         Args:
             path: Ends in .npy, .npz or .safetensors.
             name: Name of the one tensor, or the prefix of several; the file's name without its ending by default.
+            placement: As for `put`, of each.
+            axis: As for `put`.
             progress: As for `put`.
 
         Raises:
@@ -362,7 +370,9 @@ class TensorCalls(abc.ABC):
         """
         source = Source(Path(path))
         arrays = requests.sources(name or source.path.stem, source)
-        return [self.put(full, array, progress=progress) for full, array in arrays.items()]
+        return [
+            self.put(full, array, placement=placement, axis=axis, progress=progress) for full, array in arrays.items()
+        ]
 
     def get(
         self,

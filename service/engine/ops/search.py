@@ -26,9 +26,10 @@ class EngineSearch(EngineOp[SearchOptions]):
     takes_steps = True
 
     def __init__(self) -> None:
-        # By metric: what `kernels.item_norms` gives of the items, for as long as their tensor lives.
+        # By metric: what `kernels.item_norms` gives of the items, for as long as their tensor lives. `squares` are the CPU's
+        # for `l2`, in float64.
         self._norms: dict[str, WeakTensorKeyDictionary] = {
-            metric: WeakTensorKeyDictionary() for metric in ("cosine", "l2")
+            kind: WeakTensorKeyDictionary() for kind in ("cosine", "l2", "squares")
         }
 
     def cpu(
@@ -46,7 +47,7 @@ class EngineSearch(EngineOp[SearchOptions]):
             norms = self._norms_of(inputs, "cosine", lambda: _inverse_norms(b))
             scores = scores.float() * _inverse_norms(a).unsqueeze(-1) * norms
         elif options.metric == "l2":
-            squares = _squares(a).unsqueeze(-1) + self._norms_of(inputs, "l2", lambda: _squares(b))
+            squares = _squares(a).unsqueeze(-1) + self._norms_of(inputs, "squares", lambda: _squares(b))
             # The difference of infinities would be NaN, and an infinite distance is none.
             scores = torch.where(squares.isinf(), squares, squares - 2 * scores).clamp(min=0)
         scores = scores.float()
@@ -79,9 +80,9 @@ class EngineSearch(EngineOp[SearchOptions]):
 
         return compute
 
-    def _norms_of(self, inputs: Operands, metric: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def _norms_of(self, inputs: Operands, kind: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Returns the norms of the items; those of resident ones are computed at their first use."""
-        b, norms_of = inputs["b"], self._norms[metric]
+        b, norms_of = inputs["b"], self._norms[kind]
         if "b" not in inputs.resident:
             return make()
         if b not in norms_of:

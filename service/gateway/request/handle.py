@@ -15,7 +15,7 @@ from tilewire.service.errors import InvalidRequest, TilewireError, Unavailable
 from tilewire.service.gateway.auth.authenticator import Access, authorise
 from tilewire.service.gateway.engines.caller import Caller
 from tilewire.service.gateway.request.access_log import report
-from tilewire.service.gateway.request.adapter import Api, Call, Task
+from tilewire.service.gateway.request.adapter import Api, Call, Region, Task
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.body import receive_body
 from tilewire.service.gateway.request.context import Gateway, RequestContext
@@ -350,6 +350,7 @@ def plan_task(
     outputs = dict(zip(op.outputs, planned.outputs, strict=True))
     encoder = task.encoder(outputs)
     regions = [task.out_regions.get(name) for name in op.outputs]
+    check_apart(outputs, task.out_regions)
     specs = tuple(
         OutputSpec(kind, None if region is None else region.name, task.store, task.durable)
         for kind, region in zip(planned.outputs, regions, strict=True)
@@ -380,6 +381,21 @@ def plan_task(
         encoder=encoder,
         store=task.store,
     )
+
+
+def check_apart(outputs: Mapping[str, TensorType], regions: Mapping[str, Region]) -> None:
+    """Refuses outputs that would be written to the same bytes of a region.
+
+    Raises:
+        InvalidRequest: Two overlap.
+    """
+    ends: dict[str, tuple[str, int]] = {}
+    full = [(name, region) for name, region in regions.items() if outputs[name].nbytes]
+    for name, region in sorted(full, key=lambda item: item[1].offset):
+        before, end = ends.get(region.name, ("", 0))
+        if region.offset < end:
+            raise InvalidRequest(f"outputs: {before!r} and {name!r} overlap in region {region.name[:64]!r}")
+        ends[region.name] = (name, region.offset + outputs[name].nbytes)
 
 
 def bind(

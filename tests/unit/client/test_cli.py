@@ -68,7 +68,8 @@ def test_results_in_the_terminal(run: Run) -> None:
 def test_tensors(run: Run, server: SpeakingServer, tmp_path: Path) -> None:
     np.save(tmp_path / "w.npy", X)
     assert document(run("put", tmp_path / "w.npy", "weights/w", "--json"))[0]["name"] == "weights/w"
-    assert run("put", tmp_path / "w.npy").exit_code == 0
+    assert run("put", tmp_path / "w.npy", "--placement", "shard", "--axis", "-2").exit_code == 0
+    assert dict(server.requests[-1].url.params) == {"placement": "shard", "axis": "-2"}
     listing = run("ls").output
     assert "weights/w" in listing
     assert "2×2" in listing

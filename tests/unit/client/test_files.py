@@ -43,6 +43,14 @@ def test_safetensors_and_npz(client: tilewire.Client, server: SpeakingServer, tm
     np.testing.assert_array_equal(server.tensors["named"], X)
 
 
+def test_a_file_goes_to_the_devices_that_are_named(
+    client: tilewire.Client, server: SpeakingServer, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "w.npy", X)
+    client.put_file(tmp_path / "w.npy", placement="shard", axis=-2)
+    assert dict(server.requests[-1].url.params) == {"placement": "shard", "axis": "-2"}
+
+
 def test_files_that_are_none(client: tilewire.Client, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\.npy, \.npz, \.safetensors"):
         client.put_file(tmp_path / "x.txt")

@@ -175,12 +175,12 @@ def test_queries_share_a_launch_against_the_same_resident_items(bench: OpBench, 
     assert bench.sent("search", {"a": a, "b": residents["b"]}, k=5, metric=metric).key is None
 
 
-@pytest.mark.parametrize("metric", ["cosine", "l2"])
-def test_norms_of_a_resident_are_computed_once_and_go_with_it(metric: str) -> None:
+@pytest.mark.parametrize(("metric", "kind"), [("cosine", "cosine"), ("l2", "squares")])
+def test_norms_of_a_resident_are_computed_once_and_go_with_it(metric: str, kind: str) -> None:
     op = EngineSearch()
     a, b = torch.randn(2, 8), torch.randn(9, 8)
     options = SearchOptions(k=3, metric=metric)  # type: ignore[arg-type]
-    kept = op._norms[metric]
+    kept = op._norms[kind]
     first = op.cpu(Operands({"a": a}, {"b": b}), options, ())
     norms = kept[b]
     again = op.cpu(Operands({"a": a}, {"b": b}), options, ())
