@@ -105,7 +105,10 @@ def test_a_stream_answers_each_request_in_order(grpc_server: LiveServer, op: str
     with triton.InferenceServerClient(grpc_server.grpc_address) as client:
         client.start_stream(lambda result, error: answers.put((result, error)))
         for number, arrays in enumerate(sent):
-            client.async_stream_infer(op, inputs_of(arrays), request_id=str(number))
+            is_asked = number % 2 == 1
+            client.async_stream_infer(
+                op, inputs_of(arrays), request_id=str(number), enable_empty_final_response=is_asked
+            )
             if number == 20:
                 client.async_stream_infer("nonsense", inputs_of(arrays), request_id="wrong")
         for number, arrays in enumerate(sent):
@@ -113,6 +116,7 @@ def test_a_stream_answers_each_request_in_order(grpc_server: LiveServer, op: str
             assert error is None
             assert result.get_response().id == str(number)
             check(op, arrays, result.as_numpy("out"))
+            assert result.get_response().parameters["triton_final_response"].bool_param == (number % 2 == 1)
             if number == 20:
                 _, error = answers.get(timeout=WAIT_S)
                 assert "no model 'nonsense'" in str(error)

@@ -105,6 +105,8 @@ class RpcForm(msgspec.Struct, frozen=True):
     def encoder(self, op: AnyOp, request: InferRequest, outputs: Mapping[str, TensorType]) -> RpcEncoder:
         """Writes the message but for its payloads, and returns the encoder that adds them."""
         answer = ModelInferResponse(model_name=self.model, model_version=VERSION, id=request.id or "")
+        if request.says_final:
+            answer.parameters["triton_final_response"].CopyFrom(InferParameter(bool_param=True))
         heads: list[bytes] = []
         sent: list[int | None] = []
         places = {name: place for place, name in enumerate(outputs)}

@@ -33,6 +33,8 @@ _MAX_BYTES = 2**63 - 1
 
 _RESERVED = ("sequence_id", "sequence_start", "sequence_end", "headers")
 _RESERVED_PREFIX = "triton_"
+# Of models with several answers to a request. NVIDIA's clients and load generator send it to all.
+_FINAL = "triton_enable_empty_final_response"
 _REGION_PARAMETERS = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
 _INPUT_PARAMETERS = ("binary_data_size", "resident", *_REGION_PARAMETERS)
 _OUTPUT_PARAMETERS = ("binary_data", *_REGION_PARAMETERS)
@@ -75,6 +77,7 @@ def read_document(op: AnyOp, document: Mapping[str, object]) -> Header:
     default_binary = _flag(parameters.pop("binary_data_output", False), "binary_data_output")
     outputs = _read_outputs(op, document.get("outputs"), default_binary)
     durable = _flag(parameters.pop("durable", False), "durable")
+    says_final = _flag(parameters.pop(_FINAL, False), _FINAL)
     if "store" in parameters:
         outputs = _stored(op, outputs, parameters.pop("store"))
     elif durable:
@@ -87,6 +90,7 @@ def read_document(op: AnyOp, document: Mapping[str, object]) -> Header:
         timeout_us=min(_whole(parameters.pop("timeout", 0), "timeout"), MAX_TIMEOUT_US),
         options=_read_options(op, parameters),
         durable=durable,
+        says_final=says_final,
     )
     return Header(request, pending)
 

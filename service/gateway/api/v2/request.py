@@ -62,6 +62,7 @@ class InferRequest(msgspec.Struct, frozen=True):
         timeout_us: It must have started by then; 0 for never.
         has_numbers: The JSON holds numbers of inputs.
         durable: Wait for the host copy of an output that stays on the device.
+        says_final: Over gRPC, say that the answer is the last one of its request. Each request has one.
     """
 
     id: str | None
@@ -72,6 +73,7 @@ class InferRequest(msgspec.Struct, frozen=True):
     timeout_us: int = 0
     has_numbers: bool = False
     durable: bool = False
+    says_final: bool = False
 
 
 class Pending(msgspec.Struct, frozen=True):
