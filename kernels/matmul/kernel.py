@@ -52,10 +52,37 @@ def load_part(first, within, part, splits):
 
 
 @triton.jit
+def number(in_m, in_n):
+    """Numbers of the elements of a tile, whose rows are `in_m` and columns `in_n`."""
+    return in_m[:, None] * in_n.shape[0] + in_n[None, :]
+
+
+@triton.jit
+def locate_entry(a_ptr, b_ptr, entry, batch_inner, a_steps, b_steps):
+    """Operands of batch entry `entry`, and its numbers (outer, inner). Steps are strides of (outer, inner) in elements."""
+    outer = (entry // batch_inner).to(tl.int64)
+    inner = (entry % batch_inner).to(tl.int64)
+    return (
+        a_ptr + (outer * a_steps[0] + inner * a_steps[1]),
+        b_ptr + (outer * b_steps[0] + inner * b_steps[1]),
+        outer,
+        inner,
+    )
+
+
+@triton.jit
+def share_of_k(k, BLOCK_K: tl.constexpr):
+    """The part of K, from its first element to its end, that a program of the grid's second axis adds up."""
+    steps = tl.cdiv(tl.cdiv(k, BLOCK_K), tl.num_programs(1))
+    first_k = tl.program_id(1) * steps * BLOCK_K
+    return first_k, tl.minimum(k, first_k + steps * BLOCK_K)
+
+
+@triton.jit
 def combine_splits(acc, within, partial_ptr, count_ptr, tile):
     """Sum the partial products of one output tile in the program that arrives last of the grid's second axis.
 
-    `within` numbers the elements of a tile.
+    `within` are the numbers of the tile's elements.
 
     Each program stores its `acc`, then counts itself. The one that counts all adds the parts up in the order of their
     numbers, so the result does not depend on who was last. It puts the counter back to 0 for the next launch. Returns
@@ -150,21 +177,16 @@ def matmul_kernel(
     num_pid_m = tl.cdiv(m, BLOCK_M)
     num_pid_n = tl.cdiv(n, BLOCK_N)
     pid = tl.program_id(0)
-    split = tl.program_id(1)
     num_tiles = num_pid_m * num_pid_n
     entry = pid // num_tiles
     pid_m, pid_n = tile_coordinates(pid % num_tiles, num_pid_m, num_pid_n, GROUP_M)
     offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
-    outer = (entry // batch_inner).to(tl.int64)
-    inner = (entry % batch_inner).to(tl.int64)
-    a_ptr += outer * (stride_az * IN_UNIT) + inner * (stride_ay * IN_UNIT)
-    b_ptr += outer * (stride_bz * IN_UNIT) + inner * (stride_by * IN_UNIT)
-
-    blocks_per_split = tl.cdiv(tl.cdiv(k, BLOCK_K), tl.num_programs(1))
-    first_k = split * blocks_per_split * BLOCK_K
-    last_k = tl.minimum(k, first_k + blocks_per_split * BLOCK_K)
+    a_steps = (stride_az * IN_UNIT, stride_ay * IN_UNIT)
+    b_steps = (stride_bz * IN_UNIT, stride_by * IN_UNIT)
+    a_ptr, b_ptr, outer, inner = locate_entry(a_ptr, b_ptr, entry, batch_inner, a_steps, b_steps)
+    first_k, last_k = share_of_k(k, BLOCK_K)
 
     if A_MAJOR == "k":
         rows = tl.minimum(offs_m, m - 1).to(tl.int64) * (stride_am * IN_UNIT)
@@ -212,7 +234,7 @@ def matmul_kernel(
 
     is_last = tl.num_programs(1) == 1
     if not is_last:
-        within = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        within = number(tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N))
         acc, is_last = combine_splits(acc, within, partial_ptr, count_ptr, pid)
     epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation)
     mine = tl.where(is_last, m, 0)
@@ -349,7 +371,7 @@ def matmul_tma_kernel(
         else:
             is_last = tl.num_programs(1) == 1
             if not is_last:
-                within = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+                within = number(tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N))
                 acc, is_last = combine_splits(acc, within, partial_ptr, count_ptr, tile)
             offs_n = column + tl.arange(0, BLOCK_N)
             out = finish_as(acc, offs_m, offs_n, m, n, epilogue, OUT_TYPE)
@@ -424,13 +446,10 @@ def matmul_vector_kernel(
     pid = tl.program_id(0)
     entry = pid // num_tiles
     offs_n = (pid % num_tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
-    outer = (entry // batch_inner).to(tl.int64)
-    inner = (entry % batch_inner).to(tl.int64)
-    a_ptr += outer * (stride_az * IN_UNIT) + inner * (stride_ay * IN_UNIT)
-    b_ptr += outer * (stride_bz * IN_UNIT) + inner * (stride_by * IN_UNIT)
-    blocks_per_split = tl.cdiv(tl.cdiv(k, BLOCK_K), tl.num_programs(1))
-    first_k = tl.program_id(1) * blocks_per_split * BLOCK_K
-    last_k = tl.minimum(k, first_k + blocks_per_split * BLOCK_K)
+    a_steps = (stride_az * IN_UNIT, stride_ay * IN_UNIT)
+    b_steps = (stride_bz * IN_UNIT, stride_by * IN_UNIT)
+    a_ptr, b_ptr, outer, inner = locate_entry(a_ptr, b_ptr, entry, batch_inner, a_steps, b_steps)
+    first_k, last_k = share_of_k(k, BLOCK_K)
     stride_am = stride_am * IN_UNIT
 
     IS_INTEGER: tl.constexpr = a_ptr.dtype.element_ty == tl.int8
@@ -470,7 +489,7 @@ def matmul_vector_kernel(
         acc = tl.where((offs_m == 3)[:, None], tl.sum(acc3, axis=ALONG)[None, :], acc)
     is_last = tl.num_programs(1) == 1
     if not is_last:
-        within = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        within = number(tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N))
         acc, is_last = combine_splits(acc, within, partial_ptr, count_ptr, pid)
     epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation)
     mine = tl.where(is_last, m, 0)

@@ -210,8 +210,8 @@ def _pointer(problem: Problem, target: Target) -> Iterator[Config]:
 
 def _fma(problem: Problem, target: Target) -> Iterator[Config]:
     """The kernel for scalar units: threads with 16 to 64 sums, steps of 64 to 256 bytes."""
-    least, most = (16 if problem.m <= 256 else 32 if problem.m <= 512 else 64), 2 * max(problem.m, 16)
-    heights = [height for height in (16, 32, 64, 128) if least <= height < most]
+    least = 16 if problem.m <= 256 else 32 if problem.m <= 512 else 64
+    heights = [height for height in (16, 32, 64, 128) if least <= height < 2 * max(problem.m, 16)]
     for block_m, block_n, block_k, num_warps in itertools.product(
         heights, (32, 64, 128, 256), (16, 32, 64), (1, 2, 4, 8)
     ):
@@ -220,8 +220,11 @@ def _fma(problem: Problem, target: Target) -> Iterator[Config]:
         sums = block_m * block_n // (32 * num_warps)
         if not (16 if is_small else 32) <= sums <= 64 or not warps_along_m(config) or (block_k == 64 and not is_small):
             continue
-        most = (target.shared_bytes - _RESERVED) // ((block_m + block_n) * block_k * ITEM_BYTES["float32"])
-        for num_stages in {2 if block_k > 16 else 3, min(4, most)} if is_small else {2 if block_k > 16 else 3}:
+        stages = {2 if block_k > 16 else 3}
+        if is_small:
+            step_bytes = (block_m + block_n) * block_k * ITEM_BYTES["float32"]
+            stages.add(min(4, (target.shared_bytes - _RESERVED) // step_bytes))
+        for num_stages in stages:
             yield replace(config, num_stages=num_stages)
 
 

@@ -32,7 +32,7 @@ def build(specialization: Specialization, config: Config, target: Target) -> Var
 
 
 def units_of(specialization: Specialization) -> dict[str, int]:
-    """By what kernels that read through pointers multiply the sizes and input strides that they are given."""
+    """Units of the sizes and of the input strides that kernels with pointers take."""
     units = dict.fromkeys(("m", "n", "k", "in"), 1)
     if specialization.kernel == "fma":
         units["in"] = 16 // ITEM_BYTES[specialization.dtype]

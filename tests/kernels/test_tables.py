@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tilewire.kernels.matmul import MATMUL
 from tilewire.kernels.matmul.configs import Config, Problem
 from tilewire.kernels.matmul.members import MODEL, SPLITS, specialization_of, tiles_of
-from tilewire.kernels.matmul.select import explain, select
+from tilewire.kernels.matmul.select import explain, select, select_invariant
 from tilewire.kernels.matmul.shape import MatmulShape
 from tilewire.kernels.matmul.variants import build
 from tilewire.kernels.runtime.kinds import ITEM_BYTES
@@ -176,6 +176,13 @@ def test_scalar_units_read_float32_in_every_layout_as_it_lies(majors):
     several = replace(odd.problem, is_copyable=False, is_padded_a=False, is_padded_b=False)
     assert select(several, H200).kernel == "pointer"
     assert select(replace(several, m=1536, n=1600, k=896, is_aligned_in=True), H200).kernel == "fma"
+
+
+@pytest.mark.parametrize("choose", [select, select_invariant])
+def test_a_dtype_that_the_device_does_not_multiply_is_named(choose):
+    problem = Problem(64, 64, 64, 1, "float8_e4m3fn", "bfloat16", b_major="k")
+    with pytest.raises(ValueError, match="float8_e4m3fn is not multiplied by nvidia_a100"):
+        choose(problem, KNOWN["nvidia_a100"])
 
 
 def test_scratch_memory_bounds_what_is_copied():

@@ -18,7 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from tilewire.kernels.matmul.epilogue import store_any
-from tilewire.kernels.matmul.kernel import combine_splits, tile_coordinates
+from tilewire.kernels.matmul.kernel import combine_splits, locate_entry, number, tile_coordinates
 from tilewire.kernels.runtime.pdl import await_previous
 
 # Lines of a thread that follow one another: 16 bytes.
@@ -216,13 +216,12 @@ def matmul_fma_kernel(
     pid_m, pid_n = tile_coordinates(pid % num_tiles, num_pid_m, num_pid_n, GROUP_M)
     row = pid_m * BLOCK_M
     column = pid_n * BLOCK_N
-    outer = (entry // batch_inner).to(gl.int64)
-    inner = (entry % batch_inner).to(gl.int64)
-    a_ptr += outer * (stride_az * IN_UNIT) + inner * (stride_ay * IN_UNIT)
-    b_ptr += outer * (stride_bz * IN_UNIT) + inner * (stride_by * IN_UNIT)
-    steps_per_split = gl.cdiv(gl.cdiv(k, BLOCK_K), gl.num_programs(1))
-    first_k = gl.program_id(1) * steps_per_split * BLOCK_K
-    num_k = gl.minimum(k - first_k, steps_per_split * BLOCK_K)
+    a_steps = (stride_az * IN_UNIT, stride_ay * IN_UNIT)
+    b_steps = (stride_bz * IN_UNIT, stride_by * IN_UNIT)
+    a_ptr, b_ptr, outer, inner = locate_entry(a_ptr, b_ptr, entry, batch_inner, a_steps, b_steps)
+    steps = gl.cdiv(gl.cdiv(k, BLOCK_K), gl.num_programs(1))
+    first_k = gl.program_id(1) * steps * BLOCK_K
+    num_k = gl.minimum(k - first_k, steps * BLOCK_K)
 
     NUM_WARPS: gl.constexpr = gl.num_warps()
     A_BY_LINE: gl.constexpr = A_MAJOR == "k"
@@ -280,8 +279,7 @@ def matmul_fma_kernel(
     in_n = gl.arange(0, BLOCK_N, COLUMNS)
     is_last = gl.num_programs(1) == 1
     if not is_last:
-        within = in_m[:, None] * BLOCK_N + in_n[None, :]
-        acc, is_last = combine_splits(acc, within, partial_ptr, count_ptr, pid)
+        acc, is_last = combine_splits(acc, number(in_m, in_n), partial_ptr, count_ptr, pid)
     epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation)
     mine = gl.where(is_last, m, 0)
     first = outer * stride_oz + inner * stride_oy
