@@ -1,6 +1,8 @@
 """Search, topk, reduce, normalize and pointwise beside PyTorch on this GPU: first whether they are right, then how fast.
 
-`python -m benchmarks.bench_ops [--seconds 225] [--only search,topk] [--out folder]`
+`python -m benchmarks.bench_ops [--seconds 225] [--only search,topk] [--out folder] [--random 40 --seed SEED]`
+
+With `--random` the cases are so many random ones of each op, for which nothing was tuned.
 """
 
 from __future__ import annotations
@@ -9,10 +11,12 @@ import argparse
 import functools
 import json
 import os
+import random
 import subprocess
 import sys
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,9 +24,11 @@ from typing import Any
 
 import torch
 
+from benchmarks import op_random
 from benchmarks.op_cases import CHECKS, TIMINGS
 from benchmarks.op_cases import wanted_variants as wanted
 from tilewire.kernels.autotune.measuring import measure
+from tilewire.kernels.op import geomean
 from tilewire.kernels.runtime.targets import Target, current
 
 Row = dict[str, Any]
@@ -37,6 +43,8 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=225.0, help="no case starts later than this")
     parser.add_argument("--only", default="", help="comma-separated ops; all without")
     parser.add_argument("--rounds", type=int, default=9, help="turns of each contestant")
+    parser.add_argument("--random", type=int, default=0, help="measure so many random cases of each op")
+    parser.add_argument("--seed", type=int, default=random.randrange(2**31), help="of the random cases")
     parser.add_argument("--out", type=Path, help="folder for ops.jsonl")
     parser.add_argument("--compile", default="", help="for its own use: which share of the binaries to compile")
     arguments = parser.parse_args(argv)
@@ -49,6 +57,9 @@ def run(argv: list[str]) -> int:
     begin_s = time.monotonic()
     report = Report(arguments.out)
     compile_all(only, report)
+    if arguments.random:
+        run_random(arguments.seed, arguments.random, only, report, begin_s + arguments.seconds)
+        return 0
     for op, name, check in CHECKS:
         if (not only or op in only) and time.monotonic() - begin_s < arguments.seconds * _CHECKED:
             report.add(attempt({"op": op, "check": name}, check))
@@ -58,6 +69,35 @@ def run(argv: list[str]) -> int:
             torch.cuda.empty_cache()
     print(f"wrong or failed: {report.num_bad} of {report.num_rows}; {time.monotonic() - begin_s:.0f} s")
     return 0
+
+
+def run_random(seed: int, count: int, only: tuple[str, ...], report: Report, until_s: float) -> None:
+    """Measure random cases until the clock says `until_s`, and print how many times faster than PyTorch each op is."""
+    report.add({"op": "all", "check": "seed", "detail": f"{seed} on {torch.cuda.get_device_name(0)}"})
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for case in op_random.cases(seed, count):
+        if time.monotonic() > until_s or (only and case.op not in only):
+            continue
+        row = attempt({"op": case.op, "case": case.name}, functools.partial(timed_random, case))
+        report.add(row)
+        if "us" in row:
+            ratios[case.op].append(row["us"]["torch"] / row["us"]["chosen"])
+        torch.cuda.empty_cache()
+    for op, found in ratios.items():
+        print(f"{op:<10} {len(found)} cases: geomean {geomean(found):.3f}, least {min(found):.2f}")
+    together = [ratio for found in ratios.values() for ratio in found]
+    print(f"together   {len(together)} cases: geomean {geomean(together):.3f}; wrong or failed: {report.num_bad}")
+
+
+def timed_random(case: op_random.Case) -> Row:
+    """Time one random case, and compare the public function's result."""
+    contestants, num_sets, is_right = case.make()
+    timings = measure(contestants, num_sets, 5)
+    return {
+        "us": {name: timing.p50_us for name, timing in timings.items()},
+        "bytes": 0,
+        "is_right": is_right(),
+    }
 
 
 class Report:
@@ -88,11 +128,13 @@ def lines_of(row: Row) -> Iterator[str]:
         yield f"{title}  FAILED {row['error'].strip().splitlines()[-1][:200]}"
     elif "us" not in row:
         yield f"{title}  {'ok' if row.get('is_right', True) else 'WRONG'} {row.get('detail', '')}"
+    elif not row["bytes"]:
+        shown = ", ".join(f"{name} {us:.1f} us" for name, us in row["us"].items())
+        yield f"{title}  {row['us']['torch'] / row['us']['chosen']:.2f}: {shown}{'' if row['is_right'] else '  WRONG'}"
     else:
         yield title
         for name, us in sorted(row["us"].items(), key=lambda item: item[1]):
-            rate = f"{row['bytes'] / us / 1e6:6.2f} TB/s" if row["bytes"] else ""
-            yield f"    {name:<64}{us:10.1f} us {rate}"
+            yield f"    {name:<64}{us:10.1f} us {row['bytes'] / us / 1e6:6.2f} TB/s"
 
 
 def attempt(row: Row, call: Callable[[], Row]) -> Row:

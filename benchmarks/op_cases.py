@@ -22,7 +22,7 @@ from tilewire.kernels.pointwise.variants import build as build_pointwise
 from tilewire.kernels.reduce import configs as reduce_configs
 from tilewire.kernels.reduce import op as reduce_op
 from tilewire.kernels.reduce.reference import reduce_reference
-from tilewire.kernels.reduce.variants import main_variant
+from tilewire.kernels.reduce.variants import build as build_reduce
 from tilewire.kernels.registry import kernel_op
 from tilewire.kernels.runtime.elementwise import Config
 from tilewire.kernels.runtime.launch import Variant
@@ -35,7 +35,7 @@ from tilewire.kernels.search.variants import product_variant, rescore_variant
 from tilewire.kernels.topk import configs as topk_configs
 from tilewire.kernels.topk import op as topk_op
 from tilewire.kernels.topk.reference import topk_reference
-from tilewire.kernels.topk.variants import built
+from tilewire.kernels.topk.variants import built, select_variant
 
 Row = dict[str, Any]
 Check = tuple[str, str, Callable[[], Row]]
@@ -87,23 +87,10 @@ SEARCH = {
     ),
 }
 _TOPK_BLOCKS = tuple(
-    topk_configs.Block(block_n, group, warps)
-    for block_n, group, warps in (
-        (4096, 128, 4),
-        (4096, 128, 8),
-        (8192, 128, 4),
-        (16384, 128, 16),
-        (8192, 64, 8),
-        (8192, 256, 8),
-        (16384, 256, 8),
-    )
+    (topk_configs.Block(block_n, warps), group)
+    for block_n, group, warps in ((4096, 128, 4), (2048, 128, 4), (4096, 128, 8), (8192, 128, 8), (4096, 256, 4))
 )
-_TOPK_SELECT = (
-    topk_configs.Block(1024, 8, 4),
-    topk_configs.Block(2048, 16, 4),
-    topk_configs.Block(4096, 16, 4),
-    topk_configs.Block(8192, 32, 8),
-)
+_TOPK_SELECT = (topk_configs.Block(8192, 8), topk_configs.Block(8192, 4), topk_configs.Block(8192, 16))
 _REDUCE = tuple(
     reduce_configs.Config(1, block_n, warps, steps=steps)
     for block_n, warps, steps in (
@@ -151,7 +138,7 @@ def _search_wanted(target: Target) -> list[Variant]:
     for (k, _), configs in SEARCH.items():
         problem = search_configs.Problem(1, 1, k, 10, "bfloat16")
         for config in configs:
-            grouped = replace(config, group=search_configs.group_for(problem.width, config))
+            grouped = replace(config, group=search_configs.group_for(problem.width, config, 1 << 20))
             found += [product_variant(problem, grouped, target)]
             found += [rescore_variant(problem, grouped, target)]
     listed = _usual("search", target)
@@ -162,24 +149,26 @@ def _search_wanted(target: Target) -> list[Variant]:
 def _topk_wanted(target: Target) -> list[Variant]:
     found: list[Variant] = []
     for config in _topk_candidates(target):
-        found += built("float32", 16, config, True, target).values()
+        found += built("float32", config, True, target).values()
+        found += [select_variant(block, False, target) for block in config.select]
     return [*found, *_usual("topk", target)]
 
 
 def _topk_candidates(target: Target) -> list[topk_configs.Config]:
     chosen = topk_configs.choose(topk_configs.Problem(64, 1_000_000, 10, "float32"), target)
-    found = [replace(chosen, groups=block) for block in _TOPK_BLOCKS]
-    return found + [replace(chosen, select=block) for block in _TOPK_SELECT]
+    finish = topk_configs.Block(4096, 4)
+    found = [replace(chosen, groups=block, group=group, finish=finish) for block, group in _TOPK_BLOCKS]
+    return found + [replace(chosen, select=(block,)) for block in _TOPK_SELECT]
 
 
 def _reduce_wanted(target: Target) -> list[Variant]:
     found = []
     for config, state in itertools.product(_REDUCE, reduce_configs.STATES):
         problem = reduce_configs.Problem(64, 64, 1_000_000, "float32", state)
-        found.append(main_variant(problem, config, target))
+        found.append(build_reduce(problem, config, target))
     for config in _COLUMNS:
         problem = reduce_configs.Problem(64, 64, 64, "float32", 0, is_row=False)
-        found.append(main_variant(problem, config, target))
+        found.append(build_reduce(problem, config, target))
     return [*found, *_usual("reduce", target)]
 
 
@@ -402,7 +391,7 @@ def time_search(m: int, n: int, k: int) -> tuple[dict[str, Any], float]:
     key = (768 if k > 256 else 128, 1 if m <= 16 else 64 if m <= 64 else 256)
     problem = search_configs.Problem(m, n, k, 10, "bfloat16")
     for config in SEARCH[key]:
-        grouped = replace(config, group=search_configs.group_for(problem.width, config))
+        grouped = replace(config, group=search_configs.group_for(problem.width, config, problem.n))
         found[f"{grouped}"[7:-1]] = _contestant(functools.partial(launch, grouped))
     scores = torch.empty((m, n), dtype=torch.bfloat16, device=DEVICE)
 
@@ -434,7 +423,8 @@ def time_topk(rows: int, n: int, k: int, dtype: str) -> tuple[dict[str, Any], fl
         from tilewire.kernels.runtime.targets import current  # noqa: PLC0415 - needs the device
 
         for config in _topk_candidates(current(0)):
-            found[f"groups {config.groups} select {config.select}"] = _contestant(functools.partial(launch, config))
+            name = f"groups {config.groups} of {config.group} select {config.select[-1]}"
+            found[name] = _contestant(functools.partial(launch, config))
     return found, float(x.numel() * x.element_size())
 
 

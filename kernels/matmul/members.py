@@ -204,6 +204,11 @@ def _is_offered(tile: Tile, store: str, a_major: str, *, for_main: bool, is_plai
     return for_main and ((store == "tma" and is_plain) or (store in ("vec16", "scalar") and can_split(tile.config)))
 
 
+def has_idle_rows(problem: Problem, config: Config) -> bool:
+    """Whether nearly all rows of the tile lie past those of the product: tiles for few rows read `b` as fast or faster."""
+    return config.block_m > FEW_ROWS and config.block_m >= 8 * problem.m
+
+
 def is_for_few_rows(config: Config) -> bool:
     """Whether the tile has so few rows that larger ones are always better for many."""
     return config.is_swapped or config.block_m < FEW_ROWS

@@ -26,6 +26,7 @@ from tilewire.kernels.matmul.members import (
     built_for,
     can_copy,
     can_split,
+    has_idle_rows,
     has_vectors,
     is_possible,
     is_sensible,
@@ -66,7 +67,11 @@ def select(problem: Problem, target: Target, *, is_plain: bool = True) -> Config
     override = _override(problem, target, is_plain=is_plain)
     if override is not None:
         return override
-    found = min(_predictions(problem, target, is_plain=is_plain), key=lambda each: each[0], default=None)
+    found = min(
+        _predictions(problem, target, is_plain=is_plain),
+        key=lambda each: (has_idle_rows(problem, each[1]), each[0]),
+        default=None,
+    )
     if found is None:
         raise ValueError(f"a: {problem.dtype} is not multiplied by {target.name}")
     return found[1]

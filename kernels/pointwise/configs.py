@@ -43,11 +43,15 @@ class Problem(elementwise.Problem):
 
 _COMMON = (ALL_UNIT, *REPEATS)
 _LENGTHS = (32, 256, 1024)
+# Up to so many elements a multiprocessor each thread moves 16 bytes, above it 32 (H200, `tilewire bench ops`).
+_FEW_PER_SM = 8192
 
 
 def choose(problem: Problem, target: Target) -> Config:
     """The blocks for `problem` on `target`: with its specialization, one of `enumerate_configs`."""
     configs = configs_for(problem.specialization, target)
+    if problem.specialization.outer_rank == 0:
+        return configs[0] if problem.n <= _FEW_PER_SM * target.num_sms else configs[-1]
     return next((config for config in configs if config.block_n >= problem.n), configs[-1])
 
 
@@ -55,13 +59,10 @@ def configs_for(specialization: Specialization, target: Target) -> tuple[Config,
     """Blocks by rising length of a row."""
     if target.backend == "interpreter":
         return (Config(1, 64, 4),) if specialization.outer_rank == 0 else (Config(4, 16, 4), Config(1, 64, 4))
-    elements = 4096 // ITEM_BYTES[specialization.dtype]
     if specialization.outer_rank == 0:
-        return (Config(1, elements, 4),)
-    if specialization.inner == ALL_ANY:
-        # Each element has offsets of its own, which take registers.
-        elements = 1024
-    return tuple(Config(elements // length, length, 4) for length in _LENGTHS)
+        elements = 2048 // ITEM_BYTES[specialization.dtype]
+        return (Config(1, elements, 4), Config(1, 2 * elements, 4))
+    return tuple(Config(1024 // length, length, 4) for length in _LENGTHS)
 
 
 def enumerate_configs(target: Target) -> Iterator[tuple[Specialization, Config]]:

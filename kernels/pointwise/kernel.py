@@ -28,19 +28,15 @@ BFLOAT16 = tl.constexpr(2)
 
 @triton.jit
 def exponential(x):
-    """E^x to float32 accuracy at any magnitude: e^r · 2^n with |r| ≤ ln 2 / 2.
+    """E^x to float32 accuracy at any magnitude: e^r · 2^n, |r| ≤ ln 2 / 2 but where n is bounded.
 
-    The device's own exponential loses bits as |x| grows.
-    Source: the reduction of Cody and Waite, 1980. 2^n is put together from two halves, since it may be no float itself.
+    The device's own exponential loses bits as |x| grows. Source: the reduction of Cody and Waite, 1980.
     """
-    bounded = tl.where(x > 90.0, 90.0, tl.where(x < -110.0, -110.0, x))
-    whole = tl.floor(bounded * 1.4426950408889634 + 0.5)
-    rest = (bounded - whole * 0.693359375) + whole * 2.12194440e-4
-    first = tl.floor(whole * 0.5).to(tl.int32)
-    second = whole.to(tl.int32) - first
-    power = ((first + 127) << 23).to(tl.float32, bitcast=True)
-    other = ((second + 127) << 23).to(tl.float32, bitcast=True)
-    return tl.where(x != x, x, tl.exp(rest) * power * other)
+    # Added to 1.5 · 2^23 + 127 a float is rounded to a whole number, and leaves its exponent in the lowest bits.
+    number = tl.minimum(tl.maximum(x * 1.4426950408889634, -126.0), 126.0) + 12583039.0
+    whole = number - 12583039.0
+    power = (number.to(tl.int32, bitcast=True) << 23).to(tl.float32, bitcast=True)
+    return tl.exp((x - whole * 0.693359375) + whole * 2.12194440e-4) * power
 
 
 @triton.jit

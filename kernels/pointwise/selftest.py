@@ -17,11 +17,13 @@ def self_test(specialization: Specialization, config: Config, device: torch.devi
     n = 2 * config.block_n - (0 if specialization.is_aligned else 1)
     shape = (n,) if specialization.outer_rank == 0 else (2, config.block_rows + 1, n)
     values = numbers(shape, device)
+    shift = 0 if specialization.is_aligned else 1
     x, y, out = (
-        _lying(values, inner, dtype, is_padded=specialization.outer_rank > 0) for inner in specialization.inner
+        _lying(values, inner, dtype, is_padded=specialization.outer_rank > 0, shift=shift)
+        for inner in specialization.inner
     )
     if not specialization.is_typed:
-        out = torch.empty_like(out, dtype=other)
+        out = _lying(values, specialization.inner[2], other, is_padded=specialization.outer_rank > 0, shift=shift)
     out.fill_(float("nan"))
     second = y if specialization.is_binary else None
     prepared = prepare(x, second, out, "mul" if specialization.is_binary else "neg", 2.0, 1.0, config)
@@ -30,14 +32,15 @@ def self_test(specialization: Specialization, config: Config, device: torch.devi
     return SelfTest(prepared.variants, (out.float() == expected).all())
 
 
-def _lying(values: torch.Tensor, inner: str, dtype: torch.dtype, *, is_padded: bool) -> torch.Tensor:
-    """A copy of `values`, or of its first column, whose last dimension goes as `inner` says."""
+def _lying(values: torch.Tensor, inner: str, dtype: torch.dtype, *, is_padded: bool, shift: int) -> torch.Tensor:
+    """A copy of `values`, or of its first column, whose last dimension goes as `inner` says, `shift` elements into memory."""
     *outer, n = values.shape
     if inner == "repeat":
         n, values = 1, values[..., :1]
     step = 2 if inner == "any" else 1
     pad = 16 if is_padded else 0
+    length = shift + step * n
     storage = torch.empty(
-        (*outer, step * n + pad + (-step * n % 16 if is_padded else 0)), dtype=dtype, device=values.device
+        (*outer, length + pad + (-length % 16 if is_padded else 0)), dtype=dtype, device=values.device
     )
-    return storage[..., : step * n : step].copy_(values)
+    return storage[..., shift:length:step].copy_(values)

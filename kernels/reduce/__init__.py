@@ -4,11 +4,11 @@ from tilewire.kernels.op import Family, KernelOp
 from tilewire.kernels.reduce.configs import enumerate_configs
 from tilewire.kernels.reduce.op import prepare_reduce, reduce
 from tilewire.kernels.reduce.selftest import self_test
-from tilewire.kernels.reduce.variants import binaries
+from tilewire.kernels.reduce.variants import build
 
 REDUCE = KernelOp(
     name="reduce",
     run=reduce,
     prepare=prepare_reduce,
-    families=(Family(enumerate_configs, binaries, self_test),),
+    families=(Family(enumerate_configs, build, self_test),),
 )

@@ -100,19 +100,27 @@ class Config:
 
 
 MAX_PARTS = 512
-# Smallest share of a program, in elements of one row or in blocks of several rows. More leaves multiprocessors idle;
-# less costs the second pass (H200, `tilewire bench ops`).
-_SHARE = 32768
-_STEPS = 8
+# Programs that fill a multiprocessor (H200, `tilewire bench ops --random`).
+_FILLING = 8
+# Up to so many rows a multiprocessor, each has a program of its own.
+_FEW_ROWS = 4
+# Up to so many neighbouring rows, programs take two.
+_FEW_INNER = 8
+# Blocks of a row that one program takes, since parts cost more.
+_ALONE = 4
 _ROWS = (
     Config(128, 16, 4),
     Config(32, 64, 4),
+    Config(16, 128, 4),
     Config(8, 256, 4),
     Config(2, 1024, 4),
+    Config(1, 1024, 4),
     Config(1, 4096, 8),
-    Config(1, 2048, 4),
+    Config(1, 2048, 8),
 )
-_COLUMNS = (Config(16, 128, 4), Config(32, 64, 4), Config(128, 16, 4))
+# By rising number of elements, then by rising number of neighbouring rows.
+_SHORT_COLUMNS = (Config(1024, 1, 4), Config(512, 4, 4))
+_COLUMNS = (Config(2, 512, 4), Config(16, 128, 4), Config(32, 64, 4), Config(64, 32, 4), Config(128, 16, 4))
 _INTERPRETED_ROWS = (Config(2, 16, 4), Config(1, 32, 4))
 _INTERPRETED_COLUMNS = (Config(16, 16, 4),)
 
@@ -121,27 +129,32 @@ def choose(problem: Problem, target: Target) -> Config:
     """The blocks for `problem` on `target`: with its kind, and with parts and steps, one of `enumerate_configs`."""
     found = configs_for(target, is_row=problem.is_row)
     if problem.is_row:
-        config = next((config for config in found if config.block_n >= problem.n), found[-1])
+        has_few = problem.rows <= _FEW_ROWS * target.num_sms
+        found = tuple(config for config in found if config.block_rows == 1 or not has_few) or found
+        fitting = [config for config in found if config.block_n >= problem.n]
     else:
-        config = next((config for config in found if config.block_rows >= problem.rows_inner), found[-1])
-    return share(problem, config, target)
+        short = [config for config in found if config in _SHORT_COLUMNS]
+        others = [config for config in found if config not in short]
+        fitting = [config for config in short if config.block_n >= problem.n]
+        fitting += [config for config in others if max(config.block_rows, _FEW_INNER) >= problem.rows_inner]
+    return share(problem, (fitting or found[-1:])[0], target)
 
 
 def share(problem: Problem, config: Config, target: Target) -> Config:
     """`config` with a row shared by as many programs as fill the device."""
     blocks = max(1, -(-problem.n // config.block_n))
-    programs = max(1, problem.rows // config.block_rows)
-    wanted = 16 * target.num_sms // programs
-    least = _STEPS if config.block_rows > 1 else _SHARE // config.block_n
-    steps = max(min(least, blocks), -(-blocks // max(1, min(wanted, MAX_PARTS))))
+    outer, inner = (1, problem.rows) if problem.is_row else (problem.rows // problem.rows_inner, problem.rows_inner)
+    programs = max(1, outer * -(-inner // config.block_rows))
+    parts = max(1, min(_FILLING * target.num_sms // programs, MAX_PARTS))
+    steps = blocks if blocks <= _ALONE else -(-blocks // parts)
     return Config(config.block_rows, config.block_n, config.num_warps, -(-blocks // steps), steps)
 
 
 def configs_for(target: Target, *, is_row: bool) -> tuple[Config, ...]:
-    """Blocks by rising length of a row, or by rising number of neighbouring rows."""
+    """Blocks that `choose` has for rows, or for columns."""
     if target.backend == "interpreter":
         return _INTERPRETED_ROWS if is_row else _INTERPRETED_COLUMNS
-    return _ROWS if is_row else _COLUMNS
+    return _ROWS if is_row else (*_SHORT_COLUMNS, *_COLUMNS)
 
 
 def enumerate_configs(target: Target) -> Iterator[tuple[Problem, Config]]:

@@ -1,8 +1,8 @@
 """The reduction kernels: jit bodies only.
 
 A reduction keeps a state of two 32-bit words a lane: a float32 sum, a maximum and a sum, or an order and an index.
-Lanes, and the parts of a row that several programs share, merge in a fixed order, so a result has the same bits every
-time. At least rows·N·input size bytes.
+Lanes merge in a fixed order. So do the parts of a row that several programs share, in the program that arrives last.
+Thus a result has the same bits every time. At least rows·N·input size bytes.
 """
 
 import triton
@@ -11,8 +11,8 @@ import triton.language as tl
 from tilewire.kernels.runtime.pdl import await_previous
 from tilewire.kernels.topk.kernel import LOWEST, MAGNITUDE, NONE, from_order, index_of, to_key, to_order
 
-# States. SUM is a sum, of squares with `power` 2. TOP is an order. BEST is an order with the index of its element. EXP
-# is a maximum and Σ e^(x - maximum).
+# States. SUM is a sum, of squares with `power` 2. TOP is a maximum, NaN above all, of -x with `flip`. BEST is an order with
+# the index of its element. EXP is a maximum and Σ e^(x - maximum).
 SUM = tl.constexpr(0)
 BEST = tl.constexpr(1)
 EXP = tl.constexpr(2)
@@ -53,18 +53,33 @@ def merge_exp(top, total, AXIS: tl.constexpr):
 
 
 @triton.jit
-def store_result(out_ptr, place, mask, first, second, n, kind, out_kind, STATE: tl.constexpr):
+def larger(tops, x):
+    """The larger of the two, NaN where one is."""
+    return tl.maximum(tops, x, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def largest(tops, AXIS: tl.constexpr):
+    """The largest along AXIS, NaN where there is one."""
+    return from_order(tl.max(to_order(tops, 0, MAGNITUDE), axis=AXIS), 0)
+
+
+@triton.jit
+def store_result(out_ptr, place, mask, first, second, n, kind, flip, out_kind, STATE: tl.constexpr):
     """Make the result of merged states and store it as `out_kind` says."""
     if STATE == BEST:
         tl.store(out_ptr.to(tl.pointer_type(tl.int64)) + place, second.to(tl.int64), mask=mask)
     elif STATE == TOP:
-        store_float(out_ptr, place, mask, first, out_kind)
+        store_float(out_ptr, place, mask, tl.where(flip != 0, -first, first), out_kind)
     else:
+        result = first
         if STATE == EXP:
             result = tl.log(second) + base_of(first)
-        else:
-            result = tl.where(kind == NORM, tl.sqrt_rn(first), first)
-            result = tl.where(kind == MEAN, tl.div_rn(first, tl.zeros_like(first) + n), result)
+        # Branches: roots and quotients of all results take longer than a small reduction.
+        elif kind == NORM:
+            result = tl.sqrt_rn(first)
+        elif kind == MEAN:
+            result = tl.div_rn(first, tl.zeros_like(first) + n)
         store_float(out_ptr, place, mask, result, out_kind)
 
 
@@ -80,24 +95,88 @@ def store_float(out_ptr, place, mask, value, out_kind):
 
 
 @triton.jit
-def finish_or_store(
-    first, second, row, in_rows, rows, part, parts, out_ptr, partial_ptr, n, kind, flip, out_kind, STATE: tl.constexpr
-):
-    """Store the result of each row, or its state where several programs share a row.
-
-    `partial_ptr` is (2, rows, parts) words.
-    """
-    if parts == 1:
-        if STATE == TOP:
-            store_result(out_ptr, row, in_rows, from_order(first, flip), second, n, kind, out_kind, STATE)
-        else:
-            store_result(out_ptr, row, in_rows, first, second, n, kind, out_kind, STATE)
+def merge_parts(partial_ptr, row, in_rows, rows, parts, STATE: tl.constexpr):
+    """The states of `row` from those of the programs that share it, `partial_ptr` (2, rows, parts) words."""
+    ROWS: tl.constexpr = row.shape[0]
+    # Parts at a time.
+    STEP: tl.constexpr = 512 if ROWS <= 4 else 2048 // ROWS
+    number = tl.arange(0, STEP)[None, :]
+    from_row = row.to(tl.int64)[:, None] * parts
+    second_ptr = partial_ptr + tl.cast(rows, tl.int64) * parts
+    if STATE == BEST:
+        keys = tl.full((ROWS, STEP), NONE, tl.int64)
     else:
-        place = row.to(tl.int64) * parts + part
+        firsts = tl.full((ROWS, STEP), 0.0 if STATE == SUM else -float("inf"), tl.float32)
+        seconds = tl.zeros((ROWS, STEP), tl.float32)
+    for start in range(0, parts, STEP):
+        mask = in_rows[:, None] & (start + number < parts)
+        place = from_row + start + number
+        # Other programs wrote them: not from this one's cache.
+        words = tl.load(partial_ptr + place, mask=mask, other=0, cache_modifier=".cg")
+        if STATE == SUM:
+            firsts += words.to(tl.float32, bitcast=True)
+        elif STATE == TOP:
+            firsts = larger(firsts, tl.where(mask, words.to(tl.float32, bitcast=True), -float("inf")))
+        else:
+            others = tl.load(second_ptr + place, mask=mask, other=0, cache_modifier=".cg")
+            if STATE == BEST:
+                keys = tl.maximum(keys, tl.where(mask, to_key(words, others), NONE))
+            else:
+                tops = tl.where(mask, words.to(tl.float32, bitcast=True), -float("inf"))
+                new_tops = tl.maximum(firsts, tops)
+                base = base_of(new_tops)
+                seconds = seconds * tl.exp(firsts - base) + others.to(tl.float32, bitcast=True) * tl.exp(tops - base)
+                firsts = new_tops
+    if STATE == SUM:
+        first = tl.sum(firsts, axis=1)
+        second = first
+    elif STATE == TOP:
+        first = largest(firsts, 1)
+        second = first
+    elif STATE == EXP:
+        first, second = merge_exp(firsts, seconds, 1)
+    else:
+        key = tl.max(keys, axis=1)
+        first = (key >> 32).to(tl.int32)
+        second = index_of(key).to(tl.int32)
+    return first, second
+
+
+@triton.jit
+def finish(
+    first,
+    second,
+    row,
+    in_rows,
+    rows,
+    parts,
+    out_ptr,
+    partial_ptr,
+    count_ptr,
+    n,
+    kind,
+    flip,
+    out_kind,
+    STATE: tl.constexpr,
+):
+    """Store the result of each row; where `parts` programs share rows, in the one that arrives last.
+
+    Each of those stores its states, then counts itself. The last one puts the counter back to 0.
+    """
+    if parts > 1:
+        place = row.to(tl.int64) * parts + tl.program_id(0) % parts
         tl.store(partial_ptr + place, first.to(tl.int32, bitcast=True), mask=in_rows)
         if STATE == BEST or STATE == EXP:  # noqa: SIM109
             second_ptr = partial_ptr + tl.cast(rows, tl.int64) * parts
             tl.store(second_ptr + place, second.to(tl.int32, bitcast=True), mask=in_rows)
+        # Every thread's states must be visible before one thread announces them.
+        tl.debug_barrier()
+        to_count = count_ptr + tl.program_id(0) // parts
+        is_last = tl.atomic_add(to_count, 1, sem="acq_rel", scope="gpu") == parts - 1
+        in_rows = in_rows & is_last
+        first, second = merge_parts(partial_ptr, row, in_rows, rows, tl.where(is_last, parts, 0), STATE)
+        tl.store(to_count, 0, mask=is_last)
+    store_result(out_ptr, row, in_rows, first, second, n, kind, flip, out_kind, STATE)
 
 
 @triton.jit
@@ -105,6 +184,7 @@ def reduce_row_kernel(
     x_ptr,
     out_ptr,
     partial_ptr,
+    count_ptr,
     rows,
     n,
     rows_inner,
@@ -156,6 +236,14 @@ def reduce_row_kernel(
             x = tl.load(x_ptrs + (start + offs), mask=mask, other=-float("inf")).to(tl.float32)
             tops, totals = absorb_exp(tops, totals, tl.reshape(x, (BLOCK_ROWS, NUM, LANE)), 2)
         first, second = merge_exp(tops, totals, 1)
+    elif STATE == TOP:
+        tops = tl.full((BLOCK_ROWS, BLOCK_N), -float("inf"), tl.float32)
+        for start in range(begin, end, BLOCK_N):
+            mask = in_rows[:, None] & (offs < end - start)
+            x = tl.load(x_ptrs + (start + offs), mask=mask, other=0.0).to(tl.float32)
+            tops = tl.where(mask, larger(tops, tl.where(flip != 0, -x, x)), tops)
+        first = largest(tops, 1)
+        second = first
     else:
         orders = tl.full((BLOCK_ROWS, NUM), LOWEST, tl.int32)
         starts = tl.zeros((BLOCK_ROWS, NUM), tl.int32) + begin
@@ -164,24 +252,17 @@ def reduce_row_kernel(
             x = tl.load(x_ptrs + (start + offs), mask=mask, other=0.0).to(tl.float32)
             order = tl.where(mask, to_order(x, flip, MAGNITUDE ^ flip), LOWEST)
             order = tl.max(tl.reshape(order, (BLOCK_ROWS, NUM, LANE)), axis=2)
-            if STATE == BEST:
-                starts = tl.where(order > orders, start, starts)
+            starts = tl.where(order > orders, start, starts)
             orders = tl.maximum(order, orders)
-        if STATE == BEST:
-            # The first lane with the best order, then its first element with that order.
-            key = tl.max(to_key(orders, starts + tl.arange(0, NUM)[None, :] * LANE), axis=1)
-            first = (key >> 32).to(tl.int32)
-            near = index_of(key)[:, None] + tl.arange(0, LANE)[None, :]
-            mask = in_rows[:, None] & (near < end)
-            x = tl.load(x_ptrs + near, mask=mask, other=0.0).to(tl.float32)
-            is_best = mask & (to_order(x, flip, MAGNITUDE ^ flip) == first[:, None])
-            second = tl.min(tl.where(is_best, near, MAGNITUDE), axis=1).to(tl.int32)
-        else:
-            first = tl.max(orders, axis=1)
-            second = first
-    finish_or_store(
-        first, second, row, in_rows, rows, part, parts, out_ptr, partial_ptr, n, kind, flip, out_kind, STATE
-    )
+        # The first lane with the best order, then its first element with that order.
+        key = tl.max(to_key(orders, starts + tl.arange(0, NUM)[None, :] * LANE), axis=1)
+        first = (key >> 32).to(tl.int32)
+        near = index_of(key)[:, None] + tl.arange(0, LANE)[None, :]
+        mask = in_rows[:, None] & (near < end)
+        x = tl.load(x_ptrs + near, mask=mask, other=0.0).to(tl.float32)
+        is_best = mask & (to_order(x, flip, MAGNITUDE ^ flip) == first[:, None])
+        second = tl.min(tl.where(is_best, near, MAGNITUDE), axis=1).to(tl.int32)
+    finish(first, second, row, in_rows, rows, parts, out_ptr, partial_ptr, count_ptr, n, kind, flip, out_kind, STATE)
 
 
 @triton.jit
@@ -189,6 +270,7 @@ def reduce_column_kernel(
     x_ptr,
     out_ptr,
     partial_ptr,
+    count_ptr,
     rows,
     n,
     rows_inner,
@@ -247,6 +329,15 @@ def reduce_column_kernel(
             tops = new_tops
             x_ptrs += BLOCK_N * stride_n
         first, second = merge_exp(tops, totals, 0)
+    elif STATE == TOP:
+        tops = tl.full((BLOCK_N, BLOCK_ROWS), -float("inf"), tl.float32)
+        for start in range(begin, end, BLOCK_N):
+            mask = in_rows[None, :] & (offs < end - start)
+            x = tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)
+            tops = tl.where(mask, larger(tops, tl.where(flip != 0, -x, x)), tops)
+            x_ptrs += BLOCK_N * stride_n
+        first = largest(tops, 0)
+        second = first
     else:
         orders = tl.full((BLOCK_N, BLOCK_ROWS), LOWEST, tl.int32)
         starts = tl.zeros((BLOCK_N, BLOCK_ROWS), tl.int32) + begin
@@ -254,59 +345,10 @@ def reduce_column_kernel(
             mask = in_rows[None, :] & (offs < end - start)
             x = tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)
             order = tl.where(mask, to_order(x, flip, MAGNITUDE ^ flip), LOWEST)
-            if STATE == BEST:
-                starts = tl.where(order > orders, start, starts)
+            starts = tl.where(order > orders, start, starts)
             orders = tl.maximum(order, orders)
             x_ptrs += BLOCK_N * stride_n
-        if STATE == BEST:
-            key = tl.max(to_key(orders, starts + offs), axis=0)
-            first = (key >> 32).to(tl.int32)
-            second = index_of(key).to(tl.int32)
-        else:
-            first = tl.max(orders, axis=0)
-            second = first
-    finish_or_store(
-        first, second, row, in_rows, rows, part, parts, out_ptr, partial_ptr, n, kind, flip, out_kind, STATE
-    )
-
-
-@triton.jit
-def reduce_merge_kernel(
-    partial_ptr,
-    out_ptr,
-    rows,
-    n,
-    parts,
-    kind,
-    flip,
-    out_kind,
-    STATE: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    MAX_PARTS: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    """Results from the states of `parts` ≤ MAX_PARTS programs a row. Grid: (ceil(rows / BLOCK_ROWS),)."""
-    await_previous(OVERLAP)
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    in_rows = row < rows
-    part = tl.arange(0, MAX_PARTS)[None, :]
-    mask = in_rows[:, None] & (part < parts)
-    place = row.to(tl.int64)[:, None] * parts + part
-    second_ptr = partial_ptr + tl.cast(rows, tl.int64) * parts
-    words = tl.load(partial_ptr + place, mask=mask, other=0)
-    if STATE == SUM:
-        first = tl.sum(tl.where(mask, words.to(tl.float32, bitcast=True), 0.0), axis=1)
-        second = first
-    elif STATE == EXP:
-        tops = tl.where(mask, words.to(tl.float32, bitcast=True), -float("inf"))
-        totals = tl.load(second_ptr + place, mask=mask, other=0).to(tl.float32, bitcast=True)
-        first, second = merge_exp(tops, totals, 1)
-    elif STATE == TOP:
-        first = from_order(tl.max(tl.where(mask, words, LOWEST), axis=1), flip)
-        second = first
-    else:
-        index = tl.load(second_ptr + place, mask=mask, other=0)
-        key = tl.max(tl.where(mask, to_key(words, index), NONE), axis=1)
+        key = tl.max(to_key(orders, starts + offs), axis=0)
         first = (key >> 32).to(tl.int32)
         second = index_of(key).to(tl.int32)
-    store_result(out_ptr, row, in_rows, first, second, n, kind, out_kind, STATE)
+    finish(first, second, row, in_rows, rows, parts, out_ptr, partial_ptr, count_ptr, n, kind, flip, out_kind, STATE)

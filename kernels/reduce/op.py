@@ -7,7 +7,7 @@ import math
 import torch
 
 from tilewire.kernels.reduce.configs import KINDS, OUT_KINDS, Config, Kind, Problem, choose
-from tilewire.kernels.reduce.variants import MERGED_ROWS, main_variant, merge_variant
+from tilewire.kernels.reduce.variants import build
 from tilewire.kernels.runtime.kinds import FLOATS, name_of
 from tilewire.kernels.runtime.launch import Launch, LaunchCache, are_aligned
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
@@ -153,23 +153,20 @@ def _pipeline(
     blocks = -(-problem.rows // config.block_rows)
     if not problem.is_row:
         blocks = view.rows[0] * -(-view.rows[1] // config.block_rows)
-    main = Launch(main_variant(problem, config, target), (blocks * config.parts,), sizes, x.device)
-    if config.parts == 1:
-        # One program a row leaves no state: any pointer serves.
-        return Pipeline(("x", "out"), [Step(main, ("x", "out", "none"))], x.device, {"none": Part(torch.int32, (1,))})
-    programs = -(-problem.rows // MERGED_ROWS)
-    merge = Launch(merge_variant(problem.state, target), (programs,), sizes | {"n": view.n}, x.device)
-    parts = {"states": Part(torch.int32, (2, problem.rows, config.parts))}
-    steps = [Step(main, ("x", "out", "states")), Step(merge, ("states", "out"))]
-    return Pipeline(("x", "out"), steps, x.device, parts)
+    launch = Launch(build(problem, config, target), (blocks * config.parts,), sizes, x.device)
+    is_shared = config.parts > 1
+    states = {"states": Part(torch.int32, (2, problem.rows, config.parts) if is_shared else (1,))}
+    steps = [Step(launch, ("x", "out", "states", "count"))]
+    return Pipeline(("x", "out"), steps, x.device, states, num_counters=blocks if is_shared else 0)
 
 
 def _problem(x: torch.Tensor, view: RowsView, kind: Kind, *, is_copied: bool) -> Problem:
     unit = 16 // x.element_size()
     ((stride_outer, stride_inner, stride_n),) = view.strides
-    is_row = stride_n == 1 or view.n <= 1
+    # Rows of one element lie side by side.
+    is_row = view.n != 1 and (stride_n == 1 or view.n == 0)
     is_unit_inner = stride_inner == 1 or view.rows[1] == 1
-    spans = (view.n, stride_outer, stride_inner) if is_row else (view.rows[1], stride_outer, stride_n)
+    spans = (view.n, stride_outer, stride_inner) if is_row else (view.rows[1], stride_outer, stride_n * (view.n > 1))
     is_aligned = (is_copied or are_aligned((x,))) and all(span % unit == 0 for span in spans)
     is_aligned = is_aligned and (is_row or is_unit_inner) and view.n > 0
     rows = view.rows[0] * view.rows[1]

@@ -19,7 +19,7 @@ _KINDS = ("sum", "argmax", "logsumexp", "max")
 def self_test(problem: Problem, config: Config, device: torch.device) -> SelfTest:
     """Launches the binaries of one configuration and checks them."""
     n = 3 * config.block_n - (0 if problem.is_aligned else 1)
-    rows = config.block_rows + (16 if problem.is_aligned else 3)
+    rows = -(-config.block_rows // 16) * 16 + (16 if problem.is_aligned else 3)
     dtype = getattr(torch, problem.dtype)
     if problem.is_row:
         x, axis = numbers((rows, n), device).to(dtype), 1

@@ -10,7 +10,7 @@ from tilewire.kernels.runtime.targets import Target
 # Operands that kernels read in words of 16 bytes where they are aligned.
 OPERANDS = ("x_ptr", "a_ptr", "b_ptr")
 # Arrays in scratch memory, which begin at multiples of 16 bytes.
-_SCRATCH = {"orders_ptr": "*i32", "keys_ptr": "*i64", "merged_ptr": "*i64"}
+_SCRATCH = {"orders_ptr": "*i32", "keys_ptr": "*i64"}
 
 
 def binary(

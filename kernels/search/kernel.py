@@ -4,23 +4,39 @@ Scores are a · bᵀ of (M, K) queries and (N, K) items, turned into similaritie
 stored. Each tile leaves the best order of every group of GROUP neighbouring items. The k best groups of each query are
 selected (`topk_select_kernel`). Only their scores are computed again, in float32, and sorted. `topk/kernel.py` describes
 orders and keys, and why this is exact. 2·M·N·K flops; N·K·input size bytes at least.
+
+Products and norms for `l2` lose what all items have in common, which may be most of their digits. So float32 queries and
+items count from a centre, one of the items, while groups are selected.
 """
 
 import triton
 import triton.language as tl
 
 from tilewire.kernels.runtime.pdl import await_previous
-from tilewire.kernels.topk.kernel import LOWEST, NONE, best_of, from_order, index_of, to_key, to_order
+from tilewire.kernels.topk.kernel import (
+    LOWEST,
+    NONE,
+    from_order,
+    index_of,
+    keep_best,
+    sort_keys,
+    to_key,
+    to_order,
+)
 
 COSINE = tl.constexpr(1)
 L2 = tl.constexpr(2)
+CENTRED = tl.constexpr(3)
 
 
 @triton.jit
 def search_norms_kernel(
     x_ptr, out_ptr, rows, k, stride_row, kind, BLOCK_ROWS: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAP: tl.constexpr
 ):
-    """Norms of rows in float32: `kind` 0 the square, 1 the inverse (0 of a zero row), 2 the norm. Grid: (row blocks,)."""
+    """Norms of rows in float32: `kind` 0 the square, 1 the inverse (0 of a zero row), 2 the norm. Grid: (row blocks,).
+
+    CENTRED gives the squared distance from the centre, which lies in `out_ptr` behind the norms.
+    """
     await_previous(OVERLAP)
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     offs_k = tl.arange(0, BLOCK_K)
@@ -29,10 +45,24 @@ def search_norms_kernel(
     for start in range(0, k, BLOCK_K):
         mask = (row < rows)[:, None] & (start + offs_k < k)[None, :]
         x = tl.load(x_ptr + from_row[:, None] + (start + offs_k)[None, :], mask=mask, other=0).to(tl.float32)
+        x -= tl.load(out_ptr + rows + start + offs_k, mask=(start + offs_k < k) & (kind == CENTRED), other=0.0)[None, :]
         total += x * x
     square = tl.sum(total, axis=1)
-    out = tl.where(kind == 0, square, tl.where(kind == 1, inverse_norm(square), tl.sqrt_rn(square)))
+    out = tl.where(kind == 1, inverse_norm(square), tl.where(kind == 2, tl.sqrt_rn(square), square))
     tl.store(out_ptr + row, out, mask=row < rows)
+
+
+@triton.jit
+def search_centre_kernel(
+    a_ptr, norms_ptr, centred_ptr, n, k, stride_a, stride_out, BLOCK_K: tl.constexpr, OVERLAP: tl.constexpr
+):
+    """Float32 queries (M, K) less the centre, which lies behind the `n` norms. Grid: (M, blocks of K)."""
+    await_previous(OVERLAP)
+    offs_k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    mask = offs_k < k
+    query = tl.program_id(0).to(tl.int64)
+    a = tl.load(a_ptr + query * stride_a + offs_k, mask=mask)
+    tl.store(centred_ptr + query * stride_out + offs_k, a - tl.load(norms_ptr + n + offs_k, mask=mask), mask=mask)
 
 
 @triton.jit
@@ -94,6 +124,16 @@ def store_groups(
 
 
 @triton.jit
+def from_centre(b, affine, n, k, first, AFFINE: tl.constexpr):
+    """Float32 items, their elements from `first` on, less the centre for `l2`; others as they are."""
+    if AFFINE and b.dtype == tl.float32:
+        norms_ptr, _, _, metric, _ = affine
+        offs_k = first + tl.arange(0, b.shape[1])
+        b -= tl.load(norms_ptr + n + offs_k, mask=(offs_k < k) & (metric == L2), other=0.0)[None, :]
+    return b
+
+
+@triton.jit
 def multiply(a, b, acc, SWAPPED: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr):
     """`acc` + a · bᵀ of (BLOCK_M, BLOCK_K) and (BLOCK_N, BLOCK_K), or its transpose when SWAPPED."""
     if UPCAST:
@@ -147,7 +187,7 @@ def search_tma_kernel(
     if WHOLE:
         a = a_desc.load([first_m, 0])
         for tile in tl.range(tl.program_id(0), tl.cdiv(n, BLOCK_N), tl.num_programs(0)):
-            b = b_desc.load([tile * BLOCK_N, 0])
+            b = from_centre(b_desc.load([tile * BLOCK_N, 0]), affine, n, k, 0, AFFINE)
             acc = multiply(a, b, tl.zeros(SHAPE, ACC_TYPE), SWAPPED, PRECISION, UPCAST)
             store_groups(acc, first_m, tile * BLOCK_N, m, n, groups, orders_ptr, affine, AFFINE, SWAPPED, GROUP)
     else:
@@ -156,6 +196,7 @@ def search_tma_kernel(
             for step in range(tl.cdiv(k, BLOCK_K)):
                 a = a_desc.load([first_m, step * BLOCK_K])
                 b = b_desc.load([tile * BLOCK_N, step * BLOCK_K])
+                b = from_centre(b, affine, n, k, step * BLOCK_K, AFFINE)
                 acc = multiply(a, b, acc, SWAPPED, PRECISION, UPCAST)
             store_groups(acc, first_m, tile * BLOCK_N, m, n, groups, orders_ptr, affine, AFFINE, SWAPPED, GROUP)
 
@@ -204,14 +245,14 @@ def search_pointer_kernel(
     ZERO: tl.constexpr = 0 if IS_INTEGER else 0.0
     SHAPE: tl.constexpr = (BLOCK_N, BLOCK_M) if SWAPPED else (BLOCK_M, BLOCK_N)
     acc = tl.zeros(SHAPE, tl.int32 if IS_INTEGER else tl.float32)
+    affine = (norms_ptr, factors_ptr, bias_ptr, metric, has_bias)
     for start in range(0, k, BLOCK_K):
         mask = (offs_k < k - start)[None, :]
         a = tl.load(a_ptrs, mask=mask, other=ZERO)
-        b = tl.load(b_ptrs, mask=mask, other=ZERO)
+        b = from_centre(tl.load(b_ptrs, mask=mask, other=ZERO), affine, n, k, start, AFFINE)
         acc = multiply(a, b, acc, SWAPPED, PRECISION, UPCAST)
         a_ptrs += BLOCK_K
         b_ptrs += BLOCK_K
-    affine = (norms_ptr, factors_ptr, bias_ptr, metric, has_bias)
     store_groups(acc, first_m, first_n, m, n, groups, orders_ptr, affine, AFFINE, SWAPPED, GROUP)
 
 
@@ -233,13 +274,12 @@ def search_rescore_kernel(
     UNIT: tl.constexpr,
     GROUP: tl.constexpr,
     PART: tl.constexpr,
-    WIDTH: tl.constexpr,
     BLOCK_K: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Keys of the scores of the items in PART of a query's best groups. Grid: (queries × parts,).
 
-    `groups_ptr` is (queries, WIDTH) keys, of which `kept` count; `keys_ptr` (queries, parts · PART · GROUP).
+    `groups_ptr` is (queries, `kept`) keys; `keys_ptr` (queries, parts · PART · GROUP).
     """
     await_previous(OVERLAP)
     IS_INTEGER: tl.constexpr = a_ptr.dtype.element_ty == tl.int8
@@ -249,7 +289,7 @@ def search_rescore_kernel(
     parts = tl.cdiv(kept, PART)
     query = (tl.program_id(0) // parts).to(tl.int64)
     place = tl.program_id(0) % parts * PART + tl.arange(0, PART)
-    group = tl.load(groups_ptr + query * WIDTH + place, mask=place < kept, other=NONE)
+    group = tl.load(groups_ptr + query * kept + place, mask=place < kept, other=NONE)
     item = index_of(group)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     is_there = (group != NONE)[:, None] & (item < n)
     item = tl.reshape(item, (ITEMS,))
@@ -278,23 +318,30 @@ def search_rescore_kernel(
 
 @triton.jit
 def search_finish_kernel(
+    scored_ptr,
     keys_ptr,
     values_ptr,
     indices_ptr,
     num_keys,
     k,
+    most,
     metric,
-    BLOCK_KEYS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SORT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Scores and indices of the `k` best keys of each query, from (queries, num_keys). Grid: (queries,)."""
+    """Scores and indices of the `k` best keys of each query, from (queries, num_keys ≤ BLOCK_N). Grid: (queries,)."""
     await_previous(OVERLAP)
-    query = tl.program_id(0).to(tl.int64)
-    offs = tl.arange(0, BLOCK_KEYS)[None, :]
-    keys = tl.load(keys_ptr + query * num_keys + offs, mask=offs < num_keys, other=NONE)
-    best = best_of(keys, k, WIDTH)
-    place = tl.arange(0, WIDTH)[None, :]
-    score = from_order((best >> 32).to(tl.int32), tl.where(metric == L2, -1, 0))
-    tl.store(values_ptr + query * k + place, score, mask=place < k)
-    tl.store(indices_ptr + query * k + place, index_of(best), mask=place < k)
+    query = tl.program_id(0) + tl.arange(0, 1)
+    from_row = scored_ptr + query.to(tl.int64)[:, None] * num_keys
+    offs = tl.arange(0, BLOCK_N)[None, :]
+    keys = tl.load(from_row + offs, mask=offs < num_keys, other=NONE)
+    count = keep_best(keys_ptr, (keys >> 32).to(tl.int32), index_of(keys), keys != NONE, query, k, most, 0)
+    best_ptr = sort_keys(keys_ptr + tl.program_id(0).to(tl.int64) * 2 * most, count, most, SORT)
+    to_out = tl.program_id(0).to(tl.int64) * k
+    for first in range(0, k, SORT):
+        place = first + tl.arange(0, SORT)
+        key = tl.load(best_ptr + place, mask=place < k, other=NONE)
+        score = from_order((key >> 32).to(tl.int32), tl.where(metric == L2, -1, 0))
+        tl.store(values_ptr + to_out + place, score, mask=place < k)
+        tl.store(indices_ptr + to_out + place, index_of(key), mask=place < k)

@@ -25,14 +25,23 @@ from tilewire.kernels.search.configs import (
     choose,
     invariant,
 )
-from tilewire.kernels.search.variants import finish_variant, norms_variant, part_of, product_variant, rescore_variant
-from tilewire.kernels.topk.configs import MAX_K, merge_sizes, select_block
-from tilewire.kernels.topk.configs import Config as SelectConfig
+from tilewire.kernels.search.variants import (
+    CENTRE_K,
+    centre_variant,
+    finish_block,
+    finish_variant,
+    norms_variant,
+    num_scored,
+    part_of,
+    product_variant,
+    rescore_variant,
+)
+from tilewire.kernels.topk.configs import MAX_K, select_blocks
 from tilewire.kernels.topk.op import select_steps
 
 _TENSORS = ("a", "b", "norms", "bias", "values", "indices")
 # Results of `search_norms_kernel`, by their number.
-_NORMS = {"l2": 0, "cosine": 1, "norm": 2}
+_NORMS = {"l2": 0, "cosine": 1, "norm": 2, "centred": 3}
 _NORM_ROWS = 16
 
 
@@ -58,7 +67,8 @@ def search(
         metric: `dot` and `cosine`, of which the largest is best, or `l2`, the squared distance, of which the smallest is.
         bias: (N,) added to the scores; float16, bfloat16 or float32.
         norms: Result of `item_norms(b, metric)`, where it is known already.
-        precision: `ieee`, `tf32` or `tf32x3`: products of float32 that select the items. Scores are float32 sums.
+        precision: `tf32`, or `ieee` and `tf32x3`, which are one here: products of float32 that select the items. Scores
+            are float32 sums.
         batch_invariant: Whether a query's result must not depend on the number of queries.
 
     Returns:
@@ -89,18 +99,34 @@ def item_norms(b: torch.Tensor, metric: str) -> torch.Tensor:
         metric: `l2` for squared norms, `cosine` for inverse norms (0 of a zero row).
 
     Returns:
-        (N,) float32.
+        (N,) float32. For `l2` of float32 (N + K,): squared distances from a centre, and the centre, which is the item
+        nearest the mean.
 
     Raises:
         ValueError: `metric` is neither, or `b` is not a matrix.
     """
     if metric not in ("l2", "cosine") or b.dim() != 2:
         raise ValueError(f"metric: expected l2 or cosine of a matrix, got {metric} of rank {b.dim()}")
-    out = torch.empty(b.shape[0], dtype=torch.float32, device=b.device)
-    if b.shape[0] > 0:
-        rows = _rows(b)
+    (n, k), is_centred = b.shape, _is_centred(b, metric)
+    out = torch.empty(n + k * is_centred, dtype=torch.float32, device=b.device)
+    if n == 0:
+        return out
+    rows = _rows(b)
+    if not is_centred:
         norms_launch(rows, metric)(rows, out)
+        return out
+    launch = norms_launch(rows, "centred")
+    # An item keeps whole numbers whole, and so their ties.
+    out[n:] = rows.mean(0).nan_to_num(0, 0, 0)
+    launch(rows, out)
+    out[n:] = rows[out[:n].nan_to_num(torch.inf).argmin()]
+    launch(rows, out)
     return out
+
+
+def _is_centred(b: torch.Tensor, metric: str) -> bool:
+    """Whether queries and items count from a centre. Items of fewer digits are far apart beside float32's sums."""
+    return metric == "l2" and b.dtype == torch.float32
 
 
 def norms_launch(rows: torch.Tensor, kind: str) -> Launch:
@@ -204,7 +230,7 @@ def prepare(
         m, k = queries.shape
         unit = 16 // a.element_size()
         steps = (queries.stride(0), items.stride(0))
-        is_aligned = are_aligned((queries, items)) and k % unit == 0 and all(step % unit == 0 for step in steps)
+        is_aligned = are_aligned((queries, items)) and all(step % unit == 0 for step in steps)
         is_plain = metric == "dot" and bias is None
         n = b.shape[0]
         problem = Problem(m, n, k, best, name_of(a.dtype), precision, is_aligned and k > 0, is_plain)
@@ -245,54 +271,66 @@ def _pipeline(
     a: torch.Tensor, b: torch.Tensor, problem: Problem, metric: str, config: Config, has_bias: bool
 ) -> Pipeline:
     target = current(a.get_device())
-    (m, k), n, width, best = a.shape, b.shape[0], problem.width, problem.best
-    groups = -(-n // config.group)
+    (m, k), n, best = a.shape, b.shape[0], problem.best
     unit = problem.unit
     sizes = {
         "m": m,
         "n": n,
-        "groups": groups,
+        "groups": -(-n // config.group),
         "metric": METRICS.index(metric),
         "has_bias": int(has_bias),
         "stride_a": a.stride(0) // unit,
         "stride_b": b.stride(0) // unit,
     }
-    steps = []
-    parts = {"factors0": Part(torch.float32, (m,))} if metric == "cosine" and has_bias else {}
-    if parts:
-        steps.append(Step(norms_launch(a, "norm"), ("a", "factors0")))
-    factors = "factors0" if parts else "norms"
-    product = _product(a, b, problem, config, sizes, target)
-    steps.append(Step(product, ("a", "b", "norms", factors, "bias", "orders")))
-    select = SelectConfig(select=select_block(width, groups, target), merge=merge_sizes(width, target)[0], finish=width)
-    selecting, select_parts, _ = select_steps(m, groups, best, width, select, a.device)
+    steps, parts, queries, factors, stride = [], {}, "a", "norms", a.stride(0)
+    if metric == "cosine" and has_bias:
+        factors = "factors0"
+        parts[factors] = Part(torch.float32, (m,))
+        steps.append(Step(norms_launch(a, "norm"), ("a", factors)))
+    if _is_centred(b, metric):
+        queries, stride = "centred", -(-k // 4) * 4
+        parts[queries] = Part(torch.float32, (m, stride))
+        centre = {"n": n, "k": k, "stride_a": a.stride(0), "stride_out": stride}
+        launch = Launch(centre_variant(target), (m, max(1, -(-k // CENTRE_K))), centre, a.device)
+        steps.append(Step(launch, ("a", "norms", queries)))
+    product = _product((m, k), stride, b, problem, config, sizes | {"stride_a": stride // unit}, target)
+    steps.append(Step(product, (queries, "b", "norms", factors, "bias", "orders")))
+    selecting, select_parts = select_steps(m, sizes["groups"], best, select_blocks(best, target), a.device)
     steps += selecting
-    programs = -(-best // part_of(config.group))
-    num_keys = programs * part_of(config.group) * config.group
-    parts = parts | select_parts | {"scored": Part(torch.int64, (m, num_keys))}
+    num_keys = num_scored(best, config.group)
+    programs = num_keys // config.group // part_of(config.group)
+    block = finish_block(best, config)
+    parts |= select_parts
+    parts |= {"scored": Part(torch.int64, (m, num_keys)), "kept": Part(torch.int64, (m, 2, block.kept(best)))}
     rescore = rescore_variant(problem, config, target)
     launch = Launch(rescore, (m * programs,), sizes | {"k": k // unit, "kept": best}, a.device)
     steps.append(Step(launch, ("a", "b", "norms", "bias", selecting[-1].operands[-1], "scored")))
-    finish = finish_variant(width, config.group, target)
-    launch = Launch(finish, (m,), sizes | {"num_keys": num_keys, "k": best}, a.device)
-    steps.append(Step(launch, ("scored", "values", "indices")))
+    last = {"num_keys": num_keys, "k": best, "most": block.kept(best)}
+    launch = Launch(finish_variant(block, target), (m,), sizes | last, a.device)
+    steps.append(Step(launch, ("scored", "kept", "values", "indices")))
     return Pipeline(_TENSORS, steps, a.device, parts)
 
 
 def _product(
-    a: torch.Tensor, b: torch.Tensor, problem: Problem, config: Config, sizes: dict[str, int], target: Target
+    queries: tuple[int, int],
+    stride: int,
+    b: torch.Tensor,
+    problem: Problem,
+    config: Config,
+    sizes: dict[str, int],
+    target: Target,
 ) -> Launch:
-    (m, k), n = a.shape, b.shape[0]
+    (m, k), n = queries, b.shape[0]
     variant = product_variant(problem, config, target)
     blocks = (-(-n // config.block_n), -(-m // config.block_m))
     unit = problem.unit if config.kernel == "pointer" else 1
     values: dict[str, Any] = sizes | {"k": k // unit}
     if config.kernel == "tma":
-        values["a_desc"] = Descriptor((m, k), (a.stride(0), 1), (config.block_m, config.block_k))
+        values["a_desc"] = Descriptor((m, k), (stride, 1), (config.block_m, config.block_k))
         values["b_desc"] = Descriptor((n, k), (b.stride(0), 1), (config.block_n, config.block_k))
         programs = max(1, target.num_sms * config.programs_per_sm // blocks[1])
         blocks = (min(blocks[0], programs), blocks[1])
-    return Launch(variant, blocks, values, a.device)
+    return Launch(variant, blocks, values, b.device)
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

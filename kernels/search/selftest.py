@@ -5,8 +5,11 @@ from __future__ import annotations
 import torch
 
 from tilewire.kernels.op import SelfTest
+from tilewire.kernels.runtime.launch import Launch, device_number
+from tilewire.kernels.runtime.targets import current
 from tilewire.kernels.search.configs import Config, Problem
-from tilewire.kernels.search.op import norms_launch, prepare
+from tilewire.kernels.search.op import item_norms, norms_launch, prepare
+from tilewire.kernels.search.variants import centre_variant
 
 
 def norms_self_test(dtype: str, device: torch.device) -> SelfTest:
@@ -18,17 +21,29 @@ def norms_self_test(dtype: str, device: torch.device) -> SelfTest:
     return SelfTest(launch.variants, (out == x.float().square().sum(1)).all())
 
 
+def centre_self_test(device: torch.device) -> SelfTest:
+    """Subtracts a centre from queries of any length."""
+    a, norms = _whole((3, 131), "float32", device), _whole((1, 20 + 131), "float32", device)[0]
+    out = torch.full((3, 132), float("nan"), device=device)
+    variant = centre_variant(current(device_number(device)))
+    sizes = {"n": 20, "k": 131, "stride_a": 131, "stride_out": 132}
+    Launch(variant, (3, 1), sizes, device)(a, norms, out)
+    return SelfTest((variant,), (out[:, :131] == a - norms[20:]).all())
+
+
 def self_test(problem: Problem, config: Config, device: torch.device) -> SelfTest:
     """Launches the binaries of one configuration and checks them."""
-    k = min(config.block_k, 64) if problem.is_aligned else 35
+    k = min(config.block_k, problem.k)
     n = max(3 * config.block_n, problem.width * config.group // 2) + 5
-    a, b = (_whole((size, k), problem.dtype, device) for size in (config.block_m + 3, n))
+    # Rows of their own length lie unaligned unless that is whole words.
+    stride = -(-k // 16) * 16 if problem.is_aligned else 35
+    a, b = (_whole((size, stride), problem.dtype, device)[:, :k] for size in (config.block_m + 3, n))
     bias = None if problem.is_plain else (torch.arange(n, device=device) % 5).float()
     scores = a.float() @ b.float().mT
     norms = None
     if bias is not None:
-        norms = b.float().square().sum(1)
-        scores = a.float().square().sum(1)[:, None] - 2 * scores + norms + bias
+        norms = item_norms(b, "l2")
+        scores = a.float().square().sum(1)[:, None] - 2 * scores + b.float().square().sum(1) + bias
     best = min(problem.width, n)
     shape = (a.shape[0], best)
     values = torch.full(shape, float("nan"), device=device)

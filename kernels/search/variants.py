@@ -5,35 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilewire.kernels.matmul.configs import resolve_precision
 from tilewire.kernels.runtime.binaries import binary
 from tilewire.kernels.runtime.kinds import descriptor, pointer
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target
-from tilewire.kernels.search.configs import Config, Problem
+from tilewire.kernels.search.configs import FINISH, Config, Problem, product_precision
 from tilewire.kernels.search.kernel import (
+    search_centre_kernel,
     search_finish_kernel,
     search_norms_kernel,
     search_pointer_kernel,
     search_rescore_kernel,
     search_tma_kernel,
 )
-from tilewire.kernels.topk.configs import select_block
-from tilewire.kernels.topk.variants import select_variant
+from tilewire.kernels.topk.configs import Block, block_for
+from tilewire.kernels.topk.variants import blocks_of
 
 _NORM_ROWS, _NORM_K = 16, 128
+# Elements of a query that one program counts from the centre.
+CENTRE_K = 1024
 # Items of one program that computes scores again.
 _RESCORED = 32
-_FINISH_WARPS = {16: 8, 64: 8, 256: 8, 1024: 16}
 
 
 def binaries(problem: Problem, config: Config, target: Target) -> Iterator[Variant]:
-    """Yields the binaries that `problem` is searched with, but for norms and merges."""
+    """Yields the binaries that `problem` is searched with, but for norms and those that select."""
     yield product_variant(problem, config, target)
     yield rescore_variant(problem, config, target)
-    yield finish_variant(problem.width, config.group, target)
-    for orders in (1, 1 << 30):
-        yield select_variant(problem.width, select_block(problem.width, orders, target), target)
+    yield finish_variant(finish_block(problem.best, config), target)
 
 
 def part_of(group: int) -> int:
@@ -48,6 +47,12 @@ def norms_variant(dtype: str, target: Target) -> Variant:
     return binary(search_norms_kernel, types, blocks, 4, target)
 
 
+def centre_variant(target: Target) -> Variant:
+    """The binary that subtracts the centre from queries."""
+    types = {"norms_ptr": "*fp32", "a_ptr": "*fp32", "centred_ptr": "*fp32"}
+    return binary(search_centre_kernel, types, {"BLOCK_K": CENTRE_K}, 4, target)
+
+
 def product_variant(problem: Problem, config: Config, target: Target) -> Variant:
     """The binary that computes products and stores orders of groups."""
     types = dict.fromkeys(("norms_ptr", "factors_ptr", "bias_ptr"), "*fp32")
@@ -56,7 +61,7 @@ def product_variant(problem: Problem, config: Config, target: Target) -> Variant
         "AFFINE": not problem.is_plain,
         "SWAPPED": config.is_swapped,
         "WHOLE": config.is_whole,
-        "PRECISION": resolve_precision(problem.precision, target),
+        "PRECISION": product_precision(problem.precision, target),
         "UPCAST": target.backend == "interpreter" and problem.dtype == "bfloat16",
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
@@ -83,13 +88,22 @@ def rescore_variant(problem: Problem, config: Config, target: Target) -> Variant
         "UNIT": problem.unit,
         "GROUP": config.group,
         "PART": part_of(config.group),
-        "WIDTH": problem.width,
         "BLOCK_K": 32 if target.backend == "interpreter" else 128,
     }
     return binary(search_rescore_kernel, types, constants, 4, target)
 
 
-def finish_variant(width: int, group: int, target: Target) -> Variant:
+def num_scored(best: int, group: int) -> int:
+    """Items of a query whose scores are computed again."""
+    return -(-best // part_of(group)) * part_of(group) * group
+
+
+def finish_block(best: int, config: Config) -> Block:
+    """The block that holds those."""
+    return block_for(num_scored(best, config.group), FINISH)
+
+
+def finish_variant(block: Block, target: Target) -> Variant:
     """The binary that sorts scores."""
-    constants = {"BLOCK_KEYS": width * group, "WIDTH": width}
-    return binary(search_finish_kernel, {"values_ptr": "*fp32"}, constants, _FINISH_WARPS[width], target)
+    types = {"values_ptr": "*fp32", "scored_ptr": "*i64"}
+    return binary(search_finish_kernel, types, blocks_of(block), block.num_warps, target)

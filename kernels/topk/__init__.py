@@ -1,17 +1,15 @@
 """The k best elements of each row."""
 
 from tilewire.kernels.op import Family, KernelOp
-from tilewire.kernels.topk.configs import WIDTHS
 from tilewire.kernels.topk.op import prepare_topk, topk
-from tilewire.kernels.topk.selftest import merge_self_test, self_test
-from tilewire.kernels.topk.variants import built, members, merging
+from tilewire.kernels.topk.selftest import select_self_test, self_test
+from tilewire.kernels.topk.variants import built, members, select_variant, selecting
 
+# Search selects with the same binaries.
+SELECTING = Family(selecting, select_variant, select_self_test)
 TOPK = KernelOp(
     name="topk",
     run=topk,
     prepare=prepare_topk,
-    families=(
-        Family(members, lambda *member: built(*member).values(), self_test),
-        Family(lambda _target: [(width,) for width in WIDTHS], merging, merge_self_test),
-    ),
+    families=(Family(members, lambda *member: built(*member).values(), self_test), SELECTING),
 )

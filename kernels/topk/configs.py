@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from tilewire.kernels.runtime.targets import Target
 
 MAX_K = 1024
-# From this width on sorting takes most of the time, and its code most of the compiler's: one binary serves every type.
-SORTED_WIDTH = 256
-# Keys that a kernel keeps of each row: the least that is not below k.
+# Up to each of these k, rows are grouped alike.
 WIDTHS = (16, 64, 256, 1024)
 
 
@@ -32,11 +30,6 @@ class Problem:
     dtype: str
     is_aligned: bool = True
 
-    @property
-    def width(self) -> int:
-        """Keys kept of each row."""
-        return next(width for width in WIDTHS if width >= self.k)
-
 
 @dataclass(frozen=True)
 class Block:
@@ -44,15 +37,19 @@ class Block:
 
     Attributes:
         block_n: Elements, orders or keys of one program.
-        group: Neighbours that leave one order; 1 for none.
         num_warps: Warps of a program.
         block_rows: Rows of a program.
+        sort: Keys that are sorted at a time.
     """
 
     block_n: int
-    group: int
     num_warps: int
     block_rows: int = 1
+    sort: int = 32
+
+    def kept(self, k: int) -> int:
+        """Most elements of a row that are kept to be sorted: a bound for some more than `k` is found sooner."""
+        return max(k, min(k + 32, self.sort))
 
 
 @dataclass(frozen=True)
@@ -60,84 +57,81 @@ class Config:
     """Kernels and blocks of one top-k.
 
     Attributes:
-        row: Blocks where a row is held by one program; None for the four kernels below.
+        row: Blocks where a row is held by one program; None for the three kernels below.
         groups: Blocks that read a long row once.
-        select: Blocks that select groups.
-        merge: Keys that one program merges.
-        finish: Keys of groups that the last kernel takes.
+        group: Neighbours that leave one order.
+        select: Blocks that select groups, by rising length, each of at least k.
+        finish: Blocks that hold the elements of k groups.
     """
 
     row: Block | None = None
     groups: Block | None = None
-    select: Block | None = None
-    merge: int = 0
-    finish: int = 0
+    group: int = 0
+    select: tuple[Block, ...] = ()
+    finish: Block | None = None
 
 
-# By width: what a whole row is held in, by rising length.
-_ROWS = {
-    16: (Block(64, 1, 4, 16), Block(256, 4, 4, 4), Block(1024, 8, 4), Block(4096, 16, 4), Block(8192, 16, 8)),
-    64: (Block(64, 1, 4, 16), Block(256, 1, 4, 4), Block(1024, 4, 4), Block(4096, 8, 8), Block(8192, 16, 8)),
-    256: (Block(256, 1, 4), Block(1024, 1, 8), Block(4096, 4, 8)),
-    1024: (Block(1024, 1, 8), Block(4096, 2, 16)),
+# The lowest bits of an order that are the same in all elements of a dtype, but for their sign.
+SHIFTS = {"float32": 0, "bfloat16": 16, "float16": 13}
+# By rising length, for few elements to sort and for many (H200, `tilewire bench ops --random`).
+_LONG_ROWS = (Block(2048, 4, 1, 128), Block(4096, 4, 1, 128), Block(8192, 8, 1, 256))
+_ROWS = (Block(32, 1, 4), Block(64, 1), Block(256, 1), Block(1024, 1), *_LONG_ROWS)
+_ROWS_SORTED = (*_ROWS[:2], Block(256, 1, 1, 64), Block(1024, 1, 1, 64), *_LONG_ROWS)
+_SORTED = 32
+# Up to so many rows a multiprocessor, four warps sort one sooner than a single warp.
+_FEW_ROWS = 4
+_SELECT = (Block(1024, 1), Block(4096, 4), Block(8192, 8))
+_GROUPS = Block(4096, 4)
+_LONG = {
+    16: Config(None, _GROUPS, 128, _SELECT, Block(2048, 4, 1, 128)),
+    64: Config(None, _GROUPS, 64, _SELECT, Block(4096, 4, 1, 128)),
+    256: Config(None, _GROUPS, 32, _SELECT, Block(8192, 8, 1, 256)),
+    1024: Config(None, _GROUPS, 8, _SELECT, Block(8192, 8, 1, 256)),
 }
-_GROUPS = {16: Block(8192, 128, 8), 64: Block(8192, 64, 8), 256: Block(4096, 16, 8), 1024: Block(4096, 8, 8)}
-_SELECT = {
-    16: (Block(1024, 8, 4), Block(8192, 16, 8)),
-    64: (Block(1024, 4, 4), Block(8192, 16, 8)),
-    256: (Block(1024, 1, 8), Block(4096, 4, 8)),
-    1024: (Block(4096, 2, 16),),
-}
-_MERGE = {16: 1024, 64: 2048, 256: 4096, 1024: 4096}
-_FINISH = {16: 256, 64: 512, 256: 1024, 1024: 2048}
+_INTERPRETED_ROWS = (Block(32, 4, 2), Block(128, 4))
 _INTERPRETED = {
-    width: Config(groups=Block(width * 2, 2, 4), select=Block(width * 2, 2, 4), merge=width * 4, finish=width * 2)
-    for width in WIDTHS
+    width: Config(None, Block(width * 2, 4), 2, (Block(width * 2, 4),), Block(width * 2, 4)) for width in WIDTHS
 }
+
+
+def width_of(k: int) -> int:
+    """The least of `WIDTHS` that is not below `k`."""
+    return next(width for width in WIDTHS if width >= k)
 
 
 def choose(problem: Problem, target: Target) -> Config:
-    """The kernels and blocks for `problem` on `target`: with its width, one of `enumerate_configs`."""
-    width = problem.width
-    fitting = [block for block in row_blocks(width, target) if block.block_n >= problem.n]
+    """The kernels and blocks for `problem` on `target`: one of `enumerate_configs`."""
+    fitting = [block for block in row_blocks(problem.k, target) if block.block_n >= problem.n]
+    if (
+        len(fitting) > 1
+        and fitting[0].block_n == 1024
+        and problem.k > _SORTED
+        and problem.rows <= _FEW_ROWS * target.num_sms
+    ):
+        fitting = fitting[1:]
     if fitting:
         return Config(row=fitting[0])
+    return (_INTERPRETED if target.backend == "interpreter" else _LONG)[width_of(problem.k)]
+
+
+def row_blocks(k: int, target: Target) -> tuple[Block, ...]:
+    """Blocks that hold a whole row, of which `k` elements are sorted, by rising length."""
     if target.backend == "interpreter":
-        return _INTERPRETED[width]
-    groups = _GROUPS[width]
-    return Config(
-        None, groups, select_block(width, -(-problem.n // groups.group), target), _MERGE[width], _FINISH[width]
-    )
+        return _INTERPRETED_ROWS
+    return _ROWS if k <= _SORTED else _ROWS_SORTED
 
 
-def row_blocks(width: int, target: Target) -> tuple[Block, ...]:
-    """Blocks that hold a whole row, by rising length."""
-    if target.backend == "interpreter":
-        return (Block(width * 2, 1, 4, 2), Block(width * 4, 2, 4))
-    return _ROWS[width]
+def select_blocks(k: int, target: Target) -> tuple[Block, ...]:
+    """Blocks that select `k` orders or keys, by rising length."""
+    return _INTERPRETED[width_of(k)].select if target.backend == "interpreter" else _SELECT
 
 
-def select_block(width: int, orders: int, target: Target) -> Block:
-    """Blocks that select among `orders` orders of a row."""
-    if target.backend == "interpreter":
-        return _INTERPRETED[width].select or Block(width * 2, 2, 4)
-    blocks = _SELECT[width]
-    return next((block for block in blocks if block.block_n >= orders), blocks[-1])
+def block_for(n: int, blocks: tuple[Block, ...]) -> Block:
+    """The smallest of `blocks` that holds `n`, or the largest."""
+    return next((block for block in blocks if block.block_n >= n), blocks[-1])
 
 
-def merge_sizes(width: int, target: Target) -> tuple[int, int]:
-    """Keys that one program merges, and keys that a last kernel takes."""
-    if target.backend == "interpreter":
-        return _INTERPRETED[width].merge, _INTERPRETED[width].finish
-    return _MERGE[width], _FINISH[width]
-
-
-def enumerate_configs(target: Target) -> Iterator[tuple[int, Config]]:
-    """Every width and configuration that `choose` can return on `target`."""
-    for width in WIDTHS:
-        yield from ((width, Config(row=block)) for block in row_blocks(width, target))
-        if target.backend == "interpreter":
-            yield width, _INTERPRETED[width]
-            continue
-        for select in _SELECT[width]:
-            yield width, Config(None, _GROUPS[width], select, _MERGE[width], _FINISH[width])
+def enumerate_configs(target: Target) -> Iterator[Config]:
+    """Every configuration that `choose` can return on `target`."""
+    yield from (Config(row=block) for block in dict.fromkeys((*row_blocks(1, target), *row_blocks(MAX_K, target))))
+    yield from (_INTERPRETED if target.backend == "interpreter" else _LONG).values()

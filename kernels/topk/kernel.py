@@ -3,6 +3,10 @@
 A float becomes an int32 of the same order, and with its index an int64 key. The greater key is the better element,
 equal elements rank by the smaller index, and a NaN stands where the order puts it. NONE is below every key.
 
+A bound that k or little more elements of a row reach is found by halving its range. They keep their places in the row,
+so that equal ones are taken by their index, and are sorted last: in short runs each counts the keys above its own, and
+sorted runs are merged in pairs, where each finds its place in the other by halving.
+
 Long rows are read once. Groups of neighbours leave their best order, the k best groups are selected, and only those are
 read again. A group that holds one of the k best elements is among the k best groups. For groups are contiguous, and
 equal groups rank by the smaller index. At least rows·N·input size bytes.
@@ -11,14 +15,18 @@ equal groups rank by the smaller index. At least rows·N·input size bytes.
 import triton
 import triton.language as tl
 
-from tilewire.kernels.runtime.elements import BFLOAT16, load_floats
 from tilewire.kernels.runtime.pdl import await_previous
 
 NONE = tl.constexpr(-(1 << 63))
 LOWEST = tl.constexpr(-(1 << 31))
 MAGNITUDE = tl.constexpr(0x7FFFFFFF)
-# Up to here the best keys are taken one after the other.
-FEW = tl.constexpr(64)
+# Below this bit of a scan are counts of at most 1024, above it counts of a block.
+COUNT_BITS = tl.constexpr(11)
+COUNT_MASK = tl.constexpr(2047)
+# Rows of up to so many elements are sorted whole.
+SHORT = tl.constexpr(64)
+# Keys that each key is compared with at a time.
+OTHERS = tl.constexpr(16)
 
 
 @triton.jit
@@ -50,14 +58,10 @@ def index_of(key):
 
 
 @triton.jit
-def load_orders(x_ptr, offs, mask, flip, kind, BY_KIND: tl.constexpr):
-    """Orders of the elements at `offs`: float elements are converted, int32 ones are orders already.
-
-    With BY_KIND the elements are of the type numbered `kind`, whatever type the pointer has.
-    """
-    if BY_KIND:
-        x = load_floats(x_ptr, kind, offs, mask)
-        order = tl.where(mask, to_order(x, flip, MAGNITUDE), LOWEST)
+def load_orders(x_ptr, offs, mask, flip):
+    """Orders of the elements at `offs`: floats are converted, int32 are orders already, int64 are keys."""
+    if x_ptr.dtype.element_ty == tl.int64:
+        order = tl.load(x_ptr.to(tl.pointer_type(tl.int32)) + 2 * offs + 1, mask=mask, other=LOWEST)
     elif x_ptr.dtype.element_ty == tl.int32:
         order = tl.load(x_ptr + offs, mask=mask, other=LOWEST)
     else:
@@ -67,115 +71,174 @@ def load_orders(x_ptr, offs, mask, flip, kind, BY_KIND: tl.constexpr):
 
 
 @triton.jit
-def best_of(keys, k, WIDTH: tl.constexpr):
-    """The `k` ≤ WIDTH best of `keys`, (rows, keys), sorted; NONE in the places behind them, at least for few.
+def bound_of_best(order, k, most):
+    """An int32, (rows,), that `k` to `most` of `order`, (rows, elements), reach; k ≤ elements.
 
-    A few are taken one after the other, which is a reduction each; many are sorted.
+    Where equal elements leave no such number it is the greatest that at least `k` reach. Halves the range in which it
+    lies.
     """
-    if WIDTH <= FEW:
-        place = tl.arange(0, WIDTH)[None, :]
-        best = tl.full((keys.shape[0], WIDTH), NONE, tl.int64)
-        for number in range(k):
-            top = tl.max(keys, axis=1, keep_dims=True)
-            best = tl.where(place == number, top, best)
-            keys = tl.where(keys == top, NONE, keys)
-    else:
-        best = tl.topk(keys, WIDTH)
-    return best
+    low = tl.min(order, axis=1)
+    high = tl.max(order, axis=1)
+    while tl.max((low != high).to(tl.int32), axis=0) != 0:
+        # The mean, rounded up, without overflow.
+        middle = (low | high) - ((low ^ high) >> 1)
+        count = tl.sum((order >= middle[:, None]).to(tl.int32), axis=1)
+        low = tl.where(count >= k, middle, low)
+        high = tl.where(count > most, high, tl.where(count >= k, middle, middle - 1))
+    return low
 
 
 @triton.jit
-def best_of_groups(elements, groups, n, k, BY_KIND: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr):
-    """The `k` best keys of the elements in the groups that the keys `groups`, (rows, WIDTH), name.
+def places_of_best(order, k, most, shift):
+    """Which elements of each row of `order`, (rows, elements), hold the `k` best, their places, and how many they are.
 
-    `elements` is (pointer, offsets of the rows, flip, kind); see `load_orders`.
+    They are `k` to `most`, of equal elements the first. Places follow one another in the order of elements. The lowest
+    `shift` bits of orders, see `SHIFTS`, tell none apart.
     """
-    x_ptr, from_row, flip, kind = elements
-    ROWS: tl.constexpr = groups.shape[0]
-    offs = index_of(groups)[:, :, None] * GROUP + tl.arange(0, GROUP)[None, None, :]
-    mask = (groups != NONE)[:, :, None] & (offs < n)
-    offs = tl.reshape(offs, (ROWS, WIDTH * GROUP))
-    mask = tl.reshape(mask, (ROWS, WIDTH * GROUP))
-    order = load_orders(x_ptr, from_row[:, None] + offs, mask, flip, kind, BY_KIND)
-    return best_of(tl.where(mask, to_key(order, offs), NONE), k, WIDTH)
+    order >>= shift
+    least = bound_of_best(order, k, most)[:, None]
+    above = (order > least).to(tl.int32)
+    equal = (order == least).to(tl.int32)
+    num_above = tl.sum(above, axis=1, keep_dims=True)
+    num_equal = tl.sum(equal, axis=1, keep_dims=True)
+    num_taken = tl.where(num_above + num_equal <= most, num_equal, k - num_above)
+    # One scan for both counts.
+    pair = (equal << COUNT_BITS) | above
+    before = tl.cumsum(pair, axis=1) - pair
+    equal_before = before >> COUNT_BITS
+    is_best = (above | (equal & (equal_before < num_taken).to(tl.int32))) != 0
+    return is_best, (before & COUNT_MASK) + tl.minimum(equal_before, num_taken), num_above + num_taken
 
 
 @triton.jit
-def best_of_row(
-    elements, in_rows, n, k, BY_KIND: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr
-):
-    """The `k` best keys of each row of `n` ≤ BLOCK_N elements, sorted; indices count from the row's start.
+def keep_best(keys_ptr, order, offs, mask, row, k, most, shift):
+    """Store the keys of `k` to `most` elements that hold the `k` best of `order` in `keys_ptr`, (rows, 2, most); how many.
 
-    With a GROUP above 1 the best groups are found first and read again, which sorts WIDTH · GROUP elements instead of
-    BLOCK_N.
+    `row` is (1,). `order` are elements `offs` where `mask`; other keys are NONE. Keys follow one another as elements do.
     """
-    x_ptr, from_row, flip, kind = elements
-    ROWS: tl.constexpr = in_rows.shape[0]
-    offs = tl.arange(0, BLOCK_N)[None, :]
-    mask = in_rows[:, None] & (offs < n)
-    order = load_orders(x_ptr, from_row[:, None] + offs, mask, flip, kind, BY_KIND)
-    if GROUP == 1:
-        best = best_of(tl.where(mask, to_key(order, offs), NONE), k, WIDTH)
-    else:
-        NUM: tl.constexpr = BLOCK_N // GROUP
-        tops = tl.max(tl.reshape(order, (ROWS, NUM, GROUP)), axis=2)
-        number = tl.arange(0, NUM)[None, :]
-        held = in_rows[:, None] & (number * GROUP < n)
-        groups = best_of(tl.where(held, to_key(tops, number), NONE), k, WIDTH)
-        best = best_of_groups(elements, groups, n, k, BY_KIND, GROUP, WIDTH)
-    return best
+    is_best, place, count = places_of_best(order, k, most, shift)
+    key = tl.where(mask, to_key(order, offs), NONE)
+    tl.store(keys_ptr + row.to(tl.int64)[:, None] * 2 * most + place, key, mask=is_best)
+    return tl.sum(tl.reshape(count, (1,)), axis=0)
 
 
 @triton.jit
-def store_elements(
-    elements, values_ptr, indices_ptr, best, row, in_rows, k, BY_KIND: tl.constexpr, WIDTH: tl.constexpr
-):
-    """Store the first `k` of the keys `best`: the elements themselves, and their indices. Outputs are (rows, k)."""
-    x_ptr, from_row, _, kind = elements
-    place = tl.arange(0, WIDTH)[None, :]
-    mask = in_rows[:, None] & (place < k)
-    index = index_of(best)
-    to_out = row.to(tl.int64)[:, None] * k + place
-    from_x = from_row[:, None] + index
-    there = mask & (best != NONE)
-    if not BY_KIND:
-        tl.store(values_ptr + to_out, tl.load(x_ptr + from_x, mask=there, other=0.0), mask=mask)
-    elif kind <= BFLOAT16:
-        short = tl.load(x_ptr.to(tl.pointer_type(tl.int16)) + from_x, mask=there, other=0)
-        tl.store(values_ptr.to(tl.pointer_type(tl.int16)) + to_out, short, mask=mask)
-    else:
-        word = tl.load(x_ptr.to(tl.pointer_type(tl.int32)) + from_x, mask=there, other=0)
-        tl.store(values_ptr.to(tl.pointer_type(tl.int32)) + to_out, word, mask=mask)
-    tl.store(indices_ptr + to_out, index, mask=mask)
+def num_above(others, mine):
+    """How many keys of `others`, (rows, keys), are above each of `mine`, (rows, keys). A thread has all others of its own."""
+    return tl.sum((others[:, :, None] > mine[:, None, :]).to(tl.int32), axis=1)
+
+
+@triton.jit
+def sort_runs(from_ptr, to_ptr, first, count, SORT: tl.constexpr):
+    """Sort SORT keys from `first` on in runs of neighbours, each as long as its row of this tile."""
+    RUN: tl.constexpr = min(SORT, SHORT)
+    run = first + tl.arange(0, SORT // RUN)[:, None] * RUN
+    place = run + tl.arange(0, RUN)[None, :]
+    key = tl.load(from_ptr + place, mask=place < count, other=NONE)
+    above = tl.zeros((SORT // RUN, RUN), tl.int32)
+    for start in range(0, RUN, OTHERS):
+        next_to = run + start + tl.arange(0, OTHERS)[None, :]
+        above += num_above(tl.load(from_ptr + next_to, mask=next_to < count, other=NONE), key)
+    tl.store(to_ptr + run + above, key, mask=place < count)
+
+
+@triton.jit
+def merge_runs(from_ptr, to_ptr, first, count, run, SORT: tl.constexpr):
+    """Put SORT keys from `first` on where they belong once sorted runs of `run` neighbours, a power of two, are merged."""
+    place = first + tl.arange(0, SORT)
+    key = tl.load(from_ptr + place, mask=place < count, other=NONE)
+    from_other = (place ^ run) & -run
+    above = tl.zeros((SORT,), tl.int32)
+    step = run
+    while step > 0:
+        last = from_other + above + step - 1
+        is_there = (above + step <= run) & (last < count)
+        above += tl.where(tl.load(from_ptr + last, mask=is_there, other=NONE) > key, step, 0)
+        step >>= 1
+    tl.store(to_ptr + (place & -(2 * run)) + (place & (run - 1)) + above, key, mask=place < count)
+
+
+@triton.jit
+def sort_keys(keys_ptr, count, most, SORT: tl.constexpr):
+    """Sort the `count` keys that this program left at `keys_ptr`, (2, most), best first; a pointer to them."""
+    run = min(SORT, SHORT)
+    from_ptr = keys_ptr
+    to_ptr = keys_ptr + most
+    tl.debug_barrier()
+    for first in range(0, count, SORT):
+        sort_runs(from_ptr, to_ptr, first, count, SORT)
+    while run < count:
+        from_ptr, to_ptr = to_ptr, from_ptr
+        tl.debug_barrier()
+        for first in range(0, count, SORT):
+            merge_runs(from_ptr, to_ptr, first, count, run, SORT)
+        run *= 2
+    tl.debug_barrier()
+    return to_ptr
+
+
+@triton.jit
+def store_element(x_ptr, from_row, values_ptr, indices_ptr, place, key, mask):
+    """Store the element of `key`, whose row starts at `from_row`, and its index."""
+    index = index_of(key)
+    tl.store(values_ptr + place, tl.load(x_ptr + from_row + index, mask=mask), mask=mask)
+    tl.store(indices_ptr + place, index, mask=mask)
+
+
+@triton.jit
+def store_best(x_ptr, from_row, keys_ptr, values_ptr, indices_ptr, row, count, k, most, SORT: tl.constexpr):
+    """Store elements and indices of the `k` best of the `count` keys that this program left, best first.
+
+    `from_row` and `row` are (1,), `keys_ptr` (rows, 2, most).
+    """
+    row = tl.sum(row, axis=0).to(tl.int64)
+    from_row = tl.sum(from_row, axis=0)
+    best_ptr = sort_keys(keys_ptr + row * 2 * most, count, most, SORT)
+    for first in range(0, k, SORT):
+        place = first + tl.arange(0, SORT)
+        key = tl.load(best_ptr + place, mask=place < k, other=NONE)
+        store_element(x_ptr, from_row, values_ptr, indices_ptr, row * k + place, key, place < k)
 
 
 @triton.jit
 def topk_row_kernel(
     x_ptr,
+    keys_ptr,
     values_ptr,
     indices_ptr,
     rows,
     n,
     k,
+    most,
     stride_row,
     flip,
-    kind,
+    shift,
     UNIT: tl.constexpr,
-    BY_KIND: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    GROUP: tl.constexpr,
-    WIDTH: tl.constexpr,
+    SORT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Rows whole in registers. Grid: (ceil(rows / BLOCK_ROWS),)."""
+    """Rows whole in registers, several of them where they are SHORT. Grid: (ceil(rows / BLOCK_ROWS),).
+
+    `keys_ptr` is (rows, 2, most) words of scratch memory.
+    """
     await_previous(OVERLAP)
     n = n * UNIT
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     in_rows = row < rows
-    elements = (x_ptr, row.to(tl.int64) * (stride_row * UNIT), flip, kind)
-    best = best_of_row(elements, in_rows, n, k, BY_KIND, BLOCK_N, GROUP, WIDTH)
-    store_elements(elements, values_ptr, indices_ptr, best, row, in_rows, k, BY_KIND, WIDTH)
+    from_row = row.to(tl.int64) * (stride_row * UNIT)
+    offs = tl.arange(0, BLOCK_N)[None, :]
+    mask = in_rows[:, None] & (offs < n)
+    order = load_orders(x_ptr, from_row[:, None] + offs, mask, flip)
+    if BLOCK_N <= SHORT:
+        key = tl.where(mask, to_key(order, offs), NONE)
+        rank = num_above(key, key)
+        place = row.to(tl.int64)[:, None] * k + rank
+        store_element(x_ptr, from_row[:, None], values_ptr, indices_ptr, place, key, mask & (rank < k))
+    else:
+        count = keep_best(keys_ptr, order, offs, mask, row, k, most, shift)
+        store_best(x_ptr, from_row, keys_ptr, values_ptr, indices_ptr, row, count, k, most, SORT)
 
 
 @triton.jit
@@ -199,7 +262,7 @@ def topk_groups_kernel(
     row = (tl.program_id(0) // blocks).to(tl.int64)
     block = tl.program_id(0) % blocks
     offs = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    order = load_orders(x_ptr + row * (stride_row * UNIT), offs, offs < n, flip, 0, False)
+    order = load_orders(x_ptr + row * (stride_row * UNIT), offs, offs < n, flip)
     tops = tl.max(tl.reshape(order, (NUM, GROUP)), axis=1)
     number = block * NUM + tl.arange(0, NUM)
     tl.store(orders_ptr + row * groups + number, tops, mask=number < groups)
@@ -207,73 +270,53 @@ def topk_groups_kernel(
 
 @triton.jit
 def topk_select_kernel(
-    orders_ptr,
-    keys_ptr,
-    n,
-    k,
-    chunks,
-    UNIT: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    GROUP: tl.constexpr,
-    WIDTH: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    orders_ptr, keys_ptr, n, k, chunks, shift, UNIT: tl.constexpr, BLOCK_N: tl.constexpr, OVERLAP: tl.constexpr
 ):
-    """The `k` best keys of each chunk of BLOCK_N orders into `keys_ptr`, (rows, chunks, WIDTH). Grid: (rows × chunks,).
+    """Keys of the `k` best of each chunk of BLOCK_N orders, or keys, by position. Grid: (rows × chunks,).
 
-    `orders_ptr` is (rows, n).
+    `orders_ptr` is (rows, n), orders or keys; `keys_ptr` (rows, chunks, k), NONE where a chunk has fewer.
     """
     await_previous(OVERLAP)
     n = n * UNIT
-    one = tl.arange(0, 1)
-    row = tl.program_id(0) // chunks + one
-    first = tl.program_id(0) % chunks * BLOCK_N
-    from_row = row.to(tl.int64) * n + first
-    best = best_of_row(
-        (orders_ptr, from_row, 0, 0), one == 0, tl.minimum(n - first, BLOCK_N), k, False, BLOCK_N, GROUP, WIDTH
-    )
-    # The index sits inverted in the low half: counting it from the row's start is a subtraction.
-    best = tl.where(best == NONE, NONE, best - first)
-    place = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)[None, :]
-    tl.store(keys_ptr + place, best)
-
-
-@triton.jit
-def topk_merge_kernel(
-    keys_ptr, merged_ptr, n, k, chunks, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr
-):
-    """The `k` best of each chunk of BLOCK_N of the keys (rows, n) into (rows, chunks, WIDTH). Grid: (rows × chunks,)."""
-    await_previous(OVERLAP)
-    row = (tl.program_id(0) // chunks).to(tl.int64)
+    x_ptr = orders_ptr + (tl.program_id(0) // chunks).to(tl.int64) * n
     offs = tl.program_id(0) % chunks * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    keys = tl.load(keys_ptr + row * n + offs, mask=offs < n, other=NONE)
-    best = best_of(keys, k, WIDTH)
-    tl.store(merged_ptr + tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)[None, :], best)
+    order = load_orders(x_ptr, offs, offs < n, 0)
+    is_best, place, _ = places_of_best(order, k, k, shift)
+    # Read again: kept, they would not fit the registers.
+    key = tl.load(x_ptr + offs, mask=is_best & (offs < n), other=0)
+    if orders_ptr.dtype.element_ty == tl.int32:
+        key = to_key(key, offs)
+    key = tl.where(offs < n, key, NONE)
+    tl.store(keys_ptr + tl.program_id(0).to(tl.int64) * k + place, key, mask=is_best)
 
 
 @triton.jit
 def topk_finish_kernel(
     x_ptr,
+    groups_ptr,
     keys_ptr,
     values_ptr,
     indices_ptr,
     n,
-    num_keys,
     k,
+    most,
     stride_row,
     flip,
-    kind,
-    BY_KIND: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr,
+    shift,
+    BLOCK_N: tl.constexpr,
     GROUP: tl.constexpr,
-    WIDTH: tl.constexpr,
+    SORT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """The best groups from `keys_ptr`, (rows, num_keys ≤ BLOCK_KEYS), their elements, the k best of them. Grid: (rows,)."""
+    """The `k` best elements of the groups whose keys are in `groups_ptr`, (rows, k), k · GROUP ≤ BLOCK_N. Grid: (rows,)."""
     await_previous(OVERLAP)
     row = tl.program_id(0) + tl.arange(0, 1)
     from_row = row.to(tl.int64) * stride_row
-    offs = tl.arange(0, BLOCK_KEYS)[None, :]
-    keys = tl.load(keys_ptr + row.to(tl.int64)[:, None] * num_keys + offs, mask=offs < num_keys, other=NONE)
-    elements = (x_ptr, from_row, flip, kind)
-    best = best_of_groups(elements, best_of(keys, k, WIDTH), n, k, BY_KIND, GROUP, WIDTH)
-    store_elements(elements, values_ptr, indices_ptr, best, row, row >= 0, k, BY_KIND, WIDTH)
+    place = tl.arange(0, BLOCK_N)[None, :]
+    from_groups = groups_ptr + row.to(tl.int64)[:, None] * k
+    group = tl.load(from_groups + place // GROUP, mask=place < k * GROUP, other=NONE)
+    offs = index_of(group) * GROUP + place % GROUP
+    mask = (group != NONE) & (offs < n)
+    order = load_orders(x_ptr, from_row[:, None] + offs, mask, flip)
+    count = keep_best(keys_ptr, order, offs, mask, row, k, most, shift)
+    store_best(x_ptr, from_row, keys_ptr, values_ptr, indices_ptr, row, count, k, most, SORT)

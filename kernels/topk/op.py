@@ -7,13 +7,13 @@ import math
 
 import torch
 
-from tilewire.kernels.runtime.kinds import KINDS, name_of, unit_of
+from tilewire.kernels.runtime.kinds import name_of, unit_of
 from tilewire.kernels.runtime.launch import Launch, LaunchCache, are_aligned, device_number
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
 from tilewire.kernels.runtime.rows import as_rows, check_rows, row_stride
 from tilewire.kernels.runtime.targets import Target, current
-from tilewire.kernels.topk.configs import MAX_K, Config, Problem, choose
-from tilewire.kernels.topk.variants import built, merge_variant, row_unit_of, select_variant
+from tilewire.kernels.topk.configs import MAX_K, SHIFTS, Block, Config, Problem, block_for, choose
+from tilewire.kernels.topk.variants import built, select_variant
 
 _TENSORS = ("x", "values", "indices")
 
@@ -131,45 +131,45 @@ def _through_copies(
 def _pipeline(
     problem: Problem, stride: int, flip: int, config: Config, target: Target, device: torch.device
 ) -> Prepared:
-    binaries = built(problem.dtype, problem.width, config, problem.is_aligned, target)
+    binaries = built(problem.dtype, config, problem.is_aligned, target)
     unit = unit_of(problem.dtype, is_aligned=problem.is_aligned)
     rows, n = problem.rows, problem.n
     sizes = {"rows": rows, "n": n // unit, "k": problem.k, "stride_row": stride // unit, "flip": flip}
-    sizes |= {"kind": KINDS[problem.dtype]}
+    sizes |= {"shift": SHIFTS[problem.dtype]}
+    last = config.row or config.finish
+    assert last is not None, "This is a bug."
+    sizes["most"] = last.kept(problem.k)
+    kept = {"kept": Part(torch.int64, (rows, 2, sizes["most"]))}
     if config.row is not None:
-        unit = row_unit_of(problem.dtype, problem.width, is_aligned=problem.is_aligned)
-        sizes |= {"n": n // unit, "stride_row": stride // unit}
-        return Launch(binaries["row"], (-(-rows // config.row.block_rows),), sizes, device)
+        launch = Launch(binaries["row"], (-(-rows // config.row.block_rows),), sizes, device)
+        return Pipeline(_TENSORS, [Step(launch, ("x", "kept", "values", "indices"))], device, kept)
     assert config.groups is not None, "This is a bug."
-    groups = -(-n // config.groups.group)
+    groups = -(-n // config.group)
     programs = rows * -(-n // config.groups.block_n)
     first = Launch(binaries["groups"], (programs,), sizes | {"groups": groups}, device)
-    steps, parts, num_keys = select_steps(rows, groups, problem.k, problem.width, config, device)
-    finish = Launch(binaries["finish"], (rows,), sizes | {"n": n, "stride_row": stride, "num_keys": num_keys}, device)
-    names = ("x", steps[-1].operands[-1], "values", "indices")
-    return Pipeline(_TENSORS, [Step(first, ("x", "orders")), *steps, Step(finish, names)], device, parts)
+    steps, parts = select_steps(rows, groups, problem.k, config.select, device, sizes["shift"])
+    finish = Launch(binaries["finish"], (rows,), sizes | {"n": n, "stride_row": stride}, device)
+    names = ("x", steps[-1].operands[-1], "kept", "values", "indices")
+    return Pipeline(_TENSORS, [Step(first, ("x", "orders")), *steps, Step(finish, names)], device, parts | kept)
 
 
 def select_steps(
-    rows: int, orders: int, k: int, width: int, config: Config, device: torch.device
-) -> tuple[list[Step], dict[str, Part], int]:
-    """Steps from `orders` of each row, in the part of that name, to its `k` best keys, or few enough for a last kernel.
+    rows: int, orders: int, k: int, blocks: tuple[Block, ...], device: torch.device, shift: int = 0
+) -> tuple[list[Step], dict[str, Part]]:
+    """Steps from `orders` of each row, in the part of that name, to keys of its `k` best, by index.
 
     Returns:
-        The steps, whose last operand names the part of the keys; the scratch parts; the number of keys of a row.
+        The steps, whose last operand names the part of the keys, (rows, k); the scratch parts.
     """
-    assert config.select is not None, "This is a bug."
     target = current(device_number(device))
-    select_best, merge_best = select_variant(width, config.select, target), merge_variant(width, config.merge, target)
-    parts = {"orders": Part(torch.int32, (rows, orders))}
-    chunks = -(-orders // config.select.block_n)
-    parts["keys0"] = Part(torch.int64, (rows, chunks * width))
-    select = Launch(select_best, (rows * chunks,), {"n": orders, "k": k, "chunks": chunks}, device)
-    steps = [Step(select, ("orders", "keys0"))]
-    while chunks * width > config.finish:
-        num_keys, name = chunks * width, f"keys{len(steps)}"
-        chunks = -(-num_keys // config.merge)
-        parts[name] = Part(torch.int64, (rows, chunks * width))
-        merge = Launch(merge_best, (rows * chunks,), {"n": num_keys, "k": k, "chunks": chunks}, device)
-        steps.append(Step(merge, (steps[-1].operands[-1], name)))
-    return steps, parts, chunks * width
+    steps: list[Step] = []
+    parts, name, n, chunks = {"orders": Part(torch.int32, (rows, orders))}, "orders", orders, 0
+    while chunks != 1:
+        block = block_for(n, blocks)
+        chunks = -(-n // block.block_n)
+        variant = select_variant(block, bool(steps), target)
+        launch = Launch(variant, (rows * chunks,), {"n": n, "k": k, "chunks": chunks, "shift": shift}, device)
+        read, name, n = name, f"keys{len(steps)}", chunks * k
+        parts[name] = Part(torch.int64, (rows, n))
+        steps.append(Step(launch, (read, name)))
+    return steps, parts

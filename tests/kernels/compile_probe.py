@@ -3,6 +3,7 @@
 A process of its own: it must not see the interpreter, and LLVM takes one AMD architecture a process.
 """
 
+import itertools
 import json
 import os
 import re
@@ -35,7 +36,7 @@ from tilewire.kernels.pointwise.variants import build as build_pointwise
 from tilewire.kernels.reduce.configs import STATES
 from tilewire.kernels.reduce.configs import Problem as ReduceProblem
 from tilewire.kernels.reduce.configs import choose as choose_reduce
-from tilewire.kernels.reduce.variants import main_variant
+from tilewire.kernels.reduce.variants import build as build_reduce
 from tilewire.kernels.registry import kernel_op
 from tilewire.kernels.runtime.targets import KNOWN
 from tilewire.kernels.search.configs import Problem as SearchProblem
@@ -46,10 +47,9 @@ from tilewire.kernels.softmax.configs import Problem as SoftmaxProblem
 from tilewire.kernels.softmax.select import select as choose_softmax
 from tilewire.kernels.softmax.variants import KERNELS
 from tilewire.kernels.softmax.variants import build as build_softmax
-from tilewire.kernels.topk.configs import SORTED_WIDTH
 from tilewire.kernels.topk.configs import Problem as TopKProblem
 from tilewire.kernels.topk.configs import choose as choose_topk
-from tilewire.kernels.topk.variants import built
+from tilewire.kernels.topk.variants import built, select_variant
 
 PATTERNS = {
     "wgmma": r"wgmma\.mma_async",
@@ -135,9 +135,10 @@ def ranking_variants(target):
     for k, n in ((10, 1_000_000), (50, 4000), (1000, 4000)):
         problem = TopKProblem(64, n, k, "float32")
         blocks = choose_topk(problem, target)
-        for role, variant in built(problem.dtype, problem.width, blocks, True, target).items():
-            is_wide = role == "groups" or (role == "row" and problem.width < SORTED_WIDTH)
-            yield f"topk {k} {n} {role}{'' if is_wide else ' unaligned'}", variant
+        for role, variant in built(problem.dtype, blocks, True, target).items():
+            yield f"topk {k} {n} {role}{' unaligned' if role == 'finish' else ''}", variant
+        for of_keys, block in itertools.product((False, True), blocks.select):
+            yield f"topk select {block.block_n} {of_keys} unaligned", select_variant(block, of_keys, target)
     for dtype, m, k, is_plain in (
         ("bfloat16", 1, 768, True),
         ("bfloat16", 64, 128, True),
@@ -160,7 +161,7 @@ def row_variants(target):
             for is_row in (True, False):
                 problem = ReduceProblem(64, 4096, 1_000_000, dtype, state, is_row=is_row)
                 name = f"reduce {dtype} {state} {'row' if is_row else 'column'}"
-                yield name, main_variant(problem, choose_reduce(problem, target), target)
+                yield name, build_reduce(problem, choose_reduce(problem, target), target)
         for n in (4096, 50_000):
             rows = NormalizeProblem(8192, n, dtype, dtype, dtype)
             yield f"normalize {dtype} {n}", normalize_variant(rows, choose_normalize(rows, target), target)

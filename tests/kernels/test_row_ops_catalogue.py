@@ -13,13 +13,13 @@ from tilewire.kernels.normalize.variants import variant as normalize_variant
 from tilewire.kernels.pointwise import configs as pointwise_configs
 from tilewire.kernels.pointwise.variants import build as build_pointwise
 from tilewire.kernels.reduce import configs as reduce_configs
-from tilewire.kernels.reduce.variants import main_variant
-from tilewire.kernels.reduce.variants import merge_variant as reduce_merge
+from tilewire.kernels.reduce.variants import build as build_reduce
 from tilewire.kernels.registry import kernel_op
 from tilewire.kernels.runtime.kinds import FLOATS
+from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import INTERPRETER, KNOWN
 from tilewire.kernels.search import configs as search_configs
-from tilewire.kernels.search.variants import finish_variant, product_variant, rescore_variant
+from tilewire.kernels.search.variants import finish_block, finish_variant, num_scored, product_variant, rescore_variant
 from tilewire.kernels.topk import configs as topk_configs
 from tilewire.kernels.topk.variants import built, select_variant
 
@@ -49,8 +49,9 @@ def listed(op, name):
 def test_every_topk(rows, n, k, dtype, is_aligned, name):
     problem = topk_configs.Problem(rows, n, min(k, n), dtype, is_aligned)
     config = topk_configs.choose(problem, TARGETS[name])
-    found = built(dtype, problem.width, config, is_aligned, TARGETS[name])
-    assert set(found.values()) <= listed("topk", name)
+    found = built(dtype, config, is_aligned, TARGETS[name]).values()
+    selects = [select_variant(block, of_keys, TARGETS[name]) for block in config.select for of_keys in (True, False)]
+    assert {*found, *selects} <= listed("topk", name)
 
 
 @settings(deadline=None)
@@ -64,9 +65,12 @@ def test_every_search(m, n, k, best, dtype, data, name):
     config = search_configs.choose(problem, target)
     assert product_variant(problem, config, target) in listed("search", name)
     assert rescore_variant(problem, config, target) in listed("search", name)
-    assert finish_variant(problem.width, config.group, target) in listed("search", name)
-    block = topk_configs.select_block(problem.width, -(-n // config.group), target)
-    assert select_variant(problem.width, block, target) in listed("search", name)
+    assert finish_variant(finish_block(best, config), target) in listed("search", name)
+    assert finish_block(best, config).block_n >= num_scored(best, config.group)
+    blocks = topk_configs.select_blocks(best, target)
+    assert min(block.block_n for block in blocks) >= best
+    selects = {select_variant(block, of_keys, target) for block in blocks for of_keys in (True, False)}
+    assert selects <= listed("search", name)
     other = search_configs.choose(search_configs.invariant(problem), target)
     assert product_variant(problem, other, target) in listed("search", name)
 
@@ -81,8 +85,7 @@ def test_every_reduction(outer, inner, n, dtype, state, is_row, lying, name):
     assert config.parts <= reduce_configs.MAX_PARTS
     assert config.parts * config.steps * config.block_n >= n
     assert (config.parts - 1) * config.steps * config.block_n < n
-    assert main_variant(problem, config, TARGETS[name]) in listed("reduce", name)
-    assert reduce_merge(state, TARGETS[name]) in listed("reduce", name)
+    assert build_reduce(problem, config, TARGETS[name]) in listed("reduce", name)
 
 
 @settings(deadline=None)
@@ -112,3 +115,22 @@ def test_a_sample_of_the_self_test_is_right(op):
     for start in self_tests:
         trial = start()
         assert bool(trial.is_right), [variant.described() for variant in trial.variants]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", ["topk", "reduce", "normalize", "pointwise"])
+def test_a_sample_of_the_self_test_of_a_device_launches_its_blocks_and_is_right(op):
+    for family in kernel_op(op).families:
+        for member in list(dict.fromkeys(family.members(KNOWN["nvidia_h200"])))[::9]:
+            trial, expected = (
+                family.self_test(*member, torch.device("cpu")),
+                family.build(*member, KNOWN["nvidia_h200"]),
+            )
+            assert bool(trial.is_right), member
+            variants = {expected} if isinstance(expected, Variant) else set(expected)
+            assert {blocks(variant) for variant in variants} <= {blocks(variant) for variant in trial.variants}, member
+
+
+def blocks(variant):
+    """All constants but whether the launch overlaps the one before it, which the interpreter does not."""
+    return variant.kernel.__name__, frozenset(constant for constant in variant.constants if constant[0] != "OVERLAP")

@@ -88,6 +88,30 @@ def test_distances_are_never_negative_and_zero_for_the_item_itself(generator):
     assert (values >= 0).all()
 
 
+@pytest.mark.parametrize("kernel", ["tma", "pointer"])
+@pytest.mark.parametrize("is_swapped", [True, False])
+def test_points_far_from_zero_find_the_nearest(kernel, is_swapped, generator):
+    b = torch.randn((300, 4), generator=generator) + 1e5
+    b[0] = 0
+    a = b[50:70] + 0.01 * torch.randn((20, 4), generator=generator)
+    values, indices = torch.full((20, 4), NAN), torch.full((20, 4), -1)
+    config = Config(kernel, 16, 32, 32, 4, 1, is_swapped=is_swapped, group=8)
+    norms = item_norms(b, "l2")
+    assert norms.shape == (304,)
+    prepare(a, b, 4, metric="l2", bias=None, config=config)(a, b, norms, None, values, indices)
+    expected, order = search_reference(a, b, 4, metric="l2")
+    assert torch.equal(indices, order)
+    torch.testing.assert_close(values.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_items_that_are_not_finite_leave_a_finite_centre(generator):
+    b = torch.randn((40, 8), generator=generator) + 1e4
+    b[3], b[4, 0], b[5, 1] = NAN, INF, 3e38
+    indices = search(b[10:12], b, 3, metric="l2")[1]
+    assert torch.equal(indices[:, 0], torch.tensor([10, 11]))
+    assert torch.equal(indices, search_reference(b[10:12], b, 3, metric="l2")[1])
+
+
 @pytest.mark.parametrize("best", [17, *(pytest.param(best, marks=pytest.mark.slow) for best in (65, 257))])
 def test_many_results(best, generator):
     check_whole(whole((2, 16), torch.float32, generator), whole((300, 16), torch.float32, generator), best)

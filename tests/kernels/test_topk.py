@@ -8,7 +8,7 @@ from tilewire.kernels.topk.op import prepare, prepare_topk, topk
 from tilewire.kernels.topk.reference import topk_reference
 
 INF, NAN = float("inf"), float("nan")
-LONG = Config(groups=Block(32, 2, 4), select=Block(32, 2, 4), merge=64, finish=32)
+LONG = Config(groups=Block(32, 4), group=2, select=(Block(32, 4),), finish=Block(32, 4))
 
 
 def check(x, k, *, axis=-1, largest=True):
