@@ -1,20 +1,19 @@
-"""The whole `tilewire` command: the client's commands, and the server's, which are loaded when one of them is called."""
+"""The whole `tilewire` command. The client's commands and the server's are loaded when one of them is called."""
 
 from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from tilewire._cli import bench, compute, doctor, status, tensors
 from tilewire._version import __version__
 
 _SERVER_APP = "tilewire.service.cli.app"
+_CLIENT_APP = "tilewire._cli.client"
 _BENCHMARK = re.compile(r"[a-z_]+")
 
 
@@ -31,7 +30,7 @@ class ServerCommand:
     summary: str
 
 
-SERVE, COMPUTE, TENSORS, WATCH, KERNELS = "Serve", "Compute", "Resident tensors", "Watch and measure", "Kernels"
+SERVE, KERNELS = "Serve", "Kernels"
 SERVER_COMMANDS = {
     "serve": ServerCommand(SERVE, "Serve: gateways in front, one engine for each device behind."),
     "demo": ServerCommand(SERVE, "Run a whole round against a server, and check every answer against NumPy."),
@@ -51,7 +50,7 @@ COMMANDS = (
 
 
 class Group(TyperGroup):
-    """Lists all commands, and loads the server's packages for the server's commands only."""
+    """Lists all commands, and loads each side's packages for its own commands only."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Returns the names, in the order of `--help`."""
@@ -60,6 +59,7 @@ class Group(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Returns the command, or for one of the server's its line in the list."""
         if cmd_name not in SERVER_COMMANDS:
+            self.commands = self.commands or _commands(_CLIENT_APP)
             return super().get_command(ctx, cmd_name)
         command = SERVER_COMMANDS[cmd_name]
         stub = typer.Typer(add_completion=False)
@@ -70,9 +70,13 @@ class Group(TyperGroup):
         """Returns the command itself."""
         name, command, rest = super().resolve_command(ctx, args)
         if name in SERVER_COMMANDS or (name == "bench" and rest and _BENCHMARK.fullmatch(rest[0])):
-            loaded: Any = typer.main.get_command(importlib.import_module(_SERVER_APP).app)
-            command = loaded.commands[name]
+            command = _commands(_SERVER_APP)[name]
         return name, command, rest
+
+
+def _commands(module: str) -> dict[str, Any]:
+    loaded: Any = typer.main.get_command(importlib.import_module(module).app)
+    return dict(loaded.commands)
 
 
 def show_version(is_asked: bool) -> None:
@@ -95,29 +99,6 @@ def everything(
 
     The address comes from `--url` or TILEWIRE_URL, an API key from TILEWIRE_KEY.
     """
-
-
-@app.command("version", rich_help_panel=KERNELS, hidden=True)
-def version_command() -> None:
-    """Print the version."""
-    typer.echo(__version__)
-
-
-_FUNCTIONS: dict[str, dict[str, Callable[..., None]]] = {
-    SERVE: {"doctor": doctor.doctor},
-    COMPUTE: {
-        "matmul": compute.matmul,
-        "softmax": compute.softmax,
-        "add": compute.add,
-        "search": compute.search,
-        "run": compute.run,
-    },
-    TENSORS: {"put": tensors.put, "get": tensors.get, "ls": tensors.ls, "rm": tensors.rm},
-    WATCH: {"health": status.health, "top": status.top, "bench": bench.bench},
-}
-for _panel, _commands in _FUNCTIONS.items():
-    for _name, _function in _commands.items():
-        app.command(_name, rich_help_panel=_panel)(_function)
 
 
 if __name__ == "__main__":

@@ -239,9 +239,17 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_the_clients_commands_load_no_server() -> None:
-    code = "import sys, tilewire._cli.app; print({'pydantic', 'torch', 'structlog', 'httpx'} & set(sys.modules))"
-    assert python(code).stdout.strip() == "set()"
+@pytest.mark.parametrize(
+    ("command", "others"),
+    [("ls", "{'pydantic', 'torch', 'structlog', 'httpx'}"), ("serve", "{'numpy', 'torch', 'httpx', 'tilewire._cli.client'}")],
+)
+def test_commands_load_their_own_side_alone(command: str, others: str) -> None:
+    code = (
+        "import contextlib, sys; from tilewire._command import main\n"
+        f"sys.argv = ['tilewire', {command!r}, '--help']\n"
+        f"with contextlib.suppress(SystemExit): main()\nprint({others} & set(sys.modules))"
+    )
+    assert python(code).stdout.splitlines()[-1] == "set()"
 
 
 @pytest.mark.parametrize(("missing", "arguments", "extra"), [("typer", "ls", "cli"), ("pydantic", "serve", "server")])
