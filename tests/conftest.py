@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +25,12 @@ hypothesis.settings.register_profile("busy", deadline=None, suppress_health_chec
 hypothesis.settings.load_profile("busy")
 
 StartServer = Callable[..., LiveServer]
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Three workers for two cores: a third of a worker's time it waits for servers, time-outs and pages."""
+    num_cores = len(os.sched_getaffinity(0))
+    return num_cores + num_cores // 2
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -170,24 +170,12 @@ def test_sigint_stops_too(start_server: StartServer) -> None:
     assert server.stop() == 0
 
 
-def test_nothing_is_left_of_a_server_that_was_killed(start_server: StartServer, tmp_path: Path) -> None:
-    server = LiveServer(tmp_path / "killed", "--gateways", "2", "--arena-bytes", "16MiB")
-    children = server.gateways() + server.engines()
-    assert len(children) == 3
-    server.process.kill()
-    server.process.wait()
-    assert server.process.stdout is not None
-    server.process.stdout.close()
-    end_s = time.monotonic() + 30
-    while time.monotonic() < end_s and any(is_running(pid) for pid in children):
-        time.sleep(POLL_S)
-    assert not any(is_running(pid) for pid in children)
-
-
-def test_a_killed_server_can_be_started_again_at_once(tmp_path: Path) -> None:
+def test_nothing_is_left_of_a_killed_server_and_it_can_be_started_again_at_once(tmp_path: Path) -> None:
     """Even while a client of the old one has sent half a body, which would have a drain's time-out to come."""
     flags = ("--gateways", "2", "--arena-bytes", "16MiB")
     killed = LiveServer(tmp_path / "killed", *flags)
+    children = killed.gateways() + killed.engines()
+    assert len(children) == 3
     with RawConnection(killed.connect()) as slow:
         slow.send(head("POST", "/v1/matmul", content_length=str(len(ONES))) + ONES[:50])
         with killed.client() as client:
@@ -199,6 +187,10 @@ def test_a_killed_server_can_be_started_again_at_once(tmp_path: Path) -> None:
         with serving(tmp_path / "next", *flags, "--port", str(killed.port)) as server, server.client() as client:
             assert server.port == killed.port
             assert client.post("/v1/matmul", content=ONES).status_code == 200
+        end_s = time.monotonic() + 30
+        while time.monotonic() < end_s and any(is_running(pid) for pid in children):
+            time.sleep(POLL_S)
+        assert not any(is_running(pid) for pid in children)
 
 
 def is_running(pid: int) -> bool:
@@ -212,11 +204,21 @@ def is_running(pid: int) -> bool:
 # ── death ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_killed_gateway_is_replaced_and_others_do_not_notice(start_server: StartServer) -> None:
-    server = start_server("--gateways", "2", "--arena-bytes", "16MiB")
+@pytest.fixture(scope="module")
+def preloaded(shared_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> LiveServer:
+    """Two gateways, and three residents from a file."""
+    folder = tmp_path_factory.mktemp("tensors")
+    names = ("kept", "deleted", "changed")
+    (folder / "file.safetensors").write_bytes(to_safetensors({name: np.ones(3, np.float32) for name in names}))
+    return shared_server("--gateways", "2", "--arena-bytes", "16MiB", "--tensors-dir", str(folder))
+
+
+def test_a_killed_gateway_is_replaced_and_others_do_not_notice(preloaded: LiveServer) -> None:
+    server = preloaded
     victim, other = server.gateways()
     with RawConnection(server.connect_to(other)) as connection, RawConnection(server.connect_to(victim)) as doomed:
-        connection.send(head("PUT", "/v1/tensors/w", content_length=str(len(to_npy(np.ones(4))))) + to_npy(np.ones(4)))
+        body = to_npy(np.ones(4))
+        connection.send(head("PUT", "/v1/tensors/noticed", content_length=str(len(body))) + body)
         assert connection.answer().status == 201
         os.kill(victim, signal.SIGKILL)
         assert doomed.is_closed()
@@ -232,21 +234,14 @@ def test_a_killed_gateway_is_replaced_and_others_do_not_notice(start_server: Sta
     for pid in replaced:
         server.wait_ready(pid)
     with server.client() as client:
-        assert client.head("/v1/tensors/w").status_code == 200
+        assert client.delete("/v1/tensors/noticed").status_code == 204
         assert settles(client, is_idle), scrape(client)
         # A dead gateway's arena is no longer counted.
         assert total(scrape(client), "tilewire_arena_bytes") == 16 * 2**20
 
 
-def test_a_killed_engine_comes_back_with_its_residents(start_server: StartServer, tmp_path: Path) -> None:
-    folder = tmp_path / "tensors"
-    folder.mkdir()
-    (folder / "file.safetensors").write_bytes(
-        to_safetensors(
-            {"kept": np.ones(3, np.float32), "deleted": np.ones(3, np.float32), "changed": np.ones(3, np.float32)}
-        )
-    )
-    server = start_server("--gateways", "2", "--arena-bytes", "16MiB", "--tensors-dir", str(folder))
+def test_a_killed_engine_comes_back_with_its_residents(preloaded: LiveServer) -> None:
+    server = preloaded
     weight = random_array("float32", (5, 6), 3)
     half = random_array("bfloat16", (3, 2), 4)
     with server.client() as client:

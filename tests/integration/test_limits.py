@@ -17,7 +17,9 @@ from tests.support.product import BODY, MATMUL, check_product
 from tests.support.raw_http import ConnectionEnded, RawConnection, head, post
 from tests.support.tensor_bodies import TYPES, decode, to_safetensors
 
-IMPATIENT = ("--gateways", "1", "--arena-bytes", "128MiB", "--body-timeout-s", "0.3")
+IMPATIENT = (
+    "--gateways", "1", "--arena-bytes", "128MiB", "--body-timeout-s", "0.3", "--min-body-bytes-per-s", "4KiB",
+)  # fmt: skip
 # Of one request at a time, and of none.
 NARROW = (
     "--gateways", "1", "--arena-bytes", "65MiB", "--max-body-bytes", "33MiB", "--room-timeout-s", "0",
@@ -98,11 +100,9 @@ def test_full_memory_and_full_queue_are_429_before_the_body(start_server: StartS
         assert client.post("/v1/matmul", content=BODY).status_code == 200
 
 
-def test_a_body_that_trickles_in_is_given_up(start_server: StartServer) -> None:
+def test_a_body_that_trickles_in_is_given_up(shared_server: StartServer) -> None:
     """It never stalls, so only its rate gives it away; through the parser as chunks, and past it."""
-    server = start_server(
-        "--gateways", "1", "--arena-bytes", "16MiB", "--body-timeout-s", "0.4", "--min-body-bytes-per-s", "4KiB"
-    )
+    server = shared_server(*IMPATIENT)
     heads = (head("POST", "/v1/matmul", content_length="1000000"), head("POST", "/v1/add", transfer_encoding="chunked"))
     for sent, piece in zip(heads, (b"x" * 10, b"1\r\nx\r\n"), strict=True):
         with RawConnection(server.connect()) as connection, server.client() as client:
