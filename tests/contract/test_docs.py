@@ -264,7 +264,8 @@ def serving(flags: list[str], folder: Path) -> Iterator[str]:
     """A server that has started with these flags, at a free port; it must drain cleanly."""
     command = [sys.executable, "-P", "-m", "tilewire", "serve", *flags]
     command += ["--host", "127.0.0.1", "--port", "0", "--device", "cpu", "--arena-bytes", "64MiB"]
-    env = {**os.environ, "PYTHONPATH": path_with(ROOT)}
+    # A spare engine would import torch beside each test.
+    env = {**os.environ, "PYTHONPATH": path_with(ROOT), "TILEWIRE_SPARE_ENGINE": "false"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder, env=env) as process:
         assert process.stdout is not None
         try:

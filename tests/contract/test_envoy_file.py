@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import re
 import warnings
@@ -13,23 +14,27 @@ import pytest
 import yaml
 
 FILE = Path(__file__).resolve().parents[2] / "deploy" / "envoy" / "envoy.yaml"
-# The last three are types behind an "@type": the package finds those that are imported. Its own decorators are deprecated.
-with warnings.catch_warnings(action="ignore"):
-    modules = [
-        importlib.import_module(f"envoy_data_plane.envoy.{name}.v3")
-        for name in (
-            "config.bootstrap",
-            "config.cluster",
-            "extensions.filters.http.router",
-            "extensions.filters.network.http_connection_manager",
-            "extensions.retry.host.previous_hosts",
-        )
-    ]
-Bootstrap, OutlierDetection = modules[0].Bootstrap, modules[1].OutlierDetection
+# The last three are types behind an "@type": the package finds those that are imported.
+MODULES = (
+    "config.bootstrap",
+    "config.cluster",
+    "extensions.filters.http.router",
+    "extensions.filters.network.http_connection_manager",
+    "extensions.retry.host.previous_hosts",
+)
 # The package writes this field as `…5_xx` when it reads JSON, and then does not find it.
 LOST = "enforcing_consecutive_5xx"
 # Envoy's expressions are RE2's: these are not among them.
 NOT_RE2 = re.compile(r"\(\?[=!<]|\\[1-9]")
+
+
+@functools.cache
+def types() -> tuple[Any, Any]:
+    """Envoy's bootstrap and outlier detection. Importing them takes most of a second, and other workers need not."""
+    # The package's own decorators are deprecated.
+    with warnings.catch_warnings(action="ignore"):
+        bootstrap, cluster, *_ = (importlib.import_module(f"envoy_data_plane.envoy.{name}.v3") for name in MODULES)
+    return bootstrap.Bootstrap, cluster.OutlierDetection
 
 
 def document() -> dict[str, Any]:
@@ -84,9 +89,10 @@ def routed(target: str, headers: dict[str, str]) -> tuple[str, str | None, bool]
 
 
 def test_it_is_valid_to_the_last_key() -> None:
-    bootstrap = Bootstrap.from_dict(readable(document()))
+    bootstrap_type, outlier_detection = types()
+    bootstrap = bootstrap_type.from_dict(readable(document()))
     assert {cluster.name for cluster in bootstrap.static_resources.clusters} == {"residents", "any"}
-    assert LOST in OutlierDetection.__dataclass_fields__
+    assert LOST in outlier_detection.__dataclass_fields__
 
 
 @pytest.mark.parametrize("place", ["cluster", "route"])
@@ -98,7 +104,7 @@ def test_an_unknown_key_is_refused(place: str) -> None:
         manager = wrong["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
         manager["route_config"]["virtual_hosts"][0]["routes"][-1]["route"]["hash_polici"] = []
     with pytest.raises(KeyError, match="Unknown field"):
-        Bootstrap.from_dict(wrong)
+        types()[0].from_dict(wrong)
 
 
 @pytest.mark.parametrize(

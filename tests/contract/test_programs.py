@@ -17,6 +17,7 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.conftest import StartServer
 from tests.support.exposition import Scrape, scrape, settles, total
 from tests.support.live_server import COMMAND, LiveServer
 from tests.support.problems import check_error, check_problem
@@ -326,9 +327,16 @@ SOFTMAX: dict[str, Any] = {
 }
 
 
-def test_a_folder_of_programs_is_kept_before_ready(start_server: Any, tmp_path: Path) -> None:
-    (tmp_path / "soft.json").write_text(json.dumps(SOFTMAX))
-    server: LiveServer = start_server("--gateways", "1", "--arena-bytes", "32MiB", "--programs-dir", str(tmp_path))
+@pytest.fixture(scope="module")
+def preloaded(shared_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> LiveServer:
+    """One program from a file."""
+    folder = tmp_path_factory.mktemp("programs")
+    (folder / "soft.json").write_text(json.dumps(SOFTMAX))
+    return shared_server("--gateways", "1", "--arena-bytes", "32MiB", "--programs-dir", str(folder))
+
+
+def test_a_folder_of_programs_is_kept_before_ready(preloaded: LiveServer) -> None:
+    server = preloaded
     with server.client() as client:
         assert [one["name"] for one in client.get("/v1/programs").raise_for_status().json()] == ["soft"]
         answer = client.post("/v1/programs/soft", content=to_safetensors({"x": X})).raise_for_status()
@@ -343,10 +351,10 @@ def test_a_file_that_is_no_program_ends_the_start(tmp_path: Path) -> None:
     assert "programs_dir: 'wrong.json'" in done.stderr + done.stdout
 
 
-def test_programs_outlive_the_engine(start_server: Any) -> None:
-    server: LiveServer = start_server("--gateways", "1", "--arena-bytes", "32MiB")
+def test_programs_outlive_the_engine(preloaded: LiveServer) -> None:
+    server = preloaded
     with server.client() as client:
-        client.put("/v1/programs/soft", json=SOFTMAX).raise_for_status()
+        client.put("/v1/programs/kept", json=SOFTMAX).raise_for_status()
         (engine,) = server.engines()
         os.kill(engine, signal.SIGKILL)
         end_s = time.monotonic() + 30
@@ -355,5 +363,6 @@ def test_programs_outlive_the_engine(start_server: Any) -> None:
             time.sleep(0.02)
         (gateway,) = server.gateways()
         server.wait_ready(gateway)
-        answer = client.post("/v1/programs/soft", content=to_safetensors({"x": X})).raise_for_status()
+        answer = client.post("/v1/programs/kept", content=to_safetensors({"x": X})).raise_for_status()
         np.testing.assert_allclose(from_safetensors(answer.content)["p"].sum(-1), 1, rtol=1e-5)
+        client.delete("/v1/programs/kept").raise_for_status()

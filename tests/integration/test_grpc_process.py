@@ -16,7 +16,9 @@ import grpc
 import httpx
 import numpy as np
 import pytest
+import tritonclient.grpc as triton
 from grpc_health.v1 import health_pb2
+from tritonclient.utils import InferenceServerException
 
 from tests.conftest import SMALL, StartServer
 from tests.support.api_keys import entry, keys_file
@@ -34,6 +36,7 @@ from tests.support.grpc_calls import (
     trailing,
 )
 from tests.support.live_server import COMMAND, LiveServer, serving
+from tests.support.shared_objects import shared_object
 from tests.support.tensor_bodies import to_npy
 from tests.support.tls_server import Certificates, make_certificates
 from tilewire.service.gateway.grpc.paths import INFER, SERVICE
@@ -250,3 +253,19 @@ def test_http_reaches_nothing_at_the_grpc_port(shared_server: StartServer) -> No
         httpx.get(f"http://{server.grpc_address}/v2", trust_env=False, timeout=TIMEOUT_S)
     with channel_to(server) as channel:
         infer(channel, REQUEST)
+
+
+def test_without_the_flag_no_region_is_registered_or_named(shared_server: StartServer) -> None:
+    server = shared_server(*FLAGS)
+    x = triton.InferInput("x", list(A.shape), "FP32").set_shared_memory("r", A.nbytes)
+    with triton.InferenceServerClient(server.grpc_address) as client, shared_object(4096) as path:
+        with pytest.raises(InferenceServerException, match="--allow-shared-memory") as registering:
+            client.register_system_shared_memory("r", path.name, 10)
+        with pytest.raises(InferenceServerException, match="--allow-shared-memory") as inferring:
+            client.infer("softmax", [x])
+        assert {registering.value.status(), inferring.value.status()} == {"StatusCode.UNIMPLEMENTED"}
+        assert "system_shared_memory" not in client.get_server_metadata().extensions
+        # Load generators do this at the start of every run.
+        client.unregister_system_shared_memory()
+        client.unregister_cuda_shared_memory()
+        assert not client.get_system_shared_memory_status().regions

@@ -15,7 +15,6 @@ from ml_dtypes import bfloat16
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from tritonclient.utils import shared_memory as shm
 
-from tests.conftest import SMALL, StartServer
 from tests.support.live_server import LiveServer
 from tests.support.shared_objects import PREFIX, shared_object
 from tests.support.tensor_bodies import Array, to_npy
@@ -230,20 +229,6 @@ def test_the_quota(client: triton.InferenceServerClient) -> None:
         client.register_system_shared_memory("first", first.name, 2**20)
         with refused("INVALID_ARGUMENT", "bytes"):
             client.register_system_shared_memory("second", second.name, 1)
-
-
-def test_without_the_flag_nothing_is_registered_or_named(start_server: StartServer) -> None:
-    server = start_server(*SMALL, "--gateways", "1", "--grpc-port", "0")
-    with triton.InferenceServerClient(server.grpc_address) as client, shared_object(4096) as path:
-        with refused("UNIMPLEMENTED", "--allow-shared-memory"):
-            client.register_system_shared_memory("r", path.name, 10)
-        with refused("UNIMPLEMENTED", "--allow-shared-memory"):
-            infer(client, "softmax", [given("x", A, "r")])
-        assert "system_shared_memory" not in client.get_server_metadata().extensions
-        # Load generators do this at the start of every run.
-        client.unregister_system_shared_memory()
-        client.unregister_cuda_shared_memory()
-        assert not client.get_system_shared_memory_status().regions
 
 
 @pytest.mark.parametrize("way", WAYS)

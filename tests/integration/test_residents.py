@@ -6,10 +6,10 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import numpy as np
 import pytest
 
-from tests.conftest import StartServer
 from tests.support.exposition import is_idle, scrape, settles, total
 from tests.support.float64_oracle import random_array
 from tests.support.live_server import LiveServer
@@ -196,20 +196,23 @@ def test_deletion_while_in_use(server: LiveServer) -> None:
     assert 200 in statuses
 
 
-def test_resident_metrics(start_server: StartServer) -> None:
-    server = start_server("--gateways", "1", "--arena-bytes", "16MiB")
-    with server.client() as client:
-        client.put("/v1/tensors/a", content=to_npy(np.zeros(100, np.float32)))
-        client.put("/v1/tensors/b", content=to_npy(np.zeros(50, np.float32)))
-        client.put("/v1/tensors/b", content=to_npy(np.zeros(25, np.float32)))
+def test_resident_metrics(client: httpx.Client) -> None:
+    before = scrape(client)
+
+    def added() -> tuple[float, float]:
         now = scrape(client)
-        assert total(now, "tilewire_resident_tensors") == 2
-        assert total(now, "tilewire_resident_bytes") == 500
-        client.delete("/v1/tensors/a")
-        now = scrape(client)
-        assert total(now, "tilewire_resident_tensors") == 1
-        assert total(now, "tilewire_resident_bytes") == 100
-        assert settles(client, is_idle)
+        names = ("tilewire_resident_tensors", "tilewire_resident_bytes")
+        count, nbytes = (total(now, name) - total(before, name) for name in names)
+        return count, nbytes
+
+    assert client.put("/v1/tensors/metered/a", content=to_npy(np.zeros(100, np.float32))).status_code == 201
+    assert client.put("/v1/tensors/metered/b", content=to_npy(np.zeros(50, np.float32))).status_code == 201
+    assert client.put("/v1/tensors/metered/b", content=to_npy(np.zeros(25, np.float32))).status_code == 200
+    assert added() == (2, 500)
+    client.delete("/v1/tensors/metered/a")
+    assert added() == (1, 100)
+    client.delete("/v1/tensors/metered/b")
+    assert settles(client, is_idle)
 
 
 def test_distinct_contents_on_many_connections_are_never_confused(server: LiveServer) -> None:

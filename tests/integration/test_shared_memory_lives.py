@@ -158,23 +158,26 @@ def held_by(pid: int) -> tuple[int, int]:
     return sum(PREFIX in target for target in targets), maps.count(PREFIX)
 
 
-def test_a_gateway_dies_and_the_regions_stay(sharing: LiveServer, regions: Regions) -> None:
-    path = regions.add("r", A.tobytes())
-    victim = sharing.gateways()[0]
-    os.kill(victim, signal.SIGKILL)
-    end_s = time.monotonic() + TIMEOUT_S
-    while len(sharing.gateways()) < 2 or victim in sharing.gateways():
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
-    for pid in sharing.gateways():
-        sharing.wait_ready(pid)
-    with connected(sharing) as own:
-        infer(own, "add", [given("a", A, "r"), given("b", A)], wanted("r", A.nbytes))
-    np.testing.assert_array_equal(read(path, A), A * 2)
+def test_a_gateway_dies_and_the_regions_stay(sharing: LiveServer) -> None:
+    with shared_object(A.tobytes()) as path:
+        # Its connection may be the victim's.
+        with connected_without_end(sharing) as own:
+            own.register_system_shared_memory("r", f"/{path.name}", A.nbytes)
+        victim = sharing.gateways()[0]
+        os.kill(victim, signal.SIGKILL)
+        end_s = time.monotonic() + TIMEOUT_S
+        while len(sharing.gateways()) < 2 or victim in sharing.gateways():
+            assert time.monotonic() < end_s
+            time.sleep(0.02)
+        for pid in sharing.gateways():
+            sharing.wait_ready(pid)
+        with connected(sharing) as own:
+            infer(own, "add", [given("a", A, "r"), given("b", A)], wanted("r", A.nbytes))
+        np.testing.assert_array_equal(read(path, A), A * 2)
 
 
-def test_an_engine_dies_and_the_regions_come_back(start_server: StartServer) -> None:
-    server = start_server("--gateways", "2", "--arena-bytes", "32MiB", "--allow-shared-memory")
+def test_an_engine_dies_and_the_regions_come_back(sharing: LiveServer) -> None:
+    server = sharing
     with connected(server) as client, contextlib.ExitStack() as stack:
         regions = Regions(client, stack)
         kept = regions.add("kept", A.tobytes())

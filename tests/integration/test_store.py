@@ -210,6 +210,7 @@ def test_an_engine_that_restarts_keeps_step(hosts: tuple[Host, Host]) -> None:
     until(lambda: other.get("survivor"), 2.0)
 
 
+@pytest.mark.slow
 def test_a_host_that_dies_in_an_upload_leaves_nothing_that_counts(tmp_path: Path, start_host: StartHost) -> None:
     folder = tmp_path / "store"
     folder.mkdir()
@@ -438,6 +439,7 @@ def test_a_folder_that_vanishes_stops_changes_and_not_reads(tmp_path: Path, star
     assert host.product("there") == 1.0
 
 
+@pytest.mark.slow
 def test_durable_results_give_way_wherever_they_were_made(tmp_path: Path, start_host: StartHost) -> None:
     """Also on the engine that does not order their names."""
     host = start_host(tmp_path, "--device", "cpu:0,1", "--resident-bytes", "8KiB")

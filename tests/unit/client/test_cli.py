@@ -241,7 +241,10 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     ("command", "others"),
-    [("ls", "{'pydantic', 'torch', 'structlog', 'httpx'}"), ("serve", "{'numpy', 'torch', 'httpx', 'tilewire._cli.client'}")],
+    [
+        ("ls", "{'pydantic', 'torch', 'structlog', 'httpx'}"),
+        ("serve", "{'numpy', 'torch', 'httpx', 'tilewire._cli.client'}"),
+    ],
 )
 def test_commands_load_their_own_side_alone(command: str, others: str) -> None:
     code = (
