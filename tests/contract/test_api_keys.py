@@ -18,7 +18,7 @@ from tests.support.api_keys import entry, keys_file
 from tests.support.exposition import scrape, settles, total
 from tests.support.live_server import COMMAND, LiveServer, serving
 from tests.support.oip_bodies import text_input
-from tests.support.problems import check_problem
+from tests.support.problems import check_error, check_problem
 from tests.support.raw_http import RawConnection, head, post
 from tests.support.tensor_bodies import to_npy, to_safetensors
 from tilewire.service.gateway.api.pages import CONSOLE_PATHS as PATHS
@@ -312,10 +312,10 @@ def test_a_server_does_not_start_with_a_broken_file(tmp_path: Path) -> None:
     assert "sha256" in done.stderr
 
 
-def test_read_only_tensors(start_server: Callable[..., LiveServer]) -> None:
-    server = start_server("--gateways", "1", "--arena-bytes", "16MiB", "--read-only-tensors")
-    with server.client() as client:
-        check_problem(client.put("/v1/tensors/x", content=ROW), 403, "read-only")
-        check_problem(client.delete("/v1/tensors/x"), 403, "read-only")
-        check_problem(client.post("/v1/matmul?store=@x", content=ONES), 403, "read-only")
-        assert client.post("/v1/matmul", content=ONES).status_code == 200
+def test_where_shared_memory_is_off_any_key_may_unregister_nothing(guarded: LiveServer) -> None:
+    parameters = {"shared_memory_region": "r", "shared_memory_byte_size": 32}
+    from_region = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2, 4], "parameters": parameters}]}
+    with holder(guarded, RUNNER) as runner:
+        assert runner.post("/v2/systemsharedmemory/unregister").status_code == 200
+        assert runner.get("/v2/systemsharedmemory/status").json() == []
+        check_error(runner.post("/v2/models/softmax/infer", json=from_region), 400, "shared memory is off")

@@ -1,22 +1,22 @@
-"""Shared memory and API keys: who may register regions, ask about them and compute through them."""
+"""Shared memory, API keys and read-only servers: who may register regions, ask about them and compute through them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 
-from tests.conftest import SMALL
+from tests.conftest import SMALL, StartServer
 from tests.support.api_keys import entry, keys_file
 from tests.support.live_server import LiveServer, serving
 from tests.support.oip_bodies import text_input
-from tests.support.problems import check_error
+from tests.support.problems import check_error, check_problem
 from tests.support.raw_http import RawConnection, head
 from tests.support.shared_objects import PREFIX, shared_object
+from tests.support.tensor_bodies import to_npy, to_safetensors
 
 SYSTEM, INFER = "/v2/systemsharedmemory", "/v2/models/softmax/infer"
 SHARER, RUNNER = "tw_sharer", "tw_runner"
@@ -88,21 +88,24 @@ def test_without_a_key_nothing_is_told(guarded: LiveServer) -> None:
             check_error(response, 401, "key")
 
 
-def test_a_read_only_server_writes_no_shared_memory(tmp_path: Path) -> None:
-    with (
-        serving(tmp_path / "log", "--gateways", "1", "--arena-bytes", "16MiB", *FLAGS, "--read-only-tensors") as server,
-        server.client() as client,
-        shared_object(2 * X.nbytes) as path,
-    ):
+@pytest.fixture
+def read_only(shared_server: StartServer) -> Iterator[httpx.Client]:
+    server = shared_server("--gateways", "1", "--arena-bytes", "16MiB", *FLAGS, "--read-only-tensors")
+    with server.client() as client:
+        yield client
+
+
+def test_a_read_only_server_writes_no_shared_memory(read_only: httpx.Client) -> None:
+    client = read_only
+    with shared_object(2 * X.nbytes) as path:
         registration = json.dumps({"key": f"/{path.name}", "byte_size": 2 * X.nbytes})
         check_error(client.post(f"{SYSTEM}/region/r/register", content=registration), 403, "read-only")
         check_error(client.post(INFER, json=into_region()), 403, "read-only")
 
 
-def test_where_it_is_off_any_key_may_unregister_nothing(tmp_path: Path) -> None:
-    keys = keys_file(tmp_path, *ENTRIES)
-    flags = ("--gateways", "1", "--arena-bytes", "16MiB", "--api-keys-file", str(keys))
-    with serving(tmp_path / "log", *flags) as server, holder(server, RUNNER) as runner:
-        assert runner.post(f"{SYSTEM}/unregister").status_code == 200
-        assert runner.get(f"{SYSTEM}/status").json() == []
-        check_error(runner.post(INFER, json=from_region()), 400, "shared memory is off")
+def test_a_read_only_server_changes_no_tensor(read_only: httpx.Client) -> None:
+    body = to_safetensors({"a": X, "b": X.T})
+    check_problem(read_only.put("/v1/tensors/x", content=to_npy(X)), 403, "read-only")
+    check_problem(read_only.delete("/v1/tensors/x"), 403, "read-only")
+    check_problem(read_only.post("/v1/matmul?store=@x", content=body), 403, "read-only")
+    assert read_only.post("/v1/matmul", content=body).status_code == 200
