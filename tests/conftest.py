@@ -27,10 +27,10 @@ hypothesis.settings.load_profile("busy")
 StartServer = Callable[..., LiveServer]
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Three workers for two cores: a third of a worker's time it waits for servers, time-outs and pages."""
-    num_cores = len(os.sched_getaffinity(0))
-    return num_cores + num_cores // 2
+    """Two more workers than cores: for a third of its time a worker waits for servers, time-outs and pages."""
+    return len(os.sched_getaffinity(0)) + 2
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -22,7 +22,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.conftest import SMALL, StartServer
 from tests.support.api_keys import entry, keys_file
-from tests.support.collector import attributes_of, collecting
+from tests.support.collector import Collector, attributes_of
 from tests.support.exposition import settles, total
 from tests.support.grpc_calls import (
     TIMEOUT_S,
@@ -167,9 +167,16 @@ def test_residents_over_http_are_seen_at_once(shared_server: StartServer) -> Non
             np.testing.assert_array_equal(out_of(infer(channel, request)), A + value)
 
 
-def test_quotas_count_both_doors(start_server: StartServer, tmp_path: Path) -> None:
-    keys = keys_file(tmp_path, entry("slow", "tw_slow", 'ops = ["*"]\nrequests_per_s = 0.01'))
-    server = start_server(*FLAGS, "--api-keys-file", str(keys))
+@pytest.fixture(scope="module")
+def keyed(shared_server: StartServer, collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> LiveServer:
+    """Requires API keys, and traces what its callers trace."""
+    entries = entry("slow", "tw_slow", 'ops = ["*"]\nrequests_per_s = 0.01'), entry("free", "tw_free", 'ops = ["*"]')
+    keys = keys_file(tmp_path_factory.mktemp("keys"), *entries)
+    return shared_server(*FLAGS, "--api-keys-file", str(keys), "--otlp-endpoint", collector.url, "--trace-ratio", "0")
+
+
+def test_quotas_count_both_doors(keyed: LiveServer) -> None:
+    server = keyed
     metadata = [("authorization", "Bearer tw_slow")]
     with channel_to(server) as channel, server.client() as client:
         infer(channel, REQUEST, metadata)
@@ -220,14 +227,12 @@ def test_a_new_certificate_is_taken_up(certificates: Certificates, tmp_path: Pat
             infer(channel, REQUEST)
 
 
-def test_a_request_is_traced(start_server: StartServer) -> None:
+def test_a_request_is_traced(keyed: LiveServer, collector: Collector) -> None:
     trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-    with collecting() as collector:
-        server = start_server(*FLAGS, "--otlp-endpoint", collector.url, "--trace-ratio", "0")
-        metadata = [("traceparent", f"00-{trace}-{parent}-01"), ("x-request-id", "traced")]
-        with channel_to(server) as channel:
-            infer_with_call(channel, REQUEST, metadata)
-            spans = collector.trace("traced")
+    metadata = [("traceparent", f"00-{trace}-{parent}-01"), ("x-request-id", "traced")]
+    with channel_to(keyed) as channel:
+        infer_with_call(channel, REQUEST, [*metadata, ("authorization", "Bearer tw_free")])
+        spans = collector.trace("traced")
     (whole,) = (span for span in spans if attributes_of(span).get("tilewire.request_id") == "traced")
     assert attributes_of(whole)["tilewire.op"] == "add"
     assert attributes_of(whole)["http.route"] == INFER

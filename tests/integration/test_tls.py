@@ -19,7 +19,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.conftest import StartServer
+from tests.support.api_keys import keys_file
 from tests.support.exposition import is_idle, settles
 from tests.support.live_server import COMMAND, LiveServer, serving
 from tests.support.raw_http import ConnectionEnded, RawConnection, head, post
@@ -229,17 +229,25 @@ def test_old_versions_are_refused(secure: LiveServer, certificates: Certificates
         assert sock.version() == "TLSv1.2"
 
 
-def test_clients_without_a_certificate_stay_outside(tmp_path: Path) -> None:
-    certificates = make_certificates(tmp_path)
-    flags = ("--gateways", "1", "--arena-bytes", "16MiB", "--tls-client-ca", str(certificates.authority))
-    with serving(tmp_path / "log", *flags, *certificates.flags, tls=certificates.context(with_client=True)) as server:
-        with server.client() as known:
-            assert known.get("/readyz").status_code == 200
-        with (
-            httpx.Client(base_url=server.url, trust_env=False, verify=certificates.context()) as unknown,
-            pytest.raises(httpx.TransportError),
-        ):
-            unknown.get("/readyz")
+@pytest.fixture(scope="module")
+def mutual(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """Requires a client's certificate and an API key; its metrics are apart."""
+    folder = tmp_path_factory.mktemp("mutual")
+    flags = ("--gateways", "2", "--arena-bytes", "16MiB", "--tls-client-ca", str(certificates.authority))
+    apart = ("--metrics-port", "0", "--api-keys-file", str(keys_file(folder)))
+    tls = certificates.context(with_client=True)
+    with serving(folder / "log", *flags, *apart, *certificates.flags, tls=tls) as server:
+        yield server
+
+
+def test_clients_without_a_certificate_stay_outside(mutual: LiveServer, certificates: Certificates) -> None:
+    with mutual.client() as known:
+        assert known.get("/readyz").status_code == 200
+    with (
+        httpx.Client(base_url=mutual.url, trust_env=False, verify=certificates.context()) as unknown,
+        pytest.raises(httpx.TransportError),
+    ):
+        unknown.get("/readyz")
 
 
 def test_a_new_certificate_is_taken_up(tmp_path: Path) -> None:
@@ -284,23 +292,17 @@ def test_files_that_do_not_fit_are_refused_at_the_start(
     assert named in done.stderr
 
 
-def test_metrics_apart_are_plain_and_open(start_server: StartServer, tmp_path: Path) -> None:
-    certificates = make_certificates(tmp_path)
-    keys = tmp_path / "keys.toml"
-    keys.write_text("keys = []")
-    keys.chmod(0o600)
-    flags = ("--gateways", "2", "--arena-bytes", "16MiB", "--metrics-port", "0", "--api-keys-file", str(keys))
-    with serving(tmp_path / "log", *flags, *certificates.flags, tls=certificates.context()) as server:
-        announced = next(line for line in server.log.read_text().splitlines() if "metrics are served apart" in line)
-        url = "http://" + announced.partition("http://")[2].split("/metrics")[0]
-        with httpx.Client(base_url=url, trust_env=False) as apart, server.client() as public:
-            assert apart.get("/readyz").status_code == 200
-            assert apart.get("/healthz").status_code == 200
-            assert "tilewire_engine_up" in apart.get("/metrics").text
-            assert apart.post("/v1/matmul", content=b"").status_code == 404
-            assert apart.get("/v1/tensors").status_code == 404
-            assert public.get("/readyz").status_code == 200
-            assert public.get("/metrics").status_code == 401
+def test_metrics_apart_are_plain_and_open(mutual: LiveServer) -> None:
+    announced = next(line for line in mutual.log.read_text().splitlines() if "metrics are served apart" in line)
+    url = "http://" + announced.partition("http://")[2].split("/metrics")[0]
+    with httpx.Client(base_url=url, trust_env=False) as apart, mutual.client() as public:
+        assert apart.get("/readyz").status_code == 200
+        assert apart.get("/healthz").status_code == 200
+        assert "tilewire_engine_up" in apart.get("/metrics").text
+        assert apart.post("/v1/matmul", content=b"").status_code == 404
+        assert apart.get("/v1/tensors").status_code == 404
+        assert public.get("/readyz").status_code == 200
+        assert public.get("/metrics").status_code == 401
 
 
 @pytest.mark.parametrize("framing", [{"content_length": "18000000"}, {"transfer_encoding": "chunked"}])
