@@ -18,6 +18,8 @@ from tests.support.raw_http import RawConnection
 
 FOLDERS = ("unit", "integration", "contract", "kernels", "gpu")
 ROOT = Path(__file__).parent
+# A worker and its servers: four took 7.6 GB.
+WORKER_BYTES = 2 * 2**30
 SMALL = ("--gateways", "2", "--arena-bytes", "64MiB", "--max-body-bytes", "16MiB", "--max-result-bytes", "16MiB")
 
 # How fast examples are made says how busy the machine is.
@@ -29,8 +31,10 @@ StartServer = Callable[..., LiveServer]
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Two more workers than cores: for a third of its time a worker waits for servers, time-outs and pages."""
-    return len(os.sched_getaffinity(0)) + 2
+    """Two more workers than cores, if memory allows: a third of its time a worker waits for servers, time-outs and pages."""
+    num_cores = len(os.sched_getaffinity(0))
+    num_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(num_cores, min(num_cores + 2, num_bytes // WORKER_BYTES))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
