@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from tilewire.kernels.runtime.targets import Target
 
 MAX_K = 1024
+# Rows with more kept keys than this at once are cut: keys take scratch memory.
+MAX_KEPT = 1 << 25
+# Rows of up to so many elements are sorted whole.
+SHORT = 64
 # Up to each of these k, rows are grouped alike.
 WIDTHS = (16, 64, 256, 1024)
 
@@ -69,6 +73,17 @@ class Config:
     group: int = 0
     select: tuple[Block, ...] = ()
     finish: Block | None = None
+
+    @property
+    def last(self) -> Block:
+        """Blocks of the kernel that sorts."""
+        last = self.row or self.finish
+        assert last is not None, "This is a bug."
+        return last
+
+    def kept(self, k: int) -> int:
+        """Keys in scratch memory for each row: those to sort, twice; none where rows are sorted whole."""
+        return 0 if self.row is not None and self.row.block_n <= SHORT else 2 * self.last.kept(k)
 
 
 # The lowest bits of an order that are the same in all elements of a dtype, but for their sign.

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from tilewire.kernels.runtime.pdl import await_previous
+from tilewire.kernels.topk import configs
 
 NONE = tl.constexpr(-(1 << 63))
 LOWEST = tl.constexpr(-(1 << 31))
@@ -23,8 +24,7 @@ MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 # Below this bit of a scan are counts of at most 1024, above it counts of a block.
 COUNT_BITS = tl.constexpr(11)
 COUNT_MASK = tl.constexpr(2047)
-# Rows of up to so many elements are sorted whole.
-SHORT = tl.constexpr(64)
+SHORT = tl.constexpr(configs.SHORT)
 # Keys that each key is compared with at a time.
 OTHERS = tl.constexpr(16)
 

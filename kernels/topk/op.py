@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 
 import torch
 
@@ -12,7 +13,7 @@ from tilewire.kernels.runtime.launch import Launch, LaunchCache, are_aligned, de
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
 from tilewire.kernels.runtime.rows import as_rows, check_rows, row_stride
 from tilewire.kernels.runtime.targets import Target, current
-from tilewire.kernels.topk.configs import MAX_K, SHIFTS, Block, Config, Problem, block_for, choose
+from tilewire.kernels.topk.configs import MAX_K, MAX_KEPT, SHIFTS, Block, Config, Problem, block_for, choose
 from tilewire.kernels.topk.variants import built, select_variant
 
 _TENSORS = ("x", "values", "indices")
@@ -94,10 +95,14 @@ def prepare(
     axis: int,
     largest: bool,
     config: Config | None = None,
+    max_kept: int = MAX_KEPT,
 ) -> Prepared:
-    """Prepares launches on checked operands; `config` replaces the choice, for tests and tuning."""
+    """Prepares launches on checked operands; `config` replaces the choice, for tests and tuning.
+
+    So many rows at a time that they keep at most `max_kept` keys in scratch memory.
+    """
     shapes = (x.shape, x.stride(), values.stride(), indices.stride(), values.shape[axis])
-    key = (shapes, x.dtype, are_aligned((x,)), axis, largest, config, x.device)
+    key = (shapes, x.dtype, are_aligned((x,)), axis, largest, config, max_kept, x.device)
 
     def make() -> Prepared:
         rows = x.movedim(axis, -1)
@@ -111,7 +116,7 @@ def prepare(
         problem = Problem(num_rows, rows.shape[-1], values.shape[axis], name_of(x.dtype), is_aligned)
         target = current(x.get_device())
         flip = 0 if largest else -1
-        launches = _pipeline(problem, stride, flip, config or choose(problem, target), target, x.device)
+        launches = _cut(problem, stride, flip, config or choose(problem, target), x.device, max_kept)
         return launches if is_direct else Detour(functools.partial(_through_copies, launches, axis), launches)
 
     return _launches.get(key, make)
@@ -128,6 +133,34 @@ def _through_copies(
         out.copy_(found)
 
 
+def _cut(problem: Problem, stride: int, flip: int, config: Config, device: torch.device, max_kept: int) -> Prepared:
+    """Launches for all rows, or for some after others."""
+    target = current(device_number(device))
+    most = max(1, max_kept // max(1, config.kept(problem.k)))
+    counts = [min(most, problem.rows - first) for first in range(0, problem.rows, most)]
+    pipelines = {
+        count: _pipeline(replace(problem, rows=count), stride, flip, config, target, device) for count in set(counts)
+    }
+    if len(counts) == 1:
+        return pipelines[problem.rows]
+    return Detour(functools.partial(_in_cuts, pipelines, counts, stride), *map(pipelines.__getitem__, counts))
+
+
+def _in_cuts(
+    pipelines: dict[int, Prepared],
+    counts: list[int],
+    stride: int,
+    x: torch.Tensor,
+    values: torch.Tensor,
+    indices: torch.Tensor,
+) -> None:
+    """Launches `counts` rows, one after another, by the pipelines for as many."""
+    rows = x.as_strided((sum(counts), x.shape[-1]), (stride, 1))
+    tensors = (rows, *(out.view(len(rows), -1) for out in (values, indices)))
+    for count, *parts in zip(counts, *(tensor.split(counts) for tensor in tensors), strict=True):
+        pipelines[count](*parts)
+
+
 def _pipeline(
     problem: Problem, stride: int, flip: int, config: Config, target: Target, device: torch.device
 ) -> Prepared:
@@ -136,10 +169,8 @@ def _pipeline(
     rows, n = problem.rows, problem.n
     sizes = {"rows": rows, "n": n // unit, "k": problem.k, "stride_row": stride // unit, "flip": flip}
     sizes |= {"shift": SHIFTS[problem.dtype]}
-    last = config.row or config.finish
-    assert last is not None, "This is a bug."
-    sizes["most"] = last.kept(problem.k)
-    kept = {"kept": Part(torch.int64, (rows, 2, sizes["most"]))}
+    sizes["most"] = config.last.kept(problem.k)
+    kept = {"kept": Part(torch.int64, (rows, max(1, config.kept(problem.k))))}
     if config.row is not None:
         launch = Launch(binaries["row"], (-(-rows // config.row.block_rows),), sizes, device)
         return Pipeline(_TENSORS, [Step(launch, ("x", "kept", "values", "indices"))], device, kept)

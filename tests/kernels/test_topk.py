@@ -70,6 +70,18 @@ def test_axes(axis, generator):
     check(torch.randn((6, 20, 18), generator=generator), 5, axis=axis)
 
 
+@pytest.mark.parametrize("n", [100, 300])
+def test_many_rows_are_cut(n, generator):
+    x = torch.randn((7, n + 3), generator=generator)[:, :n]
+    values, indices = torch.full((7, 5), NAN), torch.full((7, 5), -1)
+    prepared = prepare(x, values, indices, axis=1, largest=True, max_kept=300)
+    assert len(prepared.variants) > len(prepare(x, values, indices, axis=1, largest=True).variants)
+    prepared(x, values, indices)
+    expected, order = topk_reference(x, 5)
+    assert torch.equal(indices, order)
+    assert torch.equal(values, expected)
+
+
 def test_strides(generator):
     x = torch.randn((9, 4, 70), generator=generator)
     check(x[::2, 1], 4)
