@@ -25,6 +25,8 @@ from tilewire.service.supervisor.handover import Handover, Kept, KeptRegion
 MAX_MESSAGE_BYTES = 8192
 # One descriptor, as the kernel sends it.
 FD_BYTES = 4
+# Time in which a gateway may yet bring the version of a tensor whose holder has died, in seconds.
+LEFT_S = 120.0
 
 
 class Deposit(msgspec.Struct, frozen=True, tag="tensor"):
@@ -241,6 +243,7 @@ class VaultReader:
 
     Args:
         num_engines: Number of engines.
+        left_s: Time for which it keeps what a process has offered that is no more, in seconds.
 
     Attributes:
         kept: Last change of each tensor.
@@ -249,7 +252,8 @@ class VaultReader:
         feeds: Sending ends, by the index of the engine.
     """
 
-    def __init__(self, num_engines: int = 1) -> None:
+    def __init__(self, num_engines: int = 1, left_s: float = LEFT_S) -> None:
+        self._left_s = left_s
         self.kept: dict[str, Kept] = {}
         self.kept_regions: dict[str, KeptRegion] = {}
         self.versions = [0] * num_engines
@@ -258,6 +262,8 @@ class VaultReader:
         self._sockets: dict[int, socket.socket] = {}
         # Host copies of tensors that wait for their version, by engine and ticket.
         self._offers: dict[tuple[int, int], int] = {}
+        # Those of processes that are no more.
+        self._left: set[tuple[int, int]] = set()
         self._num_handovers = 0
         self._replaced: list[int] = []
         # Engines that wait for the host copy of a name.
@@ -265,11 +271,15 @@ class VaultReader:
 
     @contextlib.contextmanager
     def handover(self, engine: int = 0) -> Iterator[Handover]:
-        """Yields what a new engine takes over; none of its descriptors is closed until the block ends."""
+        """Yields what a new engine takes over; none of its descriptors is closed until the block ends.
+
+        What the last process has offered is kept for a while: the home engine may be about to order it.
+        """
         self._num_handovers += 1
-        # Nobody brings versions for what the last process held.
-        for key in [key for key in self._offers if key[0] == engine]:
-            self._drop(self._offers.pop(key))
+        left = {key for key in self._offers if key[0] == engine} - self._left
+        if left:
+            self._left |= left
+            asyncio.get_running_loop().call_later(self._left_s, self._drop_left, left)
         tensors = [
             one if one.info is None or is_wanted(one.info, engine) else msgspec.structs.replace(one, fd=-1)
             for one in self.kept.values()
@@ -306,18 +316,28 @@ class VaultReader:
                 if fd >= 0:
                     self._offers[engine, deposit.ticket] = fd
             else:
-                fd = self._offered(deposit) if deposit.holder[1] else fd
+                holder = -1
+                if deposit.holder[1]:
+                    fd, holder = self._offered(deposit)
                 if self._take(deposit, fd):
-                    self._feed_others(deposit, fd, engine)
+                    self._feed_others(deposit, fd, engine, holder)
                     self._give(deposit.name)
 
-    def _offered(self, deposit: Deposit) -> int:
-        """Returns the host copy of a change that its holder has offered; -1 if that process is no more."""
-        holder, ticket = deposit.holder
-        if (holder, ticket) not in self._offers and holder in self._sockets:
+    def _offered(self, deposit: Deposit) -> tuple[int, int]:
+        """Returns the host copy that the holder of a change has offered, and the engine that has the tensor; -1 for none."""
+        holder, _ticket = key = deposit.holder
+        if key not in self._offers and holder in self._sockets:
             # The offer was sent before the change, on another socket.
             self.drain(self._sockets[holder], holder)
-        return self._offers.pop((holder, ticket), -1)
+        is_left = key in self._left
+        self._left.discard(key)
+        return self._offers.pop(key, -1), -1 if is_left else holder
+
+    def _drop_left(self, left: set[tuple[int, int]]) -> None:
+        """Drops what processes have offered that are no more."""
+        for key in left & self._left:
+            self._left.remove(key)
+            self._drop(self._offers.pop(key))
 
     def _take(self, deposit: Deposit, fd: int) -> bool:
         """Keeps a change. Returns whether it is the last of its name."""
@@ -343,12 +363,11 @@ class VaultReader:
             self.kept[deposit.name] = msgspec.structs.replace(deposit.kept(fd), is_copy=False)
         return True
 
-    def _feed_others(self, deposit: Deposit, fd: int, engine: int) -> None:
-        holder, ticket = deposit.holder
+    def _feed_others(self, deposit: Deposit, fd: int, engine: int, holder: int) -> None:
         for index, feed in self.feeds.items():
-            wants_it = deposit.info is not None and is_wanted(deposit.info, index) and not (ticket and index == holder)
+            wants_it = deposit.info is not None and is_wanted(deposit.info, index) and index != holder
             if index == engine:
-                if ticket and fd >= 0 and wants_it:
+                if deposit.holder[1] and fd >= 0 and wants_it:
                     # It has ordered what another engine holds.
                     feed.send(msgspec.structs.replace(deposit, is_copy=True), fd)
             elif wants_it or not deposit.is_copy:

@@ -51,6 +51,8 @@ def homed(prefix: str, home: int = 0) -> str:
     return next(name for name in (f"{prefix}{number}" for number in itertools.count()) if home_of(name, 2) == home)
 
 
+# For which the vault keeps what a dead process has offered, in seconds.
+LEFT_S = 0.05
 W, GONE, X = homed("w"), homed("gone"), homed("x")
 
 
@@ -155,7 +157,7 @@ class Chain:
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self.deposits, home_end = pair(stack)
         self.feed_end, self.follower_end = pair(stack)
-        self.vault = VaultReader(2)
+        self.vault = VaultReader(2, LEFT_S)
         self.vault.feeds[1] = VaultFeed(self.feed_end, self.vault.kept)
         writer = VaultWriter(home_end.detach())
         stack.callback(writer.close)
@@ -567,15 +569,35 @@ def test_an_offer_ends_with_its_ticket(chain: Chain, offers: Offers) -> None:
     chain.home.order(stored.info, stored.ticket)
     chain.vault.drain(chain.deposits)
     assert chain.vault.kept[name].fd == -1
-    # So does one of a process that is no more.
-    again = offers.holder.keep(name, *result(2), durable=True)
-    offers.holder.set_copy(again.ticket, copy_of(2))
+
+
+@pytest.mark.parametrize("is_in_time", [True, False])
+def test_an_offer_outlives_its_process_for_a_while(chain: Chain, offers: Offers, *, is_in_time: bool) -> None:
+    name = homed("w", 0)
+    chain.home.put(name, number(1))
+    stored = offers.holder.keep(name, *result(2), durable=True)
+    offers.holder.set_copy(stored.ticket, copy_of(2))
     chain.vault.drain(offers.deposits, 1)
-    with chain.vault.handover(1):
-        pass
-    chain.home.order(again.info, again.ticket)
-    chain.vault.drain(chain.deposits)
-    assert chain.vault.kept[name].fd == -1
+
+    async def run() -> None:
+        # The next process of the holder begins before the home orders what the last one held.
+        begun, follower = chain.follower()
+        if not is_in_time:
+            num_open = num_descriptors()
+            # The loop drops what was left before it goes on here.
+            await asyncio.sleep(2 * LEFT_S)
+            assert num_descriptors() == num_open - 1
+        chain.home.order(stored.info, stored.ticket)
+        chain.vault.drain(chain.deposits)
+        for change in follower.take():
+            begun.follow(change)
+        if is_in_time:
+            assert values(begun, name) == restored(chain, 1, name) == [2] * 3
+        else:
+            with pytest.raises(Lost):
+                begun.get(name)
+
+    asyncio.run(run())
 
 
 def test_a_result_counts_against_the_quota() -> None:
