@@ -18,8 +18,9 @@ from tilewire.kernels.topk.kernel import (
     NONE,
     from_order,
     index_of,
-    keep_best,
+    places_of_best,
     sort_keys,
+    store_kept,
     to_key,
     to_order,
 )
@@ -336,12 +337,13 @@ def search_finish_kernel(
     from_row = scored_ptr + query.to(tl.int64)[:, None] * num_keys
     offs = tl.arange(0, BLOCK_N)[None, :]
     keys = tl.load(from_row + offs, mask=offs < num_keys, other=NONE)
-    count = keep_best(keys_ptr, (keys >> 32).to(tl.int32), index_of(keys), keys != NONE, query, k, most, 0)
+    is_best, place, count = places_of_best((keys >> 32).to(tl.int32), k, most, 0)
+    count = store_kept(keys_ptr, query, most, place, keys, is_best, count)
     best_ptr = sort_keys(keys_ptr + tl.program_id(0).to(tl.int64) * 2 * most, count, most, SORT)
     to_out = tl.program_id(0).to(tl.int64) * k
     for first in range(0, k, SORT):
-        place = first + tl.arange(0, SORT)
-        key = tl.load(best_ptr + place, mask=place < k, other=NONE)
+        rank = first + tl.arange(0, SORT)
+        key = tl.load(best_ptr + rank, mask=rank < k, other=NONE)
         score = from_order((key >> 32).to(tl.int32), tl.where(metric == L2, -1, 0))
-        tl.store(values_ptr + to_out + place, score, mask=place < k)
-        tl.store(indices_ptr + to_out + place, index_of(key), mask=place < k)
+        tl.store(values_ptr + to_out + rank, score, mask=rank < k)
+        tl.store(indices_ptr + to_out + rank, index_of(key), mask=rank < k)

@@ -24,7 +24,10 @@ MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 # Below this bit of a scan are counts of at most 1024, above it counts of a block.
 COUNT_BITS = tl.constexpr(11)
 COUNT_MASK = tl.constexpr(2047)
+COUNT_UNIT = tl.constexpr(2048)
 SHORT = tl.constexpr(configs.SHORT)
+# Elements whose orders a program keeps.
+FITTING = tl.constexpr(2048)
 # Keys that each key is compared with at a time.
 OTHERS = tl.constexpr(16)
 
@@ -97,27 +100,22 @@ def places_of_best(order, k, most, shift):
     """
     order >>= shift
     least = bound_of_best(order, k, most)[:, None]
-    above = (order > least).to(tl.int32)
-    equal = (order == least).to(tl.int32)
-    num_above = tl.sum(above, axis=1, keep_dims=True)
-    num_equal = tl.sum(equal, axis=1, keep_dims=True)
+    # One sum and one scan for both counts.
+    pair = tl.where(order > least, 1, tl.where(order == least, COUNT_UNIT, 0))
+    total = tl.sum(pair, axis=1, keep_dims=True)
+    num_above = total & COUNT_MASK
+    num_equal = total >> COUNT_BITS
     num_taken = tl.where(num_above + num_equal <= most, num_equal, k - num_above)
-    # One scan for both counts.
-    pair = (equal << COUNT_BITS) | above
-    before = tl.cumsum(pair, axis=1) - pair
-    equal_before = before >> COUNT_BITS
-    is_best = (above | (equal & (equal_before < num_taken).to(tl.int32))) != 0
-    return is_best, (before & COUNT_MASK) + tl.minimum(equal_before, num_taken), num_above + num_taken
+    # Up to and with each element.
+    counts = tl.cumsum(pair, axis=1)
+    num_equal = counts >> COUNT_BITS
+    is_best = (order > least) | ((order == least) & (num_equal <= num_taken))
+    return is_best, (counts & COUNT_MASK) + tl.minimum(num_equal, num_taken) - 1, num_above + num_taken
 
 
 @triton.jit
-def keep_best(keys_ptr, order, offs, mask, row, k, most, shift):
-    """Store the keys of `k` to `most` elements that hold the `k` best of `order` in `keys_ptr`, (rows, 2, most); how many.
-
-    `row` is (1,). `order` are elements `offs` where `mask`; other keys are NONE. Keys follow one another as elements do.
-    """
-    is_best, place, count = places_of_best(order, k, most, shift)
-    key = tl.where(mask, to_key(order, offs), NONE)
+def store_kept(keys_ptr, row, most, place, key, is_best, count):
+    """Store the keys that `places_of_best` found at their places in `keys_ptr`, (rows, 2, most); how many. `row` is (1,)."""
     tl.store(keys_ptr + row.to(tl.int64)[:, None] * 2 * most + place, key, mask=is_best)
     return tl.sum(tl.reshape(count, (1,)), axis=0)
 
@@ -237,7 +235,12 @@ def topk_row_kernel(
         place = row.to(tl.int64)[:, None] * k + rank
         store_element(x_ptr, from_row[:, None], values_ptr, indices_ptr, place, key, mask & (rank < k))
     else:
-        count = keep_best(keys_ptr, order, offs, mask, row, k, most, shift)
+        is_best, place, count = places_of_best(order, k, most, shift)
+        if BLOCK_N > FITTING:
+            # Read again: orders do not fit the registers beside places.
+            order = load_orders(x_ptr, from_row[:, None] + offs, mask & is_best, flip)
+        # Whatever is behind the row ranks behind it.
+        count = store_kept(keys_ptr, row, most, place, to_key(order, offs), is_best, count)
         store_best(x_ptr, from_row, keys_ptr, values_ptr, indices_ptr, row, count, k, most, SORT)
 
 
@@ -318,5 +321,7 @@ def topk_finish_kernel(
     offs = index_of(group) * GROUP + place % GROUP
     mask = (group != NONE) & (offs < n)
     order = load_orders(x_ptr, from_row[:, None] + offs, mask, flip)
-    count = keep_best(keys_ptr, order, offs, mask, row, k, most, shift)
+    is_best, place, count = places_of_best(order, k, most, shift)
+    key = tl.where(mask, to_key(order, offs), NONE)
+    count = store_kept(keys_ptr, row, most, place, key, is_best, count)
     store_best(x_ptr, from_row, keys_ptr, values_ptr, indices_ptr, row, count, k, most, SORT)
