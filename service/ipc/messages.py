@@ -262,12 +262,14 @@ class AdoptTensor(msgspec.Struct, frozen=True, array_like=True, tag="adopt"):
     Attributes:
         id: Number of this request.
         ticket: Number from `Stored`.
-        info: Description with its version.
+        info: Description with its version; drop the tensor when there is none.
+        is_unsure: The home engine may have given it a version, or may yet.
     """
 
     id: int
     ticket: int
     info: TensorInfo
+    is_unsure: bool = False
     request_id: str = ""
 
 

@@ -25,7 +25,7 @@ from tilewire.service.supervisor.handover import Handover, Kept, KeptRegion
 MAX_MESSAGE_BYTES = 8192
 # One descriptor, as the kernel sends it.
 FD_BYTES = 4
-# Time in which a gateway may yet bring the version of a tensor whose holder has died, in seconds.
+# Time in which a tensor that its holder has no more may yet get its version, in seconds.
 LEFT_S = 120.0
 
 
@@ -56,9 +56,15 @@ class Deposit(msgspec.Struct, frozen=True, tag="tensor"):
 
 
 class Offer(msgspec.Struct, frozen=True, tag="offer"):
-    """The host copy of a tensor that waits for its version; without a descriptor it is taken back."""
+    """The host copy of a tensor that waits for its version; without a descriptor it is taken back.
+
+    Attributes:
+        ticket: Number of the tensor on its engine.
+        is_unsure: It is taken back, and may have got its version, or may yet.
+    """
 
     ticket: int
+    is_unsure: bool = False
 
 
 class RegionDeposit(msgspec.Struct, frozen=True, tag="region"):
@@ -113,9 +119,9 @@ class VaultWriter:
         """Deposits the host copy of a tensor that waits for its version: it becomes durable with that, at once."""
         self._send(Offer(ticket), fd)
 
-    def withdraw(self, ticket: int) -> None:
-        """Takes an offer back."""
-        self._send(Offer(ticket), -1)
+    def withdraw(self, ticket: int, *, is_unsure: bool = False) -> None:
+        """Takes an offer back; see `Offer`."""
+        self._send(Offer(ticket, is_unsure), -1)
 
     def keep_copy(self, info: TensorInfo, fd: int, home: int) -> None:
         """Deposits the host copy of a change that `home` has ordered."""
@@ -243,7 +249,7 @@ class VaultReader:
 
     Args:
         num_engines: Number of engines.
-        left_s: Time for which it keeps what a process has offered that is no more, in seconds.
+        left_s: Time for which it keeps an offer that its engine has no more, in seconds.
 
     Attributes:
         kept: Last change of each tensor.
@@ -262,7 +268,7 @@ class VaultReader:
         self._sockets: dict[int, socket.socket] = {}
         # Host copies of tensors that wait for their version, by engine and ticket.
         self._offers: dict[tuple[int, int], int] = {}
-        # Those of processes that are no more.
+        # Those that their engines have no more.
         self._left: set[tuple[int, int]] = set()
         self._num_handovers = 0
         self._replaced: list[int] = []
@@ -276,10 +282,7 @@ class VaultReader:
         What the last process has offered is kept for a while: the home engine may be about to order it.
         """
         self._num_handovers += 1
-        left = {key for key in self._offers if key[0] == engine} - self._left
-        if left:
-            self._left |= left
-            asyncio.get_running_loop().call_later(self._left_s, self._drop_left, left)
+        self._leave({key for key in self._offers if key[0] == engine})
         tensors = [
             one if one.info is None or is_wanted(one.info, engine) else msgspec.structs.replace(one, fd=-1)
             for one in self.kept.values()
@@ -312,9 +315,7 @@ class VaultReader:
                     gone = Deposit(deposit.name, None, deposit.version, deposit.home, is_copy=True)
                     self.feeds[deposit.home].send(gone, -1)
             elif isinstance(deposit, Offer):
-                self._drop(self._offers.pop((engine, deposit.ticket), -1))
-                if fd >= 0:
-                    self._offers[engine, deposit.ticket] = fd
+                self._take_offer((engine, deposit.ticket), fd, is_unsure=deposit.is_unsure)
             else:
                 holder = -1
                 if deposit.holder[1]:
@@ -322,6 +323,14 @@ class VaultReader:
                 if self._take(deposit, fd):
                     self._feed_others(deposit, fd, engine, holder)
                     self._give(deposit.name)
+
+    def _take_offer(self, key: tuple[int, int], fd: int, *, is_unsure: bool) -> None:
+        if is_unsure:
+            self._leave(self._offers.keys() & {key})
+            return
+        self._drop(self._offers.pop(key, -1))
+        if fd >= 0:
+            self._offers[key] = fd
 
     def _offered(self, deposit: Deposit) -> tuple[int, int]:
         """Returns the host copy that the holder of a change has offered, and the engine that has the tensor; -1 for none."""
@@ -333,8 +342,15 @@ class VaultReader:
         self._left.discard(key)
         return self._offers.pop(key, -1), -1 if is_left else holder
 
+    def _leave(self, offers: set[tuple[int, int]]) -> None:
+        """Keeps offers for a while that their engine has no more: a version may yet come."""
+        left = offers - self._left
+        if left:
+            self._left |= left
+            asyncio.get_running_loop().call_later(self._left_s, self._drop_left, left)
+
     def _drop_left(self, left: set[tuple[int, int]]) -> None:
-        """Drops what processes have offered that are no more."""
+        """Drops offers that got no version."""
         for key in left & self._left:
             self._left.remove(key)
             self._drop(self._offers.pop(key))

@@ -111,7 +111,7 @@ class TensorStore:
         if self.shared is not None:
             self.shared.forget(client)
         for ticket in tuple(client.tickets):
-            self._release(client, ticket)
+            self._release(client, ticket, is_unsure=True)
         self._answer_waiting()
 
     def follow(self) -> None:
@@ -238,7 +238,7 @@ class TensorStore:
                 return self._order(client, message)
             case AdoptTensor(ticket=ticket, info=info):
                 if not info.version:
-                    self._release(client, ticket)
+                    self._release(client, ticket, is_unsure=message.is_unsure)
                 else:
                     self._forget(client, ticket)
                     self._copy(self.residents.adopt(ticket, info), info)
@@ -305,11 +305,11 @@ class TensorStore:
         if (copy := self._pending.pop(resident, None)) is not None:
             self.copies.drop(copy)
 
-    def _release(self, client: Client, ticket: int) -> None:
-        """Drops a tensor that gets no version."""
+    def _release(self, client: Client, ticket: int, *, is_unsure: bool = False) -> None:
+        """Drops a tensor that gets no version; see `Residents.release`."""
         if (copy := self._forget(client, ticket)) is not None:
             self.copies.drop(copy)
-        self.residents.release(ticket)
+        self.residents.release(ticket, is_unsure=is_unsure)
 
     def _forget(self, client: Client, ticket: int) -> HostCopy | None:
         """Drops what is known here of a ticket; returns the copy that was made for it, if any."""

@@ -294,18 +294,23 @@ class Residents:
             resident.version, resident.created = info.version, info.created
             resident.stored, resident.base = info.stored, info.base
             self._set(info.name, resident)
-        self._request_part(info.name)
+        self._request_missing(info.name)
         return resident if is_last else None
 
-    def release(self, ticket: int) -> None:
-        """Forgets a ticket, and the tensor with it unless it was adopted."""
+    def release(self, ticket: int, *, is_unsure: bool = False) -> None:
+        """Forgets a ticket, and the tensor with it unless it was adopted.
+
+        Args:
+            ticket: Number that `hold` or `keep` has given.
+            is_unsure: The home engine may have given it a version, or may yet: then it comes back from the vault.
+        """
         held = self._held.pop(ticket, None)
         if held is not None:
             self._count(held.resident, -1)
             _close(held.fd)
             if held.is_offered:
-                self._vault.withdraw(ticket)
-            self._request_part(held.name)
+                self._vault.withdraw(ticket, is_unsure=is_unsure)
+            self._request_missing(held.name)
 
     def delete(self, name: str, match: Match | None = None) -> TensorInfo:
         """Forgets a tensor.
@@ -618,10 +623,11 @@ class Residents:
         """Whether a tensor that is not here will be: it waits for its version, or the vault has the part."""
         return resident.part is not None or self._is_held(name)
 
-    def _request_part(self, name: str) -> None:
-        """Requests the part of a sharded tensor that none of those that wait for their version will bring."""
+    def _request_missing(self, name: str) -> None:
+        """Requests a tensor, or this engine's part of it, that none of those that wait for their version will bring."""
         resident = self._by_name.get(name)
-        if resident is not None and resident.part is not None and resident.tensor is None and not self._is_held(name):
+        is_missing = resident is not None and resident.tensor is None and self.index in resident.engines
+        if is_missing and not self._is_held(name):
             self._vault.request_copy(name)
 
     def _is_held(self, name: str) -> bool:

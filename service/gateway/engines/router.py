@@ -200,15 +200,18 @@ class Engines:
     ) -> tuple[TensorInfo, bool]:
         """Has the home engine give a version to a tensor that waits for it."""
         engine, home, copied = self._engines[index], self._home_of(info.name), None
+        is_sent = False
         try:
             if durable:
                 copied = await self._await_copy(engine, info.name, ticket)
                 (info,) = copied.tensors
             late = f"{info.name}: its version takes too long; it may still come"
+            is_sent = home.welcome is not None
             reply = await ask_within(home, OrderTensor(0, info, ticket, match), WRITE_TIMEOUT_S, late)
-        except TilewireError:
+        except TilewireError as error:
+            is_unsure = is_sent and isinstance(error, Unavailable)
             with contextlib.suppress(TilewireError):
-                await ask(engine, AdoptTensor(0, ticket, info), Tensors)
+                await ask(engine, AdoptTensor(0, ticket, info, is_unsure), Tensors)
             raise
         (ordered,) = reply.tensors
         if engine is not home:

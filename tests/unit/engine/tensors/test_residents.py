@@ -600,6 +600,35 @@ def test_an_offer_outlives_its_process_for_a_while(chain: Chain, offers: Offers,
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("is_ordered_first", [True, False])
+def test_what_a_holder_drops_unsure_comes_back_with_its_version(
+    chain: Chain, offers: Offers, *, is_ordered_first: bool
+) -> None:
+    name = homed("w", 0)
+    chain.home.put(name, number(1))
+    stored = offers.holder.keep(name, *result(2), durable=True)
+    offers.holder.set_copy(stored.ticket, copy_of(2))
+
+    def order() -> None:
+        chain.home.order(stored.info, stored.ticket)
+        chain.vault.drain(chain.deposits)
+        fed(chain, offers.holder)
+
+    async def run() -> None:
+        # The gateway dies when it has sent the order.
+        if is_ordered_first:
+            order()
+        offers.holder.release(stored.ticket, is_unsure=True)
+        assert offers.holder.nbytes == 0
+        chain.vault.drain(offers.deposits, 1)
+        if not is_ordered_first:
+            order()
+        fed(chain, offers.holder)
+
+    asyncio.run(run())
+    assert values(offers.holder, name) == restored(chain, 1, name) == [2] * 3
+
+
 def test_a_result_counts_against_the_quota() -> None:
     held = residents(quota=20)
     held.keep("a", *result(1))

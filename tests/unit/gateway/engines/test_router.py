@@ -292,6 +292,24 @@ def test_a_result_whose_home_is_gone_is_dropped() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("error", [Unavailable("gone"), PreconditionFailed("other")])
+def test_a_holder_learns_whether_its_tensor_may_have_been_ordered(error: TilewireError) -> None:
+    async def run() -> None:
+        scene = Scene(0, 0)
+        busy = scene.engines[0].futures = [asyncio.get_running_loop().create_future()]
+        task = asyncio.ensure_future(scene.router.compute(*job_of(), Caller(Stays(), Held())))
+        held = info(0, 1)
+        await answer(scene.engines[1], Done(0, Timings(), 1, Stored(held, 5)))
+        busy[0].cancel()
+        await answer(scene.engines[0], error)
+        dropped = await answer(scene.engines[1], Tensors(0, (held,)))
+        assert dropped == AdoptTensor(0, 5, held, is_unsure=isinstance(error, Unavailable))
+        with pytest.raises(type(error)):
+            await task
+
+    asyncio.run(run())
+
+
 def test_a_single_tensor_goes_to_the_first_engine_in_its_order_that_has_room() -> None:
     async def run() -> None:
         scene = Scene(0, 0)
