@@ -7,6 +7,7 @@ server.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -125,7 +126,8 @@ def run_load(url: str, calls: Sequence[Call], *, connections: int, seconds: floa
             "-c",
             str(connections),
             "-d",
-            f"{seconds:g}s",
+            # It takes whole seconds.
+            f"{math.ceil(seconds)}s",
             "--timeout",
             "30s",
         ]

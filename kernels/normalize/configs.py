@@ -23,7 +23,7 @@ class Problem:
         dtype: Name of the input's dtype.
         out_dtype: Name of the output's dtype.
         vector_dtype: Name of the dtype of weight and bias: the input's where all three are the same, else float32.
-        is_aligned: Whether rows can be read and written in 16-byte pieces.
+        is_aligned: Whether rows, weight and bias can be read and written in 16-byte pieces.
     """
 
     rows: int

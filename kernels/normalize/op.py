@@ -120,7 +120,8 @@ def prepare(
     """Prepares launches on checked operands; `config` replaces the choice, for tests and tuning."""
     vectors = [vector for vector in (weight, bias) if vector is not None]
     flags = (weight is not None, bias is not None, *((vector.dtype, vector.stride(0)) for vector in vectors))
-    shapes = (x.shape, x.stride(), out.stride(), are_aligned((x, out)))
+    are_vectors_aligned = are_aligned(vectors)
+    shapes = (x.shape, x.stride(), out.stride(), are_aligned((x, out)), are_vectors_aligned)
     key = (shapes, x.dtype, out.dtype, kind, eps, flags, axis, config, x.device)
 
     def make() -> Prepared:
@@ -131,7 +132,7 @@ def prepare(
         is_same = x.dtype == out.dtype and all(vector.dtype == x.dtype for vector in vectors)
         vector_dtype = x.dtype if is_same else torch.float32
         unit = 16 // min(x.element_size(), out.element_size())
-        is_aligned = not is_direct or are_aligned((x, out))
+        is_aligned = are_vectors_aligned and (not is_direct or are_aligned((x, out)))
         is_aligned = is_aligned and all(span % unit == 0 for span in (n, stride_x, stride_o))
         names = (name_of(x.dtype), name_of(out.dtype), name_of(vector_dtype))
         problem = Problem(x.numel() // n, n, *names, is_aligned)

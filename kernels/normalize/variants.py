@@ -16,5 +16,5 @@ def variant(problem: Problem, config: Config, target: Target) -> Variant:
     types |= dict.fromkeys(("weight_ptr", "bias_ptr"), pointer(problem.vector_dtype))
     constants = {"UNIT": problem.unit, "BLOCK_N": config.block_n, "BLOCK_ROWS": config.block_rows}
     kernel = normalize_row_kernel if config.block_rows else normalize_loop_kernel
-    aligned = ("x_ptr", "out_ptr") if problem.is_aligned else ()
+    aligned = ("x_ptr", "weight_ptr", "bias_ptr", "out_ptr") if problem.is_aligned else ()
     return binary(kernel, types, constants, config.num_warps, target, aligned)

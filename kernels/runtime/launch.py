@@ -62,6 +62,7 @@ class Variant:
 
     def source(self) -> ASTSource:
         """Returns the source that Triton compiles for this variant."""
+        settle_key(self.kernel)
         names = self.kernel.arg_names
         constants = dict(self.constants)
         types = dict(self.signature) | dict.fromkeys(constants, "constexpr")
@@ -73,6 +74,28 @@ class Variant:
         """The compiled kernel for `target`, which need not be present."""
         gpu = GPUTarget(target.backend, target.arch, target.warp_size)
         return triton.compile(self.source(), target=gpu, options=dict(self.options))
+
+
+# Functions whose keys are settled; those of modules live as long as the process.
+_settled: set[int] = set()
+
+
+def settle_key(function: Any) -> None:
+    """Have Triton hash the functions that a `@triton.jit` or `@gluon.jit` function calls, and then itself.
+
+    Triton's own order is that of first use. The hash then depends on what a process has compiled before, and processes that
+    share a cache do not find each other's binaries.
+    """
+    # A function as a key of a dictionary would be hashed by that.
+    if id(function) in _settled:
+        return
+    _settled.add(id(function))
+    for name in function.fn.__code__.co_names:
+        called = function.__globals__.get(name)
+        if isinstance(called, triton.JITFunction):
+            settle_key(called)
+    # It is computed when it is read.
+    _ = function.cache_key
 
 
 @dataclass(frozen=True)

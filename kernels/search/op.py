@@ -36,7 +36,7 @@ from tilewire.kernels.search.variants import (
     product_variant,
     rescore_variant,
 )
-from tilewire.kernels.topk.configs import MAX_K, select_blocks
+from tilewire.kernels.topk.configs import MAX_K, num_kept, select_blocks
 from tilewire.kernels.topk.op import select_steps
 
 _TENSORS = ("a", "b", "norms", "bias", "values", "indices")
@@ -301,11 +301,11 @@ def _pipeline(
     programs = num_keys // config.group // part_of(config.group)
     block = finish_block(best, config)
     parts |= select_parts
-    parts |= {"scored": Part(torch.int64, (m, num_keys)), "kept": Part(torch.int64, (m, 2, block.kept(best)))}
+    parts |= {"scored": Part(torch.int64, (m, num_keys)), "kept": Part(torch.int64, (m, 2, num_kept(best)))}
     rescore = rescore_variant(problem, config, target)
     launch = Launch(rescore, (m * programs,), sizes | {"k": k // unit, "kept": best}, a.device)
     steps.append(Step(launch, ("a", "b", "norms", "bias", selecting[-1].operands[-1], "scored")))
-    last = {"num_keys": num_keys, "k": best, "most": block.kept(best)}
+    last = {"num_keys": num_keys, "k": best, "most": num_kept(best)}
     launch = Launch(finish_variant(block, target), (m,), sizes | last, a.device)
     steps.append(Step(launch, ("scored", "kept", "values", "indices")))
     return Pipeline(_TENSORS, steps, a.device, parts)

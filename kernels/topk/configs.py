@@ -51,10 +51,6 @@ class Block:
     block_rows: int = 1
     sort: int = 32
 
-    def kept(self, k: int) -> int:
-        """Most elements of a row that are kept to be sorted: a bound for some more than `k` is found sooner."""
-        return max(k, min(k + 32, self.sort))
-
 
 @dataclass(frozen=True)
 class Config:
@@ -74,34 +70,27 @@ class Config:
     select: tuple[Block, ...] = ()
     finish: Block | None = None
 
-    @property
-    def last(self) -> Block:
-        """Blocks of the kernel that sorts."""
-        last = self.row or self.finish
-        assert last is not None, "This is a bug."
-        return last
-
-    def kept(self, k: int) -> int:
+    def scratch(self, k: int) -> int:
         """Keys in scratch memory for each row: those to sort, twice; none where rows are sorted whole."""
-        return 0 if self.row is not None and self.row.block_n <= SHORT else 2 * self.last.kept(k)
+        return 0 if self.row is not None and self.row.block_n <= SHORT else 2 * num_kept(k)
 
 
 # The lowest bits of an order that are the same in all elements of a dtype, but for their sign.
 SHIFTS = {"float32": 0, "bfloat16": 16, "float16": 13}
-# By rising length, for few elements to sort and for many (H200, `tilewire bench ops --random`).
-_LONG_ROWS = (Block(2048, 4, 1, 128), Block(4096, 4, 1, 128), Block(8192, 8, 1, 256))
-_ROWS = (Block(32, 1, 4), Block(64, 1), Block(256, 1), Block(1024, 1), *_LONG_ROWS)
-_ROWS_SORTED = (*_ROWS[:2], Block(256, 1, 1, 64), Block(1024, 1, 1, 64), *_LONG_ROWS)
-_SORTED = 32
-# Up to so many rows a multiprocessor, four warps sort one sooner than a single warp.
-_FEW_ROWS = 4
+# By rising length, for few elements to sort, for many, and for many of few rows, which more warps sort sooner (H200).
+_LONG_ROWS = (Block(4096, 4, 1, 128), Block(8192, 8, 1, 256))
+_ROWS = (Block(32, 1, 4), Block(64, 1), Block(256, 1), Block(1024, 1), Block(2048, 2, 1, 64), *_LONG_ROWS)
+_SORTED_ROWS = (*_ROWS[:2], Block(256, 1, 1, 64), Block(1024, 1, 1, 64), *_ROWS[4:])
+_FEW_ROWS = (*_SORTED_ROWS[:3], Block(1024, 4, 1, 128), Block(2048, 4, 1, 128), *_LONG_ROWS)
+# Elements to sort above which these are taken, and few rows a multiprocessor.
+_SORTED, _FEW_SORTED, _FEW = 32, 64, 4
 _SELECT = (Block(1024, 1), Block(4096, 4), Block(8192, 8))
 _GROUPS = Block(4096, 4)
 _LONG = {
     16: Config(None, _GROUPS, 128, _SELECT, Block(2048, 4, 1, 128)),
     64: Config(None, _GROUPS, 64, _SELECT, Block(4096, 4, 1, 128)),
     256: Config(None, _GROUPS, 32, _SELECT, Block(8192, 8, 1, 256)),
-    1024: Config(None, _GROUPS, 8, _SELECT, Block(8192, 8, 1, 256)),
+    1024: Config(None, _GROUPS, 8, _SELECT, Block(8192, 16, 1, 512)),
 }
 _INTERPRETED_ROWS = (Block(32, 4, 2), Block(128, 4))
 _INTERPRETED = {
@@ -114,26 +103,29 @@ def width_of(k: int) -> int:
     return next(width for width in WIDTHS if width >= k)
 
 
+def num_kept(k: int) -> int:
+    """Most elements of a row that are kept to be sorted: a bound for some more than `k` is found sooner.
+
+    Never more than take another round of merging.
+    """
+    return min(k + max(32, k // 8), max(SHORT, 1 << (k - 1).bit_length()))
+
+
 def choose(problem: Problem, target: Target) -> Config:
     """The kernels and blocks for `problem` on `target`: one of `enumerate_configs`."""
-    fitting = [block for block in row_blocks(problem.k, target) if block.block_n >= problem.n]
-    if (
-        len(fitting) > 1
-        and fitting[0].block_n == 1024
-        and problem.k > _SORTED
-        and problem.rows <= _FEW_ROWS * target.num_sms
-    ):
-        fitting = fitting[1:]
+    fitting = [block for block in row_blocks(problem.k, problem.rows, target) if block.block_n >= problem.n]
     if fitting:
         return Config(row=fitting[0])
     return (_INTERPRETED if target.backend == "interpreter" else _LONG)[width_of(problem.k)]
 
 
-def row_blocks(k: int, target: Target) -> tuple[Block, ...]:
-    """Blocks that hold a whole row, of which `k` elements are sorted, by rising length."""
+def row_blocks(k: int, rows: int, target: Target) -> tuple[Block, ...]:
+    """Blocks that hold a whole one of `rows` rows, of which `k` elements are sorted, by rising length."""
     if target.backend == "interpreter":
         return _INTERPRETED_ROWS
-    return _ROWS if k <= _SORTED else _ROWS_SORTED
+    if k > _FEW_SORTED and rows <= _FEW * target.num_sms:
+        return _FEW_ROWS
+    return _ROWS if k <= _SORTED else _SORTED_ROWS
 
 
 def select_blocks(k: int, target: Target) -> tuple[Block, ...]:
@@ -148,5 +140,7 @@ def block_for(n: int, blocks: tuple[Block, ...]) -> Block:
 
 def enumerate_configs(target: Target) -> Iterator[Config]:
     """Every configuration that `choose` can return on `target`."""
-    yield from (Config(row=block) for block in dict.fromkeys((*row_blocks(1, target), *row_blocks(MAX_K, target))))
+    kinds = ((1, 1), (MAX_K, 1), (MAX_K, 1 << 30))
+    blocks = dict.fromkeys(block for k, rows in kinds for block in row_blocks(k, rows, target))
+    yield from (Config(row=block) for block in blocks)
     yield from (_INTERPRETED if target.backend == "interpreter" else _LONG).values()

@@ -3,7 +3,7 @@
 A float becomes an int32 of the same order, and with its index an int64 key. The greater key is the better element,
 equal elements rank by the smaller index, and a NaN stands where the order puts it. NONE is below every key.
 
-A bound that k or little more elements of a row reach is found by halving its range. They keep their places in the row,
+A bound that k or little more elements of a row reach is found by dividing its range. They keep their places in the row,
 so that equal ones are taken by their index, and are sorted last: in short runs each counts the keys above its own, and
 sorted runs are merged in pairs, where each finds its place in the other by halving.
 
@@ -25,11 +25,19 @@ MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 COUNT_BITS = tl.constexpr(11)
 COUNT_MASK = tl.constexpr(2047)
 COUNT_UNIT = tl.constexpr(2048)
+# Two counts of a block in one sum.
+TWO_BITS = tl.constexpr(16)
+TWO_MASK = tl.constexpr(65535)
+TWO_COUNTS = tl.constexpr(65537)
 SHORT = tl.constexpr(configs.SHORT)
 # Elements whose orders a program keeps.
 FITTING = tl.constexpr(2048)
+# Elements that leave their best for a first bound.
+GROUP = tl.constexpr(8)
 # Keys that each key is compared with at a time.
 OTHERS = tl.constexpr(16)
+# Keys of a thread that are merged at a time: their loads wait for one another only step by step.
+MERGED = tl.constexpr(4)
 
 
 @triton.jit
@@ -74,21 +82,42 @@ def load_orders(x_ptr, offs, mask, flip):
 
 
 @triton.jit
-def bound_of_best(order, k, most):
-    """An int32, (rows,), that `k` to `most` of `order`, (rows, elements), reach; k ≤ elements.
+def narrow(order, low, high, k, most):
+    """An int32, (rows,), in `low` to `high` that `k` to `most` of `order`, (rows, elements), reach.
 
-    Where equal elements leave no such number it is the greatest that at least `k` reach. Halves the range in which it
-    lies.
+    `low` is one that at least `k` reach. Where equal elements leave no such number it is the greatest that they reach.
+    """
+    while tl.max((low != high).to(tl.int32), axis=0) != 0:
+        # Counts of two bounds in one sum: a third of the range is left.
+        third = ((high - low).to(tl.uint32, bitcast=True) // 3).to(tl.int32)
+        first = low + third + 1
+        second = first + third
+        reached = tl.where(order >= first[:, None], tl.where(order >= second[:, None], TWO_COUNTS, 1), 0)
+        counts = tl.sum(reached, axis=1)
+        reach_second = counts >> TWO_BITS
+        reach_first = counts & TWO_MASK
+        bound = tl.where(reach_second >= k, second, first)
+        num = tl.where(reach_second >= k, reach_second, reach_first)
+        high = tl.where(num < k, first - 1, tl.where(num <= most, bound, tl.where(reach_second >= k, high, second - 1)))
+        low = tl.where(num < k, low, bound)
+    return low
+
+
+@triton.jit
+def bound_of_best(order, k, most):
+    """An int32, (rows,), that `k` to `most` of `order`, (rows, elements), reach; k ≤ elements. See `narrow`.
+
+    What `k` of the groups' best reach is a bound that few more than `k` elements do.
     """
     low = tl.min(order, axis=1)
     high = tl.max(order, axis=1)
-    while tl.max((low != high).to(tl.int32), axis=0) != 0:
-        # The mean, rounded up, without overflow.
-        middle = (low | high) - ((low ^ high) >> 1)
-        count = tl.sum((order >= middle[:, None]).to(tl.int32), axis=1)
-        low = tl.where(count >= k, middle, low)
-        high = tl.where(count > most, high, tl.where(count >= k, middle, middle - 1))
-    return low
+    GROUPS: tl.constexpr = order.shape[1] // GROUP
+    if 2 * k <= GROUPS:
+        tops = tl.max(tl.reshape(order, (order.shape[0], GROUP, GROUPS)), axis=1)
+        low = narrow(tops, low, high, k, k)
+        count = tl.sum((order >= low[:, None]).to(tl.int32), axis=1)
+        high = tl.where(count <= most, low, high)
+    return narrow(order, low, high, k, most)
 
 
 @triton.jit
@@ -116,37 +145,41 @@ def places_of_best(order, k, most, shift):
 @triton.jit
 def store_kept(keys_ptr, row, most, place, key, is_best, count):
     """Store the keys that `places_of_best` found at their places in `keys_ptr`, (rows, 2, most); how many. `row` is (1,)."""
-    tl.store(keys_ptr + row.to(tl.int64)[:, None] * 2 * most + place, key, mask=is_best)
+    to_ptr = keys_ptr + tl.sum(row, axis=0).to(tl.int64) * 2 * most
+    tl.store(to_ptr + place, key, mask=is_best)
     return tl.sum(tl.reshape(count, (1,)), axis=0)
 
 
 @triton.jit
 def num_above(others, mine):
-    """How many keys of `others`, (rows, keys), are above each of `mine`, (rows, keys). A thread has all others of its own."""
-    return tl.sum((others[:, :, None] > mine[:, None, :]).to(tl.int32), axis=1)
+    """How many keys of `others`, (keys, rows), are above each of `mine`, (rows, keys).
+
+    Others come first: so a thread has all others of its own, and no sum leaves it.
+    """
+    return tl.sum((others[:, :, None] > mine[None, :, :]).to(tl.int32), axis=0)
 
 
 @triton.jit
 def sort_runs(from_ptr, to_ptr, first, count, SORT: tl.constexpr):
     """Sort SORT keys from `first` on in runs of neighbours, each as long as its row of this tile."""
     RUN: tl.constexpr = min(SORT, SHORT)
-    run = first + tl.arange(0, SORT // RUN)[:, None] * RUN
-    place = run + tl.arange(0, RUN)[None, :]
+    run = first + tl.arange(0, SORT // RUN) * RUN
+    place = run[:, None] + tl.arange(0, RUN)[None, :]
     key = tl.load(from_ptr + place, mask=place < count, other=NONE)
     above = tl.zeros((SORT // RUN, RUN), tl.int32)
     for start in range(0, RUN, OTHERS):
-        next_to = run + start + tl.arange(0, OTHERS)[None, :]
+        next_to = run[None, :] + start + tl.arange(0, OTHERS)[:, None]
         above += num_above(tl.load(from_ptr + next_to, mask=next_to < count, other=NONE), key)
-    tl.store(to_ptr + run + above, key, mask=place < count)
+    tl.store(to_ptr + run[:, None] + above, key, mask=place < count)
 
 
 @triton.jit
-def merge_runs(from_ptr, to_ptr, first, count, run, SORT: tl.constexpr):
-    """Put SORT keys from `first` on where they belong once sorted runs of `run` neighbours, a power of two, are merged."""
-    place = first + tl.arange(0, SORT)
+def merge_runs(from_ptr, to_ptr, first, count, run, NUM: tl.constexpr):
+    """Put NUM keys from `first` on where they belong once sorted runs of `run` neighbours, a power of two, are merged."""
+    place = first + tl.arange(0, NUM)
     key = tl.load(from_ptr + place, mask=place < count, other=NONE)
     from_other = (place ^ run) & -run
-    above = tl.zeros((SORT,), tl.int32)
+    above = tl.zeros((NUM,), tl.int32)
     step = run
     while step > 0:
         last = from_other + above + step - 1
@@ -168,8 +201,8 @@ def sort_keys(keys_ptr, count, most, SORT: tl.constexpr):
     while run < count:
         from_ptr, to_ptr = to_ptr, from_ptr
         tl.debug_barrier()
-        for first in range(0, count, SORT):
-            merge_runs(from_ptr, to_ptr, first, count, run, SORT)
+        for first in range(0, count, MERGED * SORT):
+            merge_runs(from_ptr, to_ptr, first, count, run, MERGED * SORT)
         run *= 2
     tl.debug_barrier()
     return to_ptr
@@ -231,7 +264,7 @@ def topk_row_kernel(
     order = load_orders(x_ptr, from_row[:, None] + offs, mask, flip)
     if BLOCK_N <= SHORT:
         key = tl.where(mask, to_key(order, offs), NONE)
-        rank = num_above(key, key)
+        rank = num_above(tl.trans(key), key)
         place = row.to(tl.int64)[:, None] * k + rank
         store_element(x_ptr, from_row[:, None], values_ptr, indices_ptr, place, key, mask & (rank < k))
     else:

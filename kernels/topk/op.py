@@ -13,7 +13,7 @@ from tilewire.kernels.runtime.launch import Launch, LaunchCache, are_aligned, de
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
 from tilewire.kernels.runtime.rows import as_rows, check_rows, row_stride
 from tilewire.kernels.runtime.targets import Target, current
-from tilewire.kernels.topk.configs import MAX_K, MAX_KEPT, SHIFTS, Block, Config, Problem, block_for, choose
+from tilewire.kernels.topk.configs import MAX_K, MAX_KEPT, SHIFTS, Block, Config, Problem, block_for, choose, num_kept
 from tilewire.kernels.topk.variants import built, select_variant
 
 _TENSORS = ("x", "values", "indices")
@@ -136,7 +136,7 @@ def _through_copies(
 def _cut(problem: Problem, stride: int, flip: int, config: Config, device: torch.device, max_kept: int) -> Prepared:
     """Launches for all rows, or for some after others."""
     target = current(device_number(device))
-    most = max(1, max_kept // max(1, config.kept(problem.k)))
+    most = max(1, max_kept // max(1, config.scratch(problem.k)))
     counts = [min(most, problem.rows - first) for first in range(0, problem.rows, most)]
     pipelines = {
         count: _pipeline(replace(problem, rows=count), stride, flip, config, target, device) for count in set(counts)
@@ -169,8 +169,8 @@ def _pipeline(
     rows, n = problem.rows, problem.n
     sizes = {"rows": rows, "n": n // unit, "k": problem.k, "stride_row": stride // unit, "flip": flip}
     sizes |= {"shift": SHIFTS[problem.dtype]}
-    sizes["most"] = config.last.kept(problem.k)
-    kept = {"kept": Part(torch.int64, (rows, max(1, config.kept(problem.k))))}
+    sizes["most"] = num_kept(problem.k)
+    kept = {"kept": Part(torch.int64, (rows, max(1, config.scratch(problem.k))))}
     if config.row is not None:
         launch = Launch(binaries["row"], (-(-rows // config.row.block_rows),), sizes, device)
         return Pipeline(_TENSORS, [Step(launch, ("x", "kept", "values", "indices"))], device, kept)

@@ -1,4 +1,4 @@
-"""Residents behave as one register each, over many gateways, several engines, several hosts and engines that are killed.
+"""Residents behave as one register each, over many gateways, engines and hosts, while engines and gateways are killed.
 
 The whole history is linearizable, whichever engine answers. Over several hosts with one store, changes are; reads may be as old
 as the interval between two looks at the store. Values are uploaded, or stored results.
@@ -175,7 +175,7 @@ def check_registers(servers: Sequence[LiveServer], *, is_killed: bool, staleness
     server = servers[0]
     ending, calm = threading.Event(), threading.Event()
     writers = [Writer(servers, seed, ending, calm) for seed in range(NUM_CLIENTS)]
-    killer = Killer(server, KILL_EVERY_S if is_killed else 10 * SECONDS, roles=("engine",))
+    killer = Killer(server, KILL_EVERY_S if is_killed else 10 * SECONDS)
     for thread in (killer, *writers):
         thread.start()
     end_s = time.monotonic() + SECONDS

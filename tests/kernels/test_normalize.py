@@ -41,6 +41,21 @@ def test_weight_and_bias(kind, vector_dtype, generator):
     check(x, kind, weight=weight, bias=bias.float())
 
 
+def test_a_weight_off_its_16_bytes_is_read_by_another_binary(generator):
+    x, weights = torch.randn((3, 16), generator=generator), torch.randn(20, generator=generator)
+    out = torch.empty_like(x)
+    found = {}
+    for first in (4, 1):
+        weight = weights[first : first + 16]
+        prepared = prepare_normalize(x, out, kind="rms", weight=weight)
+        prepared(x, weight, None, out)
+        assert torch.allclose(
+            out, normalize_reference(x, "rms", KINDS["rms"], weight=weight).float(), rtol=1e-5, atol=1e-6
+        )
+        (found[first],) = prepared.variants
+    assert found[4] != found[1]
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_axes_and_strides(axis, generator):
     x = torch.randn((6, 20, 18), generator=generator)

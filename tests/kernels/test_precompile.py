@@ -30,6 +30,16 @@ print(json.dumps([images[variant].metadata["name"] for variant in few]))
 print(json.dumps([ahead.fingerprint(KNOWN[name]) for name in ("nvidia_h100", "nvidia_b200", "nvidia_h100")]))
 """
 
+# Triton's key of every kernel, in the order in which a process may come to compile them, and in the opposite one.
+KEYS = """
+import json, sys
+from tilewire.kernels.runtime.targets import KNOWN
+from tilewire.kernels.selection.catalogue import variants
+of_kernels = {one.kernel.__name__: one for one in variants(KNOWN["nvidia_h200"])}
+keys = {name: of_kernels[name].source().hash() for name in sorted(of_kernels, reverse=IS_REVERSED)}
+print(json.dumps(dict(sorted(keys.items()))))
+"""
+
 
 def run(code, cache):
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
@@ -97,3 +107,10 @@ def test_engines_begin_at_places_of_their_own_and_compile_everything(total, begi
     parts, first = deal_out(total, 64, begin), deal_out(total, 64, 0.0)
     assert sorted(number for part in parts for number in part) == list(range(total))
     assert parts[0] == first[int(begin * len(first))]
+
+
+def test_a_kernels_key_does_not_depend_on_what_was_compiled_before(tmp_path):
+    """Else processes that share a cache would not find each other's binaries."""
+    first, second = (run(KEYS.replace("IS_REVERSED", str(order)), tmp_path)[0] for order in (False, True))
+    assert first == second
+    assert len(first[0]) > 20
