@@ -42,7 +42,11 @@ MODULES = {
     "large_payload_test": "L0_large_payload",
     "nan_inf_test": "L0_nan_inf",
     "shared_memory_test": "L0_shared_memory",
+    "python_grpc_aio_test": "L0_grpc",
+    "python_unit_test": "L0_grpc",
 }
+# Those that come over gRPC; the first one comes over HTTP, too.
+GRPC_MODULES = ("shared_memory_test", "python_grpc_aio_test", "python_unit_test")
 
 # Tests that cannot apply, by a pattern of `module.Class.test`, and why.
 SKIPPED = {
@@ -51,7 +55,10 @@ SKIPPED = {
     r"test_python_client_leak": "measures NVIDIA's client, not the server",
     r"test_multi_variable_dimensions": "an FP16 model",
     r"test_descriptive_status_code": "needs a model that is slow on purpose",
-    r"test_loading|test_load_|test_model_name|test_repository_index_deeply": "models are not loaded over HTTP",
+    r"test_loading|test_load_|test_unload_model|test_model_name|test_repository_index_deeply": "models are not loaded by calls",
+    r"_trace_settings": "no call sets traces; spans go to a collector (docs/operations/monitoring.md)",
+    r"RestrictedProtocolTest\.test_(health|infer|model_repository|stream_infer)": "wants a server with restricted calls; API "
+    "keys restrict here (tests/contract/test_grpc_statuses.py)",
     r"test_json_recursion_depth_limit": "half of it is BYTES; tests/unit/gateway/codecs/test_json_numbers.py has the depth",
     r"test_input_shape_validation|test_wrong_input_shape|test_input_validation": "Python, PyTorch and TensorRT models",
     r"large_payload": "bodies of 3 GiB",
@@ -70,6 +77,9 @@ DIFFERENT = {
     r"test_infer_integer_overflow|test_infer_offset_out_of_bound|test_too_big_shm": "400 as there, in other words",
     r"test_unregister_shm_during_inference": "needs a model that waits; tests/integration/test_shared_memory_lives.py has it",
     r"test_negative_dimensions": "400; Triton's 500 is its own",
+    r"\.test_get_model_repository_index": "counts the models of its own server",
+    r"\.test_get_server_metadata": "wants the name `triton`",
+    r"\.test_register_(cuda|system)_shared_memory": "refused as there, in other words",
 }
 
 
@@ -177,7 +187,8 @@ def main(argv: Sequence[str]) -> int:
         keep_models(server.url)
         command = [sys.executable, "-m", "tests.support.triton_qa", str(given.checkout), "--module"]
         statuses = []
-        for module, client in (*((module, "http") for module in MODULES), ("shared_memory_test", "grpc")):
+        over_http = [module for module, folder in MODULES.items() if folder != "L0_grpc"]
+        for module, client in (*((one, "http") for one in over_http), *((one, "grpc") for one in GRPC_MODULES)):
             print(f"{module}, {client}", flush=True)
             done = subprocess.run([*command, module], env={**os.environ, "CLIENT_TYPE": client}, check=False)
             statuses.append(done.returncode)
