@@ -68,6 +68,36 @@ async def test_a_cancelled_call_cancels_its_job_and_keeps_its_slots_until_the_en
         await until(lambda: bench.arena.used_bytes == 0)
 
 
+async def watched(watch: Any) -> int:
+    """The next status that a health watcher is sent."""
+    message = await asyncio.wait_for(watch.read(), 5)
+    status: int = health_pb2.HealthCheckResponse.FromString(message).status
+    return status
+
+
+@scene
+async def test_a_health_watcher_that_leaves_takes_no_news_from_the_others() -> None:
+    bench = RpcBench()
+    async with bench.answering() as channel:
+        leaving, staying, unknown = (
+            channel.unary_stream("/grpc.health.v1.Health/Watch")(
+                health_pb2.HealthCheckRequest(service=name).SerializeToString()
+            )
+            for name in ("", "", "nonsense")
+        )
+        for watch in (leaving, staying):
+            assert await watched(watch) == health_pb2.HealthCheckResponse.SERVING
+        assert await watched(unknown) == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        leaving.cancel()
+        await until(leaving.done)
+        await asyncio.sleep(0.1)
+        bench.admission.is_draining = True
+        bench.rpc.observe_readiness()
+        assert await watched(staying) == health_pb2.HealthCheckResponse.NOT_SERVING
+        for watch in (staying, unknown):
+            watch.cancel()
+
+
 class Kept:
     """Lives as long as the message that holds it."""
 

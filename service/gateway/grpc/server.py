@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 from google.protobuf import descriptor_pool
-from grpc_health.v1 import health, health_pb2
+from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from tilewire.service.config.process import TlsSettings
@@ -18,6 +18,7 @@ from tilewire.service.errors import TilewireError
 from tilewire.service.gateway.api.health import why_not_ready
 from tilewire.service.gateway.connection.limits import DRAIN_GRACE_S
 from tilewire.service.gateway.grpc.call import RpcCall, Servicer
+from tilewire.service.gateway.grpc.health import HealthCalls
 from tilewire.service.gateway.grpc.infer import InferCalls
 from tilewire.service.gateway.grpc.models import ModelCalls, read_request
 from tilewire.service.gateway.grpc.open_inference_pb2 import DESCRIPTOR
@@ -60,7 +61,7 @@ class GrpcServer:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._health = health.aio.HealthServicer()
+        self._health = HealthCalls()
         self._server: grpc.aio.Server | None = None
         self._closing: set[asyncio.Task[None]] = set()
         self.is_listening = asyncio.Event()
@@ -93,14 +94,14 @@ class GrpcServer:
             self.port = server.add_insecure_port(settings.grpc_address)
         else:
             self.port = server.add_secure_port(settings.grpc_address, credentials_of(settings.tls))
-        await self._set_health()
+        self.observe_readiness()
         await server.start()
         self.is_listening.set()
         await server.wait_for_termination()
 
     def observe_readiness(self) -> None:
         """Reports engines that came or went to health watchers."""
-        self._spawn(self._set_health())
+        self._health.set(is_ready=why_not_ready(self._gateway) is None)
 
     def close(self) -> None:
         """Takes no more calls; those under way have a moment, such as streams without a request."""
@@ -117,12 +118,6 @@ class GrpcServer:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    async def _set_health(self) -> None:
-        is_ready = why_not_ready(self._gateway) is None
-        status = health_pb2.HealthCheckResponse.SERVING if is_ready else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in ("", SERVICE):
-            await self._health.set(name, status)
-
     def _handlers(self) -> dict[str, grpc.RpcMethodHandler]:
         infer, models = InferCalls(self._gateway), ModelCalls(self._gateway)
         handlers: dict[str, grpc.RpcMethodHandler] = {
@@ -131,28 +126,7 @@ class GrpcServer:
             STREAM_INFER: grpc.stream_stream_rpc_method_handler(infer.infer_stream),
             **{path: grpc.unary_unary_rpc_method_handler(work) for path, work in models.handlers.items()},
         }
-        return handlers | self._health_handlers() | self._reflection_handlers()
-
-    def _health_handlers(self) -> dict[str, grpc.RpcMethodHandler]:
-        write = health_pb2.HealthCheckResponse.SerializeToString
-
-        async def check(message: bytes, call: Servicer) -> object:
-            return await self._health.Check(await read(message, call), call)
-
-        async def watch(message: bytes, call: Servicer) -> None:
-            await self._health.Watch(await read(message, call), call)
-
-        async def read(message: bytes, call: Servicer) -> health_pb2.HealthCheckRequest:
-            try:
-                return read_request(health_pb2.HealthCheckRequest, message)
-            except TilewireError as error:
-                await call.abort(code_of(error), error.detail)
-                raise
-
-        return {
-            f"/{HEALTH_SERVICE}/Check": grpc.unary_unary_rpc_method_handler(check, response_serializer=write),
-            f"/{HEALTH_SERVICE}/Watch": grpc.unary_stream_rpc_method_handler(watch, response_serializer=write),
-        }
+        return handlers | self._health.handlers | self._reflection_handlers()
 
     def _reflection_handlers(self) -> dict[str, grpc.RpcMethodHandler]:
         names = (SERVICE, HEALTH_SERVICE, REFLECTION_SERVICES[-1])
