@@ -13,12 +13,11 @@ from tilewire.service.gateway.api.v2.calls import limits_of
 from tilewire.service.gateway.connection.driving import Driven
 from tilewire.service.gateway.grpc.call import RpcCall, Servicer, finish
 from tilewire.service.gateway.grpc.calls import RpcApi
-from tilewire.service.gateway.grpc.inflate import inflate, is_compressed
 from tilewire.service.gateway.grpc.open_inference_pb2 import ModelInferResponse, ModelStreamInferResponse
 from tilewire.service.gateway.grpc.paths import INFER, STREAM_INFER
 from tilewire.service.gateway.grpc.stalls import STALLED, Stalls
 from tilewire.service.gateway.grpc.stream import RpcStream
-from tilewire.service.gateway.grpc.wire import Frame, frame_of
+from tilewire.service.gateway.grpc.wire import Frame, frame_of, inflate, is_compressed
 from tilewire.service.gateway.request.access_log import report
 from tilewire.service.gateway.request.body import stalled
 from tilewire.service.gateway.request.context import Gateway, RequestContext

@@ -30,10 +30,9 @@ from tilewire.service.gateway.api.v2.shared_memory import (
 from tilewire.service.gateway.grpc import open_inference_pb2 as pb
 from tilewire.service.gateway.grpc.call import RpcCall, Servicer, finish
 from tilewire.service.gateway.grpc.calls import CONTENT_TYPE
-from tilewire.service.gateway.grpc.inflate import inflate, is_compressed
 from tilewire.service.gateway.grpc.paths import SERVICE
 from tilewire.service.gateway.grpc.stream import RpcStream
-from tilewire.service.gateway.grpc.wire import MessageT, parse
+from tilewire.service.gateway.grpc.wire import MessageT, inflate, is_compressed, parse
 from tilewire.service.gateway.request.access_log import report
 from tilewire.service.gateway.request.adapter import Answer
 from tilewire.service.gateway.request.context import Gateway, RequestContext

@@ -1,7 +1,11 @@
-"""Finds the tensors in a serialized `ModelInferRequest` without copying them, and lays them out in a slot.
+"""Finds the tensors in a serialized `ModelInferRequest` without copying them, and lays them out in a slot; inflates messages.
 
 A frame is what stands in the slot: lengths, the message without its raw contents, and each raw content aligned. All in front
 of the raw contents determines what is computed, so it is the lead by which templates are found.
+
+Compressed messages are inflated within a bound: the library would inflate them first and measure them then. It hands messages
+over as they came, so a compressed one is found by its first bytes. In our messages no field begins with those of gzip, and no
+message with those of zlib.
 
 Source: the encoding of protocol buffers, https://protobuf.dev/programming-guides/encoding.
 """
@@ -9,12 +13,13 @@ Source: the encoding of protocol buffers, https://protobuf.dev/programming-guide
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Iterator
 from typing import NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from tilewire.service.errors import InvalidRequest
+from tilewire.service.errors import BodyTooLarge, InvalidRequest
 from tilewire.service.gateway.grpc.open_inference_pb2 import ModelInferRequest
 
 MessageT = TypeVar("MessageT", bound=Message)
@@ -34,6 +39,13 @@ _VARINT, _FIXED64, _LENGTH, _GROUP, _GROUP_END, _FIXED32 = range(6)
 _CONTINUES = 0x80
 # Longest encodings that protobuf takes, in bytes.
 _MAX_TAG_BYTES, _MAX_NUMBER_BYTES = 5, 10
+
+_GZIP, _ZLIB = b"\x1f\x8b", 0x78
+_FIRST = (b"\x1f", b"\x78")
+# The first two bytes of zlib, read as a number, are a multiple of this.
+_ZLIB_CHECK = 31
+# Takes both formats.
+_WINDOW_BITS = 47
 
 
 class Frame(NamedTuple):
@@ -216,3 +228,30 @@ def _read_varint(message: bytes, at: int, max_bytes: int) -> tuple[int, int]:
         if byte < _CONTINUES:
             return number, at + place + 1
     raise IndexError
+
+
+def is_compressed(message: bytes) -> bool:
+    """Whether a message begins as gzip or zlib do."""
+    if message[:1] not in _FIRST:
+        return False
+    head = message[:2]
+    return head == _GZIP or (head[0] == _ZLIB and len(head) > 1 and not int.from_bytes(head, "big") % _ZLIB_CHECK)
+
+
+def inflate(message: bytes, max_bytes: int) -> bytes:
+    """Returns a message as it was before it was compressed.
+
+    Raises:
+        InvalidRequest: It is not what its first bytes say.
+        BodyTooLarge: It inflates to more than `max_bytes`.
+    """
+    decoder = zlib.decompressobj(_WINDOW_BITS)
+    try:
+        inflated = decoder.decompress(message, max_bytes + 1)
+    except zlib.error:
+        raise InvalidRequest("request: its compression is broken") from None
+    if len(inflated) > max_bytes:
+        raise BodyTooLarge(f"request: inflates to more than the limit of {max_bytes} bytes")
+    if not decoder.eof:
+        raise InvalidRequest("request: its compression is broken off")
+    return inflated
