@@ -44,14 +44,19 @@ def wait_for_status(server: LiveServer, path: str, status: int) -> httpx.Respons
 
 # ── start ──────────────────────────────────────────────────────────────────────────────────────────
 
-# Every folder that `tempfile` looks at becomes a read-only file system, and so is the working directory.
-NO_TEMPORARY_FOLDERS = (
-    'for at in /tmp /var/tmp /usr/tmp; do [ ! -d $at ] || mount -t tmpfs -o ro none $at; done; cd /sys; exec "$@"'
-)
+# Every folder that `tempfile` looks at becomes a read-only file system, and so is the working directory. The checkout,
+# which may lie in one of them, stays where it is.
+NO_TEMPORARY_FOLDERS = """
+mount --bind "$0" /mnt
+for at in /tmp /var/tmp /usr/tmp; do [ ! -d $at ] || mount -t tmpfs none $at; done
+mkdir -p "$0" && mount --bind /mnt "$0"
+for at in /tmp /var/tmp /usr/tmp; do [ ! -d $at ] || mount -o remount,ro $at; done
+cd /sys; exec "$@"
+"""
 
 
 def test_a_start_needs_no_writable_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    before = ("unshare", "--mount", "sh", "-c", NO_TEMPORARY_FOLDERS, "sh")
+    before = ("unshare", "--mount", "sh", "-c", NO_TEMPORARY_FOLDERS, str(ROOT))
     if subprocess.run([*before[:2], "mount", "-t", "tmpfs", "none", "/sys"], check=False).returncode:
         pytest.skip("this user may not mount")
     flags = ("--gateways", "1", "--arena-bytes", "16MiB")
