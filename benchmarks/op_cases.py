@@ -149,7 +149,7 @@ def _search_wanted(target: Target) -> list[Variant]:
 def _topk_wanted(target: Target) -> list[Variant]:
     found: list[Variant] = []
     for config in _topk_candidates(target):
-        found += built("float32", config, True, target).values()
+        found += built("float32", config, target).values()
         found += [select_variant(block, False, target) for block in config.select]
     return [*found, *_usual("topk", target)]
 

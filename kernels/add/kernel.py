@@ -17,21 +17,33 @@ INT32 = tl.constexpr(5)
 
 
 @triton.jit
-def row_starts(row, extents, strides, UNIT: tl.constexpr, OUTER_RANK: tl.constexpr):
-    """Offsets of rows numbered over OUTER_RANK dimensions, the outermost of any extent; strides come in UNITs.
+def indices_of(row, rows, extents, OUTER_RANK: tl.constexpr):
+    """Indices of rows that are numbered over OUTER_RANK dimensions, 0, 1 or 3.
 
-    Fewer dimensions save divisions, which are slow enough to show in small additions.
+    Divisions are slow enough to show in small additions: none where the innermost dimension holds all `rows`.
     """
     extent_1, extent_2 = extents
+    outer = row * 0
+    middle = row * 0
+    inner = row
+    if OUTER_RANK == 3:  # noqa: SIM102 - the first is decided when compiling
+        if extent_2 < rows:
+            inner = row % extent_2
+            middle = (row // extent_2) % extent_1
+            outer = row // (extent_1 * extent_2)
+    return outer, middle, inner
+
+
+@triton.jit
+def row_starts(indices, strides, UNIT: tl.constexpr, OUTER_RANK: tl.constexpr):
+    """Offsets of rows at `indices`; strides come in UNITs."""
+    outer, middle, inner = indices
     stride_0, stride_1, stride_2 = strides
     if OUTER_RANK == 0:
-        starts = row * 0
+        starts = inner * 0
     elif OUTER_RANK == 1:
-        starts = row * (stride_2 * UNIT)
+        starts = inner * (stride_2 * UNIT)
     else:
-        inner = row % extent_2
-        middle = (row // extent_2) % extent_1
-        outer = row // (extent_1 * extent_2)
         starts = (outer * stride_0 + middle * stride_1 + inner * stride_2) * UNIT
     return starts
 
@@ -63,16 +75,17 @@ def place_tile(
     a_ptr, strides_a, stride_an = a
     b_ptr, strides_b, stride_bn = b
     strides_o, stride_on = out
-    column_blocks = tl.cdiv(n, BLOCK_N)
+    # Programs are fewer than 2^31, and short divisions are several times as fast.
+    column_blocks = tl.cdiv(n, BLOCK_N).to(tl.int32)
     pid = tl.program_id(0)
     first_row = (pid // column_blocks).to(tl.int64) * BLOCK_ROWS
     first_n = (pid % column_blocks).to(tl.int64) * BLOCK_N
     row = first_row + tl.arange(0, BLOCK_ROWS)
     offs_n = tl.arange(0, BLOCK_N)[None, :]
-    in_rows = tl.minimum(row, rows - 1)
-    from_a = row_starts(in_rows, extents, strides_a, UNIT, OUTER_RANK)[:, None]
-    from_b = row_starts(in_rows, extents, strides_b, UNIT, OUTER_RANK)[:, None]
-    to_out = row_starts(in_rows, extents, strides_o, UNIT, OUTER_RANK)[:, None]
+    indices = indices_of(tl.minimum(row, rows - 1), rows, extents, OUTER_RANK)
+    from_a = row_starts(indices, strides_a, UNIT, OUTER_RANK)[:, None]
+    from_b = row_starts(indices, strides_b, UNIT, OUTER_RANK)[:, None]
+    to_out = row_starts(indices, strides_o, UNIT, OUTER_RANK)[:, None]
     a_ptr += first_n * (1 if A_INNER == "unit" else stride_an)
     b_ptr += first_n * (1 if B_INNER == "unit" else stride_bn)
     to_out += (first_n + offs_n.to(tl.int64)) * (1 if OUT_INNER == "unit" else stride_on)

@@ -61,21 +61,25 @@ _ROWS = tuple(
 )
 # Rarer pairs of types have fewer binaries.
 _FEW_ROWS = tuple(_ROWS[number] for number in (2, 4, 6, 8))
-_LOOP = Config(0, 4096, 8)
+# Loops for many rows, and for few, of which each needs more of a multiprocessor (H200).
+_LOOP, _FEW_LOOP = Config(0, 4096, 8), Config(0, 16384, 32)
+_FEW = 2
 _INTERPRETED = (Config(2, 16, 4), Config(1, 64, 4), Config(0, 32, 4))
 
 
 def choose(problem: Problem, target: Target) -> Config:
     """The blocks for `problem` on `target`: with its types, one of `enumerate_configs`."""
     found = configs_for(problem, target)
-    return next((config for config in found if config.block_n >= problem.n and config.block_rows), found[-1])
+    loops = [config for config in found if not config.block_rows]
+    loop = loops[-1] if problem.rows <= _FEW * target.num_sms else loops[0]
+    return next((config for config in found if config.block_n >= problem.n and config.block_rows), loop)
 
 
 def configs_for(problem: Problem, target: Target) -> tuple[Config, ...]:
-    """Blocks by rising length of a row; the last reads a row in a loop."""
+    """Blocks by rising length of a row; the last ones read a row in a loop."""
     if target.backend == "interpreter":
         return _INTERPRETED
-    return (*(_ROWS if problem.dtype == problem.out_dtype else _FEW_ROWS), _LOOP)
+    return (*(_ROWS if problem.dtype == problem.out_dtype else _FEW_ROWS), _LOOP, _FEW_LOOP)
 
 
 def enumerate_configs(target: Target) -> Iterator[tuple[Problem, Config]]:

@@ -42,7 +42,8 @@ class Problem(elementwise.Problem):
 
 
 _COMMON = (ALL_UNIT, *REPEATS)
-_LENGTHS = (32, 256, 1024)
+# Lengths of a block, and from where on rows take the longer one (H200, `tilewire bench ops --random`).
+_LENGTHS, _LONG = (64, 256), 512
 # Up to so many elements a multiprocessor each thread moves 16 bytes, above it 32 (H200, `tilewire bench ops`).
 _FEW_PER_SM = 8192
 
@@ -52,7 +53,7 @@ def choose(problem: Problem, target: Target) -> Config:
     configs = configs_for(problem.specialization, target)
     if problem.specialization.outer_rank == 0:
         return configs[0] if problem.n <= _FEW_PER_SM * target.num_sms else configs[-1]
-    return next((config for config in configs if config.block_n >= problem.n), configs[-1])
+    return configs[0] if problem.n < _LONG else configs[-1]
 
 
 def configs_for(specialization: Specialization, target: Target) -> tuple[Config, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -100,53 +101,65 @@ class Config:
 
 
 MAX_PARTS = 512
-# Programs that fill a multiprocessor (H200, `tilewire bench ops --random`).
-_FILLING = 8
-# Up to so many rows a multiprocessor, each has a program of its own.
-_FEW_ROWS = 4
-# Up to so many neighbouring rows, programs take two.
-_FEW_INNER = 8
+# Warps of the programs that share rows, a multiprocessor (H200, `tilewire bench ops --random`).
+_ROW_WARPS, _COLUMN_WARPS = 64, 16
 # Blocks of a row that one program takes, since parts cost more.
 _ALONE = 4
-_ROWS = (
-    Config(128, 16, 4),
-    Config(32, 64, 4),
-    Config(16, 128, 4),
-    Config(8, 256, 4),
-    Config(2, 1024, 4),
-    Config(1, 1024, 4),
-    Config(1, 4096, 8),
-    Config(1, 2048, 8),
+# By rising number of elements: blocks by rising number of rows, up to so many a multiprocessor. Programs start at a rate
+# that many small ones do not reach; few large ones leave multiprocessors idle.
+_ROWS: tuple[tuple[float, tuple[tuple[float, Config], ...]], ...] = (
+    (16, ((math.inf, Config(128, 16, 4)),)),
+    (32, ((math.inf, Config(64, 32, 4)),)),
+    (64, ((128, Config(8, 64, 1)), (math.inf, Config(32, 64, 4)))),
+    (128, ((32, Config(4, 128, 1)), (math.inf, Config(8, 128, 2)))),
+    (256, ((24, Config(2, 256, 1)), (math.inf, Config(8, 256, 4)))),
+    (512, ((8, Config(1, 512, 1)), (math.inf, Config(4, 256, 4)))),
+    (1024, ((2, Config(1, 512, 1)), (32, Config(2, 1024, 4)), (math.inf, Config(4, 256, 4)))),
+    (2048, ((2, Config(1, 512, 1)), (8, Config(1, 2048, 4)), (math.inf, Config(2, 512, 2)))),
+    (16384, ((8, Config(1, 4096, 8)), (math.inf, Config(1, 1024, 4)))),
+    (math.inf, ((8, Config(1, 2048, 8)), (math.inf, Config(1, 1024, 4)))),
 )
-# By rising number of elements, then by rising number of neighbouring rows.
-_SHORT_COLUMNS = (Config(1024, 1, 4), Config(512, 4, 4))
-_COLUMNS = (Config(2, 512, 4), Config(16, 128, 4), Config(32, 64, 4), Config(64, 32, 4), Config(128, 16, 4))
+# Columns by falling width of a block, with the number of blocks a multiprocessor that it is taken for.
+_COLUMNS = ((1.2, Config(1024, 4, 4)), (8, Config(256, 16, 4)), (0.15, Config(64, 64, 4)), (0, Config(16, 256, 8)))
+# For few neighbouring columns.
+_NARROW, _FEW_INNER = Config(2, 512, 4), 8
 _INTERPRETED_ROWS = (Config(2, 16, 4), Config(1, 32, 4))
 _INTERPRETED_COLUMNS = (Config(16, 16, 4),)
 
 
 def choose(problem: Problem, target: Target) -> Config:
     """The blocks for `problem` on `target`: with its kind, and with parts and steps, one of `enumerate_configs`."""
-    found = configs_for(target, is_row=problem.is_row)
+    if target.backend == "interpreter":
+        found = configs_for(target, is_row=problem.is_row)
+        return share(problem, next((config for config in found if config.block_n >= problem.n), found[-1]), target)
     if problem.is_row:
-        has_few = problem.rows <= _FEW_ROWS * target.num_sms
-        found = tuple(config for config in found if config.block_rows == 1 or not has_few) or found
-        fitting = [config for config in found if config.block_n >= problem.n]
+        blocks = next(blocks for most, blocks in _ROWS if problem.n <= most)
+        config = next(config for most, config in blocks if problem.rows <= most * target.num_sms)
+    elif problem.rows_inner <= _FEW_INNER:
+        config = _NARROW
     else:
-        short = [config for config in found if config in _SHORT_COLUMNS]
-        others = [config for config in found if config not in short]
-        fitting = [config for config in short if config.block_n >= problem.n]
-        fitting += [config for config in others if max(config.block_rows, _FEW_INNER) >= problem.rows_inner]
-    return share(problem, (fitting or found[-1:])[0], target)
+        config = next(
+            config
+            for least, config in _COLUMNS
+            if _num_tiles(problem, config) >= least * target.num_sms and 2 * problem.rows_inner > config.block_rows
+        )
+    return share(problem, config, target)
+
+
+def _num_tiles(problem: Problem, config: Config) -> int:
+    """Programs, where none share rows."""
+    outer, inner = (1, problem.rows) if problem.is_row else (problem.rows // problem.rows_inner, problem.rows_inner)
+    return max(1, outer * -(-inner // config.block_rows))
 
 
 def share(problem: Problem, config: Config, target: Target) -> Config:
     """`config` with a row shared by as many programs as fill the device."""
     blocks = max(1, -(-problem.n // config.block_n))
-    outer, inner = (1, problem.rows) if problem.is_row else (problem.rows // problem.rows_inner, problem.rows_inner)
-    programs = max(1, outer * -(-inner // config.block_rows))
-    parts = max(1, min(_FILLING * target.num_sms // programs, MAX_PARTS))
-    steps = blocks if blocks <= _ALONE else -(-blocks // parts)
+    warps = _ROW_WARPS if problem.is_row else _COLUMN_WARPS
+    tiles = _num_tiles(problem, config)
+    parts = max(1, min(warps // config.num_warps * target.num_sms // tiles, MAX_PARTS))
+    is_alone = blocks <= _ALONE or (tiles >= target.num_sms and not problem.is_row)
+    steps = blocks if is_alone else -(-blocks // parts)
     return Config(config.block_rows, config.block_n, config.num_warps, -(-blocks // steps), steps)
 
 
@@ -154,7 +167,9 @@ def configs_for(target: Target, *, is_row: bool) -> tuple[Config, ...]:
     """Blocks that `choose` has for rows, or for columns."""
     if target.backend == "interpreter":
         return _INTERPRETED_ROWS if is_row else _INTERPRETED_COLUMNS
-    return _ROWS if is_row else (*_SHORT_COLUMNS, *_COLUMNS)
+    if is_row:
+        return tuple(dict.fromkeys(config for _, blocks in _ROWS for _, config in blocks))
+    return (*(config for _, config in _COLUMNS), _NARROW)
 
 
 def enumerate_configs(target: Target) -> Iterator[tuple[Problem, Config]]:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from tilewire.kernels.runtime.pdl import await_previous
-from tilewire.kernels.topk.kernel import LOWEST, MAGNITUDE, NONE, from_order, index_of, to_key, to_order
+from tilewire.kernels.topk.kernel import MAGNITUDE, NONE, index_of, to_key, to_order
 
 # States. SUM is a sum, of squares with `power` 2. TOP is a maximum, NaN above all, of -x with `flip`. BEST is an order with
 # the index of its element. EXP is a maximum and Σ e^(x - maximum).
@@ -61,7 +61,20 @@ def larger(tops, x):
 @triton.jit
 def largest(tops, AXIS: tl.constexpr):
     """The largest along AXIS, NaN where there is one."""
-    return from_order(tl.max(to_order(tops, 0, MAGNITUDE), axis=AXIS), 0)
+    return tl.reduce(tops, AXIS, larger)
+
+
+@triton.jit
+def is_better(x, tops):
+    """Whether `x` is above `tops`, where NaN is above all and equal to itself."""
+    return ~(x <= tops) & (tops == tops)
+
+
+@triton.jit
+def absorb_one(top, total, x):
+    """The running (maximum, Σ e^(x - maximum)) of each lane after one element each: one of both exponents is 0."""
+    part = tl.where(x == top, 1.0, tl.exp(-tl.abs(top - x)))
+    return tl.maximum(top, x), tl.where(x > top, total * part + 1.0, total + part)
 
 
 @triton.jit
@@ -213,12 +226,17 @@ def reduce_row_kernel(
     part = tl.program_id(0) % parts
     row = tl.program_id(0) // parts * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     in_rows = row < rows
-    outer = (row // rows_inner).to(tl.int64) * (stride_outer * UNIT)
-    inner = (row % rows_inner).to(tl.int64) * (stride_inner * UNIT)
-    x_ptrs = x_ptr + (outer + inner)[:, None]
+    from_row = row.to(tl.int64) * (stride_inner * UNIT)
+    # Divisions of all rows take longer than a small reduction.
+    if rows_inner < rows:
+        outer = row // rows_inner
+        inner = row - outer * rows_inner
+        from_row = outer.to(tl.int64) * (stride_outer * UNIT) + inner.to(tl.int64) * (stride_inner * UNIT)
+    x_ptrs = x_ptr + from_row[:, None]
     begin = part * steps * BLOCK_N
     end = tl.minimum(n, begin + steps * BLOCK_N)
     offs = tl.arange(0, BLOCK_N)[None, :]
+    sign = tl.where(flip != 0, -1.0, 1.0)
     if STATE == SUM:
         total = tl.zeros((BLOCK_ROWS, NUM), tl.float32)
         for start in range(begin, end, BLOCK_N):
@@ -237,30 +255,30 @@ def reduce_row_kernel(
             tops, totals = absorb_exp(tops, totals, tl.reshape(x, (BLOCK_ROWS, NUM, LANE)), 2)
         first, second = merge_exp(tops, totals, 1)
     elif STATE == TOP:
-        tops = tl.full((BLOCK_ROWS, BLOCK_N), -float("inf"), tl.float32)
+        tops = tl.full((BLOCK_ROWS, NUM), -float("inf"), tl.float32)
         for start in range(begin, end, BLOCK_N):
             mask = in_rows[:, None] & (offs < end - start)
-            x = tl.load(x_ptrs + (start + offs), mask=mask, other=0.0).to(tl.float32)
-            tops = tl.where(mask, larger(tops, tl.where(flip != 0, -x, x)), tops)
+            x = tl.load(x_ptrs + (start + offs), mask=mask, other=-float("inf") * sign).to(tl.float32) * sign
+            tops = larger(tops, largest(tl.reshape(x, (BLOCK_ROWS, NUM, LANE)), 2))
         first = largest(tops, 1)
         second = first
     else:
-        orders = tl.full((BLOCK_ROWS, NUM), LOWEST, tl.int32)
+        tops = tl.full((BLOCK_ROWS, NUM), -float("inf"), tl.float32)
         starts = tl.zeros((BLOCK_ROWS, NUM), tl.int32) + begin
         for start in range(begin, end, BLOCK_N):
             mask = in_rows[:, None] & (offs < end - start)
-            x = tl.load(x_ptrs + (start + offs), mask=mask, other=0.0).to(tl.float32)
-            order = tl.where(mask, to_order(x, flip, MAGNITUDE ^ flip), LOWEST)
-            order = tl.max(tl.reshape(order, (BLOCK_ROWS, NUM, LANE)), axis=2)
-            starts = tl.where(order > orders, start, starts)
-            orders = tl.maximum(order, orders)
-        # The first lane with the best order, then its first element with that order.
-        key = tl.max(to_key(orders, starts + tl.arange(0, NUM)[None, :] * LANE), axis=1)
+            x = tl.load(x_ptrs + (start + offs), mask=mask, other=-float("inf") * sign).to(tl.float32) * sign
+            x = largest(tl.reshape(x, (BLOCK_ROWS, NUM, LANE)), 2)
+            is_new = is_better(x, tops)
+            starts = tl.where(is_new, start, starts)
+            tops = tl.where(is_new, x, tops)
+        # The first lane with the best element, then its first element that is equal.
+        key = tl.max(to_key(to_order(tops, 0, MAGNITUDE), starts + tl.arange(0, NUM)[None, :] * LANE), axis=1)
         first = (key >> 32).to(tl.int32)
         near = index_of(key)[:, None] + tl.arange(0, LANE)[None, :]
         mask = in_rows[:, None] & (near < end)
-        x = tl.load(x_ptrs + near, mask=mask, other=0.0).to(tl.float32)
-        is_best = mask & (to_order(x, flip, MAGNITUDE ^ flip) == first[:, None])
+        x = tl.load(x_ptrs + near, mask=mask, other=0.0).to(tl.float32) * sign
+        is_best = mask & (to_order(x, 0, MAGNITUDE) == first[:, None])
         second = tl.min(tl.where(is_best, near, MAGNITUDE), axis=1).to(tl.int32)
     finish(first, second, row, in_rows, rows, parts, out_ptr, partial_ptr, count_ptr, n, kind, flip, out_kind, STATE)
 
@@ -288,14 +306,17 @@ def reduce_column_kernel(
     UNIT_INNER: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    LANE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Rows whose elements lie apart: neighbouring rows are read side by side. Grid: (outer × inner blocks × parts,).
 
     `rows` = outer · `rows_inner`; a program takes BLOCK_ROWS of the inner rows. UNIT_INNER says that these are neighbours;
-    `rows_inner` and the other strides then come in UNITs.
+    `rows_inner` and the other strides then come in UNITs. A thread reads LANE
+    elements of a row at a time.
     """
     await_previous(OVERLAP)
+    NUM: tl.constexpr = BLOCK_N // LANE
     rows_inner = rows_inner * UNIT
     part = tl.program_id(0) % parts
     blocks = tl.cdiv(rows_inner, BLOCK_ROWS)
@@ -307,48 +328,40 @@ def reduce_column_kernel(
     x_ptrs = x_ptr + (inner if UNIT_INNER else inner.to(tl.int64) * stride_inner)[None, :]
     begin = part * steps * BLOCK_N
     end = tl.minimum(n, begin + steps * BLOCK_N)
-    offs = tl.arange(0, BLOCK_N)[:, None]
+    offs = tl.arange(0, NUM)[:, None]
     stride_n = stride_n * UNIT
     x_ptrs += (begin + offs).to(tl.int64) * stride_n
+    step_lane = NUM * tl.cast(stride_n, tl.int64)
+    sign = tl.where(flip != 0, -1.0, 1.0)
+    nothing = 0.0 if STATE == SUM else -float("inf") * sign
+    firsts = tl.full((NUM, BLOCK_ROWS), 0.0 if STATE == SUM else -float("inf"), tl.float32)
+    totals = tl.zeros((NUM, BLOCK_ROWS), tl.float32)
+    places = tl.zeros((NUM, BLOCK_ROWS), tl.int32) + begin
+    for start in range(begin, end, BLOCK_N):
+        for lane in tl.static_range(LANE):
+            mask = in_rows[None, :] & (offs < end - (start + lane * NUM))
+            x = tl.load(x_ptrs, mask=mask, other=nothing).to(tl.float32)
+            x_ptrs += step_lane
+            if STATE == SUM:
+                firsts += tl.where(power == 2, x * x, x)
+            elif STATE == EXP:
+                firsts, totals = absorb_one(firsts, totals, x)
+            elif STATE == TOP:
+                firsts = larger(firsts, x * sign)
+            else:
+                is_new = is_better(x * sign, firsts)
+                places = tl.where(is_new, start + lane * NUM, places)
+                firsts = tl.where(is_new, x * sign, firsts)
     if STATE == SUM:
-        total = tl.zeros((BLOCK_N, BLOCK_ROWS), tl.float32)
-        for start in range(begin, end, BLOCK_N):
-            x = tl.load(x_ptrs, mask=in_rows[None, :] & (offs < end - start), other=0.0).to(tl.float32)
-            total += tl.where(power == 2, x * x, x)
-            x_ptrs += BLOCK_N * stride_n
-        first = tl.sum(total, axis=0)
+        first = tl.sum(firsts, axis=0)
         second = first
     elif STATE == EXP:
-        tops = tl.full((BLOCK_N, BLOCK_ROWS), -float("inf"), tl.float32)
-        totals = tl.zeros((BLOCK_N, BLOCK_ROWS), tl.float32)
-        for start in range(begin, end, BLOCK_N):
-            x = tl.load(x_ptrs, mask=in_rows[None, :] & (offs < end - start), other=-float("inf")).to(tl.float32)
-            new_tops = tl.maximum(tops, x)
-            base = base_of(new_tops)
-            totals = totals * tl.exp(tops - base) + tl.exp(x - base)
-            tops = new_tops
-            x_ptrs += BLOCK_N * stride_n
-        first, second = merge_exp(tops, totals, 0)
+        first, second = merge_exp(firsts, totals, 0)
     elif STATE == TOP:
-        tops = tl.full((BLOCK_N, BLOCK_ROWS), -float("inf"), tl.float32)
-        for start in range(begin, end, BLOCK_N):
-            mask = in_rows[None, :] & (offs < end - start)
-            x = tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)
-            tops = tl.where(mask, larger(tops, tl.where(flip != 0, -x, x)), tops)
-            x_ptrs += BLOCK_N * stride_n
-        first = largest(tops, 0)
+        first = largest(firsts, 0)
         second = first
     else:
-        orders = tl.full((BLOCK_N, BLOCK_ROWS), LOWEST, tl.int32)
-        starts = tl.zeros((BLOCK_N, BLOCK_ROWS), tl.int32) + begin
-        for start in range(begin, end, BLOCK_N):
-            mask = in_rows[None, :] & (offs < end - start)
-            x = tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)
-            order = tl.where(mask, to_order(x, flip, MAGNITUDE ^ flip), LOWEST)
-            starts = tl.where(order > orders, start, starts)
-            orders = tl.maximum(order, orders)
-            x_ptrs += BLOCK_N * stride_n
-        key = tl.max(to_key(orders, starts + offs), axis=0)
+        key = tl.max(to_key(to_order(firsts, 0, MAGNITUDE), places + offs), axis=0)
         first = (key >> 32).to(tl.int32)
         second = index_of(key).to(tl.int32)
     finish(first, second, row, in_rows, rows, parts, out_ptr, partial_ptr, count_ptr, n, kind, flip, out_kind, STATE)

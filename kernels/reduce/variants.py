@@ -18,9 +18,17 @@ def build(problem: Problem, config: Config, target: Target) -> Variant:
         "STATE": problem.state,
         "BLOCK_ROWS": config.block_rows,
         "BLOCK_N": config.block_n,
-        # Element by element, the neighbours of a lane would lie in other threads.
-        "LANE": problem.unit,
+        "LANE": _lane(problem, config, target),
         "UNIT_INNER": problem.is_unit_inner,
     }
     kernel = reduce_row_kernel if problem.is_row else reduce_column_kernel
     return binary(kernel, types, constants, config.num_warps, target)
+
+
+def _lane(problem: Problem, config: Config, target: Target) -> int:
+    """Elements of a row that one thread holds at a time, as the compiler spreads a block over threads."""
+    if problem.is_row:
+        # Element by element, neighbours lie in other threads.
+        return problem.unit
+    threads = target.warp_size * config.num_warps
+    return max(1, config.block_n // max(1, threads * problem.unit // config.block_rows))

@@ -329,18 +329,21 @@ def search_finish_kernel(
     metric,
     BLOCK_N: tl.constexpr,
     SORT: tl.constexpr,
+    THREADS: tl.constexpr,
+    UNIT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Scores and indices of the `k` best keys of each query, from (queries, num_keys ≤ BLOCK_N). Grid: (queries,)."""
     await_previous(OVERLAP)
-    query = tl.program_id(0) + tl.arange(0, 1)
-    from_row = scored_ptr + query.to(tl.int64)[:, None] * num_keys
+    query = tl.program_id(0).to(tl.int64)
     offs = tl.arange(0, BLOCK_N)[None, :]
-    keys = tl.load(from_row + offs, mask=offs < num_keys, other=NONE)
-    is_best, place, count = places_of_best((keys >> 32).to(tl.int32), k, most, 0)
-    count = store_kept(keys_ptr, query, most, place, keys, is_best, count)
-    best_ptr = sort_keys(keys_ptr + tl.program_id(0).to(tl.int64) * 2 * most, count, most, SORT)
-    to_out = tl.program_id(0).to(tl.int64) * k
+    keys = tl.load(scored_ptr + query * num_keys + offs, mask=offs < num_keys, other=NONE)
+    order, index = (keys >> 32).to(tl.int32), index_of(keys).to(tl.int32)
+    is_best, place, count = places_of_best(order, index, k, most, 0, THREADS, UNIT)
+    keys_ptr += query * 2 * most
+    count = store_kept(keys_ptr, place, keys, is_best, count)
+    best_ptr = sort_keys(keys_ptr, count, most, SORT)
+    to_out = query * k
     for first in range(0, k, SORT):
         rank = first + tl.arange(0, SORT)
         key = tl.load(best_ptr + rank, mask=rank < k, other=NONE)

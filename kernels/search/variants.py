@@ -19,7 +19,7 @@ from tilewire.kernels.search.kernel import (
     search_tma_kernel,
 )
 from tilewire.kernels.topk.configs import Block, block_for
-from tilewire.kernels.topk.variants import blocks_of
+from tilewire.kernels.topk.variants import constants_of
 
 _NORM_ROWS, _NORM_K = 16, 128
 # Elements of a query that one program counts from the centre.
@@ -106,4 +106,4 @@ def finish_block(best: int, config: Config) -> Block:
 def finish_variant(block: Block, target: Target) -> Variant:
     """The binary that sorts scores."""
     types = {"values_ptr": "*fp32", "scored_ptr": "*i64"}
-    return binary(search_finish_kernel, types, blocks_of(block), block.num_warps, target)
+    return binary(search_finish_kernel, types, constants_of(block, target), block.num_warps, target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.targets import Target
 
 MAX_K = 1024
@@ -25,7 +26,7 @@ class Problem:
         n: Elements of a row.
         k: Elements kept of each row.
         dtype: Name of the input's dtype.
-        is_aligned: Whether rows can be read in 16-byte pieces.
+        is_aligned: Whether rows begin at multiples of 16 bytes.
     """
 
     rows: int
@@ -33,6 +34,11 @@ class Problem:
     k: int
     dtype: str
     is_aligned: bool = True
+
+    @property
+    def num_places(self) -> int:
+        """Elements of whole 16-byte pieces that hold a row, however it begins."""
+        return self.n if self.is_aligned else self.n + 16 // ITEM_BYTES[self.dtype] - 1
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ def num_kept(k: int) -> int:
 
 def choose(problem: Problem, target: Target) -> Config:
     """The kernels and blocks for `problem` on `target`: one of `enumerate_configs`."""
-    fitting = [block for block in row_blocks(problem.k, problem.rows, target) if block.block_n >= problem.n]
+    fitting = [block for block in row_blocks(problem.k, problem.rows, target) if block.block_n >= problem.num_places]
     if fitting:
         return Config(row=fitting[0])
     return (_INTERPRETED if target.backend == "interpreter" else _LONG)[width_of(problem.k)]

@@ -3,9 +3,12 @@
 A float becomes an int32 of the same order, and with its index an int64 key. The greater key is the better element,
 equal elements rank by the smaller index, and a NaN stands where the order puts it. NONE is below every key.
 
-A bound that k or little more elements of a row reach is found by dividing its range. They keep their places in the row,
-so that equal ones are taken by their index, and are sorted last: in short runs each counts the keys above its own, and
-sorted runs are merged in pairs, where each finds its place in the other by halving.
+A bound that k or little more elements of a row reach is found by dividing its range, and where too many equal elements
+reach it, another for their indices. Those elements are sorted last: in short runs each counts the keys above its own,
+and sorted runs are merged in pairs, where each finds its place in the other by halving.
+
+Rows are read in whole pieces of 16 bytes, wherever they begin: the bytes around a row are never used. A piece that
+holds an element lies in that element's memory.
 
 Long rows are read once. Groups of neighbours leave their best order, the k best groups are selected, and only those are
 read again. A group that holds one of the k best elements is among the k best groups. For groups are contiguous, and
@@ -21,18 +24,12 @@ from tilewire.kernels.topk import configs
 NONE = tl.constexpr(-(1 << 63))
 LOWEST = tl.constexpr(-(1 << 31))
 MAGNITUDE = tl.constexpr(0x7FFFFFFF)
-# Below this bit of a scan are counts of at most 1024, above it counts of a block.
-COUNT_BITS = tl.constexpr(11)
-COUNT_MASK = tl.constexpr(2047)
-COUNT_UNIT = tl.constexpr(2048)
 # Two counts of a block in one sum.
 TWO_BITS = tl.constexpr(16)
 TWO_MASK = tl.constexpr(65535)
 TWO_COUNTS = tl.constexpr(65537)
 SHORT = tl.constexpr(configs.SHORT)
-# Elements whose orders a program keeps.
-FITTING = tl.constexpr(2048)
-# Elements that leave their best for a first bound.
+# Elements of a thread that leave their best for a first bound.
 GROUP = tl.constexpr(8)
 # Keys that each key is compared with at a time.
 OTHERS = tl.constexpr(16)
@@ -82,6 +79,24 @@ def load_orders(x_ptr, offs, mask, flip):
 
 
 @triton.jit
+def load_row(x_ptr, from_row, offs, n, flip, ROWS: tl.constexpr):
+    """Orders of the elements of rows that begin at `from_row`, (rows, 1), at places `offs`, and where a row begins there.
+
+    The first place is the first of the 16 bytes that the row begins in. Orders outside of a row are LOWEST. One row is a
+    scalar, whose pieces are read whole.
+    """
+    SIZE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth // 8
+    PIECE: tl.constexpr = 16 // SIZE
+    start = x_ptr.to(tl.int64) + from_row * SIZE
+    begin = ((start & 15) // SIZE).to(tl.int32)
+    piece_ptr = (start & -16).to(tl.pointer_type(x_ptr.dtype.element_ty))
+    if ROWS == 1:
+        piece_ptr = tl.multiple_of(piece_ptr, 16)
+    x = tl.load(piece_ptr + offs, mask=offs // PIECE * PIECE < n + begin, other=0.0).to(tl.float32)
+    return tl.where((offs >= begin) & (offs < n + begin), to_order(x, flip, MAGNITUDE), LOWEST), begin
+
+
+@triton.jit
 def narrow(order, low, high, k, most):
     """An int32, (rows,), in `low` to `high` that `k` to `most` of `order`, (rows, elements), reach.
 
@@ -104,16 +119,21 @@ def narrow(order, low, high, k, most):
 
 
 @triton.jit
-def bound_of_best(order, k, most):
+def bound_of_best(order, k, most, THREADS: tl.constexpr, UNIT: tl.constexpr):
     """An int32, (rows,), that `k` to `most` of `order`, (rows, elements), reach; k ≤ elements. See `narrow`.
 
     What `k` of the groups' best reach is a bound that few more than `k` elements do.
     """
     low = tl.min(order, axis=1)
     high = tl.max(order, axis=1)
-    GROUPS: tl.constexpr = order.shape[1] // GROUP
+    ROWS: tl.constexpr = order.shape[0]
+    REPS: tl.constexpr = order.shape[1] // (THREADS * UNIT)
+    # Neighbours, and what lies a whole tile apart, are in one thread.
+    APART: tl.constexpr = max(1, min(REPS, GROUP // UNIT))
+    GROUPS: tl.constexpr = order.shape[1] // (APART * UNIT)
     if 2 * k <= GROUPS:
-        tops = tl.max(tl.reshape(order, (order.shape[0], GROUP, GROUPS)), axis=1)
+        tops = tl.max(tl.reshape(order, (ROWS, APART, GROUPS, UNIT)), axis=3)
+        tops = tl.max(tops, axis=1)
         low = narrow(tops, low, high, k, k)
         count = tl.sum((order >= low[:, None]).to(tl.int32), axis=1)
         high = tl.where(count <= most, low, high)
@@ -121,32 +141,43 @@ def bound_of_best(order, k, most):
 
 
 @triton.jit
-def places_of_best(order, k, most, shift):
-    """Which elements of each row of `order`, (rows, elements), hold the `k` best, their places, and how many they are.
+def places_of_best(order, index, k, most, shift, THREADS: tl.constexpr, UNIT: tl.constexpr):
+    """Which elements of a row `order`, (1, elements), hold the `k` best, their places, and how many they are, (1,).
 
-    They are `k` to `most`, of equal elements the first. Places follow one another in the order of elements. The lowest
-    `shift` bits of orders, see `SHIFTS`, tell none apart.
+    They are `k` to `most`, of equal elements those with the least `index`, int32; what is no element comes last, with a
+    negative index or one behind the row. Places come in any order. The lowest `shift` bits of orders, see `SHIFTS`, tell
+    none apart. A thread holds UNIT neighbours at a time.
     """
+    N: tl.constexpr = order.shape[1]
     order >>= shift
-    least = bound_of_best(order, k, most)[:, None]
-    # One sum and one scan for both counts.
-    pair = tl.where(order > least, 1, tl.where(order == least, COUNT_UNIT, 0))
-    total = tl.sum(pair, axis=1, keep_dims=True)
-    num_above = total & COUNT_MASK
-    num_equal = total >> COUNT_BITS
-    num_taken = tl.where(num_above + num_equal <= most, num_equal, k - num_above)
-    # Up to and with each element.
-    counts = tl.cumsum(pair, axis=1)
-    num_equal = counts >> COUNT_BITS
-    is_best = (order > least) | ((order == least) & (num_equal <= num_taken))
-    return is_best, (counts & COUNT_MASK) + tl.minimum(num_equal, num_taken) - 1, num_above + num_taken
+    least = bound_of_best(order, k, most, THREADS, UNIT)
+    is_best = order >= least[:, None]
+    count = tl.sum(is_best.to(tl.int32), axis=1)
+    if tl.max(count, axis=0) > most:
+        is_above = order > least[:, None]
+        num_equal = k - tl.sum(is_above.to(tl.int32), axis=1)
+        is_equal = is_best & (order == least[:, None])
+        rank = ~tl.where(index < 0, MAGNITUDE - tl.arange(0, N)[None, :], index)
+        low = tl.min(tl.where(is_equal, rank, MAGNITUDE), axis=1)
+        rank = tl.where(is_equal, rank, LOWEST)
+        last = narrow(rank, low, tl.max(rank, axis=1), num_equal, num_equal)
+        is_best = is_above | (rank >= last[:, None])
+        count = tl.sum(is_best.to(tl.int32), axis=1)
+    # Those of a thread follow one another: sums of all elements between threads would cost more.
+    ones = tl.reshape(is_best.to(tl.int32), (N // (THREADS * UNIT), THREADS, UNIT))
+    with_neighbours = tl.cumsum(ones, axis=2)
+    of_units = tl.sum(ones, axis=2)
+    before_unit = tl.cumsum(of_units, axis=0) - of_units
+    of_threads = tl.sum(of_units, axis=0)
+    before_thread = tl.cumsum(of_threads, axis=0) - of_threads
+    place = (before_unit + before_thread[None, :])[:, :, None] + with_neighbours - 1
+    return is_best, tl.reshape(place, (1, N)), count
 
 
 @triton.jit
-def store_kept(keys_ptr, row, most, place, key, is_best, count):
-    """Store the keys that `places_of_best` found at their places in `keys_ptr`, (rows, 2, most); how many. `row` is (1,)."""
-    to_ptr = keys_ptr + tl.sum(row, axis=0).to(tl.int64) * 2 * most
-    tl.store(to_ptr + place, key, mask=is_best)
+def store_kept(to_ptr, place, what, is_best, count):
+    """Store `what` of the elements that `places_of_best` found at their places; how many. `count` is (1,)."""
+    tl.store(to_ptr + place, what, mask=is_best)
     return tl.sum(tl.reshape(count, (1,)), axis=0)
 
 
@@ -217,14 +248,20 @@ def store_element(x_ptr, from_row, values_ptr, indices_ptr, place, key, mask):
 
 
 @triton.jit
-def store_best(x_ptr, from_row, keys_ptr, values_ptr, indices_ptr, row, count, k, most, SORT: tl.constexpr):
-    """Store elements and indices of the `k` best of the `count` keys that this program left, best first.
+def store_best(x_ptr, from_row, n, keys_ptr, values_ptr, indices_ptr, row, count, k, most, flip, SORT: tl.constexpr):
+    """Store elements and indices of the `k` best of the `count` elements whose indices this program left, best first.
 
-    `from_row` and `row` are (1,), `keys_ptr` (rows, 2, most).
+    The row of `n` elements starts at `from_row`. `keys_ptr` is (2, most); the indices, int32, are in its second half.
     """
-    row = tl.sum(row, axis=0).to(tl.int64)
-    from_row = tl.sum(from_row, axis=0)
-    best_ptr = sort_keys(keys_ptr + row * 2 * most, count, most, SORT)
+    kept_ptr = (keys_ptr + most).to(tl.pointer_type(tl.int32))
+    tl.debug_barrier()
+    for first in range(0, count, MERGED * SORT):
+        place = first + tl.arange(0, MERGED * SORT)
+        index = tl.load(kept_ptr + place, mask=place < count, other=-1)
+        mask = (index >= 0) & (index < n)
+        order = load_orders(x_ptr, from_row + index, mask, flip)
+        tl.store(keys_ptr + place, tl.where(mask, to_key(order, index), NONE), mask=place < count)
+    best_ptr = sort_keys(keys_ptr, count, most, SORT)
     for first in range(0, k, SORT):
         place = first + tl.arange(0, SORT)
         key = tl.load(best_ptr + place, mask=place < k, other=NONE)
@@ -244,10 +281,11 @@ def topk_row_kernel(
     stride_row,
     flip,
     shift,
-    UNIT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SORT: tl.constexpr,
+    THREADS: tl.constexpr,
+    UNIT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Rows whole in registers, several of them where they are SHORT. Grid: (ceil(rows / BLOCK_ROWS),).
@@ -255,26 +293,24 @@ def topk_row_kernel(
     `keys_ptr` is (rows, 2, most) words of scratch memory.
     """
     await_previous(OVERLAP)
-    n = n * UNIT
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    in_rows = row < rows
-    from_row = row.to(tl.int64) * (stride_row * UNIT)
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS
+    if BLOCK_ROWS > 1:
+        row = tl.minimum(row + tl.arange(0, BLOCK_ROWS)[:, None], rows - 1)
+    from_row = row * stride_row
     offs = tl.arange(0, BLOCK_N)[None, :]
-    mask = in_rows[:, None] & (offs < n)
-    order = load_orders(x_ptr, from_row[:, None] + offs, mask, flip)
+    order, begin = load_row(x_ptr, from_row, offs, n, flip, BLOCK_ROWS)
+    index = offs - begin
     if BLOCK_N <= SHORT:
-        key = tl.where(mask, to_key(order, offs), NONE)
+        mask = (index >= 0) & (index < n)
+        key = tl.where(mask, to_key(order, index), NONE)
         rank = num_above(tl.trans(key), key)
-        place = row.to(tl.int64)[:, None] * k + rank
-        store_element(x_ptr, from_row[:, None], values_ptr, indices_ptr, place, key, mask & (rank < k))
+        place = row * k + rank
+        store_element(x_ptr, from_row, values_ptr, indices_ptr, place, key, mask & (rank < k))
     else:
-        is_best, place, count = places_of_best(order, k, most, shift)
-        if BLOCK_N > FITTING:
-            # Read again: orders do not fit the registers beside places.
-            order = load_orders(x_ptr, from_row[:, None] + offs, mask & is_best, flip)
-        # Whatever is behind the row ranks behind it.
-        count = store_kept(keys_ptr, row, most, place, to_key(order, offs), is_best, count)
-        store_best(x_ptr, from_row, keys_ptr, values_ptr, indices_ptr, row, count, k, most, SORT)
+        is_best, place, count = places_of_best(order, index, k, most, shift, THREADS, UNIT)
+        keys_ptr += row * 2 * most
+        count = store_kept((keys_ptr + most).to(tl.pointer_type(tl.int32)), place, index, is_best, count)
+        store_best(x_ptr, from_row, n, keys_ptr, values_ptr, indices_ptr, row, count, k, most, flip, SORT)
 
 
 @triton.jit
@@ -285,20 +321,21 @@ def topk_groups_kernel(
     groups,
     stride_row,
     flip,
-    UNIT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     GROUP: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """The best order of each group of GROUP neighbours into `orders_ptr`, (rows, groups). Grid: (rows × blocks,)."""
+    """The best order of each group of GROUP neighbours into `orders_ptr`, (rows, groups). Grid: (rows × blocks,).
+
+    The first group begins with the 16 bytes that the row begins in.
+    """
     await_previous(OVERLAP)
-    n = n * UNIT
     NUM: tl.constexpr = BLOCK_N // GROUP
-    blocks = tl.cdiv(n, BLOCK_N)
+    blocks = tl.cdiv(groups, NUM)
     row = (tl.program_id(0) // blocks).to(tl.int64)
     block = tl.program_id(0) % blocks
-    offs = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    order = load_orders(x_ptr + row * (stride_row * UNIT), offs, offs < n, flip)
+    offs = block * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    order, _ = load_row(x_ptr, row * stride_row, offs, n, flip, 1)
     tops = tl.max(tl.reshape(order, (NUM, GROUP)), axis=1)
     number = block * NUM + tl.arange(0, NUM)
     tl.store(orders_ptr + row * groups + number, tops, mask=number < groups)
@@ -306,18 +343,30 @@ def topk_groups_kernel(
 
 @triton.jit
 def topk_select_kernel(
-    orders_ptr, keys_ptr, n, k, chunks, shift, UNIT: tl.constexpr, BLOCK_N: tl.constexpr, OVERLAP: tl.constexpr
+    orders_ptr,
+    keys_ptr,
+    n,
+    k,
+    chunks,
+    shift,
+    BLOCK_N: tl.constexpr,
+    THREADS: tl.constexpr,
+    UNIT: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
-    """Keys of the `k` best of each chunk of BLOCK_N orders, or keys, by position. Grid: (rows × chunks,).
+    """Keys of the `k` best of each chunk of BLOCK_N orders, or keys, in any order. Grid: (rows × chunks,).
 
     `orders_ptr` is (rows, n), orders or keys; `keys_ptr` (rows, chunks, k), NONE where a chunk has fewer.
     """
     await_previous(OVERLAP)
-    n = n * UNIT
     x_ptr = orders_ptr + (tl.program_id(0) // chunks).to(tl.int64) * n
     offs = tl.program_id(0) % chunks * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     order = load_orders(x_ptr, offs, offs < n, 0)
-    is_best, place, _ = places_of_best(order, k, k, shift)
+    index = offs
+    if orders_ptr.dtype.element_ty == tl.int64:
+        words_ptr = x_ptr.to(tl.pointer_type(tl.int32))
+        index = ~tl.load(words_ptr + 2 * offs, mask=offs < n, other=0)
+    is_best, place, _ = places_of_best(order, index, k, k, shift, THREADS, UNIT)
     # Read again: kept, they would not fit the registers.
     key = tl.load(x_ptr + offs, mask=is_best & (offs < n), other=0)
     if orders_ptr.dtype.element_ty == tl.int32:
@@ -342,19 +391,23 @@ def topk_finish_kernel(
     BLOCK_N: tl.constexpr,
     GROUP: tl.constexpr,
     SORT: tl.constexpr,
+    THREADS: tl.constexpr,
+    UNIT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """The `k` best elements of the groups whose keys are in `groups_ptr`, (rows, k), k · GROUP ≤ BLOCK_N. Grid: (rows,)."""
     await_previous(OVERLAP)
-    row = tl.program_id(0) + tl.arange(0, 1)
-    from_row = row.to(tl.int64) * stride_row
+    SIZE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth // 8
+    row = tl.program_id(0).to(tl.int64)
+    from_row = row * stride_row
+    begin = (((x_ptr.to(tl.int64) + from_row * SIZE) & 15) // SIZE).to(tl.int32)
     place = tl.arange(0, BLOCK_N)[None, :]
-    from_groups = groups_ptr + row.to(tl.int64)[:, None] * k
-    group = tl.load(from_groups + place // GROUP, mask=place < k * GROUP, other=NONE)
-    offs = index_of(group) * GROUP + place % GROUP
-    mask = (group != NONE) & (offs < n)
-    order = load_orders(x_ptr, from_row[:, None] + offs, mask, flip)
-    is_best, place, count = places_of_best(order, k, most, shift)
-    key = tl.where(mask, to_key(order, offs), NONE)
-    count = store_kept(keys_ptr, row, most, place, key, is_best, count)
-    store_best(x_ptr, from_row, keys_ptr, values_ptr, indices_ptr, row, count, k, most, SORT)
+    group = tl.load(groups_ptr + row * k + place // GROUP, mask=place < k * GROUP, other=NONE)
+    index = (index_of(group) * GROUP + place % GROUP - begin).to(tl.int32)
+    mask = (group != NONE) & (index >= 0) & (index < n)
+    order = load_orders(x_ptr, from_row + index, mask, flip)
+    index = tl.where(mask, index, -1)
+    is_best, place, count = places_of_best(order, index, k, most, shift, THREADS, UNIT)
+    keys_ptr += row * 2 * most
+    count = store_kept((keys_ptr + most).to(tl.pointer_type(tl.int32)), place, index, is_best, count)
+    store_best(x_ptr, from_row, n, keys_ptr, values_ptr, indices_ptr, row, count, k, most, flip, SORT)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from tilewire.kernels.runtime.kinds import name_of, unit_of
+from tilewire.kernels.runtime.kinds import name_of
 from tilewire.kernels.runtime.launch import Launch, LaunchCache, are_aligned, device_number
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
 from tilewire.kernels.runtime.rows import as_rows, check_rows, row_stride
@@ -111,7 +111,7 @@ def prepare(
         is_direct = is_last and stride is not None
         stride = x.shape[axis] if stride is None else stride
         unit = 16 // x.element_size()
-        is_aligned = (not is_direct or are_aligned((x,))) and stride % unit == 0 and rows.shape[-1] % unit == 0
+        is_aligned = (not is_direct or are_aligned((x,))) and stride % unit == 0
         num_rows = math.prod(rows.shape[:-1])
         problem = Problem(num_rows, rows.shape[-1], values.shape[axis], name_of(x.dtype), is_aligned)
         target = current(x.get_device())
@@ -164,10 +164,9 @@ def _in_cuts(
 def _pipeline(
     problem: Problem, stride: int, flip: int, config: Config, target: Target, device: torch.device
 ) -> Prepared:
-    binaries = built(problem.dtype, config, problem.is_aligned, target)
-    unit = unit_of(problem.dtype, is_aligned=problem.is_aligned)
-    rows, n = problem.rows, problem.n
-    sizes = {"rows": rows, "n": n // unit, "k": problem.k, "stride_row": stride // unit, "flip": flip}
+    binaries = built(problem.dtype, config, target)
+    rows = problem.rows
+    sizes = {"rows": rows, "n": problem.n, "k": problem.k, "stride_row": stride, "flip": flip}
     sizes |= {"shift": SHIFTS[problem.dtype]}
     sizes["most"] = num_kept(problem.k)
     kept = {"kept": Part(torch.int64, (rows, max(1, config.scratch(problem.k))))}
@@ -175,11 +174,11 @@ def _pipeline(
         launch = Launch(binaries["row"], (-(-rows // config.row.block_rows),), sizes, device)
         return Pipeline(_TENSORS, [Step(launch, ("x", "kept", "values", "indices"))], device, kept)
     assert config.groups is not None, "This is a bug."
-    groups = -(-n // config.group)
-    programs = rows * -(-n // config.groups.block_n)
+    groups = -(-problem.num_places // config.group)
+    programs = rows * -(-groups // (config.groups.block_n // config.group))
     first = Launch(binaries["groups"], (programs,), sizes | {"groups": groups}, device)
     steps, parts = select_steps(rows, groups, problem.k, config.select, device, sizes["shift"])
-    finish = Launch(binaries["finish"], (rows,), sizes | {"n": n, "stride_row": stride}, device)
+    finish = Launch(binaries["finish"], (rows,), sizes, device)
     names = ("x", steps[-1].operands[-1], "kept", "values", "indices")
     return Pipeline(_TENSORS, [Step(first, ("x", "orders")), *steps, Step(finish, names)], device, parts | kept)
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from tilewire.kernels.runtime.binaries import binary
-from tilewire.kernels.runtime.kinds import FLOATS, pointer, unit_of
+from tilewire.kernels.runtime.kinds import FLOATS, ITEM_BYTES, pointer
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.topk.configs import WIDTHS, Block, Config, enumerate_configs, select_blocks
@@ -18,25 +18,27 @@ from tilewire.kernels.topk.kernel import (
 )
 
 
-def members(target: Target) -> Iterator[tuple[str, Config, bool]]:
+def members(target: Target) -> Iterator[tuple[str, Config]]:
     """What `built` takes, for every configuration that can be chosen on `target`."""
-    for config, dtype, is_aligned in itertools.product(enumerate_configs(target), FLOATS, (True, False)):
-        yield dtype, config, is_aligned
+    for config, dtype in itertools.product(enumerate_configs(target), FLOATS):
+        yield dtype, config
 
 
-def built(dtype: str, config: Config, is_aligned: bool, target: Target) -> dict[str, Variant]:
+def built(dtype: str, config: Config, target: Target) -> dict[str, Variant]:
     """The binaries of `config` by role, but for those that select: `row`, or `groups` and `finish`."""
     x = dict.fromkeys(("x_ptr", "values_ptr"), pointer(dtype))
-    unit = {"UNIT": unit_of(dtype, is_aligned=is_aligned)}
     if config.row is not None:
-        return {"row": binary(topk_row_kernel, x, unit | blocks_of(config.row), config.row.num_warps, target)}
+        constants = constants_of(config.row, target, 16 // ITEM_BYTES[dtype])
+        return {"row": binary(topk_row_kernel, x, constants, config.row.num_warps, target)}
     assert config.groups is not None, "This is a bug."
     assert config.finish is not None, "This is a bug."
     group = {"GROUP": config.group}
-    groups = binary(topk_groups_kernel, x, unit | group | blocks_of(config.groups), config.groups.num_warps, target)
-    types = x | {"groups_ptr": "*i64"}
-    finish = binary(topk_finish_kernel, types, group | blocks_of(config.finish), config.finish.num_warps, target)
-    return {"groups": groups, "finish": finish}
+    groups = group | constants_of(config.groups, target)
+    finish = group | constants_of(config.finish, target)
+    return {
+        "groups": binary(topk_groups_kernel, x, groups, config.groups.num_warps, target),
+        "finish": binary(topk_finish_kernel, x | {"groups_ptr": "*i64"}, finish, config.finish.num_warps, target),
+    }
 
 
 def selecting(target: Target) -> list[tuple[Block, bool]]:
@@ -48,9 +50,16 @@ def selecting(target: Target) -> list[tuple[Block, bool]]:
 def select_variant(block: Block, of_keys: bool, target: Target) -> Variant:
     """The binary that selects among orders, or among keys."""
     types = {"orders_ptr": "*i64"} if of_keys else {}
-    return binary(topk_select_kernel, types, {"UNIT": 1} | blocks_of(block), block.num_warps, target)
+    return binary(topk_select_kernel, types, constants_of(block, target), block.num_warps, target)
 
 
-def blocks_of(block: Block) -> dict[str, int]:
-    """The constants of `block`."""
-    return {"BLOCK_ROWS": block.block_rows, "BLOCK_N": block.block_n, "SORT": block.sort}
+def constants_of(block: Block, target: Target, unit: int = 1) -> dict[str, int]:
+    """The constants of `block`, whose threads hold `unit` neighbours at a time."""
+    threads = min(block.block_n, target.warp_size * block.num_warps)
+    return {
+        "BLOCK_ROWS": block.block_rows,
+        "BLOCK_N": block.block_n,
+        "SORT": block.sort,
+        "THREADS": threads,
+        "UNIT": min(unit, block.block_n // threads),
+    }

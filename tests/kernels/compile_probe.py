@@ -135,7 +135,7 @@ def ranking_variants(target):
     for k, n in ((10, 1_000_000), (50, 4000), (1000, 4000)):
         problem = TopKProblem(64, n, k, "float32")
         blocks = choose_topk(problem, target)
-        for role, variant in built(problem.dtype, blocks, True, target).items():
+        for role, variant in built(problem.dtype, blocks, target).items():
             yield f"topk {k} {n} {role}{' unaligned' if role == 'finish' else ''}", variant
         for of_keys, block in itertools.product((False, True), blocks.select):
             yield f"topk select {block.block_n} {of_keys} unaligned", select_variant(block, of_keys, target)

@@ -49,7 +49,7 @@ def listed(op, name):
 def test_every_topk(rows, n, k, dtype, is_aligned, name):
     problem = topk_configs.Problem(rows, n, min(k, n), dtype, is_aligned)
     config = topk_configs.choose(problem, TARGETS[name])
-    found = built(dtype, config, is_aligned, TARGETS[name]).values()
+    found = built(dtype, config, TARGETS[name]).values()
     selects = [select_variant(block, of_keys, TARGETS[name]) for block in config.select for of_keys in (True, False)]
     assert {*found, *selects} <= listed("topk", name)
 

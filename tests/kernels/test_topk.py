@@ -54,6 +54,20 @@ def test_wide(width, generator):
     check(x[:, : width + 1], width - 1, largest=False)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n", [9, 33, 120, 301])
+def test_rows_that_begin_anywhere(dtype, n, generator):
+    # Whatever lies around a row is better than all that it holds.
+    around = torch.full((9, 2 * n + 9), INF).to(dtype)
+    for first in range(9):
+        x = around[:3, first : first + n]
+        x.copy_(torch.randint(0, 20, x.shape, generator=generator))
+        check(x, min(n, 12))
+        x.copy_(torch.randn(x.shape, generator=generator))
+        check(x, min(n, 12))
+        around.fill_(INF)
+
+
 def test_long_rows_merge_several_times(generator):
     x = torch.randint(0, 400, (2, 1003), generator=generator).float()
     values, indices = torch.full((2, 9), NAN), torch.full((2, 9), -7)
