@@ -316,10 +316,12 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--device", default="cpu", help="of the server: cpu, cpu:0,1, cuda")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="the report as JSON")
     arguments = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder, serving(Path(folder, "log"), *FLAGS) as server:
+    flags = (*FLAGS, "--device", arguments.device)
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder, "log"), *flags) as server:
         report = fuzz(server, arguments.requests, arguments.workers, arguments.seed)
         with server.client() as client:
             report["about"] = describe(client.get("/v2").json(), "benchmarks.fuzz", list(argv))

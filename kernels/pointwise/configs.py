@@ -53,7 +53,9 @@ def choose(problem: Problem, target: Target) -> Config:
     configs = configs_for(problem.specialization, target)
     if problem.specialization.outer_rank == 0:
         return configs[0] if problem.n <= _FEW_PER_SM * target.num_sms else configs[-1]
-    return configs[0] if problem.n < _LONG else configs[-1]
+    # Element by element, a block of many short rows is a long chain for each thread.
+    longest = _LONG if problem.specialization.is_aligned else _LENGTHS[0] + 1
+    return configs[0] if problem.n < longest else configs[-1]
 
 
 def configs_for(specialization: Specialization, target: Target) -> tuple[Config, ...]:

@@ -108,6 +108,7 @@ _ALONE = 4
 # By rising number of elements: blocks by rising number of rows, up to so many a multiprocessor. Programs start at a rate
 # that many small ones do not reach; few large ones leave multiprocessors idle.
 _ROWS: tuple[tuple[float, tuple[tuple[float, Config], ...]], ...] = (
+    (4, ((math.inf, Config(512, 4, 4)),)),
     (16, ((math.inf, Config(128, 16, 4)),)),
     (32, ((math.inf, Config(64, 32, 4)),)),
     (64, ((128, Config(8, 64, 1)), (math.inf, Config(32, 64, 4)))),
@@ -116,11 +117,18 @@ _ROWS: tuple[tuple[float, tuple[tuple[float, Config], ...]], ...] = (
     (512, ((8, Config(1, 512, 1)), (math.inf, Config(4, 256, 4)))),
     (1024, ((2, Config(1, 512, 1)), (32, Config(2, 1024, 4)), (math.inf, Config(4, 256, 4)))),
     (2048, ((2, Config(1, 512, 1)), (8, Config(1, 2048, 4)), (math.inf, Config(2, 512, 2)))),
-    (16384, ((8, Config(1, 4096, 8)), (math.inf, Config(1, 1024, 4)))),
-    (math.inf, ((8, Config(1, 2048, 8)), (math.inf, Config(1, 1024, 4)))),
+    (math.inf, ((8, Config(1, 4096, 8)), (math.inf, Config(1, 1024, 4)))),
 )
-# Columns by falling width of a block, with the number of blocks a multiprocessor that it is taken for.
-_COLUMNS = ((1.2, Config(1024, 4, 4)), (8, Config(256, 16, 4)), (0.15, Config(64, 64, 4)), (0, Config(16, 256, 8)))
+# Columns by falling width of a block, with the number of blocks a multiprocessor that it is taken for, and the number of
+# elements below which so much fewer blocks are enough.
+_COLUMNS = (
+    (1.2, 1, Config(1024, 4, 4)),
+    (8, 256, Config(256, 16, 4)),
+    (0.15, 1, Config(64, 64, 4)),
+    (0, 1, Config(16, 256, 8)),
+)
+# For columns of few elements, where all are fewer than so many wide blocks a multiprocessor.
+_SHORT, _FEW_N, _FEW_BLOCKS = Config(256, 4, 4), 8, 4
 # For few neighbouring columns.
 _NARROW, _FEW_INNER = Config(2, 512, 4), 8
 _INTERPRETED_ROWS = (Config(2, 16, 4), Config(1, 32, 4))
@@ -137,11 +145,14 @@ def choose(problem: Problem, target: Target) -> Config:
         config = next(config for most, config in blocks if problem.rows <= most * target.num_sms)
     elif problem.rows_inner <= _FEW_INNER:
         config = _NARROW
+    elif problem.n <= _FEW_N and problem.rows < _FEW_BLOCKS * _COLUMNS[0][2].block_rows * target.num_sms:
+        config = _SHORT
     else:
         config = next(
             config
-            for least, config in _COLUMNS
-            if _num_tiles(problem, config) >= least * target.num_sms and 2 * problem.rows_inner > config.block_rows
+            for least, n, config in _COLUMNS
+            if _num_tiles(problem, config) >= least * min(1.0, problem.n / n) * target.num_sms
+            and 2 * problem.rows_inner > config.block_rows
         )
     return share(problem, config, target)
 
@@ -169,7 +180,7 @@ def configs_for(target: Target, *, is_row: bool) -> tuple[Config, ...]:
         return _INTERPRETED_ROWS if is_row else _INTERPRETED_COLUMNS
     if is_row:
         return tuple(dict.fromkeys(config for _, blocks in _ROWS for _, config in blocks))
-    return (*(config for _, config in _COLUMNS), _NARROW)
+    return (*(config for _, _, config in _COLUMNS), _NARROW, _SHORT)
 
 
 def enumerate_configs(target: Target) -> Iterator[tuple[Problem, Config]]:

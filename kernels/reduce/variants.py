@@ -29,6 +29,6 @@ def _lane(problem: Problem, config: Config, target: Target) -> int:
     """Elements of a row that one thread holds at a time, as the compiler spreads a block over threads."""
     if problem.is_row:
         # Element by element, neighbours lie in other threads.
-        return problem.unit
+        return min(problem.unit, config.block_n)
     threads = target.warp_size * config.num_warps
     return max(1, config.block_n // max(1, threads * problem.unit // config.block_rows))

@@ -325,11 +325,12 @@ class Settings(BaseSettings):
         )
 
     def engine(
-        self, index: int, listen_fd: int, vault_fd: int, board_fd: int, restarts: int, kept: Handover
+        self, index: int, listen_fd: int, vault_fd: int, board_fd: int, restarts: int, was_ready: bool, kept: Handover
     ) -> EngineSettings:
-        """The slice that engine `index` gets."""
+        """The slice that engine `index` gets. One after an engine that `was_ready` does not try its kernels again."""
         return self._slice(
             EngineSettings,
+            warmup="load" if was_ready and self.warmup == "run" else self.warmup,
             index=index,
             device=devices_of(self.device)[index],
             num_engines=len(devices_of(self.device)),

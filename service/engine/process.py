@@ -115,8 +115,11 @@ def open_backend(device: str, *, batch_invariant: bool) -> Backend:
 
 
 def import_kernels(device: str) -> None:
-    """Imports what the backend of a GPU needs, before it is known whether this process will serve."""
-    is_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    """Imports what the backend of a GPU needs, before it is known whether this process will serve.
+
+    The driver is opened, which takes no memory of a device.
+    """
+    is_gpu = not device.startswith("cpu") and torch.cuda.is_available()
     if is_gpu and find_spec("triton") is not None:
         importlib.import_module("tilewire.service.engine.backends.gpu.backend")
 

@@ -109,7 +109,8 @@ class Child:
     Args:
         name: For the log: `engine-0`, `gateway-1`.
         spare: Source of its processes.
-        make: Factory of its settings for a number of restarts; their descriptors are open in the block.
+        make: Factory of its settings for a number of restarts, and whether one of those before was ready; their
+            descriptors are open in the block.
         totals: Gets its figures.
         exposition: Source of the text that it serves as `/metrics`.
         history: Source of the last minutes.
@@ -127,7 +128,7 @@ class Child:
         self,
         name: str,
         spare: Spare,
-        make: Callable[[int], AbstractContextManager[ChildSettings]],
+        make: Callable[[int, bool], AbstractContextManager[ChildSettings]],
         totals: Totals,
         exposition: Exposition,
         history: History,
@@ -187,7 +188,7 @@ class Child:
     async def _live(self, restarts: int) -> int:
         spawned = await self._spare.take()
         self._process, ours = spawned.process, spawned.control
-        with self._make(restarts) as settings, contextlib.suppress(OSError):
+        with self._make(restarts, self._was_ready) as settings, contextlib.suppress(OSError):
             # In a thread: it has to wait for a process that is only just importing.
             await asyncio.to_thread(child.send_settings, ours, settings, settings.fds)
         ours.setblocking(False)

@@ -129,7 +129,7 @@ class Supervisor:
                 Child(
                     settings.name,
                     Spare("tilewire.service.gateway" + ("" if is_http else ".grpc"), is_wanted=False),
-                    lambda _restarts, settings=settings: contextlib.nullcontext(settings),  # type: ignore[misc]
+                    lambda _restarts, _was_ready, settings=settings: contextlib.nullcontext(settings),  # type: ignore[misc]
                     totals,
                     exposition,
                     history,
@@ -186,12 +186,12 @@ class Supervisor:
 
     def _engine_settings(
         self, index: int, door: socket.socket, vault_fd: int, before: Callable[[], None]
-    ) -> Callable[[int], AbstractContextManager[EngineSettings]]:
+    ) -> Callable[[int, bool], AbstractContextManager[EngineSettings]]:
         @contextlib.contextmanager
-        def make(restarts: int) -> Iterator[EngineSettings]:
+        def make(restarts: int, was_ready: bool) -> Iterator[EngineSettings]:
             before()
             with self._vault.handover(index) as kept:
-                yield self._settings.engine(index, door.fileno(), vault_fd, self._board, restarts, kept)
+                yield self._settings.engine(index, door.fileno(), vault_fd, self._board, restarts, was_ready, kept)
 
         return make
 

@@ -15,6 +15,7 @@ from tilewire.service.config.memory import memory_bytes
 from tilewire.service.config.parsers import devices_of, keyless_of
 from tilewire.service.config.process import Inherited, TracingSettings
 from tilewire.service.config.settings import BUSY_POLL_S, Settings, default_arena_bytes
+from tilewire.service.supervisor.handover import Handover
 
 
 @pytest.mark.parametrize(
@@ -169,3 +170,12 @@ def test_the_arena_is_large_enough_or_chosen() -> None:
     assert Settings(arena_bytes=2**20).num_arena_bytes == 2**20
     with pytest.raises(ValidationError, match="1048576"):
         Settings(arena_bytes=2**20 - 1)
+
+
+def test_an_engine_after_one_that_was_ready_loads_its_kernels_without_trying_them() -> None:
+    def warmup(settings: Settings, *, was_ready: bool) -> str:
+        return settings.engine(0, 3, 4, 5, int(was_ready), was_ready, Handover()).warmup
+
+    assert warmup(Settings(), was_ready=False) == "run"
+    assert warmup(Settings(), was_ready=True) == "load"
+    assert warmup(Settings(warmup="none"), was_ready=True) == "none"
