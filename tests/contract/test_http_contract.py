@@ -255,9 +255,10 @@ def test_a_connection_closes_behind_connect(raw: Raw) -> None:
     assert connection.is_closed()
 
 
-def test_neither_length_nor_chunks_is_411(raw: Raw) -> None:
+@pytest.mark.parametrize("path", ["/v1/matmul", "/v1/run"])
+def test_neither_length_nor_chunks_is_411(raw: Raw, path: str) -> None:
     connection = raw()
-    connection.send(head("POST", "/v1/matmul"))
+    connection.send(head("POST", path))
     answer = connection.answer()
     assert answer.status == 411
     assert answer.json()["detail"].startswith("Content-Length")
