@@ -1,4 +1,4 @@
-"""Conditions on the version of a resident tensor: the header `If-Match`, and what it means."""
+"""Conditions on the version of what a path names: the headers `If-Match` and `If-None-Match`, and what they mean."""
 
 from __future__ import annotations
 
@@ -38,6 +38,17 @@ def parse_match(value: str | None) -> Match | None:
         is_ours = found[1] is None and found[2].isascii() and found[2].isdigit() and len(found[2]) <= 20
         versions.append(int(found[2]) if is_ours else _FOREIGN)
     return tuple(versions)
+
+
+def is_known(value: str | None, tag: str) -> bool:
+    """Whether a header `If-None-Match` says that its sender has what an entity tag names.
+
+    Args:
+        value: Value of the header, or None.
+        tag: The entity tag. A weak one of the header counts as well: proxies that compress make tags weak.
+    """
+    known = {one.strip().removeprefix("W/") for one in (value or "").split(",")}
+    return tag in known or "*" in known
 
 
 def is_match(match: Match | None, version: int | None) -> bool:

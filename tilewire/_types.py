@@ -252,7 +252,7 @@ class NormalizeOptions(DtypeOptions, total=False):
         weight: (N,), multiplied with the normalized elements.
         bias: (N,), added to them.
         axis: Axis that is normalized; the last by default.
-        eps: Added under the root; 1e-5 for `layer`, 1e-6 for `rms`, 1e-12 for `l2`.
+        eps: Added under the root; for `l2` the smallest divisor. 1e-5 for `layer`, 1e-6 for `rms`, 1e-12 for `l2`.
     """
 
     weight: Operand | None

@@ -237,6 +237,23 @@ def test_infer_requests_are_bound_by_the_same_rights(guarded: LiveServer, reader
         assert raw.answer().status == 403
 
 
+def test_who_may_run_no_program_hears_of_none_under_v2(reader: httpx.Client, admin: httpx.Client) -> None:
+    steps = [{"op": "softmax", "inputs": {"x": "@secret/w"}, "as": "p"}]
+    admin.put("/v1/programs/hidden", json={"inputs": {}, "steps": steps, "outputs": ["p"]}).raise_for_status()
+    check_problem(reader.get("/v1/programs/hidden"), 403, "program")
+    for name in ("hidden", "none"):
+        for call in ("", "/config", "/ready", "/stats", "/versions/1"):
+            check_error(reader.get(f"/v2/models/{name}{call}"), 403, "program")
+            assert admin.get(f"/v2/models/{name}{call}").status_code == (200 if name == "hidden" else 404)
+    for client, hears in ((reader, False), (admin, True)):
+        listed = client.get("/v2/models/stats").json()["model_stats"], client.post("/v2/repository/index").json()
+        for models in listed:
+            assert {"matmul", *(["hidden"] if hears else [])} <= {one["name"] for one in models}
+            assert ("hidden" in {one["name"] for one in models}) == hears
+    assert reader.get("/v2/models/softmax").status_code == 200
+    assert admin.delete("/v1/programs/hidden").status_code == 204
+
+
 # ── 429 ───────────────────────────────────────────────────────────────────────────────────────────
 
 

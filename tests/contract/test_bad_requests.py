@@ -184,3 +184,21 @@ def test_bodies_in_no_known_format_are_415(client: httpx.Client, content_type: s
 def test_content_encodings_are_415(client: httpx.Client) -> None:
     response = client.post("/v1/matmul", content=PRODUCT, headers={**SAFETENSORS, "content-encoding": "gzip"})
     check_problem(response, 415, "Content-Encoding")
+
+
+def test_content_encodings_are_415_where_the_body_may_be_left_out(client: httpx.Client) -> None:
+    for name, array in (("a", A), ("b", B)):
+        client.put(f"/v1/tensors/encoded/{name}", content=to_npy(array)).raise_for_status()
+    body, headers = to_safetensors({"bias": np.ones(B.shape[-1], np.float32)}), {"content-encoding": "gzip"}
+    response = client.post("/v1/matmul?a=@encoded/a&b=@encoded/b", content=body, headers=headers)
+    check_problem(response, 415, "Content-Encoding")
+
+
+def test_a_deadline_of_less_than_a_nanosecond_passes(client: httpx.Client) -> None:
+    check_problem(client.post("/v1/matmul?timeout_ms=0.0000001", content=PRODUCT), 504, "deadline")
+
+
+@pytest.mark.parametrize(("query", "field"), [("placment=single", "placment"), ("dtype=float16", "dtype")])
+def test_uploads_with_parameters_that_there_are_not_are_400(client: httpx.Client, query: str, field: str) -> None:
+    check_problem(client.put(f"/v1/tensors/misspelt?{query}", content=to_npy(A)), 400, field, "placement")
+    assert client.head("/v1/tensors/misspelt").status_code == 404

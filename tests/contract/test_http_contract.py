@@ -246,6 +246,26 @@ def test_codings_that_do_not_end_in_chunks_are_400(raw: Raw, coding: str) -> Non
     assert connection.is_closed()
 
 
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (b"GET /healthz HTTP/1.1\r\n\r\n", "Host: expected once, got 0"),
+        (b"GET /v2 HTTP/1.1\r\nhost: a b\r\n\r\n", "Host: expected a name or an address"),
+        (head("GET", "/healthz", x_long="a" * 70_000), "the request line and headers exceed 65536 bytes"),
+        (head("POST", "/v1/matmul", transfer_encoding="gzip"), "Transfer-Encoding"),
+        (head("POST", "/v1/matmul", content_length="+5"), "Content-Length"),
+        (head("BREW", "/v1/matmul"), "method"),
+    ],
+)
+def test_what_is_no_request_is_told_why(raw: Raw, bad: bytes, said: str) -> None:
+    connection = raw()
+    connection.send(bad)
+    answer = connection.answer()
+    assert answer.status == 400
+    assert said in answer.json().get("detail", answer.json().get("error"))
+    assert connection.is_closed()
+
+
 def test_a_connection_closes_behind_connect(raw: Raw) -> None:
     connection = raw()
     connection.send(b"CONNECT tests:443 HTTP/1.1\r\nhost: tests:443\r\n\r\n" + head("GET", "/healthz"))
@@ -255,9 +275,10 @@ def test_a_connection_closes_behind_connect(raw: Raw) -> None:
     assert connection.is_closed()
 
 
-def test_neither_length_nor_chunks_is_411(raw: Raw) -> None:
+@pytest.mark.parametrize("path", ["/v1/matmul", "/v1/run"])
+def test_neither_length_nor_chunks_is_411(raw: Raw, path: str) -> None:
     connection = raw()
-    connection.send(head("POST", "/v1/matmul"))
+    connection.send(head("POST", path))
     answer = connection.answer()
     assert answer.status == 411
     assert answer.json()["detail"].startswith("Content-Length")

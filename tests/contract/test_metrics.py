@@ -100,6 +100,11 @@ def test_labels_are_closed_sets(used: httpx.Client) -> None:
     assert "pid" not in values
 
 
+def test_text_for_a_scraper_that_refuses_openmetrics(client: httpx.Client) -> None:
+    response = client.get("/metrics", headers={"accept": "application/openmetrics-text;q=0, */*"})
+    assert response.headers["content-type"].startswith("text/plain")
+
+
 def test_openmetrics_for_a_scraper_that_takes_it(used: httpx.Client) -> None:
     response = used.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
     assert response.headers["content-type"].startswith("application/openmetrics-text")

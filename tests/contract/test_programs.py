@@ -139,6 +139,20 @@ def test_a_program_may_take_one_shape_only(client: httpx.Client, shape: list[int
         np.testing.assert_allclose(np.load(io.BytesIO(response.content)).sum(-1), np.ones(3), rtol=1e-6)
 
 
+def test_a_program_may_read_residents_alone(client: httpx.Client) -> None:
+    client.put("/v1/tensors/alone", content=to_npy(X)).raise_for_status()
+    steps = [{"op": "softmax", "inputs": {"x": "@alone"}, "as": "p"}]
+    text = {"inputs": {}, "steps": steps, "outputs": ["p"]}
+    client.put("/v1/programs/alone", json=text).raise_for_status()
+    for answer in (
+        client.post("/v1/programs/alone", headers={"accept": "application/json"}),
+        client.post("/v1/run", json={"program": text}),
+    ):
+        np.testing.assert_allclose(np.sum(answer.raise_for_status().json()["p"], -1), np.ones(3), rtol=1e-6)
+    inferred = client.post("/v2/models/alone/infer", json={"inputs": []}).raise_for_status().json()
+    assert inferred["outputs"][0]["shape"] == [3, 8]
+
+
 def test_rows_of_other_requests_stay_out_of_a_sum_over_rows(client: httpx.Client, server: LiveServer) -> None:
     steps = [
         {"op": "reduce", "inputs": {"x": "x"}, "options": {"kind": "sum"}, "as": "s"},
@@ -265,7 +279,7 @@ def test_what_cannot_work_is_refused_at_the_upload(
 
 def test_names_and_inputs_that_cannot_be_right(client: httpx.Client, mlp: str) -> None:
     check_problem(client.put("/v1/programs/matmul", json=MLP), 400, "name")
-    for name in ("a%20b", "a/b", "a%2Fb"):
+    for name in ("", "a%20b", "a/b", "a%2Fb"):
         check_problem(client.put(f"/v1/programs/{name}", json=MLP), 400, "name")
         check_problem(client.get(f"/v1/programs/{name}"), 400, "name")
         check_problem(client.post(f"/v1/programs/{name}", content=to_safetensors({"x": X})), 400, "name")
@@ -281,7 +295,8 @@ def test_names_and_inputs_that_cannot_be_right(client: httpx.Client, mlp: str) -
     for name in ("", "y", "program", "@mlp/w2"):
         answer = client.post(f"/v1/programs/{mlp}?{name}=@mlp/w1", content=to_safetensors({"x": X}))
         check_problem(answer, 400, f"{name}: program has no such input; it has x")
-    check_problem(client.put("/v1/programs/other", content=b"{"), 400, "program")
+    for text in (b"{", b'{"a": "\xff"}', b'{"inputs": {}, "inputs": {}}'):
+        check_problem(client.put("/v1/programs/other", content=text), 400, "program")
 
 
 def test_a_kept_program_is_a_model(client: httpx.Client, mlp: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 import tilewire
 from tests.conftest import StartServer
 from tests.support.live_server import LiveServer
-from tests.support.problems import check_problem
+from tests.support.problems import check_error, check_problem
 from tests.support.tensor_bodies import from_safetensors, to_npy, to_safetensors
 
 EYE = np.eye(2, dtype=np.float32)
@@ -165,6 +165,31 @@ def test_a_condition_that_is_not_checked_changes_nothing(client: httpx.Client, p
         check_problem(client.put(path, content=body, headers={"if-none-match": value}), 400, "if-none-match")
         check_problem(client.delete(path, headers={"if-none-match": value}), 400, "if-none-match")
     assert client.get(path).headers["etag"] == tag
+
+
+@pytest.mark.parametrize("value", ["*", '"1"'])
+def test_a_result_is_not_stored_under_a_condition_that_is_not_checked(client: httpx.Client, value: str) -> None:
+    tag, headers = put(client, 1).headers["etag"], {"if-none-match": value}
+    both = to_safetensors({"a": EYE, "b": EYE})
+    check_problem(client.post("/v1/matmul?store=@versioned", content=both, headers=headers), 400, "if-none-match")
+    inputs = [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 0]}]
+    body = {"inputs": inputs, "parameters": {"store": "versioned"}}
+    check_error(client.post("/v2/models/softmax/infer", json=body, headers=headers), 400, "if-none-match")
+    assert client.head("/v1/tensors/versioned").headers["etag"] == tag
+    assert client.post("/v1/matmul", content=both, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/tensors/versioned", "/v1/programs/versioned"])
+def test_who_has_the_version_is_not_sent_it_again(client: httpx.Client, path: str) -> None:
+    put(client, 1)
+    client.put("/v1/programs/versioned", json=PROGRAM).raise_for_status()
+    tag = client.get(path).headers["etag"]
+    for known in (tag, f"W/{tag}", f'"1",{tag}', "*"):
+        for method in ("GET", "HEAD"):
+            answer = client.request(method, path, headers={"if-none-match": known})
+            assert (answer.status_code, answer.headers["etag"], answer.content) == (304, tag, b"")
+    assert client.get(path, headers={"if-none-match": '"1"'}).status_code == 200
+    check_problem(client.get(path, headers={"if-none-match": tag, "if-match": '"1"'}), 412, "if-match")
 
 
 @pytest.mark.parametrize("value", ["", "17", '"17', '"1" "2"'])

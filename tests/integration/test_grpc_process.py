@@ -170,9 +170,30 @@ def test_residents_over_http_are_seen_at_once(shared_server: StartServer) -> Non
 @pytest.fixture(scope="module")
 def keyed(shared_server: StartServer, collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> LiveServer:
     """Requires API keys, and traces what its callers trace."""
-    entries = entry("slow", "tw_slow", 'ops = ["*"]\nrequests_per_s = 0.01'), entry("free", "tw_free", 'ops = ["*"]')
+    entries = (
+        entry("none", "tw_none", "ops = []"),
+        entry("slow", "tw_slow", 'ops = ["*"]\nrequests_per_s = 0.01'),
+        entry("free", "tw_free", 'ops = ["*"]\nwrite = ["*"]'),
+    )
     keys = keys_file(tmp_path_factory.mktemp("keys"), *entries)
     return shared_server(*FLAGS, "--api-keys-file", str(keys), "--otlp-endpoint", collector.url, "--trace-ratio", "0")
+
+
+def test_who_may_run_no_program_hears_of_none(keyed: LiveServer) -> None:
+    steps = [{"op": "softmax", "inputs": {"x": "x"}, "as": "p"}]
+    text = {"inputs": {"x": {"dtype": "float32", "shape": [2]}}, "steps": steps, "outputs": ["p"]}
+    with keyed.client() as client, channel_to(keyed) as channel:
+        headers = {"x-api-key": "tw_free"}
+        client.put("/v1/programs/hidden", json=text, headers=headers).raise_for_status()
+        for key, hears in (("tw_none", False), ("tw_free", True)):
+            metadata = [("authorization", f"Bearer {key}")]
+            index = ask(channel, "RepositoryIndex", metadata).models
+            stats = ask(channel, "ModelStatistics", metadata).model_stats
+            assert [("hidden" in {one.name for one in models}) for models in (index, stats)] == [hears, hears]
+        for method in ("ModelMetadata", "ModelConfig", "ModelReady", "ModelStatistics"):
+            with refused(grpc.StatusCode.PERMISSION_DENIED, "program"):
+                ask(channel, method, [("authorization", "Bearer tw_none")], name="hidden")
+        client.delete("/v1/programs/hidden", headers=headers).raise_for_status()
 
 
 def test_quotas_count_both_doors(keyed: LiveServer) -> None:

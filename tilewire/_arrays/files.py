@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -53,6 +56,18 @@ class Source:
         raise ValueError(f"{self.path}: expected a file that ends in {_FORMATS}")
 
 
+class CannotWriteError(Exception):
+    """A file cannot be written. Transports take an `OSError` for a broken connection, so this is none.
+
+    Attributes:
+        reason: The system's error.
+    """
+
+    def __init__(self, reason: OSError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
 @dataclass(slots=True)
 class Destination:
     """A file that an answer is received into, without a copy in this process's memory. Replaced whole or not at all.
@@ -75,18 +90,38 @@ class Destination:
         return _CONTENT_TYPES[self.path.suffix]
 
     def make_buffer(self, num_bytes: int) -> memoryview:
-        """Returns memory that is the file's."""
-        with self._partial.open("w+b") as file:
-            if not num_bytes:
-                return memoryview(b"")
-            file.truncate(num_bytes)
-            return memoryview(mmap.mmap(file.fileno(), num_bytes))
+        """Returns memory that is the file's.
+
+        Raises:
+            CannotWriteError: There is no room for it, or it cannot be written at all.
+        """
+        try:
+            with self._partial.open("w+b") as file:
+                if not num_bytes:
+                    return memoryview(b"")
+                file.truncate(num_bytes)
+                # Writing to memory of a hole ends the process when the disk is full. macOS has no such call.
+                if sys.platform != "darwin":
+                    os.posix_fallocate(file.fileno(), 0, num_bytes)
+                return memoryview(mmap.mmap(file.fileno(), num_bytes))
+        except OSError as error:
+            raise CannotWriteError(error) from error
 
     def finish(self) -> Path:
         """Gives the whole file its name."""
         self._partial.replace(self.path)
         return self.path
 
-    def discard(self) -> None:
-        """Removes what was received of a download that failed."""
-        self._partial.unlink(missing_ok=True)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """Removes what was received of a download that failed.
+
+        Raises:
+            OSError: The download failed because the file cannot be written.
+        """
+        with contextlib.suppress(OSError):
+            self._partial.unlink()
+        if isinstance(error, CannotWriteError):
+            raise error.reason from None

@@ -429,12 +429,8 @@ class AsyncTensorCalls(abc.ABC):
             OSError: The file cannot be written.
             ValueError: Another format.
         """
-        into = Destination(Path(path))
-        try:
-            with ProgressBar(name, progress) as bar:
-                written: Path = await self._do(requests.get(name, into, bar, if_match))
-        finally:
-            into.discard()
+        with Destination(Path(path)) as into, ProgressBar(name, progress) as bar:
+            written: Path = await self._do(requests.get(name, into, bar, if_match))
         return written
 
     async def head(self, name: str) -> TensorInfo | None:

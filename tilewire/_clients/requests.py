@@ -218,7 +218,7 @@ def run_program(
         declared: Program that the name stands for, where it is known: lists then take the declared dtypes.
     """
     declared = target if isinstance(target, Program) else declared
-    dtypes = {} if declared is None else {name: spec.dtype for name, spec in declared.inputs.items() if spec.dtype}
+    dtypes = {} if declared is None else {name: spec.dtype for name, spec in declared.inputs.items()}
     prepared = prepare_inputs(inputs, dtypes)
     options = {name: value for name, value in options.items() if value is not None}
     if isinstance(target, Program):

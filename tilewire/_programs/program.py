@@ -18,12 +18,12 @@ class InputSpec:
     """Type of one input of a program.
 
     Attributes:
-        dtype: Name of the dtype; None for any.
-        shape: Dimensions, -1 for any size; None for any shape.
+        dtype: Name of the dtype.
+        shape: Dimensions, -1 for any size.
     """
 
-    dtype: str | None = "float32"
-    shape: tuple[int, ...] | None = None
+    dtype: str
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Program:
     def to_dict(self) -> dict[str, Any]:
         """Returns the program as the contract's JSON has it."""
         return {
-            "inputs": {name: _spec_to_dict(spec) for name, spec in self.inputs.items()},
+            "inputs": {name: {"dtype": spec.dtype, "shape": list(spec.shape)} for name, spec in self.inputs.items()},
             "steps": [_step_to_dict(step) for step in self.steps],
             "outputs": list(self.outputs),
         }
@@ -98,11 +98,6 @@ class Program:
         return f"<table><tr><th>value</th><th>op</th><th>of</th></tr>{rows}</table>"
 
 
-def _spec_to_dict(spec: InputSpec) -> dict[str, Any]:
-    document: dict[str, Any] = {} if spec.dtype is None else {"dtype": spec.dtype}
-    return document if spec.shape is None else {**document, "shape": list(spec.shape)}
-
-
 def _step_to_dict(step: Step) -> dict[str, Any]:
     document: dict[str, Any] = {"op": step.op, "inputs": dict(step.inputs)}
     if step.options:
@@ -111,9 +106,11 @@ def _step_to_dict(step: Step) -> dict[str, Any]:
 
 
 def _spec_of(name: str, document: Any) -> InputSpec:
-    _check(isinstance(document, Mapping), f"inputs.{name}: expected an object with dtype and shape")
-    shape = document.get("shape")
-    return InputSpec(document.get("dtype"), None if shape is None else tuple(shape))
+    is_spec = isinstance(document, Mapping) and isinstance(document.get("shape"), list | tuple)
+    _check(
+        is_spec and isinstance(document.get("dtype"), str), f"inputs.{name}: expected an object with dtype and shape"
+    )
+    return InputSpec(document["dtype"], tuple(document["shape"]))
 
 
 def _step_of(number: int, document: Any) -> Step:

@@ -14,6 +14,8 @@ from pathlib import PurePath
 
 from fastapi import APIRouter, Request, Response
 
+from tilewire.service.match import is_known
+
 CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -119,8 +121,7 @@ def router(assets: Mapping[str, Asset]) -> APIRouter:
 def _endpoint(asset: Asset) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         """Answers the file, or 304 when the browser has it."""
-        known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
-        if asset.headers["etag"] in known or "*" in known:
+        if is_known(request.headers.get("if-none-match"), asset.headers["etag"]):
             return Response(status_code=304, headers=asset.headers)
         return Response(asset.body, headers=asset.headers)
 

@@ -13,7 +13,7 @@ from tilewire.service.ops.op import AnyOp
 from tilewire.service.ops.registry import OPS, PROGRAM_FAMILY
 
 # Names are checked when the program is looked up.
-_RUN = re.compile(r"/v1/(?:run|programs/.+)")
+_RUN = re.compile(r"/v1/(?:run|programs/.*)")
 _INFER = re.compile(rf"/v2/models/[^/]+(?:/versions/{VERSION})?/infer")
 
 

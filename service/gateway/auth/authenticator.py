@@ -70,6 +70,10 @@ class Access(msgspec.Struct, frozen=True):
         """Whether every op, and reading and writing of every tensor, is allowed."""
         return all(EVERYTHING in granted for granted in (self.ops, self.read, self.write))
 
+    def may_run(self, op: str) -> bool:
+        """Whether an op may be run."""
+        return op in self.ops or EVERYTHING in self.ops
+
     def may_read(self, tensor: str) -> bool:
         """Whether a resident tensor may be used and fetched."""
         return EVERYTHING in self.read or any(_matches(pattern, tensor) for pattern in self.read)
@@ -100,7 +104,7 @@ def authorise(
     Raises:
         Forbidden: Not all of that is allowed.
     """
-    if op is not None and op not in access.ops and EVERYTHING not in access.ops:
+    if op is not None and not access.may_run(op):
         raise Forbidden(f"op: this key may not run {op}")
     for name in read:
         if not access.may_read(name):

@@ -14,8 +14,8 @@ from tilewire.service.gateway.request.head import REQUEST_ID
 ANY = "*"
 METHODS = "GET, HEAD, POST, PUT, DELETE"
 REQUEST_HEADERS = (
-    "Accept, Authorization, Content-Encoding, Content-Type, If-Match, Inference-Header-Content-Length, Traceparent, "
-    f"Tracestate, X-API-Key, {REQUEST_ID.title()}, X-Tilewire-Key, X-Timeout-Ms"
+    "Accept, Authorization, Content-Encoding, Content-Type, If-Match, If-None-Match, Inference-Header-Content-Length, "
+    f"Traceparent, Tracestate, X-API-Key, {REQUEST_ID.title()}, X-Tilewire-Key, X-Timeout-Ms"
 )
 ANSWER_HEADERS = (
     f"ETag, {REQUEST_ID.title()}, Server-Timing, X-Batch-Size, Retry-After, Inference-Header-Content-Length, "

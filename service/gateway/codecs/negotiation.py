@@ -72,7 +72,7 @@ def codec_for_accept(accept: str | None, body: Codec | None, dtypes: Sequence[st
     if is_open and (dtypes is None or preferred.writes(dtypes)):
         return preferred
     order = (preferred,) if is_open else (preferred, *(codec for codec in CODECS if codec is not preferred))
-    ranges = {"*/*": 1.0} if is_open else _parse_accept(accept or "")
+    ranges = {"*/*": 1.0} if is_open else qualities_of(accept or "")
     holding = [codec for codec in order if dtypes is None or codec.writes(dtypes)]
     best = max(holding, key=lambda codec: _quality(codec, ranges), default=None)
     if best is None or _quality(best, ranges) == 0:
@@ -108,8 +108,8 @@ def _codec_by_bytes(first: bytes) -> Codec | None:
     return _JSON if first.lstrip(b" \t\r\n").startswith(b"{") else None
 
 
-def _parse_accept(accept: str) -> dict[str, float]:
-    """Media ranges and their q; a q that is no number counts as 1."""
+def qualities_of(accept: str) -> dict[str, float]:
+    """Returns the media ranges of an Accept header and their q; a q that is no number counts as 1."""
     ranges: dict[str, float] = {}
     for part in accept.split(","):
         media, *parameters = (piece.strip().lower() for piece in part.split(";"))

@@ -148,8 +148,10 @@ class TilewireProtocol(HttpToolsProtocol):
         before = self._num_requests, self._is_in_head, self._limits.body_bytes
         try:
             self.parser.feed_data(chunk)
-        except httptools.HttpParserError:
-            self.send_400_response("not understood as HTTP")
+        except httptools.HttpParserError as error:
+            # The parser hides the cause that its listener names.
+            cause = error.__context__
+            self.send_400_response(str(cause) if isinstance(cause, ValueError) else f"not understood as HTTP: {error}")
         self._take_pieces()
         if self.is_refused or self._is_between:
             return

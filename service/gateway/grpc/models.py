@@ -104,7 +104,7 @@ class ModelCalls:
         reason = why_not_ready(self._gateway)
         if reason is None:
             try:
-                await find_model(self._gateway, context.flow, request.name, request.version or None)
+                await find_model(self._gateway, context, request.name, request.version or None)
             except UnknownName as error:
                 # As NVIDIA's server answers: a model that is not there is not ready.
                 reason = error.detail
@@ -114,20 +114,20 @@ class ModelCalls:
         return _filled(pb.ServerMetadataResponse(), describe_server(self._gateway))
 
     async def _model_metadata(self, request: pb.ModelMetadataRequest, context: RequestContext) -> Message:
-        model = await find_model(self._gateway, context.flow, request.name, request.version or None)
+        model = await find_model(self._gateway, context, request.name, request.version or None)
         return _filled(pb.ModelMetadataResponse(), describe_model(model))
 
     async def _model_config(self, request: pb.ModelConfigRequest, context: RequestContext) -> Message:
-        model = await find_model(self._gateway, context.flow, request.name, request.version or None)
+        model = await find_model(self._gateway, context, request.name, request.version or None)
         return _filled(pb.ModelConfigResponse(), {"config": configure_model(model)})
 
     async def _model_statistics(self, request: pb.ModelStatisticsRequest, context: RequestContext) -> Message:
-        found = await statistics_for(self._gateway, context.flow, request.name, request.version or None)
+        found = await statistics_for(self._gateway, context, request.name, request.version or None)
         return _filled(pb.ModelStatisticsResponse(), {"model_stats": found})
 
-    async def _repository_index(self, request: pb.RepositoryIndexRequest, _context: RequestContext) -> Message:
+    async def _repository_index(self, request: pb.RepositoryIndexRequest, context: RequestContext) -> Message:
         is_ready = why_not_ready(self._gateway) is None
-        models = await index_models(self._gateway, is_ready=is_ready)
+        models = await index_models(self._gateway, context, is_ready=is_ready)
         return _filled(pb.RepositoryIndexResponse(), {"models": models if is_ready or not request.ready else []})
 
     async def _status(self, request: pb.SystemSharedMemoryStatusRequest, context: RequestContext) -> Message:

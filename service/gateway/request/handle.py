@@ -256,7 +256,7 @@ async def make_template(
     gateway: Gateway, context: RequestContext, call: Call, task: Task, body: Lease | None
 ) -> RequestTemplate:
     """Plans a task, and caches the result for requests with the same bytes in front of their tensors."""
-    match = match_of(context.head)
+    match = match_of(context.head) if task.store is None else change_of(context.head)
     if match is not None:
         infos = await current_infos(gateway, task, match)
         types = {field: info.type for field, info in infos.items()}

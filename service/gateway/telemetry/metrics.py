@@ -16,6 +16,7 @@ import msgspec
 
 from tilewire.service.errors import BY_CODE
 from tilewire.service.gateway.api.v2.answer import VERSION
+from tilewire.service.gateway.codecs.negotiation import qualities_of
 from tilewire.service.ipc.arena import Arena
 from tilewire.service.ipc.messages import Timings, Welcome
 from tilewire.service.ops.registry import OPS
@@ -251,7 +252,7 @@ class GatewayMetrics:
         Raises:
             Unavailable: The supervisor is gone.
         """
-        openmetrics = OPENMETRICS in accept
+        openmetrics = qualities_of(accept).get(OPENMETRICS, 0) > 0
         if openmetrics not in self._waiting:
             self._waiting[openmetrics] = asyncio.create_task(self._expose(openmetrics=openmetrics))
         return await asyncio.shield(self._waiting[openmetrics])

@@ -5,6 +5,7 @@ A program is a JSON object. Its canonical text (sorted keys, no spaces) is what 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -141,9 +142,18 @@ def parse_program(text: bytes | str, ops: Mapping[str, AnyOp]) -> Program:
         raise InvalidRequest(f"program: {len(text)} bytes of JSON; the limit is {MAX_TEXT_BYTES}")
     try:
         raw = msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError) as error:
+        json.loads(text, object_pairs_hook=_refuse_twice)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise InvalidRequest(f"program: {error}") from None
     return check_program(raw, ops)
+
+
+def _refuse_twice(pairs: list[tuple[str, object]]) -> None:
+    keys: set[str] = set()
+    for key, _ in pairs:
+        if key in keys:
+            raise InvalidRequest(f"program: key {key[:64]!r} appears twice")
+        keys.add(key)
 
 
 def check_program(raw: Mapping[str, Any], ops: Mapping[str, AnyOp]) -> Program:

@@ -123,7 +123,7 @@ class ProgramOp(Op[ProgramOptions]):
     ) -> Batching[ProgramOptions] | None:
         """Joins rows when every step treats the rows of the inputs alone, and the program takes any number of them."""
         own = [types[name] for name in self.program.inputs if name not in residents]
-        if len(own) != len(self.program.inputs) or not all(one.num_elements for one in own):
+        if not own or len(own) != len(self.program.inputs) or not all(one.num_elements for one in own):
             return None
         if any(one.shape[:1] != (ANY,) for one in self.program.inputs.values()):
             return None

@@ -187,7 +187,7 @@ def test_changes_demand_a_version(call: Call, server: SpeakingServer) -> None:
 def test_reads_demand_a_version(call: Call, server: SpeakingServer, tmp_path: Path) -> None:
     old = call("put", "w", EYE)
     new = call("put", "w", 2 * EYE)
-    program: dict[str, Any] = {"inputs": {"x": {"dtype": "float32"}}, "outputs": ["y"]}
+    program: dict[str, Any] = {"inputs": {"x": {"dtype": "float32", "shape": [3, 3]}}, "outputs": ["y"]}
     program["steps"] = [{"op": "matmul", "inputs": {"a": "x", "b": "@w"}, "as": "y"}]
     for demanded in (new, new.version, call("head", "w"), "*", [17, 18]):
         np.testing.assert_array_equal(call("get", "w", if_match=demanded), 2 * EYE)

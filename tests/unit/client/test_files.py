@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,14 +14,21 @@ import safetensors.numpy
 
 import tilewire
 from tests.unit.client.speaking_server import SpeakingServer, on_a_socket
+from tilewire._arrays.files import Destination
 from tilewire._transport.progress import ProgressBar
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 
 @pytest.fixture
-def client(server: SpeakingServer) -> Iterator[tilewire.Client]:
-    with on_a_socket(server) as url, tilewire.Client(url) as client:
+def url(server: SpeakingServer) -> Iterator[str]:
+    with on_a_socket(server) as url:
+        yield url
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[tilewire.Client]:
+    with tilewire.Client(url) as client:
         yield client
 
 
@@ -78,6 +86,31 @@ def test_a_failed_download_leaves_the_old_file(client: tilewire.Client, tmp_path
         client.get_file("missing", path)
     np.testing.assert_array_equal(np.load(path), X)
     assert [entry.name for entry in tmp_path.iterdir()] == ["w.npy"]
+
+
+@pytest.mark.parametrize("path", ["missing/w.npy", "folder.npy"])
+def test_a_file_that_cannot_be_written(client: tilewire.Client, url: str, tmp_path: Path, path: str) -> None:
+    (tmp_path / "folder.npy").mkdir()
+    client.put("w", X)
+    with pytest.raises(OSError, match=Path(path).name):
+        client.get_file("w", tmp_path / path)
+    np.testing.assert_array_equal(client.get("w"), X)
+
+    async def fetch() -> None:
+        async with tilewire.AsyncClient(url) as client:
+            with pytest.raises(OSError, match=Path(path).name):
+                await client.get_file("w", tmp_path / path)
+
+    asyncio.run(fetch())
+    assert [entry.name for entry in tmp_path.iterdir()] == ["folder.npy"]
+
+
+def test_the_disk_has_room_for_a_file_before_it_is_received(tmp_path: Path) -> None:
+    with Destination(tmp_path / "w.npy") as into:
+        view = into.make_buffer(2**20)
+        view[-1] = 7
+        assert into.finish().stat().st_blocks * 512 >= 2**20
+    assert (tmp_path / "w.npy").read_bytes()[-1] == 7
 
 
 class Terminal(io.StringIO):

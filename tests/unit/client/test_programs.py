@@ -156,6 +156,8 @@ def test_a_program_that_is_not_kept(client: Any, server: SpeakingServer) -> None
         ({"steps": None}, "steps: expected a list"),
         ({"steps": [{"inputs": {}}]}, r"steps\[0\]: expected an object with op"),
         ({"inputs": []}, "inputs: expected an object"),
+        ({"inputs": {"x": {"dtype": "float32"}}}, r"inputs\.x: expected an object with dtype and shape"),
+        ({"inputs": {"x": {"shape": [2]}}}, r"inputs\.x: expected an object with dtype and shape"),
         ({"inputs": {"x": "float32"}}, r"inputs\.x: expected an object"),
         ({"outputs": [1]}, "outputs: expected a name"),
     ],

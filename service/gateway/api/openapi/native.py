@@ -20,6 +20,7 @@ from tilewire.service.gateway.api.openapi.parts import (
     BODY,
     COMPUTED,
     IF_MATCH,
+    IF_NONE_MATCH,
     KEYS,
     NAME_PATTERN,
     RESIDENT,
@@ -30,6 +31,7 @@ from tilewire.service.gateway.api.openapi.parts import (
     binary_content,
     errors,
     json_content,
+    not_modified,
     path_parameter,
     query_parameter,
     ref,
@@ -96,6 +98,7 @@ def describe_tensors() -> dict[str, Described]:
     """Describes the calls of resident tensors, by the name of the route."""
     tensor = json_content(ref("Tensor"))
     one: Described = {"parameters": [_TENSOR, IF_MATCH]}
+    read: Described = {"parameters": [_TENSOR, IF_MATCH, IF_NONE_MATCH]}
     return {
         "list_tensors": {
             "responses": {"200": answer("The tensors.", json_content({"type": "array", "items": ref("Tensor")}))}
@@ -114,16 +117,18 @@ def describe_tensors() -> dict[str, Described]:
             }
             | errors((*BODY, PreconditionFailed, ResidentQuota, StoreFull)),
         },
-        "get_tensor": one
+        "get_tensor": read
         | {
             "responses": {
                 "200": answer("The tensor.", binary_content() | json_content(ref("ProgramAnswer")), has_version=True)
             }
+            | not_modified()
             | errors((*ADMITTED, Lost, PreconditionFailed, UnknownFormat, BeyondLimit, ResidentQuota))
         },
-        "head_tensor": one
+        "head_tensor": read
         | {
             "responses": {"200": answer("The description, in headers.", has_version=True)}
+            | not_modified()
             | errors((*KEYS, UnknownName, Lost, PreconditionFailed, ResidentQuota))
         },
         "delete_tensor": one
@@ -154,10 +159,11 @@ def describe_programs() -> dict[str, Described]:
             }
             | errors((*BODY, PreconditionFailed, ResidentQuota, StoreFull)),
         },
-        "get_program": one
-        | {
+        "get_program": {
+            "parameters": [_PROGRAM, IF_MATCH, IF_NONE_MATCH],
             "responses": {"200": answer("The program.", program, has_version=True)}
-            | errors((*ADMITTED, PreconditionFailed))
+            | not_modified()
+            | errors((*ADMITTED, PreconditionFailed)),
         },
         "delete_program": one
         | {"responses": {"204": answer("It is gone.")} | errors((*KEYS, UnknownName, PreconditionFailed, StoreFull))},

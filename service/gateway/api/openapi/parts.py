@@ -52,7 +52,7 @@ HEADERS: Described = {
         "schema": {"type": "string"},
     },
     "ETag": {
-        "description": "Version of the tensor or program, for `If-Match`.",
+        "description": "Version of the tensor or program, for `If-Match` and `If-None-Match`.",
         "schema": {"type": "string"},
     },
     "Server-Timing": {
@@ -92,6 +92,11 @@ def answer(
     names = [REQUEST_ID_HEADER, *computed, *version]
     described: Described = {"description": description, "headers": _headers(*names)}
     return described if content is None else described | {"content": content}
+
+
+def not_modified() -> Described:
+    """Describes the answer to who has the version already."""
+    return {"304": answer("It has one of these versions.", has_version=True)}
 
 
 def errors(causes: Causes, *, is_oip: bool = False) -> Described:
@@ -162,5 +167,9 @@ IF_MATCH: Described = {
     "required": False,
     "description": "Versions, as in `ETag`: what is read or changed has one of them, or it is 412. `*` is any.",
     "schema": {"type": "string", "pattern": r'^(\*|(W/)?"[!#-~]*"( *, *(W/)?"[!#-~]*")*)$'},
+}
+IF_NONE_MATCH: Described = IF_MATCH | {
+    "name": "If-None-Match",
+    "description": "Versions that the caller has: where it is one of them, the answer is 304.",
 }
 RESIDENT: Described = {"type": "string", "pattern": "^@[A-Za-z0-9._/-]{1,255}$"}

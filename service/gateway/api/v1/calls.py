@@ -5,6 +5,7 @@ Owns the choice of formats. Implements `request.adapter`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -45,14 +46,13 @@ class NativeApi:
         """Reads the head of a request."""
         headers = head.headers
         timeout = headers.get("x-timeout-ms")
+        refuse_encodings(head)
+        program = head.path.removeprefix(PROGRAMS) if head.path.startswith(PROGRAMS) else None
         if op is PROGRAM_FAMILY:
-            refuse_encodings(head)
-            query, needs_body = parse_run_query(head.query, timeout), False
+            query, needs_body = parse_run_query(head.query, timeout), program is None
         else:
             query = parse_query(op, head.query, timeout)
             needs_body = any(name not in query.residents for name in op.required)
-            if needs_body:
-                refuse_encodings(head)
         return NativeCall(
             op,
             query,
@@ -61,7 +61,7 @@ class NativeApi:
             self._max_json_bytes,
             self._programs,
             needs_body,
-            head.path.removeprefix(PROGRAMS) if head.path.startswith(PROGRAMS) else None,
+            program,
         )
 
 
@@ -179,7 +179,7 @@ class NativeTask(OpTask, frozen=True, kw_only=True):
 
     @property
     def timeout_ns(self) -> int:
-        return int((self.call.query.timeout_ms or 0) * 1e6)
+        return math.ceil((self.call.query.timeout_ms or 0) * 1e6)
 
     def encoder(self, outputs: Mapping[str, TensorType]) -> CodecEncoder | None:
         if self.store is not None:

@@ -14,7 +14,7 @@ from tilewire.service.gateway.request.context import Gateway, context_of
 from tilewire.service.gateway.request.handle import change_of, match_of
 from tilewire.service.gateway.request.programs import KeptProgram
 from tilewire.service.gateway.request.response import json_response
-from tilewire.service.match import entity_tag
+from tilewire.service.match import entity_tag, is_known
 from tilewire.service.ops.program.definition import MAX_TEXT_BYTES
 from tilewire.service.ops.program.op import PROGRAM
 
@@ -56,9 +56,10 @@ def router(gateway: Gateway) -> APIRouter:
         authorise(context.granted, op=PROGRAM)
         with gateway.admission.admit(context.flow) as leases:
             kept = await gateway.programs.fetch(name, leases, match=match_of(context.head))
-        return Response(
-            kept.op.program.text, media_type="application/json", headers={"etag": entity_tag(kept.info.tag)}
-        )
+        tag = entity_tag(kept.info.tag)
+        if is_known(context.head.headers.get("if-none-match"), tag):
+            return Response(status_code=HTTPStatus.NOT_MODIFIED, headers={"etag": tag})
+        return Response(kept.op.program.text, media_type="application/json", headers={"etag": tag})
 
     @routes.delete(
         "/v1/programs/{name:path}",

@@ -113,9 +113,11 @@ def parse_placement(query: bytes) -> tuple[Placement | None, int]:
         for the one that suits its shape.
 
     Raises:
-        InvalidRequest: Another value, or given twice.
+        InvalidRequest: Another parameter or value, or given twice.
     """
     values = _parameters(query)
+    for name in values.keys() - {"placement", "axis"}:
+        raise InvalidRequest(f"{name[:64]}: an upload has no such parameter; it takes placement, axis")
     value, axis = values.get("placement", AUTO), values.get("axis")
     placement = PLACEMENTS.get(value)
     if placement is None and value != AUTO:

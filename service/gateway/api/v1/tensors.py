@@ -14,10 +14,11 @@ from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.body import receive_body, refuse_encodings
 from tilewire.service.gateway.request.context import Gateway, RequestContext, context_of
 from tilewire.service.gateway.request.handle import MAX_PLANS, change_of, match_of, reserve_answer
+from tilewire.service.gateway.request.head import Head
 from tilewire.service.gateway.request.offload import offload
 from tilewire.service.gateway.request.response import TensorResponse, describe_tensor, json_response, timestamp
 from tilewire.service.ipc.messages import Done, TensorInfo, Upload
-from tilewire.service.match import entity_tag, is_match
+from tilewire.service.match import entity_tag, is_known, is_match
 from tilewire.service.ops.op import check_limits
 from tilewire.service.ops.registry import is_program
 from tilewire.service.placement import Placement
@@ -60,8 +61,9 @@ def router(gateway: Gateway) -> APIRouter:
     )
     async def head_tensor(name: str, request: Request) -> Response:
         authorise(context_of(request.scope).granted, read=[check_name(name, field="name")])
-        match = match_of(context_of(request.scope).head)
-        response = Response(headers=_headers(await gateway.engines.describe(name, match=match)))
+        head = context_of(request.scope).head
+        info = await gateway.engines.describe(name, match=match_of(head))
+        response = Response(status_code=304 if _is_known(head, info) else 200, headers=_headers(info))
         # That of GET depends on the format.
         del response.headers["content-length"]
         return response
@@ -111,6 +113,9 @@ async def _fetch(gateway: Gateway, context: RequestContext, name: str, leases: L
     match = match_of(context.head)
     for _attempt in range(MAX_PLANS):
         info = await gateway.engines.describe(name, match=match)
+        if _is_known(context.head, info):
+            leases.release()
+            return Response(status_code=304, headers=_headers(info))
         codec = codec_for_accept(context.head.headers.get("accept"), None, [info.type.dtype])
         reserve_answer(gateway, context, info.type.nbytes)
         lease = await leases.wait(info.type.nbytes)
@@ -124,6 +129,10 @@ async def _fetch(gateway: Gateway, context: RequestContext, name: str, leases: L
             return TensorResponse(gateway, encoded, leases)
         leases.give_back(lease)
     raise Unavailable("the tensor keeps changing its shape")
+
+
+def _is_known(head: Head, info: TensorInfo) -> bool:
+    return is_known(head.headers.get("if-none-match"), entity_tag(info.tag))
 
 
 def _headers(info: TensorInfo) -> dict[str, str]:

@@ -17,9 +17,10 @@ from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import InvalidRequest, UnknownName
 from tilewire.service.gateway.api.health import why_not_ready
 from tilewire.service.gateway.api.v2.answer import VERSION
-from tilewire.service.gateway.auth.flows import Flow
-from tilewire.service.gateway.request.context import Gateway
+from tilewire.service.gateway.auth.authenticator import authorise
+from tilewire.service.gateway.request.context import Gateway, RequestContext
 from tilewire.service.ops.op import AnyOp, TensorType
+from tilewire.service.ops.program.op import PROGRAM
 from tilewire.service.ops.registry import OPS
 from tilewire.service.telemetry.statistics import ModelStats
 
@@ -67,15 +68,17 @@ class Tensor(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
 
 
-async def find_model(gateway: Gateway, flow: Flow, model: str, version: str | None = None) -> Model:
+async def find_model(gateway: Gateway, context: RequestContext, model: str, version: str | None = None) -> Model:
     """Looks up an op, or a kept program.
 
     Raises:
         UnknownName: No such model, or no such version of it.
+        Forbidden: No op, and the key may run no program: whether there is such a program or not.
     """
     if model in OPS:
         return model_of_op(model_named(model, version))
-    with gateway.admission.admit(flow) as leases:
+    authorise(context.granted, op=PROGRAM)
+    with gateway.admission.admit(context.flow) as leases:
         try:
             kept = await gateway.programs.find(model, leases)
         except (UnknownName, InvalidRequest):
@@ -140,17 +143,25 @@ def check_version(model: str, version: str | None) -> None:
         raise UnknownName(f"version: {model[:64]} has no version {str(version)[:64]!r}; it has {VERSION}")
 
 
-async def statistics_for(gateway: Gateway, flow: Flow, model: str = "", version: str | None = None) -> list[ModelStats]:
+async def statistics_for(
+    gateway: Gateway, context: RequestContext, model: str = "", version: str | None = None
+) -> list[ModelStats]:
     """Statistics of a model, or of every one without a name.
 
     Raises:
-        UnknownName: No such model, or no such version of it.
+        TilewireError: Raised by `find_model`.
     """
     if model:
-        found = await find_model(gateway, flow, model, version)
+        found = await find_model(gateway, context, model, version)
         return await gateway.metrics.statistics([found.name])
-    programs = await gateway.programs.names() if why_not_ready(gateway) is None else []
-    return await gateway.metrics.statistics([*OPS, *programs])
+    return await gateway.metrics.statistics([*OPS, *await _program_names(gateway, context)])
+
+
+async def _program_names(gateway: Gateway, context: RequestContext) -> list[str]:
+    """The kept programs that the caller may hear of; none while no engine is ready."""
+    if why_not_ready(gateway) is not None or not context.granted.may_run(PROGRAM):
+        return []
+    return await gateway.programs.names()
 
 
 def describe_server(gateway: Gateway) -> dict[str, object]:
@@ -226,8 +237,8 @@ def parse_index_request(body: bytes) -> IndexRequest:
         raise InvalidRequest(f"ready: expected an object with a boolean; {error}") from None
 
 
-async def index_models(gateway: Gateway, *, is_ready: bool) -> list[dict[str, object]]:
+async def index_models(gateway: Gateway, context: RequestContext, *, is_ready: bool) -> list[dict[str, object]]:
     """The repository's index."""
     state = {"state": "READY", "reason": ""} if is_ready else {"state": "UNAVAILABLE", "reason": "no engine is ready"}
-    programs = await gateway.programs.names() if is_ready else []
-    return [{"name": name, "version": VERSION, **state} for name in (*OPS, *programs)]
+    names = (*OPS, *await _program_names(gateway, context))
+    return [{"name": name, "version": VERSION, **state} for name in names]

@@ -65,9 +65,10 @@ def _add_server(routes: APIRouter, gateway: Gateway) -> None:
 
     @routes.post("/v2/repository/index", summary="The models.", openapi_extra=describe_index())
     async def repository_index(request: Request) -> Response:
-        body = await receive_text(gateway, context_of(request.scope))
-        asked, is_ready = parse_index_request(body), why_not_ready(gateway) is None
-        return json_response([] if asked.ready and not is_ready else await index_models(gateway, is_ready=is_ready))
+        context = context_of(request.scope)
+        asked, is_ready = parse_index_request(await receive_text(gateway, context)), why_not_ready(gateway) is None
+        models = [] if asked.ready and not is_ready else await index_models(gateway, context, is_ready=is_ready)
+        return json_response(models)
 
 
 def _add_statistics(routes: APIRouter, gateway: Gateway) -> None:
@@ -78,10 +79,10 @@ def _add_statistics(routes: APIRouter, gateway: Gateway) -> None:
         openapi_extra=describe_json("Statistics", "Counts and times of every model.", is_oip=True),
     )
     async def statistics(request: Request) -> Response:
-        return json_response({"model_stats": await statistics_for(gateway, context_of(request.scope).flow)})
+        return json_response({"model_stats": await statistics_for(gateway, context_of(request.scope))})
 
     async def model_statistics(request: Request) -> Response:
-        found = await statistics_for(gateway, context_of(request.scope).flow, **request.path_params)
+        found = await statistics_for(gateway, context_of(request.scope), **request.path_params)
         return json_response({"model_stats": found})
 
     _add(routes, "GET", "/stats", "Statistics of a model.", model_statistics, _get("Statistics"))
@@ -90,16 +91,16 @@ def _add_statistics(routes: APIRouter, gateway: Gateway) -> None:
 def _add_models(routes: APIRouter, gateway: Gateway) -> None:
     async def model_metadata(request: Request) -> Response:
         return json_response(
-            describe_model(await find_model(gateway, context_of(request.scope).flow, **request.path_params))
+            describe_model(await find_model(gateway, context_of(request.scope), **request.path_params))
         )
 
     async def model_configuration(request: Request) -> Response:
         return json_response(
-            configure_model(await find_model(gateway, context_of(request.scope).flow, **request.path_params))
+            configure_model(await find_model(gateway, context_of(request.scope), **request.path_params))
         )
 
     async def model_ready(request: Request) -> Response:
-        model = await find_model(gateway, context_of(request.scope).flow, **request.path_params)
+        model = await find_model(gateway, context_of(request.scope), **request.path_params)
         reason = why_not_ready(gateway)
         if reason is None:
             return json_response({"name": model.name, "ready": True})

@@ -38,6 +38,19 @@ def parsed(raw: object) -> Program:
     return parse_program(json.dumps(raw), OPS)
 
 
+@pytest.mark.parametrize(
+    ("twice", "said"),
+    [
+        ('"x": {"dtype": "float32", "shape": [8]}', "program: key 'x' appears twice"),
+        ('"x": {"dtype": "float32", "dtype": "float16", "shape": [8]}', "program: key 'dtype' appears twice"),
+    ],
+)
+def test_a_name_that_is_given_twice_is_refused(twice: str, said: str) -> None:
+    text = json.dumps(definition()).replace('{"x":', "{" + twice + ', "x":', 1)
+    with pytest.raises(InvalidRequest, match=said):
+        parse_program(text, OPS)
+
+
 def test_a_program_is_taken_and_its_text_is_canonical() -> None:
     program = parsed(definition())
     assert [one.op.name for one in program.steps] == ["matmul", "matmul", "softmax"]
