@@ -70,6 +70,10 @@ class Json:
         """Whether the format can hold the dtypes: all of ours, as numbers."""
         return all(dtype in DTYPES for dtype in dtypes)
 
+    def encode_work_bytes(self, nbytes: int) -> int:
+        """All that is formatted."""
+        return nbytes
+
     def encode(self, outputs: Mapping[str, TensorType], payloads: Sequence[memoryview]) -> Sequence[bytes | memoryview]:
         """Writes the numbers as text; an empty tensor is `[]`, and its shape says the rest.
 

@@ -62,6 +62,10 @@ class Npy:
         """Whether NumPy has the dtype, of a single tensor."""
         return len(dtypes) == 1 and DTYPES[dtypes[0]].npy is not None
 
+    def encode_work_bytes(self, nbytes: int) -> int:
+        """0: payloads are passed through."""
+        return 0
+
     def encode(self, outputs: Mapping[str, TensorType], payloads: Sequence[memoryview]) -> Sequence[bytes | memoryview]:
         """Writes the header and passes the payload through; see `Codec.encode`."""
         ((kind,), (payload,)) = outputs.values(), payloads

@@ -30,6 +30,8 @@ _ZIP64_COUNT = 0xFFFF
 _MAX_TAIL_BYTES = 2**16 + 22
 _LOCAL_HEADER_BYTES = 30
 _LENGTHS_AT = 26
+# Bytes of a CRC that take as long as one of text.
+_CRC_BYTES = 64
 # Encryption, strong encryption, masked headers.
 _SECRET = 1 << 0 | 1 << 6 | 1 << 13
 
@@ -52,6 +54,8 @@ class Npz:
                 packed = body[data_at : data_at + member.compress_size]
                 if member.compress_type == zipfile.ZIP_STORED:
                     tensors[name] = read_npy(packed, offset + data_at, repr(name[:64]))
+                    if zlib.crc32(packed) != member.CRC:
+                        raise InvalidRequest(f"{name[:64]!r}: does not have the CRC that it declares")
                 else:
                     tensors[name] = _read_deflated(packed, member, room, repr(name[:64]))
         return tensors
@@ -61,9 +65,16 @@ class Npz:
         return {}
 
     def work_bytes(self, body: memoryview) -> int:
-        """Bytes to inflate, as the archive declares them."""
+        """Bytes to inflate, as the archive declares them, and a share of those whose CRC is checked."""
         with _opened(body) as archive:
-            return sum(one.file_size for one in archive.infolist() if one.compress_type != zipfile.ZIP_STORED)
+            return sum(
+                one.file_size // (_CRC_BYTES if one.compress_type == zipfile.ZIP_STORED else 1)
+                for one in archive.infolist()
+            )
+
+    def encode_work_bytes(self, nbytes: int) -> int:
+        """A share of the tensors: their CRC is computed."""
+        return nbytes // _CRC_BYTES
 
     def lead_bytes(self, body: memoryview) -> int | None:
         """None: each member has its header in front of it."""

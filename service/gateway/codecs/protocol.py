@@ -120,6 +120,10 @@ class Codec(Protocol):
         """Whether the format can hold tensors of these dtypes, and as many."""
         ...
 
+    def encode_work_bytes(self, nbytes: int) -> int:
+        """Bytes of text that would take as long to write as tensors of `nbytes` in this format."""
+        ...
+
     def encode(self, outputs: Mapping[str, TensorType], payloads: Sequence[memoryview]) -> Sequence[bytes | memoryview]:
         """Wraps results for sending; payloads are passed through, not copied, where the format allows.
 

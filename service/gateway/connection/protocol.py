@@ -149,9 +149,7 @@ class TilewireProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(chunk)
         except httptools.HttpParserError as error:
-            # The parser hides the cause that its listener names.
-            cause = error.__context__
-            self.send_400_response(str(cause) if isinstance(cause, ValueError) else f"not understood as HTTP: {error}")
+            self.send_400_response(_reason_of(error))
         self._take_pieces()
         if self.is_refused or self._is_between:
             return
@@ -410,3 +408,12 @@ def _target_of(head: bytes) -> bytes:
     """Target of an unread request, or nothing when its line is not whole."""
     words = head[:MAX_HEAD_BYTES].partition(b"\r\n")[0].split(b" ")
     return words[1] if len(words) == REQUEST_LINE_WORDS else b""
+
+
+def _reason_of(error: httptools.HttpParserError) -> str:
+    """Returns the mistake that the listener names, which the parser hides, or the parser's own words.
+
+    A function of its own: a frame under the listener's that kept the cause would be a cycle.
+    """
+    cause = error.__context__
+    return str(cause) if isinstance(cause, ValueError) else f"not understood as HTTP: {error}"

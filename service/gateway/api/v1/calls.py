@@ -203,7 +203,7 @@ class CodecEncoder(msgspec.Struct, frozen=True):
 
 def encoder_for(codec: Codec, outputs: Mapping[str, TensorType]) -> CodecEncoder:
     """Makes an encoder."""
-    return CodecEncoder(codec, outputs, sum(kind.nbytes for kind in outputs.values()) if codec.is_text else 0)
+    return CodecEncoder(codec, outputs, codec.encode_work_bytes(sum(kind.nbytes for kind in outputs.values())))
 
 
 def check_text(codec: Codec, outputs: Mapping[str, TensorType], max_bytes: int) -> None:

@@ -18,6 +18,7 @@ from tests.unit.gateway.codecs.arena_room import ArenaRoom, decode
 from tilewire.service.errors import BodyTooLarge, InvalidRequest, TilewireError
 from tilewire.service.gateway.codecs import npz
 from tilewire.service.gateway.codecs.npz import MAX_MEMBERS, Npz
+from tilewire.service.gateway.request.offload import OFFLOAD_BYTES
 from tilewire.service.ops.op import TensorType
 
 CODEC = Npz()
@@ -162,6 +163,8 @@ BROKEN = {
     "encrypted": patched(deflated(), CENTRAL, 8, b"\1\0"),
     "method": patched(deflated(), CENTRAL, 10, b"\x0c\0"),
     "crc": patched(deflated(), CENTRAL, 16, b"abcd"),
+    "stored crc": patched(archive({"a.npy": ONE}), CENTRAL, 16, b"abcd"),
+    "stored damaged": patched(archive({"a.npy": ONE}), LOCAL, 30 + 5 + 128, b"\xff"),
     "declared larger": patched(bytearray(patched(deflated(), CENTRAL, 24, LARGER)), LOCAL, 22, LARGER),
     "sizes disagree": patched(deflated(), CENTRAL, 24, b"\1\0\0\0"),
     "local name": patched(deflated(), LOCAL, 30, b"b"),
@@ -192,6 +195,13 @@ BROKEN = {
 def test_archives_that_cannot_be_right(data: bytes) -> None:
     with pytest.raises(InvalidRequest):
         decode(CODEC, data)
+
+
+def test_large_archives_are_work_for_a_thread() -> None:
+    for nbytes, is_long in ((2**10, False), (2**23, True)):
+        data = memoryview(archive({"a.npy": npy(np.zeros(nbytes, np.int8))}))
+        assert (CODEC.work_bytes(data) > OFFLOAD_BYTES) == is_long
+        assert (CODEC.encode_work_bytes(nbytes) > OFFLOAD_BYTES) == is_long
 
 
 def test_duplicate_names() -> None:
