@@ -201,3 +201,15 @@ def test_tensors_dir_is_loaded_before_ready(
         np.testing.assert_array_equal(got, half)
         response = client.post("/v1/matmul?b=@model/w", content=to_safetensors({"a": A}), headers=SAFETENSORS)
         np.testing.assert_allclose(decode(TYPES["safetensors"], response.content), A @ B, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["dtype", "shape", "__metadata__"])
+def test_a_name_that_means_something_else_in_an_answer(client: httpx.Client, name: str) -> None:
+    client.put(f"/v1/tensors/{name}", content=to_npy(A)).raise_for_status()
+    document = client.get(f"/v1/tensors/{name}", headers={"accept": TYPES["json"]}).json()
+    assert (document.pop("dtype"), document.pop("shape")) == ("float32", [4, 3])
+    np.testing.assert_array_equal(np.array(document.pop("tensor"), np.float32), A)
+    assert not document
+    np.testing.assert_array_equal(from_safetensors(client.get(f"/v1/tensors/{name}").content)["tensor"], A)
+    assert client.head(f"/v1/tensors/{name}").headers["x-tensor-name"] == name
+    assert client.delete(f"/v1/tensors/{name}").status_code == 204

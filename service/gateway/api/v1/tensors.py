@@ -20,8 +20,12 @@ from tilewire.service.gateway.request.response import TensorResponse, describe_t
 from tilewire.service.ipc.messages import Done, TensorInfo, Upload
 from tilewire.service.match import entity_tag, is_known, is_match
 from tilewire.service.ops.op import check_limits
+from tilewire.service.ops.program.definition import NO_TENSORS
 from tilewire.service.ops.registry import is_program
 from tilewire.service.placement import Placement
+
+# Name in the answer of a tensor whose own name means something else there.
+UNNAMED = "tensor"
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -123,7 +127,7 @@ async def _fetch(gateway: Gateway, context: RequestContext, name: str, leases: L
         # It may have been replaced by another of its shape since.
         info = done.stored.info if isinstance(done, Done) and done.stored is not None else info
         if isinstance(done, Done) and is_match(match, info.tag):
-            encoder = encoder_for(codec, {name: info.type})
+            encoder = encoder_for(codec, {UNNAMED if name in NO_TENSORS else name: info.type})
             encoded = await offload(encoder.work_bytes, encoder.encode, [lease.view])
             encoded.lines = "".join(f"{field}: {value}\r\n" for field, value in _headers(info).items())
             return TensorResponse(gateway, encoded, leases)
