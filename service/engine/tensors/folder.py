@@ -433,12 +433,17 @@ def _head_of(name: str, kind: TensorType | None, placement: Placement | None) ->
     metadata = {NAME: name} if placement is None else {NAME: name, PLACEMENT: placement}
     header: dict[str, object] = {METADATA: metadata}
     if kind is not None:
-        header[name] = {
+        header[_key_of(name)] = {
             "dtype": DTYPES[kind.dtype].safetensors, "shape": kind.shape, "data_offsets": (0, kind.nbytes)
         }  # fmt: skip
     text = msgspec.json.encode(header)
     text += b" " * (-(len(text) + PREFIX_BYTES) % ALIGNMENT)
     return len(text).to_bytes(PREFIX_BYTES, "little") + text
+
+
+def _key_of(name: str) -> str:
+    """Key of a tensor in the header of its file: its name, but where that is the key of the metadata."""
+    return "tensor" if name == METADATA else name
 
 
 def _read_head(source: int, name: str | None, path: Path, version: int) -> _Head:
@@ -468,9 +473,10 @@ def _parse_head(source: int, name: str | None, version: int) -> _Head:
         raise ValueError(f"of another name, {own_name[:64]!r}")
     kind, offset = None, PREFIX_BYTES + length
     if header:
-        if list(header) != [own_name]:
+        key = _key_of(own_name)
+        if list(header) != [key]:
             raise ValueError(f"with other tensors than {own_name[:64]!r}")
-        kind = _type_of(msgspec.json.decode(header[own_name], type=_Shape))
+        kind = _type_of(msgspec.json.decode(header[key], type=_Shape))
     expected_bytes = offset + (0 if kind is None else kind.nbytes)
     if facts.st_size != expected_bytes:
         raise ValueError(f"{facts.st_size} bytes instead of {expected_bytes}")

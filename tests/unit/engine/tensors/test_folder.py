@@ -106,7 +106,9 @@ def test_versions_of_a_name_follow_one_another_and_begin_with_the_time(tmp_path:
     assert (again.version, again.replaced) == (10**9 + 4, False)
 
 
-@pytest.mark.parametrize("name", ["a", ".", "-", ".hidden", "x" * 255, "/".join("yz" * 64), "program:scores"])
+@pytest.mark.parametrize(
+    "name", ["a", ".", "-", ".hidden", "x" * 255, "/".join("yz" * 64), "program:scores", "__metadata__"]
+)
 def test_every_name_has_its_own_files(folder: StoreFolder, source: int, name: str, tmp_path: Path) -> None:
     folder.write(name, KIND, None, source)
     for other in ("b", "..x", "x" * 254, "/".join("yz" * 63), "program"):
