@@ -18,7 +18,8 @@ _KINDS = ("sum", "argmax", "logsumexp", "max")
 
 def self_test(problem: Problem, config: Config, device: torch.device) -> SelfTest:
     """Launches the binaries of one configuration and checks them."""
-    n = 3 * config.block_n - (0 if problem.is_aligned else 1)
+    # An aligned row ends where a piece of 16 bytes does, however short its blocks are.
+    n = -(-3 * config.block_n // problem.unit) * problem.unit - (0 if problem.is_aligned else 1)
     rows = -(-config.block_rows // 16) * 16 + (16 if problem.is_aligned else 3)
     dtype = getattr(torch, problem.dtype)
     if problem.is_row:

@@ -35,7 +35,7 @@ from tests.support.grpc_calls import (
     request_of,
     trailing,
 )
-from tests.support.live_server import COMMAND, LiveServer, serving
+from tests.support.live_server import COMMAND, LiveServer, held, serving
 from tests.support.shared_objects import shared_object
 from tests.support.tensor_bodies import to_npy
 from tests.support.tls_server import Certificates, make_certificates
@@ -85,11 +85,11 @@ def test_requests_in_a_dying_engine_are_unavailable(shared_server: StartServer) 
     (engine,) = server.engines()
     with channel_to(server) as channel:
         infer(channel, REQUEST)
-        os.kill(engine, signal.SIGSTOP)
-        waiting = channel.unary_unary(INFER).future(REQUEST.SerializeToString(), timeout=TIMEOUT_S)
-        with server.client() as client:
-            assert settles(client, lambda samples: total(samples, "tilewire_in_flight_requests") == 1)
-        os.kill(engine, signal.SIGKILL)
+        with held([engine]):
+            waiting = channel.unary_unary(INFER).future(REQUEST.SerializeToString(), timeout=TIMEOUT_S)
+            with server.client() as client:
+                assert settles(client, lambda samples: total(samples, "tilewire_in_flight_requests") == 1)
+            os.kill(engine, signal.SIGKILL)
         assert waiting.code() is grpc.StatusCode.UNAVAILABLE
         assert dict(waiting.trailing_metadata())[PUSHBACK] == "1000"
         until_served(channel)
@@ -140,18 +140,18 @@ def test_sigterm_under_load_answers_what_was_accepted(start_server: StartServer)
 def test_an_idle_stream_does_not_hold_up_the_end(start_server: StartServer) -> None:
     server = start_server(*FLAGS)
     with channel_to(server) as channel:
-        held = threading.Event()
+        released = threading.Event()
 
         def messages() -> Iterator[bytes]:
             yield REQUEST.SerializeToString()
-            held.wait(TIMEOUT_S)
+            released.wait(TIMEOUT_S)
 
         answers = channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")(messages())
         next(answers)
         began_s = time.monotonic()
         assert server.stop() == 0
         assert time.monotonic() - began_s < 15
-        held.set()
+        released.set()
         with pytest.raises(grpc.RpcError):
             next(answers)
 

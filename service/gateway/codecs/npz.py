@@ -53,9 +53,10 @@ class Npz:
                     raise InvalidRequest(f"{name[:64]!r}: twice in the archive")
                 packed = body[data_at : data_at + member.compress_size]
                 if member.compress_type == zipfile.ZIP_STORED:
-                    tensors[name] = read_npy(packed, offset + data_at, repr(name[:64]))
+                    # First: reading a big-endian payload swaps it in place.
                     if zlib.crc32(packed) != member.CRC:
                         raise InvalidRequest(f"{name[:64]!r}: does not have the CRC that it declares")
+                    tensors[name] = read_npy(packed, offset + data_at, repr(name[:64]))
                 else:
                     tensors[name] = _read_deflated(packed, member, room, repr(name[:64]))
         return tensors
