@@ -59,7 +59,7 @@ def test_wide(width, generator):
 def test_rows_that_begin_anywhere(dtype, n, generator):
     # Whatever lies around a row is better than all that it holds.
     around = torch.full((9, 2 * n + 9), INF).to(dtype)
-    for first in range(9):
+    for first in range(9) if n < 300 else (0, 3, 7):
         x = around[:3, first : first + n]
         x.copy_(torch.randint(0, 20, x.shape, generator=generator))
         check(x, min(n, 12))
