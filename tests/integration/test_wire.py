@@ -177,7 +177,7 @@ def test_half_a_body_and_gone(raw: Raw, client: httpx.Client, sent: int, is_rese
 
 
 def test_gone_while_it_is_computed(server: LiveServer, client: httpx.Client) -> None:
-    body, _ = product_of(5, 1000)
+    body, _ = product_of(5, 700)
     before = scrape(client)
     connections = [RawConnection(server.connect()) for _ in range(4)]
     for connection in connections:

@@ -29,7 +29,7 @@ START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 45
 POLL_S = 0.02
 ANSWER_TIMEOUT_S = 30.0
-TRY_S = 1.0
+TRY_S = 0.3
 
 
 class LiveServer:
