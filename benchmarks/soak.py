@@ -22,7 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.machine import describe
-from benchmarks.soak_clients import MAX_KEPT, Client, Honest, Hostile, Leaver, Slow, Tally, upload_weight
+from benchmarks.soak_calls import upload
+from benchmarks.soak_clients import MAX_KEPT, Client, Honest, Hostile, Leaver, Slow, Tally
 from benchmarks.soak_watch import Killer, Watcher
 from tests.support.exposition import is_idle, settles
 from tests.support.live_server import LiveServer, serving
@@ -69,7 +70,8 @@ def fill_caches(server: LiveServer, num: int = 2 * MAX_HEADS) -> None:
 def soak(server: LiveServer, seconds: float, kill_every_s: float, seed: int, min_outages: int = 0) -> dict[str, object]:
     """Runs all clients for some time, and on until so many outages are over; returns the report."""
     tally, watcher, killer = Tally(), Watcher(server), Killer(server, kill_every_s)
-    upload_weight(server)
+    with server.client() as uploader:
+        upload(uploader)
     kinds = [kind for kind, number in NUM_CLIENTS.items() for _ in range(number)]
     clients = [kind(server, killer, tally, seed * 1000 + number) for number, kind in enumerate(kinds, 1)]
     began_s = time.monotonic()

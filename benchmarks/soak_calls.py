@@ -1,6 +1,7 @@
 """The calls that a soak sends, each with a check of its answer. A further op or program is one entry of `CALLS`.
 
-Products and sums are of small integers, so that their answers are exact whatever the order of the sums.
+Products and sums are of small integers, so that their answers are exact whatever the order of the sums. Equal scores
+are frequent among them.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import httpx
 import numpy as np
 
 from tests.support.oip_bodies import LENGTH, from_answer, to_binary
 from tests.support.raw_http import Answer, head
-from tests.support.tensor_bodies import TYPES, Array, decode, encode
+from tests.support.tensor_bodies import TYPES, Array, decode, encode, from_safetensors
 
 # NumPy reads the header of npy by `ast`, which fails between threads in some releases of Python 3.11.
 _PARSING = threading.Lock()
@@ -23,9 +25,20 @@ _PARSING = threading.Lock()
 Rng = np.random.Generator
 Check = Callable[[Answer], bool]
 
-# A weight that `Residents` uploads before anything else and nobody replaces.
+# What `upload` puts before anything else and nobody replaces.
 WEIGHT_NAME = "soak/weight"
 WEIGHT: Array = (np.arange(64 * 32, dtype=np.float32) % 17 - 8).reshape(64, 32)
+ITEMS_NAME = "soak/items"
+ITEMS: Array = (np.arange(300 * 24, dtype=np.float32) % 7 - 3).reshape(300, 24)
+PROGRAM_NAME = "soak-best"
+PROGRAM: Mapping[str, object] = {
+    "inputs": {"x": {"dtype": "float32", "shape": [-1, len(WEIGHT)]}},
+    "steps": [
+        {"op": "matmul", "inputs": {"a": "x", "b": f"@{WEIGHT_NAME}"}, "options": {"activation": "relu"}, "as": "h"},
+        {"op": "topk", "inputs": {"x": "h"}, "options": {"k": 3}, "as": ["values", "indices"]},
+    ],
+    "outputs": ["values", "indices"],
+}
 FORMS = ("safetensors", "npz", "json")
 SMALL, LARGE = (1, 64), (256, 512)
 
@@ -39,14 +52,14 @@ class Call:
         data: Bytes of the request.
         check: Whether an answer of `status` is right.
         status: Status of the answer.
-        or_status: Another status that is right, whatever the body; 0 for none.
+        or_statuses: Other statuses that are right, whatever the body.
     """
 
     name: str
     data: bytes
     check: Check
     status: int = 200
-    or_status: int = 0
+    or_statuses: frozenset[int] = frozenset()
 
     @property
     def body_at(self) -> int:
@@ -76,6 +89,22 @@ def equals(expected: Array, rtol: float = 0.0) -> Check:
         return out.shape == expected.shape and bool(np.allclose(out, expected, rtol=rtol, atol=rtol))
 
     return check
+
+
+def equals_all(expected: Mapping[str, Array]) -> Check:
+    """Whether the tensors of an answer are these."""
+
+    def check(answer: Answer) -> bool:
+        found = from_safetensors(answer.body)
+        return found.keys() == expected.keys() and all(np.array_equal(found[name], expected[name]) for name in expected)
+
+    return check
+
+
+def best(scores: Array, k: int, *, largest: bool = True) -> dict[str, Array]:
+    """The k best of each row; the smaller index wins among equals."""
+    indices = np.argsort(-scores if largest else scores, axis=-1, kind="stable")[..., :k]
+    return {"values": np.take_along_axis(scores, indices, -1), "indices": indices}
 
 
 def _size(rng: Rng) -> int:
@@ -135,6 +164,67 @@ def _infer(rng: Rng) -> Call:
     return call("infer", "POST", "/v2/models/matmul/infer", body, headers, check)
 
 
+def _search(rng: Rng) -> Call:
+    a, k = integers(rng, (int(rng.integers(1, 9)), ITEMS.shape[1])), int(rng.integers(1, 40))
+    metric = str(rng.choice(["dot", "l2"]))
+    squares = ((a[:, None, :] - ITEMS) ** 2).sum(2)
+    body, headers = encode("safetensors", {"a": a})
+    target = f"/v1/search?b=@{ITEMS_NAME}&k={k}&metric={metric}"
+    expected = best(a @ ITEMS.T, k) if metric == "dot" else best(squares, k, largest=False)
+    return call("search", "POST", target, body, headers, equals_all(expected))
+
+
+def _topk(rng: Rng) -> Call:
+    x = integers(rng, (_size(rng), _size(rng)))
+    k, largest = int(rng.integers(1, min(20, x.shape[1]) + 1)), bool(rng.random() < 0.5)
+    body, headers = encode("safetensors", {"x": x})
+    target = f"/v1/topk?k={k}&largest={str(largest).lower()}"
+    return call("topk", "POST", target, body, headers, equals_all(best(x, k, largest=largest)))
+
+
+_REDUCTIONS: Mapping[str, Callable[[Array, int], Array]] = {
+    "sum": lambda x, axis: x.sum(axis),
+    "max": lambda x, axis: x.max(axis),
+    "argmin": lambda x, axis: x.argmin(axis),
+}
+
+
+def _reduce(rng: Rng) -> Call:
+    x, axis = integers(rng, (_size(rng), _size(rng))), int(rng.integers(2))
+    kind = str(rng.choice(list(_REDUCTIONS)))
+    body, headers = encode(str(rng.choice(FORMS[:2])), {"x": x})
+    target = f"/v1/reduce?kind={kind}&axis={axis}"
+    return call("reduce", "POST", target, body, headers, equals(_REDUCTIONS[kind](x, axis)))
+
+
+def _normalize(rng: Rng) -> Call:
+    x = integers(rng, (_size(rng), _size(rng))) + np.float32(0.5)
+    body, headers = encode("npy", {"x": x})
+    expected = x / np.sqrt((x**2).mean(1, keepdims=True))
+    return call("normalize", "POST", "/v1/normalize?kind=rms", body, headers, equals(expected, 1e-4))
+
+
+def _pointwise(rng: Rng) -> Call:
+    x = integers(rng, (_size(rng), _size(rng)))
+    y = integers(rng, x.shape[1:])
+    body, headers = encode(str(rng.choice(FORMS)), {"x": x, "y": y})
+    return call("pointwise", "POST", "/v1/pointwise?fn=mul&scale=2&shift=1", body, headers, equals(2 * x * y + 1))
+
+
+def _program(rng: Rng) -> Call:
+    x = integers(rng, (int(rng.integers(1, 40)), len(WEIGHT)))
+    body, headers = encode("safetensors", {"x": x})
+    expected = best(np.maximum(x @ WEIGHT, 0), 3)
+    return call("program", "POST", f"/v1/programs/{PROGRAM_NAME}", body, headers, equals_all(expected))
+
+
+def _run(rng: Rng) -> Call:
+    x = integers(rng, (int(rng.integers(1, 5)), len(WEIGHT)))
+    body = json.dumps({"program": PROGRAM, "x": x.tolist()}).encode()
+    headers = {"content-type": TYPES["json"], "accept": TYPES["safetensors"]}
+    return call("run", "POST", "/v1/run", body, headers, equals_all(best(np.maximum(x @ WEIGHT, 0), 3)))
+
+
 def _refused(rng: Rng) -> Call:
     a, b = integers(rng, (2, 3)), integers(rng, (4, 5))
     body, headers = encode("safetensors", {"a": a, "b": b})
@@ -165,6 +255,13 @@ CALLS: dict[Maker, int] = {
     _add: 15,
     _add_large: 2,
     _infer: 10,
+    _search: 8,
+    _topk: 5,
+    _reduce: 5,
+    _normalize: 5,
+    _pointwise: 5,
+    _program: 8,
+    _run: 3,
     _refused: 3,
     _missing: 3,
     _pages: 3,
@@ -178,10 +275,19 @@ def draw(rng: Rng) -> Call:
     return list(CALLS)[int(rng.choice(len(weights), p=weights / weights.sum()))](rng)
 
 
+def upload(client: httpx.Client) -> None:
+    """Puts what the calls name."""
+    for name, tensor in ((WEIGHT_NAME, WEIGHT), (ITEMS_NAME, ITEMS)):
+        body, headers = encode("npy", {"x": tensor})
+        client.put(f"/v1/tensors/{name}", content=body, headers=headers).raise_for_status()
+    client.put(f"/v1/programs/{PROGRAM_NAME}", json=PROGRAM).raise_for_status()
+
+
 class Residents:
     """One client's tensors on the server, and which values each may have.
 
-    A write that was acknowledged leaves one value; one without an answer leaves two.
+    A write that was acknowledged leaves one value; one without an answer leaves two. A stored result that is not durable
+    may be lost with its engine.
 
     Args:
         client: Number of the client; nobody else writes its names.
@@ -192,23 +298,34 @@ class Residents:
     def __init__(self, client: int) -> None:
         self._names = [f"soak/client-{client}/{number}" for number in range(self.NUM_NAMES)]
         self._may_be: dict[str, set[int | None]] = {name: {None} for name in self._names}
+        self._may_be_lost: set[str] = set()
         self._values = itertools.count(client * 10**6 + 1)
 
     def write(self, rng: Rng) -> tuple[Call, Callable[[bool], None]]:
-        """A PUT of a new value, and what to call with whether it was acknowledged."""
+        """A write of a new value, and what to call with whether it was acknowledged: a PUT, or a result that is stored."""
         name, value = str(rng.choice(self._names)), next(self._values)
-        body, headers = encode("npy", {"x": np.full((4, 4), value, np.int64)})
         may_be = self._may_be[name]
+        kind = str(rng.choice(["put", "store", "store durable"]))
 
         def ended(is_done: bool) -> None:
             self._may_be[name] = {value} if is_done else may_be | {value}
+            if kind == "store":
+                self._may_be_lost.add(name)
+            elif is_done:
+                self._may_be_lost.discard(name)
 
         def check(answer: Answer) -> bool:
             return bool(json.loads(answer.body)["name"] == name)
 
-        put = call("put", "PUT", f"/v1/tensors/{name}", body, headers, check, 201 if None in may_be else 200)
-        # A value that may be there may be replaced.
-        return (replace(put, or_status=200) if None in may_be and len(may_be) > 1 else put), ended
+        tensor = np.full((4, 4), value, np.int64)
+        if kind == "put":
+            body, headers = encode("npy", {"x": tensor})
+            write = call(kind, "PUT", f"/v1/tensors/{name}", body, headers, check, 201 if None in may_be else 200)
+            is_open = (None in may_be and len(may_be) > 1) or name in self._may_be_lost
+            return (replace(write, or_statuses=frozenset({200, 201})) if is_open else write), ended
+        body, headers = encode("safetensors", {"a": tensor - 1, "b": np.ones_like(tensor)})
+        target = f"/v1/add?store=@{name}" + ("&durable=true" if kind == "store durable" else "")
+        return call(kind, "POST", target, body, headers, check, 201), ended
 
     def read(self, rng: Rng) -> Call:
         """A GET of a name, which must have one of the values that it may have."""
@@ -221,4 +338,5 @@ class Residents:
             return value in may_be
 
         get = call("get", "GET", f"/v1/tensors/{name}", b"", {"accept": TYPES["npy"]}, check)
-        return replace(get, or_status=404) if None in may_be else get
+        missing = {404} if None in may_be else set()
+        return replace(get, or_statuses=frozenset(missing | ({410} if name in self._may_be_lost else set())))

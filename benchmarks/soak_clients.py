@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.soak_calls import WEIGHT, WEIGHT_NAME, Call, Residents, Rng, draw
+from benchmarks.soak_calls import Call, Residents, Rng, draw
 from benchmarks.soak_watch import Killer
 from tests.support.live_server import LiveServer
 from tests.support.raw_http import Answer, ConnectionEnded, RawConnection, head
-from tests.support.tensor_bodies import to_npy, to_safetensors
+from tests.support.tensor_bodies import to_npy
 
 # Errors of one connection: the peer left, or said nothing for long.
 BROKEN = (ConnectionEnded, OSError)
@@ -161,7 +161,7 @@ class Honest(Client):
     def _judge(self, call: Call, answer: Answer, began_s: float) -> bool:
         now_s = time.monotonic()
         is_quiet = not self.killer.explains(began_s, now_s)
-        if answer.status in (call.status, call.or_status):
+        if answer.status == call.status or answer.status in call.or_statuses:
             if answer.status != call.status or call.check(answer):
                 self.tally.right(call.name, now_s - began_s, is_quiet=is_quiet)
                 return True
@@ -277,10 +277,3 @@ class Hostile(Client):
 
 def _whole(target: str, body: bytes, content_type: str = "application/octet-stream", method: str = "POST") -> bytes:
     return head(method, target, content_length=str(len(body)), content_type=content_type) + body
-
-
-def upload_weight(server: LiveServer) -> None:
-    """Puts what the calls multiply by."""
-    body = to_safetensors({"w": WEIGHT})
-    with server.client() as client:
-        client.put(f"/v1/tensors/{WEIGHT_NAME}", content=body).raise_for_status()

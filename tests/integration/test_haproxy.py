@@ -30,8 +30,6 @@ ENOUGH = 150
 WAIT_S = 90.0
 POLL_S = 0.02
 RECOVERY_S = 10.0
-# Between a death and the moment that we note it, and the other way round.
-SLACK_S = 0.5
 
 
 def weight(name: str) -> np.ndarray:
@@ -259,6 +257,7 @@ def kill_under_load(one: Replica, load: Load) -> None:
         assert load.failures == []
         killed_s = time.monotonic()
         one.kill()
+        dead_s = time.monotonic()
         wait_until(lambda: load.names_since(killed_s) == set(NAMES))
         lost_s = time.monotonic() - killed_s
         one.start()
@@ -275,9 +274,9 @@ def kill_under_load(one: Replica, load: Load) -> None:
         f"{ENOUGH} products on the new host after {back_s:.1f} s; {len(load.failures)} requests failed with the host"
     )
     assert not [failure for failure in load.failures if "wrong" in failure[2]]
-    others = [failure for failure in load.failures if not failure[0] - SLACK_S <= killed_s <= failure[1] + SLACK_S]
-    assert others == []
-    assert len(load.failures) <= NUM_CLIENTS
+    assert not [failure for failure in load.failures if failure[1] < killed_s]
+    # Dying processes still take connections, so a client may lose several requests meanwhile, and none that it sends later.
+    assert not [failure for failure in load.failures if failure[0] > dead_s]
     assert lost_s <= RECOVERY_S
     assert back_s <= RECOVERY_S
 

@@ -33,8 +33,6 @@ NUM_CLIENTS = 8
 ENOUGH = 200
 WAIT_S = 90.0
 POLL_S = 0.02
-# Between a death and the moment that we note it, and the other way round.
-SLACK_S = 0.5
 
 
 @dataclass
@@ -142,15 +140,14 @@ def test_one_is_stopped_and_restarted_and_one_is_killed_under_load(replicas: lis
 
         killed_s = time.monotonic()
         two.kill()
+        dead_s = time.monotonic()
         load.goes_on()
         two.start()
         wait_until(lambda: two.answered() > ENOUGH)
 
     assert load.answered > 4 * ENOUGH
-    others = [failure for failure in load.failures if not failure[0] - SLACK_S <= killed_s <= failure[1] + SLACK_S]
-    assert others == []
-    # A client has one request under way.
-    assert len(load.failures) <= NUM_CLIENTS
+    # Dying processes still take connections, so a client may lose several requests meanwhile, and none that it sends later.
+    assert not [failure for failure in load.failures if failure[1] < killed_s or failure[0] > dead_s]
     print(f"{load.answered} products answered and right, {len(load.failures)} lost with the killed replica")
 
 

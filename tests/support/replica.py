@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from pathlib import Path
 
 from tests.support.exposition import scrape, total
-from tests.support.live_server import LiveServer
+from tests.support.live_server import STOP_TIMEOUT_S, LiveServer
 
 
 class Replica:
@@ -37,10 +38,22 @@ class Replica:
             return total(scrape(client), "tilewire_requests_total", op="matmul", code="200")
 
     def kill(self) -> None:
-        """As when its machine is lost: every process at once, the supervisor first, so that none is replaced."""
+        """As when its machine is lost: every process at once, the supervisor first, so that none is replaced.
+
+        Returns when all have ended: a process that dies takes connections until its memory is given back.
+        """
         pids = [self.server.process.pid, *self.server.gateways(), *self.server.engines()]
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+        ends = [os.pidfd_open(pid) for pid in pids]
+        try:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            for end in ends:
+                poll = select.poll()
+                poll.register(end, select.POLLIN)
+                assert poll.poll(STOP_TIMEOUT_S * 1e3)
+        finally:
+            for end in ends:
+                os.close(end)
         self.server.process.wait()
         assert self.server.process.stdout is not None
         self.server.process.stdout.close()
