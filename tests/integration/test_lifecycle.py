@@ -291,6 +291,7 @@ def test_a_killed_engine_comes_back_with_its_residents(preloaded: LiveServer) ->
         assert settles(client, is_idle), scrape(client)
 
 
+@pytest.mark.slow
 def test_a_spare_engine_takes_over_at_once(start_server: StartServer) -> None:
     """Most of a start is importing torch, which the spare one has done."""
     server = start_server("--gateways", "1", "--arena-bytes", "16MiB", "--spare-engine")

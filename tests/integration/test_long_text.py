@@ -68,9 +68,13 @@ REQUESTS: dict[str, tuple[int, Callable[[], bytes]]] = {
     "deflated npz": (201, npz),
     "gzip": (413, gzipped),
 }
+# Each takes ten seconds.
+LONGEST = ("an answer of 4 M numbers", "8 MiB of JSON")
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONGEST else name for name in REQUESTS]
+)
 def test_others_are_answered_meanwhile(server: LiveServer, name: str) -> None:
     status, make = REQUESTS[name]
     sent = make()

@@ -167,6 +167,7 @@ def test_what_nobody_has_is_404_on_both(hosts: tuple[Host, Host]) -> None:
 # ── restarts and deaths ───────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_what_is_in_the_store_outlives_all_hosts(tmp_path: Path, start_host: StartHost) -> None:
     folder = tmp_path / "store"
     folder.mkdir()

@@ -72,14 +72,25 @@ def products(draw):
     )
 
 
-@settings(max_examples=1000, deadline=None)
-@given(products(), names, st.booleans())
-def test_every_product_has_its_binary_in_the_catalogue(problem, name, is_plain):
+def check_has_its_binary(problem, name, is_plain):
     target = TARGETS[name]
     if not is_supported(problem.dtype, target):
         return
     config = choose(problem, target, is_plain=is_plain)
     assert build(specialization_of(problem, config, is_plain=is_plain), config, target) in listed(name)
+
+
+@settings(max_examples=200, deadline=None)
+@given(products(), names, st.booleans())
+def test_every_product_has_its_binary_in_the_catalogue(problem, name, is_plain):
+    check_has_its_binary(problem, name, is_plain)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, deadline=None)
+@given(products(), names, st.booleans())
+def test_each_of_many_products_has_its_binary_in_the_catalogue(problem, name, is_plain):
+    check_has_its_binary(problem, name, is_plain)
 
 
 @pytest.mark.parametrize("name", sorted(KNOWN))

@@ -109,6 +109,7 @@ def test_engines_begin_at_places_of_their_own_and_compile_everything(total, begi
     assert parts[0] == first[int(begin * len(first))]
 
 
+@pytest.mark.slow
 def test_a_kernels_key_does_not_depend_on_what_was_compiled_before(tmp_path):
     """Else processes that share a cache would not find each other's binaries."""
     first, second = (run(KEYS.replace("IS_REVERSED", str(order)), tmp_path)[0] for order in (False, True))

@@ -68,7 +68,7 @@ def test_programs_share_a_row(kind, axis, generator):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("n", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_few_elements_of_many_rows(kind, n, generator):
     check(torch.randn((5, n, 700), generator=generator), kind, axis=1)
     check(torch.randn((700, n), generator=generator), kind, axis=1)

@@ -88,8 +88,15 @@ def test_distances_are_never_negative_and_zero_for_the_item_itself(generator):
     assert (values >= 0).all()
 
 
-@pytest.mark.parametrize("kernel", ["tma", "pointer"])
-@pytest.mark.parametrize("is_swapped", [True, False])
+@pytest.mark.parametrize(
+    ("kernel", "is_swapped"),
+    [
+        ("tma", True),
+        ("pointer", False),
+        pytest.param("tma", False, marks=pytest.mark.slow),
+        pytest.param("pointer", True, marks=pytest.mark.slow),
+    ],
+)
 def test_points_far_from_zero_find_the_nearest(kernel, is_swapped, generator):
     b = torch.randn((300, 4), generator=generator) + 1e5
     b[0] = 0

@@ -55,7 +55,7 @@ def test_wide(width, generator):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("n", [9, 33, 120, 301])
+@pytest.mark.parametrize("n", [9, 33, 120, pytest.param(301, marks=pytest.mark.slow)])
 def test_rows_that_begin_anywhere(dtype, n, generator):
     # Whatever lies around a row is better than all that it holds.
     around = torch.full((9, 2 * n + 9), INF).to(dtype)
