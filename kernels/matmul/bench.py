@@ -100,7 +100,12 @@ class MatmulOperands:
         error: torch.Tensor = (out.to(wide) - self._expected).norm() / self._expected.norm()
         return error
 
+    @property
+    def output(self) -> torch.Tensor:
+        """The first set's output."""
+        return self._sets[0][2]
+
     def poison(self) -> None:
         """Overwrites the first set's output."""
-        out = self._sets[0][2]
+        out = self.output
         out.fill_(float("nan") if out.dtype.is_floating_point else -7)

@@ -30,6 +30,7 @@ from tilewire.kernels.runtime.layouts import row_step
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step, single_entries
 from tilewire.kernels.runtime.strides import Extent
 from tilewire.kernels.runtime.targets import Target, current
+from tilewire.kernels.selection.learned import Product, learned_for
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,9 @@ def prepare(
     spec = epilogue.spec
     alignment = (a.data_ptr() % 16 == 0, b.data_ptr() % 16 == 0, out.data_ptr() % 16 == 0)
     shapes = (a.shape, a.stride(), b.shape, b.stride(), out.shape, out.stride())
-    key = (shapes, a.dtype, out.dtype, alignment, spec, precision, config, a.device)
+    learned = learned_for(current(a.get_device())) if config is None else None
+    version = None if learned is None else learned.version
+    key = (shapes, a.dtype, out.dtype, alignment, spec, precision, config, a.device, version)
 
     def make() -> Prepared:
         def run_entries(
@@ -129,7 +132,12 @@ def prepare(
             single_entries(launch, out, a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:]))
 
         plan = plan_of(a, b, out, spec, precision, config)
-        return Detour(run_entries) if plan is None else _pipeline(*plan, spec, a.device)
+        if plan is None:
+            return Detour(run_entries)
+        pipeline = _pipeline(*plan, spec, a.device)
+        if learned is not None:
+            pipeline.calls = learned.calls_of(Product(plan[1], spec.is_plain))
+        return pipeline
 
     return _launches.get(key, make)
 

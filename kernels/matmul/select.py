@@ -1,8 +1,8 @@
 """Choosing a product's configuration: the member of the catalogue with the least predicted time. Pure: no torch, no Triton.
 
 Every tile that has a binary for the product is a candidate, at every sensible split of K. `amounts_of` says how much of each
-term of the model (`members.MODEL`) a candidate has; the device's table says what the terms cost. A hand-written override in
-the table wins over all predictions. `explain` prints why.
+term of the model (`members.MODEL`) a candidate has; the device's table says what the terms cost. A choice that was
+learned while serving wins over all predictions, a hand-written override of the table over both. `explain` prints why.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import cast
 
 from tilewire.kernels.matmul.configs import Config, Problem, as_read, cdiv, copied_operands
 from tilewire.kernels.matmul.members import (
@@ -39,6 +40,7 @@ from tilewire.kernels.matmul.members import (
 from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.selection.cost_model import Amounts, Tile
+from tilewire.kernels.selection.learned import Product, learned_for
 from tilewire.kernels.selection.tables import table_name
 
 # Past the fastest split of a tile, splits whose time is this many times it end the search.
@@ -62,11 +64,14 @@ def select(problem: Problem, target: Target, *, is_plain: bool = True) -> Config
     Raises:
         ValueError: The device does not multiply the dtype.
     """
-    if target.backend == "interpreter":
-        return _select_interpreted(problem)
     override = _override(problem, target, is_plain=is_plain)
     if override is not None:
         return override
+    learned = learned_for(target)
+    if learned is not None and (config := learned.find(Product(problem, is_plain))) is not None:
+        return cast(Config, config)
+    if target.backend == "interpreter":
+        return _select_interpreted(problem)
     found = min(
         _predictions(problem, target, is_plain=is_plain),
         key=lambda each: (has_idle_rows(problem, each[1]), each[0]),
@@ -75,6 +80,12 @@ def select(problem: Problem, target: Target, *, is_plain: bool = True) -> Config
     if found is None:
         raise ValueError(f"a: {problem.dtype} is not multiplied by {target.name}")
     return found[1]
+
+
+def ranked(problem: Problem, target: Target, *, is_plain: bool = True) -> list[tuple[float, Config]]:
+    """Every member of the catalogue that computes `problem`, with its predicted microseconds, fastest first."""
+    found = ((us, config) for us, config, _ in _predictions(problem, target, is_plain=is_plain))
+    return sorted(found, key=lambda each: each[0])
 
 
 def select_invariant(problem: Problem, target: Target) -> Config:

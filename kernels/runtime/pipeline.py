@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from tilewire.kernels.runtime.calls import Calls
 from tilewire.kernels.runtime.driver import BoundLaunch
 from tilewire.kernels.runtime.launch import Launch, Variant, current_stream, device_number
 from tilewire.kernels.runtime.targets import is_interpreting
@@ -121,6 +122,9 @@ class Pipeline:
         device: Device of all tensors.
         parts: Scratch arrays by name.
         num_counters: Length of the scratch array `count` of int32, which is zero before and after each step.
+
+    Attributes:
+        calls: Counter of the calls.
     """
 
     def __init__(
@@ -131,6 +135,7 @@ class Pipeline:
         parts: Mapping[str, Part],
         num_counters: int = 0,
     ) -> None:
+        self.calls = Calls()
         self._num_tensors = len(tensors)
         self._device = device
         self._index = device_number(device)
@@ -157,6 +162,7 @@ class Pipeline:
 
     def __call__(self, *tensors: torch.Tensor | None) -> None:
         """Launch every step. Shapes, strides, dtypes and alignment must be those that were prepared."""
+        self.calls.count += 1
         tensors += (None,) * (self._num_tensors - len(tensors))
         if self._is_bound:
             stream = current_stream(self._index)

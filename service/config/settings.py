@@ -116,6 +116,11 @@ class Settings(BaseSettings):
         default=False,
         description="Give each request the same bits alone and in any batch; slower where rows are few.",
     )
+    online_tuning: bool = Field(
+        default=False,
+        description="While a GPU is idle, race kernels on the products that took the most time, and keep the winners "
+        "beside the kernel cache. Not with --batch-invariant.",
+    )
     warmup: Warmup = Field(
         "run",
         description="Before ready: none (compile a kernel when a request needs it), load every kernel, or run each one too.",

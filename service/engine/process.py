@@ -142,7 +142,7 @@ def prepare(store: TensorStore, settings: EngineSettings, logger: structlog.stdl
     try:
         check_registries()
         fill(store, settings, logger, report)
-        store.backend.warm_up(Preparation(settings.warmup), report, on_compile)
+        store.backend.warm_up(Preparation(settings.warmup, settings.is_tuned_online), report, on_compile)
     except (NotUsable, RegistryMismatch, TensorsDirError) as error:
         raise CannotStart(str(error)) from error
     check_ops(store.backend, report)

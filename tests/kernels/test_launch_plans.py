@@ -309,6 +309,13 @@ def test_the_cache_drops_what_was_used_longest_ago():
         assert not cache.has_seen(name)
     assert [cache.has_seen(name) for name in "cde"] == [True] * 3
     assert not cache.has_seen("a")
+    cache.add("a", Sized(60))
+    cache.clear()
+    assert [cache.has_seen(name) for name in "ac"] == [False] * 2
+    # Nothing counts what was dropped.
+    cache.add("a", Sized(60))
+    cache.add("c", Sized(40))
+    assert [len(cache.find(name) or ()) for name in "ac"] == [1, 1]
 
 
 def test_a_place_of_a_client_is_no_place_of_the_device():

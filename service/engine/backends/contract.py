@@ -148,6 +148,7 @@ def device_of(identity: Identity) -> dict[str, object]:
         "roofline": None,
         "variants": [],
         "tuned": [],
+        "learned": [],
     }
 
 
@@ -157,9 +158,11 @@ class Preparation:
 
     Attributes:
         warmup: `none`, `load` (everything is compiled and loaded) or `run` (and tried once).
+        is_tuned_online: Whether `tune` races configurations later.
     """
 
     warmup: str = "run"
+    is_tuned_online: bool = False
 
 
 class NotUsable(Exception):
@@ -229,6 +232,23 @@ class Backend(Protocol):
 
     def kernels(self) -> dict[str, object]:
         """Returns the answer of `/v1/kernels` for this device."""
+        ...
+
+    def tune(self) -> bool:
+        """Takes a short turn of measuring, while nothing is on the device: at most a millisecond or two.
+
+        Returns:
+            Whether there may be more to measure before the next batch.
+
+        Raises:
+            TooBusy: No memory on the device.
+            DeviceLost: The device failed.
+        """
+        ...
+
+    @property
+    def num_learned(self) -> int:
+        """Number of choices that `tune` has made; `kernels` shows them."""
         ...
 
     def attach(self, segment: Segment) -> torch.Tensor:

@@ -66,6 +66,15 @@ class CpuBackend:
         """None: torch computes."""
         return device_of(self.identity)
 
+    def tune(self) -> bool:
+        """There is nothing to choose."""
+        return False
+
+    @property
+    def num_learned(self) -> int:
+        """None."""
+        return 0
+
     def attach(self, segment: Segment) -> torch.Tensor:
         """Maps a segment as a flat uint8 tensor."""
         return torch.frombuffer(segment.view, dtype=torch.uint8)

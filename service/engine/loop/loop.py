@@ -70,6 +70,9 @@ FLUSH_S = 0.05
 EAGER_NS = 1_000_000
 ASK_AGAIN_S = 20e-6
 
+# A device without a job for this long is tuned, in turns. Clients that ask in a loop come again sooner.
+IDLE_NS = 300_000_000
+
 # `sysexits.h` calls it EX_SOFTWARE; the supervisor starts a new engine whatever the status.
 EXIT_DEVICE_LOST = 70
 
@@ -115,6 +118,11 @@ class EngineLoop:
         self._flush_s = 0.0
         self._is_unflushed = True
         self._queue_bytes = 0
+        # When the last job came or ended, whether tuning may find something to do since, and since when it has had the device.
+        self._busy_ns = 0
+        self._may_tune = False
+        self._is_tunable = True
+        self._tuning_ns = 0
         self._launched: deque[Launched] = deque()
         self._is_stopping = False
         self._prepare: Prepare | None = None
@@ -140,11 +148,11 @@ class EngineLoop:
 
     @property
     def launched_ns(self) -> int:
-        """Begin of the oldest batch on the device, on the loop's clock; 0 for none."""
+        """Begin of the oldest batch on the device, or of a turn of tuning, on the loop's clock; 0 for none."""
         try:
             return self._launched[0].began_ns
         except IndexError:
-            return 0
+            return self._tuning_ns
 
     # ── loop thread ───────────────────────────────────────────────────────────────────────────────
 
@@ -163,6 +171,8 @@ class EngineLoop:
             self._mailbox.flush()
             self._metrics.observe_queue(len(self._scheduler), self._queue_bytes)
             self._hand_over_metrics()
+            if self._may_tune and self._idle_for_ns() >= IDLE_NS:
+                self._tune()
             if self._is_stopping and not len(self._scheduler) and not self._launched:
                 self._store.close()
                 self._mailbox.close()
@@ -201,7 +211,28 @@ class EngineLoop:
             return max(0, self._wake_ns - self._clock_ns()) / 1e9
         if self._poll_until_ns and self._clock_ns() < self._poll_until_ns:
             return 0
+        if self._may_tune:
+            return min(FLUSH_S, max(0, IDLE_NS - self._idle_for_ns()) / 1e9)
         return FLUSH_S if self._is_unflushed else None
+
+    def _idle_for_ns(self) -> int:
+        """How long there has been no job."""
+        return 0 if self._launched or len(self._scheduler) else self._clock_ns() - self._busy_ns
+
+    def _tune(self) -> None:
+        """Takes one turn of tuning, between two looks at the gateways. Its errors end it, and nothing else."""
+        backend = self._backend
+        num_learned, self._tuning_ns = backend.num_learned, self._clock_ns()
+        try:
+            self._may_tune = backend.tune()
+        except DeviceLost:
+            raise
+        except Exception:
+            logger.exception("online tuning is off until the next start")
+            self._is_tunable = self._may_tune = False
+        self._tuning_ns = 0
+        if backend.num_learned > num_learned:
+            self._store.describe_kernels()
 
     def _hand_over_metrics(self) -> None:
         """Lets `/metrics` show what was recorded, now and then; at the latest when there has been nothing to do for a while."""
@@ -398,6 +429,8 @@ class EngineLoop:
             self._metrics.record_stages(op, timings, len(batch))
             self._metrics.record_launch(op, batch[0].plan.program, [job.plan.work for job in batch], timings)
             self._is_unflushed = True
+            self._busy_ns = self._clock_ns()
+            self._may_tune = self._is_tunable
             if self._poll_ns:
                 # A client that was just answered may send again at once.
                 self._poll_until_ns = self._clock_ns() + self._poll_ns

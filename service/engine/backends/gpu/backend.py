@@ -59,6 +59,7 @@ class GpuBackend:
         self._kernels = DeviceKernels(self._device)
         self._plans = LaunchPlans(kernels, self._staging, self._pipeline, is_invariant=batch_invariant)
         self._registered: dict[int, int] = {}
+        self._tuning: torch.cuda.Stream | None = None
         self.identity = Identity(
             "gpu", device, torch.cuda.get_device_name(self._device), str(torch.__version__), triton.__version__
         )
@@ -73,6 +74,24 @@ class GpuBackend:
     def kernels(self) -> dict[str, object]:
         """Every binary of the device's catalogue."""
         return self._kernels.described(self.identity)
+
+    def tune(self) -> bool:
+        """Takes a turn of a race on a stream of its own. Plans that were made with an older choice are dropped."""
+        if not self._kernels.is_tuned_online:
+            return False
+        if self._tuning is None:
+            self._tuning = torch.cuda.Stream(self._device)
+        num_learned = self._kernels.num_learned
+        with self._guarded(), torch.cuda.stream(self._tuning):
+            may_go_on = self._kernels.tune()
+        if self._kernels.num_learned > num_learned:
+            self._plans.forget()
+        return may_go_on
+
+    @property
+    def num_learned(self) -> int:
+        """Number of choices that were learned since the start."""
+        return self._kernels.num_learned
 
     def attach(self, segment: Segment) -> torch.Tensor:
         """Registers a segment with the driver, so that copies from and to it are DMA and asynchronous."""

@@ -255,6 +255,10 @@ class BatchedPlans:
         addresses = addresses_of(launch)
         return BoundBatch(plan, addresses) if plan.reaches(addresses) else None
 
+    def forget(self) -> None:
+        """Drops every plan; a batch that runs one holds it until it is over."""
+        self._cache.clear()
+
     def _free(self, plans: Sequence[Batched], launch: LaunchSpec) -> Batched | None:
         return next((plan for plan in plans if not plan.is_busy and plan.capacity >= launch.count), None)
 

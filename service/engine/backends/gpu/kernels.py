@@ -5,11 +5,14 @@ Owns the stages compile, load and run. Runs in the engine's loop thread, with he
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import torch
+from triton import knobs
 
 from tilewire.kernels.build.loading import load_all
 from tilewire.kernels.build.precompile import CompileError, images_of, precompile
@@ -17,16 +20,21 @@ from tilewire.kernels.build.report import described, roofline, tuned
 from tilewire.kernels.build.selftest import self_tests, wrong
 from tilewire.kernels.matmul.configs import OUT_DTYPES
 from tilewire.kernels.matmul.members import is_supported
+from tilewire.kernels.matmul.select import described as in_config_words
 from tilewire.kernels.op import SelfTest
 from tilewire.kernels.registry import KERNEL_OPS
 from tilewire.kernels.runtime.launch import Loaded, Variant, on_compile
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.selection.catalogue import op_named, variants
+from tilewire.kernels.selection.learned import Learned, install
+from tilewire.kernels.selection.racing import GraphTimer, Racer, in_words, open_on, reader_for
 from tilewire.kernels.selection.tables import table_name
 from tilewire.service.engine.backends.contract import Identity, LaunchSpec, NotUsable, Preparation, Report, device_of
 from tilewire.service.engine.backends.host import dtype_name
 from tilewire.service.engine.ops.registry import ENGINE_OPS, RegistryMismatch, check_registries
 from tilewire.service.errors import InvalidRequest
+
+logger = logging.getLogger(__name__)
 
 # Self-tests between two reports.
 FEW = 64
@@ -44,6 +52,10 @@ class DeviceKernels:
         self._device = device
         self._index = device.index
         self._loaded: Mapping[Variant, Loaded] = {}
+        # Thousands, which do not change once they are loaded.
+        self._variants = msgspec.Raw(b"[]")
+        self._learned = Learned()
+        self._racer: Racer | None = None
         self._refused = frozenset(dtype for dtype in OUT_DTYPES if not is_supported(dtype, self.target))
 
     def check(self, launch: LaunchSpec) -> None:
@@ -87,8 +99,11 @@ class DeviceKernels:
             check_registries({op.name for op in KERNEL_OPS})
             self._compile(report, on_each)
             self._loaded = load_all(self.target, self._index, partial(report, "load"))
+            self._variants = msgspec.Raw(msgspec.json.encode(described(self.target, self._loaded)))
             if how.warmup == "run":
                 self._try(stream, report)
+            if how.is_tuned_online:
+                self._learn()
         except (CompileError, RegistryMismatch, RuntimeError) as error:
             raise NotUsable(str(error)) from error
 
@@ -115,6 +130,28 @@ class DeviceKernels:
             names = "; ".join(variant.described() for variant in failed[:3])
             raise NotUsable(f"{len(failed)} kernels gave a wrong result, among them {names}")
 
+    def _learn(self) -> None:
+        """Takes over what was learned before, and counts launches from now on."""
+        self._learned = learned = Learned(Path(knobs.cache.dir) / f"tilewire-learned-{self.target.chip}.json")
+        num_kept = learned.load(reader_for(self.target))
+        logger.info("online tuning begins with %d choices", num_kept)
+        install(self.target, learned)
+        self._racer = Racer(learned, self.target, GraphTimer(), open_on(self._device))
+
+    @property
+    def num_learned(self) -> int:
+        """Number of choices that were learned since the start."""
+        return self._learned.version
+
+    @property
+    def is_tuned_online(self) -> bool:
+        """Whether `tune` has anything to do."""
+        return self._racer is not None
+
+    def tune(self) -> bool:
+        """Takes a turn of a race on the current stream. Returns whether there may be more to do."""
+        return self._racer is not None and self._racer.step()
+
     def described(self, identity: Identity) -> dict[str, object]:
         """The device's part of `/v1/kernels`."""
         target = self.target
@@ -123,6 +160,17 @@ class DeviceKernels:
             "target": f"{target.backend}:{target.arch}",
             "table": table_name(target) or None,
             "roofline": roofline(target),
-            "variants": [msgspec.to_builtins(each) for each in described(target, self._loaded)],
+            "variants": self._variants,
             "tuned": [msgspec.to_builtins(each) for each in tuned(target)],
+            "learned": [
+                {
+                    "op": "matmul",
+                    "key": in_words(product),
+                    "config": in_config_words(choice.config),
+                    "us": round(choice.us, 3),
+                    "before_us": round(choice.before_us, 3),
+                    "date": choice.date,
+                }
+                for product, choice in self._learned.choices.items()
+            ],
         }

@@ -87,6 +87,11 @@ class PlanCache(Generic[PlanT]):
         plans.remove(plan)
         self._nbytes -= plan.nbytes
 
+    def clear(self) -> None:
+        """Drops every plan, and forgets which signatures came."""
+        self._plans.clear()
+        self._nbytes = 0
+
     def _evict(self) -> None:
         while len(self._plans) > 1 and (len(self._plans) > self._max_signatures or self._nbytes > self._max_bytes):
             self._drop(next(iter(self._plans)))

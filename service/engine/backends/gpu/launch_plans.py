@@ -56,3 +56,7 @@ class LaunchPlans:
         if chunks is not None and can_copy(launch, chunks):
             return Chunked(self._kernels, self._staging, chunks, is_invariant=self._is_invariant)
         return self._single
+
+    def forget(self) -> None:
+        """Drops the plans that keep memory: their kernels are chosen anew."""
+        self._batched.forget()

@@ -1,0 +1,269 @@
+"""Online tuning: what is asked most is raced, a clear winner is chosen from then on, and kept; nothing else changes."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tilewire.kernels.matmul.configs import Config, Problem
+from tilewire.kernels.matmul.op import matmul, prepare_matmul
+from tilewire.kernels.matmul.select import ranked, select, select_invariant
+from tilewire.kernels.matmul.shape import MatmulShape
+from tilewire.kernels.runtime.targets import INTERPRETER, KNOWN
+from tilewire.kernels.selection.learned import Choice, Learned, Product, install
+from tilewire.kernels.selection.racing import MAX_BYTES, Opened, Racer, in_words, reader_for, shape_of
+
+H200 = KNOWN["nvidia_h200"]
+SHAPE = MatmulShape(504, 1832, 4832)
+PRODUCT = Product(SHAPE.problem, True)
+SMALL = Product(MatmulShape(64, 64, 64).problem, True)
+
+
+class FakeCall:
+    """Launches a configuration on the first set."""
+
+    def __init__(self, operands, config):
+        self.operands, self.config = operands, config
+
+    def __call__(self, index):
+        assert index == 0, "only the first set's output is looked at"
+        wrong, output = self.operands.wrong, self.operands.output
+        if self.config not in wrong:
+            output.copy_(torch.arange(1.0, 5.0))
+        elif wrong[self.config] is not None:
+            output.fill_(wrong[self.config])
+
+
+class FakeOperands:
+    """Right but for those that are `wrong`, which leave the output as it was, or write other numbers."""
+
+    def __init__(self, wrong):
+        self.wrong, self.output = wrong, torch.zeros(4)
+
+    def launcher(self, config):
+        return FakeCall(self, config)
+
+    def poison(self):
+        self.output.fill_(float("nan"))
+
+
+class FakeTimer:
+    """A call takes what `times` says of its configuration; slow where it says nothing."""
+
+    def __init__(self, times):
+        self.times, self.turns = times, []
+
+    def ready(self, call, num_sets, expected_us):
+        timer = self
+
+        class Ready:
+            def turn_us(self):
+                timer.turns.append(call.config)
+                return timer.times.get(call.config, 500.0)
+
+        return Ready()
+
+
+def racer_of(learned, times, wrong=None, has_room=True):
+    timer = FakeTimer(times)
+    return Racer(learned, H200, timer, lambda shape: Opened(FakeOperands(wrong or {}), 2) if has_room else None), timer
+
+
+def run(racer, limit=5000):
+    for number in range(limit):
+        if not racer.step():
+            return number
+    raise AssertionError("it never ends")
+
+
+@pytest.fixture
+def learned():
+    found = Learned()
+    install(H200, found)
+    yield found
+    install(H200, None)
+
+
+def test_a_clear_winner_is_chosen_from_then_on(learned):
+    present, other = select(SHAPE.problem, H200), ranked(SHAPE.problem, H200)[3][1]
+    assert present != other
+    learned.calls_of(PRODUCT).count = 10
+    racer, timer = racer_of(learned, {present: 30.0, other: 20.0})
+    assert run(racer) > 10
+    assert select(SHAPE.problem, H200) == other
+    (choice,) = learned.choices.values()
+    assert (choice.us, choice.before_us) == (20.0, 30.0)
+    assert learned.version == 1
+    # The winner and the present choice have every turn, the slow few.
+    assert (
+        timer.turns.count(other)
+        == timer.turns.count(present)
+        > 2 * timer.turns.count(ranked(SHAPE.problem, H200)[5][1])
+    )
+    # Neither invariant choices nor other products change.
+    assert select_invariant(SHAPE.problem, H200) == select_invariant(SHAPE.problem, KNOWN["nvidia_h100"])
+    assert select(SHAPE.problem, H200, is_plain=False) == select(SHAPE.problem, KNOWN["nvidia_h100"], is_plain=False)
+
+
+@pytest.mark.parametrize("us", [29.5, 40.0])
+def test_what_is_hardly_faster_changes_nothing(learned, us):
+    present, other = select(SHAPE.problem, H200), ranked(SHAPE.problem, H200)[3][1]
+    learned.calls_of(PRODUCT).count = 1
+    run(racer_of(learned, {present: 30.0, other: us})[0])
+    assert learned.choices == {}
+    assert learned.version == 0
+
+
+@pytest.mark.parametrize("written", [None, 7.0])
+def test_a_wrong_winner_is_not_chosen(learned, written):
+    present, other = select(SHAPE.problem, H200), ranked(SHAPE.problem, H200)[3][1]
+    learned.calls_of(PRODUCT).count = 1
+    run(racer_of(learned, {present: 30.0, other: 3.0}, wrong={other: written})[0])
+    assert select(SHAPE.problem, H200) == present
+    assert learned.choices == {}
+
+
+def test_without_memory_there_is_no_race(learned):
+    learned.calls_of(PRODUCT).count = 1
+    racer, timer = racer_of(learned, {}, has_room=False)
+    run(racer)
+    assert timer.turns == []
+
+
+def test_what_took_most_time_is_raced_first_and_each_once(learned):
+    learned.calls_of(SMALL).count = 5
+    learned.calls_of(PRODUCT).count = 3
+    racer, timer = racer_of(learned, {})
+    run(racer)
+    mine, others = ({config for _, config in ranked(one.problem, H200)} for one in (PRODUCT, SMALL))
+    first = timer.turns[0]
+    assert first in mine
+    assert set(timer.turns) & (others - mine)
+    num = len(timer.turns)
+    learned.calls_of(PRODUCT).count += 1000
+    assert not racer.step()
+    assert len(timer.turns) == num
+
+
+def test_without_launches_there_is_nothing_to_do(learned):
+    learned.calls_of(PRODUCT)
+    racer, timer = racer_of(learned, {})
+    assert not racer.step()
+    assert timer.turns == []
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        replace(SHAPE.problem, a_major="any", b_major="any", is_aligned_in=False, is_padded_a=False, is_padded_b=False),
+        MatmulShape(8192, 8192, 8192).problem,
+        MatmulShape(16, 30000, 2 * MAX_BYTES // 30000 // 2).problem,
+    ],
+    ids=["no shape has its strides", "takes long", "takes memory"],
+)
+def test_what_cannot_be_raced_is_left_as_it_is(learned, problem):
+    learned.calls_of(Product(problem, True)).count = 7
+    racer, timer = racer_of(learned, {})
+    run(racer)
+    assert timer.turns == []
+    assert learned.choices == {}
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        SHAPE,
+        MatmulShape(3, 1000, 77, is_padded=False),
+        MatmulShape(16, 128, 64, 4, "float32", precision="tf32", b_major="k"),
+        MatmulShape(16, 128, 64, dtype="int8", out_dtype="int32", b_major="k"),
+        MatmulShape(16, 128, 64, dtype="float8_e4m3fn", precision="fast", b_major="k", activation="relu"),
+    ],
+)
+def test_a_products_shape_is_found(shape):
+    found = shape_of(Product(shape.problem, shape.is_plain))
+    assert found is not None
+    assert found.problem == shape.problem
+    assert found.is_plain == shape.is_plain
+
+
+def test_choices_are_kept_over_starts(tmp_path):
+    path = tmp_path / "folder" / "learned.json"
+    config = ranked(SHAPE.problem, H200)[2][1]
+    first, second = Learned(path), Learned(path)
+    first.settle(PRODUCT, Choice(config, 20.0, 30.0, "2026-11-24"))
+    second.settle(SMALL, Choice(select(SMALL.problem, H200), 2.0, 3.0, "2026-11-24"))
+    again = Learned(path)
+    assert again.load(reader_for(H200)) == 2
+    assert again.find(PRODUCT) == config
+    assert again.version == 0
+    # Nothing that was learned is raced again.
+    again.calls_of(PRODUCT).count = 5
+    assert again.busiest(lambda product: 1.0) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"choices": 3}', '{"choices": [3, {}, {"problem": {}}]}'])
+def test_a_damaged_file_is_no_choice(tmp_path, text):
+    path = tmp_path / "learned.json"
+    path.write_text(text)
+    assert Learned(path).load(reader_for(H200)) == 0
+
+
+def test_entries_of_another_build_are_left_out(tmp_path):
+    path = tmp_path / "learned.json"
+    learned = Learned(path)
+    learned.settle(PRODUCT, Choice(select(SHAPE.problem, H200), 20.0, 30.0, "2026-11-24"))
+    entry = json.loads(path.read_text())["choices"][0]
+    others = [
+        {**entry, "config": {**entry["config"], "block_m": 48}},
+        {**entry, "config": {**entry["config"], "no_such_field": 1}},
+        {**entry, "problem": {"m": 3}},
+        {**entry, "us": "fast"},
+    ]
+    path.write_text(json.dumps({"choices": [*others, entry]}))
+    again = Learned(path)
+    assert again.load(reader_for(H200)) == 1
+    assert again.find(PRODUCT) == select(SHAPE.problem, H200)
+
+
+def test_memory_is_bounded(tmp_path):
+    learned = Learned(tmp_path / "learned.json", max_counted=3, max_learned=2)
+    products = [Product(replace(SHAPE.problem, m=m), True) for m in range(8, 80, 8)]
+    for number, product in enumerate(products, 1):
+        learned.calls_of(product).count = number
+        learned.settle(product, Choice(select(product.problem, H200), 1.0, 2.0, "2026-11-24"))
+    assert list(learned.choices) == products[-2:]
+    assert len(json.loads((tmp_path / "learned.json").read_text())["choices"]) == 2
+    assert learned.calls_of(products[0]).count == 0
+
+
+def test_launches_are_counted_and_take_the_choice_that_was_learned():
+    """In the interpreter, through the public function."""
+    a, b = torch.randn(20, 48), torch.randn(48, 40)
+    before = prepare_matmul(a, b, torch.empty(20, 40))
+    learned = Learned()
+    install(INTERPRETER, learned)
+    try:
+        for _ in range(3):
+            matmul(a, b)
+        product = learned.busiest(lambda product: 1.0)
+        assert product is not None
+        assert (product.problem.m, product.problem.n, product.problem.k) == (20, 40, 48)
+        assert learned.calls_of(product).count == 3
+        config = Config("pointer", 32, 16, 16)
+        assert select(product.problem, INTERPRETER) != config
+        learned.settle(product, Choice(config, 1.0, 2.0, "2026-11-24"))
+        prepared = prepare_matmul(a, b, torch.empty(20, 40))
+        assert prepared.variants != before.variants
+        torch.testing.assert_close(matmul(a, b), a @ b)
+        # What follows a product makes it another one.
+        assert learned.find(Product(product.problem, False)) is None
+    finally:
+        install(INTERPRETER, None)
+    assert prepare_matmul(a, b, torch.empty(20, 40)).variants == before.variants
+
+
+def test_words_name_a_product():
+    assert in_words(PRODUCT) == "504x1832x4832 bfloat16 kn"
+    problem = Problem(4, 8, 16, 3, "float32", "float32", b_major="k", precision="tf32")
+    assert in_words(Product(problem, False)) == "3x4x8x16 float32 kk tf32 with an epilogue"
