@@ -25,6 +25,7 @@ class Span(NamedTuple):
         name: Name of the input or output.
         type: Dtype and shape.
         nbytes: Length in bytes.
+        extent: Bytes from the first to the last.
         fortran: Whether the bytes are in Fortran order.
         region: Name of a client's region, or None for the gateway's segment.
         pitch: Bytes from row to row; 0 where rows follow one another.
@@ -33,6 +34,7 @@ class Span(NamedTuple):
     name: str
     type: TensorType
     nbytes: int
+    extent: int
     fortran: bool = False
     region: str | None = None
     pitch: int = 0

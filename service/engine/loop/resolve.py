@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tilewire.service.engine.backends.contract import DevicePlace, HostBytes
+from tilewire.service.engine.backends.contract import DevicePlace, HostBytes, extent_of
 from tilewire.service.engine.loop.cost_estimate import predict_s
 from tilewire.service.engine.loop.jobs import Binding, BoundJob, Client, JobPlan, ResidentInput, Span
 from tilewire.service.engine.tensors.resident import Resident
@@ -35,7 +35,7 @@ def plan_of(template: Template, backend: str) -> JobPlan:
     """
     op, options = op_for(template.op, template.options), template.options
     inputs = tuple(
-        Span(one.name, one.type, one.type.nbytes, one.fortran, one.region)
+        Span(one.name, one.type, one.type.nbytes, one.type.nbytes, one.fortran, one.region)
         for one in template.inputs
         if one.resident is None
     )
@@ -45,7 +45,7 @@ def plan_of(template: Template, backend: str) -> JobPlan:
         if one.resident is not None
     )
     outputs = tuple(
-        Span(name, one.type, one.type.nbytes, region=one.region, pitch=one.pitch)
+        Span(name, one.type, one.type.nbytes, extent_of(one.type, one.pitch), region=one.region, pitch=one.pitch)
         for name, one in zip(op.outputs, template.outputs, strict=True)
         if one.resident is None
     )
@@ -163,21 +163,20 @@ def _host_operands(
     assert len(job_offsets) == len(plan.inputs) + len(plan.outputs), "This is a bug: not the template's offsets."
     offsets = iter(job_offsets)
     outs: list[HostBytes] = []
-    for name, kind, nbytes, fortran, *_ in plan.inputs:
+    for name, kind, _, extent, fortran, *_ in plan.inputs:
         offset = next(offsets)
         if name in uses:
             inputs[name] = Regions.bytes_of(uses[name], kind)
             continue
-        assert 0 <= offset <= segment_bytes - nbytes, "This is a bug: an operand outside its segment."
+        assert 0 <= offset <= segment_bytes - extent, "This is a bug: an operand outside its segment."
         inputs[name] = HostBytes(mapped, kind, offset, fortran)
-    for name, kind, _, _, _, pitch in plan.outputs:
+    for name, kind, _, extent, _, _, pitch in plan.outputs:
         offset = next(offsets)
         if name in uses:
             outs.append(Regions.bytes_of(uses[name], kind))
             continue
-        out = HostBytes(mapped, kind, offset, pitch=pitch)
-        assert 0 <= offset <= segment_bytes - out.extent, "This is a bug: a result outside its segment."
-        outs.append(out)
+        assert 0 <= offset <= segment_bytes - extent, "This is a bug: a result outside its segment."
+        outs.append(HostBytes(mapped, kind, offset, pitch=pitch))
     return outs
 
 
