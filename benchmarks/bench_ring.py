@@ -56,7 +56,7 @@ class Scenario:
     zipf: float = 1.0
     room: float = 1.5
     weight: int = 16
-    balance_factor: int = 150
+    balance_factor: int = 200
     load_cost: float = 20.0
     changed: int = 1
     policy: str = RING
@@ -236,8 +236,9 @@ def scenarios(requests: int) -> list[Scenario]:
     ten = Scenario(10, 1_000, requests // 5)
     return [
         large,
+        replace(large, balance_factor=150),
         replace(large, room=3.0),
-        replace(large, room=3.0, balance_factor=200),
+        replace(large, room=3.0, balance_factor=150),
         replace(large, balance_factor=0),
         replace(large, room=3.0, weight=1),
         replace(large, policy=ROUND_ROBIN, room=3.0),

@@ -89,7 +89,7 @@ def multiply(
 
 
 def test_a_name_lands_on_the_host_that_the_ring_says(fleet: list[Replica], proxy: Proxy) -> None:
-    ring = Ring(IDS, 16, 150)
+    ring = Ring(IDS, 16, 200)
     with proxy.client() as client:
         for name in NAMES:
             client.put(f"/v1/tensors/{name}", content=to_safetensors({"w": weight(name)})).raise_for_status()
@@ -104,7 +104,7 @@ def test_a_name_lands_on_the_host_that_the_ring_says(fleet: list[Replica], proxy
 
 
 def test_the_header_wins(fleet: list[Replica], proxy: Proxy) -> None:
-    ring = Ring(IDS, 16, 150)
+    ring = Ring(IDS, 16, 200)
     name = NAMES[0]
     there, other = (next(key for key in NAMES if ring.owner(hash_of(key)) == index) for index in range(2))
     with proxy.client() as client:
@@ -146,7 +146,7 @@ def test_a_host_that_is_taken_away_and_given_back_moves_its_own_keys(fleet: list
 
 
 def test_hosts_answer_when_the_checks_of_all_fail(fleet: list[Replica], tmp_path: Path) -> None:
-    ring = Ring(IDS, 16, 150)
+    ring = Ring(IDS, 16, 200)
     check = ("option httpchk GET /readyz", "option httpchk GET /no-such-page")
     with proxying(tmp_path / "haproxy", addresses(fleet), check) as proxy, proxy.client() as client:
         wait_until(lambda: "backend 'residents' has no server available" in proxy.log.read_text())
