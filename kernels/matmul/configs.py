@@ -174,6 +174,16 @@ class Config:
         return cdiv(problem.m, self.block_m) * cdiv(problem.n, self.block_n) * problem.batch
 
 
+# Not a kernel of ours: PyTorch's product, which the device's vendor library computes. Chosen only where a race has learned it.
+VENDOR = Config("vendor", 0, 0, 0)
+
+
+def has_vendor(problem: Problem, *, is_plain: bool) -> bool:
+    """Whether the vendor library computes a product as accurately: one product, nothing behind it, no conversion."""
+    is_known = problem.dtype in ("float16", "bfloat16") or problem.precision in ("ieee", "tf32")
+    return is_plain and problem.batch == 1 and problem.dtype == problem.out_dtype and is_known
+
+
 def cdiv(amount: int, size: int) -> int:
     """`amount / size`, rounded up."""
     return -(-amount // size)

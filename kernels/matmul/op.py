@@ -7,7 +7,7 @@ import torch
 from tilewire.kernels.matmul.configs import ACTIVATIONS, MAX_INT8_K, OUT_DTYPES, PRECISIONS, known_precision
 from tilewire.kernels.matmul.plan import Epilogue, prepare
 from tilewire.kernels.runtime.kinds import name_of
-from tilewire.kernels.runtime.pipeline import Prepared
+from tilewire.kernels.runtime.pipeline import Detour, Prepared
 from tilewire.kernels.runtime.rows import check_dtype
 from tilewire.kernels.runtime.strides import broadcast_shapes
 
@@ -112,8 +112,8 @@ def prepare_matmul(
         raise ValueError(f"out: expected {shape}, not empty, got {tuple(out.shape)}")
     precision = known_precision(name_of(a.dtype), precision)
     prepared = prepare(a, b, out, epilogue, precision, "invariant" if batch_invariant else None)
-    if not prepared.variants:
-        raise ValueError("the batch dimensions do not merge into two: use matmul")
+    if isinstance(prepared, Detour):
+        raise ValueError("the batch dimensions do not merge into two: use matmul")  # noqa: TRY004 - it is the shapes
     return prepared
 
 

@@ -12,6 +12,7 @@ from tilewire.kernels.matmul.configs import (
     ACTIVATIONS,
     BOX_KERNELS,
     SCALE_STEPS,
+    VENDOR,
     Config,
     EpilogueSpec,
     Problem,
@@ -24,8 +25,9 @@ from tilewire.kernels.matmul.members import specialization_of
 from tilewire.kernels.matmul.select import select, select_invariant
 from tilewire.kernels.matmul.variants import box_shapes, build, units_of
 from tilewire.kernels.matmul.view import Strides, View, problem_of, view_of
+from tilewire.kernels.runtime.calls import Calls
 from tilewire.kernels.runtime.kinds import ITEM_BYTES, KINDS, name_of
-from tilewire.kernels.runtime.launch import Descriptor, Launch, LaunchCache, are_aligned, device_number
+from tilewire.kernels.runtime.launch import Descriptor, Launch, LaunchCache, Variant, are_aligned, device_number
 from tilewire.kernels.runtime.layouts import row_step
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step, single_entries
 from tilewire.kernels.runtime.strides import Extent
@@ -82,6 +84,33 @@ def _pipeline(view: View, problem: Problem, config: Config, spec: EpilogueSpec, 
     return Pipeline(_TENSORS, steps, device, parts, tiles if is_split else 0)
 
 
+class _VendorProduct:
+    """PyTorch's product, prepared: nothing is bound.
+
+    Args:
+        is_tf32: Whether float32 is multiplied as tf32.
+
+    Attributes:
+        calls: Counter of the calls.
+    """
+
+    variants: tuple[Variant, ...] = ()
+    is_bound = False
+
+    def __init__(self, *, is_tf32: bool) -> None:
+        self.calls = Calls()
+        self._is_tf32 = is_tf32
+
+    def __call__(self, *tensors: torch.Tensor | None) -> None:
+        """Multiplies on the current stream."""
+        self.calls.count += 1
+        a, b, out = tensors[:3]
+        assert a is not None, "This is a bug."
+        assert b is not None, "This is a bug."
+        torch.backends.cuda.matmul.allow_tf32 = self._is_tf32
+        torch.matmul(a, b, out=out)
+
+
 _launches: LaunchCache[Prepared] = LaunchCache()
 
 
@@ -111,8 +140,8 @@ def prepare(
     alignment = (a.data_ptr() % 16 == 0, b.data_ptr() % 16 == 0, out.data_ptr() % 16 == 0)
     shapes = (a.shape, a.stride(), b.shape, b.stride(), out.shape, out.stride())
     learned = learned_for(current(a.get_device())) if config is None else None
-    version = None if learned is None else learned.version
-    key = (shapes, a.dtype, out.dtype, alignment, spec, precision, config, a.device, version)
+    since = None if learned is None else (learned, learned.version)
+    key = (shapes, a.dtype, out.dtype, alignment, spec, precision, config, a.device, since)
 
     def make() -> Prepared:
         def run_entries(
@@ -134,10 +163,12 @@ def prepare(
         plan = plan_of(a, b, out, spec, precision, config)
         if plan is None:
             return Detour(run_entries)
-        pipeline = _pipeline(*plan, spec, a.device)
+        _, problem, chosen = plan
+        is_tf32 = problem.precision == "tf32"
+        prepared = _VendorProduct(is_tf32=is_tf32) if chosen == VENDOR else _pipeline(*plan, spec, a.device)
         if learned is not None:
-            pipeline.calls = learned.calls_of(Product(plan[1], spec.is_plain))
-        return pipeline
+            prepared.calls = learned.calls_of(Product(problem, spec.is_plain))
+        return prepared
 
     return _launches.get(key, make)
 

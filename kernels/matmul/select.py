@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import cast
 
-from tilewire.kernels.matmul.configs import Config, Problem, as_read, cdiv, copied_operands
+from tilewire.kernels.matmul.configs import VENDOR, Config, Problem, as_read, cdiv, copied_operands
 from tilewire.kernels.matmul.members import (
     FEW_ROWS,
     INTERPRETED,
@@ -134,6 +134,8 @@ def explain(problem: Problem, target: Target, *, is_plain: bool = True) -> str:
 
 def described(config: Config) -> str:
     """A configuration in a few words."""
+    if config == VENDOR:
+        return "the vendor library"
     extra = [name for name in ("is_persistent", "is_swapped", "is_copied") if getattr(config, name)]
     split = [f"split {config.split_k}"] if config.split_k > 1 else []
     words = [name.removeprefix("is_") for name in extra] + split

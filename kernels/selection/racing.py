@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from tilewire.kernels.matmul.bench import MatmulOperands
-from tilewire.kernels.matmul.configs import ACTIVATIONS, Config, Problem
+from tilewire.kernels.matmul.configs import ACTIVATIONS, VENDOR, Config, Problem, has_vendor
 from tilewire.kernels.matmul.members import arithmetic_of, is_possible
 from tilewire.kernels.matmul.select import described, ranked, select
 from tilewire.kernels.matmul.shape import MatmulShape
@@ -105,15 +105,23 @@ class Racer:
         target: The device.
         timer: Times calls.
         open_operands: Makes the operands of a shape; None where there is no memory for them.
+        with_vendor: Whether the vendor library takes part where nothing follows the product.
     """
 
     def __init__(
-        self, learned: Learned, target: Target, timer: Timer, open_operands: Callable[[MatmulShape], Opened | None]
+        self,
+        learned: Learned,
+        target: Target,
+        timer: Timer,
+        open_operands: Callable[[MatmulShape], Opened | None],
+        *,
+        with_vendor: bool = False,
     ) -> None:
         self._learned = learned
         self._target = target
         self._timer = timer
         self._open = open_operands
+        self._with_vendor = with_vendor
         self._race: Iterator[None] = iter(())
 
     def step(self) -> bool:
@@ -142,6 +150,8 @@ class Racer:
             return
         present: Config = select(product.problem, self._target, is_plain=product.is_plain)
         near = [config for us, config in found if us <= NEAR * found[0][0]][:MAX_CANDIDATES]
+        if self._with_vendor and has_vendor(product.problem, is_plain=product.is_plain):
+            near.append(VENDOR)
         predicted = {config: us for us, config in found}
         opened = self._open(shape)
         if opened is None:
@@ -225,12 +235,13 @@ def in_words(product: Product) -> str:
     return " ".join([*words, *([] if product.is_plain else ["with an epilogue"])])
 
 
-def reader_for(target: Target) -> Reader:
-    """A reader of kept choices that takes what this build's catalogue still has for `target`."""
+def reader_for(target: Target, *, with_vendor: bool = False) -> Reader:
+    """A reader of kept choices that takes what this build's catalogue still has for `target`; the vendor library if asked."""
 
     def read(problem_fields: dict[str, Any], is_plain: bool, config_fields: dict[str, Any]) -> tuple[Product, Config]:
         problem, config = Problem(**problem_fields), Config(**config_fields)
-        if not is_possible(problem, config, target, is_plain=is_plain):
+        is_vendors = with_vendor and config == VENDOR and has_vendor(problem, is_plain=is_plain)
+        if not is_vendors and (config == VENDOR or not is_possible(problem, config, target, is_plain=is_plain)):
             raise ValueError("the catalogue has no such configuration for this product")
         return Product(problem, is_plain), config
 

@@ -145,17 +145,13 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     forbid_serving_compiles: bool
     batch_invariant: bool
     online_tuning: bool
+    kernels: str
     kept: Handover
     allow_shared_memory: bool
     shared_memory_prefix: str
     shared_memory_bytes: int
     max_body_bytes: int
     log: LogSettings
-
-    @property
-    def is_tuned_online(self) -> bool:
-        """Whether kernels are raced while the device is idle: never where bits must stay."""
-        return self.online_tuning and not self.batch_invariant
 
     @property
     def fds(self) -> tuple[int, ...]:

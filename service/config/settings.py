@@ -44,6 +44,7 @@ MAX_DEFAULT_ARENA_BYTES = 16 * 2**30
 SliceT = TypeVar("SliceT", GatewaySettings, EngineSettings)
 
 Warmup = Literal["none", "load", "run"]
+KernelChoice = Literal["triton", "fastest"]
 
 
 class Settings(BaseSettings):
@@ -119,7 +120,12 @@ class Settings(BaseSettings):
     online_tuning: bool = Field(
         default=False,
         description="While a GPU is idle, race kernels on the products that took the most time, and keep the winners "
-        "beside the kernel cache. Not with --batch-invariant.",
+        "beside the kernel cache. Not together with --batch-invariant.",
+    )
+    kernels: KernelChoice = Field(
+        "triton",
+        description="triton: our kernels compute everything. fastest: the vendor library's products take part in the races of "
+        "--online-tuning, where nothing follows a product.",
     )
     warmup: Warmup = Field(
         "run",
@@ -254,6 +260,10 @@ class Settings(BaseSettings):
             raise ValueError("--tls-certificate and --tls-key go together")
         if self.tls_client_ca is not None and self.tls_certificate is None:
             raise ValueError("--tls-client-ca needs --tls-certificate")
+        if self.online_tuning and self.batch_invariant:
+            raise ValueError("--online-tuning would change bits that --batch-invariant keeps")
+        if self.kernels == "fastest" and not self.online_tuning:
+            raise ValueError("--kernels fastest needs --online-tuning, whose races choose")
         return self
 
     @field_validator("arena_bytes")

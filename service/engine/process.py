@@ -124,6 +124,10 @@ def import_kernels(device: str) -> None:
         importlib.import_module("tilewire.service.engine.backends.gpu.backend")
 
 
+def _preparation(settings: EngineSettings) -> Preparation:
+    return Preparation(settings.warmup, settings.online_tuning, with_vendor=settings.kernels == "fastest")
+
+
 def prepare(store: TensorStore, settings: EngineSettings, logger: structlog.stdlib.BoundLogger, report: Report) -> None:
     """All that comes before ready: residents, regions, kernels, and a look at what they compute.
 
@@ -142,7 +146,7 @@ def prepare(store: TensorStore, settings: EngineSettings, logger: structlog.stdl
     try:
         check_registries()
         fill(store, settings, logger, report)
-        store.backend.warm_up(Preparation(settings.warmup, settings.is_tuned_online), report, on_compile)
+        store.backend.warm_up(_preparation(settings), report, on_compile)
     except (NotUsable, RegistryMismatch, TensorsDirError) as error:
         raise CannotStart(str(error)) from error
     check_ops(store.backend, report)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tilewire.kernels.matmul.configs import Config, Problem
+from tilewire.kernels.matmul.configs import VENDOR, Config, Problem
 from tilewire.kernels.matmul.op import matmul, prepare_matmul
 from tilewire.kernels.matmul.select import ranked, select, select_invariant
 from tilewire.kernels.matmul.shape import MatmulShape
@@ -65,9 +65,10 @@ class FakeTimer:
         return Ready()
 
 
-def racer_of(learned, times, wrong=None, has_room=True):
+def racer_of(learned, times, wrong=None, *, has_room=True, with_vendor=False):
     timer = FakeTimer(times)
-    return Racer(learned, H200, timer, lambda shape: Opened(FakeOperands(wrong or {}), 2) if has_room else None), timer
+    opened = Opened(FakeOperands(wrong or {}), 2) if has_room else None
+    return Racer(learned, H200, timer, lambda shape: opened, with_vendor=with_vendor), timer
 
 
 def run(racer, limit=5000):
@@ -261,6 +262,70 @@ def test_launches_are_counted_and_take_the_choice_that_was_learned():
     finally:
         install(INTERPRETER, None)
     assert prepare_matmul(a, b, torch.empty(20, 40)).variants == before.variants
+
+
+@pytest.mark.parametrize("with_vendor", [True, False])
+def test_the_vendor_library_takes_part_only_if_asked(learned, with_vendor):
+    present = select(SHAPE.problem, H200)
+    learned.calls_of(PRODUCT).count = 1
+    racer, timer = racer_of(learned, {present: 30.0, VENDOR: 20.0}, with_vendor=with_vendor)
+    run(racer)
+    assert (VENDOR in timer.turns) == with_vendor
+    assert (select(SHAPE.problem, H200) == VENDOR) == with_vendor
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        replace(SHAPE, activation="relu"),
+        replace(SHAPE, batch=2),
+        replace(SHAPE, out_dtype="float32"),
+        replace(SHAPE, dtype="int8", b_major="k"),
+        replace(SHAPE, dtype="float8_e4m3fn", b_major="k"),
+        replace(SHAPE, dtype="float32", precision="tf32x3", b_major="k"),
+    ],
+    ids=["an epilogue", "a batch", "a conversion", "int8", "float8", "tf32x3"],
+)
+def test_the_vendor_library_computes_no_other_product(learned, shape):
+    learned.calls_of(Product(shape.problem, shape.is_plain)).count = 1
+    racer, timer = racer_of(learned, {VENDOR: 1.0}, with_vendor=True)
+    run(racer)
+    assert timer.turns
+    assert VENDOR not in timer.turns
+
+
+def test_a_kept_choice_of_the_vendor_library_counts_only_if_asked(tmp_path):
+    path = tmp_path / "learned.json"
+    Learned(path).settle(PRODUCT, Choice(VENDOR, 20.0, 30.0, "2026-11-24"))
+    assert Learned(path).load(reader_for(H200)) == 0
+    assert Learned(path).load(reader_for(H200, with_vendor=True)) == 1
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+@pytest.mark.parametrize("layout", ["rows", "padded rows", "columns", "three dimensions"])
+def test_the_vendor_librarys_product_is_right_where_it_was_chosen(layout, precision):
+    a, b, out = torch.randn(20, 48), torch.randn(48, 40), torch.empty(20, 40)
+    if layout == "padded rows":
+        a, out = torch.empty(20, 64)[:, :48].copy_(a), torch.empty(20, 64)[:, :40]
+    elif layout == "columns":
+        b = torch.empty(40, 48).mT.copy_(b)
+    elif layout == "three dimensions":
+        a, out = a.view(4, 5, 48), out.view(4, 5, 40)
+    learned = Learned()
+    install(INTERPRETER, learned)
+    try:
+        matmul(a, b, out=out, precision=precision)
+        product = learned.busiest(lambda product: 1.0)
+        assert product is not None
+        learned.settle(product, Choice(VENDOR, 1.0, 2.0, "2026-11-24"))
+        prepared = prepare_matmul(a, b, out, precision=precision)
+        assert prepared.variants == ()
+        out.fill_(float("nan"))
+        prepared(a, b, out)
+        torch.testing.assert_close(out, torch.matmul(a, b))
+        assert learned.calls_of(product).count == 2
+    finally:
+        install(INTERPRETER, None)
 
 
 def test_words_name_a_product():

@@ -159,10 +159,12 @@ class Preparation:
     Attributes:
         warmup: `none`, `load` (everything is compiled and loaded) or `run` (and tried once).
         is_tuned_online: Whether `tune` races configurations later.
+        with_vendor: Whether the vendor library takes part in these races.
     """
 
     warmup: str = "run"
     is_tuned_online: bool = False
+    with_vendor: bool = False
 
 
 class NotUsable(Exception):

@@ -106,6 +106,9 @@ def test_a_containers_quota_counts(tmp_path: Path, files: dict[str, str], most: 
         {"allow_origin": "https://"},
         {"allow_origin": "null"},
         {"tls_key": "key.pem"},
+        {"online_tuning": True, "batch_invariant": True},
+        {"kernels": "fastest"},
+        {"kernels": "slowest", "online_tuning": True},
         {"tls_client_ca": "ca.pem"},
     ],
 )

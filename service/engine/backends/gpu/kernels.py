@@ -103,7 +103,7 @@ class DeviceKernels:
             if how.warmup == "run":
                 self._try(stream, report)
             if how.is_tuned_online:
-                self._learn()
+                self._learn(with_vendor=how.with_vendor)
         except (CompileError, RegistryMismatch, RuntimeError) as error:
             raise NotUsable(str(error)) from error
 
@@ -130,13 +130,18 @@ class DeviceKernels:
             names = "; ".join(variant.described() for variant in failed[:3])
             raise NotUsable(f"{len(failed)} kernels gave a wrong result, among them {names}")
 
-    def _learn(self) -> None:
+    def _learn(self, *, with_vendor: bool) -> None:
         """Takes over what was learned before, and counts launches from now on."""
+        if with_vendor:
+            # Sums in float32 for all, as our kernels have them. The first product brings the library.
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+            torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+            torch.mm(*(torch.zeros((16, 16), device=self._device) for _ in range(2)))
         self._learned = learned = Learned(Path(knobs.cache.dir) / f"tilewire-learned-{self.target.chip}.json")
-        num_kept = learned.load(reader_for(self.target))
+        num_kept = learned.load(reader_for(self.target, with_vendor=with_vendor))
         logger.info("online tuning begins with %d choices", num_kept)
         install(self.target, learned)
-        self._racer = Racer(learned, self.target, GraphTimer(), open_on(self._device))
+        self._racer = Racer(learned, self.target, GraphTimer(), open_on(self._device), with_vendor=with_vendor)
 
     @property
     def num_learned(self) -> int:
