@@ -170,7 +170,8 @@ def install(target: Target, learned: Learned | None) -> None:
 
 def learned_for(target: Target) -> Learned | None:
     """What is installed for a target."""
-    return _installed.get(target)
+    # A target takes as long to hash as a launch to look up.
+    return _installed.get(target) if _installed else None
 
 
 def _entry(product: Product, choice: Choice) -> dict[str, Any]:

@@ -148,6 +148,7 @@ class Racer:
         if shape is None or not found or found[0][0] > MAX_CALL_US or shape.num_bytes > MAX_BYTES:
             self._learned.settle(product, None)
             return
+        yield
         present: Config = select(product.problem, self._target, is_plain=product.is_plain)
         near = [config for us, config in found if us <= NEAR * found[0][0]][:MAX_CANDIDATES]
         if self._with_vendor and has_vendor(product.problem, is_plain=product.is_plain):
@@ -157,6 +158,7 @@ class Racer:
         if opened is None:
             self._learned.settle(product, None)
             return
+        yield
         runs: dict[Config, Contestant] = {}
         for config in dict.fromkeys((present, *near)):
             call = opened.operands.launcher(config)

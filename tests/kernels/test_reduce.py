@@ -70,9 +70,9 @@ def test_programs_share_a_row(kind, axis, generator):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_few_elements_of_many_rows(kind, n, generator):
-    check(torch.randn((5, n, 700), generator=generator), kind, axis=1)
-    check(torch.randn((700, n), generator=generator), kind, axis=1)
-    check(torch.randn((700, n, 2), generator=generator)[:, :, 0], kind, axis=1)
+    check(torch.randn((2, n, 700), generator=generator), kind, axis=1)
+    check(torch.randn((300, n), generator=generator), kind, axis=1)
+    check(torch.randn((300, n, 2), generator=generator)[:, :, 0], kind, axis=1)
 
 
 def test_strides_and_dimensions_that_do_not_merge(generator):

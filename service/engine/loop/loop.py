@@ -70,8 +70,8 @@ FLUSH_S = 0.05
 EAGER_NS = 1_000_000
 ASK_AGAIN_S = 20e-6
 
-# A device without a job for this long is tuned, in turns. Clients that ask in a loop come again sooner.
-IDLE_NS = 300_000_000
+# A device without a job for this long is tuned, in turns of some 0.1 ms. Clients that ask in a loop come again sooner.
+IDLE_NS = 100_000_000
 
 # `sysexits.h` calls it EX_SOFTWARE; the supervisor starts a new engine whatever the status.
 EXIT_DEVICE_LOST = 70

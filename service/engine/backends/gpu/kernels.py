@@ -53,7 +53,7 @@ class DeviceKernels:
         self._index = device.index
         self._loaded: Mapping[Variant, Loaded] = {}
         # Thousands, which do not change once they are loaded.
-        self._variants = msgspec.Raw(b"[]")
+        self._variants: msgspec.Raw | None = None
         self._learned = Learned()
         self._racer: Racer | None = None
         self._refused = frozenset(dtype for dtype in OUT_DTYPES if not is_supported(dtype, self.target))
@@ -99,7 +99,6 @@ class DeviceKernels:
             check_registries({op.name for op in KERNEL_OPS})
             self._compile(report, on_each)
             self._loaded = load_all(self.target, self._index, partial(report, "load"))
-            self._variants = msgspec.Raw(msgspec.json.encode(described(self.target, self._loaded)))
             if how.warmup == "run":
                 self._try(stream, report)
             if how.is_tuned_online:
@@ -160,6 +159,8 @@ class DeviceKernels:
     def described(self, identity: Identity) -> dict[str, object]:
         """The device's part of `/v1/kernels`."""
         target = self.target
+        if self._variants is None:
+            self._variants = msgspec.Raw(msgspec.json.encode(described(target, self._loaded)))
         return {
             **device_of(identity),
             "target": f"{target.backend}:{target.arch}",
