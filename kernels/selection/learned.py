@@ -7,6 +7,7 @@ before a `Learned` is installed for a target.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple
 from tilewire.kernels.runtime.calls import Calls
 from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.selection.tables import write_atomically
+
+logger = logging.getLogger(__name__)
 
 # Bounds of memory and of the file: a service asks for some dozen products, each at several numbers of rows.
 MAX_COUNTED = 512
@@ -142,14 +145,18 @@ class Learned:
         return len(self._choices)
 
     def _save(self) -> None:
-        """Writes all, with what other processes have written since."""
+        """Writes all, with what others have written since. Where that cannot be written, choices stay in memory alone."""
         if self._path is None:
             return
         mine = [_entry(product, choice) for product, choice in self._choices.items()]
         keys = {_key(entry) for entry in mine}
         others = [entry for entry in _entries(self._path) if _key(entry) not in keys]
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._path, json.dumps({"choices": [*others, *mine][-self._max_learned :]}, indent=1))
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._path, json.dumps({"choices": [*others, *mine][-self._max_learned :]}, indent=1))
+        except OSError as error:
+            logger.warning("choices are not kept: %s", error)
+            self._path = None
 
 
 def today() -> str:

@@ -210,6 +210,16 @@ def test_a_damaged_file_is_no_choice(tmp_path, text):
     assert Learned(path).load(reader_for(H200)) == 0
 
 
+def test_a_folder_that_cannot_be_written_loses_no_choice(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    learned = Learned(tmp_path / "file" / "learned.json")
+    for product in (PRODUCT, SMALL):
+        learned.settle(product, Choice(select(product.problem, H200), 2.0, 3.0, "2026-11-24"))
+    assert list(learned.choices) == [PRODUCT, SMALL]
+    (record,) = caplog.records
+    assert "choices are not kept" in record.getMessage()
+
+
 def test_entries_of_another_build_are_left_out(tmp_path):
     path = tmp_path / "learned.json"
     learned = Learned(path)
