@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import ctypes
 import fcntl
 import mmap
 import os
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tilewire.service.config.cores import num_cores
 from tilewire.service.errors import TooBusy
 
 # Slots begin on cache-line pairs: two requests never share a line, and every dtype is aligned in its slot.
@@ -24,6 +27,11 @@ SLOT_ALIGN = 256
 
 # Of Linux 5.14; Python's `mmap` has no name for it.
 MADV_POPULATE_WRITE = 23
+# Threads that clear pages, and what each takes at a time. Memory takes no more than some threads give.
+MAX_THREADS = 8
+PIECE_BYTES = 2**26
+
+_libc = ctypes.CDLL(None)
 
 
 def make_sealed(name: str, nbytes: int) -> int:
@@ -74,14 +82,24 @@ class Segment:
         return cls(fd, nbytes)
 
     def take_pages(self, begin: int, nbytes: int) -> None:
-        """Takes pages now instead of at their first use. Does nothing where the system cannot.
+        """Takes pages now instead of at their first use; other threads run meanwhile. Does nothing where the system cannot.
 
         Args:
             begin: First byte; a multiple of the page size.
             nbytes: Bytes from there.
+
+        Raises:
+            ValueError: The segment is closed.
         """
-        with contextlib.suppress(OSError):
-            self._map.madvise(MADV_POPULATE_WRITE, begin, nbytes)
+        # `mmap.madvise` keeps the interpreter's lock: half a second for 2 GiB. The object keeps the mapping until it goes.
+        first = ctypes.c_char.from_buffer(self._map, begin)
+        _libc.madvise(ctypes.byref(first), ctypes.c_size_t(nbytes), MADV_POPULATE_WRITE)
+
+    def take_all_pages(self) -> None:
+        """Takes all pages now, by several threads: the system clears each, which is most of what pinning them takes."""
+        with ThreadPoolExecutor(max(1, min(MAX_THREADS, num_cores() // 2))) as pool:
+            for begin in range(0, self.nbytes, PIECE_BYTES):
+                pool.submit(self.take_pages, begin, min(PIECE_BYTES, self.nbytes - begin))
 
     def take_huge_pages(self) -> int:
         """Takes all pages now, huge ones where the system allows them to shared memory.

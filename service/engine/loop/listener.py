@@ -25,7 +25,7 @@ HELLO_TIMEOUT_S = 5.0
 # burst of large requests: slots are taken by the lowest address.
 EARLY_BYTES = 2**27
 EARLY_SHARE = 8
-# Pages that are taken at once: about two milliseconds, in which the thread that has the device waits.
+# Pages that are taken at once: about two milliseconds, in which no other gateway shakes hands.
 STEP_BYTES = 2**22
 
 # `struct ucred`: process, user and group.

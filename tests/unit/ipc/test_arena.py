@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tilewire.service.errors import TooBusy
-from tilewire.service.ipc.arena import SLOT_ALIGN, Arena, Lease, Segment, slot_bytes
+from tilewire.service.ipc.arena import PIECE_BYTES, SLOT_ALIGN, Arena, Lease, Segment, slot_bytes
 
 NBYTES = 64 * 1024
 
@@ -157,3 +157,18 @@ def test_pages_are_taken_early() -> None:
     segment.take_pages(2**20, 2**20)
     assert os.fstat(segment.fd).st_blocks * 512 == 2**20
     segment.close()
+    with pytest.raises(ValueError, match="closed"):
+        segment.take_pages(0, 2**20)
+
+
+@pytest.mark.parametrize("nbytes", [2**20, PIECE_BYTES + 2**20])
+def test_all_pages_are_taken_by_several_threads(nbytes: int) -> None:
+    segment = Segment.create("tests", nbytes)
+    segment.view[5] = 7
+    segment.take_all_pages()
+    assert os.fstat(segment.fd).st_blocks * 512 == nbytes
+    assert segment.view[5] == 7
+    # Nothing holds the mapping.
+    segment.close()
+    with pytest.raises(ValueError, match="released"):
+        segment.view[5] = 8

@@ -94,7 +94,11 @@ class GpuBackend:
         return self._kernels.num_learned
 
     def attach(self, segment: Segment) -> torch.Tensor:
-        """Registers a segment with the driver, so that copies from and to it are DMA and asynchronous."""
+        """Registers a segment with the driver, so that copies from and to it are DMA and asynchronous.
+
+        Its pages are taken before: the driver would take them with one thread, and load no kernel meanwhile.
+        """
+        segment.take_all_pages()
         mapped = torch.frombuffer(segment.view, dtype=torch.uint8)
         self._register(mapped)
         return mapped
