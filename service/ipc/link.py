@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
-from tilewire.service.ipc.messages import LENGTH_BYTES, FrameDecoder, encode_frame
+from tilewire.service.ipc.messages import LENGTH_BYTES, FrameDecoder, encode_frame, encode_message
 
 ReceivedT = TypeVar("ReceivedT")
 
@@ -36,7 +36,7 @@ class Link(asyncio.Protocol, Generic[ReceivedT]):
         self._decoder: FrameDecoder[ReceivedT] = FrameDecoder(kind)
         self._on_message = on_message
         self._on_lost = on_lost
-        self._outgoing: list[msgspec.Struct] = []
+        self._outgoing: list[msgspec.Raw] = []
         self._turns_left = 0
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -78,13 +78,17 @@ class Link(asyncio.Protocol, Generic[ReceivedT]):
         Args:
             message: The message.
             turns: Further turns of the loop that it may wait for others.
+
+        Raises:
+            Exception: It cannot be encoded; the others leave.
         """
+        encoded = encode_message(message)
         if not self._outgoing:
             self._turns_left = turns
             self._loop.call_soon(self._gather)
         elif turns < self._turns_left:
             self._turns_left = turns
-        self._outgoing.append(message)
+        self._outgoing.append(encoded)
 
     def _gather(self) -> None:
         if self._turns_left and len(self._outgoing) < MAX_GATHERED:
@@ -101,7 +105,6 @@ class Link(asyncio.Protocol, Generic[ReceivedT]):
             self._transport.close()
 
     def _flush(self) -> None:
-        # Taken first: a message that cannot be encoded must not block those that come after it.
         outgoing, self._outgoing = self._outgoing, []
         if outgoing and self.is_open:
             assert self._transport is not None, "This is a bug."

@@ -561,7 +561,12 @@ ToGateway = Welcome | Residing | Warming | Done | Failed | Stale | Tensors | Reg
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode_frame(messages: Iterable[msgspec.Struct]) -> bytes:
+def encode_message(message: msgspec.Struct) -> msgspec.Raw:
+    """Packs a message for a frame, so that one which cannot be encoded fails alone."""
+    return msgspec.Raw(_encoder.encode(message))
+
+
+def encode_frame(messages: Iterable[msgspec.Struct | msgspec.Raw]) -> bytes:
     """Packs messages into one frame."""
     body = _encoder.encode(list(messages))
     return len(body).to_bytes(LENGTH_BYTES, "little") + body

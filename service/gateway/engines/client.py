@@ -164,7 +164,8 @@ class EngineClient:
         """Sends a request under a fresh id."""
         link = self._ready_link()
         request_id, future = self._expect_reply()
-        link.send(msgspec.structs.replace(request, id=request_id, request_id=log.request_id.get()))
+        message = msgspec.structs.replace(request, id=request_id, request_id=log.request_id.get())
+        self._post(link, request_id, message)
         return request_id, future
 
     def submit(
@@ -178,12 +179,13 @@ class EngineClient:
     ) -> tuple[int, asyncio.Future[Reply]]:
         """Sends a job, and its template unless the engine has it."""
         link = self._ready_link()
-        if template.id not in self._templates:
-            self._templates.add(template.id)
-            link.send(template)
         request_id, future = self._expect_reply()
+        if template.id not in self._templates:
+            if not self._post(link, request_id, template):
+                return request_id, future
+            self._templates.add(template.id)
         job = Job(request_id, template.id, offsets, deadline_ns, priority, log.request_id.get(), *flow)
-        link.send(job, self._gather_turns if len(self._pending) > MAX_AT_ONCE else 0)
+        self._post(link, request_id, job, self._gather_turns if len(self._pending) > MAX_AT_ONCE else 0)
         return request_id, future
 
     def forget(self, template_id: int) -> None:
@@ -202,6 +204,16 @@ class EngineClient:
         future = self._pending[request_id] = self._loop.create_future()
         self._poller.sent()
         return request_id, future
+
+    def _post(self, link: Link[ToGateway], request_id: int, message: msgspec.Struct, turns: int = 0) -> bool:
+        """Sends a message of a request. One that cannot be encoded ends its request; returns whether it could."""
+        try:
+            link.send(message, turns)
+        except Exception:
+            logger.exception("a message to an engine cannot be encoded")
+            self._on_message(Failed(request_id, "internal", "internal error"))
+            return False
+        return True
 
     def cancel(self, request_id: int) -> None:
         """Cancels a request; its future still ends."""

@@ -1,0 +1,126 @@
+"""Messages to an engine that cannot be encoded, beside others of the same write."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.support.scripted_engines import JOB
+from tilewire.service.errors import InternalError
+from tilewire.service.gateway.engines.client import EngineClient, Reply
+from tilewire.service.ipc.arena import Segment
+from tilewire.service.ipc.link import Link, receive_hello
+from tilewire.service.ipc.messages import (
+    DescribeTensor,
+    Done,
+    GetTensor,
+    Hello,
+    Job,
+    Template,
+    Tensors,
+    Timings,
+    ToEngine,
+    Welcome,
+)
+from tilewire.service.ops.op import TensorType
+
+TEMPLATE, OFFSETS = JOB
+# One more than MessagePack can carry.
+TOO_LARGE = 2**64
+
+
+class Scene:
+    """A client, and an engine behind a real socket that answers everything.
+
+    Attributes:
+        client: The client, connected.
+        received: Messages that the engine got.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        self.received: list[Any] = []
+        self._address = f"\0tilewire-test-client-{os.getpid()}"
+        self._ready = asyncio.Event()
+        self.client = EngineClient(0, self._address, segment, lambda _welcome, _is_ready: self._ready.set())
+
+    async def play(self, scene: Coroutine[Any, Any, None]) -> None:
+        loop = asyncio.get_running_loop()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(self._address)
+            listener.listen()
+            listener.setblocking(False)
+            running = asyncio.create_task(self.client.run())
+            sock, _ = await loop.sock_accept(listener)
+            _, fd = await receive_hello(sock, Hello)
+            os.close(fd)
+            self._link: Link[Any] = Link(ToEngine, self._on_message, lambda: None)
+            await loop.connect_accepted_socket(lambda: self._link, sock)
+            self._link.send(Welcome(0, "cpu", "cpu", "", "", ""))
+            await self._ready.wait()
+            await scene
+            self._link.close()
+            running.cancel()
+            await asyncio.wait((running,))
+
+    def _on_message(self, message: Any) -> None:
+        self.received.append(message)
+        if isinstance(message, Job):
+            self._link.send(Done(message.id, Timings()))
+        elif not isinstance(message, Template):
+            self._link.send(Tensors(message.id, ()))
+
+
+async def ended(requests: list[tuple[int, asyncio.Future[Reply]]]) -> list[type]:
+    outcomes = await asyncio.gather(*(future for _, future in requests), return_exceptions=True)
+    return [type(one) for one in outcomes]
+
+
+def test_a_message_that_cannot_be_encoded_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
+    segment = Segment.create("test", 4096)
+
+    async def main() -> None:
+        scene = Scene(segment)
+        client = scene.client
+
+        async def send() -> None:
+            requests = [
+                client.submit(TEMPLATE, OFFSETS),
+                client.submit(TEMPLATE, (TOO_LARGE,)),
+                client.send(GetTensor(0, "\ud800", TensorType("float32", (1,)), 0)),
+                client.send(DescribeTensor(0, "w")),
+                client.submit(TEMPLATE, OFFSETS),
+            ]
+            assert await ended(requests) == [Done, InternalError, InternalError, Tensors, Done]
+            assert client.outstanding == 0
+
+        await scene.play(send())
+        assert [type(one) for one in scene.received] == [Template, Job, DescribeTensor, Job]
+
+    asyncio.run(main())
+    segment.close()
+    assert [record.message for record in caplog.records] == ["a message to an engine cannot be encoded"] * 2
+    assert all(record.exc_info for record in caplog.records)
+
+
+def test_no_job_leaves_without_a_template_that_cannot_be_encoded() -> None:
+    segment = Segment.create("test", 4096)
+    endless = msgspec.structs.replace(TEMPLATE, id=2, flops=TOO_LARGE)
+
+    async def main() -> None:
+        scene = Scene(segment)
+
+        async def send() -> None:
+            requests = [scene.client.submit(template, OFFSETS) for template in (endless, TEMPLATE, endless)]
+            assert await ended(requests) == [InternalError, Done, InternalError]
+
+        await scene.play(send())
+        assert [one.template for one in scene.received if isinstance(one, Job)] == [TEMPLATE.id]
+
+    asyncio.run(main())
+    segment.close()
