@@ -101,7 +101,7 @@ def open_backend(device: str, *, batch_invariant: bool) -> Backend:
         DeviceError: No such device.
     """
     if device.startswith("cpu") or (device == "auto" and not torch.cuda.is_available()):
-        return CpuBackend("cpu" if device == "auto" else device)
+        return CpuBackend("cpu" if device == "auto" else device, batch_invariant=batch_invariant)
     name = "cuda:0" if device == "auto" else device
     count = torch.cuda.device_count()
     if int(name.partition(":")[2]) >= count:

@@ -12,7 +12,7 @@ from tests.conftest import StartServer
 from tests.support import float64_oracle as oracle
 from tests.support.float64_oracle import assert_close, random_array
 from tests.support.live_server import LiveServer
-from tests.support.tensor_bodies import Array, decode, to_npy
+from tests.support.tensor_bodies import TYPES, Array, decode, encode, from_safetensors, to_npy, to_safetensors
 
 ROWS = (1, 3, 16, 33)
 WIDTH = 257
@@ -32,6 +32,13 @@ def ask(client: httpx.Client, op: str, x: Array) -> tuple[Array, int]:
     response = client.post(f"/v1/{op}", params=query, content=to_npy(x), headers={"content-type": "application/x-npy"})
     assert response.status_code == 200, response.text
     return decode(response.headers["content-type"], response.content), int(response.headers["x-batch-size"])
+
+
+def padded(body: bytes, num_spaces: int) -> bytes:
+    """A safetensors body whose header is longer, so that its tensors begin later."""
+    end = 8 + int.from_bytes(body[:8], "little")
+    num_spaces += -end % 4
+    return (end - 8 + num_spaces).to_bytes(8, "little") + body[8:end] + b" " * num_spaces + body[end:]
 
 
 def ask_together(server: LiveServer, op: str, inputs: list[Array]) -> list[tuple[Array, int]]:
@@ -54,6 +61,21 @@ def test_the_bits_are_those_of_a_request_alone(shared_server: StartServer, op: s
         alone = {x.shape[0]: ask(client, op, x)[0].tobytes() for x in inputs}
     for answer, _ in ask_together(server, op, inputs):
         assert answer.tobytes() == alone[answer.shape[0]]
+
+
+@pytest.mark.parametrize("call", ["matmul?transpose_b=true", "search?k=5"])
+def test_the_bits_do_not_depend_on_where_an_operand_begins(shared_server: StartServer, call: str) -> None:
+    """Formats differ in that, and so do headers of one format."""
+    arrays = {"a": random_array("float32", (31, WIDTH), 1), "b": random_array("float32", (5, WIDTH), 2)}
+    bodies = [encode(form, arrays) for form in ("npz", "json")]
+    bodies += [(padded(to_safetensors(arrays), 4 * number), {}) for number in range(16)]
+    with shared_server("--batch-invariant").client() as client:
+        answers = set()
+        for body, headers in bodies:
+            response = client.post(f"/v1/{call}", content=body, headers={**headers, "accept": TYPES["safetensors"]})
+            assert response.status_code == 200, response.text
+            answers.add(b"".join(out.tobytes() for out in from_safetensors(response.content).values()))
+    assert len(answers) == 1
 
 
 @pytest.mark.slow

@@ -53,9 +53,12 @@ class CpuBackend:
 
     Args:
         device: Name of this engine: `cpu`, or `cpu:1` beside others.
+        batch_invariant: As in `Settings`.
     """
 
-    def __init__(self, device: str = "cpu") -> None:
+    def __init__(self, device: str = "cpu", *, batch_invariant: bool = False) -> None:
+        # MKL's products sum in an order that depends on the addresses of their operands, up to multiples of 64.
+        self._alignment = 64 if batch_invariant else 1
         self.identity = Identity("cpu", device, _processor_name(), str(torch.__version__), "none")
         self._max_threads = self._num_threads = torch.get_num_threads()
 
@@ -91,7 +94,7 @@ class CpuBackend:
 
     def upload(self, source: HostBytes) -> torch.Tensor:
         """The host copy itself is the resident tensor."""
-        return tensor_of(source)
+        return tensor_of(source, self._alignment)
 
     def download(self, tensor: torch.Tensor, into: HostBytes) -> None:
         """Copies within the host's memory."""
@@ -106,7 +109,7 @@ class CpuBackend:
         began_ns = time.perf_counter_ns()
         for launch in launches:
             self._use_threads(1 if launch.flops < SMALL_FLOPS else self._max_threads)
-            own = {name: _concatenate(sources, shape) for name, (sources, shape) in launch.concatenated.items()}
+            own = {name: self._concatenate(*one) for name, one in launch.concatenated.items()}
             inputs = Operands(own, launch.resident)
             dtypes = [TORCH_DTYPES[kind.dtype] for kind, _ in launch.results()]
             results = ENGINE_OPS[launch.op.name].cpu(inputs, launch.options, dtypes)
@@ -123,11 +126,10 @@ class CpuBackend:
             torch.set_num_threads(count)
             self._num_threads = count
 
-
-def _concatenate(sources: Sequence[HostBytes], shape: tuple[int, ...]) -> torch.Tensor:
-    if len(sources) == 1:
-        return tensor_of(sources[0])
-    return torch.cat([tensor_of(source).view(-1) for source in sources]).view(shape)
+    def _concatenate(self, sources: Sequence[HostBytes], shape: tuple[int, ...]) -> torch.Tensor:
+        if len(sources) == 1:
+            return tensor_of(sources[0], self._alignment)
+        return torch.cat([tensor_of(source).view(-1) for source in sources]).view(shape)
 
 
 def _scatter(result: torch.Tensor, places: Sequence[HostBytes]) -> None:

@@ -31,15 +31,16 @@ def shaped(flat: torch.Tensor, source: HostBytes) -> torch.Tensor:
     return typed.view(source.type.shape)
 
 
-def tensor_of(source: HostBytes) -> torch.Tensor:
+def tensor_of(source: HostBytes, alignment: int = 1) -> torch.Tensor:
     """The slot as a CPU tensor of its dtype and shape: a view where its bytes are aligned for the dtype, else a copy.
 
+    Likewise where its address is no multiple of `alignment`, which may be 64 at the most: that of torch's own memory.
     Rows with a pitch are always a view: they lie among those of other engines, and are written.
     """
     if source.pitch:
         return _pitched(source)
     flat = bytes_of(source)
-    if source.offset % TORCH_DTYPES[source.type.dtype].itemsize:
+    if source.offset % TORCH_DTYPES[source.type.dtype].itemsize or flat.data_ptr() % alignment:
         flat = flat.clone()
     return shaped(flat, source)
 

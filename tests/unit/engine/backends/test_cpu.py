@@ -22,7 +22,7 @@ from tilewire.service.ops.op import Limits, TensorType
 from tilewire.service.ops.planning import parse_options, plan
 from tilewire.service.ops.registry import OPS
 
-NBYTES = 2**16
+NBYTES = 2**21
 
 
 class Room:
@@ -70,6 +70,25 @@ def test_matmul_from_any_offset_and_order(room: Room, dtype: str, skew: int, for
     inputs = {name: room.place(array, skew, fortran=fortran) for name, array in arrays.items()}
     out = room.run("matmul", dict(inputs), {name: source.type for name, source in inputs.items()})
     assert_close(out, *oracle.matmul(arrays, {}))
+
+
+@pytest.mark.parametrize(
+    ("a_shape", "b_shape", "transpose_b"),
+    [((31, 257), (257, 1), False), ((257, 1024), (5, 1024), True)],
+)
+def test_where_an_operand_begins_changes_no_bit_of_a_batch_invariant_result(
+    a_shape: tuple[int, int], b_shape: tuple[int, int], transpose_b: bool
+) -> None:
+    a, b = random_array("float32", a_shape, 1), random_array("float32", b_shape, 2)
+    types = {"a": TensorType("float32", a_shape), "b": TensorType("float32", b_shape)}
+    results = set()
+    for skew in range(0, 64, 4):
+        room = Room(CpuBackend(batch_invariant=True))
+        inputs: dict[str, HostBytes | torch.Tensor]
+        inputs = {"a": room.place(a, skew), "b": room.backend.upload(room.place(b, 60 - skew))}
+        results.add(room.run("matmul", inputs, types, transpose_b=transpose_b).tobytes())
+        room.backend.detach(room.mapped)
+    assert len(results) == 1
 
 
 @pytest.mark.parametrize("fortran", [False, True])
