@@ -66,11 +66,6 @@ class GpuBench:
             values = torch.stack(list(found.values())).tolist() if found else []
         return dict(zip(found, values, strict=True))
 
-    def hot_us(self, shape: Shape, config: Config) -> float:
-        """As `Bench` says: over one operand set."""
-        call = _Subject(shape, 1).call(config)
-        return math.inf if call is None else measure({"it": call}, rounds=7, stream=self._stream)["it"].p50_us
-
 
 def _once(call: Call | None, num_sets: int) -> tuple[torch.cuda.Event, torch.cuda.Event] | None:
     if call is None:

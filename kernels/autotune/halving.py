@@ -26,9 +26,6 @@ class Bench(Protocol):
     def in_turns_us(self, shape: Shape, configs: Sequence[Config], rounds: int) -> list[float]:
         """Median microseconds of each, interleaved over `rounds`."""
 
-    def hot_us(self, shape: Shape, config: Config) -> float:
-        """Median microseconds of one alone, on operands that stay in the cache."""
-
 
 @dataclass(frozen=True)
 class Rounds:

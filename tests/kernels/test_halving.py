@@ -26,9 +26,6 @@ class FakeBench:
         self.rounds.append((len(configs), rounds))
         return [self.times.get(config, self.default) for config in configs]
 
-    def hot_us(self, workload, config):
-        return self.times.get(config, self.default)
-
 
 def test_the_fastest_wins_and_the_slow_are_timed_once():
     bench = FakeBench({config: 100.0 + 10 * number for number, config in enumerate(CONFIGS)})
