@@ -10,7 +10,7 @@ Server documents them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from tilewire.service.dtypes import BY_OIP
 from tilewire.service.errors import InvalidRequest
@@ -71,7 +71,8 @@ def read_document(op: AnyOp, document: Mapping[str, object]) -> Header:
         InvalidRequest: Anything that cannot be right; the detail names the field.
     """
     parameters = _parameters(document, "parameters")
-    pending = _read_inputs(op, document.get("inputs"))
+    inputs = _entries(op, document.get("inputs"), "inputs", op.given)
+    pending = tuple(_read_input(name, entry) for name, entry in inputs)
     residents = {name: parameters.pop(name) for name in op.given if name in parameters}
     pending += tuple(_resident_parameter(name, value, pending) for name, value in residents.items())
     default_binary = _flag(parameters.pop("binary_data_output", False), "binary_data_output")
@@ -116,20 +117,6 @@ def _read_options(op: AnyOp, parameters: dict[str, object]) -> Options:
     if isinstance(asked, str) and asked in BY_OIP:
         parameters["out_dtype"] = BY_OIP[asked].name
     return parse_options(op, parameters)
-
-
-def _read_inputs(op: AnyOp, value: object) -> tuple[Pending, ...]:
-    if not isinstance(value, list):
-        raise InvalidRequest(f"inputs: expected a list; got {_kind_of(value)}")
-    pending: dict[str, Pending] = {}
-    for entry in value:
-        name = _name_of(entry, "inputs")
-        if name not in op.given:
-            raise InvalidRequest(f"inputs: {op.name} has no input {name[:64]!r}; it has {', '.join(op.given)}")
-        if name in pending:
-            raise InvalidRequest(f"inputs: {name!r} is given twice")
-        pending[name] = _read_input(name, entry)
-    return tuple(pending.values())
 
 
 def _read_input(name: str, entry: dict[str, object]) -> Pending:
@@ -207,17 +194,10 @@ def _resident(value: object, name: str) -> str:
 
 def _read_outputs(op: AnyOp, value: object, default_binary: bool) -> dict[str, Output]:
     """Reads `outputs`; absent or empty means all outputs."""
-    if value is not None and not isinstance(value, list):
-        raise InvalidRequest(f"outputs: expected a list; got {_kind_of(value)}")
-    if not value:
+    if value is None or value == []:
         return {name: Output(default_binary) for name in op.outputs}
     outputs: dict[str, Output] = {}
-    for entry in value:
-        name = _name_of(entry, "outputs")
-        if name not in op.outputs:
-            raise InvalidRequest(f"outputs: there is no output {name[:64]!r}; there is {', '.join(op.outputs)}")
-        if name in outputs:
-            raise InvalidRequest(f"outputs: {name!r} is given twice")
+    for name, entry in _entries(op, value, "outputs", op.outputs):
         parameters = _parameters(entry, f"{name}: parameters", _OUTPUT_PARAMETERS)
         region = _read_region(parameters, name)
         outputs[name] = Output(_flag(parameters.get("binary_data", default_binary), f"{name}: binary_data"), region)
@@ -247,13 +227,23 @@ def _read_region(parameters: Mapping[str, object], name: str) -> Region | None:
     return Region(region, size, offset)
 
 
-def _name_of(entry: object, what: str) -> str:
-    if not isinstance(entry, dict):
-        raise InvalidRequest(f"{what}: expected objects; got {_kind_of(entry)}")
-    name = entry.get("name")
-    if not isinstance(name, str):
-        raise InvalidRequest(f"{what}: name: expected a string; got {_kind_of(name)}")
-    return name
+def _entries(op: AnyOp, value: object, field: str, known: Sequence[str]) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yields the objects of `inputs` or `outputs` by name, each of a known one and once."""
+    if not isinstance(value, list):
+        raise InvalidRequest(f"{field}: expected a list; got {_kind_of(value)}")
+    names: set[str] = set()
+    for entry in value:
+        if not isinstance(entry, dict):
+            raise InvalidRequest(f"{field}: expected objects; got {_kind_of(entry)}")
+        name = entry.get("name")
+        if not isinstance(name, str):
+            raise InvalidRequest(f"{field}: name: expected a string; got {_kind_of(name)}")
+        if name not in known:
+            raise InvalidRequest(f"{field}: {op.name} has no {field[:-1]} {name[:64]!r}; it has {', '.join(known)}")
+        if name in names:
+            raise InvalidRequest(f"{field}: {name!r} is given twice")
+        names.add(name)
+        yield name, entry
 
 
 def _parameters(entry: Mapping[str, object], field: str, known: tuple[str, ...] | None = None) -> dict[str, object]:
