@@ -92,31 +92,31 @@ async def _receive_chunked(
     while not is_last:
         piece = await next_piece(context, timeout_s)
         is_last = stream.is_complete
-        end = lead_bytes + context.received_bytes
-        begin = end - len(piece)
-        if end - lead_bytes > max_bytes:
+        if context.received_bytes > max_bytes:
             raise BodyTooLarge(f"body: over the limit of {max_bytes} bytes")
-        if end > lease.nbytes:
-            lease = await regrown(lease, leases, min(max(end, 2 * lease.nbytes), lead_bytes + max_bytes), begin)
-        lease.view[begin:end] = piece
+        begin = lead_bytes + context.received_bytes - len(piece)
+        lease = await append(lease, leases, piece, begin, lead_bytes + max_bytes)
     lease.shrink(lead_bytes + context.received_bytes)
     return lease
 
 
-async def regrown(lease: Lease, leases: Leases, nbytes: int, kept_bytes: int) -> Lease:
-    """Trades a slot for a larger one that begins with the same bytes.
+async def append(lease: Lease, leases: Leases, piece: bytes, begin: int, max_bytes: int) -> Lease:
+    """Writes a piece at `begin`, behind others; trades the slot for a larger one of at most `max_bytes` when it is full.
 
     Raises:
         BodyTooLarge: The arena could never hold both.
         TooBusy: There was no room within the time-out.
     """
-    larger = await leases.wait(nbytes)
-    for at in range(0, kept_bytes, COPY_BYTES):
-        end = min(at + COPY_BYTES, kept_bytes)
-        larger.view[at:end] = lease.view[at:end]
-        await asyncio.sleep(0)
-    leases.give_back(lease)
-    return larger
+    end = begin + len(piece)
+    if end > lease.nbytes:
+        full, lease = lease, await leases.wait(min(max(end, 2 * lease.nbytes), max_bytes))
+        for at in range(0, begin, COPY_BYTES):
+            up_to = min(at + COPY_BYTES, begin)
+            lease.view[at:up_to] = full.view[at:up_to]
+            await asyncio.sleep(0)
+        leases.give_back(full)
+    lease.view[begin:end] = piece
+    return lease
 
 
 async def next_piece(context: RequestContext, timeout_s: float) -> bytes:

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 from tilewire.service.errors import BodyTooLarge, InvalidRequest, UnknownFormat
 from tilewire.service.gateway.request.admission import Leases
-from tilewire.service.gateway.request.body import regrown
+from tilewire.service.gateway.request.body import append
 from tilewire.service.gateway.request.offload import offload
 from tilewire.service.ipc.arena import Lease
 
@@ -97,9 +97,7 @@ async def inflate(source: Lease, leases: Leases, coding: Coding, max_bytes: int,
         begin, end = end, end + len(piece)
         if end - lead_bytes > max_bytes:
             raise BodyTooLarge(f"body: it inflates to more than {max_bytes} bytes")
-        if end > target.nbytes:
-            target = await regrown(target, leases, min(max(end, 2 * target.nbytes), lead_bytes + max_bytes), begin)
-        target.view[begin:end] = piece
+        target = await append(target, leases, piece, begin, lead_bytes + max_bytes)
     if inflater.unused_data or fed < source.nbytes:
         raise InvalidRequest(f"body: bytes follow the end of the {coding} stream")
     leases.give_back(source)
