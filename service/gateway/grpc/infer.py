@@ -106,9 +106,7 @@ class InferCalls:
             # Under no name here, so that it is given up when it is in its slot.
             answer = self._start(opened, stream, await self._read(call))
         except TilewireError as error:
-            context = opened.context(opened.head(0), stream)
-            self._refuse(context, error)
-            return await finish(call, context, stream)
+            return await finish(call, self._refuse(opened, stream, 0, error), stream)
         try:
             context = await answer.result()
         except asyncio.CancelledError:
@@ -124,9 +122,7 @@ class InferCalls:
         try:
             opened.check(self._gateway)
         except TilewireError as error:
-            context = opened.context(opened.head(0), stream)
-            self._refuse(context, error)
-            await finish(call, context, stream)
+            await finish(call, self._refuse(opened, stream, 0, error), stream)
             return
         queue: asyncio.Queue[Running | None] = asyncio.Queue(MAX_AHEAD)
         streams: set[RpcStream] = set()
@@ -188,8 +184,7 @@ class InferCalls:
         try:
             message = await offload(len(message), inflate, message, self._gateway.settings.max_body_bytes)
         except Exception as error:  # noqa: BLE001  (what is no error of ours is logged and answered)
-            answer.context = opened.context(opened.head(len(message)), stream)
-            self._refuse(answer.context, error)
+            answer.context = self._refuse(opened, stream, len(message), error)
             return
         work = self._work(answer, opened, stream, message)
         del message
@@ -204,8 +199,7 @@ class InferCalls:
         try:
             stream.frame = frame = frame_of(message)
         except Exception as error:  # noqa: BLE001  (what is no error of ours is logged and answered)
-            context = answer.context = opened.context(opened.head(len(message)), stream)
-            self._refuse(context, error)
+            answer.context = self._refuse(opened, stream, len(message), error)
             return None
         answer.model, answer.id = frame.model, frame.id
         key = _key_of(opened, frame)
@@ -220,11 +214,13 @@ class InferCalls:
         api = RpcApi(self._limits, gateway.programs, model, version)
         return handle(gateway, context, api, _OPS.get(frame.model, PROGRAM_FAMILY))
 
-    def _refuse(self, context: RequestContext, error: Exception) -> None:
-        """Answers a call whose request is not known."""
+    def _refuse(self, opened: RpcCall, stream: RpcStream, nbytes: int, error: Exception) -> RequestContext:
+        """Answers a call whose request, of that many bytes, is not known."""
+        context = opened.context(opened.head(nbytes), stream)
         written = respond_error(self._gateway, context, error)
         assert written is None, "This is a bug: an answer is kept for its call."
         report(self._gateway, context)
+        return context
 
 
 def _key_of(opened: RpcCall, frame: Frame) -> bytes:
