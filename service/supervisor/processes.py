@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import resource
 import signal
@@ -98,8 +99,10 @@ class Supervisor:
 
     def _start_children(self, listeners: list[socket.socket], stack: contextlib.ExitStack) -> None:
         totals = Totals()
-        exposition = Exposition(totals)
         self._history = history = History(totals)
+        child = functools.partial(
+            Child, totals=totals, exposition=Exposition(totals), history=history, logger=self._logger
+        )
         addresses = []
         devices = devices_of(self._settings.device)
         # Which of the devices it will be for does not matter to what it imports.
@@ -108,32 +111,19 @@ class Supervisor:
             door = stack.enter_context(listen_locally())
             addresses.append(door.getsockname().decode())
             make = self._engine_settings(index, door, *self._open_vault(index, stack))
-            self._engines.append(
-                Child(
-                    f"engine-{index}",
-                    self._spare,
-                    make,
-                    totals,
-                    exposition,
-                    history,
-                    self._logger,
-                    self._settings.engine_timeout_s,
-                )
-            )
+            engine = child(f"engine-{index}", self._spare, make, silence_s=self._settings.engine_timeout_s)
+            self._engines.append(engine)
         inherited = self._open_for_gateways(listeners, stack)
         grpc_address = self._reserve_grpc(stack)
         for index in range(self._settings.num_arenas):
             is_http = index < self._settings.num_gateways
             settings = self._settings.gateway(index, inherited[index], addresses, None if is_http else grpc_address)
+            spare = Spare("tilewire.service.gateway" + ("" if is_http else ".grpc"), is_wanted=False)
             self._gateways.append(
-                Child(
+                child(
                     settings.name,
-                    Spare("tilewire.service.gateway" + ("" if is_http else ".grpc"), is_wanted=False),
+                    spare,
                     lambda _restarts, _was_ready, settings=settings: contextlib.nullcontext(settings),  # type: ignore[misc]
-                    totals,
-                    exposition,
-                    history,
-                    self._logger,
                 )
             )
 
