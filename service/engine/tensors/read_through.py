@@ -297,11 +297,7 @@ class ReadThrough:
         if residents.is_home(name):
             self._note(name, version)
         resident = residents.at(name)
-        if resident is None or resident.generation != watched.generation:
-            return
-        if residents.is_home(name):
-            residents.delete(name)
-        else:
+        if resident is not None and resident.generation == watched.generation:
             residents.give_up(name)
 
     def _note(self, name: str, version: int) -> None:

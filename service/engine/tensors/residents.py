@@ -334,6 +334,9 @@ class Residents:
 
     def give_up(self, name: str) -> None:
         """Drops a tensor that is out of date, or that has no room; the engine that orders its name loads the last version."""
+        if self.is_home(name):
+            self.delete(name)
+            return
         resident, home = self._by_name[name], home_of(name, len(self.versions))
         self._empty(resident)
         resident.engines = (home,)
@@ -533,10 +536,7 @@ class Residents:
         for _, other, one in sorted(copies, key=lambda copy: copy[:2]):
             if self.nbytes + more_bytes <= self.quota_bytes and not is_crowded():
                 return
-            if self.is_home(other):
-                self.delete(other)
-            else:
-                self.give_up(other)
+            self.give_up(other)
             self.on_evict(one)
 
     def _drop_spares(self, more_bytes: int) -> None:
