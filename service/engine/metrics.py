@@ -11,7 +11,7 @@ from tilewire.service.ipc.messages import Timings
 from tilewire.service.ops.op import Work
 from tilewire.service.ops.registry import OPS
 from tilewire.service.placement import PLACEMENTS, Placement
-from tilewire.service.telemetry.counters import SECONDS_BUCKETS, MetricSet, Sink
+from tilewire.service.telemetry.counters import MetricSet, Sink
 from tilewire.service.telemetry.statistics import LaunchStatistics
 
 REQUESTS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -37,10 +37,7 @@ class EngineMetrics:
         self._queue = (0, 0)
         self._flops_per_byte = FLOPS_PER_BYTE[identity.backend]
         self._stage_seconds = metrics.histogram(
-            "tilewire_stage_duration_seconds",
-            "Time that requests spent in one stage.",
-            ("op", "stage"),
-            SECONDS_BUCKETS,
+            "tilewire_stage_duration_seconds", "Time that requests spent in one stage.", ("op", "stage")
         )
         self._batch_requests = metrics.histogram(
             "tilewire_batch_requests", "Requests per launch.", ("op",), REQUESTS_BUCKETS

@@ -257,8 +257,8 @@ class MetricSet:
         self._metrics.append(counter)
         return counter
 
-    def histogram(self, name: str, text: str, labels: Labels, bounds: Sequence[float]) -> Histogram:
-        """Defines a histogram; see `MetricSpec`."""
+    def histogram(self, name: str, text: str, labels: Labels, bounds: Sequence[float] = SECONDS_BUCKETS) -> Histogram:
+        """Defines a histogram, of seconds unless `bounds` are others; see `MetricSpec`."""
         self._new.append(MetricSpec(name, text, labels, "histogram", tuple(bounds)))
         histogram = Histogram(name, bounds)
         self._metrics.append(histogram)

@@ -20,14 +20,7 @@ from tilewire.service.gateway.codecs.negotiation import qualities_of
 from tilewire.service.ipc.arena import Arena
 from tilewire.service.ipc.messages import Timings, Welcome
 from tilewire.service.ops.registry import OPS
-from tilewire.service.telemetry.counters import (
-    MAX_FAILURES,
-    SECONDS_BUCKETS,
-    Failure,
-    MetricSet,
-    Sample,
-    Sink,
-)
+from tilewire.service.telemetry.counters import MAX_FAILURES, Failure, MetricSet, Sample, Sink
 from tilewire.service.telemetry.history import HistoryReport
 from tilewire.service.telemetry.statistics import ModelStats, RequestStatistics, statistics_of
 
@@ -138,13 +131,9 @@ class GatewayMetrics:
             "tilewire_request_duration_seconds",
             "From a request's headers to the last byte of its answer.",
             ("op",),
-            SECONDS_BUCKETS,
         )
         self._stages = metrics.histogram(
-            "tilewire_stage_duration_seconds",
-            "Time that requests spent in one stage.",
-            ("op", "stage"),
-            SECONDS_BUCKETS,
+            "tilewire_stage_duration_seconds", "Time that requests spent in one stage.", ("op", "stage")
         )
         self._received = metrics.counter("tilewire_request_bytes_total", "Bytes of bodies.", ("op",))
         self._sent = metrics.counter("tilewire_response_bytes_total", "Bytes of answers.", ("op",))
