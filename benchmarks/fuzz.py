@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.machine import describe
-from benchmarks.soak_calls import CALLS, Call, Rng, integers
+from benchmarks.soak_calls import CALLS, Call, Rng, integers, upload
 from tests.support.live_server import LiveServer, serving
 from tests.support.oip_bodies import to_text
 from tests.support.raw_http import ConnectionEnded, RawConnection, post
@@ -272,6 +272,8 @@ def work(address: tuple[str, int], seed: int, num_requests: int) -> Outcome:
 def fuzz(server: LiveServer, num_requests: int, num_workers: int, seed: int) -> dict[str, object]:
     """Runs all workers; returns the report."""
     processes = {"supervisor": [server.process.pid], "gateway": server.gateways(), "engine": server.engines()}
+    with server.client() as client:
+        upload(client)
     began_s, outcome = time.monotonic(), Outcome()
     memory = []
     context = multiprocessing.get_context("spawn")
