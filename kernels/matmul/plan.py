@@ -25,14 +25,13 @@ from tilewire.kernels.matmul.members import specialization_of
 from tilewire.kernels.matmul.select import select, select_invariant
 from tilewire.kernels.matmul.variants import box_shapes, build, units_of
 from tilewire.kernels.matmul.view import Strides, View, problem_of, view_of
-from tilewire.kernels.runtime.calls import Calls
 from tilewire.kernels.runtime.kinds import ITEM_BYTES, KINDS, name_of
 from tilewire.kernels.runtime.launch import Descriptor, Launch, LaunchCache, Variant, are_aligned, device_number
 from tilewire.kernels.runtime.layouts import row_step
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step, single_entries
 from tilewire.kernels.runtime.strides import Extent
 from tilewire.kernels.runtime.targets import Target, current
-from tilewire.kernels.selection.learned import Product, learned_for
+from tilewire.kernels.selection.learned import Calls, Product, learned_for
 
 
 @dataclass(frozen=True)

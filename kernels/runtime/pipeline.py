@@ -11,11 +11,11 @@ from typing import Protocol
 
 import torch
 
-from tilewire.kernels.runtime.calls import Calls
 from tilewire.kernels.runtime.driver import BoundLaunch
 from tilewire.kernels.runtime.launch import Launch, Variant, current_stream, device_number
 from tilewire.kernels.runtime.targets import is_interpreting
 from tilewire.kernels.runtime.workspace import workspace
+from tilewire.kernels.selection.learned import Calls
 
 # Parts of scratch memory begin at multiples of this, so that all can be read in 16-byte pieces.
 _PART_BYTES = 256

@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tilewire.kernels.runtime.calls import Calls
 from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.selection.tables import write_atomically
 
@@ -35,6 +34,13 @@ class Product(NamedTuple):
 
     problem: Any
     is_plain: bool
+
+
+@dataclass(slots=True)
+class Calls:
+    """Number of launches; prepared launches of one product share one."""
+
+    count: int = 0
 
 
 @dataclass(frozen=True)
