@@ -180,12 +180,13 @@ class KernelOp:
     | `configs.py` | `Problem` (what a choice depends on), `Config`, `choose(problem, target)`, all that it can choose; pure |
     | `variants.py` | `build(…) -> Variant` |
     | `op.py` | the public function, and `prepare_<op>`, which returns a launcher without checks |
-    | `shape.py` | a `Shape`, and `draw`, a random one; pure |
-    | `bench.py` | `Operands` of a shape |
-    | `space.py` | `TUNING`, for an op whose configurations are measured and fitted |
+    | `shape.py`, `bench.py` | a `Shape`, a random one (`draw`), and its `Operands`: for an op that is tuned |
+    | `space.py` | `TUNING`, likewise |
     | `selftest.py` | `self_test`: a binary, on numbers whose result is exact |
     | `reference.py` | the float64 oracle of the tests |
     | `__init__.py` | the `KernelOp`, with the families of its binaries |
+
+    Element-wise ops take blocks and walks from `runtime/elementwise.py` and `walks.py`, and tiles from `add/kernel.py`.
 
     Rules that hold for all:
     - Sizes and strides are passed at run time, in units of 16 bytes where operands are aligned. No argument is specialised.

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tilewire.service.gateway.api.pages import CONSOLE_PATHS as PATHS
+from tilewire.service.ops.registry import OPS
 
 FOLDER = Path(__file__).parents[2] / "service" / "gateway" / "console"
 MAX_LINES = 400
@@ -19,6 +20,19 @@ def test_every_file_of_the_folder_is_named() -> None:
     assert sorted(PATHS.values()) == sorted(
         path.name for path in FOLDER.iterdir() if path.is_file() and path.suffix != ".py"
     )
+
+
+def test_every_op_has_its_place_its_mark_and_its_colour() -> None:
+    """In the console's own lists: `active` shows no others, so traffic of an op that is missing there would be unseen."""
+    script, style = (FOLDER / "ops.js").read_text(), (FOLDER / "console.css").read_text()
+    places = re.search(r"OPS = \[(.*?)\];", script)
+    marks = re.search(r"MARKS = \{(.*?)\};", script, re.DOTALL)
+    assert places is not None
+    assert marks is not None
+    ops = {*OPS, "program"}
+    assert set(re.findall(r'"(\w+)"', places[1])) == ops
+    assert set(re.findall(r"(\w+):", marks[1])) == ops
+    assert {op for op in ops if f".{op} {{ --op: var(--{op}); }}" in style} == ops
 
 
 @pytest.mark.parametrize(("path", "name"), PATHS.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -19,6 +20,16 @@ def test_import_contracts_hold() -> None:
     done = run_python("from importlinter.cli import lint_imports_command; lint_imports_command()")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 broken" in done.stdout
+
+
+def test_every_folder_of_kernels_but_the_tuner_must_not_import_it() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (sources,) = (
+        one["source_modules"] for one in contracts if one.get("forbidden_modules") == ["tilewire.kernels.autotune"]
+    )
+    folders = {path.parent.name for path in (ROOT / "kernels").glob("*/__init__.py")} - {"autotune"}
+    assert len(folders) > 8
+    assert {f"tilewire.kernels.{folder}" for folder in folders} <= set(sources)
 
 
 def test_a_gateway_loads_no_torch_and_loads_quickly() -> None:
