@@ -88,6 +88,7 @@ def routed(target: str, headers: dict[str, str]) -> tuple[str, str | None, bool]
     return action["cluster"], key, "retry_policy" in action
 
 
+@pytest.mark.slow
 def test_it_is_valid_to_the_last_key() -> None:
     bootstrap_type, outlier_detection = types()
     bootstrap = bootstrap_type.from_dict(readable(document()))

@@ -147,6 +147,7 @@ def openmetrics(client: httpx.Client) -> str:
     return client.get("/metrics", headers={"accept": "application/openmetrics-text"}).text
 
 
+@pytest.mark.slow
 def test_a_collector_that_is_gone_costs_no_request_and_no_clean_end(start_server: StartServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as door:
         server = start_server(*FLAGS, "--otlp-endpoint", f"http://127.0.0.1:{door.getsockname()[1]}")

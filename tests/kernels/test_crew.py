@@ -1,8 +1,11 @@
 """Workers: results in time, and one item's crash, exception or hang is no other's."""
 
+import pytest
+
 from tilewire.kernels.autotune.crew import Crew, Failure
 
 
+@pytest.mark.slow
 def test_a_crash_an_exception_and_a_hang_discard_only_their_item():
     items = ["1+1", "1/0", "__import__('os')._exit(7)", "2+2", "__import__('time').sleep(600)", "3+3"]
     found: dict[int, object] = {}
