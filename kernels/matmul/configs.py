@@ -180,7 +180,7 @@ VENDOR = Config("vendor", 0, 0, 0)
 
 def has_vendor(problem: Problem, *, is_plain: bool) -> bool:
     """Whether the vendor library computes a product as accurately: one product, nothing behind it, no conversion."""
-    is_known = problem.dtype in ("float16", "bfloat16") or problem.precision in ("ieee", "tf32")
+    is_known = problem.dtype in ("float16", "bfloat16", "float32") and problem.precision != "tf32x3"
     return is_plain and problem.batch == 1 and problem.dtype == problem.out_dtype and is_known
 
 

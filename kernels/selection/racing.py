@@ -1,8 +1,8 @@
 """Races configurations on the products that a device is really asked for, in short turns between requests.
 
 A race takes the product that took the most time so far. Its candidates are members of the catalogue, which are compiled and
-loaded: nothing is built. They take turns of about a tenth of a millisecond; the slower ones drop out. A winner that is
-clearly faster than the present choice, and gives the same numbers, becomes a learned choice.
+loaded, and the vendor library if asked: nothing is built. They take turns of about a tenth of a millisecond; the slower ones
+drop out. A winner that is clearly faster than the present choice, and gives the same numbers, becomes a learned choice.
 """
 
 from __future__ import annotations
@@ -235,6 +235,21 @@ def in_words(product: Product) -> str:
     if problem.precision != "ieee":
         words.append(problem.precision)
     return " ".join([*words, *([] if product.is_plain else ["with an epilogue"])])
+
+
+def choices_of(learned: Learned) -> list[dict[str, object]]:
+    """Every choice in words and microseconds, for people and dashboards."""
+    return [
+        {
+            "op": MatmulShape.op,
+            "key": in_words(product),
+            "config": described(choice.config),
+            "us": round(choice.us, 3),
+            "before_us": round(choice.before_us, 3),
+            "date": choice.date,
+        }
+        for product, choice in learned.choices.items()
+    ]
 
 
 def reader_for(target: Target, *, with_vendor: bool = False) -> Reader:

@@ -8,11 +8,11 @@ import torch
 
 from tilewire.kernels.matmul.configs import VENDOR, Config, Problem
 from tilewire.kernels.matmul.op import matmul, prepare_matmul
-from tilewire.kernels.matmul.select import ranked, select, select_invariant
+from tilewire.kernels.matmul.select import described, ranked, select, select_invariant
 from tilewire.kernels.matmul.shape import MatmulShape
 from tilewire.kernels.runtime.targets import INTERPRETER, KNOWN
 from tilewire.kernels.selection.learned import Choice, Learned, Product, install
-from tilewire.kernels.selection.racing import MAX_BYTES, Opened, Racer, in_words, reader_for, shape_of
+from tilewire.kernels.selection.racing import MAX_BYTES, Opened, Racer, choices_of, in_words, reader_for, shape_of
 
 H200 = KNOWN["nvidia_h200"]
 SHAPE = MatmulShape(504, 1832, 4832)
@@ -95,6 +95,14 @@ def test_a_clear_winner_is_chosen_from_then_on(learned):
     assert select(SHAPE.problem, H200) == other
     (choice,) = learned.choices.values()
     assert (choice.us, choice.before_us) == (20.0, 30.0)
+    shown = {
+        "op": "matmul",
+        "key": "504x1832x4832 bfloat16 kn",
+        "config": described(other),
+        "us": 20.0,
+        "before_us": 30.0,
+    }
+    assert choices_of(learned) == [{**shown, "date": choice.date}]
     assert learned.version == 1
     # The winner and the present choice have every turn, the slow few.
     assert (

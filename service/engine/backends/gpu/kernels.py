@@ -20,14 +20,13 @@ from tilewire.kernels.build.report import described, roofline, tuned
 from tilewire.kernels.build.selftest import self_tests, wrong
 from tilewire.kernels.matmul.configs import OUT_DTYPES
 from tilewire.kernels.matmul.members import is_supported
-from tilewire.kernels.matmul.select import described as in_config_words
 from tilewire.kernels.op import SelfTest
 from tilewire.kernels.registry import KERNEL_OPS
 from tilewire.kernels.runtime.launch import Loaded, Variant, on_compile
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.selection.catalogue import op_named, variants
 from tilewire.kernels.selection.learned import Learned, install
-from tilewire.kernels.selection.racing import GraphTimer, Racer, in_words, open_on, reader_for
+from tilewire.kernels.selection.racing import GraphTimer, Racer, choices_of, open_on, reader_for
 from tilewire.kernels.selection.tables import table_name
 from tilewire.service.engine.backends.contract import Identity, LaunchSpec, NotUsable, Preparation, Report, device_of
 from tilewire.service.engine.backends.host import dtype_name
@@ -168,15 +167,5 @@ class DeviceKernels:
             "roofline": roofline(target),
             "variants": self._variants,
             "tuned": [msgspec.to_builtins(each) for each in tuned(target)],
-            "learned": [
-                {
-                    "op": "matmul",
-                    "key": in_words(product),
-                    "config": in_config_words(choice.config),
-                    "us": round(choice.us, 3),
-                    "before_us": round(choice.before_us, 3),
-                    "date": choice.date,
-                }
-                for product, choice in self._learned.choices.items()
-            ],
+            "learned": choices_of(self._learned),
         }
