@@ -1,12 +1,14 @@
 """What dispatch gives shapes that nobody tuned for, beside what others give them.
 
 `python -m benchmarks.bench_random [--seed SEED] [--scale 1.0] [--seconds 400] [--ops matmul,softmax]
-[--groups ieee,tf32] [--out FOLDER]`
+[--groups ieee,tf32] [--online-tuning] [--out FOLDER]`
 
 Random shapes of every group (`KernelOp.groups`): log-uniform sizes, layers of language models, unaligned operands, each
 dtype. Dispatch's choice, every other member of the catalogue and PyTorch run interleaved, from CUDA graphs, on operand sets
 beyond L2; where `nvmath-python` is installed, cuBLASLt with its heuristics searched runs too. The yardstick is the fastest
-of the others. A seed is drawn by default; never use one that tables were fitted to: their `measured.how` names those.
+of the others. With `--online-tuning` each product is raced first as a service races it, with `--kernels triton` and with
+`fastest`; those choices then stand in the same comparison. A seed is drawn by default; never use one that tables were
+fitted to: their `measured.how` names those.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ import torch
 from benchmarks.svg import Series, plot
 from tilewire.kernels.autotune import collect
 from tilewire.kernels.autotune.workloads import as_line, parse_line
-from tilewire.kernels.op import Shape, geomean
+from tilewire.kernels.matmul.configs import VENDOR
+from tilewire.kernels.op import Shape, config_text, geomean
 from tilewire.kernels.registry import measured_ops
 
 Row = dict[str, Any]
@@ -39,13 +42,15 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=400.0, help="for compiling and measuring together")
     parser.add_argument("--ops", default=",".join(op.name for op in measured_ops() if op.tuning is not None))
     parser.add_argument("--groups", default="", help="only these groups of shapes")
+    parser.add_argument("--online-tuning", action="store_true", help="race each product as a service does, too")
     parser.add_argument("--out", type=Path, default=Path("random-measured"), help="folder for measurements and results")
     arguments = parser.parse_args(argv)
     if not torch.cuda.is_available():
         sys.stderr.write("bench random: needs a GPU\n")
         return 1
     options = [f"--{name}={getattr(arguments, name)}" for name in ("seed", "scale", "seconds", "ops", "groups", "out")]
-    status = collect.main([*options, "--catalogue"])
+    flags = ["--catalogue", *(["--online-tuning"] if arguments.online_tuning else [])]
+    status = collect.main([*options, *flags])
     if status:
         return status
     entries = list(collect.entries_of(arguments.out / collect.FILE))
@@ -75,18 +80,32 @@ def rows_of(entries: Sequence[Row], groups: dict[str, str]) -> list[Row]:
             }
             if others:
                 row |= {"other": min(others, key=others.__getitem__), "other_us": min(others.values())}
+            for name, config in entry.get("online", {}).items():
+                # What the service calls is the first of PyTorch's.
+                us = (
+                    others.get("torch", row["us"])
+                    if config == config_text(VENDOR)
+                    else entry["us"].get(config, row["us"])
+                )
+                row[f"online_{name}_us"] = us
             found.append(row)
     return found
 
 
 def report(rows: Sequence[Row]) -> str:
     """A table: for each group, how many times faster than the others, and how near the catalogue's fastest."""
-    lines = [f"{'group':<16}{'shapes':>7}{'geomean':>9}{'least':>7}   {'of our fastest':>14}"]
+    times = {"us": "", **{f"online_{name}_us": name for name in ("triton", "fastest")}}
+    has_online = any("online_triton_us" in row for row in rows)
+    shown = list(times) if has_online else ["us"]
+    heads = "".join(f"{times[key] + ' geomean' if times[key] else 'geomean':>17}{'least':>7}" for key in shown)
+    lines = [f"{'group':<16}{'shapes':>7}{heads}   {'of our fastest':>14}"]
     for name, group in grouped(rows).items():
-        ratios = [row["other_us"] / row["us"] for row in group if "other_us" in row]
-        shown = f"{geomean(ratios):>9.3f}{min(ratios):>7.2f}" if ratios else f"{'-':>9}{'-':>7}"
+        figures = ""
+        for key in shown:
+            ratios = [row["other_us"] / row[key] for row in group if "other_us" in row and key in row]
+            figures += f"{geomean(ratios):>17.3f}{min(ratios):>7.2f}" if ratios else f"{'-':>17}{'-':>7}"
         near = geomean([row["us"] / row["best_us"] for row in group])
-        lines.append(f"{name:<16}{len(group):>7}{shown}   {near:>14.3f}")
+        lines.append(f"{name:<16}{len(group):>7}{figures}   {near:>14.3f}")
     return "\n".join(lines)
 
 

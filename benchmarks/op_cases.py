@@ -88,7 +88,18 @@ SEARCH = {
 }
 _TOPK_BLOCKS = tuple(
     (topk_configs.Block(block_n, warps), group)
-    for block_n, group, warps in ((4096, 128, 4), (2048, 128, 4), (4096, 128, 8), (8192, 128, 8), (4096, 256, 4))
+    for block_n, group, warps in (
+        (1024, 128, 2),
+        (1024, 128, 4),
+        (2048, 128, 2),
+        (2048, 128, 4),
+        (2048, 128, 8),
+        (4096, 128, 4),
+        (4096, 128, 8),
+        (8192, 128, 8),
+        (2048, 256, 4),
+        (4096, 256, 4),
+    )
 )
 _TOPK_SELECT = (topk_configs.Block(8192, 8), topk_configs.Block(8192, 4), topk_configs.Block(8192, 16))
 _REDUCE = tuple(
@@ -156,8 +167,11 @@ def _topk_wanted(target: Target) -> list[Variant]:
 
 def _topk_candidates(target: Target) -> list[topk_configs.Config]:
     chosen = topk_configs.choose(topk_configs.Problem(64, 1_000_000, 10, "float32"), target)
-    finish = topk_configs.Block(4096, 4)
-    found = [replace(chosen, groups=block, group=group, finish=finish) for block, group in _TOPK_BLOCKS]
+    wide = topk_configs.Block(4096, 4)
+    found = [
+        replace(chosen, groups=block, group=group, finish=wide if group > chosen.group else chosen.finish)
+        for block, group in _TOPK_BLOCKS
+    ]
     return found + [replace(chosen, select=(block,)) for block in _TOPK_SELECT]
 
 

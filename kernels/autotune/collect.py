@@ -1,7 +1,7 @@
 """Times every plausible configuration of random shapes on this GPU, and writes one line a shape, as it goes.
 
 `python -m tilewire.kernels.autotune.collect --out FOLDER [--seconds 460] [--seed 1] [--scale 1.0] [--ops matmul,softmax]
-[--groups unaligned,ieee]`
+[--groups unaligned,ieee] [--online-tuning]`
 
 Candidates are compiled first, on all cores, each in a process that may crash. A process of its own then measures. So a
 launch that breaks the device's context costs one shape, and the next process goes on after it.
@@ -30,6 +30,7 @@ from tilewire.kernels.autotune.benches import GpuBench
 from tilewire.kernels.autotune.compiling import Facts, facts_of_variants
 from tilewire.kernels.autotune.crew import Crew, Failure
 from tilewire.kernels.autotune.halving import Rounds, race
+from tilewire.kernels.autotune.online import Race, race_online
 from tilewire.kernels.autotune.workloads import as_line, parse_line
 from tilewire.kernels.op import Config, Shape, Tuning, config_text
 from tilewire.kernels.registry import kernel_op, measured_ops
@@ -149,11 +150,22 @@ class Candidates:
         ]
 
 
-def measure_shape(bench: Any, shape: Shape, able: dict[Config, Facts], target: Target) -> dict[str, Any]:
-    """Races the candidates of one shape and what others have for it; one line of the file."""
+def measure_shape(
+    bench: Any, shape: Shape, able: dict[Config, Facts], target: Target, online: Mapping[str, Config] | None = None
+) -> dict[str, Any]:
+    """Races the candidates of one shape and what others have for it; one line of the file.
+
+    Args:
+        bench: Has the operands.
+        shape: The shape.
+        able: Its candidates.
+        target: The device.
+        online: What online tuning chose, by who took part.
+    """
     own = shape.chosen(target)
     vendors = bench.vendors(shape)
-    times = race(bench, shape, able, must=[*vendors, *([own] if own in able else [])], rounds=_ROUNDS)
+    must = [each for each in dict.fromkeys((own, *(online or {}).values())) if each in able]
+    times = race(bench, shape, able, must=[*vendors, *must], rounds=_ROUNDS)
     errors = bench.errors(shape, list(able))
     dtype = getattr(shape, "dtype", "float32")
     bad = {config_text(config): error for config, error in errors.items() if not error <= _TOLERANCE.get(dtype, 0.05)}
@@ -167,7 +179,9 @@ def measure_shape(bench: Any, shape: Shape, able: dict[Config, Facts], target: T
     }
 
 
-def measure(lines: Sequence[tuple[str, dict[Config, Facts]]], out: Path, until_s: float) -> None:
+def measure(
+    lines: Sequence[tuple[str, dict[Config, Facts]]], out: Path, until_s: float, *, has_online: bool = False
+) -> None:
     """In a process of its own: measures what the file does not name yet, until the clock says `until_s`."""
     torch.cuda.set_device(0)
     bench, target = GpuBench(), current(0)
@@ -179,14 +193,34 @@ def measure(lines: Sequence[tuple[str, dict[Config, Facts]]], out: Path, until_s
             if line in begun or line in finished:
                 continue
             _put(file, {"begun": line})
-            _put(file, {"line": line} | measure_shape(bench, parse_line(line), able, target))
+            shape = parse_line(line)
+            raced = _raced_online(shape, target) if has_online else {}
+            found = measure_shape(bench, shape, able, target, {name: each.config for name, each in raced.items()})
+            if raced:
+                found["online"] = {name: config_text(each.config) for name, each in raced.items()}
+                found["turns_ms"] = {name: [round(ms, 3) for ms in each.turns_ms] for name, each in raced.items()}
+            _put(file, {"line": line} | found)
+
+
+def _raced_online(shape: Shape, target: Target) -> dict[str, Race]:
+    """Races as `--online-tuning` runs them, by the value of `--kernels`; none for an op that has none."""
+    device = torch.device("cuda", 0)
+    raced = {name: race_online(shape, target, device, with_vendor=name == "fastest") for name in ("triton", "fastest")}
+    return {name: each for name, each in raced.items() if each is not None}
 
 
 def watch(
-    lines: Sequence[tuple[str, dict[Config, Facts]]], out: Path, end_s: float, say: Callable[[str], None]
+    lines: Sequence[tuple[str, dict[Config, Facts]]],
+    out: Path,
+    end_s: float,
+    say: Callable[[str], None],
+    *,
+    has_online: bool = False,
 ) -> int | None:
     """Runs `measure` in a process; its status. One that finishes no shape for a while is ended."""
-    process = multiprocessing.get_context("spawn").Process(target=measure, args=(lines, out, end_s))
+    process = multiprocessing.get_context("spawn").Process(
+        target=measure, args=(lines, out, end_s), kwargs={"has_online": has_online}
+    )
     process.start()
     last, last_s = -1, time.monotonic()
     while process.is_alive():
@@ -256,7 +290,15 @@ def _copy_gbs() -> float:
     return round(2 * source.nbytes / best_ms / 1e6, 1)
 
 
-def collect(wanted: Mapping[Shape, Sequence[Config]], target: Target, out: Path, seconds: float, workers: int) -> None:
+def collect(
+    wanted: Mapping[Shape, Sequence[Config]],
+    target: Target,
+    out: Path,
+    seconds: float,
+    workers: int,
+    *,
+    has_online: bool = False,
+) -> None:
     """Measures configurations of shapes, and writes a line for each shape.
 
     Args:
@@ -265,6 +307,7 @@ def collect(wanted: Mapping[Shape, Sequence[Config]], target: Target, out: Path,
         out: File; lines are added to those that it has.
         seconds: For compiling and measuring together.
         workers: Compiling processes; 0 for one on each core.
+        has_online: Whether online tuning chooses for each shape, too.
     """
     begin_s = time.monotonic()
     end_s = begin_s + seconds
@@ -279,7 +322,7 @@ def collect(wanted: Mapping[Shape, Sequence[Config]], target: Target, out: Path,
     subject = Candidates(wanted, target, say)
     subject.compile(begin_s + _COMPILE_SHARE * seconds, workers)
     lines = subject.able()
-    while time.monotonic() < end_s and watch(lines, out, end_s, say) != 0:
+    while time.monotonic() < end_s and watch(lines, out, end_s, say, has_online=has_online) != 0:
         say("the measuring process ended early; going on after the shape that it was at")
     finished = [entry for entry in entries_of(out) if "line" in entry]
     bad = {(entry["line"], key): error for entry in finished for key, error in entry["bad"].items()}
@@ -298,6 +341,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ops", default=",".join(op.name for op in measured_ops()))
     parser.add_argument("--groups", default="", help="only these groups of shapes")
     parser.add_argument("--catalogue", action="store_true", help="only what the catalogue has")
+    parser.add_argument("--online-tuning", action="store_true", help="let online tuning choose, too, and measure that")
     parser.add_argument("--workers", type=int, default=0, help="compiling processes; 0 for one on each core")
     arguments = parser.parse_args(argv)
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -308,7 +352,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for shape, group in drawn(arguments.seed, arguments.scale, arguments.ops.split(",")).items()
         if tuning_of(shape).is_supported(shape, target) and (groups is None or group in groups)
     }
-    collect(wanted, target, arguments.out / FILE, arguments.seconds, arguments.workers)
+    collect(
+        wanted, target, arguments.out / FILE, arguments.seconds, arguments.workers, has_online=arguments.online_tuning
+    )
     return 0
 
 

@@ -1,11 +1,12 @@
 """Fits a device's table to what `kernels.autotune.collect` measured. Needs NumPy and no device; imports no op by name.
 
-`python -m tilewire.kernels.autotune.fitting MEASURED.jsonl [MEASURED…] [--out TABLE.json] [--held-out 5]`
+`python -m tilewire.kernels.autotune.fitting MEASURED.jsonl [MEASURED…] [--out TABLE.json] [--held-out 5] [--extend 4]`
 
 For each kind of products, a key of the table, costs of the model's terms are fitted first to all configurations
 together. Then they are fitted to each by itself, drawn to the common ones. Only the comparison of candidates for one
 shape counts, so each shape has a factor that all its candidates share. Then the few configurations are kept whose
-predicted best loses the least.
+predicted best loses the least. With `--extend` the table's configurations and their costs stay as they are, and so many
+others at most are fitted to them and added.
 
 Sources: Levenberg–Marquardt least squares on logarithms with a Gaussian prior.
 """
@@ -17,7 +18,7 @@ import dataclasses
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -108,9 +109,19 @@ class Costs:
         tuning: Tuning interface of the op.
         measured: Measurements of that key without the held-out shapes.
         target: The device.
+        common: Common costs of an earlier fit.
+        known: Costs of configurations of that fit, which stay.
     """
 
-    def __init__(self, tuning: Tuning, measured: Sequence[Measured], target: Target) -> None:
+    def __init__(
+        self,
+        tuning: Tuning,
+        measured: Sequence[Measured],
+        target: Target,
+        common: Array | None = None,
+        known: Mapping[Config, Array] | None = None,
+    ) -> None:
+        known = known or {}
         self._tuning, self._target = tuning, target
         rows = [(number, config, us, each) for number, each in enumerate(measured) for config, us in each.us.items()]
         self._amounts = np.array([self.amounts(each, config) for _, config, _, each in rows])
@@ -125,16 +136,23 @@ class Costs:
         self.programs_per_sm = {tuning.entry_of(config): each.programs_per_sm[config] for _, config, _, each in rows}
         begin = np.log([term.default for term in tuning.model.terms])
         everything = np.arange(len(rows))
-        self.common = self._fit(everything, np.zeros(len(rows)), begin, begin, _FAR)
-        own = dict.fromkeys(of_entry, self.common)
+        if common is None:
+            common = self._fit(everything, np.zeros(len(rows)), begin, begin, _FAR)
+        self.common = common
+        own = {entry: known.get(entry, common) for entry in of_entry}
+        # What shapes have in common is read off the configurations that stay, where there are any.
+        telling = np.array([not known or tuning.entry_of(config) in known for _, config, _, _ in rows])
+        weights = self._weights * telling
         for _ in range(_PASSES):
             predicted = np.zeros(len(rows))
             for entry, found in of_entry.items():
                 predicted[found] = self._log_predicted(own[entry], self._amounts[found])
-            rest = (self._log_us - predicted) * self._weights
-            shift = np.bincount(shapes, rest) / np.bincount(shapes, self._weights)
+            rest = (self._log_us - predicted) * weights
+            shift = np.bincount(shapes, rest) / np.maximum(np.bincount(shapes, weights), 1e-9)
             own = {
-                entry: self._fit(np.array(found), shift[shapes], own[entry], self.common, _NEAR)
+                entry: known[entry]
+                if entry in known
+                else self._fit(np.array(found), shift[shapes], own[entry], self.common, _NEAR)
                 for entry, found in of_entry.items()
             }
         self.own = own
@@ -232,13 +250,27 @@ class Choice:
         return found
 
     def select(
-        self, num_common: int, num_everywhere: int, least_gain: float, start: Sequence[Config]
+        self,
+        num_common: int,
+        num_everywhere: int,
+        least_gain: float,
+        start: Sequence[Config],
+        start_common: Sequence[Config] = (),
     ) -> tuple[list[int], list[int]]:
-        """The entries that lose the least, those of `start` among them: for all layouts first, then for the most common one."""
+        """The entries that lose the least: for all layouts first, then for the most common one.
+
+        Args:
+            num_common: Most entries for the most common layout.
+            num_everywhere: Most entries for all layouts.
+            least_gain: Smallest gain of a further entry, as a difference of logarithms.
+            start: Entries for all layouts that are among them.
+            start_common: The same for the most common layout.
+        """
         everywhere = [self.entries.index(entry) for entry in start if entry in self.entries]
-        common: list[int] = []
+        common = [self.entries.index(entry) for entry in start_common if entry in self.entries]
         for kept, count in ((everywhere, num_everywhere), (common, num_common)):
-            now = float("inf")
+            has_start = bool(start_common) and kept is common
+            now = float(np.log(self.losses(common, everywhere)).mean()) if has_start else float("inf")
             while len(kept) < count:
                 rest = [index for index in range(len(self.entries)) if index not in (*everywhere, *common)]
                 losses = []
@@ -292,6 +324,40 @@ def fit(measured: Sequence[Measured], target: Target, say: Callable[[str], None]
     return table
 
 
+def extend(measured: Sequence[Measured], target: Target, count: int, say: Callable[[str], None]) -> Table:
+    """The sections of the table for every key that was measured, with at most `count` further configurations each."""
+    table: Table = {}
+    by_key: dict[tuple[str, str], list[Measured]] = defaultdict(list)
+    for each in measured:
+        by_key[each.shape.op, tuning_of(each.shape).key(each.shape)].append(each)
+    for (op, key), found in sorted(by_key.items()):
+        tuning, section = tuning_of(found[0].shape), table_for(target).get(op, {}).get(key)
+        if section is None:
+            continue
+        defaults = section.get("costs", {})
+        entries = {_entry_of(each, tuning): each for each in section["tiles"]}
+        known = {entry: np.log(tuning.model.costs(each.get("costs", {}), defaults)) for entry, each in entries.items()}
+        learned = [each for each in found if not each.is_held_out]
+        learned = [each for each in learned if any(tuning.entry_of(config) in known for config in each.us)]
+        costs = Costs(tuning, learned, target, np.log(tuning.model.costs({}, defaults)), known)
+        choice = Choice(costs, learned, tuning, target)
+        is_everywhere = {entry: each.get("all_layouts", False) for entry, each in entries.items()}
+        old = [[entry for entry in entries if is_everywhere[entry] == flag] for flag in (True, False)]
+        present = sum(entry in choice.entries for entry in old[1])
+        common, everywhere = choice.select(present + count, 0, tuning.sizes(key)[2], *old)
+        tiles = [_shown(choice.entries[index], costs, tuning, all_layouts=False) for index in common[present:]]
+        table.setdefault(op, {})[key] = section | {"tiles": [*section["tiles"], *tiles]}
+        judged = [each for each in found if each.is_held_out] or learned
+        judge = Choice(costs, judged, tuning, target)
+        number = {entry: index for index, entry in enumerate(judge.entries)}
+        for indices in (common[:present], common):
+            places = [[number[choice.entries[index]] for index in part] for part in (indices, everywhere)]
+            _say_how_good(f"{op} {key}", learned, judged, judge, places, say)
+        for tile in tiles:
+            say(f"added: {tile}")
+    return table
+
+
 def _say_how_good(
     name: str,
     learned: Sequence[Measured],
@@ -340,10 +406,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("measured", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, help="table to write; what was not measured stays as it is there")
     parser.add_argument("--held-out", type=int, default=5, help="judge by every n-th shape; 0 to fit to all")
+    parser.add_argument(
+        "--extend", type=int, default=0, help="keep the table's configurations, and add at most so many to each key"
+    )
     arguments = parser.parse_args(argv)
     device, measured = read(arguments.measured, arguments.held_out)
     target = Target(**device["target"])
-    table = fit(measured, target, print)
+    table = extend(measured, target, arguments.extend, print) if arguments.extend else fit(measured, target, print)
     if arguments.out:
         whole = json.loads(arguments.out.read_text()) if arguments.out.is_file() else dict(table_for(target))
         write_atomically(

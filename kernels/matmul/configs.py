@@ -178,6 +178,15 @@ class Config:
 VENDOR = Config("vendor", 0, 0, 0)
 
 
+def boxes_of(length: int) -> tuple[int, int]:
+    """The powers of two, the larger first, that `length` rows of the right operand are loaded in; the second may be 0.
+
+    `kernels.matmul.hopper` says which operand is the right one.
+    """
+    main = 1 << (length.bit_length() - 1)
+    return main, length - main
+
+
 def has_vendor(problem: Problem, *, is_plain: bool) -> bool:
     """Whether the vendor library computes a product as accurately: one product, nothing behind it, no conversion."""
     is_known = problem.dtype in ("float16", "bfloat16", "float32") and problem.precision != "tf32x3"

@@ -75,6 +75,7 @@ def _pipeline(view: View, problem: Problem, config: Config, spec: EpilogueSpec, 
     read_from = {name: f"{name} rows" if name in copies else name for name in ("a", "b")}
     names = {name: name for name in (*_TENSORS, "count")} | read_from
     names["partial"] = "partial" if is_split else "count"
+    names |= {"tail": read_from["a" if config.is_swapped else "b"], "out_tail": "out"}
     operands = tuple(names[name.removesuffix("_ptr").removesuffix("_desc")] for name in launch.addressed)
     steps = [Step(launch, operands)]
     if copies:
@@ -284,6 +285,10 @@ def _descriptor_values(view: View, problem: Problem, config: Config, specializat
     if specialization.store == "tma":
         out_bytes = ITEM_BYTES[problem.out_dtype]
         values["out_desc"] = _descriptor((m, n), view.out, view.batch[1], boxes["out"], out_bytes)
+        if "tail" in boxes:
+            right, rows = (view.a, a_rows) if config.is_swapped else (view.b, b_rows)
+            values["tail_desc"] = _descriptor(rows, right, view.batch[1], boxes["tail"], item_bytes)
+            values["out_tail_desc"] = _descriptor((m, n), view.out, view.batch[1], boxes["out tail"], out_bytes)
     return values
 
 

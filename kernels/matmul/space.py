@@ -47,7 +47,7 @@ from tilewire.kernels.runtime.targets import Target
 
 # The kernel for Hopper: rows of a tile, 64 for each consumer, and its columns; swapped, the other way round.
 _SPLIT_ROWS = (64, 128, 192)
-_COLUMNS = (16, 32, 64, 128, 256)
+_COLUMNS = (16, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256)
 # Rows and columns of a tile, for products of many rows.
 _TILES = ((128, 256), (256, 128), (128, 128), (64, 256), (256, 64), (64, 128), (128, 64), (64, 64), (64, 32), (128, 32))
 # Rows of a tile for products of few.

@@ -8,7 +8,7 @@ from typing import Any
 import triton.language as tl
 from triton.experimental.gluon.language import NVMMASharedLayout
 
-from tilewire.kernels.matmul.configs import CONSUMER_ROWS, Config, Specialization, resolve_precision
+from tilewire.kernels.matmul.configs import CONSUMER_ROWS, Config, Specialization, boxes_of, resolve_precision
 from tilewire.kernels.matmul.fma.kernel import matmul_fma_kernel
 from tilewire.kernels.matmul.hopper.kernel import Form, matmul_wgmma_kernel
 from tilewire.kernels.matmul.kernel import matmul_kernel, matmul_tma_kernel, matmul_vector_kernel
@@ -105,6 +105,12 @@ def _build_wgmma(specialization: Specialization, config: Config, target: Target)
     left, right = specialization.a_major, specialization.b_major
     if config.is_swapped:
         left, right = right, left
+    main, tail = boxes_of(config.block_m if config.is_swapped else config.block_n)
+    constants: dict[str, Any] = dict.fromkeys(("tail_desc", "out_tail_desc"))
+    if tail:
+        types["tail_desc"] = _boxed(specialization.dtype, boxes["tail"])
+        types["out_tail_desc"] = _boxed(specialization.out_dtype, boxes["out tail"])
+        constants = {}
     consumers = config.num_warps // _CONSUMER_WARPS
     form = Form(
         block_m=config.block_m,
@@ -114,6 +120,8 @@ def _build_wgmma(specialization: Specialization, config: Config, target: Target)
         consumers=consumers,
         stages=config.num_stages,
         halves=config.halves,
+        main=main,
+        tail=tail,
         registers=_CONSUMER_REGISTERS[consumers],
         out_type=_TYPES[specialization.out_dtype],
         is_swapped=config.is_swapped,
@@ -124,7 +132,7 @@ def _build_wgmma(specialization: Specialization, config: Config, target: Target)
     )
     # Warps that the kernel is written for; those of the other partitions come on top.
     one = replace(config, num_warps=_CONSUMER_WARPS)
-    return _assemble(matmul_wgmma_kernel, types, {"FORM": form}, specialization, one, target)
+    return _assemble(matmul_wgmma_kernel, types, constants | {"FORM": form}, specialization, one, target)
 
 
 def _boxed(dtype: str, box: tuple[int, ...]) -> str:
@@ -136,17 +144,35 @@ def _boxed(dtype: str, box: tuple[int, ...]) -> str:
 
 def box_shapes(specialization: Specialization, config: Config) -> dict[str, tuple[int, ...]]:
     """Returns the block that one load or store of each descriptor moves."""
-    m, n, k = config.block_m, config.block_n, config.block_k
-    is_by_columns = config.kernel == "wgmma" and config.is_swapped
     if config.kernel == "wgmma":
-        # Each consumer's rows are a box of their own, which need not be a power of two together.
-        m, n = (m, CONSUMER_ROWS) if is_by_columns else (CONSUMER_ROWS, n)
-    boxes = {
+        return _hopper_boxes(specialization, config)
+    boxes = _boxes(specialization, config.block_m, config.block_n, config.block_k)
+    boxes["out"] = (config.block_m, config.block_n // config.halves)
+    return {name: (1, *box) if specialization.is_batched else box for name, box in boxes.items()}
+
+
+def _boxes(specialization: Specialization, m: int, n: int, k: int) -> dict[str, tuple[int, ...]]:
+    """Boxes of the operands for a tile of `m` rows and `n` columns and steps of `k`."""
+    return {
         "a": (m, k) if specialization.a_major == "k" else (k, m),
         "b": (k, n) if specialization.b_major == "n" else (n, k),
-        "out": (m // config.halves, n) if is_by_columns else (m, n // config.halves),
     }
-    return {name: (1, *box) if specialization.is_batched else box for name, box in boxes.items()}
+
+
+def _hopper_boxes(specialization: Specialization, config: Config) -> dict[str, tuple[int, ...]]:
+    """The blocks of `box_shapes`: a consumer's part of the tile, and `tail`, `out tail` where the right side has a tail."""
+    is_swapped = config.is_swapped
+    found: dict[str, tuple[int, ...]] = {}
+    for length, halves, mark in zip(
+        boxes_of(config.block_m if is_swapped else config.block_n), (config.halves, 1), ("", "tail"), strict=True
+    ):
+        if not length:
+            continue
+        m, n = (length, CONSUMER_ROWS) if is_swapped else (CONSUMER_ROWS, length)
+        boxes = _boxes(specialization, m, n, config.block_k)
+        found |= {"tail": boxes["a" if is_swapped else "b"]} if mark else boxes
+        found[f"out {mark}".strip()] = (m // halves, n) if is_swapped else (m, n // halves)
+    return found
 
 
 def _assemble(

@@ -91,7 +91,7 @@ _FEW_ROWS = (*_SORTED_ROWS[:3], Block(1024, 4, 1, 128), Block(2048, 4, 1, 128), 
 # Elements to sort above which these are taken, and few rows a multiprocessor.
 _SORTED, _FEW_SORTED, _FEW = 32, 64, 4
 _SELECT = (Block(1024, 1), Block(4096, 4), Block(8192, 8))
-_GROUPS = Block(4096, 4)
+_GROUPS = Block(2048, 8)
 _LONG = {
     16: Config(None, _GROUPS, 128, _SELECT, Block(2048, 4, 1, 128)),
     64: Config(None, _GROUPS, 64, _SELECT, Block(4096, 4, 1, 128)),

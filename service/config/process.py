@@ -144,7 +144,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     warmup: str
     forbid_serving_compiles: bool
     batch_invariant: bool
-    online_tuning: bool
+    is_tuned_online: bool
     kernels: str
     kept: Handover
     allow_shared_memory: bool

@@ -118,9 +118,9 @@ class Settings(BaseSettings):
         description="Give each request the same bits alone and in any batch; slower where rows are few.",
     )
     online_tuning: bool = Field(
-        default=False,
+        default=True,
         description="While a GPU is idle, race kernels on the products that took the most time, and keep the winners "
-        "beside the kernel cache. Not together with --batch-invariant.",
+        "beside the kernel cache. Off with --batch-invariant.",
     )
     kernels: KernelChoice = Field(
         "triton",
@@ -260,11 +260,14 @@ class Settings(BaseSettings):
             raise ValueError("--tls-certificate and --tls-key go together")
         if self.tls_client_ca is not None and self.tls_certificate is None:
             raise ValueError("--tls-client-ca needs --tls-certificate")
-        if self.online_tuning and self.batch_invariant:
-            raise ValueError("--online-tuning would change bits that --batch-invariant keeps")
-        if self.kernels == "fastest" and not self.online_tuning:
-            raise ValueError("--kernels fastest needs --online-tuning, whose races choose")
+        if self.kernels == "fastest" and not self.is_tuned_online:
+            raise ValueError("--kernels fastest needs --online-tuning, whose races choose, and no --batch-invariant")
         return self
+
+    @property
+    def is_tuned_online(self) -> bool:
+        """Whether races choose kernels while a GPU is idle: a new choice changes bits that `--batch-invariant` keeps."""
+        return self.online_tuning and not self.batch_invariant
 
     @field_validator("arena_bytes")
     @classmethod

@@ -125,7 +125,7 @@ def import_kernels(device: str) -> None:
 
 
 def _preparation(settings: EngineSettings) -> Preparation:
-    return Preparation(settings.warmup, settings.online_tuning, with_vendor=settings.kernels == "fastest")
+    return Preparation(settings.warmup, settings.is_tuned_online, with_vendor=settings.kernels == "fastest")
 
 
 def prepare(store: TensorStore, settings: EngineSettings, logger: structlog.stdlib.BoundLogger, report: Report) -> None:

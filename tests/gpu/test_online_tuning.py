@@ -68,7 +68,7 @@ def test_a_service_learns_while_it_is_idle_and_goes_on_being_right():
     rng = np.random.default_rng(5)
     a, b = (rng.integers(-4, 5, shape).astype(np.float32) for shape in ((64, 512), (512, 768)))
     with (
-        running_server("--device", "cuda:0", "--gateways", "1", "--online-tuning") as url,
+        running_server("--device", "cuda:0", "--gateways", "1") as url,
         tilewire.Client(url) as client,
     ):
         for _ in range(20):

@@ -34,3 +34,21 @@ def test_ratios_are_by_group_and_beside_the_fastest_of_the_others(tmp_path: Path
     write(tmp_path, rows, {"device": {}}, 3)
     assert json.loads((tmp_path / "random.json").read_text())["seed"] == 3
     assert "<svg" in (tmp_path / "random.svg").read_text()
+
+
+def test_choices_of_online_tuning_stand_beside_the_predicted_ones() -> None:
+    from benchmarks.bench_random import report, rows_of
+    from tilewire.kernels.matmul.configs import VENDOR
+    from tilewire.kernels.op import config_text
+
+    entry = {"shape": {}, "own": "a", "us": {"a": 10.0, "b": 8.0}, "vendors": {"torch": 4.0, "y": 5.0}}
+    online = [{"triton": "b", "fastest": config_text(VENDOR)}, {"triton": "a", "fastest": "was not measured"}]
+    rows = rows_of([entry | {"line": str(number), "online": each} for number, each in enumerate(online)], {})
+    assert [row["online_triton_us"] for row in rows] == [8.0, 10.0]
+    assert [row["online_fastest_us"] for row in rows] == [4.0, 10.0]
+    head, line = report(rows).splitlines()
+    assert head.split() == [
+        *("group", "shapes", "geomean", "least", "triton", "geomean", "least", "fastest", "geomean", "least"),
+        *("of", "our", "fastest"),
+    ]
+    assert line.split() == ["?", "2", "0.400", "0.40", "0.447", "0.40", "0.632", "0.40", "1.250"]

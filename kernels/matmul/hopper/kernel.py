@@ -6,7 +6,8 @@ Written in Gluon, Triton's lower level, whose matrix instructions (wgmma) run wh
 loads of the next tile, the product of this one and the stores of the last run at a time.
 
 The operand whose rows are split among consumers is called left, the other right. Left is `a`, or `b` where
-`is_swapped`: then the tile is computed transposed, and its columns, not its rows, are 64, 128 or 192.
+`is_swapped`: then the tile is computed transposed, and its columns, not its rows, are 64, 128 or 192. Shapes of the
+compiler are powers of two. A right side of another length has a tail: a box and sums of its own, so 144 is 128 and 16.
 """
 
 from dataclasses import astuple, dataclass
@@ -45,6 +46,8 @@ class Form:
         consumers: Groups of four warps that multiply: 1, 2 or 3.
         stages: Steps of operands in shared memory.
         halves: Parts in which a consumer stores its sums: 1 or 2.
+        main: Rows of the right operand in its first box.
+        tail: Those in its second; 0 for none.
         registers: Most registers of a consumer's thread.
         out_type: Type of the output.
         is_swapped: Whether `b` is the left operand.
@@ -61,6 +64,8 @@ class Form:
     consumers: int
     stages: int
     halves: int
+    main: int
+    tail: int
     registers: int
     out_type: tl.dtype
     is_swapped: bool
@@ -119,12 +124,14 @@ def load_box(desc, place, row, at, bar, IS_K: gl.constexpr):
 
 
 @gluon.jit
-def load(left_desc, right_desc, rings, barriers, sizes, FORM: gl.constexpr):
+def load(descs, rings, barriers, sizes, FORM: gl.constexpr):
     """The loading warp: fills slot after slot of the ring, each as soon as every consumer has emptied it."""
-    left_ring, right_ring = rings
+    left_desc, right_desc, tail_desc = descs
+    left_ring, right_ring, tail_ring = rings
     filled, emptied = barriers
     CONSUMERS: gl.constexpr = FORM.consumers
-    NUM_BYTES: gl.constexpr = CONSUMERS * left_desc.block_type.nbytes + right_desc.block_type.nbytes
+    TAIL_BYTES: gl.constexpr = tail_desc.block_type.nbytes if FORM.tail else 0
+    NUM_BYTES: gl.constexpr = CONSUMERS * left_desc.block_type.nbytes + right_desc.block_type.nbytes + TAIL_BYTES
     slot = 0
     phase = 1
     for tile in range(gl.program_id(0), count_tiles(sizes, FORM), gl.num_programs(0)):
@@ -138,7 +145,18 @@ def load(left_desc, right_desc, rings, barriers, sizes, FORM: gl.constexpr):
                 place = left_ring.index(slot * CONSUMERS + part)
                 load_box(left_desc, place, left + part * ROWS, at, bar, FORM.left_is_k)
             load_box(right_desc, right_ring.index(slot), right, at, bar, FORM.right_is_k)
+            if FORM.tail:
+                load_box(tail_desc, tail_ring.index(slot), right + FORM.main, at, bar, FORM.right_is_k)
             slot, phase = next_slot(slot, phase, FORM)
+
+
+@gluon.jit
+def right_of(ring, slot, FORM: gl.constexpr):
+    """The right operand of a slot, K first."""
+    tile = ring.index(slot)
+    if FORM.right_is_k:
+        tile = tile.permute((1, 0))
+    return tile
 
 
 @gluon.jit
@@ -148,10 +166,9 @@ def split_columns(acc):
 
 
 @gluon.jit
-def store_part(acc, out_desc, place, left, right, sizes, epilogue, FORM: gl.constexpr):
-    """Finish a consumer's sums, whose first row and column are `left` and `right`, and start storing them."""
+def store_part(acc, out_desc, place, left, right, sizes, epilogue, HALVES: gl.constexpr, FORM: gl.constexpr):
+    """Finish a consumer's sums, whose first row and column are `left` and `right`, and start storing them in HALVES parts."""
     m, n, _ = sizes
-    HALVES: gl.constexpr = FORM.halves
     if HALVES == 2:
         first, second = split_columns(acc)
     for half in gl.static_range(HALVES):
@@ -178,47 +195,66 @@ def store_part(acc, out_desc, place, left, right, sizes, epilogue, FORM: gl.cons
 
 
 @gluon.jit
-def multiply(out_desc, rings, barriers, place, sizes, epilogue, CONSUMER: gl.constexpr, FORM: gl.constexpr):
+def multiply(out_descs, rings, barriers, places, sizes, epilogue, CONSUMER: gl.constexpr, FORM: gl.constexpr):
     """A consumer, four warps: multiplies its 64 rows of each slot, empties the slot, and stores its part of the tile."""
-    left_ring, right_ring = rings
+    left_ring, right_ring, tail_ring = rings
     filled, emptied = barriers
-    COLUMNS: gl.constexpr = FORM.block_m if FORM.is_swapped else FORM.block_n
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0],
-        warps_per_cta=[4, 1],
-        instr_shape=[16, COLUMNS, 256 // left_ring.dtype.primitive_bitwidth],
-    )
-    zeros = gl.zeros([ROWS, COLUMNS], gl.float32, LAYOUT)
+    MAIN: gl.constexpr = FORM.main
+    TAIL: gl.constexpr = FORM.tail
+    WIDTH: gl.constexpr = 256 // left_ring.dtype.primitive_bitwidth
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, MAIN, WIDTH])
+    zeros = gl.zeros([ROWS, MAIN], gl.float32, LAYOUT)
+    if TAIL:
+        TAIL_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TAIL, WIDTH])
+        tail_zeros = gl.zeros([ROWS, TAIL], gl.float32, TAIL_LAYOUT)
     slot = 0
     phase = 0
     last = 0
     for tile in range(gl.program_id(0), count_tiles(sizes, FORM), gl.num_programs(0)):
         acc = zeros
+        if TAIL:
+            tail_acc = tail_zeros
         for step in range(gl.cdiv(sizes[2], FORM.block_k)):
             mbarrier.wait(filled.index(slot), phase)
             left_tile = left_ring.index(slot * FORM.consumers + CONSUMER)
-            right_tile = right_ring.index(slot)
             if not FORM.left_is_k:
                 left_tile = left_tile.permute((1, 0))
-            if FORM.right_is_k:
-                right_tile = right_tile.permute((1, 0))
+            right_tile = right_of(right_ring, slot, FORM)
+            if TAIL:
+                tail_tile = right_of(tail_ring, slot, FORM)
             if FORM.promotes:
                 sums = warpgroup_mma(left_tile, right_tile, zeros, use_acc=False, is_async=True)
-                sums = warpgroup_mma_wait(0, deps=(sums,))
+                if TAIL:
+                    tail_sums = warpgroup_mma(left_tile, tail_tile, tail_zeros, use_acc=False, is_async=True)
+                    sums, tail_sums = warpgroup_mma_wait(0, deps=(sums, tail_sums))
+                    tail_acc += tail_sums
+                else:
+                    sums = warpgroup_mma_wait(0, deps=(sums,))
                 mbarrier.arrive(emptied.index(slot))
                 acc += sums
             else:
-                # One product stays in flight. The one before it has read its slot.
+                # The products of one step stay in flight. Those of the one before have read their slot.
                 acc = warpgroup_mma(left_tile, right_tile, acc, is_async=True)
-                acc = warpgroup_mma_wait(1, deps=(acc,))
+                if TAIL:
+                    tail_acc = warpgroup_mma(left_tile, tail_tile, tail_acc, is_async=True)
+                    acc, tail_acc = warpgroup_mma_wait(2, deps=(acc, tail_acc))
+                else:
+                    acc = warpgroup_mma_wait(1, deps=(acc,))
                 mbarrier.arrive(emptied.index(last), pred=step > 0)
             last = slot
             slot, phase = next_slot(slot, phase, FORM)
         if not FORM.promotes:
-            acc = warpgroup_mma_wait(0, deps=(acc,))
+            if TAIL:
+                acc, tail_acc = warpgroup_mma_wait(0, deps=(acc, tail_acc))
+            else:
+                acc = warpgroup_mma_wait(0, deps=(acc,))
             mbarrier.arrive(emptied.index(last))
         left, right = find_tile(tile, sizes, FORM)
-        store_part(acc, out_desc, place, left + CONSUMER * ROWS, right, sizes, epilogue, FORM)
+        left += CONSUMER * ROWS
+        store_part(acc, out_descs[0], places[0].index(CONSUMER), left, right, sizes, epilogue, FORM.halves, FORM)
+        if TAIL:
+            place = places[1].index(CONSUMER)
+            store_part(tail_acc, out_descs[1], place, left, right + MAIN, sizes, epilogue, 1, FORM)
     tma.store_wait(0)
 
 
@@ -227,6 +263,8 @@ def matmul_wgmma_kernel(
     a_desc,
     b_desc,
     out_desc,
+    tail_desc,
+    out_tail_desc,
     bias_ptr,
     a_scale_ptr,
     b_scale_ptr,
@@ -244,7 +282,8 @@ def matmul_wgmma_kernel(
 
     Grid: programs, at most one for each multiprocessor. Each takes every `programs`-th tile. One warp loads steps of K
     into a ring in shared memory, which goes on while a tile is stored. Each consumer multiplies 64 rows of the left
-    operand. Reads past the end give zero. Other arguments are those of `matmul_tma_kernel`.
+    operand. `tail_desc` and `out_tail_desc` describe the right operand and the output by boxes of the tail, and are None
+    without one. Reads past the end give zero. Other arguments are those of `matmul_tma_kernel`.
     """
     if FORM.is_swapped:
         left_desc = b_desc
@@ -255,6 +294,14 @@ def matmul_wgmma_kernel(
     left_ring = allocate_boxes(left_desc, FORM.stages * FORM.consumers)
     right_ring = allocate_boxes(right_desc, FORM.stages)
     places = allocate_boxes(out_desc, FORM.consumers)
+    tail_ring = right_ring
+    tail_places = places
+    if FORM.tail:
+        tail_ring = allocate_boxes(tail_desc, FORM.stages)
+        tail_places = allocate_boxes(out_tail_desc, FORM.consumers)
+    else:
+        tail_desc = right_desc
+        out_tail_desc = out_desc
     filled = gl.allocate_shared_memory(gl.int64, [FORM.stages, 1], mbarrier.MBarrierLayout())
     emptied = gl.allocate_shared_memory(gl.int64, [FORM.stages, 1], mbarrier.MBarrierLayout())
     STAGES: gl.constexpr = FORM.stages
@@ -262,15 +309,18 @@ def matmul_wgmma_kernel(
         mbarrier.init(filled.index(stage), count=1)
         mbarrier.init(emptied.index(stage), count=FORM.consumers)
     await_previous(OVERLAP)
-    rings = (left_ring, right_ring)
+    descs = (left_desc, right_desc, tail_desc)
+    out_descs = (out_desc, out_tail_desc)
+    places = (places, tail_places)
+    rings = (left_ring, right_ring, tail_ring)
     barriers = (filled, emptied)
     sizes = (m, n, k)
     epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation)
     if FORM.consumers == 1:
         gl.warp_specialize(
             [
-                (multiply, (out_desc, rings, barriers, places.index(0), sizes, epilogue, 0, FORM)),
-                (load, (left_desc, right_desc, rings, barriers, sizes, FORM)),
+                (multiply, (out_descs, rings, barriers, places, sizes, epilogue, 0, FORM)),
+                (load, (descs, rings, barriers, sizes, FORM)),
             ],
             [1],
             [LOADER_REGISTERS],
@@ -278,9 +328,9 @@ def matmul_wgmma_kernel(
     elif FORM.consumers == 2:
         gl.warp_specialize(
             [
-                (multiply, (out_desc, rings, barriers, places.index(0), sizes, epilogue, 0, FORM)),
-                (multiply, (out_desc, rings, barriers, places.index(1), sizes, epilogue, 1, FORM)),
-                (load, (left_desc, right_desc, rings, barriers, sizes, FORM)),
+                (multiply, (out_descs, rings, barriers, places, sizes, epilogue, 0, FORM)),
+                (multiply, (out_descs, rings, barriers, places, sizes, epilogue, 1, FORM)),
+                (load, (descs, rings, barriers, sizes, FORM)),
             ],
             [4, 1],
             [FORM.registers, LOADER_REGISTERS],
@@ -288,10 +338,10 @@ def matmul_wgmma_kernel(
     else:
         gl.warp_specialize(
             [
-                (multiply, (out_desc, rings, barriers, places.index(0), sizes, epilogue, 0, FORM)),
-                (multiply, (out_desc, rings, barriers, places.index(1), sizes, epilogue, 1, FORM)),
-                (multiply, (out_desc, rings, barriers, places.index(2), sizes, epilogue, 2, FORM)),
-                (load, (left_desc, right_desc, rings, barriers, sizes, FORM)),
+                (multiply, (out_descs, rings, barriers, places, sizes, epilogue, 0, FORM)),
+                (multiply, (out_descs, rings, barriers, places, sizes, epilogue, 1, FORM)),
+                (multiply, (out_descs, rings, barriers, places, sizes, epilogue, 2, FORM)),
+                (load, (descs, rings, barriers, sizes, FORM)),
             ],
             [4, 4, 1],
             [FORM.registers, FORM.registers, LOADER_REGISTERS],

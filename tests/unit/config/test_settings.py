@@ -106,15 +106,23 @@ def test_a_containers_quota_counts(tmp_path: Path, files: dict[str, str], most: 
         {"allow_origin": "https://"},
         {"allow_origin": "null"},
         {"tls_key": "key.pem"},
-        {"online_tuning": True, "batch_invariant": True},
-        {"kernels": "fastest"},
-        {"kernels": "slowest", "online_tuning": True},
+        {"kernels": "fastest", "online_tuning": False},
+        {"kernels": "fastest", "batch_invariant": True},
+        {"kernels": "slowest"},
         {"tls_client_ca": "ca.pem"},
     ],
 )
 def test_what_cannot_be_is_refused(wrong: dict) -> None:
     with pytest.raises(ValidationError):
         Settings(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_tuned"),
+    [({}, True), ({"online_tuning": False}, False), ({"batch_invariant": True}, False), ({"kernels": "fastest"}, True)],
+)
+def test_kernels_are_tuned_online_unless_bits_must_stay(flags: dict, is_tuned: bool) -> None:
+    assert Settings(**flags).is_tuned_online == is_tuned
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,87 @@
+"""Fitting a device's table: what is measured is made by the model itself, so what must be found is known."""
+
+import json
+import random
+from dataclasses import asdict, replace
+
+import pytest
+
+from tilewire.kernels.autotune.collect import tuning_of
+from tilewire.kernels.autotune.fitting import extend, fit, read
+from tilewire.kernels.autotune.workloads import as_line
+from tilewire.kernels.matmul.configs import Config
+from tilewire.kernels.matmul.members import MODEL, is_sensible, tiles_of
+from tilewire.kernels.matmul.select import amounts_of
+from tilewire.kernels.matmul.shape import MatmulShape
+from tilewire.kernels.op import config_text
+from tilewire.kernels.runtime.targets import KNOWN
+from tilewire.kernels.selection.tables import install, table_for
+
+H200 = KNOWN["nvidia_h200"]
+# A tile that nothing else comes near for rows just above 128, and one that is never the best.
+WANTED = Config("wgmma", 144, 128, 64, num_warps=8, num_stages=6, is_persistent=True, is_swapped=True, halves=2)
+
+
+@pytest.fixture(scope="module")
+def target():
+    """A chip whose table lacks a tile of the H200's."""
+    chip = replace(H200, num_sms=131)
+    table = json.loads(json.dumps(table_for(H200)))
+    half = table["matmul"]["half"]
+    half["tiles"] = [each for each in half["tiles"] if each["block_m"] != WANTED.block_m]
+    install(chip.chip, table)
+    return chip
+
+
+@pytest.fixture(scope="module")
+def measured(target, tmp_path_factory):
+    """Times of every tile of the H200 for products of 129 to 144 rows and others, as the model has them."""
+    tiles = {tile.config: tile for tile in tiles_of(H200)["half"]}
+    assert WANTED in tiles
+    generator = random.Random(7)
+    lines = [{"device": {}, "target": asdict(target)}]
+    for _ in range(24):
+        rows = generator.choice([16, 64, generator.randint(129, 144), generator.randint(129, 144), 512])
+        shape = MatmulShape(rows, 128 * generator.randint(60, 131), 64 * generator.randint(40, 128))
+        us = {}
+        for config, tile in tiles.items():
+            if is_sensible(shape.problem, config, target):
+                amounts = amounts_of(shape.problem, config, tile.occupancy, target, is_plain=True)
+                us[config_text(config)] = MODEL.us(tile.costs, amounts)
+        lines.append(
+            {"line": as_line(shape), "us": us, "bad": {}, "vendors": {}, "programs_per_sm": dict.fromkeys(us, 1)}
+        )
+    path = tmp_path_factory.mktemp("measured") / "measured.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return read([path], 0)[1]
+
+
+def test_a_table_is_extended_by_the_tile_that_wins_and_keeps_what_it_has(target, measured):
+    said = []
+    section = extend(measured, target, 3, said.append)["matmul"]["half"]
+    old = table_for(target)["matmul"]["half"]
+    assert section["costs"] == old["costs"]
+    assert section["tiles"][: len(old["tiles"])] == old["tiles"]
+    (added,) = section["tiles"][len(old["tiles"]) :]
+    assert {name: added[name] for name in ("kernel", "block_m", "block_n", "is_swapped")} == {
+        "kernel": "wgmma",
+        "block_m": 144,
+        "block_n": 128,
+        "is_swapped": True,
+    }
+    assert "all_layouts" not in added
+    # Its costs predict its times.
+    costs = MODEL.costs(added["costs"], {})
+    for each in measured:
+        if (us := each.us.get(WANTED)) is not None:
+            amounts = amounts_of(each.shape.problem, WANTED, 1, target, is_plain=True)
+            assert MODEL.us(costs, amounts) == pytest.approx(us, rel=0.1)
+    assert sum(line.startswith("added:") for line in said) == 1
+
+
+def test_a_fit_finds_the_tiles_that_are_fastest(target, measured):
+    section = fit(measured, target, lambda _: None)["matmul"]["half"]
+    names = ("kernel", "block_m", "block_n", "block_k")
+    kept = {tuple(each[name] for name in names) for each in section["tiles"]}
+    assert tuple(getattr(WANTED, name) for name in names) in kept
+    assert len(section["tiles"]) <= sum(tuning_of(measured[0].shape).sizes("half")[:2])
