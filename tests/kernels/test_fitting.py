@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ def measured(target, tmp_path_factory):
     tiles = {tile.config: tile for tile in tiles_of(H200)["half"]}
     assert WANTED in tiles
     generator = random.Random(7)
-    lines = [{"device": {}, "target": asdict(target)}]
+    lines: list[dict[str, Any]] = [{"device": {}, "target": asdict(target)}]
     for _ in range(24):
         rows = generator.choice([16, 64, generator.randint(129, 144), generator.randint(129, 144), 512])
         shape = MatmulShape(rows, 128 * generator.randint(60, 131), 64 * generator.randint(40, 128))
@@ -57,7 +58,7 @@ def measured(target, tmp_path_factory):
 
 
 def test_a_table_is_extended_by_the_tile_that_wins_and_keeps_what_it_has(target, measured):
-    said = []
+    said: list[str] = []
     section = extend(measured, target, 3, said.append)["matmul"]["half"]
     old = table_for(target)["matmul"]["half"]
     assert section["costs"] == old["costs"]
