@@ -38,14 +38,13 @@ class MatmulOperands:
     def __init__(self, shape: MatmulShape, num_sets: int, generator: torch.Generator) -> None:
         of_a, of_b, of_out = shape.extents
         self._shape = shape
-        self._sets = [
-            (
-                random_at(of_a, shape.dtype, generator),
-                random_at(of_b, shape.dtype, generator),
-                empty_at(of_out, shape.stored_dtype, generator),
-            )
-            for _ in range(num_sets)
-        ]
+        a, b = (random_at(extent, shape.dtype, generator) for extent in (of_a, of_b))
+        # Drawing values takes longer than copying them, and lies between two requests in a race.
+        copies = (
+            (empty_at(of_a, shape.dtype, generator).copy_(a), empty_at(of_b, shape.dtype, generator).copy_(b))
+            for _ in range(num_sets - 1)
+        )
+        self._sets = [(*operands, empty_at(of_out, shape.stored_dtype, generator)) for operands in ((a, b), *copies)]
         self._expected: torch.Tensor | None = None
         self._epilogue = Epilogue()
         if not shape.is_plain:
