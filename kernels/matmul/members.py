@@ -205,8 +205,8 @@ def _is_offered(tile: Tile, store: str, a_major: str, *, for_main: bool, is_plai
 
 
 def has_idle_rows(problem: Problem, config: Config) -> bool:
-    """Whether nearly all rows of the tile lie past those of the product: tiles for few rows read `b` as fast or faster."""
-    return config.block_m > FEW_ROWS and config.block_m >= 8 * problem.m
+    """Whether half of the tile's rows or more lie past those of the product: tiles for few rows read `b` as fast or faster."""
+    return config.block_m > FEW_ROWS and config.block_m >= 2 * problem.m
 
 
 def is_for_few_rows(config: Config) -> bool:
