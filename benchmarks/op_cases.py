@@ -11,18 +11,16 @@ from typing import Any
 
 import torch
 
-from tilewire.kernels.normalize import configs as normalize_configs
 from tilewire.kernels.normalize import op as normalize_op
-from tilewire.kernels.normalize.reference import normalize_reference
-from tilewire.kernels.normalize.variants import variant as normalize_variant
-from tilewire.kernels.pointwise import configs as pointwise_configs
+from tilewire.kernels.normalize.op import normalize_reference
+from tilewire.kernels.normalize.op import variant as normalize_variant
 from tilewire.kernels.pointwise import op as pointwise_op
-from tilewire.kernels.pointwise.reference import pointwise_reference
-from tilewire.kernels.pointwise.variants import build as build_pointwise
+from tilewire.kernels.pointwise.op import build as build_pointwise
+from tilewire.kernels.pointwise.op import pointwise_reference
 from tilewire.kernels.reduce import configs as reduce_configs
 from tilewire.kernels.reduce import op as reduce_op
-from tilewire.kernels.reduce.reference import reduce_reference
-from tilewire.kernels.reduce.variants import build as build_reduce
+from tilewire.kernels.reduce.op import build as build_reduce
+from tilewire.kernels.reduce.op import reduce_reference
 from tilewire.kernels.registry import kernel_op
 from tilewire.kernels.runtime.elementwise import Config
 from tilewire.kernels.runtime.launch import Variant
@@ -34,8 +32,7 @@ from tilewire.kernels.search.reference import search_reference
 from tilewire.kernels.search.variants import product_variant, rescore_variant
 from tilewire.kernels.topk import configs as topk_configs
 from tilewire.kernels.topk import op as topk_op
-from tilewire.kernels.topk.reference import topk_reference
-from tilewire.kernels.topk.variants import built, select_variant
+from tilewire.kernels.topk.op import built, select_variant, topk_reference
 
 Row = dict[str, Any]
 Check = tuple[str, str, Callable[[], Row]]
@@ -116,9 +113,7 @@ _REDUCE = tuple(
     )
 )
 _COLUMNS = tuple(reduce_configs.Config(rows, n, warps) for rows, n, warps in ((64, 64, 8), (256, 16, 8), (64, 32, 4)))
-_NORMALIZE = tuple(
-    normalize_configs.Config(rows, 4096, warps) for rows, warps in ((1, 4), (1, 8), (1, 16), (2, 8), (2, 16))
-)
+_NORMALIZE = tuple(normalize_op.Config(rows, 4096, warps) for rows, warps in ((1, 4), (1, 8), (1, 16), (2, 8), (2, 16)))
 _POINTWISE = tuple(Config(1, n, warps) for n, warps in ((1024, 4), (2048, 4), (4096, 4), (4096, 8), (8192, 8)))
 
 
@@ -187,7 +182,7 @@ def _reduce_wanted(target: Target) -> list[Variant]:
 
 
 def _normalize_wanted(target: Target) -> list[Variant]:
-    problem = normalize_configs.Problem(8192, 4096, "bfloat16", "bfloat16", "bfloat16")
+    problem = normalize_op.Problem(8192, 4096, "bfloat16", "bfloat16", "bfloat16")
     found = [normalize_variant(problem, config, target) for config in _NORMALIZE]
     return [*found, *_usual("normalize", target)]
 
@@ -195,7 +190,7 @@ def _normalize_wanted(target: Target) -> list[Variant]:
 def _pointwise_wanted(target: Target) -> list[Variant]:
     found = []
     for config, dtype, is_binary in itertools.product(_POINTWISE, _DTYPES, (True, False)):
-        problem = pointwise_configs.Problem(1, 1 << 26, dtype, dtype, is_binary=is_binary)
+        problem = pointwise_op.Problem(1, 1 << 26, dtype, dtype, is_binary=is_binary)
         found.append(build_pointwise(problem.specialization, config, target))
     return [*found, *_usual("pointwise", target)]
 
@@ -289,14 +284,14 @@ def check_normalize(rows: int, n: int, kind: str, dtype: str) -> Row:
     """A normalisation with weight and bias against float64."""
     x, weight, bias = random((rows, n), dtype) + 1, random((n,), dtype, 2), random((n,), dtype, 3)
     got = normalize_op.normalize(x, kind, weight=weight, bias=bias, out_dtype=torch.float32)
-    eps = normalize_configs.KINDS[kind]
+    eps = normalize_op.KINDS[kind]
     return verdict(got, normalize_reference(x, kind, eps, weight=weight, bias=bias), 2e-5, 2e-5)
 
 
 def check_pointwise(fn: str, dtype: str) -> Row:
     """A function of random and of hostile input against float64."""
     x = nasty(random((1000, 1003), dtype) * 8)
-    y = None if fn in pointwise_configs.UNARY else nasty(random((1000, 1003), dtype).flip(0).contiguous())
+    y = None if fn in pointwise_op.UNARY else nasty(random((1000, 1003), dtype).flip(0).contiguous())
     got = pointwise_op.pointwise(x, fn, y=y, scale=2.0, shift=-0.5, out_dtype=torch.float32)
     expected = pointwise_reference(x, fn, y=y, scale=2.0, shift=-0.5)
     return verdict(got, expected.float(), 3e-6, 3e-6)
@@ -363,10 +358,10 @@ def _checks() -> Iterator[Check]:
                 functools.partial(check_reduce, shape, axis, kind, dtype),
             )
     for kind, (rows, n), dtype in itertools.product(
-        normalize_configs.KINDS, ((8192, 4096), (100, 33), (7, 5003), (3, 40_000), (50, 16_384)), _DTYPES
+        normalize_op.KINDS, ((8192, 4096), (100, 33), (7, 5003), (3, 40_000), (50, 16_384)), _DTYPES
     ):
         yield "normalize", f"{kind} {rows}x{n} {dtype}", functools.partial(check_normalize, rows, n, kind, dtype)
-    for fn, dtype in itertools.product((*pointwise_configs.UNARY, *pointwise_configs.BINARY), _DTYPES):
+    for fn, dtype in itertools.product((*pointwise_op.UNARY, *pointwise_op.BINARY), _DTYPES):
         yield "pointwise", f"{fn} {dtype}", functools.partial(check_pointwise, fn, dtype)
 
 
@@ -488,7 +483,7 @@ def time_normalize(rows: int, n: int, kind: str, dtype: str) -> tuple[dict[str, 
     weight, bias = random((n,), dtype, 2), random((n,), dtype, 3)
     shift = bias if kind == "layer" else None
 
-    def launch(config: normalize_configs.Config | None) -> Callable[[int], object]:
+    def launch(config: normalize_op.Config | None) -> Callable[[int], object]:
         prepared = normalize_op.prepare(xs[0], outs[0], kind, 1e-5, weight, shift, 1, config)
 
         def call(_: int) -> None:
@@ -516,7 +511,7 @@ def time_normalize(rows: int, n: int, kind: str, dtype: str) -> tuple[dict[str, 
 def time_pointwise(fn: str, size: int, dtype: str) -> tuple[dict[str, Any], float]:
     """One function of large tensors: chosen blocks, candidates, PyTorch."""
     x, y, out = (random((size,), dtype, seed) for seed in range(3))
-    other = y if fn in pointwise_configs.BINARY else None
+    other = y if fn in pointwise_op.BINARY else None
 
     def launch(config: Config | None) -> Callable[[int], object]:
         prepared = pointwise_op.prepare(x, other, out, fn, 1.0, 0.0, config)

@@ -14,11 +14,10 @@ import torch
 from benchmarks.op_cases import DEVICE
 from benchmarks.op_cases import random as normal
 from tilewire.kernels.autotune.measuring import sets_beyond_l2
-from tilewire.kernels.normalize.configs import KINDS as NORMALIZATIONS
+from tilewire.kernels.normalize.op import KINDS as NORMALIZATIONS
 from tilewire.kernels.normalize.op import normalize, prepare_normalize
 from tilewire.kernels.op import log_uniform
-from tilewire.kernels.pointwise.configs import BINARY, UNARY
-from tilewire.kernels.pointwise.op import pointwise, prepare_pointwise
+from tilewire.kernels.pointwise.op import BINARY, UNARY, pointwise, prepare_pointwise
 from tilewire.kernels.reduce.configs import KINDS as REDUCTIONS
 from tilewire.kernels.reduce.op import prepare_reduce, reduce
 from tilewire.kernels.search.op import item_norms, prepare_search, search

@@ -6,39 +6,9 @@ Without Triton (a machine that only runs the service's CPU backend) the package 
 from importlib.util import find_spec
 
 if find_spec("triton") is not None:
-    from tilewire.kernels.add.op import add, prepare_add
-    from tilewire.kernels.matmul.grouped.op import grouped_matmul
-    from tilewire.kernels.matmul.op import matmul, prepare_matmul
-    from tilewire.kernels.normalize.op import normalize, prepare_normalize
-    from tilewire.kernels.pointwise.op import pointwise, prepare_pointwise
-    from tilewire.kernels.reduce.op import prepare_reduce, reduce
-    from tilewire.kernels.registry import KERNEL_OPS
-    from tilewire.kernels.search.op import item_norms, prepare_search, search
+    from tilewire.kernels import registry
+    from tilewire.kernels.registry import *  # noqa: F403  (its `__all__`)
     from tilewire.kernels.selection.catalogue import variants
-    from tilewire.kernels.softmax.op import prepare_softmax, softmax
-    from tilewire.kernels.topk.configs import MAX_K as MAX_TOPK
-    from tilewire.kernels.topk.op import prepare_topk, topk
 
-    __all__ = [
-        "KERNEL_OPS",
-        "MAX_TOPK",
-        "add",
-        "grouped_matmul",
-        "item_norms",
-        "matmul",
-        "normalize",
-        "pointwise",
-        "prepare_add",
-        "prepare_matmul",
-        "prepare_normalize",
-        "prepare_pointwise",
-        "prepare_reduce",
-        "prepare_search",
-        "prepare_softmax",
-        "prepare_topk",
-        "reduce",
-        "search",
-        "softmax",
-        "topk",
-        "variants",
-    ]
+    __all__ = ["variants"]
+    __all__ += registry.__all__

@@ -172,19 +172,19 @@ class Family:
 class KernelOp:
     """One op of the kernels.
 
-    To add an op, write a folder `kernels/<op>/`, then add its object to `kernels.registry.KERNEL_OPS`:
+    To add an op, write a folder `kernels/<op>/`, then add its object and its functions to `kernels.registry`:
 
     | file | content |
     |---|---|
     | `kernel.py` | the `@triton.jit` bodies; they begin with `await_previous(OVERLAP)` |
-    | `configs.py` | `Problem` (what a choice depends on), `Config`, `choose(problem, target)`, all that it can choose; pure |
-    | `variants.py` | `build(…) -> Variant` |
-    | `op.py` | the public function, and `prepare_<op>`, which returns a launcher without checks |
-    | `shape.py`, `bench.py` | a `Shape`, a random one (`draw`), and its `Operands`: for an op that is tuned |
-    | `space.py` | `TUNING`, likewise |
-    | `selftest.py` | `self_test`: a binary, on numbers whose result is exact |
-    | `reference.py` | the float64 oracle of the tests |
+    | `op.py` | `Problem` (what a choice depends on), `Config`, `choose(problem, target)` and all that it can choose |
+    | | `build(…) -> Variant` |
+    | | the public function, and `prepare_<op>`, which returns a launcher without checks |
+    | | `self_test`: a binary, on numbers whose result is exact; a float64 oracle where it or benchmarks compare with one |
     | `__init__.py` | the `KernelOp`, with the families of its binaries |
+
+    A long choice has a file `configs.py`, without torch and Triton. An op that is tuned has `bench.py`: a `Shape`, a random
+    one (`draw`), its `Operands` and its `Tuning`.
 
     Element-wise ops take blocks and walks from `runtime/elementwise.py` and `walks.py`, and tiles from `add/kernel.py`.
 

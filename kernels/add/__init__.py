@@ -3,12 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tilewire.kernels.add.bench import AddOperands
-from tilewire.kernels.add.configs import members
-from tilewire.kernels.add.op import add, prepare_add
-from tilewire.kernels.add.selftest import self_test
-from tilewire.kernels.add.shape import GROUPS, AddShape, draw
-from tilewire.kernels.add.variants import build
+from tilewire.kernels.add.bench import GROUPS, AddOperands, AddShape, draw
+from tilewire.kernels.add.op import add, build, members, prepare_add, self_test
 from tilewire.kernels.op import Family, KernelOp, TableEntry
 
 

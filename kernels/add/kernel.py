@@ -8,7 +8,7 @@ import triton.language as tl
 
 from tilewire.kernels.runtime.pdl import await_previous
 
-# Types of the output, where the binary does not name it; see `configs.KINDS`.
+# Types of the output, where the binary does not name it; see `op.KINDS`.
 FLOAT16 = tl.constexpr(1)
 BFLOAT16 = tl.constexpr(2)
 FLOAT32 = tl.constexpr(3)

@@ -1,19 +1,121 @@
-"""The public add: checks its arguments, merges dimensions, and launches."""
+"""Sums: choice of blocks, binaries, the public function, and the self-test."""
 
 from __future__ import annotations
 
-import torch
+import math
+from collections.abc import Iterator
 
-from tilewire.kernels.add.configs import DTYPES, KINDS, Problem, choose
-from tilewire.kernels.add.variants import build
-from tilewire.kernels.runtime.elementwise import Config
-from tilewire.kernels.runtime.kinds import name_of
-from tilewire.kernels.runtime.launch import Launch, LaunchCache, are_aligned
+import torch
+import triton.language as tl
+
+from tilewire.kernels.add.kernel import add_kernel
+from tilewire.kernels.build.operands import numbers
+from tilewire.kernels.op import SelfTest
+from tilewire.kernels.runtime import elementwise
+from tilewire.kernels.runtime.elementwise import ALL_ANY, ALL_UNIT, REPEATS, Config, Specialization
+from tilewire.kernels.runtime.kinds import ITEM_BYTES, name_of
+from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_aligned
 from tilewire.kernels.runtime.pipeline import Detour, Prepared, single_entries
 from tilewire.kernels.runtime.rows import check_dtype
 from tilewire.kernels.runtime.strides import broadcast_shapes
-from tilewire.kernels.runtime.targets import current
-from tilewire.kernels.runtime.walks import programs_of, walk_of
+from tilewire.kernels.runtime.targets import Target, current
+from tilewire.kernels.runtime.walks import elementwise_binary, programs_of, walk_of
+from tilewire.kernels.selection.tables import table_for
+
+# ── blocks ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+# Up to here rows that are read element by element get a program each.
+FEW_ROWS_PER_SM = 16
+# How an output type that differs from the inputs' is passed to the kernel.
+KINDS = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4, "int32": 5, "int64": 6}
+DTYPES = tuple(KINDS)
+
+
+class Problem(elementwise.Problem):
+    """One addition as the choice of blocks sees it."""
+
+    @property
+    def specialization(self) -> Specialization:
+        """The specialization whose binaries compute this."""
+        is_typed = self.dtype == self.out_dtype
+        is_unit = self.inner == ALL_UNIT
+        # Rarer patterns have fewer binaries.
+        is_common = is_unit or (self.inner in REPEATS and self.is_aligned and is_typed)
+        rank = self.outer_rank if is_unit and is_typed and (self.is_aligned or self.outer_rank == 0) else 3
+        inner = self.inner if is_common else ALL_ANY
+        return Specialization(self.dtype, is_typed, self.is_aligned and is_common, inner, rank)
+
+
+def choose(problem: Problem, target: Target) -> Config:
+    """The configuration for `problem` on `target`: with its specialization, one of `members(target)`."""
+    configs = configs_for(problem.specialization, target)
+    if problem.specialization.outer_rank == 0:
+        entries = _measured(target)
+        return next(config for config, entry in zip(configs, entries, strict=True) if problem.n <= entry[0])
+    if problem.specialization.is_aligned:
+        # Whole blocks move without a mask: the longest that a row fills. Few rows have programs to spare.
+        filled = [config for config in configs if config.block_n <= problem.n]
+        return configs[-1] if problem.rows <= target.num_sms or not filled else filled[-1]
+    if problem.rows <= FEW_ROWS_PER_SM * target.num_sms:
+        # Element by element, a block of many short rows is a long chain for each thread; few rows have programs to spare.
+        return configs[-1]
+    return next((config for config in configs if config.block_n >= problem.n), configs[-1])
+
+
+def members(target: Target) -> Iterator[tuple[Specialization, Config]]:
+    """Every specialization and configuration that `choose` can ask for on `target`."""
+    for dtype in DTYPES:
+        specializations = [Specialization(dtype, True, True, ALL_UNIT, rank) for rank in (0, 1, 3)]
+        specializations += [Specialization(dtype, True, True, inner, 3) for inner in REPEATS]
+        specializations += [Specialization(dtype, True, False, ALL_UNIT, rank) for rank in (0, 3)]
+        specializations += [Specialization(dtype, False, is_aligned, ALL_UNIT, 3) for is_aligned in (True, False)]
+        specializations += [Specialization(dtype, is_typed, False, ALL_ANY, 3) for is_typed in (True, False)]
+        for specialization in specializations:
+            yield from ((specialization, config) for config in configs_for(specialization, target))
+
+
+def configs_for(specialization: Specialization, target: Target) -> list[Config]:
+    """For a single row one for each measured size; else by rising length of a row."""
+    if target.backend == "interpreter":
+        if specialization.outer_rank == 0:
+            return [Config(1, 64, 4) for _ in _measured(target)]
+        return [Config(4, 16, 4), Config(1, 64, 4)]
+    threads = [(target.warp_size * num_warps, vectors, num_warps) for _, num_warps, vectors in _measured(target)]
+    sizes = [
+        (count * vectors * 16 // ITEM_BYTES[specialization.dtype], num_warps) for count, vectors, num_warps in threads
+    ]
+    if specialization.outer_rank == 0:
+        return [Config(1, elements, num_warps) for elements, num_warps in sizes]
+    elements, num_warps = sizes[len(sizes) // 2]
+    is_common = specialization.outer_rank == 1
+    lengths = [length for length in _LENGTHS if length < elements and (is_common or length in _FEWER_LENGTHS)]
+    return [Config(elements // length, length, num_warps) for length in (*lengths, elements)]
+
+
+# Rows that are shorter than a block share one: blocks come in these lengths.
+_LENGTHS = tuple(1 << power for power in range(4, 12))
+_FEWER_LENGTHS = _LENGTHS[::2]
+
+
+def _measured(target: Target) -> list[tuple[float, int, int]]:
+    """Most elements, warps of a program, and 16-byte pieces of each operand for a thread; by rising size."""
+    table = table_for(target).get("add") or [{"max_n": None, "num_warps": 4, "vectors": 2}]
+    return [(entry["max_n"] or math.inf, entry["num_warps"], entry["vectors"]) for entry in table]
+
+
+_COMPUTE = {"float64": tl.float64, "int32": tl.int32, "int64": tl.int64}
+
+
+def build(specialization: Specialization, config: Config, target: Target) -> Variant:
+    """The binary of `specialization` with the blocks of `config` on `target`."""
+    types = {"alpha": "fp64" if "float" in specialization.dtype else "i64"}
+    # Types of 16 bits are computed in float32, the others in themselves.
+    compute = _COMPUTE.get(specialization.dtype, tl.float32)
+    return elementwise_binary(add_kernel, types, {"COMPUTE": compute}, specialization, config, target)
+
+
+# ── launches ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def add(
@@ -121,3 +223,47 @@ def prepare(
         return Launch(build(problem.specialization, chosen, target), (programs_of(problem, chosen),), values, a.device)
 
     return _launches.get(key, make)
+
+
+# ── self-test ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def self_test(specialization: Specialization, config: Config, device: torch.device) -> SelfTest:
+    """Launches one binary and checks it."""
+    dtype = getattr(torch, specialization.dtype)
+    other = torch.float16 if specialization.dtype == "float32" else torch.float32
+    n = 2 * config.block_n if specialization.is_aligned else 2 * config.block_n - 1
+    shape = {0: (n,), 1: (5, n), 3: (2, 3, n)}[specialization.outer_rank]
+    values = numbers(shape, device)
+    a, b = (_strided(values, inner, dtype, is_aligned=specialization.is_aligned) for inner in specialization.inner[:2])
+    out = _strided(
+        values,
+        specialization.inner[2],
+        dtype if specialization.is_typed else other,
+        is_aligned=specialization.is_aligned,
+    )
+    launch = prepare(a, b, out, alpha=2, config=config)
+    launch(a, b, out)
+    return SelfTest(launch.variants, (out.float() == a.float() + 2 * b.float()).all())
+
+
+def _strided(values: torch.Tensor, inner: str, dtype: torch.dtype, *, is_aligned: bool) -> torch.Tensor:
+    """`values`, or its first column, with rows that do not follow one another and a last stride as `inner` says."""
+    pad = 16 if is_aligned else 1
+    if inner == "repeat":
+        return _padded(values[..., :1], 16, dtype)
+    if inner == "any":
+        wide = _padded(values.repeat_interleave(2, dim=-1), pad, dtype)
+        return wide[..., ::2]
+    return _padded(values, pad, dtype)
+
+
+def _padded(values: torch.Tensor, pad: int, dtype: torch.dtype) -> torch.Tensor:
+    *outer, n = values.shape
+    # The middle dimension has padding of its own, so that no two of them merge.
+    outer = [*outer[:-1], outer[-1] + 1] if len(outer) > 1 else outer
+    storage = torch.empty((*outer, -(-n // 16) * 16 + pad), dtype=dtype, device=values.device)
+    if len(outer) > 1:
+        storage = storage[..., :-1, :]
+    shift = pad % 16
+    return storage[..., shift : shift + n].copy_(values)

@@ -3,8 +3,7 @@
 import itertools
 
 from tilewire.kernels.copy import operands
-from tilewire.kernels.copy.op import WORDS, CopyPlan, copy_ranges, variant
-from tilewire.kernels.copy.selftest import operands_self_test, self_test
+from tilewire.kernels.copy.op import WORDS, CopyPlan, copy_ranges, self_test, variant
 from tilewire.kernels.op import Family, KernelOp
 
 COPY = KernelOp(
@@ -17,6 +16,6 @@ COPY = KernelOp(
             lambda word, has_rows, _target: variant(word, has_rows),
             self_test,
         ),
-        Family(lambda _target: [(size,) for size in operands.WORDS], operands.variant, operands_self_test),
+        Family(lambda _target: [(size,) for size in operands.WORDS], operands.variant, operands.self_test),
     ),
 )

@@ -11,6 +11,7 @@ import torch
 import triton.language as tl
 
 from tilewire.kernels.copy.kernel import copy_ranges_kernel
+from tilewire.kernels.op import SelfTest
 from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant
 
 # By bytes of a word: what a thread moves at once.
@@ -140,3 +141,17 @@ def variant(word: int, has_rows: bool) -> Variant:
     return Variant(
         copy_ranges_kernel, (("table_ptr", "*i64"),), tuple(constants.items()), ("table_ptr",), (("num_warps", 4),)
     )
+
+
+def self_test(word: int, has_rows: bool, device: torch.device) -> SelfTest:
+    """Copies two rows from and to any address."""
+    source = torch.arange(256, dtype=torch.uint8, device=device)
+    copied = torch.zeros(512, dtype=torch.uint8, device=device)
+    row = 8 * word
+    rows = (row, row, 2 * row) if has_rows else ()
+    table = copy_ranges([CopyRange(source.data_ptr() + word, copied.data_ptr() + word, 2 * row, *rows)], device)
+    assert table is not None, "This is a bug."
+    second = word + (2 * row if has_rows else row)
+    first_row = copied[word : word + row] == source[word : word + row]
+    second_row = copied[second : second + row] == source[word + row : word + 2 * row]
+    return SelfTest((variant(word, has_rows),), (first_row & second_row).all())

@@ -8,6 +8,7 @@ import torch
 import triton.language as tl
 
 from tilewire.kernels.copy.kernel import copy_operands_kernel
+from tilewire.kernels.op import SelfTest
 from tilewire.kernels.runtime.binaries import binary
 from tilewire.kernels.runtime.launch import Launch, Variant, device_number
 from tilewire.kernels.runtime.targets import Target, current
@@ -84,3 +85,18 @@ def launch_of(a: Copied | None, b: Copied | None, item_bytes: int, device: torch
     grid = (sum(blocks), max(a.entries, b.entries))
     target = current(device_number(device))
     return Launch(variant(item_bytes, target), grid, values | {"blocks_a": blocks[0]}, device)
+
+
+def self_test(item_bytes: int, device: torch.device) -> SelfTest:
+    """Copies two operands, of which one lies the other way round."""
+    dtype = {1: torch.int8, 2: torch.int16, 4: torch.int32}[item_bytes]
+    rows, columns, pitch = 40, 150, 160
+    a = (torch.arange(rows * columns, device=device) % 100).to(dtype).view(rows, columns)
+    # The second operand lies the other way round: its rows are columns of what is in memory.
+    b = a.mT.contiguous().mT
+    copies = [torch.full((rows, pitch), -1, dtype=dtype, device=device) for _ in range(2)]
+    first, second = (Copied(1, rows, columns, (0, operand.stride(0), operand.stride(1)), pitch) for operand in (a, b))
+    launch = launch_of(first, second, item_bytes, device)
+    launch(a, b, *copies)
+    are_right = [(copy[:, :columns] == a).all() for copy in copies]
+    return SelfTest((launch.variant,), are_right[0] & are_right[1])

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from tilewire.kernels.runtime.pdl import await_previous
 
-# Kinds, numbered as in `configs.KINDS`.
+# Kinds, numbered as in `op.KINDS`.
 LAYER = tl.constexpr(0)
 RMS = tl.constexpr(1)
 

@@ -1,18 +1,119 @@
-"""The public normalize: checks its arguments, brings rows into the kernels' form, and launches."""
+"""Normalisation: choice of blocks, binaries, the public function, and the self-test with its oracle."""
 
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
-from tilewire.kernels.normalize.configs import KINDS, Config, Problem, choose
-from tilewire.kernels.normalize.variants import variant
-from tilewire.kernels.runtime.kinds import FLOATS, name_of
-from tilewire.kernels.runtime.launch import Launch, LaunchCache, are_aligned
+from tilewire.kernels.build.operands import numbers
+from tilewire.kernels.normalize.kernel import normalize_loop_kernel, normalize_row_kernel
+from tilewire.kernels.op import SelfTest
+from tilewire.kernels.runtime.binaries import binary
+from tilewire.kernels.runtime.kinds import FLOATS, ITEM_BYTES, name_of, pointer
+from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_aligned
 from tilewire.kernels.runtime.pipeline import Detour, Prepared
 from tilewire.kernels.runtime.rows import as_rows, check_dtype, check_rows, row_stride
-from tilewire.kernels.runtime.targets import current
+from tilewire.kernels.runtime.targets import Target, current
+
+# ── blocks ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+# Kinds with their default eps, numbered by their place.
+KINDS = {"layer": 1e-5, "rms": 1e-6, "l2": 1e-12}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One normalisation as the choice of blocks sees it.
+
+    Attributes:
+        rows: Number of rows.
+        n: Elements of a row.
+        dtype: Name of the input's dtype.
+        out_dtype: Name of the output's dtype.
+        vector_dtype: Name of the dtype of weight and bias: the input's where all three are the same, else float32.
+        is_aligned: Whether rows, weight and bias can be read and written in 16-byte pieces.
+    """
+
+    rows: int
+    n: int
+    dtype: str
+    out_dtype: str
+    vector_dtype: str
+    is_aligned: bool = True
+
+    @property
+    def unit(self) -> int:
+        """By what kernels multiply the lengths and strides that they are given."""
+        return 16 // min(ITEM_BYTES[self.dtype], ITEM_BYTES[self.out_dtype]) if self.is_aligned else 1
+
+
+@dataclass(frozen=True)
+class Config:
+    """Blocks of one launch.
+
+    Attributes:
+        block_rows: Rows of a program; 0 where a row is read in a loop.
+        block_n: Elements of a row that are held at a time.
+        num_warps: Warps of a program.
+    """
+
+    block_rows: int
+    block_n: int
+    num_warps: int
+
+
+_ROWS = tuple(
+    [Config(2048 // block_n, block_n, 4) for block_n in (64, 128, 256, 512, 1024)]
+    # 32 elements a thread.
+    + [Config(2, 2048, 4), Config(2, 4096, 8), Config(1, 8192, 8), Config(1, 16384, 16)]
+)
+# Rarer pairs of types have fewer binaries.
+_FEW_ROWS = tuple(_ROWS[number] for number in (2, 4, 6, 8))
+# Loops for many rows, and for few, of which each needs more of a multiprocessor (H200).
+_LOOP, _FEW_LOOP = Config(0, 4096, 8), Config(0, 16384, 32)
+_FEW = 2
+_INTERPRETED = (Config(2, 16, 4), Config(1, 64, 4), Config(0, 32, 4))
+
+
+def choose(problem: Problem, target: Target) -> Config:
+    """The blocks for `problem` on `target`: with its types, one of `enumerate_configs`."""
+    found = configs_for(problem, target)
+    loops = [config for config in found if not config.block_rows]
+    loop = loops[-1] if problem.rows <= _FEW * target.num_sms else loops[0]
+    return next((config for config in found if config.block_n >= problem.n and config.block_rows), loop)
+
+
+def configs_for(problem: Problem, target: Target) -> tuple[Config, ...]:
+    """Blocks by rising length of a row; the last ones read a row in a loop."""
+    if target.backend == "interpreter":
+        return _INTERPRETED
+    return (*(_ROWS if problem.dtype == problem.out_dtype else _FEW_ROWS), _LOOP, _FEW_LOOP)
+
+
+def enumerate_configs(target: Target) -> Iterator[tuple[Problem, Config]]:
+    """Every kind of problem and blocks that `choose` can return on `target`."""
+    for dtype, out_dtype, is_aligned in itertools.product(FLOATS, FLOATS, (True, False)):
+        for vector_dtype in dict.fromkeys([dtype, "float32"] if dtype == out_dtype else ["float32"]):
+            problem = Problem(1, 1, dtype, out_dtype, vector_dtype, is_aligned)
+            yield from ((problem, config) for config in configs_for(problem, target))
+
+
+def variant(problem: Problem, config: Config, target: Target) -> Variant:
+    """The binary of `problem` with the blocks of `config`."""
+    types = {"x_ptr": pointer(problem.dtype), "out_ptr": pointer(problem.out_dtype), "eps": "fp64"}
+    types |= dict.fromkeys(("weight_ptr", "bias_ptr"), pointer(problem.vector_dtype))
+    constants = {"UNIT": problem.unit, "BLOCK_N": config.block_n, "BLOCK_ROWS": config.block_rows}
+    kernel = normalize_row_kernel if config.block_rows else normalize_loop_kernel
+    aligned = ("x_ptr", "weight_ptr", "bias_ptr", "out_ptr") if problem.is_aligned else ()
+    return binary(kernel, types, constants, config.num_warps, target, aligned)
+
+
+# ── launches ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def normalize(
@@ -176,3 +277,48 @@ def _through_copies(
     written = torch.empty(rows.shape, dtype=out.dtype, device=out.device)
     launch(rows.contiguous(), weight, bias, written)
     out.copy_(written.movedim(-1, axis))
+
+
+# ── self-test ───────────────────────────────────────────────────────────────────────────────────────
+
+
+_EPS = 1e-5
+
+
+def self_test(problem: Problem, config: Config, device: torch.device) -> SelfTest:
+    """Launches one binary and checks it."""
+    n = config.block_n * (1 if config.block_rows else 2) - (0 if problem.is_aligned else 1)
+    rows = config.block_rows + 2
+    dtype, out_dtype, vector_dtype = (
+        getattr(torch, name) for name in (problem.dtype, problem.out_dtype, problem.vector_dtype)
+    )
+    x = numbers((rows, n), device).to(dtype)
+    weight, bias = (numbers((n,), device).add(shift).to(vector_dtype) for shift in (0, 1))
+    out = torch.full((rows, n), float("nan"), dtype=out_dtype, device=device)
+    prepared = prepare(x, out, "layer", _EPS, weight, bias, 1, config)
+    prepared(x, weight, bias, out)
+    expected = normalize_reference(x, "layer", _EPS, weight=weight, bias=bias)
+    # A unit of the output's type, which Triton's interpreter cuts off instead of rounding, and float32's own error.
+    bound = expected.abs() * torch.finfo(out_dtype).eps + 1e-4
+    return SelfTest(prepared.variants, ((out.double() - expected).abs() <= bound).all())
+
+
+def normalize_reference(
+    x: torch.Tensor,
+    kind: str,
+    eps: float,
+    *,
+    axis: int = -1,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The normalisation of `x` along `axis` in float64."""
+    rows = x.double().movedim(axis, -1)
+    if kind == "l2":
+        out: torch.Tensor = rows / rows.norm(dim=-1, keepdim=True).clamp(min=eps)
+    else:
+        centred = rows - rows.mean(-1, keepdim=True) if kind == "layer" else rows
+        out = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+    out = out if weight is None else out * weight.double()
+    out = out if bias is None else out + bias.double()
+    return out.movedim(-1, axis)

@@ -1,10 +1,7 @@
 """Functions of one or two tensors, element by element."""
 
 from tilewire.kernels.op import Family, KernelOp
-from tilewire.kernels.pointwise.configs import enumerate_configs
-from tilewire.kernels.pointwise.op import pointwise, prepare_pointwise
-from tilewire.kernels.pointwise.selftest import self_test
-from tilewire.kernels.pointwise.variants import build
+from tilewire.kernels.pointwise.op import build, enumerate_configs, pointwise, prepare_pointwise, self_test
 
 POINTWISE = KernelOp(
     name="pointwise",

@@ -11,7 +11,7 @@ from tilewire.kernels.add.kernel import load_tile, place_tile, store_as
 from tilewire.kernels.matmul.epilogue import activate
 from tilewire.kernels.runtime.pdl import await_previous
 
-# Functions of one tensor above the activations, and of two; numbered as in `configs.UNARY` and `configs.BINARY`.
+# Functions of one tensor above the activations, and of two; numbered as in `op.UNARY` and `op.BINARY`.
 EXP = tl.constexpr(7)
 LOG = tl.constexpr(8)
 SQRT = tl.constexpr(9)

@@ -1,19 +1,104 @@
-"""The public pointwise: checks its arguments, merges dimensions, and launches."""
+"""Functions of each element: choice of blocks, binaries, the public function, and the self-test with its oracle."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterator
+
 import torch
 
-from tilewire.kernels.pointwise.configs import BINARY, UNARY, Problem, choose
-from tilewire.kernels.pointwise.variants import build
-from tilewire.kernels.runtime.elementwise import Config
-from tilewire.kernels.runtime.kinds import FLOATS, KINDS, name_of
-from tilewire.kernels.runtime.launch import Launch, LaunchCache, are_aligned
+from tilewire.kernels.build.operands import numbers
+from tilewire.kernels.op import SelfTest
+from tilewire.kernels.pointwise.kernel import pointwise_kernel
+from tilewire.kernels.runtime import elementwise
+from tilewire.kernels.runtime.elementwise import ALL_ANY, ALL_UNIT, REPEATS, Config, Specialization
+from tilewire.kernels.runtime.kinds import FLOATS, ITEM_BYTES, KINDS, name_of
+from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_aligned
 from tilewire.kernels.runtime.pipeline import Detour, Prepared, single_entries
 from tilewire.kernels.runtime.rows import check_dtype
 from tilewire.kernels.runtime.strides import broadcast_shapes
-from tilewire.kernels.runtime.targets import current
-from tilewire.kernels.runtime.walks import programs_of, walk_of
+from tilewire.kernels.runtime.targets import Target, current
+from tilewire.kernels.runtime.walks import elementwise_binary, programs_of, walk_of
+
+# ── blocks ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+# Functions by the numbers that the kernel is given.
+UNARY = {
+    "relu": 1,
+    "gelu": 3,
+    "silu": 4,
+    "sigmoid": 5,
+    "tanh": 6,
+    "exp": 7,
+    "log": 8,
+    "sqrt": 9,
+    "rsqrt": 10,
+    "abs": 11,
+    "neg": 12,
+}
+BINARY = {"mul": 0, "sub": 1, "div": 2, "maximum": 3, "minimum": 4}
+
+
+class Problem(elementwise.Problem):
+    """One pointwise function as the choice of blocks sees it."""
+
+    @property
+    def specialization(self) -> Specialization:
+        """The specialization whose binaries compute this: the rarer a pattern, the fewer binaries are made for it."""
+        is_typed = self.dtype == self.out_dtype
+        is_flat = self.rows == 1 and self.inner == ALL_UNIT
+        is_common = is_typed and (is_flat or (self.is_aligned and self.inner in _COMMON))
+        if not is_common:
+            return Specialization(self.dtype, is_typed, False, ALL_ANY, 3, self.is_binary)
+        return Specialization(self.dtype, True, self.is_aligned, self.inner, 0 if is_flat else 3, self.is_binary)
+
+
+_COMMON = (ALL_UNIT, *REPEATS)
+# Lengths of a block, and from where on rows take the longer one (H200, `tilewire bench ops --random`).
+_LENGTHS, _LONG = (64, 256), 512
+# Up to so many elements a multiprocessor each thread moves 16 bytes, above it 32 (H200, `tilewire bench ops`).
+_FEW_PER_SM = 8192
+
+
+def choose(problem: Problem, target: Target) -> Config:
+    """The blocks for `problem` on `target`: with its specialization, one of `enumerate_configs`."""
+    configs = configs_for(problem.specialization, target)
+    if problem.specialization.outer_rank == 0:
+        return configs[0] if problem.n <= _FEW_PER_SM * target.num_sms else configs[-1]
+    # Element by element, a block of many short rows is a long chain for each thread.
+    longest = _LONG if problem.specialization.is_aligned else _LENGTHS[0] + 1
+    return configs[0] if problem.n < longest else configs[-1]
+
+
+def configs_for(specialization: Specialization, target: Target) -> tuple[Config, ...]:
+    """Blocks by rising length of a row."""
+    if target.backend == "interpreter":
+        return (Config(1, 64, 4),) if specialization.outer_rank == 0 else (Config(4, 16, 4), Config(1, 64, 4))
+    if specialization.outer_rank == 0:
+        elements = 2048 // ITEM_BYTES[specialization.dtype]
+        return (Config(1, elements, 4), Config(1, 2 * elements, 4))
+    return tuple(Config(1024 // length, length, 4) for length in _LENGTHS)
+
+
+def enumerate_configs(target: Target) -> Iterator[tuple[Specialization, Config]]:
+    """Every specialization and blocks that `choose` can return on `target`."""
+    for dtype, is_binary in itertools.product(FLOATS, (True, False)):
+        patterns = [(True, is_aligned, ALL_UNIT, 0) for is_aligned in (True, False)]
+        patterns += [(True, True, inner, 3) for inner in (_COMMON if is_binary else _COMMON[:1])]
+        patterns += [(is_typed, False, ALL_ANY, 3) for is_typed in (True, False)]
+        for pattern in patterns:
+            specialization = Specialization(dtype, *pattern, is_binary)
+            yield from ((specialization, config) for config in configs_for(specialization, target))
+
+
+def build(specialization: Specialization, config: Config, target: Target) -> Variant:
+    """The binary of `specialization` with the blocks of `config`."""
+    types = dict.fromkeys(("scale", "shift"), "fp64")
+    return elementwise_binary(pointwise_kernel, types, {}, specialization, config, target)
+
+
+# ── launches ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def pointwise(
@@ -134,3 +219,72 @@ def prepare(
         return Launch(build(problem.specialization, chosen, target), (programs_of(problem, chosen),), values, x.device)
 
     return _launches.get(key, make)
+
+
+# ── self-test ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def self_test(specialization: Specialization, config: Config, device: torch.device) -> SelfTest:
+    """Launches one binary and checks it."""
+    dtype = getattr(torch, specialization.dtype)
+    other = torch.float16 if specialization.dtype == "float32" else torch.float32
+    n = 2 * config.block_n - (0 if specialization.is_aligned else 1)
+    shape = (n,) if specialization.outer_rank == 0 else (2, config.block_rows + 1, n)
+    values = numbers(shape, device)
+    shift = 0 if specialization.is_aligned else 1
+    x, y, out = (
+        _lying(values, inner, dtype, is_padded=specialization.outer_rank > 0, shift=shift)
+        for inner in specialization.inner
+    )
+    if not specialization.is_typed:
+        out = _lying(values, specialization.inner[2], other, is_padded=specialization.outer_rank > 0, shift=shift)
+    out.fill_(float("nan"))
+    second = y if specialization.is_binary else None
+    prepared = prepare(x, second, out, "mul" if specialization.is_binary else "neg", 2.0, 1.0, config)
+    prepared(x, second, out)
+    expected = (x.float() * y.float() if specialization.is_binary else -x.float()) * 2 + 1
+    return SelfTest(prepared.variants, (out.float() == expected).all())
+
+
+def _lying(values: torch.Tensor, inner: str, dtype: torch.dtype, *, is_padded: bool, shift: int) -> torch.Tensor:
+    """A copy of `values`, or of its first column, whose last dimension goes as `inner` says, `shift` elements into memory."""
+    *outer, n = values.shape
+    if inner == "repeat":
+        n, values = 1, values[..., :1]
+    step = 2 if inner == "any" else 1
+    pad = 16 if is_padded else 0
+    length = shift + step * n
+    storage = torch.empty(
+        (*outer, length + pad + (-length % 16 if is_padded else 0)), dtype=dtype, device=values.device
+    )
+    return storage[..., shift:length:step].copy_(values)
+
+
+_UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": torch.relu,
+    "gelu": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "silu": torch.nn.functional.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "exp": torch.exp,
+    "log": torch.log,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "abs": torch.abs,
+    "neg": torch.neg,
+}
+_BINARY: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "mul": torch.mul,
+    "sub": torch.sub,
+    "div": torch.div,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+}
+
+
+def pointwise_reference(
+    x: torch.Tensor, fn: str, *, y: torch.Tensor | None = None, scale: float = 1.0, shift: float = 0.0
+) -> torch.Tensor:
+    """The function `fn`, times `scale`, plus `shift`, in float64."""
+    result = _UNARY[fn](x.double()) if y is None else _BINARY[fn](x.double(), y.double())
+    return result * scale + shift

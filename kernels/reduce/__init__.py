@@ -2,9 +2,7 @@
 
 from tilewire.kernels.op import Family, KernelOp
 from tilewire.kernels.reduce.configs import enumerate_configs
-from tilewire.kernels.reduce.op import prepare_reduce, reduce
-from tilewire.kernels.reduce.selftest import self_test
-from tilewire.kernels.reduce.variants import build
+from tilewire.kernels.reduce.op import build, prepare_reduce, reduce, self_test
 
 REDUCE = KernelOp(
     name="reduce",

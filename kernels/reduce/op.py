@@ -1,19 +1,53 @@
-"""The public reduce: checks its arguments, brings the axis into the kernels' form, and launches."""
+"""Reductions: binaries, the public function, and the self-test with its oracle."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
+from tilewire.kernels.build.operands import numbers
+from tilewire.kernels.op import SelfTest
 from tilewire.kernels.reduce.configs import KINDS, OUT_KINDS, Config, Kind, Problem, choose
-from tilewire.kernels.reduce.variants import build
-from tilewire.kernels.runtime.kinds import FLOATS, name_of
-from tilewire.kernels.runtime.launch import Launch, LaunchCache, are_aligned
+from tilewire.kernels.reduce.kernel import reduce_column_kernel, reduce_row_kernel
+from tilewire.kernels.runtime.binaries import binary
+from tilewire.kernels.runtime.kinds import FLOATS, name_of, pointer
+from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_aligned
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
 from tilewire.kernels.runtime.rows import RowsView, check_rows, rows_of
 from tilewire.kernels.runtime.strides import collapse
-from tilewire.kernels.runtime.targets import current
+from tilewire.kernels.runtime.targets import Target, current
+
+# ── binaries ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def build(problem: Problem, config: Config, target: Target) -> Variant:
+    """The binary of a configuration."""
+    types = {"x_ptr": pointer(problem.dtype), "out_ptr": "*i8", "partial_ptr": "*i32", "count_ptr": "*i32"}
+    constants = {
+        "UNIT": problem.unit,
+        "STATE": problem.state,
+        "BLOCK_ROWS": config.block_rows,
+        "BLOCK_N": config.block_n,
+        "LANE": _lane(problem, config, target),
+        "UNIT_INNER": problem.is_unit_inner,
+    }
+    kernel = reduce_row_kernel if problem.is_row else reduce_column_kernel
+    return binary(kernel, types, constants, config.num_warps, target)
+
+
+def _lane(problem: Problem, config: Config, target: Target) -> int:
+    """Elements of a row that one thread holds at a time, as the compiler spreads a block over threads."""
+    if problem.is_row:
+        # Element by element, neighbours lie in other threads.
+        return min(problem.unit, config.block_n)
+    threads = target.warp_size * config.num_warps
+    return max(1, config.block_n // max(1, threads * problem.unit // config.block_rows))
+
+
+# ── launches ────────────────────────────────────────────────────────────────────────────────────────
+
 
 _MAX_N = (1 << 31) - 1
 
@@ -175,3 +209,56 @@ def _problem(x: torch.Tensor, view: RowsView, kind: Kind, *, is_copied: bool) ->
     return Problem(
         rows, view.rows[1], view.n, name_of(x.dtype), kind.state, is_row, is_aligned, is_row or is_unit_inner
     )
+
+
+# ── self-test ───────────────────────────────────────────────────────────────────────────────────────
+
+
+# A kind of each state, by its number.
+_KINDS = ("sum", "argmax", "logsumexp", "max")
+
+
+def self_test(problem: Problem, config: Config, device: torch.device) -> SelfTest:
+    """Launches the binaries of one configuration and checks them."""
+    # An aligned row ends where a piece of 16 bytes does, however short its blocks are.
+    n = -(-3 * config.block_n // problem.unit) * problem.unit - (0 if problem.is_aligned else 1)
+    rows = -(-config.block_rows // 16) * 16 + (16 if problem.is_aligned else 3)
+    dtype = getattr(torch, problem.dtype)
+    if problem.is_row:
+        x, axis = numbers((rows, n), device).to(dtype), 1
+    elif problem.is_unit_inner:
+        x, axis = numbers((2, n, rows), device).to(dtype), 1
+    else:
+        x, axis = numbers((2, n, 2 * rows), device).to(dtype)[..., ::2], 1
+    kind = _KINDS[problem.state]
+    shape = (*x.shape[:axis], *x.shape[axis + 1 :])
+    out = torch.full(shape, -7, dtype=torch.int64 if kind == "argmax" else torch.float32, device=device)
+    # Two programs a row, so that their states are merged.
+    shared = replace(config, parts=2, steps=2)
+    prepared = prepare(x, out, kind=kind, axis=axis, config=shared)
+    prepared(x, out)
+    expected = reduce_reference(x, kind, axis=axis)
+    is_right = (out.double() - expected).abs() <= (1e-5 * expected.abs() if kind == "logsumexp" else 0.0)
+    return SelfTest(prepared.variants, is_right.all())
+
+
+def reduce_reference(x: torch.Tensor, kind: str, *, axis: int | None = -1, keepdims: bool = False) -> torch.Tensor:
+    """The reduction of `x` along `axis`, or over all elements with None, in float64; indices in int64."""
+    wide = x.double()
+    if axis is None:
+        out = reduce_reference(wide.reshape(-1), kind)
+        return out.reshape((1,) * x.dim()) if keepdims else out
+    if kind in ("argmax", "argmin"):
+        # PyTorch does not promise the first of equal elements; a stable sort with NaN in front does.
+        order = torch.sort(wide + 0.0, dim=axis, descending=kind == "argmax", stable=True).indices.select(axis, 0)
+        nan = wide.isnan()
+        out = torch.where(nan.any(axis), nan.int().argmax(axis), order)
+        return out.unsqueeze(axis) if keepdims else out
+    if kind == "logsumexp":
+        return torch.logsumexp(wide, axis, keepdim=keepdims)
+    if kind == "norm":
+        norm: torch.Tensor = torch.linalg.vector_norm(wide, 2, axis, keepdim=keepdims)
+        return norm
+    if kind in ("sum", "mean"):
+        return wide.sum(axis, keepdim=keepdims) if kind == "sum" else wide.mean(axis, keepdim=keepdims)
+    return wide.amax(axis, keepdim=keepdims) if kind == "max" else wide.amin(axis, keepdim=keepdims)

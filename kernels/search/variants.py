@@ -19,7 +19,7 @@ from tilewire.kernels.search.kernel import (
     search_tma_kernel,
 )
 from tilewire.kernels.topk.configs import Block, block_for
-from tilewire.kernels.topk.variants import constants_of
+from tilewire.kernels.topk.op import constants_of
 
 _NORM_ROWS, _NORM_K = 16, 128
 # Elements of a query that one program counts from the centre.

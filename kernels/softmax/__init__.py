@@ -4,14 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tilewire.kernels.op import Family, KernelOp, TableEntry
-from tilewire.kernels.softmax.bench import SoftmaxOperands
-from tilewire.kernels.softmax.configs import members
-from tilewire.kernels.softmax.op import prepare_softmax, softmax
-from tilewire.kernels.softmax.select import explain
-from tilewire.kernels.softmax.selftest import self_test
-from tilewire.kernels.softmax.shape import GROUPS, SoftmaxShape, draw
-from tilewire.kernels.softmax.space import TUNING
-from tilewire.kernels.softmax.variants import binaries
+from tilewire.kernels.softmax.bench import GROUPS, TUNING, SoftmaxOperands, SoftmaxShape, draw
+from tilewire.kernels.softmax.configs import explain, members
+from tilewire.kernels.softmax.op import binaries, prepare_softmax, self_test, softmax
 
 
 def _table_entries(section: Mapping[str, Any]) -> Iterator[TableEntry]:

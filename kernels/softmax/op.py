@@ -1,19 +1,78 @@
-"""The public softmax: checks its arguments, brings any strides and axis into the kernels' form, and launches."""
+"""Softmax: binaries, the public function, and the self-test."""
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 
-from tilewire.kernels.runtime.kinds import FLOATS, name_of, unit_of
-from tilewire.kernels.runtime.launch import Launch, LaunchCache, are_aligned, device_number
+from tilewire.kernels.build.operands import lay, like
+from tilewire.kernels.op import SelfTest
+from tilewire.kernels.runtime.binaries import binary
+from tilewire.kernels.runtime.kinds import FLOATS, name_of, pointer, unit_of
+from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_aligned, device_number
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
 from tilewire.kernels.runtime.rows import RowsView, check_rows, rows_of
-from tilewire.kernels.runtime.targets import current
-from tilewire.kernels.softmax.configs import Config, Problem
-from tilewire.kernels.softmax.select import select, select_invariant
-from tilewire.kernels.softmax.variants import binaries
+from tilewire.kernels.runtime.targets import Target, current
+from tilewire.kernels.softmax.configs import MAX_SPLITS, SMALL_GROUP, Config, Problem, select, select_invariant
+from tilewire.kernels.softmax.kernel import (
+    softmax_apply_kernel,
+    softmax_column_kernel,
+    softmax_cooperative_kernel,
+    softmax_loop_kernel,
+    softmax_partial_kernel,
+    softmax_row_kernel,
+)
+
+# ── binaries ────────────────────────────────────────────────────────────────────────────────────────
+
+
+# Kernels that `Config.kernel` stands for, in the order of launch.
+KERNELS = {
+    "row": (softmax_row_kernel,),
+    "loop": (softmax_loop_kernel,),
+    "cooperative": (softmax_cooperative_kernel,),
+    "column": (softmax_column_kernel,),
+    "split": (softmax_partial_kernel, softmax_apply_kernel),
+}
+
+
+def binaries(problem: Problem, config: Config, target: Target) -> Iterator[Variant]:
+    """Yields the binaries that compute `problem` by `config`, in the order of launch."""
+    return (build(kernel, problem, config, target) for kernel in KERNELS[config.kernel])
+
+
+def build(kernel: Any, problem: Problem, config: Config, target: Target) -> Variant:
+    """The binary of `kernel` (one of `KERNELS[config.kernel]`) that computes `problem` by `config`."""
+    types = {
+        "x_ptr": pointer(problem.dtype),
+        "out_ptr": pointer(problem.out_dtype),
+        "partial_ptr": "*fp32",
+        "count_ptr": "*i32",
+    }
+    constants = {
+        "UNIT": unit_of(problem.dtype, is_aligned=problem.is_aligned),
+        "BLOCK_ROWS": config.block_rows,
+        "BLOCK_N": config.block_n,
+        "TAIL_N": config.tail_n,
+        "MAX_SPLITS": MAX_SPLITS,
+        "MAX_GROUP": SMALL_GROUP if config.splits <= SMALL_GROUP else MAX_SPLITS,
+    }
+    options: dict[str, Any] = {}
+    if config.kernel == "cooperative":
+        constants["OVERLAP"] = False
+        if target.backend == "cuda":
+            # All programs at once, or none; and few enough registers, of which a thread gets eight at a time, that all fit.
+            registers = 65536 // (32 * config.num_warps * config.programs_per_sm) // 8 * 8
+            options = {"launch_cooperative_grid": True, "maxnreg": min(255, registers)}
+    aligned = ("x_ptr", "out_ptr", "partial_ptr") if problem.is_aligned else ()
+    return binary(kernel, types, constants, config.num_warps, target, aligned, **options)
+
+
+# ── launches ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def softmax(
@@ -168,3 +227,36 @@ def _values(view: RowsView, problem: Problem, config: Config) -> dict[str, int]:
     values |= {"rows": problem.rows, "rows_inner": view.rows[1], "n": problem.n // unit}
     values |= {"group_size": config.splits, "blocks_per_split": -(-problem.n // (config.block_n * config.splits))}
     return values
+
+
+# ── self-test ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def self_test(problem: Problem, config: Config, device: torch.device) -> SelfTest:
+    """Launches the binaries of one configuration and checks them."""
+    splits = max(2, config.splits) if config.kernel == "split" else config.splits
+    config = replace(config, splits=splits)
+    n = 40 if config.kernel == "column" else config.held_n * splits
+    x = torch.full((3, n if problem.is_aligned else n - 1), -torch.inf, device=device)
+    # A power of two, so that the quotient is exact.
+    equal = 1 << (min(8, x.shape[1]).bit_length() - 1)
+    x[:, -equal:] = 0
+    contiguous = "last" if problem.is_contiguous else "first"
+    laid = lay(x, contiguous, getattr(torch, problem.dtype), is_aligned=problem.is_aligned)
+    out = like(x, contiguous, getattr(torch, problem.out_dtype), is_aligned=problem.is_aligned)
+    plain, logarithm = (prepare(laid, out, log=log, config=config) for log in (False, True))
+    out.fill_(-1)
+    plain(laid, out)
+    is_right = _is_plain(out.float(), x, equal)
+    out.fill_(-1)
+    logarithm(laid, out)
+    return SelfTest(plain.variants, is_right & _is_log(out.float(), x, equal))
+
+
+def _is_plain(out: torch.Tensor, x: torch.Tensor, equal: int) -> torch.Tensor:
+    return (out == torch.exp(x) / equal).all()
+
+
+def _is_log(out: torch.Tensor, x: torch.Tensor, equal: int) -> torch.Tensor:
+    # The driver's logarithm is off in its last bits.
+    return (((out - (x - math.log(equal))).abs() < 0.02) | (torch.isinf(x) & (out == x))).all()

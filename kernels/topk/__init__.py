@@ -1,9 +1,16 @@
 """The k best elements of each row."""
 
 from tilewire.kernels.op import Family, KernelOp
-from tilewire.kernels.topk.op import prepare_topk, topk
-from tilewire.kernels.topk.selftest import select_self_test, self_test
-from tilewire.kernels.topk.variants import built, members, select_variant, selecting
+from tilewire.kernels.topk.op import (
+    built,
+    members,
+    prepare_topk,
+    select_self_test,
+    select_variant,
+    selecting,
+    self_test,
+    topk,
+)
 
 # Search selects with the same binaries.
 SELECTING = Family(selecting, select_variant, select_self_test)

@@ -1,20 +1,95 @@
-"""The public top-k: checks its arguments, brings rows into the kernels' form, and launches."""
+"""Top-k: binaries, the public function, and the self-test with its oracle."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 
-from tilewire.kernels.runtime.kinds import name_of
-from tilewire.kernels.runtime.launch import Launch, LaunchCache, are_aligned, device_number
+from tilewire.kernels.op import SelfTest
+from tilewire.kernels.runtime.binaries import binary
+from tilewire.kernels.runtime.kinds import FLOATS, ITEM_BYTES, name_of, pointer
+from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_aligned, device_number
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
 from tilewire.kernels.runtime.rows import as_rows, check_rows, row_stride
 from tilewire.kernels.runtime.targets import Target, current
-from tilewire.kernels.topk.configs import MAX_K, MAX_KEPT, SHIFTS, Block, Config, Problem, block_for, choose, num_kept
-from tilewire.kernels.topk.variants import built, select_variant
+from tilewire.kernels.topk.configs import (
+    MAX_K,
+    MAX_KEPT,
+    SHIFTS,
+    WIDTHS,
+    Block,
+    Config,
+    Problem,
+    block_for,
+    choose,
+    enumerate_configs,
+    num_kept,
+    select_blocks,
+)
+from tilewire.kernels.topk.kernel import (
+    topk_finish_kernel,
+    topk_groups_kernel,
+    topk_row_kernel,
+    topk_select_kernel,
+)
+
+# ── binaries ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def members(target: Target) -> Iterator[tuple[str, Config]]:
+    """What `built` takes, for every configuration that can be chosen on `target`."""
+    for config, dtype in itertools.product(enumerate_configs(target), FLOATS):
+        yield dtype, config
+
+
+def built(dtype: str, config: Config, target: Target) -> dict[str, Variant]:
+    """The binaries of `config` by role, but for those that select: `row`, or `groups` and `finish`."""
+    x = dict.fromkeys(("x_ptr", "values_ptr"), pointer(dtype))
+    if config.row is not None:
+        constants = constants_of(config.row, target, 16 // ITEM_BYTES[dtype])
+        return {"row": binary(topk_row_kernel, x, constants, config.row.num_warps, target)}
+    assert config.groups is not None, "This is a bug."
+    assert config.finish is not None, "This is a bug."
+    group = {"GROUP": config.group}
+    groups = group | constants_of(config.groups, target)
+    finish = group | constants_of(config.finish, target)
+    return {
+        "groups": binary(topk_groups_kernel, x, groups, config.groups.num_warps, target),
+        "finish": binary(topk_finish_kernel, x | {"groups_ptr": "*i64"}, finish, config.finish.num_warps, target),
+    }
+
+
+def selecting(target: Target) -> list[tuple[Block, bool]]:
+    """What `select_variant` takes, for everything that can be launched on `target`."""
+    blocks = dict.fromkeys(block for width in WIDTHS for block in select_blocks(width, target))
+    return list(itertools.product(blocks, (False, True)))
+
+
+def select_variant(block: Block, of_keys: bool, target: Target) -> Variant:
+    """The binary that selects among orders, or among keys."""
+    types = {"orders_ptr": "*i64"} if of_keys else {}
+    return binary(topk_select_kernel, types, constants_of(block, target), block.num_warps, target)
+
+
+def constants_of(block: Block, target: Target, unit: int = 1) -> dict[str, int]:
+    """The constants of `block`, whose threads hold `unit` neighbours at a time."""
+    threads = min(block.block_n, target.warp_size * block.num_warps)
+    return {
+        "BLOCK_ROWS": block.block_rows,
+        "BLOCK_N": block.block_n,
+        "SORT": block.sort,
+        "THREADS": threads,
+        "UNIT": min(unit, block.block_n // threads),
+    }
+
+
+# ── launches ────────────────────────────────────────────────────────────────────────────────────────
+
 
 _TENSORS = ("x", "values", "indices")
 
@@ -203,3 +278,56 @@ def select_steps(
         parts[name] = Part(torch.int64, (rows, n))
         steps.append(Step(launch, (read, name)))
     return steps, parts
+
+
+# ── self-test ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def self_test(dtype: str, config: Config, device: torch.device) -> SelfTest:
+    """Launches the binaries of one configuration and checks them."""
+    if config.row is not None:
+        n = config.row.block_n
+        k = min(n // 2 + 1, MAX_K)
+    else:
+        assert config.groups is not None, "This is a bug."
+        assert config.finish is not None, "This is a bug."
+        k = config.finish.block_n // config.group
+        n = max(2 * k * config.group, 2 * config.groups.block_n)
+    # Rows that begin anywhere in 16 bytes.
+    n -= 9
+    k = min(k, n)
+    rows = 1 + torch.arange(3, device=device)
+    # Whole numbers up to 250 are exact in every dtype.
+    x = (torch.arange(n, device=device) * 37 % (240 + rows[:, None])).to(getattr(torch, dtype))
+    values = torch.full((3, k), float("nan"), dtype=x.dtype, device=device)
+    indices = torch.full((3, k), -1, device=device)
+    prepared = prepare(x, values, indices, axis=1, largest=True, config=config)
+    prepared(x, values, indices)
+    expected, order = topk_reference(x, k)
+    return SelfTest(prepared.variants, (values == expected).all() & (indices == order).all())
+
+
+def select_self_test(block: Block, of_keys: bool, device: torch.device) -> SelfTest:
+    """Selects among orders or keys of three rows, two chunks each."""
+    n, k = 2 * block.block_n - 5, min(block.block_n // 2, MAX_K)
+    order = torch.arange(3 * n, device=device).mul(7919).remainder(1009).view(3, n)
+    index = torch.arange(n, device=device)
+    keys = order << 32 | index ^ 0xFFFFFFFF
+    found = torch.zeros((3, 2 * k), dtype=torch.int64, device=device)
+    variant = select_variant(block, of_keys, current(device_number(device)))
+    launch = Launch(variant, (6,), {"n": n, "k": k, "chunks": 2, "shift": 0}, device)
+    launch(keys if of_keys else order.int(), found)
+    chunks = keys.split(block.block_n, dim=1)
+    best = [torch.sort(chunk, dim=1, descending=True).values[:, :k] for chunk in chunks]
+    found = torch.cat([torch.sort(part, dim=1, descending=True).values for part in found.split(k, dim=1)], dim=1)
+    return SelfTest((variant,), (found == torch.cat(best, dim=1)).all())
+
+
+def topk_reference(
+    x: torch.Tensor, k: int, *, axis: int = -1, largest: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `k` best elements along `axis` in order, equal ones by the smaller index, NaN above every number."""
+    rows = x.movedim(axis, -1)
+    # A stable descending sort keeps equal elements in order of their index, and puts NaN first.
+    order = torch.sort(rows.double() + 0.0, dim=-1, descending=largest, stable=True).indices[..., :k]
+    return rows.gather(-1, order).movedim(-1, axis), order.movedim(-1, axis)

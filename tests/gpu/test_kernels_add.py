@@ -7,7 +7,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from tilewire.kernels import add
-from tilewire.kernels.add.configs import DTYPES
+from tilewire.kernels.add.op import DTYPES
 from tilewire.kernels.autotune.testing import poisoned
 
 ALL = [getattr(torch, name) for name in DTYPES]

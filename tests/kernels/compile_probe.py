@@ -19,24 +19,24 @@ import triton
 os.environ["TRITON_STORE_BINARY_ONLY"] = "0"
 os.environ["TRITON_CACHE_DIR"] = str(Path.home() / ".triton" / "cache-with-texts")
 
-from tilewire.kernels.add.configs import Problem as AddProblem
-from tilewire.kernels.add.configs import choose as choose_add
-from tilewire.kernels.add.variants import build as build_add
+from tilewire.kernels.add.op import Problem as AddProblem
+from tilewire.kernels.add.op import build as build_add
+from tilewire.kernels.add.op import choose as choose_add
 from tilewire.kernels.matmul.configs import OUT_DTYPES, Problem
 from tilewire.kernels.matmul.grouped.op import GroupKind
 from tilewire.kernels.matmul.members import specialization_of, tiles_of
 from tilewire.kernels.matmul.select import select as choose
 from tilewire.kernels.matmul.variants import build
-from tilewire.kernels.normalize.configs import Problem as NormalizeProblem
-from tilewire.kernels.normalize.configs import choose as choose_normalize
-from tilewire.kernels.normalize.variants import variant as normalize_variant
-from tilewire.kernels.pointwise.configs import Problem as PointwiseProblem
-from tilewire.kernels.pointwise.configs import choose as choose_pointwise
-from tilewire.kernels.pointwise.variants import build as build_pointwise
+from tilewire.kernels.normalize.op import Problem as NormalizeProblem
+from tilewire.kernels.normalize.op import choose as choose_normalize
+from tilewire.kernels.normalize.op import variant as normalize_variant
+from tilewire.kernels.pointwise.op import Problem as PointwiseProblem
+from tilewire.kernels.pointwise.op import build as build_pointwise
+from tilewire.kernels.pointwise.op import choose as choose_pointwise
 from tilewire.kernels.reduce.configs import STATES
 from tilewire.kernels.reduce.configs import Problem as ReduceProblem
 from tilewire.kernels.reduce.configs import choose as choose_reduce
-from tilewire.kernels.reduce.variants import build as build_reduce
+from tilewire.kernels.reduce.op import build as build_reduce
 from tilewire.kernels.registry import kernel_op
 from tilewire.kernels.runtime.targets import KNOWN
 from tilewire.kernels.search.configs import Problem as SearchProblem
@@ -44,12 +44,12 @@ from tilewire.kernels.search.configs import choose as choose_search
 from tilewire.kernels.search.variants import product_variant, rescore_variant
 from tilewire.kernels.selection.tables import is_tuned
 from tilewire.kernels.softmax.configs import Problem as SoftmaxProblem
-from tilewire.kernels.softmax.select import select as choose_softmax
-from tilewire.kernels.softmax.variants import KERNELS
-from tilewire.kernels.softmax.variants import build as build_softmax
+from tilewire.kernels.softmax.configs import select as choose_softmax
+from tilewire.kernels.softmax.op import KERNELS
+from tilewire.kernels.softmax.op import build as build_softmax
 from tilewire.kernels.topk.configs import Problem as TopKProblem
 from tilewire.kernels.topk.configs import choose as choose_topk
-from tilewire.kernels.topk.variants import built, select_variant
+from tilewire.kernels.topk.op import built, select_variant
 
 PATTERNS = {
     "wgmma": r"wgmma\.mma_async",

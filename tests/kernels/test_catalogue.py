@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewire.kernels.add.configs import Problem as AddProblem
-from tilewire.kernels.add.configs import choose as choose_add
-from tilewire.kernels.add.variants import build as build_add
+from tilewire.kernels.add.op import Problem as AddProblem
+from tilewire.kernels.add.op import build as build_add
+from tilewire.kernels.add.op import choose as choose_add
 from tilewire.kernels.build.selftest import wrong
 from tilewire.kernels.matmul.configs import OUT_DTYPES, Problem, precisions_of
 from tilewire.kernels.matmul.members import is_sensible, is_supported, members, specialization_of
@@ -29,9 +29,9 @@ from tilewire.kernels.runtime.kinds import FLOATS
 from tilewire.kernels.runtime.targets import INTERPRETER, KNOWN
 from tilewire.kernels.selection.catalogue import OPS, op_named, op_of, variants
 from tilewire.kernels.softmax.configs import Problem as SoftmaxProblem
-from tilewire.kernels.softmax.select import select as choose_softmax
-from tilewire.kernels.softmax.variants import KERNELS
-from tilewire.kernels.softmax.variants import build as build_softmax
+from tilewire.kernels.softmax.configs import select as choose_softmax
+from tilewire.kernels.softmax.op import KERNELS
+from tilewire.kernels.softmax.op import build as build_softmax
 
 TARGETS = {**KNOWN, "interpreter": INTERPRETER}
 SAMPLE = 37

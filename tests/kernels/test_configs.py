@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tilewire.kernels.add.configs import Problem as AddProblem
-from tilewire.kernels.add.configs import choose as choose_add
+from tilewire.kernels.add.op import Problem as AddProblem
+from tilewire.kernels.add.op import choose as choose_add
 from tilewire.kernels.matmul.configs import CONSUMER_ROWS, OUT_DTYPES, Problem, resolve_precision
 from tilewire.kernels.matmul.members import is_supported
 from tilewire.kernels.matmul.select import select as choose
@@ -16,7 +16,7 @@ from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.targets import KNOWN
 from tilewire.kernels.softmax.configs import MAX_SPLITS
 from tilewire.kernels.softmax.configs import Problem as SoftmaxProblem
-from tilewire.kernels.softmax.select import select as choose_softmax
+from tilewire.kernels.softmax.configs import select as choose_softmax
 
 targets = st.sampled_from(sorted(KNOWN)).map(KNOWN.__getitem__)
 sizes = st.integers(1, 1 << 17)

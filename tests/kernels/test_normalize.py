@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from tilewire.kernels.normalize.configs import KINDS
-from tilewire.kernels.normalize.op import normalize, prepare_normalize
-from tilewire.kernels.normalize.reference import normalize_reference
+from tilewire.kernels.normalize.op import KINDS, normalize, normalize_reference, prepare_normalize
 
 # The interpreter cuts bfloat16 off instead of rounding it.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}

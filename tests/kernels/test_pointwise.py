@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from tilewire.kernels.pointwise.configs import BINARY, UNARY
-from tilewire.kernels.pointwise.op import pointwise, prepare_pointwise
-from tilewire.kernels.pointwise.reference import pointwise_reference
+from tilewire.kernels.pointwise.op import BINARY, UNARY, pointwise, pointwise_reference, prepare_pointwise
 
 INF, NAN = float("inf"), float("nan")
 HOSTILE = torch.tensor([0.0, -0.0, 1, -1, INF, -INF, NAN, 88.5, -87, -100, 1e-3, -1e-3, 30, -30, 1e-30, 3e38])

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from tilewire.kernels.reduce.configs import KINDS, Config
-from tilewire.kernels.reduce.op import prepare, prepare_reduce, reduce
-from tilewire.kernels.reduce.reference import reduce_reference
+from tilewire.kernels.reduce.op import prepare, prepare_reduce, reduce, reduce_reference
 
 INF, NAN = float("inf"), float("nan")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewire.kernels.normalize import configs as normalize_configs
-from tilewire.kernels.normalize.variants import variant as normalize_variant
-from tilewire.kernels.pointwise import configs as pointwise_configs
-from tilewire.kernels.pointwise.variants import build as build_pointwise
+from tilewire.kernels.normalize import op as normalize_op
+from tilewire.kernels.normalize.op import variant as normalize_variant
+from tilewire.kernels.pointwise import op as pointwise_op
+from tilewire.kernels.pointwise.op import build as build_pointwise
 from tilewire.kernels.reduce import configs as reduce_configs
-from tilewire.kernels.reduce.variants import build as build_reduce
+from tilewire.kernels.reduce.op import build as build_reduce
 from tilewire.kernels.registry import kernel_op
 from tilewire.kernels.runtime.kinds import FLOATS
 from tilewire.kernels.runtime.launch import Variant
@@ -21,7 +21,7 @@ from tilewire.kernels.runtime.targets import INTERPRETER, KNOWN
 from tilewire.kernels.search import configs as search_configs
 from tilewire.kernels.search.variants import finish_block, finish_variant, num_scored, product_variant, rescore_variant
 from tilewire.kernels.topk import configs as topk_configs
-from tilewire.kernels.topk.variants import built, select_variant
+from tilewire.kernels.topk.op import built, select_variant
 
 TARGETS = {**KNOWN, "interpreter": INTERPRETER}
 OPS = ("search", "topk", "reduce", "normalize", "pointwise")
@@ -92,8 +92,8 @@ def test_every_reduction(outer, inner, n, dtype, state, is_row, lying, name):
 @given(lengths, lengths, dtypes, dtypes, st.booleans(), st.booleans(), names)
 def test_every_normalisation(rows, n, dtype, out_dtype, is_typed, is_aligned, name):
     vector_dtype = dtype if is_typed and dtype == out_dtype else "float32"
-    problem = normalize_configs.Problem(rows, n, dtype, out_dtype, vector_dtype, is_aligned)
-    config = normalize_configs.choose(problem, TARGETS[name])
+    problem = normalize_op.Problem(rows, n, dtype, out_dtype, vector_dtype, is_aligned)
+    config = normalize_op.choose(problem, TARGETS[name])
     assert normalize_variant(problem, config, TARGETS[name]) in listed("normalize", name)
 
 
@@ -103,8 +103,8 @@ def test_every_pointwise_function(rows, n, dtype, out_dtype, is_binary, is_align
     ways = st.sampled_from(["unit", "repeat", "any"])
     x_inner, y_inner = data.draw(ways), data.draw(ways)
     inner = (x_inner, y_inner if is_binary else x_inner, data.draw(st.sampled_from(["unit", "any"])))
-    problem = pointwise_configs.Problem(rows, n, dtype, out_dtype, is_aligned, inner, is_binary=is_binary)
-    config = pointwise_configs.choose(problem, TARGETS[name])
+    problem = pointwise_op.Problem(rows, n, dtype, out_dtype, is_aligned, inner, is_binary=is_binary)
+    config = pointwise_op.choose(problem, TARGETS[name])
     assert build_pointwise(problem.specialization, config, TARGETS[name]) in listed("pointwise", name)
 
 

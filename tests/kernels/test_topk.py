@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from tilewire.kernels.topk.configs import Block, Config
-from tilewire.kernels.topk.op import prepare, prepare_topk, topk
-from tilewire.kernels.topk.reference import topk_reference
+from tilewire.kernels.topk.op import prepare, prepare_topk, topk, topk_reference
 
 INF, NAN = float("inf"), float("nan")
 LONG = Config(groups=Block(32, 4), group=2, select=(Block(32, 4),), finish=Block(32, 4))

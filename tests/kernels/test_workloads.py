@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from tilewire.kernels.add.shape import AddShape
+from tilewire.kernels.add.bench import AddShape
 from tilewire.kernels.autotune.benches import operands_of
 from tilewire.kernels.autotune.collect import draw, tuning_of
 from tilewire.kernels.autotune.workloads import as_line, parse_line
@@ -13,7 +13,7 @@ from tilewire.kernels.matmul.plan import Epilogue, plan_of
 from tilewire.kernels.matmul.shape import MatmulShape
 from tilewire.kernels.op import ShapeError
 from tilewire.kernels.runtime.targets import INTERPRETER, KNOWN
-from tilewire.kernels.softmax.shape import SoftmaxShape
+from tilewire.kernels.softmax.bench import SoftmaxShape
 
 OPS = ["matmul", "softmax", "add"]
 TARGETS = ["nvidia_h100", "nvidia_a100", "amd_mi300x"]
