@@ -13,10 +13,6 @@ from tilewire.service.ops.add import AddOptions
 class EngineAdd(EngineOp[AddOptions]):
     """Scaled sums on the CPU and on the GPU."""
 
-    name = "add"
-    # A sum reads elements, and is fastest over contiguous ones.
-    pads_rows = False
-
     def cpu(self, inputs: Operands, options: AddOptions, out_dtypes: Sequence[torch.dtype]) -> tuple[torch.Tensor, ...]:
         """Computes on the host with torch."""
         a, b, (out_dtype,) = inputs["a"], inputs["b"], out_dtypes

@@ -25,7 +25,7 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 class EngineMatmul(EngineOp[MatmulOptions]):
     """Matrix products on the CPU and on the GPU."""
 
-    name = "matmul"
+    pads_rows = True
     multiplies = True
 
     def cpu(

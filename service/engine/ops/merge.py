@@ -8,14 +8,11 @@ from collections.abc import Sequence
 import torch
 
 from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands
-from tilewire.service.ops.merge import MERGE, MergeOptions
+from tilewire.service.ops.merge import MergeOptions
 
 
 class EngineMerge(EngineOp[MergeOptions]):
     """Merge of candidates on the CPU and on the GPU; candidates are few."""
-
-    name = MERGE
-    pads_rows = False
 
     def cpu(
         self, inputs: Operands, options: MergeOptions, out_dtypes: Sequence[torch.dtype]

@@ -13,9 +13,6 @@ from tilewire.service.ops.normalize import DEFAULT_EPS, NormalizeOptions
 class EngineNormalize(EngineOp[NormalizeOptions]):
     """Normalisation on the CPU and on the GPU."""
 
-    name = "normalize"
-    pads_rows = False
-
     def cpu(
         self, inputs: Operands, options: NormalizeOptions, out_dtypes: Sequence[torch.dtype]
     ) -> tuple[torch.Tensor, ...]:

@@ -1,7 +1,7 @@
 """The interface between an op and the backends: how it computes on tensors of the host and of a GPU.
 
-There is one object for each op of `service.ops`, in a file of the same name beside this one. Kernels are passed in: the package
-`tilewire.kernels` needs Triton, and only the GPU backend imports it.
+`registry` finds the class `Engine<Op>` of each op of `service.ops`, in a file of the op's name beside this one. Kernels are
+passed in: the package `tilewire.kernels` needs Triton, and only the GPU backend imports it.
 """
 
 from __future__ import annotations
@@ -72,14 +72,12 @@ class EngineOp(abc.ABC, Generic[OptionsT]):
     """Computation of one op on either backend.
 
     Attributes:
-        name: Name of the op.
         pads_rows: Whether kernels read rows, and gain from rows that begin on 16 bytes.
         multiplies: Whether the first input goes through matrix units, which not every device has for every dtype.
         takes_steps: Whether it launches several kernels, which a graph replays at once.
     """
 
-    name: ClassVar[str]
-    pads_rows: ClassVar[bool] = True
+    pads_rows: ClassVar[bool] = False
     multiplies: ClassVar[bool] = False
     takes_steps: ClassVar[bool] = False
 

@@ -29,9 +29,6 @@ FUNCTIONS: Mapping[str, Callable[..., torch.Tensor]] = {
 class EnginePointwise(EngineOp[PointwiseOptions]):
     """Functions of each element on the CPU and on the GPU."""
 
-    name = "pointwise"
-    pads_rows = False
-
     def cpu(
         self, inputs: Operands, options: PointwiseOptions, out_dtypes: Sequence[torch.dtype]
     ) -> tuple[torch.Tensor, ...]:

@@ -11,7 +11,7 @@ import torch
 from tilewire.service.engine.backends.host import TORCH_DTYPES, dtype_name
 from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands
 from tilewire.service.ops.op import TensorType
-from tilewire.service.ops.program.op import PROGRAM, ProgramFamily, ProgramOptions
+from tilewire.service.ops.program.op import ProgramFamily, ProgramOptions
 from tilewire.service.ops.program.planning import PlannedProgram
 
 
@@ -23,9 +23,6 @@ class EngineProgram(EngineOp[ProgramOptions]):
         ops: Engine's side of each op, by name.
     """
 
-    name = PROGRAM
-    # The last step of an output may write whole rows alone.
-    pads_rows = False
     takes_steps = True
 
     def __init__(self, family: ProgramFamily, ops: Mapping[str, EngineOp[Any]]) -> None:

@@ -26,9 +26,6 @@ REDUCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 class EngineReduce(EngineOp[ReduceOptions]):
     """Reductions on the CPU and on the GPU."""
 
-    name = "reduce"
-    pads_rows = False
-
     def cpu(
         self, inputs: Operands, options: ReduceOptions, out_dtypes: Sequence[torch.dtype]
     ) -> tuple[torch.Tensor, ...]:

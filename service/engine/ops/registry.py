@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import importlib
+import importlib.util
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from tilewire.service.engine.ops.add import EngineAdd
-from tilewire.service.engine.ops.matmul import EngineMatmul
 from tilewire.service.engine.ops.merge import EngineMerge
-from tilewire.service.engine.ops.normalize import EngineNormalize
 from tilewire.service.engine.ops.op import EngineOp
-from tilewire.service.engine.ops.pointwise import EnginePointwise
 from tilewire.service.engine.ops.program import EngineProgram
-from tilewire.service.engine.ops.reduce import EngineReduce
-from tilewire.service.engine.ops.search import EngineSearch
-from tilewire.service.engine.ops.softmax import EngineSoftmax
-from tilewire.service.engine.ops.topk import EngineTopk
 from tilewire.service.ops.merge import MERGE
+from tilewire.service.ops.op import AnyOp
 from tilewire.service.ops.program.op import PROGRAM
 from tilewire.service.ops.registry import OPS, PROGRAM_FAMILY
 
-_ALL: tuple[EngineOp[Any], ...] = (
-    EngineMatmul(),
-    EngineSoftmax(),
-    EngineAdd(),
-    EngineNormalize(),
-    EngineReduce(),
-    EnginePointwise(),
-    EngineTopk(),
-    EngineSearch(),
-)
-_STEPS: Mapping[str, EngineOp[Any]] = {op.name: op for op in _ALL}
+
+def computed(ops: Iterable[AnyOp]) -> dict[str, EngineOp[Any]]:
+    """Makes the `Engine<Class>` of each op, from the module of the op's name beside this one; leaves out ops without it."""
+    found: dict[str, EngineOp[Any]] = {}
+    for op in ops:
+        path = f"{__package__}.{op.name}"
+        if importlib.util.find_spec(path) is not None:
+            engine_op = getattr(importlib.import_module(path), f"Engine{type(op).__name__}", None)
+            found |= {} if engine_op is None else {op.name: engine_op()}
+    return found
+
+
+_STEPS = computed(OPS.values())
 ENGINE_OPS: Mapping[str, EngineOp[Any]] = {
     **_STEPS,
     PROGRAM: EngineProgram(PROGRAM_FAMILY, _STEPS),
@@ -39,19 +36,20 @@ ENGINE_OPS: Mapping[str, EngineOp[Any]] = {
 
 
 class RegistryMismatch(Exception):
-    """An op is served that nothing computes, or the other way round."""
+    """An op is served that nothing computes."""
 
 
-def check_registries(kernel_names: Collection[str] | None = None) -> None:
+def check_registries(kernel_names: Collection[str] | None = None, steps: Collection[str] = _STEPS.keys()) -> None:
     """Compares the ops that are served with those that the engine computes.
 
     Args:
         kernel_names: Names of the ops that have kernels on the engine's device; None on the CPU.
+        steps: Names of the ops that the engine computes.
 
     Raises:
         RegistryMismatch: They differ; the text names the ops.
     """
-    if odd := OPS.keys() ^ _STEPS.keys():
-        raise RegistryMismatch(f"ops: {', '.join(sorted(odd))} are not both served and computed")
+    if missing := OPS.keys() - set(steps):
+        raise RegistryMismatch(f"ops: {', '.join(sorted(missing))} have no class of theirs in service/engine/ops")
     if kernel_names is not None and (missing := OPS.keys() - set(kernel_names)):
         raise RegistryMismatch(f"ops: {', '.join(sorted(missing))} have no kernel")

@@ -21,8 +21,6 @@ MAX_CONVERTED = 2**22
 class EngineSearch(EngineOp[SearchOptions]):
     """Exact search on the CPU and on the GPU."""
 
-    name = "search"
-    pads_rows = False
     takes_steps = True
 
     def __init__(self) -> None:

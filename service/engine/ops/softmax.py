@@ -16,7 +16,7 @@ MAX_FLOAT32_SIZE = 128
 class EngineSoftmax(EngineOp[SoftmaxOptions]):
     """Softmax and log-softmax on the CPU and on the GPU."""
 
-    name = "softmax"
+    pads_rows = True
 
     def cpu(
         self, inputs: Operands, options: SoftmaxOptions, out_dtypes: Sequence[torch.dtype]

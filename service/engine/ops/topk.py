@@ -13,9 +13,6 @@ from tilewire.service.ops.topk import TopkOptions
 class EngineTopk(EngineOp[TopkOptions]):
     """Selection of the k largest or smallest on the CPU and on the GPU."""
 
-    name = "topk"
-    pads_rows = False
-
     def cpu(
         self, inputs: Operands, options: TopkOptions, out_dtypes: Sequence[torch.dtype]
     ) -> tuple[torch.Tensor, ...]:

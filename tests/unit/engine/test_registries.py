@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import pytest
 
-from tilewire.service.engine.ops.registry import ENGINE_OPS, RegistryMismatch, check_registries
+from tilewire.service.engine.ops.registry import ENGINE_OPS, RegistryMismatch, check_registries, computed
 from tilewire.service.ops.merge import MERGE
 from tilewire.service.ops.program.op import PROGRAM
 from tilewire.service.ops.registry import OPS
+from tilewire.service.ops.softmax import Softmax
+
+
+class Sparsemax(Softmax):
+    """An op without a module among the engine's."""
+
+    name = "sparsemax"
+
+
+class Sharper(Softmax):
+    """An op whose module has no class for it."""
 
 
 def test_what_is_served_is_computed() -> None:
     check_registries()
     check_registries({*OPS, "staging"})
     assert list(ENGINE_OPS) == [*OPS, PROGRAM, MERGE]
+
+
+def test_an_op_that_nothing_computes_is_named() -> None:
+    assert list(computed([OPS["add"], Sparsemax(), Sharper()])) == ["add"]
+    with pytest.raises(RegistryMismatch, match="reduce, topk have no class of theirs in service/engine/ops"):
+        check_registries(steps=OPS.keys() - {"topk", "reduce"})
 
 
 def test_an_op_without_a_kernel_is_named() -> None:
