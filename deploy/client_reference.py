@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import tilewire
+from tilewire import _options
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "client.md"
 EXIT_DIFFERS = 1
@@ -27,18 +28,7 @@ at work. Everything here is imported from `tilewire`, is typed, and is safe to s
 SECTIONS = {
     "Clients and handles": ("Client", "Tensor", "Tensors", "KeptProgram", "Programs", "Answer", "TensorInfo", "TopK"),
     "Programs": ("Program", "InputSpec", "Step", "Traced"),
-    "Options": (
-        "CallOptions",
-        "DtypeOptions",
-        "MatmulOptions",
-        "SoftmaxOptions",
-        "AddOptions",
-        "SearchOptions",
-        "TopKOptions",
-        "ReduceOptions",
-        "NormalizeOptions",
-        "PointwiseOptions",
-    ),
+    "Options": tuple(name for name in vars(_options) if name in _options.__all__),
 }
 ERRORS = """
 ## Errors

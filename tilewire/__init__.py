@@ -11,6 +11,8 @@ with tilewire.Client("http://127.0.0.1:8000") as client:
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tilewire import _options
+from tilewire._options import *  # noqa: F403  (its `__all__`)
 from tilewire._version import __version__
 
 if TYPE_CHECKING:
@@ -39,24 +41,9 @@ if TYPE_CHECKING:
     )
     from tilewire._programs.program import InputSpec, Program, Step
     from tilewire._programs.trace import Traced
-    from tilewire._types import (
-        AddOptions,
-        Answer,
-        CallOptions,
-        DtypeOptions,
-        MatmulOptions,
-        NormalizeOptions,
-        PointwiseOptions,
-        ReduceOptions,
-        SearchOptions,
-        SoftmaxOptions,
-        TensorInfo,
-        TopK,
-        TopKOptions,
-    )
+    from tilewire._types import Answer, TensorInfo, TopK
 
 __all__ = [
-    "AddOptions",
     "Answer",
     "AsyncClient",
     "AsyncKeptProgram",
@@ -65,27 +52,19 @@ __all__ = [
     "AsyncTensors",
     "BadRequest",
     "Busy",
-    "CallOptions",
     "Client",
     "ConnectionFailed",
     "DeadlineExceeded",
-    "DtypeOptions",
     "Forbidden",
     "InputSpec",
     "KeptProgram",
     "Lost",
-    "MatmulOptions",
-    "NormalizeOptions",
     "NotFound",
-    "PointwiseOptions",
     "PreconditionFailed",
     "Program",
     "Programs",
     "QuotaExceeded",
-    "ReduceOptions",
-    "SearchOptions",
     "ServerError",
-    "SoftmaxOptions",
     "Step",
     "Tensor",
     "TensorInfo",
@@ -93,13 +72,13 @@ __all__ = [
     "TilewireError",
     "TooLarge",
     "TopK",
-    "TopKOptions",
     "Traced",
     "Unauthorized",
     "Unavailable",
     "Unprocessable",
     "__version__",
 ]
+__all__ += _options.__all__
 
 # The server lives in the same package and needs neither httpx nor NumPy: each module of the client is loaded at first use.
 _HOMES = {
@@ -132,19 +111,9 @@ _HOMES = {
     "Program": "tilewire._programs.program",
     "Step": "tilewire._programs.program",
     "Traced": "tilewire._programs.trace",
-    "AddOptions": "tilewire._types",
     "Answer": "tilewire._types",
-    "CallOptions": "tilewire._types",
-    "DtypeOptions": "tilewire._types",
-    "MatmulOptions": "tilewire._types",
-    "NormalizeOptions": "tilewire._types",
-    "PointwiseOptions": "tilewire._types",
-    "ReduceOptions": "tilewire._types",
-    "SearchOptions": "tilewire._types",
-    "SoftmaxOptions": "tilewire._types",
     "TensorInfo": "tilewire._types",
     "TopK": "tilewire._types",
-    "TopKOptions": "tilewire._types",
 }
 
 
@@ -159,4 +128,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """Lists the public names."""
-    return __all__
+    return sorted(__all__)

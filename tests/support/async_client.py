@@ -5,6 +5,7 @@ python -m tests.support.async_client
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -25,20 +26,24 @@ _WORDS = (
     (r"the blocking client", "the asyncio client"),
     (r"`(?:async_\w+)\.py` is written from this file by `(.*)`\.", r"Written from `SOURCE` by `\1`: change that file."),
 )
-# Methods that wait for the server; the rest only builds values.
-# fmt: off
-_AWAITED = (
-    "matmul", "softmax", "add", "search", "topk", "reduce", "normalize", "pointwise",
-    "run", "program", "run_program", "trace", "put", "put_file", "get", "get_file",
-    "head", "delete", "describe", "fetch", "__call__", "_do", "_send",
-    "__matmul__", "__rmatmul__", "__add__", "__radd__", "__sub__", "__rsub__",
-    "__mul__", "__rmul__", "__truediv__", "__rtruediv__",
-)
-# fmt: on
-_CALLS = re.compile(
-    r"(?<!await )((?:self|self\._client)\.(?:"
-    r"matmul|softmax|add|run|pointwise|put|get|head|delete|program|describe|fetch|_do|_send)\()"
-)
+
+
+def _awaited() -> list[str]:
+    """Names of the methods that wait for the server: `_send`, and those that call one of these; the rest builds values."""
+    calls: dict[str, set[str]] = {}
+    for source in WRITTEN.values():
+        for node in ast.walk(ast.parse(_SYNC_ONLY.sub("", source.read_text(encoding="utf-8")))):
+            if isinstance(node, ast.FunctionDef):
+                calls.setdefault(node.name, set()).update(_OWN.findall(ast.unparse(node)))
+    found = {"_send"}
+    while more := {name for name, called in calls.items() if called & found} - found:
+        found |= more
+    return sorted(found)
+
+
+_OWN = re.compile(r"\bself\.(?:_client\.)?(\w+)\(")
+_AWAITED = _awaited()
+_CALLS = re.compile(rf"(?<!await )(\bself\.(?:_client\.)?(?:{'|'.join(_AWAITED)})\()")
 
 
 def write(source: Path) -> str:

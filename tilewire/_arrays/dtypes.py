@@ -34,22 +34,6 @@ EXTENSIONS: dict[str, np.dtype[Any]] = {
     "float8_e5m2": np.dtype("u1"),
 }
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
-_FLOATS = ("float16", "bfloat16", "float32")
-_MAIN_DTYPES = {
-    "matmul": (*_FLOATS, "int8", *_FLOAT8),
-    "softmax": _FLOATS,
-    "add": (*_FLOATS, "float64", "int32", "int64"),
-    "search": (*_FLOATS, "int8"),
-    "topk": _FLOATS,
-    "reduce": _FLOATS,
-    "normalize": _FLOATS,
-    "pointwise": _FLOATS,
-}
-
-
-def dtypes_of(op: str) -> tuple[str, ...]:
-    """Returns the dtypes that an op takes; every dtype for an op that this client lacks."""
-    return _MAIN_DTYPES.get(op, tuple(CODES))
 
 
 def dtype_name(dtype: object) -> str:

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from tilewire._arrays.dlpack import is_foreign
-from tilewire._arrays.dtypes import EXTENSIONS, dtypes_of, promote, promote_number
+from tilewire._arrays.dtypes import CODES, EXTENSIONS, promote, promote_number
 from tilewire._arrays.host import HostArray
 from tilewire._names import tensor_name
+from tilewire._options import DTYPES
 from tilewire._types import Resident, TensorInfo
 
 # Dtype of lists and numbers that stand alone.
@@ -131,6 +132,11 @@ def _is_weak(value: Any) -> bool:
             return True
         value = value[0]
     return isinstance(value, bool | int | float) and not isinstance(value, np.generic)
+
+
+def dtypes_of(op: str) -> tuple[str, ...]:
+    """Returns the dtypes that an op takes; every dtype for an op that this client lacks."""
+    return DTYPES.get(op, tuple(CODES))
 
 
 def _common(op: str, main: list[_Given], cast: str | None) -> str:

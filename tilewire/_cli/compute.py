@@ -21,8 +21,8 @@ from tilewire._cli.session import (
     reported,
     show,
 )
+from tilewire._options import Activation, Metric, Precision
 from tilewire._programs.program import Program
-from tilewire._types import Activation, Metric, Precision
 
 _OPERAND = "A .npy, .npz or .safetensors file, @name of a resident tensor, or JSON such as [[1, 2], [3, 4]]."
 _ACTIVATIONS, _METRICS, _PRECISIONS = (", ".join(get_args(kind)) for kind in (Activation, Metric, Precision))

@@ -12,9 +12,10 @@ from tilewire._clients import requests
 from tilewire._clients.async_tensors import AsyncTensorCalls
 from tilewire._clients.requests import Rules
 from tilewire._names import program_name
+from tilewire._options import CallOptions
 from tilewire._programs.program import InputSpec, Program
 from tilewire._programs.trace import record
-from tilewire._types import Answer, CallOptions, Operand
+from tilewire._types import Answer, Operand
 
 
 class AsyncProgramCalls(AsyncTensorCalls):

@@ -25,7 +25,7 @@ T = TypeVar("T")
 MakeHandle = Callable[[TensorInfo], Any]
 
 # Arrays among the options of the ops' methods: inputs to the server.
-_OPTIONAL_OPERANDS = ("bias", "weight", "a_scale", "b_scale")
+OPTIONAL_OPERANDS = ("bias", "weight", "a_scale", "b_scale")
 # Options that are headers.
 _HEADERS = ("timeout_ms", "request_id", "if_match")
 # Inputs in the order in which their resident is the key of a request: the large operand first.
@@ -82,7 +82,7 @@ class Rules:
         options = {name: value for name, value in options.items() if value is not None}
         if "out_dtype" in options:
             options["out_dtype"] = dtype_name(options["out_dtype"])
-        inputs = {**operands, **{name: options.pop(name) for name in _OPTIONAL_OPERANDS if name in options}}
+        inputs = {**operands, **{name: options.pop(name) for name in OPTIONAL_OPERANDS if name in options}}
         prepared = prepare(op, inputs, cast=self.cast, out_dtype=options.get("out_dtype"))
         for name in prepared.dropped:
             options.pop(name, None)

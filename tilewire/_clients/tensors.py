@@ -16,29 +16,22 @@ from tilewire._arrays.host import Array
 from tilewire._clients import requests
 from tilewire._clients.requests import Request, Rules
 from tilewire._names import tensor_name
-from tilewire._transport import wire
-from tilewire._transport.progress import ProgressBar
-from tilewire._types import (
+from tilewire._options import (
     AddOptions,
-    Answer,
-    HostOperand,
-    IfMatch,
     MatmulOptions,
     NormalizeKind,
     NormalizeOptions,
-    Operand,
-    Placement,
     PointwiseFunction,
     PointwiseOptions,
     ReduceKind,
     ReduceOptions,
-    Resident,
     SearchOptions,
     SoftmaxOptions,
-    TensorInfo,
-    TopK,
     TopKOptions,
 )
+from tilewire._transport import wire
+from tilewire._transport.progress import ProgressBar
+from tilewire._types import Answer, HostOperand, IfMatch, Operand, Placement, Resident, TensorInfo, TopK
 
 T = TypeVar("T")
 

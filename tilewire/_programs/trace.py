@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewire._arrays.dtypes import dtype_name, dtypes_of
+from tilewire._arrays.dtypes import dtype_name
 from tilewire._arrays.host import HostArray
-from tilewire._arrays.operands import DEFAULT_DTYPE
+from tilewire._arrays.operands import DEFAULT_DTYPE, dtypes_of
+from tilewire._clients.requests import OPTIONAL_OPERANDS, Rules
+from tilewire._clients.tensors import TensorCalls
 from tilewire._names import tensor_name
+from tilewire._options import DTYPES, Activation, Metric, NormalizeKind, PointwiseFunction, Precision, ReduceKind
 from tilewire._programs.program import MAX_STEPS, InputSpec, Program, Step
-from tilewire._types import (
-    Activation,
-    Metric,
-    NormalizeKind,
-    PointwiseFunction,
-    Precision,
-    ReduceKind,
-    Resident,
-    TensorInfo,
-    TopK,
-)
+from tilewire._transport import wire
+from tilewire._types import Answer, Resident, TensorInfo, TopK
 
 _UNARY: dict[Any, PointwiseFunction] = {
     np.exp: "exp",
@@ -144,8 +139,30 @@ class _Recorder:
         return f"@{self._known[id(value)][1]}"
 
 
+class _RecordedCalls(TensorCalls):
+    """The client's methods of ops, each of which writes down a step."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__(Rules())
+        self._recorder = recorder
+
+    def _send(self, call: wire.Call) -> wire.Reply:
+        raise AssertionError("This is a bug: nothing is sent while code is recorded.")
+
+    def run(self, op: str, operands: Mapping[str, Any], *, store: str | None = None, **options: Any) -> Answer:
+        if store is not None:
+            raise TypeError("store: a step of a program stores nothing; run the program, and put what it gives")
+        inputs = {**operands, **{name: options.pop(name) for name in OPTIONAL_OPERANDS if name in options}}
+        dtype = next(value.dtype for value in inputs.values() if isinstance(value, Traced))
+        if options.get("out_dtype") is not None:
+            dtype = options["out_dtype"] = dtype_name(options["out_dtype"])
+        return Answer({"out": self._recorder.step(op, inputs, dtype, **options)}, None, None, None, {})
+
+
 class Traced:
     """A stand-in for an array while code is recorded.
+
+    An op that has no method here has the client's, with this value as the first operand: `x.add(y, alpha=2)`.
 
     Attributes:
         name: Name of the value in the program.
@@ -307,6 +324,13 @@ class Traced:
 
     def __abs__(self) -> Traced:
         return self.pointwise("abs")
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            if name not in DTYPES:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return functools.partial(getattr(_RecordedCalls(self._recorder), name), self)
 
     def __bool__(self) -> bool:
         raise TypeError("a value that is being recorded has no elements yet: if and while cannot look at it")

@@ -247,6 +247,19 @@ def test_methods_of_recorded_values(client: Any, server: SpeakingServer) -> None
     assert len(program["outputs"]) == 10
 
 
+def test_ops_without_a_method_of_their_own_are_the_clients(client: Any, server: SpeakingServer) -> None:
+    def net(x: Any) -> Any:
+        return x.add(x.relu(), alpha=2, out_dtype=np.float32)
+
+    kept = wait(client.trace(net, x=("float32", (-1, 6))))
+    assert server.programs["net"]["steps"][1]["options"] == {"alpha": 2, "out_dtype": "float32"}
+    np.testing.assert_allclose(wait(kept(x=X)), X + 2 * np.maximum(X, 0), rtol=1e-6)
+    with pytest.raises(TypeError, match="store: a step of a program stores nothing"):
+        wait(client.trace(lambda x: x.add(x, store="y"), name="stored", x=("float32", (-1, 6))))
+    with pytest.raises(AttributeError, match="'Traced' object has no attribute 'delete'"):
+        wait(client.trace(lambda x: x.delete("@w"), name="wrong", x=("float32", (-1, 6))))
+
+
 def test_values_and_indices_come_as_from_the_op(client: Any, server: SpeakingServer) -> None:
     for function in (lambda x: x.softmax().topk(2), lambda x: (x @ client.tensors["w"]).search("@items", 2)):
         server.tensors["items"] = np.eye(3, dtype=np.float32)[:2]
