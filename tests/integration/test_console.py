@@ -15,6 +15,7 @@ from tests.support.console_load import load
 from tests.support.console_page import KERNELS, WARMING, compute, result
 from tests.support.live_server import LiveServer
 from tests.support.tensor_bodies import to_safetensors
+from tilewire.service.ops.registry import OPS
 
 # A figure of the strip that is a number other than nought.
 A_FIGURE = re.compile(r"[1-9]")
@@ -62,6 +63,33 @@ def test_its_arithmetic_is_that_of_the_metrics(page: Page) -> None:
     assert increase == 3
     assert (low, middle, high) == (0.5, 1.5, 2.0)
     assert labels == {"a": 'x"y\\z', "b": "2"}
+
+
+def test_an_op_has_the_colour_and_the_mark_of_its_place(page: Page) -> None:
+    """Those of the server in its order, then one that the page has only met in the metrics, and programs."""
+    script = """async () => {
+        const m = await import("/console/ops.js");
+        m.learn([...m.OPS, "another"]);
+        return m.OPS.map((op) => {
+            const shown = document.body.appendChild(document.createElement("span"));
+            shown.className = op;
+            return [op, getComputedStyle(shown).getPropertyValue("--op"), m.mark(op, 0, 0, 5).outerHTML];
+        });
+    }"""
+    expect(page.locator("#op option").first).to_be_attached()
+    names, colours, marks = zip(*page.evaluate(script), strict=True)
+    assert names == (*OPS, "another", "program")
+    assert len(set(colours)) == len(names)
+    assert colours[0] == page.evaluate("getComputedStyle(document.body).getPropertyValue('--op-0')")
+    # The first is a circle, as programs are.
+    assert len(set(marks)) == len(names) - 1
+
+
+def test_ops_are_met_in_the_metrics_where_there_is_no_list(page: Page, client: httpx.Client) -> None:
+    page.route("**/openapi.json", lambda route: route.fulfill(json={"paths": {}}))
+    page.reload()
+    client.post("/v1/softmax", json={"x": [[1, 2]]}).raise_for_status()
+    expect(page.locator("#latency-table tbody tr", has_text="softmax")).to_be_visible(timeout=20_000)
 
 
 def test_every_float16_is_read_as_numpy_reads_it(page: Page) -> None:

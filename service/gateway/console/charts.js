@@ -152,12 +152,13 @@ function latencyTicks(from, to) {
 
 /** What share of launches carried so many requests. */
 export function drawBatches(element, batches) {
+  const ops = OPS.filter((op) => op in (batches[0]?.counts ?? {}));
   redraw(element, HEIGHT, (width, height) => {
     const edge = { top: 20, right: 4, bottom: 22, left: 4 };
     const bottom = height - edge.bottom;
-    const shown = batches.filter(({ upTo, counts }) => upTo !== Infinity || OPS.some((op) => counts[op] > 0));
-    const sum = shown.reduce((all, { counts }) => all + OPS.reduce((own, op) => own + counts[op], 0), 0);
-    const most = Math.max(0, ...shown.map(({ counts }) => OPS.reduce((own, op) => own + counts[op], 0)));
+    const shown = batches.filter(({ upTo, counts }) => upTo !== Infinity || ops.some((op) => counts[op] > 0));
+    const sum = shown.reduce((all, { counts }) => all + ops.reduce((own, op) => own + counts[op], 0), 0);
+    const most = Math.max(0, ...shown.map(({ counts }) => ops.reduce((own, op) => own + counts[op], 0)));
     const step = (width - edge.left - edge.right) / Math.max(1, shown.length);
     const y = linear(0, Math.max(1, most), 0, bottom - edge.top);
     const shapes = [svg("line", { class: "axis", x1: edge.left, x2: width - edge.right, y1: bottom, y2: bottom })];
@@ -169,13 +170,13 @@ export function drawBatches(element, batches) {
       const [left, thick] = [edge.left + i * step + step * 0.14, step * 0.72];
       const middle = left + thick / 2;
       let top = bottom;
-      for (const op of OPS) {
+      for (const op of ops) {
         if (counts[op] === 0 || sum === 0) continue;
         const size = Math.max(1, y(counts[op]));
         top -= size;
         shapes.push(svg("rect", { class: `column ${op}`, x: left, width: thick, y: top, height: size }));
       }
-      const own = OPS.reduce((all, op) => all + counts[op], 0);
+      const own = ops.reduce((all, op) => all + counts[op], 0);
       if (own > 0 && sum > 0) {
         const text = share(own / sum);
         shapes.push(svg("text", { class: "value", x: middle, y: top - 6, "text-anchor": "middle" }, text.replace(" %", "%")));

@@ -1,7 +1,7 @@
 // What the page shows, worked out from readings of the metrics. Pure: it knows no page and no network.
 
 import { buckets, increase, increases, isAnother, quantile, samples, total } from "./exposition.js";
-import { OPS } from "./ops.js";
+import { OPS, learn } from "./ops.js";
 
 export const STAGES = ["receive", "queue", "h2d", "kernel", "d2h", "send"];
 export const HISTORY_S = 600;
@@ -25,6 +25,8 @@ export class History {
       this.seconds = [];
     }
     this.readings.push({ time_s, families });
+    // A key may read the metrics and not which ops there are.
+    learn([...OPS, ...samples(families, "tilewire_requests_total").map(([{ op }]) => op)]);
     while (this.readings[0].time_s < time_s - READINGS_S - 1) this.readings.shift();
     const present = figures(this.now, this.before(WINDOW_S));
     if (this.readings.length > 1) {

@@ -10,7 +10,7 @@ import { readResidents, startResidents } from "./residents.js";
 import * as panels from "./panels.js";
 import { drawRoofline } from "./roofline.js";
 import { showKeys, showTrouble } from "./trouble.js";
-import { readTargets, startWorkbench } from "./workbench.js";
+import { readOps, readTargets, startWorkbench } from "./workbench.js";
 
 const STALE_S = 3;
 const LIST_MS = 300_000;
@@ -213,12 +213,18 @@ function startRange() {
   follow();
 }
 
-function start() {
+async function start() {
+  let turns = [];
   startWorkbench();
   startResidents();
   startRange();
   watchScrolling();
-  const turns = [
+  startKey(() => turns.forEach((turn) => turn()));
+  byId("kernel-filter").addEventListener("input", showKernels);
+  new ResizeObserver(draw).observe(byId("main"));
+  // The figures are by op.
+  await readOps();
+  turns = [
     every(1000, readMetrics),
     every(1000, readReadiness),
     every(5000, readEngines),
@@ -227,9 +233,6 @@ function start() {
     every(15000, readTargets),
     every(15000, readKernels),
   ];
-  startKey(() => turns.forEach((turn) => turn()));
-  byId("kernel-filter").addEventListener("input", showKernels);
-  new ResizeObserver(draw).observe(byId("main"));
 }
 
 start();

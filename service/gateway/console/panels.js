@@ -3,7 +3,7 @@
 import { bucketName } from "./charts.js";
 import { STAGES, roofAt } from "./figures.js";
 import { bytes, counted, duration, figure, flops, isFigure, joined, scaled, share } from "./format.js";
-import { active, mark } from "./ops.js";
+import { OPS, active, mark } from "./ops.js";
 import { svg } from "./draw.js";
 import { byId, fillBar, fillHead, fillRows, make, write, writeFigure } from "./page.js";
 
@@ -24,8 +24,9 @@ function markOf(op) {
 export function showLegend(counts) {
   const ops = active(counts);
   const place = byId("legend");
-  if (place.dataset.ops === ops.join()) return;
-  place.dataset.ops = ops.join();
+  const shown = `${OPS.join()}: ${ops.join()}`;
+  if (place.dataset.ops === shown) return;
+  place.dataset.ops = shown;
   place.replaceChildren(...ops.map((op) => opName(op)), make("span", "aside", "a mark is one second of launches; the last minute fades"));
 }
 
@@ -80,7 +81,7 @@ export function showLatency(present) {
 
 /** Launches by size. */
 export function showBatches(batches) {
-  const counts = {};
+  const counts = Object.fromEntries(OPS.map((op) => [op, 0]));
   for (const bucket of batches) for (const [op, count] of Object.entries(bucket.counts)) counts[op] = (counts[op] ?? 0) + count;
   const ops = active(counts);
   fillHead(byId("batches-table"), "Requests", ops);

@@ -1,6 +1,7 @@
 // The form: sends any op or kept program, made from `openapi.json`, and shows the answer, its cost, or why it was refused.
 
 import { bytes, counted, figure, joined } from "./format.js";
+import { learn } from "./ops.js";
 import { byId, make, save } from "./page.js";
 import { askJson, withKey } from "./poll.js";
 import { curlOf, pythonOf } from "./snippets.js";
@@ -27,12 +28,17 @@ export function startWorkbench() {
   showSource();
 }
 
+/** Reads which ops there are, for the whole page. */
+export async function readOps() {
+  const { body } = await askJson("openapi.json");
+  const ops = Object.entries(body?.paths ?? {}).flatMap(([path, { post }]) => (post?.tags?.includes("ops") ? [opTarget(path, post, body)] : []));
+  learn(ops.map(({ op }) => op));
+  return ops;
+}
+
 /** Reads which ops and programs there are; the choice stays. */
 export async function readTargets() {
-  const [described, kept] = [await askJson("openapi.json"), await askJson("v1/programs")];
-  const ops = Object.entries(described.body?.paths ?? {}).flatMap(([path, { post }]) =>
-    post?.tags?.includes("ops") ? [opTarget(path, post, described.body)] : [],
-  );
+  const [ops, kept] = [await readOps(), await askJson("v1/programs")];
   const programs = (Array.isArray(kept.body) ? kept.body : []).map(programTarget);
   if (ops.length === 0 || JSON.stringify([ops, programs]) === JSON.stringify([targets.filter(({ op }) => op), targets.filter(({ program }) => program)])) return;
   const chosen = byId("op").value;
