@@ -141,16 +141,6 @@ def test_an_asyncio_stream(grpc_server: LiveServer) -> None:
         check("matmul", arrays, result.as_numpy("out"))
 
 
-# Options without a default.
-REQUIRED = {
-    "normalize": {"kind": "rms"},
-    "reduce": {"kind": "sum"},
-    "pointwise": {"fn": "exp"},
-    "topk": {"k": 2},
-    "search": {"k": 2},
-}
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("op", "dtype"), [(op.name, dtype) for op, dtype in DTYPES])
 def test_every_dtype_by_every_way(grpc_server: LiveServer, op: str, dtype: str, way: str) -> None:
@@ -188,10 +178,10 @@ def test_every_op_answers_as_over_http(grpc_server: LiveServer, http: httpx.Clie
                 {"name": name, "datatype": "FP32", "shape": list(array.shape), "data": array.reshape(-1).tolist()}
                 for name, array in arrays.items()
             ],
-            "parameters": REQUIRED.get(op, {}),
+            "parameters": dict(OPS[op].example_options),
         },
     )
-    result = WAYS[way](grpc_server.grpc_address, op, inputs_of(arrays), parameters=REQUIRED.get(op))
+    result = WAYS[way](grpc_server.grpc_address, op, inputs_of(arrays), parameters=dict(OPS[op].example_options))
     assert answer.status_code == 200, answer.text
     for output in answer.json()["outputs"]:
         got = result.as_numpy(output["name"])

@@ -105,6 +105,14 @@ def test_an_op_gives_what_torch_gives(name: str, raw: dict[str, Any], make: Make
     check(name, options, rounds)
 
 
+@pytest.mark.parametrize("dtype", [F16, BF16, F32])
+@pytest.mark.parametrize("name", OPS)
+def test_the_warm_up_of_every_op_gives_what_torch_gives(name: str, dtype: torch.dtype) -> None:
+    case = OPS[name].warmup
+    operands = {field: torch.tensor(rows, dtype=dtype) for field, rows in case.inputs.items()}
+    check(name, parse_options(OPS[name], case.options), [Operands(operands, {})])
+
+
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_more_than_the_kernels_choose_are_sorted(largest: bool, axis: int) -> None:
@@ -130,10 +138,14 @@ STEPS = [
 
 
 def test_a_program_of_every_op_gives_what_torch_gives() -> None:
-    outputs = ["s", "i", "v", "at", "l", "p"]
-    raw = {"inputs": {"x": {"dtype": "float32", "shape": [-1, 8]}}, "steps": STEPS, "outputs": outputs}
+    further = [op for op in OPS.values() if op.name not in {step["op"] for step in STEPS}]
+    steps = STEPS + [
+        {"op": op.name, "inputs": dict.fromkeys(op.required, "x"), "options": op.example_options, "as": op.name}
+        for op in further
+    ]
+    outputs = ["s", "i", "v", "at", "l", "p", *(op.name for op in further)]
+    raw = {"inputs": {"x": {"dtype": "float32", "shape": [-1, 8]}}, "steps": steps, "outputs": outputs}
     options = ProgramOptions(parse_program(json.dumps(raw), OPS).text)
-    assert {step["op"] for step in STEPS} == OPS.keys()
     draw = torch.Generator().manual_seed(1)
     kept = {"@w": torch.rand(8, generator=draw), "@items": torch.randn(11, 8, generator=draw)}
     kept["@m"] = torch.randn(8, 8, generator=draw)

@@ -170,6 +170,10 @@ FURTHER: list[tuple[str, dict[str, object], dict[str, tuple[int, ...]], tuple[st
     ("search", {"k": 4, "metric": "dot"}, {"a": (2, 5), "b": (11, 5), "bias": (11,)}, ("b", "bias")),
     ("search", {"k": 4, "metric": "l2"}, {"a": (2, 5), "b": (11, 5)}, ("b",)),
     ("search", {"k": 2, "metric": "cosine"}, {"a": (2, 5), "b": (11, 5)}, ()),
+    *(
+        (op.name, dict(op.warmup.options), {field: np.shape(rows) for field, rows in op.warmup.inputs.items()}, ())
+        for op in OPS.values()
+    ),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The catalogue of search, topk, reduce, normalize and pointwise: each choice is in it, and a sample gives right results."""
+"""The catalogue of the ops that are not tuned: each choice is in it, and a sample gives right results."""
 
 import functools
 import itertools
@@ -14,7 +14,7 @@ from tilewire.kernels.pointwise import op as pointwise_op
 from tilewire.kernels.pointwise.op import build as build_pointwise
 from tilewire.kernels.reduce import configs as reduce_configs
 from tilewire.kernels.reduce.op import build as build_reduce
-from tilewire.kernels.registry import kernel_op
+from tilewire.kernels.registry import KERNEL_OPS, kernel_op
 from tilewire.kernels.runtime.kinds import FLOATS
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import INTERPRETER, KNOWN
@@ -24,15 +24,13 @@ from tilewire.kernels.topk import configs as topk_configs
 from tilewire.kernels.topk.op import built, select_variant
 
 TARGETS = {**KNOWN, "interpreter": INTERPRETER}
-OPS = ("search", "topk", "reduce", "normalize", "pointwise")
+# Those of the others are in `test_catalogue.py`.
+OPS = [op.name for op in KERNEL_OPS if op.name not in ("matmul", "softmax", "add", "staging")]
 # Start, end and step in the self-tests of each op: some forty. Those of hundreds of results take a minute each in the
 # interpreter: `test_search` and `test_topk` have a few.
 SAMPLES = {
     "search": (4, 100, 40),
     "topk": (0, 50, 9),
-    "reduce": (0, None, 9),
-    "normalize": (0, None, 9),
-    "pointwise": (0, None, 7),
 }
 names = st.sampled_from(sorted(TARGETS))
 dtypes = st.sampled_from(FLOATS)
@@ -111,14 +109,16 @@ def test_every_pointwise_function(rows, n, dtype, out_dtype, is_binary, is_align
 @pytest.mark.slow
 @pytest.mark.parametrize("op", OPS)
 def test_a_sample_of_the_self_test_is_right(op):
-    self_tests = itertools.islice(kernel_op(op).self_tests(INTERPRETER, torch.device("cpu")), *SAMPLES[op])
+    self_tests = itertools.islice(
+        kernel_op(op).self_tests(INTERPRETER, torch.device("cpu")), *SAMPLES.get(op, (0, None, 9))
+    )
     for start in self_tests:
         trial = start()
         assert bool(trial.is_right), [variant.described() for variant in trial.variants]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("op", ["topk", "reduce", "normalize", "pointwise"])
+@pytest.mark.parametrize("op", [op for op in OPS if op != "search"])
 def test_a_sample_of_the_self_test_of_a_device_launches_its_blocks_and_is_right(op):
     for family in kernel_op(op).families:
         for member in list(dict.fromkeys(family.members(KNOWN["nvidia_h200"])))[::9]:
