@@ -47,3 +47,17 @@ def random_at(extent: Extent, dtype: str, generator: torch.Generator) -> torch.T
 def empty_at(extent: Extent, dtype: str, generator: torch.Generator) -> torch.Tensor:
     """An empty tensor that lies as `extent` says."""
     return torch.empty_strided(extent.shape, extent.strides, dtype=getattr(torch, dtype), device=generator.device)
+
+
+def lying(values: torch.Tensor, inner: str, dtype: torch.dtype, *, is_padded: bool, shift: int) -> torch.Tensor:
+    """A copy of `values`, or of its first column, whose last dimension goes as `inner` says, `shift` elements into memory."""
+    *outer, n = values.shape
+    if inner == "repeat":
+        n, values = 1, values[..., :1]
+    step = 2 if inner == "any" else 1
+    pad = 16 if is_padded else 0
+    length = shift + step * n
+    storage = torch.empty(
+        (*outer, length + pad + (-length % 16 if is_padded else 0)), dtype=dtype, device=values.device
+    )
+    return storage[..., shift:length:step].copy_(values)
