@@ -56,8 +56,12 @@ def test_what_the_document_describes_is_what_the_server_does(server: LiveServer)
             response = case.call(timeout=30)
             # JSON has no word for them, so no schema describes them.
             has_bare = any(word in response.content for word in (b"NaN", b"Infinity"))
+            # Whoever gives a request no time gets what the contract says.
+            is_too_late = response.status_code == 504 and "timeout" in str(response.request.url) + str(
+                response.request.headers
+            )
             try:
-                case.validate_response(response, checks=wanted[:-1] if has_bare else wanted)
+                case.validate_response(response, checks=wanted[is_too_late : -1 if has_bare else None])
             except BaseException as error:
                 error.add_note(f"{response.status_code} to {case.query}: {response.content[:400]!r}")
                 raise

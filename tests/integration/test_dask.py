@@ -17,6 +17,9 @@ from tests.support.programs import free_port
 from tests.support.replica import Replica
 from tilewire import BadRequest, ConnectionFailed
 
+# Several services.
+pytestmark = pytest.mark.slow
+
 FLAGS = ("--gateways", "1", "--arena-bytes", "128MiB", "--max-body-bytes", "32MiB", "--max-result-bytes", "32MiB")
 NUM_SERVICES = 3
 

@@ -21,6 +21,9 @@ from tests.support.replica import Replica
 from tests.support.tensor_bodies import from_safetensors, to_safetensors
 from tilewire.service.config.settings import Settings
 
+# Several services and a proxy.
+pytestmark = pytest.mark.slow
+
 FLAGS = ("--gateways", "1", "--arena-bytes", "64MiB", "--max-body-bytes", "16MiB")
 IDS = (1, 2)
 NAMES = [f"weights/layer-{number}" for number in range(24)]

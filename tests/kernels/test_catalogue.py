@@ -106,9 +106,7 @@ def test_the_self_test_of_each_matmul_binary_is_one_that_it_computes(name):
         assert is_sensible(replace(problem, k=8192), chosen, target)
 
 
-@settings(max_examples=500, deadline=None)
-@given(products(), names, lengths, st.integers(1, 3))
-def test_an_invariant_choice_ignores_rows_and_products_and_is_in_the_catalogue(problem, name, m, batch):
+def check_is_invariant(problem, name, m, batch):
     target = TARGETS[name]
     if not is_supported(problem.dtype, target):
         return
@@ -118,6 +116,19 @@ def test_an_invariant_choice_ignores_rows_and_products_and_is_in_the_catalogue(p
     assert config.split_k == 1
     for one in (problem, other):
         assert build(specialization_of(one, config, is_plain=True), config, target) in listed(name)
+
+
+@settings(deadline=None)
+@given(products(), names, lengths, st.integers(1, 3))
+def test_an_invariant_choice_ignores_rows_and_products_and_is_in_the_catalogue(problem, name, m, batch):
+    check_is_invariant(problem, name, m, batch)
+
+
+@pytest.mark.slow
+@settings(max_examples=500, deadline=None)
+@given(products(), names, lengths, st.integers(1, 3))
+def test_each_of_many_invariant_choices_is_in_the_catalogue(problem, name, m, batch):
+    check_is_invariant(problem, name, m, batch)
 
 
 @settings(deadline=None)

@@ -25,7 +25,10 @@ def generator():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("largest", [True, False])
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (10, 10), (32, 3), (33, 16), (64, 1), (65, 10), (400, 16), (1000, 17)])
+@pytest.mark.parametrize(
+    ("n", "k"),
+    [(1, 1), (10, 10), (32, 3), (33, 16), (64, 1), (65, 10), pytest.param(400, 16, marks=pytest.mark.slow), (1000, 17)],
+)
 def test_lengths(dtype, largest, n, k, generator):
     check(torch.randn((3, n), generator=generator).to(dtype), k, largest=largest)
 
@@ -54,7 +57,7 @@ def test_wide(width, generator):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("n", [9, 33, 120, pytest.param(301, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [9, 33, *(pytest.param(n, marks=pytest.mark.slow) for n in (120, 301))])
 def test_rows_that_begin_anywhere(dtype, n, generator):
     # Whatever lies around a row is better than all that it holds.
     around = torch.full((9, 2 * n + 9), INF).to(dtype)
