@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
     from tilewire._types import IfMatch, Operand
+else:
+    # Who reads hints at run time finds them without NumPy.
+    IfMatch = Operand = Any
 
 # What `tilewire` exports.
 __all__ = [

@@ -1,12 +1,15 @@
-"""What a type checker says of user code: wrong words and names are errors, results have types."""
+"""What type checkers say of user code, and what hints say at run time: wrong words are errors, results have types."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
+
+import tilewire
 
 CODE = """\
 import numpy as np
@@ -55,3 +58,12 @@ def test_mypy_finds_wrong_words(tmp_path: Path) -> None:
     wrong = {int(number) for number, _, text in lines if text.startswith("error")}
     assert {number: text.partition('"')[2].rstrip('"') for number, text in revealed.items()} == REVEALED
     assert wrong == set(WRONG), done.stdout
+
+
+@pytest.mark.parametrize("name", sorted(name for name in tilewire.__all__ if name.endswith("Options")))
+def test_hints_of_options_resolve_at_run_time(name: str) -> None:
+    hints = get_type_hints(getattr(tilewire, name))
+    assert {"timeout_ms", "request_id", "if_match"} <= set(hints)
+    if name == "MatmulOptions":
+        assert get_origin(hints["activation"]) is Literal
+        assert "gelu" in get_args(hints["activation"])
