@@ -141,6 +141,9 @@ def prepare(
     key = (x.shape, x.stride(), x.dtype, out.dtype, are_aligned((x,)), kind, axis, config, x.device)
 
     def make() -> Prepared:
+        if KINDS[kind].is_index and (x.numel() if axis is None else x.shape[axis]) == 1 and config is None:
+            # The index of the best of one element is known.
+            return Detour(_put_zeros)
         view = _view(x, axis)
         if view is not None:
             return _pipeline(x, out, view, kind, config, is_copied=False)
@@ -150,6 +153,11 @@ def prepare(
         return Detour(lambda x, out: pipeline(x.movedim(moved, -1).contiguous(), out), pipeline)
 
     return _launches.get(key, make)
+
+
+def _put_zeros(_x: torch.Tensor | None, out: torch.Tensor | None) -> None:
+    assert out is not None, "This is a bug."
+    out.zero_()
 
 
 def _view(x: torch.Tensor, axis: int | None) -> RowsView | None:
@@ -169,12 +177,10 @@ def _pipeline(
     problem = _problem(x, view, KINDS[kind], is_copied=is_copied)
     config = config or choose(problem, target)
     unit = problem.unit
-    # The index of the best of one element is known without reading it.
-    num_read = 0 if view.n == 1 and KINDS[kind].is_index else view.n
     ((stride_outer, stride_inner, stride_n),) = view.strides
     sizes = {
         "rows": problem.rows,
-        "n": view.n // unit if problem.is_row else num_read,
+        "n": view.n // unit if problem.is_row else view.n,
         "rows_inner": view.rows[1] if problem.is_row else view.rows[1] // unit,
         "stride_outer": stride_outer // unit,
         "stride_inner": stride_inner // unit if problem.is_row else stride_inner,
