@@ -69,6 +69,7 @@ class Question:
 
 QUESTIONS = (
     Question("{bytes} bodies, 64 connections", 1, 64, "per_s", 8, 10),
+    Question("{bytes} bodies, 256 connections", 1, 256, "per_s", 8),
     Question("{bytes} bodies, 64 connections", 16, 64, "per_s", 6, 20),
     Question("{bytes} in and out, 4 connections", 0, 4, "per_s", 10),
     Question("{bytes} bodies, one connection", 1, 1, "p50_us", 2),

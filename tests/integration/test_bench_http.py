@@ -54,6 +54,7 @@ def test_a_small_round(tmp_path: Path) -> None:
 def test_the_loads_are_those_that_were_asked_for() -> None:
     assert [question.name(4096) for question in bench_http.QUESTIONS] == [
         "8 KiB bodies, 64 connections",
+        "8 KiB bodies, 256 connections",
         "128 KiB bodies, 64 connections",
         "32 MiB in and out, 4 connections",
         "8 KiB bodies, one connection",
