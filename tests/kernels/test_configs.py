@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tilewire.kernels.add.op import Problem as AddProblem
 from tilewire.kernels.add.op import choose as choose_add
-from tilewire.kernels.matmul.configs import CONSUMER_ROWS, OUT_DTYPES, Problem, resolve_precision
-from tilewire.kernels.matmul.members import is_supported
+from tilewire.kernels.matmul.configs import CONSUMER_ROWS, OUT_DTYPES, Problem, boxes_of, resolve_precision
+from tilewire.kernels.matmul.members import is_supported, tiles_of
 from tilewire.kernels.matmul.select import select as choose
 from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.targets import KNOWN
@@ -47,6 +47,8 @@ def test_matmul_blocks_fit_the_device(problem, target):
     if config.kernel == "wgmma":
         # One group of four warps for each 64 of what they split; Triton's blocks are the boxes.
         assert blocks.pop(1 if config.is_swapped else 0) == CONSUMER_ROWS * blocks.pop() // 4
+        main, tail = boxes_of(blocks.pop(0))
+        blocks += [main] if tail == 0 else [main, tail]
     assert all(map(is_power_of_two, blocks))
     held = config.num_stages if target.backend == "cuda" else config.num_stages - 1
     stage = (config.block_m + config.block_n) * config.block_k * ITEM_BYTES[problem.dtype]
@@ -54,6 +56,18 @@ def test_matmul_blocks_fit_the_device(problem, target):
     assert config.kernel == "vector" or config.block_m >= 16
     assert config.kernel == "vector" or config.block_n >= 16
     assert config.block_k >= 32 // ITEM_BYTES[problem.dtype]
+
+
+def test_tiles_of_the_kernel_for_hopper_are_made_of_boxes():
+    configs = {tile.config for tiles in tiles_of(KNOWN["nvidia_h200"]).values() for tile in tiles}
+    lengths = {one.block_m if one.is_swapped else one.block_n for one in configs if one.kernel == "wgmma"}
+    assert {boxes_of(length)[1] for length in lengths} > {0}
+    for length in lengths:
+        main, tail = boxes_of(length)
+        assert main + tail == length
+        assert is_power_of_two(main)
+        # The narrowest matrix instruction that a tile is built for.
+        assert tail == 0 or (is_power_of_two(tail) and tail >= 16)
 
 
 @given(problems, targets)
