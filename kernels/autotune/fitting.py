@@ -285,13 +285,18 @@ class Choice:
         return common, everywhere
 
 
+def _by_key(measured: Sequence[Measured]) -> list[tuple[tuple[str, str], list[Measured]]]:
+    """Measurements by op and key of its table, sorted."""
+    found: dict[tuple[str, str], list[Measured]] = defaultdict(list)
+    for each in measured:
+        found[each.shape.op, tuning_of(each.shape).key(each.shape)].append(each)
+    return sorted(found.items())
+
+
 def fit(measured: Sequence[Measured], target: Target, say: Callable[[str], None]) -> Table:
     """The sections of a table for every key that was measured."""
     table: Table = {}
-    by_key: dict[tuple[str, str], list[Measured]] = defaultdict(list)
-    for each in measured:
-        by_key[each.shape.op, tuning_of(each.shape).key(each.shape)].append(each)
-    for (op, key), found in sorted(by_key.items()):
+    for (op, key), found in _by_key(measured):
         tuning = tuning_of(found[0].shape)
         if not key:
             continue
@@ -327,10 +332,7 @@ def fit(measured: Sequence[Measured], target: Target, say: Callable[[str], None]
 def extend(measured: Sequence[Measured], target: Target, count: int, say: Callable[[str], None]) -> Table:
     """The sections of the table for every key that was measured, with at most `count` further configurations each."""
     table: Table = {}
-    by_key: dict[tuple[str, str], list[Measured]] = defaultdict(list)
-    for each in measured:
-        by_key[each.shape.op, tuning_of(each.shape).key(each.shape)].append(each)
-    for (op, key), found in sorted(by_key.items()):
+    for (op, key), found in _by_key(measured):
         tuning, section = tuning_of(found[0].shape), table_for(target).get(op, {}).get(key)
         if section is None:
             continue
