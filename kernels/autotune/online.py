@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from tilewire.kernels.matmul.configs import Config, Problem
+from tilewire.kernels.matmul.configs import Config
+from tilewire.kernels.matmul.shape import MatmulShape
 from tilewire.kernels.op import Shape
 from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.selection.learned import Learned, Product, install
@@ -38,11 +39,10 @@ def race_online(shape: Shape, target: Target, device: torch.device, *, with_vend
     Returns:
         The race; None for a shape of an op that is not raced.
     """
-    problem = getattr(shape, "problem", None)
-    if not isinstance(problem, Problem):
+    if not isinstance(shape, MatmulShape):
         return None
     learned = Learned()
-    learned.calls_of(Product(problem, getattr(shape, "is_plain", True))).count = 1
+    learned.calls_of(Product(shape.problem, shape.is_plain)).count = 1
     install(target, learned)
     try:
         racer = Racer(learned, target, GraphTimer(), open_on(device), with_vendor=with_vendor)
@@ -54,7 +54,6 @@ def race_online(shape: Shape, target: Target, device: torch.device, *, with_vend
             with torch.cuda.stream(stream):
                 may_go_on = racer.step()
             turns_ms.append((time.perf_counter() - began_s) * 1e3)
-        chosen: Config = shape.chosen(target)
-        return Race(chosen, turns_ms)
+        return Race(shape.chosen(target), turns_ms)
     finally:
         install(target, None)
