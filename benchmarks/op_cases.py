@@ -100,16 +100,14 @@ _TOPK_BLOCKS = tuple(
 )
 _TOPK_SELECT = (topk_configs.Block(8192, 8), topk_configs.Block(8192, 4), topk_configs.Block(8192, 16))
 _REDUCE = tuple(
-    reduce_configs.Config(1, block_n, warps, steps=steps)
-    for block_n, warps, steps in (
-        (2048, 4, 16),
-        (4096, 4, 8),
-        (4096, 8, 4),
-        (4096, 8, 16),
-        (4096, 8, 32),
-        (8192, 8, 8),
+    reduce_configs.Config(1, block_n, warps, parts)
+    for block_n, warps, parts in (
+        (2048, 8, 16),
+        (4096, 4, 31),
+        (4096, 8, 8),
+        (4096, 8, 62),
+        (8192, 8, 16),
         (8192, 16, 8),
-        (16384, 16, 4),
     )
 )
 _COLUMNS = tuple(reduce_configs.Config(rows, n, warps) for rows, n, warps in ((64, 64, 8), (256, 16, 8), (64, 32, 4)))
@@ -144,7 +142,7 @@ def _search_wanted(target: Target) -> list[Variant]:
     for (k, _), configs in SEARCH.items():
         problem = search_configs.Problem(1, 1, k, 10, "bfloat16")
         for config in configs:
-            grouped = replace(config, group=search_configs.group_for(problem.width, config, 1 << 20))
+            grouped = replace(config, group=search_configs.group_for(replace(problem, n=1 << 20), config))
             found += [product_variant(problem, grouped, target)]
             found += [rescore_variant(problem, grouped, target)]
     listed = _usual("search", target)
@@ -400,7 +398,7 @@ def time_search(m: int, n: int, k: int) -> tuple[dict[str, Any], float]:
     key = (768 if k > 256 else 128, 1 if m <= 16 else 64 if m <= 64 else 256)
     problem = search_configs.Problem(m, n, k, 10, "bfloat16")
     for config in SEARCH[key]:
-        grouped = replace(config, group=search_configs.group_for(problem.width, config, problem.n))
+        grouped = replace(config, group=search_configs.group_for(problem, config))
         found[f"{grouped}"[7:-1]] = _contestant(functools.partial(launch, grouped))
     scores = torch.empty((m, n), dtype=torch.bfloat16, device=DEVICE)
 
@@ -458,9 +456,7 @@ def time_reduce(shape: tuple[int, ...], axis: int, kind: str, dtype: str) -> tup
     found: dict[str, Any] = {"chosen": _contestant(lambda: launch(None)), "torch": theirs[kind]}
     candidates: list[reduce_configs.Config] = []
     if shape == (64, 1_000_000):
-        for config in _REDUCE:
-            parts = -(-shape[axis] // (config.block_n * config.steps))
-            candidates.append(replace(config, parts=parts))
+        candidates = list(_REDUCE)
     elif shape == (4096, 4096) and axis == 0 and kind == "sum":
         problem = reduce_configs.Problem(4096, 4096, 4096, dtype, 0, is_row=False)
         candidates = [reduce_configs.share(problem, config, _target()) for config in _COLUMNS]

@@ -55,20 +55,22 @@ class Problem(elementwise.Problem):
 
 
 _COMMON = (ALL_UNIT, *REPEATS)
-# Lengths of a block, and from where on rows take the longer one (H200, `tilewire bench ops --random`).
-_LENGTHS, _LONG = (64, 256), 512
-# Up to so many elements a multiprocessor each thread moves 16 bytes, above it 32 (H200, `tilewire bench ops`).
-_FEW_PER_SM = 8192
+# Blocks of short rows and of others, and the length from where on rows take the latter: read in pieces of 16 bytes, and
+# element by element, where a thread that has many takes long (H200, `tilewire bench ops --random`).
+_PIECES, _LONG = (Config(16, 64, 4), Config(4, 256, 4)), 512
+_ELEMENTS, _LONG_ELEMENTS = (Config(8, 64, 4), Config(8, 128, 4)), 65
+# Up to so many bytes a multiprocessor, blocks for few threads (H200, `tilewire bench ops --random`).
+_FEW_BYTES = 18 * 1024
 
 
 def choose(problem: Problem, target: Target) -> Config:
     """The blocks for `problem` on `target`: with its specialization, one of `enumerate_configs`."""
     configs = configs_for(problem.specialization, target)
     if problem.specialization.outer_rank == 0:
-        return configs[0] if problem.n <= _FEW_PER_SM * target.num_sms else configs[-1]
-    # Element by element, a block of many short rows is a long chain for each thread.
-    longest = _LONG if problem.specialization.is_aligned else _LENGTHS[0] + 1
-    return configs[0] if problem.n < longest else configs[-1]
+        is_few = problem.n * ITEM_BYTES[problem.dtype] <= _FEW_BYTES * target.num_sms
+        return configs[0] if is_few else configs[-1]
+    long = _LONG if problem.specialization.is_aligned else _LONG_ELEMENTS
+    return configs[0] if problem.n < long else configs[-1]
 
 
 def configs_for(specialization: Specialization, target: Target) -> tuple[Config, ...]:
@@ -77,8 +79,8 @@ def configs_for(specialization: Specialization, target: Target) -> tuple[Config,
         return (Config(1, 64, 4),) if specialization.outer_rank == 0 else (Config(4, 16, 4), Config(1, 64, 4))
     if specialization.outer_rank == 0:
         elements = 2048 // ITEM_BYTES[specialization.dtype]
-        return (Config(1, elements, 4), Config(1, 2 * elements, 4))
-    return tuple(Config(1024 // length, length, 4) for length in _LENGTHS)
+        return (Config(1, elements, 2), Config(1, 2 * elements, 4))
+    return _PIECES if specialization.is_aligned else _ELEMENTS
 
 
 def enumerate_configs(target: Target) -> Iterator[tuple[Specialization, Config]]:

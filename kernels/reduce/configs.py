@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewire.kernels.runtime.kinds import FLOATS, unit_of
 from tilewire.kernels.runtime.targets import Target
@@ -89,78 +89,81 @@ class Config:
         block_rows: Rows of a program.
         block_n: Elements of a row that are read at a time.
         num_warps: Warps of a program.
-        parts: Programs of a row.
-        steps: Blocks of elements of a program.
+        parts: Programs of a row, which take its blocks in turn.
     """
 
     block_rows: int
     block_n: int
     num_warps: int
     parts: int = 1
-    steps: int = 1
 
 
-MAX_PARTS = 512
+MAX_PARTS = 2048
 # Warps of the programs that share rows, a multiprocessor (H200, `tilewire bench ops --random`).
 _ROW_WARPS, _COLUMN_WARPS = 64, 16
 # Blocks of a row that one program takes, since parts cost more.
 _ALONE = 4
-# By rising number of elements: blocks by rising number of rows, up to so many a multiprocessor. Programs start at a rate
-# that many small ones do not reach; few large ones leave multiprocessors idle.
-_ROWS: tuple[tuple[float, tuple[tuple[float, Config], ...]], ...] = (
-    (4, ((math.inf, Config(512, 4, 4)),)),
-    (16, ((math.inf, Config(128, 16, 4)),)),
-    (32, ((math.inf, Config(64, 32, 4)),)),
-    (64, ((128, Config(8, 64, 1)), (math.inf, Config(32, 64, 4)))),
-    (128, ((32, Config(4, 128, 1)), (math.inf, Config(8, 128, 2)))),
-    (256, ((24, Config(2, 256, 1)), (math.inf, Config(8, 256, 4)))),
-    (512, ((8, Config(1, 512, 1)), (math.inf, Config(4, 256, 4)))),
-    (1024, ((2, Config(1, 512, 1)), (32, Config(2, 1024, 4)), (math.inf, Config(4, 256, 4)))),
-    (2048, ((2, Config(1, 512, 1)), (8, Config(1, 2048, 4)), (math.inf, Config(2, 512, 2)))),
-    (math.inf, ((8, Config(1, 4096, 8)), (math.inf, Config(1, 1024, 4)))),
+# Rows by rising number of elements, read in pieces of 16 bytes or element by element; long rows where they are few, up to
+# so many a multiprocessor (H200).
+_PIECES = (
+    (4, Config(512, 4, 4)),
+    (16, Config(128, 16, 4)),
+    (32, Config(64, 32, 4)),
+    (64, Config(32, 64, 4)),
+    (128, Config(16, 128, 4)),
+    (256, Config(8, 256, 4)),
+    (512, Config(8, 512, 4)),
+    (1024, Config(4, 1024, 4)),
+    (2048, Config(1, 2048, 4)),
+    (math.inf, Config(1, 4096, 4)),
 )
-# Columns by falling width of a block, with the number of blocks a multiprocessor that it is taken for, and the number of
-# elements below which so much fewer blocks are enough.
-_COLUMNS = (
-    (1.2, 1, Config(1024, 4, 4)),
-    (8, 256, Config(256, 16, 4)),
-    (0.15, 1, Config(64, 64, 4)),
-    (0, 1, Config(16, 256, 8)),
+_ELEMENTS = (
+    (4, Config(512, 4, 4)),
+    (16, Config(128, 16, 4)),
+    (32, Config(64, 32, 4)),
+    (320, Config(32, 64, 4)),
+    (1100, Config(8, 512, 4)),
+    (math.inf, Config(1, 2048, 4)),
 )
-# For columns of few elements, where all are fewer than so many wide blocks a multiprocessor.
-_SHORT, _FEW_N, _FEW_BLOCKS = Config(256, 4, 4), 8, 4
-# For few neighbouring columns.
-_NARROW, _FEW_INNER = Config(2, 512, 4), 8
+_FEW_LONG, _FEW_LONG_ROWS = Config(1, 4096, 8), 4
+# Columns (H200, 75 shapes in all of 14 blocks: within 8 % of the fastest in the geomean): of few elements, with the rows
+# a multiprocessor from which up to so many elements are few; of many rows; of others; of few rows; of few neighbours.
+_FLAT, _FEW_N, _FLAT_ROWS, _FLAT_N = Config(1024, 4, 4), 16, 1200, 64
+_MANY, _MANY_ROWS = Config(128, 32, 4), 100
+_SOME, _SOME_ROWS = Config(64, 64, 4), 1
+_FEW = Config(16, 256, 8)
+_NARROW, _NARROW_INNER, _NARROW_N = Config(2, 512, 4), 8, 1024
 _INTERPRETED_ROWS = (Config(2, 16, 4), Config(1, 32, 4))
 _INTERPRETED_COLUMNS = (Config(16, 16, 4),)
 
 
 def choose(problem: Problem, target: Target) -> Config:
-    """The blocks for `problem` on `target`: with its kind, and with parts and steps, one of `enumerate_configs`."""
+    """The blocks for `problem` on `target`: with its kind, and with parts, one of `enumerate_configs`."""
     if target.backend == "interpreter":
-        found = configs_for(target, is_row=problem.is_row)
+        found = configs_for(target, is_row=problem.is_row, is_aligned=problem.is_aligned)
         return share(problem, next((config for config in found if config.block_n >= problem.n), found[-1]), target)
     if problem.is_row:
-        blocks = next(blocks for most, blocks in _ROWS if problem.n <= most)
-        config = next(config for most, config in blocks if problem.rows <= most * target.num_sms)
-    elif problem.rows_inner <= _FEW_INNER:
-        config = _NARROW
-    elif problem.n <= _FEW_N and problem.rows < _FEW_BLOCKS * _COLUMNS[0][2].block_rows * target.num_sms:
-        config = _SHORT
+        is_long = problem.n > _FEW_LONG.block_n // 2 and problem.rows <= _FEW_LONG_ROWS * target.num_sms
+        rows = _PIECES if problem.is_aligned else _ELEMENTS
+        config = _FEW_LONG if is_long else next(config for most, config in rows if problem.n <= most)
     else:
-        config = next(
-            config
-            for least, n, config in _COLUMNS
-            if _num_tiles(problem, config) >= least * min(1.0, problem.n / n) * target.num_sms
-            and 2 * problem.rows_inner > config.block_rows
-        )
+        config = _choose_columns(problem, problem.rows / target.num_sms)
     return share(problem, config, target)
+
+
+def _choose_columns(problem: Problem, rows_per_sm: float) -> Config:
+    if problem.rows_inner <= _NARROW_INNER and problem.n >= _NARROW_N:
+        return _NARROW
+    if problem.n <= _FEW_N or (problem.n <= _FLAT_N and rows_per_sm >= _FLAT_ROWS):
+        return _FLAT
+    if rows_per_sm >= _MANY_ROWS:
+        return _MANY
+    return _SOME if rows_per_sm >= _SOME_ROWS else _FEW
 
 
 def _num_tiles(problem: Problem, config: Config) -> int:
     """Programs, where none share rows."""
-    outer, inner = (1, problem.rows) if problem.is_row else (problem.rows // problem.rows_inner, problem.rows_inner)
-    return max(1, outer * -(-inner // config.block_rows))
+    return max(1, -(-problem.rows // config.block_rows))
 
 
 def share(problem: Problem, config: Config, target: Target) -> Config:
@@ -168,19 +171,18 @@ def share(problem: Problem, config: Config, target: Target) -> Config:
     blocks = max(1, -(-problem.n // config.block_n))
     warps = _ROW_WARPS if problem.is_row else _COLUMN_WARPS
     tiles = _num_tiles(problem, config)
-    parts = max(1, min(warps // config.num_warps * target.num_sms // tiles, MAX_PARTS))
-    is_alone = blocks <= _ALONE or (tiles >= target.num_sms and not problem.is_row)
-    steps = blocks if is_alone else -(-blocks // parts)
-    return Config(config.block_rows, config.block_n, config.num_warps, -(-blocks // steps), steps)
+    if blocks <= _ALONE or (tiles >= target.num_sms and not problem.is_row):
+        return config
+    return replace(config, parts=max(1, min(warps // config.num_warps * target.num_sms // tiles, blocks, MAX_PARTS)))
 
 
-def configs_for(target: Target, *, is_row: bool) -> tuple[Config, ...]:
+def configs_for(target: Target, *, is_row: bool, is_aligned: bool) -> tuple[Config, ...]:
     """Blocks that `choose` has for rows, or for columns."""
     if target.backend == "interpreter":
         return _INTERPRETED_ROWS if is_row else _INTERPRETED_COLUMNS
     if is_row:
-        return tuple(dict.fromkeys(config for _, blocks in _ROWS for _, config in blocks))
-    return (*(config for _, _, config in _COLUMNS), _NARROW, _SHORT)
+        return (*(config for _, config in (_PIECES if is_aligned else _ELEMENTS)), _FEW_LONG)
+    return (_FLAT, _MANY, _SOME, _FEW, _NARROW)
 
 
 def enumerate_configs(target: Target) -> Iterator[tuple[Problem, Config]]:
@@ -191,4 +193,5 @@ def enumerate_configs(target: Target) -> Iterator[tuple[Problem, Config]]:
             for aligned, unit in ((True, True), (False, True), (False, False)):
                 problems.append(Problem(1, 1, 1, dtype, state, False, aligned, unit))
             for problem in problems:
-                yield from ((problem, config) for config in configs_for(target, is_row=problem.is_row))
+                found = configs_for(target, is_row=problem.is_row, is_aligned=problem.is_aligned)
+                yield from ((problem, config) for config in found)

@@ -8,7 +8,7 @@ Thus a result has the same bits every time. At least rows·N·input size bytes.
 import triton
 import triton.language as tl
 
-from tilewire.kernels.runtime.pdl import await_previous
+from tilewire.kernels.runtime.pdl import bring_up_next, wait_for_previous
 from tilewire.kernels.topk.kernel import MAGNITUDE, NONE, index_of, to_key, to_order
 
 # States. SUM is a sum, of squares with `power` 2. TOP is a maximum, NaN above all, of -x with `flip`. BEST is an order with
@@ -193,6 +193,14 @@ def finish(
 
 
 @triton.jit
+def begin(parts, OVERLAP: tl.constexpr):
+    """Wait for the previous kernel. Programs that share rows bring up the next one before they merge, others at once."""
+    if parts == 1:
+        bring_up_next(OVERLAP)
+    wait_for_previous(OVERLAP)
+
+
+@triton.jit
 def reduce_row_kernel(
     x_ptr,
     out_ptr,
@@ -204,7 +212,6 @@ def reduce_row_kernel(
     stride_outer,
     stride_inner,
     parts,
-    steps,
     kind,
     flip,
     power,
@@ -218,29 +225,31 @@ def reduce_row_kernel(
 ):
     """Rows of neighbours. Grid: (ceil(rows / BLOCK_ROWS) × parts,).
 
-    A program takes `steps` blocks of BLOCK_N elements, LANE neighbours a lane. `n` and the strides come in UNITs.
+    The programs of a row take its blocks of BLOCK_N elements in turn, LANE neighbours a lane: together they read from one
+    place of memory. `n` and the strides come in UNITs.
     """
-    await_previous(OVERLAP)
+    begin(parts, OVERLAP)
     n = n * UNIT
     NUM: tl.constexpr = BLOCK_N // LANE
     part = tl.program_id(0) % parts
     row = tl.program_id(0) // parts * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     in_rows = row < rows
-    from_row = row.to(tl.int64) * (stride_inner * UNIT)
+    units = row.to(tl.int64) * stride_inner
     # Divisions of all rows take longer than a small reduction.
     if rows_inner < rows:
         outer = row // rows_inner
-        inner = row - outer * rows_inner
-        from_row = outer.to(tl.int64) * (stride_outer * UNIT) + inner.to(tl.int64) * (stride_inner * UNIT)
-    x_ptrs = x_ptr + from_row[:, None]
-    begin = part * steps * BLOCK_N
-    end = tl.minimum(n, begin + steps * BLOCK_N)
+        units = outer.to(tl.int64) * stride_outer + (row - outer * rows_inner).to(tl.int64) * stride_inner
+    # Triton 3.6 forgets in a branch what divides a number, and would read element by element.
+    x_ptrs = x_ptr + (units * UNIT)[:, None]
+    # Not counted in elements, which may come near 2³¹.
+    blocks = (n - 1) // BLOCK_N + 1
     offs = tl.arange(0, BLOCK_N)[None, :]
     sign = tl.where(flip != 0, -1.0, 1.0)
     if STATE == SUM:
         total = tl.zeros((BLOCK_ROWS, NUM), tl.float32)
-        for start in range(begin, end, BLOCK_N):
-            mask = in_rows[:, None] & (offs < end - start)
+        for block in range(part, blocks, parts):
+            start = block * BLOCK_N
+            mask = in_rows[:, None] & (offs < n - start)
             x = tl.load(x_ptrs + (start + offs), mask=mask, other=0.0).to(tl.float32)
             x = tl.where(power == 2, x * x, x)
             total += tl.sum(tl.reshape(x, (BLOCK_ROWS, NUM, LANE)), axis=2)
@@ -249,24 +258,27 @@ def reduce_row_kernel(
     elif STATE == EXP:
         tops = tl.full((BLOCK_ROWS, NUM), -float("inf"), tl.float32)
         totals = tl.zeros((BLOCK_ROWS, NUM), tl.float32)
-        for start in range(begin, end, BLOCK_N):
-            mask = in_rows[:, None] & (offs < end - start)
+        for block in range(part, blocks, parts):
+            start = block * BLOCK_N
+            mask = in_rows[:, None] & (offs < n - start)
             x = tl.load(x_ptrs + (start + offs), mask=mask, other=-float("inf")).to(tl.float32)
             tops, totals = absorb_exp(tops, totals, tl.reshape(x, (BLOCK_ROWS, NUM, LANE)), 2)
         first, second = merge_exp(tops, totals, 1)
     elif STATE == TOP:
         tops = tl.full((BLOCK_ROWS, NUM), -float("inf"), tl.float32)
-        for start in range(begin, end, BLOCK_N):
-            mask = in_rows[:, None] & (offs < end - start)
+        for block in range(part, blocks, parts):
+            start = block * BLOCK_N
+            mask = in_rows[:, None] & (offs < n - start)
             x = tl.load(x_ptrs + (start + offs), mask=mask, other=-float("inf") * sign).to(tl.float32) * sign
             tops = larger(tops, largest(tl.reshape(x, (BLOCK_ROWS, NUM, LANE)), 2))
         first = largest(tops, 1)
         second = first
     else:
         tops = tl.full((BLOCK_ROWS, NUM), -float("inf"), tl.float32)
-        starts = tl.zeros((BLOCK_ROWS, NUM), tl.int32) + begin
-        for start in range(begin, end, BLOCK_N):
-            mask = in_rows[:, None] & (offs < end - start)
+        starts = tl.zeros((BLOCK_ROWS, NUM), tl.int32) + part * BLOCK_N
+        for block in range(part, blocks, parts):
+            start = block * BLOCK_N
+            mask = in_rows[:, None] & (offs < n - start)
             x = tl.load(x_ptrs + (start + offs), mask=mask, other=-float("inf") * sign).to(tl.float32) * sign
             x = largest(tl.reshape(x, (BLOCK_ROWS, NUM, LANE)), 2)
             is_new = is_better(x, tops)
@@ -276,10 +288,12 @@ def reduce_row_kernel(
         key = tl.max(to_key(to_order(tops, 0, MAGNITUDE), starts + tl.arange(0, NUM)[None, :] * LANE), axis=1)
         first = (key >> 32).to(tl.int32)
         near = index_of(key)[:, None] + tl.arange(0, LANE)[None, :]
-        mask = in_rows[:, None] & (near < end)
+        mask = in_rows[:, None] & (near < n)
         x = tl.load(x_ptrs + near, mask=mask, other=0.0).to(tl.float32) * sign
         is_best = mask & (to_order(x, 0, MAGNITUDE) == first[:, None])
         second = tl.min(tl.where(is_best, near, MAGNITUDE), axis=1).to(tl.int32)
+    if parts > 1:
+        bring_up_next(OVERLAP)
     finish(first, second, row, in_rows, rows, parts, out_ptr, partial_ptr, count_ptr, n, kind, flip, out_kind, STATE)
 
 
@@ -296,7 +310,6 @@ def reduce_column_kernel(
     stride_inner,
     stride_n,
     parts,
-    steps,
     kind,
     flip,
     power,
@@ -309,37 +322,39 @@ def reduce_column_kernel(
     LANE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Rows whose elements lie apart: neighbouring rows are read side by side. Grid: (outer × inner blocks × parts,).
+    """Rows whose elements lie apart: neighbouring rows are read side by side. Grid: (ceil(rows / BLOCK_ROWS) × parts,).
 
-    `rows` = outer · `rows_inner`; a program takes BLOCK_ROWS of the inner rows. UNIT_INNER says that these are neighbours;
-    `rows_inner` and the other strides then come in UNITs. A thread reads LANE
-    elements of a row at a time.
+    `rows` and `rows_inner`, of which there are `rows` / `rows_inner` runs, come in UNITs, and so do strides but those of
+    rows that are no neighbours (not UNIT_INNER). The programs of a row take its blocks of BLOCK_N elements in turn. A
+    thread reads LANE elements of a row at a time.
     """
-    await_previous(OVERLAP)
+    begin(parts, OVERLAP)
     NUM: tl.constexpr = BLOCK_N // LANE
+    rows = rows * UNIT
     rows_inner = rows_inner * UNIT
     part = tl.program_id(0) % parts
-    blocks = tl.cdiv(rows_inner, BLOCK_ROWS)
-    outer = tl.program_id(0) // parts // blocks
-    inner = tl.program_id(0) // parts % blocks * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    in_rows = inner < rows_inner
-    row = outer * rows_inner + inner
-    x_ptr += tl.cast(outer, tl.int64) * (stride_outer * UNIT)
-    x_ptrs = x_ptr + (inner if UNIT_INNER else inner.to(tl.int64) * stride_inner)[None, :]
-    begin = part * steps * BLOCK_N
-    end = tl.minimum(n, begin + steps * BLOCK_N)
+    row = tl.program_id(0) // parts * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    in_rows = row < rows
+    outer = row // rows_inner
+    inner = row % rows_inner
+    from_row = outer.to(tl.int64) * (stride_outer * UNIT) + (inner if UNIT_INNER else inner.to(tl.int64) * stride_inner)
+    x_ptrs = x_ptr + from_row[None, :]
+    # Not counted in elements, which may come near 2³¹.
+    blocks = (n - 1) // BLOCK_N + 1
     offs = tl.arange(0, NUM)[:, None]
     stride_n = stride_n * UNIT
-    x_ptrs += (begin + offs).to(tl.int64) * stride_n
+    x_ptrs += (part * BLOCK_N + offs).to(tl.int64) * stride_n
     step_lane = NUM * tl.cast(stride_n, tl.int64)
+    skipped = (parts - 1) * BLOCK_N * tl.cast(stride_n, tl.int64)
     sign = tl.where(flip != 0, -1.0, 1.0)
     nothing = 0.0 if STATE == SUM else -float("inf") * sign
     firsts = tl.full((NUM, BLOCK_ROWS), 0.0 if STATE == SUM else -float("inf"), tl.float32)
     totals = tl.zeros((NUM, BLOCK_ROWS), tl.float32)
-    places = tl.zeros((NUM, BLOCK_ROWS), tl.int32) + begin
-    for start in range(begin, end, BLOCK_N):
+    places = tl.zeros((NUM, BLOCK_ROWS), tl.int32) + part * BLOCK_N
+    for block in range(part, blocks, parts):
+        start = block * BLOCK_N
         for lane in tl.static_range(LANE):
-            mask = in_rows[None, :] & (offs < end - (start + lane * NUM))
+            mask = in_rows[None, :] & (offs < n - start - lane * NUM)
             x = tl.load(x_ptrs, mask=mask, other=nothing).to(tl.float32)
             x_ptrs += step_lane
             if STATE == SUM:
@@ -352,6 +367,7 @@ def reduce_column_kernel(
                 is_new = is_better(x * sign, firsts)
                 places = tl.where(is_new, start + lane * NUM, places)
                 firsts = tl.where(is_new, x * sign, firsts)
+        x_ptrs += skipped
     if STATE == SUM:
         first = tl.sum(firsts, axis=0)
         second = first
@@ -364,4 +380,6 @@ def reduce_column_kernel(
         key = tl.max(to_key(to_order(firsts, 0, MAGNITUDE), places + offs), axis=0)
         first = (key >> 32).to(tl.int32)
         second = index_of(key).to(tl.int32)
+    if parts > 1:
+        bring_up_next(OVERLAP)
     finish(first, second, row, in_rows, rows, parts, out_ptr, partial_ptr, count_ptr, n, kind, flip, out_kind, STATE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 
@@ -141,9 +142,8 @@ def prepare(
     key = (x.shape, x.stride(), x.dtype, out.dtype, are_aligned((x,)), kind, axis, config, x.device)
 
     def make() -> Prepared:
-        if KINDS[kind].is_index and (x.numel() if axis is None else x.shape[axis]) == 1 and config is None:
-            # The index of the best of one element is known.
-            return Detour(_put_zeros)
+        if (x.numel() if axis is None else x.shape[axis]) == 1 and config is None:
+            return Detour(functools.partial(_of_one, KINDS[kind]))
         view = _view(x, axis)
         if view is not None:
             return _pipeline(x, out, view, kind, config, is_copied=False)
@@ -155,9 +155,14 @@ def prepare(
     return _launches.get(key, make)
 
 
-def _put_zeros(_x: torch.Tensor | None, out: torch.Tensor | None) -> None:
-    assert out is not None, "This is a bug."
-    out.zero_()
+def _of_one(kind: Kind, x: torch.Tensor, out: torch.Tensor) -> None:
+    """Every reduction of one element: the element, its magnitude, or the index 0."""
+    if kind.is_index:
+        out.zero_()
+        return
+    out.copy_(x.reshape(out.shape))
+    if kind.power == 2:
+        out.abs_()
 
 
 def _view(x: torch.Tensor, axis: int | None) -> RowsView | None:
@@ -179,22 +184,19 @@ def _pipeline(
     unit = problem.unit
     ((stride_outer, stride_inner, stride_n),) = view.strides
     sizes = {
-        "rows": problem.rows,
+        "rows": problem.rows if problem.is_row else problem.rows // unit,
         "n": view.n // unit if problem.is_row else view.n,
         "rows_inner": view.rows[1] if problem.is_row else view.rows[1] // unit,
         "stride_outer": stride_outer // unit,
         "stride_inner": stride_inner // unit if problem.is_row else stride_inner,
         "stride_n": stride_n // unit,
         "parts": config.parts,
-        "steps": config.steps,
         "kind": KINDS[kind].number,
         "flip": KINDS[kind].flip,
         "power": KINDS[kind].power,
         "out_kind": OUT_KINDS[name_of(out.dtype)],
     }
     blocks = -(-problem.rows // config.block_rows)
-    if not problem.is_row:
-        blocks = view.rows[0] * -(-view.rows[1] // config.block_rows)
     launch = Launch(build(problem, config, target), (blocks * config.parts,), sizes, x.device)
     is_shared = config.parts > 1
     states = {"states": Part(torch.int32, (2, problem.rows, config.parts) if is_shared else (1,))}
@@ -240,7 +242,7 @@ def self_test(problem: Problem, config: Config, device: torch.device) -> SelfTes
     shape = (*x.shape[:axis], *x.shape[axis + 1 :])
     out = torch.full(shape, -7, dtype=torch.int64 if kind == "argmax" else torch.float32, device=device)
     # Two programs a row, so that their states are merged.
-    shared = replace(config, parts=2, steps=2)
+    shared = replace(config, parts=2)
     prepared = prepare(x, out, kind=kind, axis=axis, config=shared)
     prepared(x, out)
     expected = reduce_reference(x, kind, axis=axis)

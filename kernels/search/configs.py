@@ -18,6 +18,8 @@ PRECISIONS = ("ieee", "tf32", "tf32x3")
 MAX_ORDERS = 1 << 26
 # Up to so many items, groups of 32 leave few orders.
 _MANY_ITEMS = 1 << 18
+# Scores of more than one in so many items are not computed again.
+_FEW = 4
 # Blocks that hold the items of a query whose scores are computed again.
 FINISH = (Block(1024, 4, 1, 128), Block(4096, 4, 1, 128), Block(8192, 8, 1, 256))
 
@@ -53,9 +55,8 @@ class Problem:
 
     @property
     def unit(self) -> int:
-        """By what kernels multiply the row lengths and strides that they are given."""
-        unit = unit_of(self.dtype, is_aligned=self.is_aligned)
-        return unit if self.k % unit == 0 else 1
+        """By what kernels multiply the strides that they are given."""
+        return unit_of(self.dtype, is_aligned=self.is_aligned)
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,15 @@ def choose(problem: Problem, target: Target) -> Config:
     """The blocks for `problem` on `target`: with its kind, one of `enumerate_configs`."""
     fitting = [config for config in configs_for(problem, target) if not config.is_whole or problem.k <= config.block_k]
     fitting = [config for config in fitting if config.is_whole] or fitting
-    config = next((config for config in fitting if config.block_m >= problem.m), fitting[-1])
-    return replace(config, group=group_for(problem.width, config, problem.n))
+    number = next((number for number, config in enumerate(fitting) if config.block_m >= problem.m), len(fitting) - 1)
+    # Few items: smaller tiles occupy more of the device.
+    while number > 0 and _num_tiles(problem, fitting[number]) < target.num_sms:
+        number -= 1
+    return replace(fitting[number], group=group_for(problem, fitting[number]))
+
+
+def _num_tiles(problem: Problem, config: Config) -> int:
+    return -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
 
 
 def product_precision(precision: str, target: Target) -> str:
@@ -136,12 +144,12 @@ def product_precision(precision: str, target: Target) -> str:
     return "tf32x3" if precision == "ieee" and has_tf32 else resolve_precision(precision, target)
 
 
-def group_for(width: int, config: Config, n: int) -> int:
+def group_for(problem: Problem, config: Config) -> int:
     """Items that leave one order: many save memory for orders, few save scores that are computed again."""
-    if config.group < 32 or width > 64:
+    if config.group < 32 or problem.width > 64 or _FEW * 32 * problem.best > problem.n:
         return 8
     # Long rows are cheaper to compare than to read again; so are many.
-    return 128 if width == 16 and config.is_whole and n > _MANY_ITEMS else 32
+    return 128 if problem.width == 16 and config.is_whole and problem.n > _MANY_ITEMS else 32
 
 
 def invariant(problem: Problem) -> Problem:
@@ -173,9 +181,8 @@ def _pointers(problem: Problem, target: Target) -> tuple[Config, ...]:
 def enumerate_configs(target: Target) -> Iterator[tuple[Problem, Config]]:
     """Every kind of problem and configuration that `choose` can return on `target`."""
     flags = (True, False)
-    # Rows that end within 16 bytes, and others.
-    for dtype, k, is_aligned, is_plain, width in itertools.product(DTYPES, (35, 64), flags, flags, WIDTHS):
+    for dtype, is_aligned, is_plain, width in itertools.product(DTYPES, flags, flags, WIDTHS):
         for precision in PRECISIONS if dtype == "float32" and target.backend != "interpreter" else ("ieee",):
-            problem = Problem(1, 1, k, width, dtype, precision, is_aligned, is_plain)
-            for config, n in itertools.product(configs_for(problem, target), (1, _MANY_ITEMS + 1)):
-                yield problem, replace(config, group=group_for(width, config, n))
+            problem = Problem(1, 1, 64, width, dtype, precision, is_aligned, is_plain)
+            for config, n in itertools.product(configs_for(problem, target), (1, _MANY_ITEMS, _MANY_ITEMS + 1)):
+                yield problem, replace(config, group=group_for(replace(problem, n=n), config))

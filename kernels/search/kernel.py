@@ -231,11 +231,12 @@ def search_pointer_kernel(
 ):
     """Best orders of groups for rows at any distance. Grid: (tiles of items, blocks of queries).
 
-    `k` and the strides come in UNITs. Rows past the end are clamped, and masked when their orders are stored.
+    Strides come in UNITs, and so are rows read; what lies behind their end is not used. Rows past the end are clamped, and
+    masked when their orders are stored.
     """
     await_previous(OVERLAP)
     IS_INTEGER: tl.constexpr = a_ptr.dtype.element_ty == tl.int8
-    k = k * UNIT
+    whole = tl.cdiv(k, UNIT) * UNIT
     first_m = tl.program_id(1) * BLOCK_M
     first_n = tl.program_id(0) * BLOCK_N
     offs_k = tl.arange(0, BLOCK_K)
@@ -248,9 +249,10 @@ def search_pointer_kernel(
     acc = tl.zeros(SHAPE, tl.int32 if IS_INTEGER else tl.float32)
     affine = (norms_ptr, factors_ptr, bias_ptr, metric, has_bias)
     for start in range(0, k, BLOCK_K):
-        mask = (offs_k < k - start)[None, :]
-        a = tl.load(a_ptrs, mask=mask, other=ZERO)
-        b = from_centre(tl.load(b_ptrs, mask=mask, other=ZERO), affine, n, k, start, AFFINE)
+        in_words, in_k = (offs_k < whole - start)[None, :], (offs_k < k - start)[None, :]
+        a = tl.where(in_k, tl.load(a_ptrs, mask=in_words, other=ZERO), ZERO)
+        b = tl.where(in_k, tl.load(b_ptrs, mask=in_words, other=ZERO), ZERO)
+        b = from_centre(b, affine, n, k, start, AFFINE)
         acc = multiply(a, b, acc, SWAPPED, PRECISION, UPCAST)
         a_ptrs += BLOCK_K
         b_ptrs += BLOCK_K
@@ -280,13 +282,14 @@ def search_rescore_kernel(
 ):
     """Keys of the scores of the items in PART of a query's best groups. Grid: (queries × parts,).
 
-    `groups_ptr` is (queries, `kept`) keys; `keys_ptr` (queries, parts · PART · GROUP).
+    `groups_ptr` is (queries, `kept`) keys; `keys_ptr` (queries, parts · PART · GROUP). Strides come in UNITs, and so are rows
+    read.
     """
     await_previous(OVERLAP)
     IS_INTEGER: tl.constexpr = a_ptr.dtype.element_ty == tl.int8
     TYPE: tl.constexpr = tl.int32 if IS_INTEGER else tl.float32
     ITEMS: tl.constexpr = PART * GROUP
-    k = k * UNIT
+    whole = tl.cdiv(k, UNIT) * UNIT
     parts = tl.cdiv(kept, PART)
     query = (tl.program_id(0) // parts).to(tl.int64)
     place = tl.program_id(0) % parts * PART + tl.arange(0, PART)
@@ -301,9 +304,11 @@ def search_rescore_kernel(
     total = tl.zeros((ITEMS, BLOCK_K), TYPE)
     squares = tl.zeros((BLOCK_K,), tl.float32)
     for start in range(0, k, BLOCK_K):
-        in_k = offs_k < k - start
-        a = tl.load(a_ptrs + start, mask=in_k, other=0).to(TYPE)
-        b = tl.load(b_ptrs + start, mask=is_there[:, None] & in_k[None, :], other=0).to(TYPE)
+        in_words, in_k = offs_k < whole - start, offs_k < k - start
+        a = tl.load(a_ptrs + start, mask=in_words, other=0)
+        b = tl.load(b_ptrs + start, mask=is_there[:, None] & in_words[None, :], other=0)
+        # What lies behind a row may be NaN.
+        a, b = tl.where(in_k, a, 0).to(TYPE), tl.where(in_k[None, :], b, 0).to(TYPE)
         gap = b - a[None, :]
         total += tl.where(metric == L2, gap * gap, b * a[None, :])
         squares += a.to(tl.float32) * a.to(tl.float32)

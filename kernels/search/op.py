@@ -303,7 +303,7 @@ def _pipeline(
     parts |= select_parts
     parts |= {"scored": Part(torch.int64, (m, num_keys)), "kept": Part(torch.int64, (m, 2, num_kept(best)))}
     rescore = rescore_variant(problem, config, target)
-    launch = Launch(rescore, (m * programs,), sizes | {"k": k // unit, "kept": best}, a.device)
+    launch = Launch(rescore, (m * programs,), sizes | {"k": k, "kept": best}, a.device)
     steps.append(Step(launch, ("a", "b", "norms", "bias", selecting[-1].operands[-1], "scored")))
     last = {"num_keys": num_keys, "k": best, "most": num_kept(best)}
     launch = Launch(finish_variant(block, target), (m,), sizes | last, a.device)
@@ -323,8 +323,7 @@ def _product(
     (m, k), n = queries, b.shape[0]
     variant = product_variant(problem, config, target)
     blocks = (-(-n // config.block_n), -(-m // config.block_m))
-    unit = problem.unit if config.kernel == "pointer" else 1
-    values: dict[str, Any] = sizes | {"k": k // unit}
+    values: dict[str, Any] = sizes | {"k": k}
     if config.kernel == "tma":
         values["a_desc"] = Descriptor((m, k), (stride, 1), (config.block_m, config.block_k))
         values["b_desc"] = Descriptor((n, k), (b.stride(0), 1), (config.block_n, config.block_k))

@@ -57,7 +57,7 @@ def test_ties_nan_and_infinities(kind, axis):
 def test_programs_share_a_row(kind, axis, generator):
     x = torch.randint(-3, 4, (140, 140), generator=generator).float()
     out = torch.full((140,), -7, dtype=torch.int64 if KINDS[kind].is_index else torch.float32)
-    prepared = prepare(x, out, kind=kind, axis=axis, config=Config(16, 16, 4, parts=3, steps=3))
+    prepared = prepare(x, out, kind=kind, axis=axis, config=Config(16, 16, 4, parts=3))
     prepared(x, out)
     check(x, kind, axis=axis, out=out)
     # The counters are as they were.

@@ -134,6 +134,22 @@ def test_batches_strides_and_known_norms(generator):
     assert torch.equal(values.double(), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, *SLOW_DTYPES])
+@pytest.mark.parametrize("kernel", ["tma", "pointer"])
+@pytest.mark.parametrize("metric", ["dot", "l2"])
+def test_what_lies_behind_rows_is_not_used(dtype, kernel, metric, generator):
+    a, b = (torch.full((rows, 40), NAN, dtype=dtype) for rows in (3, 50))
+    a, b = a[:, :33], b[:, :33]
+    a[:], b[:] = whole(a.shape, dtype, generator), whole(b.shape, dtype, generator)
+    values, indices = torch.full((3, 5), NAN), torch.full((3, 5), -1)
+    config = Config(kernel, 16, 32, 32, 4, 1, is_swapped=True, group=8)
+    prepared = prepare(a, b, 5, metric=metric, bias=None, config=config)
+    prepared(a, b, item_norms(b, "l2") if metric == "l2" else None, None, values, indices)
+    expected, order = search_reference(a, b, 5, metric=metric)
+    assert torch.equal(indices, order)
+    assert torch.equal(values.double(), expected)
+
+
 def test_no_element_scores_zero_or_the_bias():
     values, indices = search(torch.empty(2, 0), torch.empty(9, 0), 3)
     assert (values == 0).all()
