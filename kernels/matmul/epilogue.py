@@ -14,6 +14,18 @@ RELU = tl.constexpr(1)
 GELU = tl.constexpr(3)
 SILU = tl.constexpr(4)
 TANH = tl.constexpr(6)
+# -log₂ e, which makes powers of e powers of 2.
+_POWER = tl.constexpr(-1.4426950408889634)
+# The tanh form of gelu is x σ(1.5957… (x + 0.044715 x³)): the factors of x and x³, times -log₂ e.
+_GELU_1 = tl.constexpr(-2.302208198144325)
+_GELU_3 = tl.constexpr(-0.1029432395800235)
+
+
+@triton.jit
+def over_one_plus(x, power):
+    """Returns x / (1 + 2^power), by a root: that is one instruction, and a quotient eight."""
+    root = tl.rsqrt(1.0 + tl.exp2(power))
+    return x * root * root
 
 
 @triton.jit
@@ -26,15 +38,15 @@ def tanh(x):
     series = -0.05396825396825397 + square * 0.021869488536155203
     series = 0.13333333333333333 + square * series
     series = -0.3333333333333333 + square * series
-    return tl.where(square < 0.0625, x + x * square * series, 2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0)
+    return tl.where(square < 0.0625, x + x * square * series, over_one_plus(2.0, x * (2.0 * _POWER)) - 1.0)
 
 
 @triton.jit
 def activate(x, activation):
     """Apply the activation numbered `activation`, 1 or more, to float32 `x`; NaN stays NaN.
 
-    σ(x), x σ(x) and the tanh form of gelu, x σ(1.5957… (x + 0.044715 x³)), are one formula. So one piece of code serves
-    all three. A tile is unrolled over registers, and each piece costs compilation and instruction cache.
+    σ(x), x σ(x) and gelu are one formula. So one piece of code serves all three. A tile is unrolled over registers, and each
+    piece costs compilation and instruction cache.
     """
     if activation < GELU:
         # A comparison, not maximum(): NaN must pass through, as in PyTorch.
@@ -42,11 +54,11 @@ def activate(x, activation):
     elif activation == TANH:
         x = tanh(x)
     else:
-        alpha = tl.where(activation == GELU, 1.5957691216057308, 1.0)
-        beta = tl.where(activation == GELU, 0.07135481282738695, 0.0)
-        # Bounded, so that β = 0 makes it vanish for infinite x too.
-        slope = alpha + beta * tl.minimum(x * x, 1e30)
-        x = tl.where(activation <= SILU, x, 1.0) / (1.0 + tl.exp(-x * slope))
+        linear = tl.where(activation == GELU, _GELU_1, _POWER)
+        cubic = tl.where(activation == GELU, _GELU_3, 0.0)
+        # Bounded, so that 0 makes it vanish for infinite x too.
+        slope = linear + cubic * tl.minimum(x * x, 1e30)
+        x = over_one_plus(tl.where(activation <= SILU, x, 1.0), x * slope)
     return x
 
 
