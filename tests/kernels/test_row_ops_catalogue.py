@@ -73,6 +73,24 @@ def test_every_search(m, n, k, best, dtype, data, name):
     assert product_variant(problem, other, target) in listed("search", name)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_search_of_few_items_takes_small_tiles_and_scores_few_again(dtype):
+    few, many = (
+        search_configs.choose(search_configs.Problem(185, n, 1232, 20, dtype), KNOWN["nvidia_h200"])
+        for n in (1150, 1_000_000)
+    )
+    assert few.block_m < many.block_m
+    assert few.group < many.group
+
+
+@pytest.mark.parametrize(("outer", "n", "inner"), [(54_722, 8, 8), (4072, 16, 104), (12_344, 208, 5), (8, 438_352, 2)])
+def test_a_column_reduction_reads_few_elements_that_are_none(outer, n, inner):
+    problem = reduce_configs.Problem(outer * inner, inner, n, "float32", 0, is_row=False)
+    config = reduce_configs.choose(problem, KNOWN["nvidia_h200"])
+    rows = -(-problem.rows // config.block_rows) * config.block_rows
+    assert rows * -(-n // config.block_n) * config.block_n < 1.3 * problem.rows * n
+
+
 @settings(deadline=None)
 @given(
     lengths, lengths, lengths, dtypes, st.sampled_from(reduce_configs.STATES), st.booleans(), st.integers(0, 2), names
