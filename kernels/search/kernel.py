@@ -305,12 +305,11 @@ def search_rescore_kernel(
     squares = tl.zeros((BLOCK_K,), tl.float32)
     for start in range(0, k, BLOCK_K):
         in_words, in_k = offs_k < whole - start, offs_k < k - start
-        a = tl.load(a_ptrs + start, mask=in_words, other=0)
-        b = tl.load(b_ptrs + start, mask=is_there[:, None] & in_words[None, :], other=0)
-        # What lies behind a row may be NaN.
-        a, b = tl.where(in_k, a, 0).to(TYPE), tl.where(in_k[None, :], b, 0).to(TYPE)
+        a = tl.where(in_k, tl.load(a_ptrs + start, mask=in_words, other=0), 0).to(TYPE)
+        b = tl.load(b_ptrs + start, mask=is_there[:, None] & in_words[None, :], other=0).to(TYPE)
         gap = b - a[None, :]
-        total += tl.where(metric == L2, gap * gap, b * a[None, :])
+        # What lies behind a row may be NaN.
+        total += tl.where(in_k[None, :], tl.where(metric == L2, gap * gap, b * a[None, :]), 0)
         squares += a.to(tl.float32) * a.to(tl.float32)
     score = tl.sum(total, axis=1).to(tl.float32)
     norm = tl.load(norms_ptr + item, mask=is_there & (metric == COSINE), other=1.0)

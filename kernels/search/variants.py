@@ -90,7 +90,8 @@ def rescore_variant(problem: Problem, config: Config, target: Target) -> Variant
         "PART": part_of(config.group),
         "BLOCK_K": 32 if target.backend == "interpreter" else 128,
     }
-    return binary(search_rescore_kernel, types, constants, 4, target)
+    # A program of more items would spill by 4 warps.
+    return binary(search_rescore_kernel, types, constants, 4 if config.group <= _RESCORED else 8, target)
 
 
 def num_scored(best: int, group: int) -> int:
