@@ -23,7 +23,7 @@ _GELU_3 = tl.constexpr(-0.1029432395800235)
 
 @triton.jit
 def over_one_plus(x, power):
-    """Returns x / (1 + 2^power), by a root: that is one instruction, and a quotient eight."""
+    """Returns x / (1 + 2^power), by a root, which takes fewer instructions than a quotient."""
     root = tl.rsqrt(1.0 + tl.exp2(power))
     return x * root * root
 

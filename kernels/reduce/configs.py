@@ -105,10 +105,9 @@ _ROW_WARPS, _COLUMN_WARPS = 64, 16
 _ALONE = 4
 # Rows by rising number of elements, read in pieces of 16 bytes or element by element; long rows where they are few, up to
 # so many a multiprocessor (H200).
+_SHORT = ((4, Config(512, 4, 4)), (16, Config(128, 16, 4)), (32, Config(64, 32, 4)))
 _PIECES = (
-    (4, Config(512, 4, 4)),
-    (16, Config(128, 16, 4)),
-    (32, Config(64, 32, 4)),
+    *_SHORT,
     (64, Config(32, 64, 4)),
     (128, Config(16, 128, 4)),
     (256, Config(8, 256, 4)),
@@ -117,14 +116,7 @@ _PIECES = (
     (2048, Config(1, 2048, 4)),
     (math.inf, Config(1, 4096, 4)),
 )
-_ELEMENTS = (
-    (4, Config(512, 4, 4)),
-    (16, Config(128, 16, 4)),
-    (32, Config(64, 32, 4)),
-    (320, Config(32, 64, 4)),
-    (1100, Config(8, 512, 4)),
-    (math.inf, Config(1, 2048, 4)),
-)
+_ELEMENTS = (*_SHORT, (320, Config(32, 64, 4)), (1100, Config(8, 512, 4)), (math.inf, Config(1, 2048, 4)))
 _FEW_LONG, _FEW_LONG_ROWS = Config(1, 4096, 8), 4
 # Columns (H200, 75 shapes in all of 14 blocks: within 8 % of the fastest in the geomean): of few elements, with the rows
 # a multiprocessor from which up to so many elements are few; of many rows; of others; of few rows; of few neighbours.
