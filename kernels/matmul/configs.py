@@ -6,6 +6,7 @@ through buckets, so that the set of binaries is finite.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 from tilewire.kernels.runtime.kinds import ITEM_BYTES
@@ -226,9 +227,13 @@ def copied_operands(problem: Problem, kernel: str) -> tuple[bool, bool]:
 
 def as_read(problem: Problem, config: Config) -> Problem:
     """`problem` as the kernel of `config` meets it: after the copies, where there are any."""
-    if not config.is_copied:
-        return problem
-    a_major, b_major = _rows_for(problem, config.kernel)
+    return _as_copied(problem, config.kernel) if config.is_copied else problem
+
+
+@functools.lru_cache(maxsize=64)
+def _as_copied(problem: Problem, kernel: str) -> Problem:
+    """Looked up, since every candidate of a choice asks."""
+    a_major, b_major = _rows_for(problem, kernel)
     unit = 16 // ITEM_BYTES[problem.dtype]
     lengths = (problem.k if a_major == "k" else problem.m, problem.n if b_major == "n" else problem.k)
     return replace(

@@ -221,24 +221,17 @@ def _override(problem: Problem, target: Target, *, is_plain: bool) -> Config | N
 
 @dataclass(frozen=True)
 class _Able:
-    """A tile, and whether it has binaries for whole tiles and for tiles that programs share, with operands copied or not."""
+    """A tile, and the configurations of it that have binaries, by rising split of K."""
 
     tile: Tile
-    is_whole: bool
-    is_shared: bool
-    is_copied: bool
+    configs: tuple[Config, ...]
 
 
 def _predictions(problem: Problem, target: Target, *, is_plain: bool) -> Iterator[tuple[float, Config, Tile]]:
     """Every candidate with its predicted microseconds; splits of a tile only while more of them help."""
     for able in _able(_representative(problem), is_plain, target):
         tile, best_us = able.tile, math.inf
-        for split_k in SPLITS if able.is_shared else SPLITS[:1]:
-            if not (able.is_whole if split_k == 1 else able.is_shared):
-                continue
-            config = tile.config
-            if split_k > 1 or able.is_copied:
-                config = replace(config, split_k=split_k, is_copied=able.is_copied)
+        for config in able.configs:
             if not is_sensible(problem, config, target):
                 continue
             us = MODEL.us(tile.costs, amounts_of(problem, config, tile.occupancy, target, is_plain=is_plain))
@@ -261,19 +254,34 @@ def _representative(problem: Problem) -> Problem:
 
 @functools.lru_cache(maxsize=4096)
 def _able(problem: Problem, is_plain: bool, target: Target) -> tuple[_Able, ...]:
-    """The tiles with binaries for products like this. Looked up, since working it out takes as long as choosing."""
+    """The tiles with binaries for products like this. Looked up, since working it out takes longer than choosing."""
+    # By kernel, and whether operands are copied: the specializations of whole tiles and of tiles that programs share.
+    specializations = {
+        (kernel, is_copied): [
+            specialization_of(problem, replace(probe, split_k=split, is_copied=is_copied), is_plain=is_plain)
+            for split in (1, 2)
+        ]
+        for (kernel, probe), is_copied in itertools.product(_PROBES.items(), (False, True))
+        if not is_copied or can_copy(problem, kernel)
+    }
     found = []
     for tile, is_copied in itertools.product(tiles_for(problem, target), (False, True)):
-        probe = replace(_PROBES[tile.config.kernel], is_copied=is_copied)
-        if is_copied and not can_copy(problem, probe.kernel):
+        config = tile.config
+        if (config.kernel, is_copied) not in specializations:
             continue
-        whole, shared = (
-            specialization_of(problem, replace(probe, split_k=split), is_plain=is_plain) for split in (1, 2)
-        )
+        whole, shared = specializations[config.kernel, is_copied]
         if (tile.store == "scalar") != (whole.store == "scalar"):
             continue
-        is_whole = tile.config in built_for(whole, target)
-        is_shared = tile.config in built_for(shared, target) and can_split(tile.config)
-        if is_whole or is_shared:
-            found.append(_Able(tile, is_whole, is_shared, is_copied))
+        alone, *splits = _split(config, is_copied=is_copied)
+        configs = [alone] if config in built_for(whole, target) else []
+        if config in built_for(shared, target) and can_split(config):
+            configs += splits
+        if configs:
+            found.append(_Able(tile, tuple(configs)))
     return tuple(found)
+
+
+@functools.cache
+def _split(config: Config, *, is_copied: bool) -> tuple[Config, ...]:
+    """A tile at every split of K."""
+    return tuple(replace(config, split_k=split, is_copied=is_copied) for split in SPLITS)
