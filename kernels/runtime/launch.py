@@ -8,6 +8,7 @@ binaries can be enumerated, compiled ahead, and counted. A held binary launches 
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -105,11 +106,13 @@ class Loaded:
     Attributes:
         metadata: Triton's, of the compiled kernel.
         function: on CUDA, the driver's; else Triton holds it.
+        digest: SHA-256 of its bytes.
         compiled: Triton's compiled kernel; None where it was loaded without Triton.
     """
 
     metadata: Any
     function: Function | None
+    digest: bytes
     compiled: Any = None
 
     @property
@@ -292,7 +295,8 @@ def load(variant: Variant, target: Target, device_index: int) -> Loaded:
     if target.backend == "cuda":
         return load_image(variant, target, device_index, compiled.kernel, compiled.metadata)
     compiled._init_handles()
-    loaded = _loaded[variant, device_index] = Loaded(compiled.metadata, None, compiled)
+    digest = hashlib.sha256(compiled.kernel).digest()
+    loaded = _loaded[variant, device_index] = Loaded(compiled.metadata, None, digest, compiled)
     return loaded
 
 
@@ -304,7 +308,7 @@ def load_image(variant: Variant, target: Target, device_index: int, image: bytes
     """
     threads = metadata.num_warps * target.warp_size
     function = load_function(image, metadata.name, num_threads=threads, shared_bytes=metadata.shared)
-    loaded = _loaded[variant, device_index] = Loaded(metadata, function)
+    loaded = _loaded[variant, device_index] = Loaded(metadata, function, hashlib.sha256(image).digest())
     return loaded
 
 

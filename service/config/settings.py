@@ -129,7 +129,8 @@ class Settings(BaseSettings):
     )
     warmup: Warmup = Field(
         "run",
-        description="Before ready: none (compile a kernel when a request needs it), load every kernel, or run each one too.",
+        description="Before ready: none (compile a kernel when a request needs it), load every kernel, or also run each "
+        "that this device has not run before.",
     )
     forbid_serving_compiles: bool = Field(
         default=False, description="Fail a request whose kernel must be compiled: to test that there is none."

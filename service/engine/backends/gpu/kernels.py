@@ -18,6 +18,7 @@ from tilewire.kernels.build.loading import load_all
 from tilewire.kernels.build.precompile import CompileError, images_of, precompile
 from tilewire.kernels.build.report import described, roofline, tuned
 from tilewire.kernels.build.selftest import self_tests, wrong
+from tilewire.kernels.build.tried import keep, note_of, place_of
 from tilewire.kernels.matmul.configs import OUT_DTYPES
 from tilewire.kernels.matmul.members import is_supported
 from tilewire.kernels.op import SelfTest
@@ -99,7 +100,7 @@ class DeviceKernels:
             self._compile(report, on_each)
             self._loaded = load_all(self.target, self._index, partial(report, "load"))
             if how.warmup == "run":
-                self._try(stream, report)
+                self._try_once(stream, report)
             if how.is_tuned_online:
                 self._learn(with_vendor=how.with_vendor)
         except (CompileError, RegistryMismatch, RuntimeError) as error:
@@ -113,6 +114,17 @@ class DeviceKernels:
         done = precompile(self.target, begin=begin, on_progress=partial(report, "compile"))
         for op in done.compiled.elements():
             on_each(op)
+
+    def _try_once(self, stream: torch.cuda.Stream, report: Report) -> None:
+        """Tries the kernels, unless this device has passed these bytes before."""
+        place = place_of(self._index)
+        note = None if place is None else note_of(place, self._loaded, variants(self.target))
+        if note is not None and note.exists():
+            logger.info("kernels were tried before on this device: %s", note)
+            return
+        self._try(stream, report)
+        if place is not None and note is not None:
+            keep(note, place, len(self._loaded))
 
     def _try(self, stream: torch.cuda.Stream, report: Report) -> None:
         total = len(variants(self.target))
