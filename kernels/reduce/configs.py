@@ -58,11 +58,12 @@ class Problem:
     Attributes:
         rows: Number of results.
         rows_inner: Extent of the innermost dimension beside the axis, after merging.
-        n: Elements of a row.
+        n: Elements of a row; of one that may begin in the middle of a piece, so many more as may lie around it.
         dtype: Name of the input's dtype.
         state: State of the kind.
         is_row: Whether elements of a row are neighbours; else rows lie across memory.
-        is_aligned: Whether 16-byte pieces can be read.
+        is_aligned: Whether 16-byte pieces are read.
+        is_cut: Whether pieces of a row may hold what is not of it.
         is_unit_inner: Whether neighbouring rows are neighbours in memory, where they lie across it.
     """
 
@@ -74,10 +75,11 @@ class Problem:
     is_row: bool = True
     is_aligned: bool = True
     is_unit_inner: bool = True
+    is_cut: bool = False
 
     @property
     def unit(self) -> int:
-        """By what kernels multiply the lengths and strides that they are given."""
+        """Elements that are read at a time; of columns also by what the kernel multiplies its lengths and strides."""
         return unit_of(self.dtype, is_aligned=self.is_aligned)
 
 
@@ -103,10 +105,11 @@ MAX_PARTS = 2048
 _ROW_WARPS, _COLUMN_WARPS = 64, 16
 # Blocks of a row that one program takes, since parts cost more.
 _ALONE = 4
-# Rows by rising number of elements, read in pieces of 16 bytes or element by element; long rows where they are few, up to
-# so many a multiprocessor (H200).
+# Rows by rising number of elements, and long rows where they are few, up to so many a multiprocessor (H200). Where pieces
+# hold what is not of a row, short ones are read element by element.
 _SHORT = ((4, Config(512, 4, 4)), (16, Config(128, 16, 4)), (32, Config(64, 32, 4)))
-_PIECES = (
+SHORT = 32
+_ROWS = (
     *_SHORT,
     (64, Config(32, 64, 4)),
     (128, Config(16, 128, 4)),
@@ -116,7 +119,7 @@ _PIECES = (
     (2048, Config(1, 2048, 4)),
     (math.inf, Config(1, 4096, 4)),
 )
-_ELEMENTS = (*_SHORT, (320, Config(32, 64, 4)), (1100, Config(8, 512, 4)), (math.inf, Config(1, 2048, 4)))
+_CUT = ((800, Config(16, 128, 4)), (3000, Config(4, 1024, 4)), (math.inf, Config(1, 2048, 4)))
 _FEW_LONG, _FEW_LONG_ROWS = Config(1, 4096, 8), 4
 # Columns (H200, 75 shapes in all of 14 blocks: within 8 % of the fastest in the geomean): of few elements, with the rows
 # a multiprocessor from which up to so many elements are few; of many rows; of others; of few rows; of few neighbours.
@@ -132,12 +135,11 @@ _INTERPRETED_COLUMNS = (Config(16, 16, 4),)
 def choose(problem: Problem, target: Target) -> Config:
     """The blocks for `problem` on `target`: with its kind, and with parts, one of `enumerate_configs`."""
     if target.backend == "interpreter":
-        found = configs_for(target, is_row=problem.is_row, is_aligned=problem.is_aligned)
+        found = configs_for(problem, target)
         return share(problem, next((config for config in found if config.block_n >= problem.n), found[-1]), target)
     if problem.is_row:
         is_long = problem.n > _FEW_LONG.block_n // 2 and problem.rows <= _FEW_LONG_ROWS * target.num_sms
-        rows = _PIECES if problem.is_aligned else _ELEMENTS
-        config = _FEW_LONG if is_long else next(config for most, config in rows if problem.n <= most)
+        config = _FEW_LONG if is_long else next(config for most, config in _rows(problem) if problem.n <= most)
     else:
         config = _choose_columns(problem, problem.rows / target.num_sms)
     return share(problem, config, target)
@@ -168,13 +170,19 @@ def share(problem: Problem, config: Config, target: Target) -> Config:
     return replace(config, parts=max(1, min(warps // config.num_warps * target.num_sms // tiles, blocks, MAX_PARTS)))
 
 
-def configs_for(target: Target, *, is_row: bool, is_aligned: bool) -> tuple[Config, ...]:
+def _rows(problem: Problem) -> list[tuple[float, Config]]:
+    """Blocks of rows by rising number of elements. A block is no shorter than a piece."""
+    found = _CUT if problem.is_cut else _ROWS if problem.is_aligned else _SHORT
+    return [(most, config) for most, config in found if config.block_n >= problem.unit]
+
+
+def configs_for(problem: Problem, target: Target) -> tuple[Config, ...]:
     """Blocks that `choose` has for rows, or for columns."""
     if target.backend == "interpreter":
-        return _INTERPRETED_ROWS if is_row else _INTERPRETED_COLUMNS
-    if is_row:
-        return (*(config for _, config in (_PIECES if is_aligned else _ELEMENTS)), _FEW_LONG)
-    return (_FLAT, _MANY, _SOME, _FEW, _NARROW)
+        return _INTERPRETED_ROWS if problem.is_row else _INTERPRETED_COLUMNS
+    if not problem.is_row:
+        return (_FLAT, _MANY, _SOME, _FEW, _NARROW)
+    return (*(config for _, config in _rows(problem)), *((_FEW_LONG,) if problem.is_aligned else ()))
 
 
 def enumerate_configs(target: Target) -> Iterator[tuple[Problem, Config]]:
@@ -182,8 +190,8 @@ def enumerate_configs(target: Target) -> Iterator[tuple[Problem, Config]]:
     for dtype in FLOATS:
         for state in STATES:
             problems = [Problem(1, 1, 1, dtype, state, is_aligned=aligned) for aligned in (True, False)]
+            problems.append(Problem(1, 1, 1, dtype, state, is_cut=True))
             for aligned, unit in ((True, True), (False, True), (False, False)):
                 problems.append(Problem(1, 1, 1, dtype, state, False, aligned, unit))
             for problem in problems:
-                found = configs_for(target, is_row=problem.is_row, is_aligned=problem.is_aligned)
-                yield from ((problem, config) for config in found)
+                yield from ((problem, config) for config in configs_for(problem, target))

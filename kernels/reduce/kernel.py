@@ -201,6 +201,22 @@ def begin(parts, OVERLAP: tl.constexpr):
 
 
 @triton.jit
+def load_block(row_ptrs, begin, in_rows, start, offs, n, nothing, PIECE: tl.constexpr, CUT: tl.constexpr):
+    """The elements of rows at places `start` + `offs` as float32; what is not of a row is `nothing`.
+
+    A row begins at place `begin`, and pieces are read whole. Unless CUT, rows begin and end where a piece does.
+    """
+    end = n - start
+    if CUT:
+        end = (end + begin)[:, None]
+    mask = in_rows[:, None] & (offs // PIECE * PIECE < end)
+    x = tl.load(row_ptrs + (start + offs), mask=mask, other=nothing).to(tl.float32)
+    if CUT:
+        x = tl.where((offs >= (begin - start)[:, None]) & (offs < end), x, nothing)
+    return x
+
+
+@triton.jit
 def reduce_row_kernel(
     x_ptr,
     out_ptr,
@@ -208,6 +224,7 @@ def reduce_row_kernel(
     count_ptr,
     rows,
     n,
+    blocks,
     rows_inner,
     stride_outer,
     stride_inner,
@@ -216,7 +233,8 @@ def reduce_row_kernel(
     flip,
     power,
     out_kind,
-    UNIT: tl.constexpr,
+    PIECE: tl.constexpr,
+    CUT: tl.constexpr,
     STATE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -225,32 +243,38 @@ def reduce_row_kernel(
 ):
     """Rows of neighbours. Grid: (ceil(rows / BLOCK_ROWS) × parts,).
 
-    The programs of a row take its blocks of BLOCK_N elements in turn, LANE neighbours a lane: together they read from one
-    place of memory. `n` and the strides come in UNITs.
+    The programs of a row take its `blocks` of BLOCK_N elements in turn, LANE neighbours a lane: together they read from one
+    place of memory. Rows are read in whole pieces of PIECE elements, 16 bytes. With CUT they begin and end anywhere, and what
+    lies around a row is not used: a piece that holds an element lies in that element's memory. A PIECE of 1 reads element
+    by element.
     """
     begin(parts, OVERLAP)
-    n = n * UNIT
     NUM: tl.constexpr = BLOCK_N // LANE
+    SIZE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth // 8
     part = tl.program_id(0) % parts
     row = tl.program_id(0) // parts * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     in_rows = row < rows
-    units = row.to(tl.int64) * stride_inner
+    from_row = row.to(tl.int64) * stride_inner
     # Divisions of all rows take longer than a small reduction.
     if rows_inner < rows:
         outer = row // rows_inner
-        units = outer.to(tl.int64) * stride_outer + (row - outer * rows_inner).to(tl.int64) * stride_inner
-    # Triton 3.6 forgets in a branch what divides a number, and would read element by element.
-    x_ptrs = x_ptr + (units * UNIT)[:, None]
-    # Not counted in elements, which may come near 2³¹.
-    blocks = (n - 1) // BLOCK_N + 1
+        from_row = outer.to(tl.int64) * stride_outer + (row - outer * rows_inner).to(tl.int64) * stride_inner
+    # Where a row begins, counted from the piece that the first one begins in.
+    place = tl.zeros((BLOCK_ROWS,), tl.int32)
+    first_ptr = x_ptr
+    if PIECE > 1:
+        address = x_ptr.to(tl.int64)
+        first_ptr = tl.multiple_of((address & -16).to(tl.pointer_type(x_ptr.dtype.element_ty)), 16)
+    if CUT:
+        from_row += (address & 15) // SIZE
+        place = (from_row % PIECE).to(tl.int32)
+    row_ptrs = first_ptr + (from_row // PIECE * PIECE)[:, None]
     offs = tl.arange(0, BLOCK_N)[None, :]
     sign = tl.where(flip != 0, -1.0, 1.0)
     if STATE == SUM:
         total = tl.zeros((BLOCK_ROWS, NUM), tl.float32)
         for block in range(part, blocks, parts):
-            start = block * BLOCK_N
-            mask = in_rows[:, None] & (offs < n - start)
-            x = tl.load(x_ptrs + (start + offs), mask=mask, other=0.0).to(tl.float32)
+            x = load_block(row_ptrs, place, in_rows, block * BLOCK_N, offs, n, 0.0, PIECE, CUT)
             x = tl.where(power == 2, x * x, x)
             total += tl.sum(tl.reshape(x, (BLOCK_ROWS, NUM, LANE)), axis=2)
         first = tl.sum(total, axis=1)
@@ -259,17 +283,13 @@ def reduce_row_kernel(
         tops = tl.full((BLOCK_ROWS, NUM), -float("inf"), tl.float32)
         totals = tl.zeros((BLOCK_ROWS, NUM), tl.float32)
         for block in range(part, blocks, parts):
-            start = block * BLOCK_N
-            mask = in_rows[:, None] & (offs < n - start)
-            x = tl.load(x_ptrs + (start + offs), mask=mask, other=-float("inf")).to(tl.float32)
+            x = load_block(row_ptrs, place, in_rows, block * BLOCK_N, offs, n, -float("inf"), PIECE, CUT)
             tops, totals = absorb_exp(tops, totals, tl.reshape(x, (BLOCK_ROWS, NUM, LANE)), 2)
         first, second = merge_exp(tops, totals, 1)
     elif STATE == TOP:
         tops = tl.full((BLOCK_ROWS, NUM), -float("inf"), tl.float32)
         for block in range(part, blocks, parts):
-            start = block * BLOCK_N
-            mask = in_rows[:, None] & (offs < n - start)
-            x = tl.load(x_ptrs + (start + offs), mask=mask, other=-float("inf") * sign).to(tl.float32) * sign
+            x = load_block(row_ptrs, place, in_rows, block * BLOCK_N, offs, n, -float("inf") * sign, PIECE, CUT) * sign
             tops = larger(tops, largest(tl.reshape(x, (BLOCK_ROWS, NUM, LANE)), 2))
         first = largest(tops, 1)
         second = first
@@ -278,8 +298,7 @@ def reduce_row_kernel(
         starts = tl.zeros((BLOCK_ROWS, NUM), tl.int32) + part * BLOCK_N
         for block in range(part, blocks, parts):
             start = block * BLOCK_N
-            mask = in_rows[:, None] & (offs < n - start)
-            x = tl.load(x_ptrs + (start + offs), mask=mask, other=-float("inf") * sign).to(tl.float32) * sign
+            x = load_block(row_ptrs, place, in_rows, start, offs, n, -float("inf") * sign, PIECE, CUT) * sign
             x = largest(tl.reshape(x, (BLOCK_ROWS, NUM, LANE)), 2)
             is_new = is_better(x, tops)
             starts = tl.where(is_new, start, starts)
@@ -288,10 +307,11 @@ def reduce_row_kernel(
         key = tl.max(to_key(to_order(tops, 0, MAGNITUDE), starts + tl.arange(0, NUM)[None, :] * LANE), axis=1)
         first = (key >> 32).to(tl.int32)
         near = index_of(key)[:, None] + tl.arange(0, LANE)[None, :]
-        mask = in_rows[:, None] & (near < n)
-        x = tl.load(x_ptrs + near, mask=mask, other=0.0).to(tl.float32) * sign
+        index = near - place[:, None]
+        mask = in_rows[:, None] & (index >= 0) & (index < n)
+        x = tl.load(row_ptrs + near, mask=mask, other=0.0).to(tl.float32) * sign
         is_best = mask & (to_order(x, 0, MAGNITUDE) == first[:, None])
-        second = tl.min(tl.where(is_best, near, MAGNITUDE), axis=1).to(tl.int32)
+        second = tl.min(tl.where(is_best, index, MAGNITUDE), axis=1).to(tl.int32)
     if parts > 1:
         bring_up_next(OVERLAP)
     finish(first, second, row, in_rows, rows, parts, out_ptr, partial_ptr, count_ptr, n, kind, flip, out_kind, STATE)

@@ -10,7 +10,7 @@ import torch
 
 from tilewire.kernels.build.operands import numbers
 from tilewire.kernels.op import SelfTest
-from tilewire.kernels.reduce.configs import KINDS, OUT_KINDS, Config, Kind, Problem, choose
+from tilewire.kernels.reduce.configs import KINDS, OUT_KINDS, SHORT, Config, Kind, Problem, choose
 from tilewire.kernels.reduce.kernel import reduce_column_kernel, reduce_row_kernel
 from tilewire.kernels.runtime.binaries import binary
 from tilewire.kernels.runtime.kinds import FLOATS, name_of, pointer
@@ -27,7 +27,8 @@ def build(problem: Problem, config: Config, target: Target) -> Variant:
     """The binary of a configuration."""
     types = {"x_ptr": pointer(problem.dtype), "out_ptr": "*i8", "partial_ptr": "*i32", "count_ptr": "*i32"}
     constants = {
-        "UNIT": problem.unit,
+        "PIECE" if problem.is_row else "UNIT": problem.unit,
+        "CUT": problem.is_cut,
         "STATE": problem.state,
         "BLOCK_ROWS": config.block_rows,
         "BLOCK_N": config.block_n,
@@ -50,7 +51,8 @@ def _lane(problem: Problem, config: Config, target: Target) -> int:
 # ── launches ────────────────────────────────────────────────────────────────────────────────────────
 
 
-_MAX_N = (1 << 31) - 1
+# Places in the pieces of a row are counted in 32 bits.
+_MAX_N = (1 << 31) - 16
 
 
 def reduce(
@@ -160,9 +162,10 @@ def _of_one(kind: Kind, x: torch.Tensor, out: torch.Tensor) -> None:
     if kind.is_index:
         out.zero_()
         return
-    out.copy_(x.reshape(out.shape))
     if kind.power == 2:
-        out.abs_()
+        torch.abs(x.reshape(out.shape), out=out)
+    else:
+        out.copy_(x.reshape(out.shape))
 
 
 def _view(x: torch.Tensor, axis: int | None) -> RowsView | None:
@@ -181,14 +184,16 @@ def _pipeline(
     target = current(x.get_device())
     problem = _problem(x, view, KINDS[kind], is_copied=is_copied)
     config = config or choose(problem, target)
-    unit = problem.unit
+    # The sizes of columns come in units.
+    unit = 1 if problem.is_row else problem.unit
     ((stride_outer, stride_inner, stride_n),) = view.strides
     sizes = {
-        "rows": problem.rows if problem.is_row else problem.rows // unit,
-        "n": view.n // unit if problem.is_row else view.n,
-        "rows_inner": view.rows[1] if problem.is_row else view.rows[1] // unit,
+        "rows": problem.rows // unit,
+        "n": view.n,
+        "blocks": -(-problem.n // config.block_n),
+        "rows_inner": view.rows[1] // unit,
         "stride_outer": stride_outer // unit,
-        "stride_inner": stride_inner // unit if problem.is_row else stride_inner,
+        "stride_inner": stride_inner,
         "stride_n": stride_n // unit,
         "parts": config.parts,
         "kind": KINDS[kind].number,
@@ -212,11 +217,12 @@ def _problem(x: torch.Tensor, view: RowsView, kind: Kind, *, is_copied: bool) ->
     is_unit_inner = stride_inner == 1 or view.rows[1] == 1
     spans = (view.n, stride_outer, stride_inner) if is_row else (view.rows[1], stride_outer, stride_n * (view.n > 1))
     is_aligned = (is_copied or are_aligned((x,))) and all(span % unit == 0 for span in spans)
-    is_aligned = is_aligned and (is_row or is_unit_inner) and view.n > 0
-    rows = view.rows[0] * view.rows[1]
-    return Problem(
-        rows, view.rows[1], view.n, name_of(x.dtype), kind.state, is_row, is_aligned, is_row or is_unit_inner
-    )
+    is_aligned = is_aligned and (is_row or (is_unit_inner and view.n > 0))
+    is_cut = is_row and not is_aligned and view.n > SHORT
+    n = view.n + (unit - 1 if is_cut else 0)
+    sizes = (view.rows[0] * view.rows[1], view.rows[1], n)
+    lying = (is_row, is_aligned or is_cut, is_row or is_unit_inner, is_cut)
+    return Problem(*sizes, name_of(x.dtype), kind.state, *lying)
 
 
 # ── self-test ───────────────────────────────────────────────────────────────────────────────────────
@@ -228,8 +234,9 @@ _KINDS = ("sum", "argmax", "logsumexp", "max")
 
 def self_test(problem: Problem, config: Config, device: torch.device) -> SelfTest:
     """Launches the binaries of one configuration and checks them."""
-    # An aligned row ends where a piece of 16 bytes does, however short its blocks are.
-    n = -(-3 * config.block_n // problem.unit) * problem.unit - (0 if problem.is_aligned else 1)
+    n = 3 * config.block_n - (0 if problem.is_aligned else 1)
+    if problem.is_row:
+        n = n - 1 if problem.is_cut else n if problem.is_aligned else min(n, SHORT - 1)
     rows = -(-config.block_rows // 16) * 16 + (16 if problem.is_aligned else 3)
     dtype = getattr(torch, problem.dtype)
     if problem.is_row:

@@ -20,6 +20,10 @@ MAX_ORDERS = 1 << 26
 _MANY_ITEMS = 1 << 18
 # Scores of more than one in so many items are not computed again.
 _FEW = 4
+# Up to so many items, scores, and elements read for them (float32 last), the scores of all items are computed at once.
+_DIRECT_ITEMS, _DIRECT_SCORES, _DIRECT_ELEMENTS = 4096, 1 << 15, (1 << 23, 1 << 25)
+# The same in the interpreter, where tests search few items.
+_INTERPRETED_DIRECT_ITEMS = 40
 # Blocks that hold the items of a query whose scores are computed again.
 FINISH = (Block(1024, 4, 1, 128), Block(4096, 4, 1, 128), Block(8192, 8, 1, 256))
 
@@ -64,7 +68,7 @@ class Config:
     """Blocks and compiler options of the product.
 
     Attributes:
-        kernel: `tma` or `pointer`.
+        kernel: `tma`, `pointer`, or `none`: no groups are selected, and all scores are computed as those of the best are.
         block_m: Queries of a tile.
         block_n: Items of a tile.
         block_k: Elements summed at a time.
@@ -88,6 +92,8 @@ class Config:
     group: int = 32
 
 
+# For few items: other kernels than the product's are those of any search.
+DIRECT = Config("none", 1, 8, 0, 0, 0, group=8)
 _WHOLE = (
     Config("tma", 16, 128, 128, 4, 3, is_swapped=True, is_whole=True, programs_per_sm=2),
     Config("tma", 64, 128, 128, 4, 3, is_whole=True, programs_per_sm=2),
@@ -121,7 +127,9 @@ _INTERPRETED = (
 
 
 def choose(problem: Problem, target: Target) -> Config:
-    """The blocks for `problem` on `target`: with its kind, one of `enumerate_configs`."""
+    """The blocks for `problem` on `target`: with its kind, one of `enumerate_configs`, or `DIRECT`."""
+    if _is_direct(problem, target):
+        return DIRECT
     fitting = [config for config in configs_for(problem, target) if not config.is_whole or problem.k <= config.block_k]
     fitting = [config for config in fitting if config.is_whole] or fitting
     number = next((number for number, config in enumerate(fitting) if config.block_m >= problem.m), len(fitting) - 1)
@@ -129,6 +137,13 @@ def choose(problem: Problem, target: Target) -> Config:
     while number > 0 and _num_tiles(problem, fitting[number]) < target.num_sms:
         number -= 1
     return replace(fitting[number], group=group_for(problem, fitting[number]))
+
+
+def _is_direct(problem: Problem, target: Target) -> bool:
+    most = _INTERPRETED_DIRECT_ITEMS if target.backend == "interpreter" else _DIRECT_ITEMS
+    scores = problem.m * problem.n
+    most_elements = _DIRECT_ELEMENTS[problem.dtype == "float32"]
+    return problem.n <= most and scores <= _DIRECT_SCORES and scores * problem.k <= most_elements
 
 
 def _num_tiles(problem: Problem, config: Config) -> int:

@@ -270,6 +270,7 @@ def search_rescore_kernel(
     n,
     k,
     kept,
+    is_selected,
     stride_a,
     stride_b,
     metric,
@@ -282,8 +283,8 @@ def search_rescore_kernel(
 ):
     """Keys of the scores of the items in PART of a query's best groups. Grid: (queries × parts,).
 
-    `groups_ptr` is (queries, `kept`) keys; `keys_ptr` (queries, parts · PART · GROUP). Strides come in UNITs, and so are rows
-    read.
+    `groups_ptr` is (queries, `kept`) keys, unless not `is_selected`: then the `kept` groups are all that there are.
+    `keys_ptr` is (queries, parts · PART · GROUP). Strides come in UNITs, and so are rows read.
     """
     await_previous(OVERLAP)
     IS_INTEGER: tl.constexpr = a_ptr.dtype.element_ty == tl.int8
@@ -293,9 +294,10 @@ def search_rescore_kernel(
     parts = tl.cdiv(kept, PART)
     query = (tl.program_id(0) // parts).to(tl.int64)
     place = tl.program_id(0) % parts * PART + tl.arange(0, PART)
-    group = tl.load(groups_ptr + query * kept + place, mask=place < kept, other=NONE)
-    item = index_of(group)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    is_there = (group != NONE)[:, None] & (item < n)
+    group = tl.load(groups_ptr + query * kept + place, mask=(place < kept) & (is_selected > 0), other=NONE)
+    number = tl.where(is_selected > 0, index_of(group), place)
+    item = number[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    is_there = ((group != NONE) | (is_selected == 0))[:, None] & (item < n)
     item = tl.reshape(item, (ITEMS,))
     is_there = tl.reshape(is_there, (ITEMS,))
     offs_k = tl.arange(0, BLOCK_K)

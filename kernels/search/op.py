@@ -282,8 +282,41 @@ def _pipeline(
         "stride_a": a.stride(0) // unit,
         "stride_b": b.stride(0) // unit,
     }
-    steps, parts, queries, factors, stride = [], {}, "a", "norms", a.stride(0)
-    if metric == "cosine" and has_bias:
+    steps: list[Step] = []
+    parts: dict[str, Part] = {}
+    selected = "scored"
+    num_keys, kept = num_scored(best, config.group), best
+    if config.kernel == "none":
+        num_keys, kept = num_scored(sizes["groups"], config.group), sizes["groups"]
+    else:
+        steps, parts = _selection(a, b, problem, metric, config, sizes, target)
+        selected = steps[-1].operands[-1]
+    programs = num_keys // config.group // part_of(config.group)
+    parts |= {"scored": Part(torch.int64, (m, num_keys)), "kept": Part(torch.int64, (m, 2, num_kept(best)))}
+    of_groups = {"k": k, "kept": kept, "is_selected": int(config.kernel != "none")}
+    launch = Launch(rescore_variant(problem, config, target), (m * programs,), sizes | of_groups, a.device)
+    steps.append(Step(launch, ("a", "b", "norms", "bias", selected, "scored")))
+    last = {"num_keys": num_keys, "k": best, "most": num_kept(best)}
+    launch = Launch(finish_variant(finish_block(num_keys), target), (m,), sizes | last, a.device)
+    steps.append(Step(launch, ("scored", "kept", "values", "indices")))
+    return Pipeline(_TENSORS, steps, a.device, parts)
+
+
+def _selection(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    problem: Problem,
+    metric: str,
+    config: Config,
+    sizes: dict[str, int],
+    target: Target,
+) -> tuple[list[Step], dict[str, Part]]:
+    """The launches that select the best groups of each query, which the last one leaves in its last operand."""
+    (m, k), n = a.shape, b.shape[0]
+    steps: list[Step] = []
+    parts: dict[str, Part] = {}
+    queries, factors, stride = "a", "norms", a.stride(0)
+    if metric == "cosine" and sizes["has_bias"]:
         factors = "factors0"
         parts[factors] = Part(torch.float32, (m,))
         steps.append(Step(norms_launch(a, "norm"), ("a", factors)))
@@ -293,22 +326,11 @@ def _pipeline(
         centre = {"n": n, "k": k, "stride_a": a.stride(0), "stride_out": stride}
         launch = Launch(centre_variant(target), (m, max(1, -(-k // CENTRE_K))), centre, a.device)
         steps.append(Step(launch, ("a", "norms", queries)))
-    product = _product((m, k), stride, b, problem, config, sizes | {"stride_a": stride // unit}, target)
+    product = _product((m, k), stride, b, problem, config, sizes | {"stride_a": stride // problem.unit}, target)
     steps.append(Step(product, (queries, "b", "norms", factors, "bias", "orders")))
-    selecting, select_parts = select_steps(m, sizes["groups"], best, select_blocks(best, target), a.device)
-    steps += selecting
-    num_keys = num_scored(best, config.group)
-    programs = num_keys // config.group // part_of(config.group)
-    block = finish_block(best, config)
-    parts |= select_parts
-    parts |= {"scored": Part(torch.int64, (m, num_keys)), "kept": Part(torch.int64, (m, 2, num_kept(best)))}
-    rescore = rescore_variant(problem, config, target)
-    launch = Launch(rescore, (m * programs,), sizes | {"k": k, "kept": best}, a.device)
-    steps.append(Step(launch, ("a", "b", "norms", "bias", selecting[-1].operands[-1], "scored")))
-    last = {"num_keys": num_keys, "k": best, "most": num_kept(best)}
-    launch = Launch(finish_variant(block, target), (m,), sizes | last, a.device)
-    steps.append(Step(launch, ("scored", "kept", "values", "indices")))
-    return Pipeline(_TENSORS, steps, a.device, parts)
+    blocks = select_blocks(problem.best, target)
+    selecting, select_parts = select_steps(m, sizes["groups"], problem.best, blocks, a.device)
+    return steps + selecting, parts | select_parts
 
 
 def _product(

@@ -32,7 +32,7 @@ def binaries(problem: Problem, config: Config, target: Target) -> Iterator[Varia
     """Yields the binaries that `problem` is searched with, but for norms and those that select."""
     yield product_variant(problem, config, target)
     yield rescore_variant(problem, config, target)
-    yield finish_variant(finish_block(problem.best, config), target)
+    yield finish_variant(finish_block(num_scored(problem.best, config.group)), target)
 
 
 def part_of(group: int) -> int:
@@ -94,14 +94,14 @@ def rescore_variant(problem: Problem, config: Config, target: Target) -> Variant
     return binary(search_rescore_kernel, types, constants, 4 if config.group <= _RESCORED else 8, target)
 
 
-def num_scored(best: int, group: int) -> int:
-    """Items of a query whose scores are computed again."""
-    return -(-best // part_of(group)) * part_of(group) * group
+def num_scored(groups: int, group: int) -> int:
+    """Items of so many groups, as they are scored."""
+    return -(-groups // part_of(group)) * part_of(group) * group
 
 
-def finish_block(best: int, config: Config) -> Block:
+def finish_block(num_keys: int) -> Block:
     """The block that holds those."""
-    return block_for(num_scored(best, config.group), FINISH)
+    return block_for(num_keys, FINISH)
 
 
 def finish_variant(block: Block, target: Target) -> Variant:

@@ -1,5 +1,7 @@
 """reduce in the interpreter, against float64: kinds, axes, strides, shared rows, ties, NaN, infinities, nothing."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -121,3 +123,23 @@ def test_refuses(x, kind, options, named):
 def test_prepared_refuses_an_output_that_does_not_fit():
     with pytest.raises(ValueError, match="out"):
         prepare_reduce(torch.ones(2, 3), torch.empty(3), kind="sum")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_around_a_row_is_used(kind, dtype, generator):
+    """Rows of every place in a piece of 16 bytes, with better elements and NaN before, between and behind them."""
+    for first, gap in itertools.product(range(9), (1, 3, 8)):
+        whole = torch.full((first + 5 * (41 + gap) + 9,), NAN, dtype=dtype)
+        whole[1::2] = INF
+        rows = whole[first:].as_strided((5, 41), (41 + gap, 1))
+        rows.copy_(torch.randn((5, 41), generator=generator))
+        check(rows, kind)
+
+
+@pytest.mark.parametrize("kind", ["argmax", "argmin"])
+def test_an_index_counts_from_the_beginning_of_its_row(kind):
+    x = torch.zeros((7, 45))
+    best = torch.tensor([0, 1, 44, 16, 15, 31, 43])
+    x[torch.arange(7), best] = 1.0 if kind == "argmax" else -1.0
+    assert reduce(x, kind).tolist() == best.tolist()

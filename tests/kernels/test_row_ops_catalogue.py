@@ -60,17 +60,18 @@ def test_every_search(m, n, k, best, dtype, data, name):
     is_aligned, is_plain = data.draw(st.booleans()), data.draw(st.booleans())
     target = TARGETS[name]
     problem = search_configs.Problem(m, n, k, best, dtype, precision, is_aligned, is_plain)
-    config = search_configs.choose(problem, target)
-    assert product_variant(problem, config, target) in listed("search", name)
-    assert rescore_variant(problem, config, target) in listed("search", name)
-    assert finish_variant(finish_block(best, config), target) in listed("search", name)
-    assert finish_block(best, config).block_n >= num_scored(best, config.group)
+    for each in (problem, search_configs.invariant(problem)):
+        config = search_configs.choose(each, target)
+        is_direct = config == search_configs.DIRECT
+        assert is_direct or product_variant(problem, config, target) in listed("search", name)
+        assert rescore_variant(problem, config, target) in listed("search", name)
+        num_keys = num_scored(-(-n // config.group) if is_direct else best, config.group)
+        assert finish_variant(finish_block(num_keys), target) in listed("search", name)
+        assert finish_block(num_keys).block_n >= num_keys
     blocks = topk_configs.select_blocks(best, target)
     assert min(block.block_n for block in blocks) >= best
     selects = {select_variant(block, of_keys, target) for block in blocks for of_keys in (True, False)}
     assert selects <= listed("search", name)
-    other = search_configs.choose(search_configs.invariant(problem), target)
-    assert product_variant(problem, other, target) in listed("search", name)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -96,7 +97,9 @@ def test_a_column_reduction_reads_few_elements_that_are_none(outer, n, inner):
     lengths, lengths, lengths, dtypes, st.sampled_from(reduce_configs.STATES), st.booleans(), st.integers(0, 2), names
 )
 def test_every_reduction(outer, inner, n, dtype, state, is_row, lying, name):
-    problem = reduce_configs.Problem(outer * inner, inner, n, dtype, state, is_row, lying == 0, is_row or lying < 2)
+    is_cut = lying > 0 and is_row and n > reduce_configs.SHORT
+    how = (is_row, lying == 0 or is_cut, is_row or lying < 2, is_cut)
+    problem = reduce_configs.Problem(outer * inner, inner, n, dtype, state, *how)
     config = reduce_configs.choose(problem, TARGETS[name])
     assert config.parts <= reduce_configs.MAX_PARTS
     assert (config.parts - 1) * config.block_n < max(1, n)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tilewire.kernels.search.configs import Config
+from tilewire.kernels.search.configs import DIRECT, Config
 from tilewire.kernels.search.op import item_norms, prepare, prepare_search, search
 from tilewire.kernels.search.reference import scores_reference, search_reference
 
@@ -209,3 +209,17 @@ def test_prepared_refuses_outputs_that_do_not_fit():
     a, b = torch.ones(2, 8), torch.ones(5, 8)
     with pytest.raises(ValueError, match="indices"):
         prepare_search(a, b, torch.empty(2, 2), torch.empty(2, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, *SLOW_DTYPES])
+@pytest.mark.parametrize("metric", ["dot", "cosine", "l2"])
+def test_scores_of_all_items_at_once_are_those_of_selected_groups(dtype, metric, generator):
+    a, b = whole((3, 33), dtype, generator), whole((75, 33), dtype, generator)
+    bias = torch.randn((75,), generator=generator)
+    norms = None if metric == "dot" else item_norms(b, metric)
+    results = []
+    for config in (DIRECT, Config("pointer", 16, 32, 32, 4, 1, is_swapped=True, group=8)):
+        values, indices = torch.zeros((3, 9)), torch.zeros((3, 9), dtype=torch.int64)
+        prepare(a, b, 9, metric=metric, bias=bias, config=config)(a, b, norms, bias, values, indices)
+        results.append((values, indices))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
