@@ -33,10 +33,12 @@ class SelfTest:
     Attributes:
         variants: Binaries that were launched.
         is_right: Boolean tensor of one element, on the device.
+        held: What a launch reads in host memory: it stays alive until the launch has run.
     """
 
     variants: tuple[Variant, ...]
     is_right: torch.Tensor
+    held: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -154,4 +154,4 @@ def self_test(word: int, has_rows: bool, device: torch.device) -> SelfTest:
     second = word + (2 * row if has_rows else row)
     first_row = copied[word : word + row] == source[word : word + row]
     second_row = copied[second : second + row] == source[word + row : word + 2 * row]
-    return SelfTest((variant(word, has_rows),), (first_row & second_row).all())
+    return SelfTest((variant(word, has_rows),), (first_row & second_row).all(), table)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tilewire.kernels.copy.op import BLOCK, WORDS, CopyPlan, CopyRange, copy_ranges, word_bytes
+from tilewire.kernels.copy.op import BLOCK, WORDS, CopyPlan, CopyRange, copy_ranges, self_test, word_bytes
 
 CPU = torch.device("cpu")
 
@@ -82,3 +82,12 @@ def test_a_prepared_copy_serves_places_that_change(is_gather):
         prepared([host.data_ptr() for host in hosts])
         assert torch.equal(rows[:, :3], hosts[0].view(2, 3))
         assert torch.equal(flat, hosts[1])
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_self_test_holds_the_table_that_its_launch_reads(word):
+    tried = self_test(word, True, CPU)
+    assert bool(tried.is_right)
+    # A launch reads it over the bus later: memory that was given back would be another test's table by then.
+    assert tried.held is not None
+    assert tried.held[0, 2:].tolist() == [16, 8, 8, 16]
