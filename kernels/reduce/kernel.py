@@ -201,18 +201,18 @@ def begin(parts, OVERLAP: tl.constexpr):
 
 
 @triton.jit
-def load_block(row_ptrs, begin, in_rows, start, offs, n, nothing, PIECE: tl.constexpr, CUT: tl.constexpr):
-    """The elements of rows at places `start` + `offs` as float32; what is not of a row is `nothing`.
+def load_block(row_ptrs, place, in_rows, start, offs, n, nothing, PIECE: tl.constexpr, CUT: tl.constexpr):
+    """The elements of rows at `start` + `offs` as float32; what is not of a row is `nothing`.
 
-    A row begins at place `begin`, and pieces are read whole. Unless CUT, rows begin and end where a piece does.
+    A row begins at `place`, and pieces are read whole. Unless CUT, rows begin and end where a piece does.
     """
     end = n - start
     if CUT:
-        end = (end + begin)[:, None]
+        end = (end + place)[:, None]
     mask = in_rows[:, None] & (offs // PIECE * PIECE < end)
     x = tl.load(row_ptrs + (start + offs), mask=mask, other=nothing).to(tl.float32)
     if CUT:
-        x = tl.where((offs >= (begin - start)[:, None]) & (offs < end), x, nothing)
+        x = tl.where((offs >= (place - start)[:, None]) & (offs < end), x, nothing)
     return x
 
 

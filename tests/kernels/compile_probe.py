@@ -158,9 +158,9 @@ def row_variants(target):
     """Reductions, normalisations and pointwise functions."""
     for dtype in ("float32", "bfloat16"):
         for state in STATES:
-            for is_row in (True, False):
-                problem = ReduceProblem(64, 4096, 1_000_000, dtype, state, is_row=is_row)
-                name = f"reduce {dtype} {state} {'row' if is_row else 'column'}"
+            for is_row, is_cut in ((True, False), (True, True), (False, False)):
+                problem = ReduceProblem(64, 4096, 1_000_000, dtype, state, is_row=is_row, is_cut=is_cut)
+                name = f"reduce {dtype} {state} {'cut ' * is_cut}{'row' if is_row else 'column'}"
                 yield name, build_reduce(problem, choose_reduce(problem, target), target)
         for n in (4096, 50_000):
             rows = NormalizeProblem(8192, n, dtype, dtype, dtype)

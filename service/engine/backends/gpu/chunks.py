@@ -143,6 +143,8 @@ class Chunked:
                 else:
                     _copy_rows(result, places[0], chunks, span, is_gather=False)
         marks.computed.record(pipeline.compute)
+        # The last copy waits for the event of its chunk alone, and may be over before this one is.
+        pipeline.stage_out.wait_event(marks.computed)
         marks.end.record(pipeline.stage_out)
         return InFlight(marks, held, pipeline, around)
 
