@@ -92,7 +92,7 @@ class Config:
     group: int = 32
 
 
-# For few items: other kernels than the product's are those of any search.
+# For few items. Its kernels are those of any search, without the product and the selection.
 DIRECT = Config("none", 1, 8, 0, 0, 0, group=8)
 _WHOLE = (
     Config("tma", 16, 128, 128, 4, 3, is_swapped=True, is_whole=True, programs_per_sm=2),
