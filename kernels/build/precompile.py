@@ -26,7 +26,7 @@ import triton
 from triton import knobs
 
 from tilewire.kernels.build.workers import end_with_parent, fork_server
-from tilewire.kernels.runtime.launch import Variant, on_compile
+from tilewire.kernels.runtime.launch import Variant, key_of, on_compile
 from tilewire.kernels.runtime.targets import KNOWN, Target
 from tilewire.kernels.selection.catalogue import op_named, variants
 
@@ -201,7 +201,7 @@ def fingerprint(target: Target) -> str:
     digest = hashlib.sha256(f"{triton.__version__} {facts}\n".encode())
     digest.update(_triton_files())
     for variant in variants(target):
-        digest.update(f"{variant.kernel.cache_key} {variant.described()}\n".encode())
+        digest.update(f"{key_of(variant.kernel)} {variant.described()}\n".encode())
     return digest.hexdigest()
 
 

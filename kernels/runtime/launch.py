@@ -63,7 +63,7 @@ class Variant:
 
     def source(self) -> ASTSource:
         """Returns the source that Triton compiles for this variant."""
-        settle_key(self.kernel)
+        key_of(self.kernel)
         names = self.kernel.arg_names
         constants = dict(self.constants)
         types = dict(self.signature) | dict.fromkeys(constants, "constexpr")
@@ -77,26 +77,24 @@ class Variant:
         return triton.compile(self.source(), target=gpu, options=dict(self.options))
 
 
-# Functions whose keys are settled; those of modules live as long as the process.
+# Functions whose keys are computed; those of modules live as long as the process.
 _settled: set[int] = set()
 
 
-def settle_key(function: Any) -> None:
-    """Have Triton hash the functions that a `@triton.jit` or `@gluon.jit` function calls, and then itself.
+def key_of(function: Any) -> str:
+    """Triton's hash of a `@triton.jit` or `@gluon.jit` function, after those of the functions that it calls.
 
-    Triton's own order is that of first use. The hash then depends on what a process has compiled before, and processes that
-    share a cache do not find each other's binaries.
+    Triton's own order is that of first use. The hash then depends on what a process has asked for before, and processes
+    that share a cache do not find each other's binaries. So nothing reads `cache_key` but this.
     """
     # A function as a key of a dictionary would be hashed by that.
-    if id(function) in _settled:
-        return
-    _settled.add(id(function))
-    for name in function.fn.__code__.co_names:
-        called = function.__globals__.get(name)
-        if isinstance(called, triton.JITFunction):
-            settle_key(called)
-    # It is computed when it is read.
-    _ = function.cache_key
+    if id(function) not in _settled:
+        _settled.add(id(function))
+        for name in function.fn.__code__.co_names:
+            called = function.__globals__.get(name)
+            if isinstance(called, triton.JITFunction):
+                key_of(called)
+    return str(function.cache_key)
 
 
 @dataclass(frozen=True)
