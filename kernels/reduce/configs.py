@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tilewire.kernels.runtime.kinds import FLOATS, unit_of
+from tilewire.kernels.runtime.kinds import FLOATS, ITEM_BYTES, unit_of
 from tilewire.kernels.runtime.targets import Target
 
 # Types of the output, by the number that kernels are given.
@@ -103,12 +103,20 @@ class Config:
 MAX_PARTS = 2048
 # Warps of the programs that share rows, a multiprocessor (H200, `tilewire bench ops --random`).
 _ROW_WARPS, _COLUMN_WARPS = 64, 16
-# Blocks of a row that one program takes, since parts cost more.
-_ALONE = 4
+# Blocks of a row that one program takes, and blocks of columns a multiprocessor that are not shared, since parts cost more.
+_ALONE, _COLUMN_TILES = 4, 2
 # Rows by rising number of elements, and long rows where they are few, up to so many a multiprocessor (H200). Where pieces
 # hold what is not of a row, short ones are read element by element.
-_SHORT = ((4, Config(512, 4, 4)), (16, Config(128, 16, 4)), (32, Config(64, 32, 4)))
+_SHORT = ((4, Config(512, 4, 4)), (8, Config(256, 8, 4)), (16, Config(128, 16, 4)), (32, Config(64, 32, 4)))
 SHORT = 32
+# Short rows where they are few, up to so many a multiprocessor, by rising number of elements: of any state, and of a best
+# element, whose programs do more.
+_FEW_SHORT_ROWS = 300
+_FEW_SHORT: dict[float, Config] = {8: Config(64, 8, 4)}
+_FEW_SHORT_BEST: dict[float, Config] = {16: Config(32, 16, 4), 32: Config(16, 32, 4)}
+_BEST = 1
+# Many rows of 16 bits of this length, from so many a multiprocessor on.
+_MANY_MIDDLE, _MANY_MIDDLE_N, _MANY_MIDDLE_ROWS = Config(4, 1024, 4), (1024, 2048), 40
 _ROWS = (
     *_SHORT,
     (64, Config(32, 64, 4)),
@@ -121,10 +129,10 @@ _ROWS = (
 )
 _CUT = ((800, Config(16, 128, 4)), (3000, Config(4, 1024, 4)), (math.inf, Config(1, 2048, 4)))
 _FEW_LONG, _FEW_LONG_ROWS = Config(1, 4096, 8), 4
-# Columns (H200, 75 shapes in all of 14 blocks: within 8 % of the fastest in the geomean): of few elements, with the rows
-# a multiprocessor from which up to so many elements are few; of many rows; of others; of few rows; of few neighbours.
-_FLAT, _FEW_N, _FLAT_ROWS, _FLAT_N = Config(1024, 4, 4), 16, 1200, 64
-_MANY, _MANY_ROWS = Config(128, 32, 4), 100
+# Columns (H200, 75 shapes in all of 14 blocks, and 36 in four): of few elements, with the rows a multiprocessor from which
+# up to so many elements are few; of many rows; of others; of few rows; of few neighbours.
+_FLAT, _FEW_N, _FLAT_ROWS, _FLAT_N = Config(1024, 4, 4), 16, 1200, 100
+_MANY, _MANY_ROWS = Config(128, 32, 4), 700
 _SOME, _SOME_ROWS = Config(64, 64, 4), 1
 _FEW = Config(16, 256, 8)
 _NARROW, _NARROW_INNER, _NARROW_N = Config(2, 512, 4), 8, 1024
@@ -138,11 +146,28 @@ def choose(problem: Problem, target: Target) -> Config:
         found = configs_for(problem, target)
         return share(problem, next((config for config in found if config.block_n >= problem.n), found[-1]), target)
     if problem.is_row:
-        is_long = problem.n > _FEW_LONG.block_n // 2 and problem.rows <= _FEW_LONG_ROWS * target.num_sms
-        config = _FEW_LONG if is_long else next(config for most, config in _rows(problem) if problem.n <= most)
+        config = _choose_rows(problem, problem.rows / target.num_sms)
     else:
         config = _choose_columns(problem, problem.rows / target.num_sms)
     return share(problem, config, target)
+
+
+def choose_invariant(problem: Problem, target: Target) -> Config:
+    """Blocks that do not depend on the number of rows: a row has the same bits among any others."""
+    return choose(replace(problem, rows=target.num_sms), target)
+
+
+def _choose_rows(problem: Problem, rows_per_sm: float) -> Config:
+    if problem.n > _FEW_LONG.block_n // 2 and rows_per_sm <= _FEW_LONG_ROWS:
+        return _FEW_LONG
+    longest, config = next(found for found in _rows(problem) if problem.n <= found[0])
+    few = _few_short(problem)
+    if longest in few and rows_per_sm <= _FEW_SHORT_ROWS:
+        return few[longest]
+    least, most = _MANY_MIDDLE_N
+    if ITEM_BYTES[problem.dtype] == 2 and least < problem.n <= most and rows_per_sm >= _MANY_MIDDLE_ROWS:
+        return _MANY_MIDDLE
+    return config
 
 
 def _choose_columns(problem: Problem, rows_per_sm: float) -> Config:
@@ -165,7 +190,7 @@ def share(problem: Problem, config: Config, target: Target) -> Config:
     blocks = max(1, -(-problem.n // config.block_n))
     warps = _ROW_WARPS if problem.is_row else _COLUMN_WARPS
     tiles = _num_tiles(problem, config)
-    if blocks <= _ALONE or (tiles >= target.num_sms and not problem.is_row):
+    if blocks <= _ALONE or (tiles >= _COLUMN_TILES * target.num_sms and not problem.is_row):
         return config
     return replace(config, parts=max(1, min(warps // config.num_warps * target.num_sms // tiles, blocks, MAX_PARTS)))
 
@@ -176,13 +201,20 @@ def _rows(problem: Problem) -> list[tuple[float, Config]]:
     return [(most, config) for most, config in found if config.block_n >= problem.unit]
 
 
+def _few_short(problem: Problem) -> dict[float, Config]:
+    """Blocks of few short rows by the number of elements that those of many hold."""
+    few = _FEW_SHORT | (_FEW_SHORT_BEST if problem.state == _BEST else {})
+    return {most: few[most] for most, _ in _rows(problem) if most in few}
+
+
 def configs_for(problem: Problem, target: Target) -> tuple[Config, ...]:
     """Blocks that `choose` has for rows, or for columns."""
     if target.backend == "interpreter":
         return _INTERPRETED_ROWS if problem.is_row else _INTERPRETED_COLUMNS
     if not problem.is_row:
         return (_FLAT, _MANY, _SOME, _FEW, _NARROW)
-    return (*(config for _, config in _rows(problem)), *((_FEW_LONG,) if problem.is_aligned else ()))
+    rows = (config for _, config in _rows(problem))
+    return (*rows, *_few_short(problem).values(), *((_FEW_LONG,) if problem.is_aligned else ()))
 
 
 def enumerate_configs(target: Target) -> Iterator[tuple[Problem, Config]]:

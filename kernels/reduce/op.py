@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import replace
+from typing import Literal
 
 import torch
 
 from tilewire.kernels.build.operands import numbers
 from tilewire.kernels.op import SelfTest
-from tilewire.kernels.reduce.configs import KINDS, OUT_KINDS, SHORT, Config, Kind, Problem, choose
+from tilewire.kernels.reduce.configs import KINDS, OUT_KINDS, SHORT, Config, Kind, Problem, choose, choose_invariant
 from tilewire.kernels.reduce.kernel import reduce_column_kernel, reduce_row_kernel
 from tilewire.kernels.runtime.binaries import binary
 from tilewire.kernels.runtime.kinds import FLOATS, name_of, pointer
@@ -62,6 +63,7 @@ def reduce(
     axis: int | None = -1,
     keepdims: bool = False,
     out_dtype: torch.dtype | None = None,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Reduces `x` along one axis or over all elements, in float32.
 
@@ -72,6 +74,7 @@ def reduce(
         axis: Dimension, or None for all; indices then count in row-major order.
         keepdims: Whether reduced dimensions stay, with length 1.
         out_dtype: float16, bfloat16 or float32; int64 for indices. Default: that of `x`, int64 for indices.
+        batch_invariant: Give each result the same bits whatever rows are beside it.
 
     Returns:
         The reduced tensor.
@@ -88,11 +91,13 @@ def reduce(
     out = torch.empty(shape, dtype=out_dtype or default, device=x.device)
     _check_out_dtype(out.dtype, KINDS[kind])
     if out.numel() > 0:
-        prepare_reduce(x, out, kind=kind, axis=axis)(x, out)
+        prepare_reduce(x, out, kind=kind, axis=axis, batch_invariant=batch_invariant)(x, out)
     return out
 
 
-def prepare_reduce(x: torch.Tensor, out: torch.Tensor, *, kind: str, axis: int | None = -1) -> Prepared:
+def prepare_reduce(
+    x: torch.Tensor, out: torch.Tensor, *, kind: str, axis: int | None = -1, batch_invariant: bool = False
+) -> Prepared:
     """Prepares reductions of tensors of these shapes, strides, dtypes and alignment.
 
     Args:
@@ -100,6 +105,7 @@ def prepare_reduce(x: torch.Tensor, out: torch.Tensor, *, kind: str, axis: int |
         out: As many elements as there are results, not empty, contiguous; its dtype as `out_dtype` in `reduce`.
         kind: As in `reduce`.
         axis: As in `reduce`.
+        batch_invariant: As in `reduce`.
 
     Returns:
         A launcher, called with `(x, out)`. It belongs to the calling thread.
@@ -112,7 +118,7 @@ def prepare_reduce(x: torch.Tensor, out: torch.Tensor, *, kind: str, axis: int |
     results = 1 if axis is None else math.prod((*x.shape[:axis], *x.shape[axis + 1 :]))
     if out.numel() != results or results == 0 or not out.is_contiguous():
         raise ValueError(f"out: expected {results} elements, contiguous, got {tuple(out.shape)}")
-    return prepare(x, out, kind=kind, axis=axis)
+    return prepare(x, out, kind=kind, axis=axis, config="invariant" if batch_invariant else None)
 
 
 def _check(x: torch.Tensor, kind: str, axis: int | None) -> int | None:
@@ -138,23 +144,49 @@ _launches: LaunchCache[Prepared] = LaunchCache()
 
 
 def prepare(
-    x: torch.Tensor, out: torch.Tensor, *, kind: str, axis: int | None, config: Config | None = None
+    x: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    kind: str,
+    axis: int | None,
+    config: Config | Literal["invariant"] | None = None,
 ) -> Prepared:
-    """Prepares launches on checked operands; `config` replaces the choice, for tests and tuning."""
+    """Prepares launches on checked operands.
+
+    `config` replaces the choice, for tests and tuning; `invariant` is for `choose_invariant`.
+    """
     key = (x.shape, x.stride(), x.dtype, out.dtype, are_aligned((x,)), kind, axis, config, x.device)
 
     def make() -> Prepared:
-        if (x.numel() if axis is None else x.shape[axis]) == 1 and config is None:
+        n = x.numel() if axis is None else x.shape[axis]
+        if n == 1 and not isinstance(config, Config):
             return Detour(functools.partial(_of_one, KINDS[kind]))
         view = _view(x, axis)
-        if view is not None:
-            return _pipeline(x, out, view, kind, config, is_copied=False)
-        moved = x.dim() - 1 if axis is None else axis
-        n = x.numel() if axis is None else x.shape[axis]
-        pipeline = _pipeline(x, out, RowsView((1, out.numel()), n, ((0, n, 1),)), kind, config, is_copied=True)
-        return Detour(lambda x, out: pipeline(x.movedim(moved, -1).contiguous(), out), pipeline)
+        # All elements are one row, which has none beside it.
+        wanted = None if config == "invariant" and axis is None else config
+        if view is not None and not (wanted == "invariant" and _begin_apart(x, view)):
+            return _pipeline(x, out, view, kind, wanted, is_copied=False)
+        # Rows begin where a piece does.
+        unit = 16 // x.element_size()
+        step = -(-n // unit) * unit
+        pipeline = _pipeline(x, out, RowsView((1, out.numel()), n, ((0, step, 1),)), kind, wanted, is_copied=True)
+        return Detour(functools.partial(_through_rows, pipeline, axis, step), pipeline)
 
     return _launches.get(key, make)
+
+
+def _begin_apart(x: torch.Tensor, view: RowsView) -> bool:
+    """Whether rows of neighbours begin at different places of their pieces, which decide what is summed with what."""
+    unit = 16 // x.element_size()
+    ((stride_outer, stride_inner, stride_n),) = view.strides
+    return stride_n == 1 and not (are_aligned((x,)) and stride_outer % unit == stride_inner % unit == 0)
+
+
+def _through_rows(pipeline: Pipeline, axis: int | None, step: int, x: torch.Tensor, out: torch.Tensor) -> None:
+    """Reduces rows that are copied to begin `step` elements apart, or all elements of `x`."""
+    rows = x.reshape(1, -1) if axis is None else x.movedim(axis, -1)
+    laid = torch.empty((*rows.shape[:-1], step), dtype=x.dtype, device=x.device)[..., : rows.shape[-1]]
+    pipeline(laid.copy_(rows), out)
 
 
 def _of_one(kind: Kind, x: torch.Tensor, out: torch.Tensor) -> None:
@@ -179,11 +211,18 @@ def _view(x: torch.Tensor, axis: int | None) -> RowsView | None:
 
 
 def _pipeline(
-    x: torch.Tensor, out: torch.Tensor, view: RowsView, kind: str, config: Config | None, *, is_copied: bool
+    x: torch.Tensor,
+    out: torch.Tensor,
+    view: RowsView,
+    kind: str,
+    config: Config | Literal["invariant"] | None,
+    *,
+    is_copied: bool,
 ) -> Pipeline:
     target = current(x.get_device())
     problem = _problem(x, view, KINDS[kind], is_copied=is_copied)
-    config = config or choose(problem, target)
+    if not isinstance(config, Config):
+        config = (choose_invariant if config == "invariant" else choose)(problem, target)
     # The sizes of columns come in units.
     unit = 1 if problem.is_row else problem.unit
     ((stride_outer, stride_inner, stride_n),) = view.strides

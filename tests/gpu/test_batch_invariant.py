@@ -6,7 +6,7 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from tilewire.kernels import matmul, softmax
+from tilewire.kernels import matmul, reduce, softmax
 
 
 @pytest.fixture
@@ -35,3 +35,13 @@ def test_softmax(dtype, n, generator):
     whole = softmax(x, batch_invariant=True)
     for rows in (slice(0, 1), slice(7, 23), slice(250, 300)):
         assert torch.equal(softmax(x[rows].clone(), batch_invariant=True), whole[rows])
+
+
+@pytest.mark.parametrize("kind", ["sum", "mean", "norm", "logsumexp"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(300, 20), (300, 777), (64, 100_001), (4, 1_000_000), (9, 5000, 33)])
+def test_reductions(kind, dtype, shape, generator):
+    x = torch.randn(shape, generator=generator, device="cuda").to(dtype)
+    whole = reduce(x, kind, axis=1, batch_invariant=True)
+    for row in range(0, shape[0], 3):
+        assert torch.equal(reduce(x[row : row + 1].clone(), kind, axis=1, batch_invariant=True)[0], whole[row])

@@ -143,3 +143,18 @@ def test_an_index_counts_from_the_beginning_of_its_row(kind):
     best = torch.tensor([0, 1, 44, 16, 15, 31, 43])
     x[torch.arange(7), best] = 1.0 if kind == "argmax" else -1.0
     assert reduce(x, kind).tolist() == best.tolist()
+
+
+@pytest.mark.parametrize("kind", ["sum", "mean", "norm", "logsumexp"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(6, 1000), (6, 515), (9, 33), (3, 2, 301), (4, 150, 3)])
+def test_a_row_has_the_same_bits_alone_and_among_others(kind, dtype, shape, generator):
+    x = torch.randn(shape, generator=generator).to(dtype)
+    whole = reduce(x, kind, axis=1, batch_invariant=True)
+    for row in range(shape[0]):
+        assert torch.equal(reduce(x[row : row + 1].clone(), kind, axis=1, batch_invariant=True)[0], whole[row])
+
+
+def test_all_elements_are_shared_by_as_many_programs_with_and_without(generator):
+    x = torch.randn((40, 50), generator=generator)
+    assert torch.equal(reduce(x, "sum", axis=None, batch_invariant=True), reduce(x, "sum", axis=None))

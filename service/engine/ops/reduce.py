@@ -40,8 +40,8 @@ class EngineReduce(EngineOp[ReduceOptions]):
         return (out.unsqueeze(options.axis) if options.keepdims else out,)
 
     def prepare(self, call: KernelCall[ReduceOptions]) -> Compute:
-        """Binds a launch. A row does not depend on the others of its batch."""
-        kernels, inputs, options, (out,), _ = call
+        """Binds a launch."""
+        kernels, inputs, options, (out,), batch_invariant = call
         axis = None if isinstance(options.axis, str) else options.axis
-        reduce = kernels.prepare_reduce(inputs["x"], out, kind=options.kind, axis=axis)
+        reduce = kernels.prepare_reduce(inputs["x"], out, kind=options.kind, axis=axis, batch_invariant=batch_invariant)
         return lambda given: reduce(given["x"], out)
