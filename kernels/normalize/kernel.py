@@ -7,6 +7,7 @@ About 8·rows·N flops; rows·N·(input size + output size) bytes at least.
 import triton
 import triton.language as tl
 
+from tilewire.kernels.runtime.groups import exchange, leave
 from tilewire.kernels.runtime.pdl import await_previous
 
 # Kinds, numbered as in `op.KINDS`.
@@ -74,11 +75,14 @@ def normalize_row_kernel(
 
 
 @triton.jit
-def normalize_loop_kernel(
+def normalize_group_kernel(
     x_ptr,
     weight_ptr,
     bias_ptr,
     out_ptr,
+    partial_ptr,
+    count_ptr,
+    rows,
     n,
     stride_x,
     stride_o,
@@ -86,33 +90,81 @@ def normalize_loop_kernel(
     kind,
     has_weight,
     has_bias,
+    group_size,
+    blocks,
     UNIT: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    IS_HELD: tl.constexpr,
+    MAX_GROUP: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A long row read two or three times, from L2 after the first while it lasts. Grid: (rows,)."""
+    """Long rows, each by a group of programs. Grid: (groups × group_size,).
+
+    A member has `blocks` blocks of a row. It holds its only one in registers, so that the row is read once, or without
+    IS_HELD reads them two or three times, from L2 after the first while it lasts. Members exchange (mean, sum of squares
+    about it) once a row, and merge them in one order. See `groups.exchange` for `partial_ptr` and `count_ptr`.
+    Source for merging: Chan, Golub and LeVeque, 1979.
+    """
     await_previous(OVERLAP)
     n = n * UNIT
-    row = tl.program_id(0).to(tl.int64)
-    x_ptr += row * (stride_x * UNIT)
-    out_ptr += row * (stride_o * UNIT)
+    group = tl.program_id(0) // group_size
+    member = tl.program_id(0) % group_size
+    partial_ptr += group * (4 * group_size)
+    count_ptr += group
+    span = blocks * BLOCK_N
+    first = member * span
+    last = tl.minimum(n, first + span)
+    num = tl.maximum(last - first, 0)
     offs = tl.arange(0, BLOCK_N)
-    one = tl.zeros((1,), tl.float32)
-    mean = one
-    if kind == LAYER:
-        total = tl.zeros((BLOCK_N,), tl.float32)
-        for start in range(0, n, BLOCK_N):
-            total += tl.load(x_ptr + start + offs, mask=start + offs < n, other=0.0).to(tl.float32)
-        mean = one + tl.sum(total, axis=0) / n
-    square = tl.zeros((BLOCK_N,), tl.float32)
-    for start in range(0, n, BLOCK_N):
-        in_n = start + offs < n
-        x = tl.load(x_ptr + start + offs, mask=in_n, other=0.0).to(tl.float32)
-        gap = tl.where(in_n, x - mean, 0.0)
-        square += gap * gap
-    scale = scale_of(one + tl.sum(square, axis=0), n, eps, kind)
-    vectors = (weight_ptr, bias_ptr, has_weight, has_bias)
-    for start in range(0, n, BLOCK_N):
-        in_n = start + offs < n
-        x = tl.load(x_ptr + start + offs, mask=in_n, other=0.0).to(tl.float32)
-        store_row(out_ptr + start + offs, x, mean, scale, vectors, start + offs, in_n, in_n)
+    turn = 0
+    row = group.to(tl.int64)
+    while row < rows:
+        row_ptr = x_ptr + row * (stride_x * UNIT)
+        mean = 0.0
+        if IS_HELD:
+            mask = offs < num
+            x = tl.load(row_ptr + first + offs, mask=mask, other=0.0).to(tl.float32)
+            if kind == LAYER:
+                mean = tl.sum(x, axis=0) / tl.maximum(num, 1)
+            gap = tl.where(mask, x - mean, 0.0)
+            square = tl.sum(gap * gap, axis=0)
+        else:
+            if kind == LAYER:
+                total = tl.zeros((BLOCK_N,), tl.float32)
+                for start in range(first, last, BLOCK_N):
+                    total += tl.load(row_ptr + start + offs, mask=start + offs < last, other=0.0).to(tl.float32)
+                mean = tl.sum(total, axis=0) / tl.maximum(num, 1)
+            squares = tl.zeros((BLOCK_N,), tl.float32)
+            for start in range(first, last, BLOCK_N):
+                mask = start + offs < last
+                x = tl.load(row_ptr + start + offs, mask=mask, other=0.0).to(tl.float32)
+                gap = tl.where(mask, x - mean, 0.0)
+                squares += gap * gap
+            square = tl.sum(squares, axis=0)
+        if group_size > 1:
+            means, squares_of = exchange(partial_ptr, count_ptr, member, group_size, turn, mean, square, 0.0, MAX_GROUP)
+            if kind == LAYER:
+                counts = tl.maximum(tl.minimum(n - tl.arange(0, MAX_GROUP) * span, span), 0).to(tl.float32)
+                mean = tl.sum(means * counts, axis=0) / n
+                squares_of += counts * (means - mean) * (means - mean)
+            square = tl.sum(squares_of, axis=0)
+        scale = scale_of(square, n, eps, kind)
+        to_ptr = out_ptr + row * (stride_o * UNIT)
+        if IS_HELD:
+            x = (x - mean) * scale
+            # One after the other: both would not fit into registers.
+            if has_weight > 0:
+                x *= tl.load(weight_ptr + first + offs, mask=mask, other=1.0).to(tl.float32)
+            if has_bias > 0:
+                x += tl.load(bias_ptr + first + offs, mask=mask, other=0.0).to(tl.float32)
+            tl.store(to_ptr + first + offs, x.to(out_ptr.dtype.element_ty), mask=mask)
+        else:
+            vectors = (weight_ptr, bias_ptr, has_weight, has_bias)
+            for start in range(first, last, BLOCK_N):
+                mask = start + offs < last
+                x = tl.load(row_ptr + start + offs, mask=mask, other=0.0).to(tl.float32)
+                store_row(to_ptr + start + offs, x, mean, scale, vectors, start + offs, mask, mask)
+        turn += 1
+        row += tl.num_programs(0) // group_size
+    if group_size > 1:
+        leave(count_ptr, group_size, turn)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from tilewire.kernels.build.operands import numbers
-from tilewire.kernels.normalize.kernel import normalize_loop_kernel, normalize_row_kernel
+from tilewire.kernels.normalize.kernel import normalize_group_kernel, normalize_row_kernel
 from tilewire.kernels.op import SelfTest
 from tilewire.kernels.runtime.binaries import binary
+from tilewire.kernels.runtime.groups import options_of
 from tilewire.kernels.runtime.kinds import FLOATS, ITEM_BYTES, name_of, pointer
-from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_aligned
-from tilewire.kernels.runtime.pipeline import Detour, Prepared
+from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_aligned, device_number
+from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
 from tilewire.kernels.runtime.rows import as_rows, check_dtype, check_rows, row_stride
 from tilewire.kernels.runtime.targets import Target, current
 
@@ -57,14 +59,24 @@ class Config:
     """Blocks of one launch.
 
     Attributes:
-        block_rows: Rows of a program; 0 where a row is read in a loop.
-        block_n: Elements of a row that are held at a time.
+        block_rows: Rows of a program; 0 where a row is one of a group of programs.
+        block_n: Elements of a row that a program has at a time.
         num_warps: Warps of a program.
+        group: Programs of a row.
+        programs_per_sm: Programs of groups on each multiprocessor.
+        is_held: Whether a program of a group holds its part of a row in registers.
     """
 
     block_rows: int
     block_n: int
     num_warps: int
+    group: int = 1
+    programs_per_sm: int = 1
+    is_held: bool = False
+
+    def max_programs(self, target: Target) -> int:
+        """Programs of groups that run at the same time."""
+        return self.programs_per_sm * target.num_sms
 
 
 _ROWS = tuple(
@@ -74,25 +86,44 @@ _ROWS = tuple(
 )
 # Rarer pairs of types have fewer binaries.
 _FEW_ROWS = tuple(_ROWS[number] for number in (2, 4, 6, 8))
-# Loops for many rows, and for few, of which each needs more of a multiprocessor (H200).
-_LOOP, _FEW_LOOP = Config(0, 4096, 8), Config(0, 16384, 32)
-_FEW = 2
-_INTERPRETED = (Config(2, 16, 4), Config(1, 64, 4), Config(0, 32, 4))
+# Groups of programs that hold a row, and of those that read it again; the same for rows that are read element by element.
+# Of two programs on a multiprocessor one reads and writes while the other waits for its group.
+_GROUPS = (Config(0, 4096, 8, programs_per_sm=4, is_held=True), Config(0, 4096, 8, programs_per_sm=3))
+_ALONE_GROUPS = (Config(0, 4096, 8, programs_per_sm=3, is_held=True), Config(0, 4096, 16))
+# Most programs of a row (H200: telling 512 of 64 apart gains nothing).
+_MAX_GROUP = 512
+_INTERPRETED = (Config(2, 16, 4), Config(1, 64, 4), Config(0, 128, 4, is_held=True), Config(0, 32, 4))
 
 
 def choose(problem: Problem, target: Target) -> Config:
-    """The blocks for `problem` on `target`: with its types, one of `enumerate_configs`."""
+    """The blocks for `problem` on `target`: with its types and but for the group, one of `enumerate_configs`.
+
+    They do not depend on the number of rows: a row has the same bits among any others.
+    """
     found = configs_for(problem, target)
-    loops = [config for config in found if not config.block_rows]
-    loop = loops[-1] if problem.rows <= _FEW * target.num_sms else loops[0]
-    return next((config for config in found if config.block_n >= problem.n and config.block_rows), loop)
+    for config in found:
+        if config.block_rows:
+            if config.block_n >= problem.n:
+                return config
+            continue
+        most = min(_MAX_GROUP, config.max_programs(target)) if can_wait(target) else 1
+        if not config.is_held or most * config.block_n >= problem.n:
+            return replace(config, group=min(most, -(-problem.n // config.block_n)))
+    raise AssertionError("This is a bug.")
+
+
+def can_wait(target: Target) -> bool:
+    """Whether programs can wait for each other: all of a launch run at the same time."""
+    return target.backend == "cuda"
 
 
 def configs_for(problem: Problem, target: Target) -> tuple[Config, ...]:
-    """Blocks by rising length of a row; the last ones read a row in a loop."""
+    """Blocks by rising length of a row; the last ones are those of groups."""
     if target.backend == "interpreter":
         return _INTERPRETED
-    return (*(_ROWS if problem.dtype == problem.out_dtype else _FEW_ROWS), _LOOP, _FEW_LOOP)
+    rows = _ROWS if problem.dtype == problem.out_dtype else _FEW_ROWS
+    groups = _GROUPS if problem.is_aligned else _ALONE_GROUPS
+    return (*rows, *groups) if can_wait(target) else (*rows, groups[-1])
 
 
 def enumerate_configs(target: Target) -> Iterator[tuple[Problem, Config]]:
@@ -107,10 +138,17 @@ def variant(problem: Problem, config: Config, target: Target) -> Variant:
     """The binary of `problem` with the blocks of `config`."""
     types = {"x_ptr": pointer(problem.dtype), "out_ptr": pointer(problem.out_dtype), "eps": "fp64"}
     types |= dict.fromkeys(("weight_ptr", "bias_ptr"), pointer(problem.vector_dtype))
+    types |= {"partial_ptr": "*fp32", "count_ptr": "*i32"}
     constants = {"UNIT": problem.unit, "BLOCK_N": config.block_n, "BLOCK_ROWS": config.block_rows}
-    kernel = normalize_row_kernel if config.block_rows else normalize_loop_kernel
     aligned = ("x_ptr", "weight_ptr", "bias_ptr", "out_ptr") if problem.is_aligned else ()
-    return binary(kernel, types, constants, config.num_warps, target, aligned)
+    if config.block_rows:
+        return binary(normalize_row_kernel, types, constants, config.num_warps, target, aligned)
+    constants |= {"IS_HELD": config.is_held, "MAX_GROUP": _MAX_GROUP}
+    options: dict[str, Any] = {}
+    if can_wait(target):
+        constants["OVERLAP"] = False
+        options = options_of(config.num_warps, config.programs_per_sm, target)
+    return binary(normalize_group_kernel, types, constants, config.num_warps, target, aligned, **options)
 
 
 # ── launches ────────────────────────────────────────────────────────────────────────────────────────
@@ -249,8 +287,7 @@ def prepare(
             "has_weight": int(weight is not None),
             "has_bias": int(bias is not None),
         }
-        programs = -(-problem.rows // max(1, chosen.block_rows))
-        launch = Launch(variant(problem, chosen, target), (programs,), sizes, x.device)
+        launch = _launch(problem, chosen, target, sizes, x.device)
         if is_direct and all(vector.dtype == vector_dtype and vector.stride(0) == 1 for vector in vectors):
             return launch
         return Detour(functools.partial(_through_copies, launch, axis, vector_dtype, is_direct), launch)
@@ -258,8 +295,27 @@ def prepare(
     return _launches.get(key, make)
 
 
+def _launch(
+    problem: Problem, config: Config, target: Target, sizes: dict[str, float], device: torch.device
+) -> Prepared:
+    if config.block_rows:
+        return Launch(variant(problem, config, target), (-(-problem.rows // config.block_rows),), sizes, device)
+    groups = problem.rows
+    if can_wait(target):
+        groups = min(groups, config.max_programs(target) // config.group)
+    sizes |= {"group_size": config.group, "blocks": -(-problem.n // (config.group * config.block_n))}
+    launch = Launch(variant(problem, config, target), (groups * config.group,), sizes, device)
+    is_shared = config.group > 1
+    partial = Part(torch.float32, (groups, 2, config.group, 2) if is_shared else (1,))
+    steps = [Step(launch, (*_TENSORS, "partial", "count"))]
+    return Pipeline(_TENSORS, steps, device, {"partial": partial}, num_counters=groups if is_shared else 0)
+
+
+_TENSORS = ("x", "weight", "bias", "out")
+
+
 def _through_copies(
-    launch: Launch,
+    launch: Prepared,
     axis: int,
     vector_dtype: torch.dtype,
     is_direct: bool,
@@ -287,8 +343,11 @@ _EPS = 1e-5
 
 def self_test(problem: Problem, config: Config, device: torch.device) -> SelfTest:
     """Launches one binary and checks it."""
-    n = config.block_n * (1 if config.block_rows else 2) - (0 if problem.is_aligned else 1)
-    rows = config.block_rows + 2
+    rows, blocks = config.block_rows + 2, 1
+    if not config.block_rows:
+        config = replace(config, group=2 if can_wait(current(device_number(device))) else 1)
+        blocks = config.group if config.is_held else config.group + 1
+    n = config.block_n * blocks - (0 if problem.is_aligned else 1)
     dtype, out_dtype, vector_dtype = (
         getattr(torch, name) for name in (problem.dtype, problem.out_dtype, problem.vector_dtype)
     )

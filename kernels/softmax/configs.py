@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tilewire.kernels.runtime.kinds import FLOATS, ITEM_BYTES
+from tilewire.kernels.runtime.kinds import FLOATS, ITEM_BYTES, unit_of
 from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.selection.cost_model import Amounts, Model, Term, Tile, tile_of
 from tilewire.kernels.selection.tables import table_for, table_name
@@ -133,7 +133,11 @@ def members(target: Target) -> Iterator[tuple[Problem, Config]]:
 def tiles_for(problem: Problem, target: Target) -> Iterator[Tile]:
     """The tiles that are built for the types of `problem`."""
     is_rare = problem.dtype != problem.out_dtype
+    unit = unit_of(problem.dtype, is_aligned=problem.is_aligned)
     for tile in tiles_of(key_of(problem), target):
+        # Rows of whole pieces are no shorter than one.
+        if tile.config.held_n < unit:
+            continue
         if not is_rare or (tile.all_layouts and tile.config.block_n >= _SHORTEST_OF_RARE):
             yield tile
 

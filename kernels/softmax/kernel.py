@@ -11,6 +11,7 @@ difference x - max is NaN somewhere. The maximum need not carry NaN, since e^NaN
 import triton
 import triton.language as tl
 
+from tilewire.kernels.runtime.groups import exchange, leave
 from tilewire.kernels.runtime.pdl import await_previous
 
 
@@ -49,7 +50,7 @@ def normalise(x, top, total, log):
     if log > 0:
         out -= tl.log(total)
     else:
-        out = tl.exp(out) / total
+        out = tl.exp(out) * (1.0 / total)
     return out
 
 
@@ -93,8 +94,12 @@ def softmax_row_kernel(
     total = tl.sum(tl.exp(x - top), axis=1, keep_dims=True)
     if TAIL_N > 0:
         total += tl.sum(tl.exp(tail - top), axis=1, keep_dims=True)
-        out_tail = normalise(tail, top, total, log).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + from_out + offs_tail, out_tail, mask=in_tail)
+    # The same number, which the compiler does not know: else it would hold rows twice, as they are and their exponentials.
+    top = tl.where(log > 1, 0.0, top)
+    if TAIL_N > 0:
+        tl.store(
+            out_ptr + from_out + offs_tail, normalise(tail, top, total, log).to(out_ptr.dtype.element_ty), mask=in_tail
+        )
     tl.store(out_ptr + from_out + offs_n, normalise(x, top, total, log).to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -272,10 +277,7 @@ def softmax_cooperative_kernel(
 ):
     """A long row held in the registers of a group of programs, so that it is read once. Grid: (groups × group_size,).
 
-    The members of a group exchange (maximum, sum) through memory and wait for each other once a row. They must all be
-    running at the same time, so the launch is a cooperative one: the driver starts all programs or none. `partial_ptr`
-    is (groups, 2, group_size, 2) float32. Two slots are used in turn: a member that is one row ahead must not overwrite
-    a slot that others still read. `count_ptr` is (groups,) int32 of arrivals, zero before and after the launch.
+    The members of a group exchange (maximum, sum) once a row. See `groups.exchange` for `partial_ptr` and `count_ptr`.
     """
     await_previous(OVERLAP)
     n = n * UNIT
@@ -284,8 +286,6 @@ def softmax_cooperative_kernel(
     num_groups = tl.num_programs(0) // group_size
     offs_n = member * BLOCK_N + tl.arange(0, BLOCK_N)
     mask = offs_n < n
-    everyone = tl.arange(0, MAX_GROUP)
-    present = everyone < group_size
     partial_ptr += group * (4 * group_size)
     count_ptr += group
     turn = 0
@@ -296,20 +296,11 @@ def softmax_cooperative_kernel(
         # A member may hold nothing but padding.
         base = tl.where(my_top == -float("inf"), 0.0, my_top)
         my_total = tl.sum(tl.exp(x - base), axis=0)
-        slot = partial_ptr + (turn % 2) * (2 * group_size)
-        tl.store(slot + member * 2, my_top)
-        tl.store(slot + member * 2 + 1, my_total)
+        tops, totals = exchange(
+            partial_ptr, count_ptr, member, group_size, turn, my_top, my_total, -float("inf"), MAX_GROUP
+        )
         turn += 1
-        tl.debug_barrier()
-        arrived = tl.atomic_add(count_ptr, 1, sem="acq_rel", scope="gpu") + 1
-        while arrived < turn * group_size:
-            arrived = tl.atomic_add(count_ptr, 0, sem="acquire", scope="gpu")
-        tops = tl.load(slot + everyone * 2, mask=present, other=-float("inf"), cache_modifier=".cg")
-        totals = tl.load(slot + everyone * 2 + 1, mask=present, other=0.0, cache_modifier=".cg")
         top, total = merge_lanes(tops, totals, 0)
         to_out = row_offsets(row, rows_inner, stride_oo, stride_oi, UNIT)
         tl.store(out_ptr + to_out + offs_n, normalise(x, top, total, log).to(out_ptr.dtype.element_ty), mask=mask)
-    # The last to leave puts the counter back.
-    left = tl.atomic_add(count_ptr, 1, sem="acq_rel", scope="gpu") + 1
-    if left == (turn + 1) * group_size:
-        tl.store(count_ptr, 0)
+    leave(count_ptr, group_size, turn)

@@ -12,6 +12,7 @@ import torch
 from tilewire.kernels.build.operands import lay, like
 from tilewire.kernels.op import SelfTest
 from tilewire.kernels.runtime.binaries import binary
+from tilewire.kernels.runtime.groups import options_of
 from tilewire.kernels.runtime.kinds import FLOATS, name_of, pointer, unit_of
 from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_aligned, device_number
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
@@ -64,10 +65,7 @@ def build(kernel: Any, problem: Problem, config: Config, target: Target) -> Vari
     options: dict[str, Any] = {}
     if config.kernel == "cooperative":
         constants["OVERLAP"] = False
-        if target.backend == "cuda":
-            # All programs at once, or none; and few enough registers, of which a thread gets eight at a time, that all fit.
-            registers = 65536 // (32 * config.num_warps * config.programs_per_sm) // 8 * 8
-            options = {"launch_cooperative_grid": True, "maxnreg": min(255, registers)}
+        options = options_of(config.num_warps, config.programs_per_sm, target)
     aligned = ("x_ptr", "out_ptr", "partial_ptr") if problem.is_aligned else ()
     return binary(kernel, types, constants, config.num_warps, target, aligned, **options)
 
@@ -182,18 +180,19 @@ def _prepared(view: RowsView, problem: Problem, config: Config, device: torch.de
     values = _values(view, problem, config)
     rows, splits = problem.rows, config.splits
     grid: tuple[int, ...] = (-(-rows // config.block_rows),)
-    num_partials = 0
+    num_partials, num_counters = 0, 0
     if config.kernel == "split":
         grid, num_partials = (rows, splits), 2 * rows * splits
     if config.kernel == "cooperative":
         programs = target.num_sms * config.programs_per_sm
-        grid, num_partials = (min(rows, programs // splits) * splits,), 4 * programs
+        num_counters = min(rows, programs // splits)
+        grid, num_partials = (num_counters * splits,), 4 * programs
     launches = [Launch(variant, grid, values, device) for variant in binaries(problem, config, target)]
     if not num_partials:
         return launches[0]
     steps = [Step(launch, operands) for launch, operands in zip(launches, _OPERANDS[config.kernel], strict=True)]
     parts = {"partial": Part(torch.float32, (num_partials,))}
-    return Pipeline(("x", "out"), steps, device, parts, num_counters=1)
+    return Pipeline(("x", "out"), steps, device, parts, num_counters)
 
 
 # Operands of the kernels that share a row, in the order of launch.

@@ -113,7 +113,7 @@ def variants(target):
         if not problem.is_aligned_in:
             name += " unaligned"
         yield name, build(specialization_of(problem, config, is_plain=False), config, target)
-    for rows, n in ((4096, 256), (4096, 8192), (4096, 65536), (1, 1_000_000)):
+    for rows, n in ((4096, 256), (4096, 8192), (4096, 16_000), (4096, 65536), (1, 1_000_000)):
         for dtype in ("float32", "bfloat16"):
             problem = SoftmaxProblem(rows, n, dtype, dtype)
             whole = choose_softmax(problem, target)
@@ -162,9 +162,10 @@ def row_variants(target):
                 problem = ReduceProblem(64, 4096, 1_000_000, dtype, state, is_row=is_row, is_cut=is_cut)
                 name = f"reduce {dtype} {state} {'cut ' * is_cut}{'row' if is_row else 'column'}"
                 yield name, build_reduce(problem, choose_reduce(problem, target), target)
-        for n in (4096, 50_000):
-            rows = NormalizeProblem(8192, n, dtype, dtype, dtype)
-            yield f"normalize {dtype} {n}", normalize_variant(rows, choose_normalize(rows, target), target)
+        for n, is_aligned in ((4096, True), (50_000, True), (50_001, False), (3_000_000, True)):
+            rows = NormalizeProblem(8192, n, dtype, dtype, dtype, is_aligned)
+            name = f"normalize {dtype} {n}{'' if is_aligned else ' unaligned'}"
+            yield name, normalize_variant(rows, choose_normalize(rows, target), target)
         for is_binary in (True, False):
             elements = PointwiseProblem(1, 1 << 20, dtype, dtype, is_binary=is_binary)
             yield (
@@ -183,21 +184,24 @@ def grouped_variants(target):
 def report(name, compiled, target):
     text = compiled.asm.get("ptx") or compiled.asm["amdgcn"]
     found = {key: len(re.findall(pattern, text)) for key, pattern in PATTERNS.items()}
-    spills = spilled_cuda(compiled) if target.backend == "cuda" else spilled_amd(text)
+    usage = usage_cuda(compiled) if target.backend == "cuda" else ""
+    spills = sum(map(int, re.findall(r"STACK:(\d+)", usage))) if usage else spilled_amd(text)
+    registers = max(map(int, re.findall(r"REG:(\d+)", usage)), default=0)
     # A scalar without a register goes to a lane of a vector register on AMD: a move, no memory.
     moved = [int(count) for count in re.findall(r"\.sgpr_spill_count:\s*(\d+)", text)]
     shared = compiled.metadata.shared
-    return {"name": name, "shared": shared, "spilled_bytes": spills, "moved_scalars": sum(moved), **found}
+    more = {"registers": registers, "moved_scalars": sum(moved)}
+    return {"name": name, "shared": shared, "spilled_bytes": spills, **more, **found}
 
 
-def spilled_cuda(compiled):
-    """Bytes of stack frame by cuobjdump's resource report."""
+def usage_cuda(compiled):
+    """What cuobjdump says of registers and the stack frame, which holds what was spilled."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
         usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
-    return sum(int(stack) for stack in re.findall(r"STACK:(\d+)", usage.stdout + usage.stderr))
+    return usage.stdout + usage.stderr
 
 
 def spilled_amd(text):

@@ -25,10 +25,11 @@ from tilewire.kernels.matmul.selftest import case_of
 from tilewire.kernels.matmul.variants import build
 from tilewire.kernels.op import SelfTest
 from tilewire.kernels.registry import KERNEL_OPS, kernel_op
-from tilewire.kernels.runtime.kinds import FLOATS
+from tilewire.kernels.runtime.kinds import FLOATS, unit_of
 from tilewire.kernels.runtime.targets import INTERPRETER, KNOWN
 from tilewire.kernels.selection.catalogue import OPS, op_named, op_of, variants
 from tilewire.kernels.softmax.configs import Problem as SoftmaxProblem
+from tilewire.kernels.softmax.configs import members as softmax_members
 from tilewire.kernels.softmax.configs import select as choose_softmax
 from tilewire.kernels.softmax.op import KERNELS
 from tilewire.kernels.softmax.op import build as build_softmax
@@ -78,6 +79,15 @@ def check_has_its_binary(problem, name, is_plain):
         return
     config = choose(problem, target, is_plain=is_plain)
     assert build(specialization_of(problem, config, is_plain=is_plain), config, target) in listed(name)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_softmax_that_reads_pieces_holds_one(name):
+    """Others would be compiled and never launched, not even by the self-test."""
+    aligned = [(problem, config) for problem, config in softmax_members(KNOWN[name]) if problem.is_aligned]
+    assert aligned
+    for problem, config in aligned:
+        assert config.held_n % unit_of(problem.dtype, is_aligned=True) == 0
 
 
 @settings(max_examples=200, deadline=None)

@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -101,3 +102,13 @@ def test_hopper_multiplies_large_products_asynchronously():
     for kernel in probe("nvidia_h100"):
         if kernel["name"].startswith("matmul 4096") and not kernel["name"].endswith("float32 kn ieee"):
             assert kernel["wgmma"] > 0, kernel
+
+
+def test_softmax_holds_a_row_once():
+    """Held twice, as it is and its exponentials, it leaves a multiprocessor half of its programs, and takes twice as long."""
+    rows = [kernel for kernel in probe("nvidia_h100") if re.match(r"softmax (8192|16000) ", kernel["name"])]
+    assert len(rows) == 4
+    for kernel in rows:
+        assert kernel["name"].endswith("softmax_row_kernel")
+        # 32 elements a thread, and 1,024 threads with 65,536 registers.
+        assert kernel["registers"] <= 64, kernel
