@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -55,32 +56,50 @@ class Problem(elementwise.Problem):
 
 
 _COMMON = (ALL_UNIT, *REPEATS)
-# Blocks of short rows and of others, and the length from where on rows take the latter: read in pieces of 16 bytes, and
-# element by element, where a thread that has many takes long (H200, `tilewire bench ops --random`).
-_PIECES, _LONG = (Config(16, 64, 4), Config(4, 256, 4)), 512
-_ELEMENTS, _LONG_ELEMENTS = (Config(8, 64, 4), Config(8, 128, 4)), 65
-# Up to so many bytes a multiprocessor, blocks for few threads (H200, `tilewire bench ops --random`).
+# Blocks by rising length of a row, and up to which length each is for: read in pieces of 16 bytes, and element by element,
+# where a thread that has many takes long (H200, `tilewire bench ops --random`).
+_PIECES = ((511, Config(16, 64, 4)), (math.inf, Config(4, 256, 4)))
+_ELEMENTS = ((4, Config(128, 4, 4)), (64, Config(8, 64, 4)), (math.inf, Config(8, 128, 4)))
+# Up to so many bytes a multiprocessor, blocks for few threads of a single row (H200, likewise).
 _FEW_BYTES = 18 * 1024
+# Blocks of four elements a thread, and the length from where on each is for: where a multiprocessor has so few elements that
+# how long one thread takes decides (H200, likewise).
+_FEWEST = 2048
+_FEWEST_PIECES, _FEWEST_ELEMENTS = (96, Config(1, 256, 2)), (5, Config(8, 16, 1))
 
 
 def choose(problem: Problem, target: Target) -> Config:
     """The blocks for `problem` on `target`: with its specialization, one of `enumerate_configs`."""
-    configs = configs_for(problem.specialization, target)
-    if problem.specialization.outer_rank == 0:
-        is_few = problem.n * ITEM_BYTES[problem.dtype] <= _FEW_BYTES * target.num_sms
-        return configs[0] if is_few else configs[-1]
-    long = _LONG if problem.specialization.is_aligned else _LONG_ELEMENTS
-    return configs[0] if problem.n < long else configs[-1]
+    least, fewest = _fewest(problem.specialization)
+    is_fewest = problem.n >= least and problem.rows * problem.n <= _FEWEST * target.num_sms
+    if is_fewest and target.backend != "interpreter":
+        return fewest
+    return next(config for most, config in _blocks(problem.specialization, target) if problem.n <= most)
 
 
 def configs_for(specialization: Specialization, target: Target) -> tuple[Config, ...]:
-    """Blocks by rising length of a row."""
-    if target.backend == "interpreter":
-        return (Config(1, 64, 4),) if specialization.outer_rank == 0 else (Config(4, 16, 4), Config(1, 64, 4))
+    """Blocks by rising length of a row, and those for the fewest elements."""
+    found = tuple(config for _, config in _blocks(specialization, target))
+    return found if target.backend == "interpreter" else (*found, _fewest(specialization)[1])
+
+
+def _fewest(specialization: Specialization) -> tuple[int, Config]:
     if specialization.outer_rank == 0:
-        elements = 2048 // ITEM_BYTES[specialization.dtype]
-        return (Config(1, elements, 2), Config(1, 2 * elements, 4))
-    return _PIECES if specialization.is_aligned else _ELEMENTS
+        return 1, _FEWEST_PIECES[1]
+    return _FEWEST_PIECES if specialization.is_aligned else _FEWEST_ELEMENTS
+
+
+def _blocks(specialization: Specialization, target: Target) -> Sequence[tuple[float, Config]]:
+    """Up to which length of a row blocks are for, and the blocks."""
+    is_single = specialization.outer_rank == 0
+    if target.backend == "interpreter":
+        return ((math.inf, Config(1, 64, 4)),) if is_single else ((63, Config(4, 16, 4)), (math.inf, Config(1, 64, 4)))
+    if not is_single:
+        return _PIECES if specialization.is_aligned else _ELEMENTS
+    item_bytes = ITEM_BYTES[specialization.dtype]
+    elements = 2048 // item_bytes
+    most = _FEW_BYTES * target.num_sms // item_bytes
+    return (most, Config(1, elements, 2)), (math.inf, Config(1, 2 * elements, 4))
 
 
 def enumerate_configs(target: Target) -> Iterator[tuple[Specialization, Config]]:
