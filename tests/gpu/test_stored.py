@@ -79,6 +79,8 @@ def test_the_copier_copies_beside_the_batches(rows: int, columns: int) -> None:
     copier = GpuBackend("cuda:0").open_copier()
     tensor = torch.randn(rows, columns + 1, device="cuda")[:, : columns + columns % 2]
     whole = torch.empty(tensor.nbytes, dtype=torch.uint8)
+    # As a result is when its copy begins: the copier's stream awaits no other.
+    torch.cuda.synchronize()
     at = 0
     for piece in pieces_of(tensor):
         copier.copy(piece, whole[at : at + piece.nbytes])

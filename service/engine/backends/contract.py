@@ -198,7 +198,7 @@ class Copier(Protocol):
         """Copies a piece of a tensor to the host and waits for it.
 
         Args:
-            piece: On the device, with any strides.
+            piece: On the device, with any strides; what computed it has ended.
             into: Flat uint8 tensor of the same length in the host's memory.
 
         Raises:
