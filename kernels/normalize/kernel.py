@@ -7,8 +7,8 @@ About 8·rows·N flops; rows·N·(input size + output size) bytes at least.
 import triton
 import triton.language as tl
 
-from tilewire.kernels.runtime.groups import exchange, leave
 from tilewire.kernels.runtime.pdl import await_previous
+from tilewire.kernels.softmax.groups import exchange, leave
 
 # Kinds, numbered as in `op.KINDS`.
 LAYER = tl.constexpr(0)

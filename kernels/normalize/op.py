@@ -14,12 +14,12 @@ from tilewire.kernels.build.operands import numbers
 from tilewire.kernels.normalize.kernel import normalize_group_kernel, normalize_row_kernel
 from tilewire.kernels.op import SelfTest
 from tilewire.kernels.runtime.binaries import binary
-from tilewire.kernels.runtime.groups import options_of
 from tilewire.kernels.runtime.kinds import FLOATS, ITEM_BYTES, name_of, pointer
 from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_aligned, device_number
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
 from tilewire.kernels.runtime.rows import as_rows, check_dtype, check_rows, row_stride
 from tilewire.kernels.runtime.targets import Target, current
+from tilewire.kernels.softmax.groups import options_of
 
 # ── blocks ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -11,8 +11,8 @@ difference x - max is NaN somewhere. The maximum need not carry NaN, since e^NaN
 import triton
 import triton.language as tl
 
-from tilewire.kernels.runtime.groups import exchange, leave
 from tilewire.kernels.runtime.pdl import await_previous
+from tilewire.kernels.softmax.groups import exchange, leave
 
 
 @triton.jit

@@ -12,13 +12,13 @@ import torch
 from tilewire.kernels.build.operands import lay, like
 from tilewire.kernels.op import SelfTest
 from tilewire.kernels.runtime.binaries import binary
-from tilewire.kernels.runtime.groups import options_of
 from tilewire.kernels.runtime.kinds import FLOATS, name_of, pointer, unit_of
 from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_aligned, device_number
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
 from tilewire.kernels.runtime.rows import RowsView, check_rows, rows_of
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.softmax.configs import MAX_SPLITS, SMALL_GROUP, Config, Problem, select, select_invariant
+from tilewire.kernels.softmax.groups import options_of
 from tilewire.kernels.softmax.kernel import (
     softmax_apply_kernel,
     softmax_column_kernel,
