@@ -87,7 +87,7 @@ _ROWS = tuple(
 # Rarer pairs of types have fewer binaries.
 _FEW_ROWS = tuple(_ROWS[number] for number in (2, 4, 6, 8))
 # Groups of programs that hold a row, and of those that read it again; the same for rows that are read element by element.
-# Of two programs on a multiprocessor one reads and writes while the other waits for its group.
+# Of several programs on a multiprocessor some read and write while others wait for their group.
 _GROUPS = (Config(0, 4096, 8, programs_per_sm=4, is_held=True), Config(0, 4096, 8, programs_per_sm=3))
 _ALONE_GROUPS = (Config(0, 4096, 8, programs_per_sm=3, is_held=True), Config(0, 4096, 16))
 # Most programs of a row (H200: telling 512 of 64 apart gains nothing).
