@@ -6,7 +6,6 @@ import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -19,7 +18,7 @@ from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_al
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
 from tilewire.kernels.runtime.rows import as_rows, check_dtype, check_rows, row_stride
 from tilewire.kernels.runtime.targets import Target, current
-from tilewire.kernels.softmax.groups import options_of
+from tilewire.kernels.softmax.groups import can_wait, options_of
 
 # ── blocks ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -87,10 +86,11 @@ _ROWS = tuple(
 # Rarer pairs of types have fewer binaries.
 _FEW_ROWS = tuple(_ROWS[number] for number in (2, 4, 6, 8))
 # Groups of programs that hold a row, and of those that read it again; the same for rows that are read element by element.
-# Of several programs on a multiprocessor some read and write while others wait for their group.
+# Of several programs on a multiprocessor some read and write while others wait for their group. Element by element, four
+# would spill registers.
 _GROUPS = (Config(0, 4096, 8, programs_per_sm=4, is_held=True), Config(0, 4096, 8, programs_per_sm=3))
 _ALONE_GROUPS = (Config(0, 4096, 8, programs_per_sm=3, is_held=True), Config(0, 4096, 16))
-# Most programs of a row (H200: telling 512 of 64 apart gains nothing).
+# Most programs of a row, whose parts each of them merges. With up to 64 the kernel was no faster (H200).
 _MAX_GROUP = 512
 _INTERPRETED = (Config(2, 16, 4), Config(1, 64, 4), Config(0, 128, 4, is_held=True), Config(0, 32, 4))
 
@@ -110,11 +110,6 @@ def choose(problem: Problem, target: Target) -> Config:
         if not config.is_held or most * config.block_n >= problem.n:
             return replace(config, group=min(most, -(-problem.n // config.block_n)))
     raise AssertionError("This is a bug.")
-
-
-def can_wait(target: Target) -> bool:
-    """Whether programs can wait for each other: all of a launch run at the same time."""
-    return target.backend == "cuda"
 
 
 def configs_for(problem: Problem, target: Target) -> tuple[Config, ...]:
@@ -143,11 +138,8 @@ def variant(problem: Problem, config: Config, target: Target) -> Variant:
     aligned = ("x_ptr", "weight_ptr", "bias_ptr", "out_ptr") if problem.is_aligned else ()
     if config.block_rows:
         return binary(normalize_row_kernel, types, constants, config.num_warps, target, aligned)
-    constants |= {"IS_HELD": config.is_held, "MAX_GROUP": _MAX_GROUP}
-    options: dict[str, Any] = {}
-    if can_wait(target):
-        constants["OVERLAP"] = False
-        options = options_of(config.num_warps, config.programs_per_sm, target)
+    constants |= {"IS_HELD": config.is_held, "MAX_GROUP": _MAX_GROUP, "OVERLAP": False}
+    options = options_of(config.num_warps, config.programs_per_sm, target)
     return binary(normalize_group_kernel, types, constants, config.num_warps, target, aligned, **options)
 
 

@@ -183,8 +183,11 @@ def _begin_apart(x: torch.Tensor, view: RowsView) -> bool:
 
 
 def _through_rows(pipeline: Pipeline, axis: int | None, step: int, x: torch.Tensor, out: torch.Tensor) -> None:
-    """Reduces rows that are copied to begin `step` elements apart, or all elements of `x`."""
-    rows = x.reshape(1, -1) if axis is None else x.movedim(axis, -1)
+    """Reduces rows that are copied to begin `step` elements apart, or all elements as one row."""
+    if axis is None:
+        pipeline(x.contiguous(), out)
+        return
+    rows = x.movedim(axis, -1)
     laid = torch.empty((*rows.shape[:-1], step), dtype=x.dtype, device=x.device)[..., : rows.shape[-1]]
     pipeline(laid.copy_(rows), out)
 

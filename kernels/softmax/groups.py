@@ -44,9 +44,14 @@ def leave(count_ptr, group_size, turns):
         tl.store(count_ptr, 0)
 
 
+def can_wait(target: Target) -> bool:
+    """Whether programs can wait for each other: the driver can be asked to run all of a launch at the same time."""
+    return target.backend == "cuda"
+
+
 def options_of(num_warps: int, programs_per_sm: int, target: Target) -> dict[str, Any]:
     """Options of the compiler for programs that wait for each other, so many on each multiprocessor."""
-    if target.backend != "cuda":
+    if not can_wait(target):
         return {}
     # A thread gets eight registers at a time.
     registers = _REGISTERS // (32 * num_warps * programs_per_sm) // 8 * 8

@@ -12,26 +12,40 @@ from tests.conftest import StartServer
 from tests.support import float64_oracle as oracle
 from tests.support.float64_oracle import assert_close, random_array
 from tests.support.live_server import LiveServer
-from tests.support.tensor_bodies import TYPES, Array, decode, encode, from_safetensors, to_npy, to_safetensors
+from tests.support.tensor_bodies import TYPES, Array, encode, from_safetensors, to_npy, to_safetensors
 
 ROWS = (1, 3, 16, 33)
 WIDTH = 257
 CLIENTS = 8
 
 
+# Each with one input that travels; residents are those of `upload`.
+CALLS = {
+    "matmul": "matmul?b=@w",
+    "softmax": "softmax",
+    "search": "search?b=@items&k=5",
+    "topk": "topk?k=5",
+    "sum": "reduce?kind=sum",
+    "norm": "reduce?kind=norm",
+    "normalize": "normalize?kind=layer",
+    "pointwise": "pointwise?fn=gelu",
+}
+
+
 def upload(server: LiveServer) -> Array:
     weight = random_array("float32", (WIDTH, 61), 1)
     with server.client() as client:
-        sent = client.put("/v1/tensors/w", content=to_npy(weight), headers={"content-type": "application/x-npy"})
-        assert sent.status_code in (200, 201)
+        for name, array in (("w", weight), ("items", np.ascontiguousarray(weight.T))):
+            sent = client.put(f"/v1/tensors/{name}", content=to_npy(array), headers={"content-type": TYPES["npy"]})
+            assert sent.status_code in (200, 201)
     return weight
 
 
-def ask(client: httpx.Client, op: str, x: Array) -> tuple[Array, int]:
-    query = {"b": "@w"} if op == "matmul" else {}
-    response = client.post(f"/v1/{op}", params=query, content=to_npy(x), headers={"content-type": "application/x-npy"})
+def ask(client: httpx.Client, call: str, x: Array) -> tuple[httpx.Response, int]:
+    headers = {"content-type": TYPES["npy"], "accept": TYPES["safetensors"]}
+    response = client.post(f"/v1/{CALLS[call]}", content=to_npy(x), headers=headers)
     assert response.status_code == 200, response.text
-    return decode(response.headers["content-type"], response.content), int(response.headers["x-batch-size"])
+    return response, int(response.headers["x-batch-size"])
 
 
 def padded(body: bytes, num_spaces: int) -> bytes:
@@ -41,26 +55,29 @@ def padded(body: bytes, num_spaces: int) -> bytes:
     return (end - 8 + num_spaces).to_bytes(8, "little") + body[8:end] + b" " * num_spaces + body[end:]
 
 
-def ask_together(server: LiveServer, op: str, inputs: list[Array]) -> list[tuple[Array, int]]:
-    """All inputs from several clients at once, over and over."""
+def ask_together(server: LiveServer, call: str, inputs: list[Array]) -> list[tuple[int, httpx.Response, int]]:
+    """All inputs from several clients at once, over and over: (rows, answer, size of its batch)."""
 
-    def one(number: int) -> list[tuple[Array, int]]:
+    def one(number: int) -> list[tuple[int, httpx.Response, int]]:
         with server.client() as client:
-            return [ask(client, op, x) for _ in range(6) for x in inputs[number % 2 :] + inputs[: number % 2]]
+            return [
+                (len(x), *ask(client, call, x)) for _ in range(6) for x in inputs[number % 2 :] + inputs[: number % 2]
+            ]
 
     with ThreadPoolExecutor(CLIENTS) as pool:
         return [answer for answers in pool.map(one, range(CLIENTS)) for answer in answers]
 
 
-@pytest.mark.parametrize("op", ["matmul", "softmax"])
-def test_the_bits_are_those_of_a_request_alone(shared_server: StartServer, op: str) -> None:
+@pytest.mark.parametrize("call", CALLS)
+def test_the_bits_are_those_of_a_request_alone(shared_server: StartServer, call: str) -> None:
     server = shared_server("--batch-invariant")
     upload(server)
     inputs = [random_array("float32", (rows, WIDTH), rows) for rows in ROWS]
     with server.client() as client:
-        alone = {x.shape[0]: ask(client, op, x)[0].tobytes() for x in inputs}
-    for answer, _ in ask_together(server, op, inputs):
-        assert answer.tobytes() == alone[answer.shape[0]]
+        alone = {len(x): ask(client, call, x)[0].content for x in inputs}
+    assert len(set(alone.values())) == len(inputs)
+    for rows, answer, _ in ask_together(server, call, inputs):
+        assert answer.content == alone[rows]
 
 
 @pytest.mark.parametrize("call", ["matmul?transpose_b=true", "search?k=5"])
@@ -85,7 +102,8 @@ def test_a_batch_changes_nothing_beyond_the_bound(start_server: StartServer) -> 
     inputs = [random_array("float32", (rows, WIDTH), rows) for rows in ROWS]
     expected = {x.shape[0]: oracle.matmul({"a": x, "b": weight}, {}) for x in inputs}
     answers = ask_together(server, "matmul", inputs)
-    assert max(size for _, size in answers) > 1, "no batch formed"
-    for answer, _ in answers:
-        assert_close(answer, *expected[answer.shape[0]])
-        assert answer.dtype == np.float32
+    assert max(size for _, _, size in answers) > 1, "no batch formed"
+    for rows, answer, _ in answers:
+        (result,) = from_safetensors(answer.content).values()
+        assert_close(result, *expected[rows])
+        assert result.dtype == np.float32
