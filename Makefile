@@ -73,8 +73,13 @@ qa: $(VENV)/.dev ## NVIDIA's QA, from TRITON=path of a checkout of triton-infere
 bench: $(VENV)/.server ## the kernel benchmark, on a GPU
 	$(BIN)/tilewire bench kernels
 
-gpu-test: $(VENV)/.dev ## the tests that need a GPU
+# The contract's files, asked of a GPU.
+OF_A_GPU := http_contract programs stored tensors oip oip_bad_requests bad_requests metrics versions early_answers history \
+	http11_probe grpc grpc_statuses shared_memory shared_memory_rights logs
+
+gpu-test: $(VENV)/.dev ## the tests that need a GPU, and the contract against one
 	$(BIN)/python -m pytest tests/gpu
+	TEST_DEVICE=cuda:0 $(BIN)/python -m pytest -n 8 --dist loadfile $(OF_A_GPU:%=tests/contract/test_%.py)
 
 screenshot: $(VENV)/.dev ## the console's pictures in the documents, of a real run on this machine's CPU; needs Chromium
 	$(BIN)/python -m tests.support.console_picture docs/console.png

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.float64_oracle import random_array
+from tests.support.live_server import BACKEND
 from tests.support.problems import check_problem
 from tests.support.raw_http import RawConnection, head, post
 from tests.support.tensor_bodies import TYPES, decode, encode, from_safetensors, to_json, to_npy, to_npz, to_safetensors
@@ -363,7 +364,7 @@ def test_v2_says_which_backend_runs(client: httpx.Client) -> None:
     answer = client.get("/v2").json()
     assert answer["name"] == "tilewire"
     assert isinstance(answer["extensions"], list)
-    assert answer["engines"][0]["backend"] == "cpu"
+    assert answer["engines"][0]["backend"] == BACKEND
 
 
 def test_the_openapi_document_names_every_op_and_option(client: httpx.Client) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.exposition import check_left_idle
 from tests.support.float64_oracle import assert_close, matmul, random_array, softmax
+from tests.support.live_server import BACKEND
 from tests.support.oip_bodies import LENGTH, binary_input, from_answer, text_input, to_binary, to_text
 from tests.support.problems import check_error
 from tests.support.raw_http import RawConnection, post
@@ -58,7 +59,7 @@ def test_server_metadata(client: httpx.Client) -> None:
     assert {"binary_tensor_data", "parameters", "statistics", "schedule_policy", "model_repository"} <= set(
         server["extensions"]
     )
-    assert server["engines"][0]["backend"] == "cpu"
+    assert server["engines"][0]["backend"] == BACKEND
 
 
 @pytest.mark.parametrize("version", ["", "/versions/1"])

@@ -19,7 +19,7 @@ import pytest
 
 from tests.conftest import StartServer
 from tests.support.exposition import Scrape, scrape, settles, total
-from tests.support.live_server import COMMAND, LiveServer
+from tests.support.live_server import COMMAND, DEVICE, LiveServer
 from tests.support.problems import check_error, check_problem
 from tests.support.tensor_bodies import Array, from_safetensors, to_npy, to_safetensors
 
@@ -360,7 +360,7 @@ def test_a_folder_of_programs_is_kept_before_ready(preloaded: LiveServer) -> Non
 
 def test_a_file_that_is_no_program_ends_the_start(tmp_path: Path) -> None:
     (tmp_path / "wrong.json").write_text("{}")
-    flags = ["--port", "0", "--device", "cpu", "--gateways", "1", "--programs-dir", str(tmp_path)]
+    flags = ["--port", "0", "--device", DEVICE, "--gateways", "1", "--programs-dir", str(tmp_path)]
     done = subprocess.run([*COMMAND, *flags], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
     assert "programs_dir: 'wrong.json'" in done.stderr + done.stdout

@@ -4,7 +4,7 @@ The whole history is linearizable, whichever engine answers. Over several hosts 
 as the interval between two looks at the store. Values are uploaded, or stored results.
 
 `LINEARIZABLE_SECONDS` says how long each run is, and `LINEARIZABLE_OPERATIONS` how many operations a name gets before another
-one takes its place: the fewer, the more histories. `LINEARIZABLE_DEVICE=cuda` runs the service with one engine on a GPU.
+one takes its place: the fewer, the more histories. `TEST_DEVICE=cuda` runs the service with one engine on a GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from tests.support.tensor_bodies import TYPES, from_safetensors, to_npy, to_safe
 pytestmark = pytest.mark.slow
 
 SECONDS = float(os.environ.get("LINEARIZABLE_SECONDS", "15"))
-DEVICE = os.environ.get("LINEARIZABLE_DEVICE", "cpu")
 OPERATIONS = int(os.environ.get("LINEARIZABLE_OPERATIONS", "10000"))
 NUM_CLIENTS, NUM_NAMES = 8, 2
 # Every so often nobody changes anything for a while; at the end, for longer.
@@ -144,7 +143,7 @@ class Writer(threading.Thread):
 @pytest.mark.parametrize(
     "flags",
     [
-        pytest.param(("--device", DEVICE, "--gateways", "8"), id="eight gateways"),
+        pytest.param(("--gateways", "8"), id="eight gateways"),
         pytest.param(("--device", "cpu:0,1", "--gateways", "4"), id="two engines"),
         pytest.param(("--device", "cpu:0,1,2", "--gateways", "4"), id="three engines"),
     ],

@@ -22,6 +22,9 @@ import httpx
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-P", "-m", "tilewire", "serve"]
+# Where servers run whose tests name no device; `cuda:0` asks a GPU the same questions.
+DEVICE = os.environ.get("TEST_DEVICE", "cpu")
+BACKEND = "cpu" if DEVICE.startswith("cpu") else "gpu"
 # Tests stop engines for a moment, which may be long on a busy machine.
 # A spare engine would import torch beside each test.
 FOR_TESTS = ("--engine-timeout-s", "60", "--no-spare-engine")
@@ -52,7 +55,7 @@ class LiveServer:
         env.setdefault("OTEL_BSP_SCHEDULE_DELAY", "100")
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [*before, *COMMAND, "--port", "0", "--device", "cpu", *FOR_TESTS, *flags],
+                [*before, *COMMAND, "--port", "0", "--device", DEVICE, *FOR_TESTS, *flags],
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 stdin=subprocess.DEVNULL,
