@@ -36,7 +36,7 @@ def binary(
     names = kernel.arg_names
     strides = {name: "i64" for name in names if name.startswith("stride_")}
     types = dict.fromkeys(names, "i32") | strides | _SCRATCH | {"indices_ptr": "*i64"} | types
-    constants = {"OVERLAP": target.has_overlap} | constants
+    constants = {"OVERLAP": target.has_overlap, "IN_PTX": target.backend == "cuda"} | constants
     divisible = [name for name in _SCRATCH if name in names and types[name] == _SCRATCH[name]]
     if aligned is None:
         aligned = OPERANDS if constants.get("UNIT", 1) > 1 else ()

@@ -173,7 +173,7 @@ TUNING = Tuning(
     key=_key,
     entry_of=lambda config: replace(config, splits=1),
     is_common=lambda shape, _target: shape.dtype == shape.stored_dtype,
-    sizes=lambda _key: (0, 30, 0.004),
+    sizes=lambda _key: (0, 30, 0.0012),
     config=Config,
     keeps=True,
 )

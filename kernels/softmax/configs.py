@@ -179,8 +179,8 @@ def choose_interpreted(problem: Problem) -> Config:
 
 # Elements that the threads of a multiprocessor take in a microsecond, for the term `elements`.
 _ELEMENTS_PER_US = 256 * 64
-# Blocks that are wider than a row by more than this are left out: elements, and times the row's power of two.
-_WIDE_BYTES, _WIDE = 1024, 2
+# Blocks wider than this are left out where a narrower one holds the row.
+_WIDE_BYTES = 1024
 
 
 def select(problem: Problem, target: Target) -> Config:
@@ -227,9 +227,11 @@ def possible(problem: Problem, target: Target) -> Iterator[Config]:
 
 def _possible(problem: Problem, target: Target) -> Iterator[tuple[Config, Tile]]:
     n, rows = problem.n, problem.rows
-    widest = max(_WIDE_BYTES // ITEM_BYTES[problem.dtype], _WIDE * power_of_two(n))
+    tiles = tuple(tiles_for(problem, target))
+    holding = (tile.config.held_n for tile in tiles if tile.config.kernel == "row" and tile.config.held_n >= n)
+    widest = max(_WIDE_BYTES // ITEM_BYTES[problem.dtype], power_of_two(min(holding, default=1)))
     has_rows = False
-    for tile in tiles_for(problem, target):
+    for tile in tiles:
         config = tile.config
         if config.kernel == "row":
             if n <= config.held_n <= widest:

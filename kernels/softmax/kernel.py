@@ -12,19 +12,26 @@ import triton
 import triton.language as tl
 
 from tilewire.kernels.runtime.pdl import await_previous
+from tilewire.kernels.softmax.exponentials import exp
 from tilewire.kernels.softmax.groups import exchange, leave
 
 
 @triton.jit
-def row_offsets(row, rows_inner, stride_outer, stride_inner, UNIT: tl.constexpr):
-    """Offset of the first element of each row, in elements; strides come in UNITs, by which they divide."""
-    outer = (row // rows_inner).to(tl.int64)
-    inner = (row % rows_inner).to(tl.int64)
-    return (outer * stride_outer + inner * stride_inner) * UNIT
+def row_offsets(row, end, rows_inner, stride_outer, stride_inner, UNIT: tl.constexpr):
+    """Offset of the first element of each row, in elements; strides come in UNITs, by which they divide, as int64.
+
+    Rows are below `end`. Where there is one outer row, as in a matrix, nothing is divided: that takes longer than a short
+    row does.
+    """
+    offsets = row * stride_inner
+    if end > rows_inner:
+        outer = row // rows_inner
+        offsets = outer * stride_outer + (row - outer * rows_inner) * stride_inner
+    return offsets * UNIT
 
 
 @triton.jit
-def absorb(top, total, x):
+def absorb(top, total, x, IN_PTX: tl.constexpr):
     """The running (maximum, Σ e^(x - maximum)) of each lane after one more element.
 
     While a lane has seen only -inf its exponents are taken from 0, since -inf - -inf would be NaN.
@@ -32,26 +39,54 @@ def absorb(top, total, x):
     """
     new_top = tl.maximum(top, x)
     base = tl.where(new_top == -float("inf"), 0.0, new_top)
-    return new_top, total * tl.exp(top - base) + tl.exp(x - base)
+    return new_top, total * exp(top - base, IN_PTX) + exp(x - base, IN_PTX)
 
 
 @triton.jit
-def merge_lanes(top, total, AXIS: tl.constexpr):
+def merge_lanes(top, total, AXIS: tl.constexpr, IN_PTX: tl.constexpr):
     """The (maximum, sum) of all lanes along AXIS from those of each."""
     all_top = tl.max(top, axis=AXIS, keep_dims=True)
     base = tl.where(all_top == -float("inf"), 0.0, all_top)
-    return all_top, tl.sum(total * tl.exp(top - base), axis=AXIS, keep_dims=True)
+    return all_top, tl.sum(total * exp(top - base, IN_PTX), axis=AXIS, keep_dims=True)
 
 
 @triton.jit
-def normalise(x, top, total, log):
+def normalise(x, top, total, log, IN_PTX: tl.constexpr):
     """The result for `x` of a row with maximum `top` and Σ e^(x - top) = `total`; `log` is 0 or 1."""
     out = x - top
     if log > 0:
         out -= tl.log(total)
     else:
-        out = tl.exp(out) * (1.0 / total)
+        out = exp(out, IN_PTX) * (1.0 / total)
     return out
+
+
+@triton.jit
+def top_of(x, ROWS: tl.constexpr):
+    """The maximum of each of ROWS rows, (ROWS,). `x` has their steps one after the other: (steps × ROWS, lanes)."""
+    x = tl.reshape(x, (x.shape[0] // ROWS, ROWS, x.shape[1]))
+    return tl.max(tl.max(x, axis=0), axis=1)
+
+
+@triton.jit
+def total_of(x, ROWS: tl.constexpr):
+    """The sum of each of ROWS rows; see `top_of`."""
+    x = tl.reshape(x, (x.shape[0] // ROWS, ROWS, x.shape[1]))
+    return tl.sum(tl.sum(x, axis=0), axis=1)
+
+
+@triton.jit
+def to_steps(of_rows, STEPS: tl.constexpr):
+    """What is of rows, (ROWS,), for each of their steps: (STEPS × ROWS, 1)."""
+    ROWS: tl.constexpr = of_rows.shape[0]
+    return tl.reshape(tl.broadcast_to(of_rows[None, :, None], (STEPS, ROWS, 1)), (STEPS * ROWS, 1))
+
+
+@triton.jit
+def numbers_of(first, start, ROWS: tl.constexpr, STEPS: tl.constexpr, LANES: tl.constexpr):
+    """The rows from `first` and the elements from `start` of the steps that `top_of` takes: (STEPS × ROWS,) and with lanes."""
+    number = tl.arange(0, STEPS * ROWS)
+    return first + number % ROWS, (start + number // ROWS * LANES)[:, None] + tl.arange(0, LANES)[None, :]
 
 
 @triton.jit
@@ -70,41 +105,65 @@ def softmax_row_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     TAIL_N: tl.constexpr,
+    LANES: tl.constexpr,
+    TAIL_LANES: tl.constexpr,
     OVERLAP: tl.constexpr,
+    IN_PTX: tl.constexpr,
 ):
     """Rows whole in registers: one read, one write. Grid: (ceil(rows / BLOCK_ROWS),).
 
-    A row has up to BLOCK_N + TAIL_N elements: lengths a little above a power of two do not pay for the next one.
+    A row has up to BLOCK_N + TAIL_N elements: lengths a little above a power of two do not pay for the next one. LANES
+    neighbours are read in one step, TAIL_LANES of the tail. So many that a thread has one row: else each of its rows would
+    need an address, a maximum and a sum of its own, which is most of the work where rows are short.
     """
     await_previous(OVERLAP)
     n = n * UNIT
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    from_x = row_offsets(row, rows_inner, stride_xo, stride_xi, UNIT)[:, None]
-    from_out = row_offsets(row, rows_inner, stride_oo, stride_oi, UNIT)[:, None]
-    in_rows = (row < rows)[:, None]
-    offs_n = tl.arange(0, BLOCK_N)[None, :]
-    mask = in_rows & (offs_n < n)
-    x = tl.load(x_ptr + from_x + offs_n, mask=mask, other=-float("inf")).to(tl.float32)
-    top = tl.max(x, axis=1, keep_dims=True)
+    STEPS: tl.constexpr = BLOCK_N // LANES
+    first = tl.program_id(0) * BLOCK_ROWS
+    row, offs_n = numbers_of(first, 0, BLOCK_ROWS, STEPS, LANES)
+    x_ptrs = x_ptr + row_offsets(row, first + BLOCK_ROWS, rows_inner, stride_xo, stride_xi, UNIT)[:, None] + offs_n
+    out_ptrs = out_ptr + row_offsets(row, first + BLOCK_ROWS, rows_inner, stride_oo, stride_oi, UNIT)[:, None] + offs_n
+    mask = (row < rows)[:, None] & (offs_n < n)
+    x = tl.load(x_ptrs, mask=mask, other=-float("inf")).to(tl.float32)
+    top = top_of(x, BLOCK_ROWS)
     if TAIL_N > 0:
-        offs_tail = BLOCK_N + tl.arange(0, TAIL_N)[None, :]
-        in_tail = in_rows & (offs_tail < n)
-        tail = tl.load(x_ptr + from_x + offs_tail, mask=in_tail, other=-float("inf")).to(tl.float32)
-        top = tl.maximum(top, tl.max(tail, axis=1, keep_dims=True))
-    total = tl.sum(tl.exp(x - top), axis=1, keep_dims=True)
-    if TAIL_N > 0:
-        total += tl.sum(tl.exp(tail - top), axis=1, keep_dims=True)
-    # The same number, which the compiler does not know: else it would hold rows twice, as they are and their exponentials.
-    top = tl.where(log > 1, 0.0, top)
-    if TAIL_N > 0:
-        tl.store(
-            out_ptr + from_out + offs_tail, normalise(tail, top, total, log).to(out_ptr.dtype.element_ty), mask=in_tail
+        TAIL_STEPS: tl.constexpr = TAIL_N // TAIL_LANES
+        row, offs_n = numbers_of(first, BLOCK_N, BLOCK_ROWS, TAIL_STEPS, TAIL_LANES)
+        tail_ptrs = (
+            x_ptr + row_offsets(row, first + BLOCK_ROWS, rows_inner, stride_xo, stride_xi, UNIT)[:, None] + offs_n
         )
-    tl.store(out_ptr + from_out + offs_n, normalise(x, top, total, log).to(out_ptr.dtype.element_ty), mask=mask)
+        to_tail = (
+            out_ptr + row_offsets(row, first + BLOCK_ROWS, rows_inner, stride_oo, stride_oi, UNIT)[:, None] + offs_n
+        )
+        in_tail = (row < rows)[:, None] & (offs_n < n)
+        tail = tl.load(tail_ptrs, mask=in_tail, other=-float("inf")).to(tl.float32)
+        top = tl.maximum(top, top_of(tail, BLOCK_ROWS))
+    # Two ways, so that a row is held once: as it is for the logarithm, as its exponentials otherwise. The first has other
+    # exponentials, lest the compiler take them out of both.
+    tops = to_steps(top, STEPS)
+    if log > 0:
+        total = total_of(tl.exp(x - tops), BLOCK_ROWS)
+        if TAIL_N > 0:
+            tail_tops = to_steps(top, TAIL_STEPS)
+            total += total_of(tl.exp(tail - tail_tops), BLOCK_ROWS)
+            out = tail - tail_tops - to_steps(tl.log(total), TAIL_STEPS)
+            tl.store(to_tail, out.to(out_ptr.dtype.element_ty), mask=in_tail)
+        out = x - tops - to_steps(tl.log(total), STEPS)
+        tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=mask)
+    else:
+        x = exp(x - tops, IN_PTX)
+        total = total_of(x, BLOCK_ROWS)
+        if TAIL_N > 0:
+            tail = exp(tail - to_steps(top, TAIL_STEPS), IN_PTX)
+            total += total_of(tail, BLOCK_ROWS)
+            out = tail * to_steps(1.0 / total, TAIL_STEPS)
+            tl.store(to_tail, out.to(out_ptr.dtype.element_ty), mask=in_tail)
+        out = x * to_steps(1.0 / total, STEPS)
+        tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def scan(x_ptr, first, last, BLOCK_N: tl.constexpr):
+def scan(x_ptr, first, last, BLOCK_N: tl.constexpr, IN_PTX: tl.constexpr):
     """The (maximum, Σ e^(x - maximum)) of the elements from `first` to `last`, each of shape (1,)."""
     offs_n = tl.arange(0, BLOCK_N)
     top = tl.full((BLOCK_N,), -float("inf"), tl.float32)
@@ -112,18 +171,18 @@ def scan(x_ptr, first, last, BLOCK_N: tl.constexpr):
     for start in range(first, last, BLOCK_N):
         offs = start + offs_n
         x = tl.load(x_ptr + offs, mask=offs < last, other=-float("inf")).to(tl.float32)
-        top, total = absorb(top, total, x)
-    return merge_lanes(top, total, 0)
+        top, total = absorb(top, total, x, IN_PTX)
+    return merge_lanes(top, total, 0, IN_PTX)
 
 
 @triton.jit
-def write(x_ptr, out_ptr, first, last, top, total, log, BLOCK_N: tl.constexpr):
+def write(x_ptr, out_ptr, first, last, top, total, log, BLOCK_N: tl.constexpr, IN_PTX: tl.constexpr):
     """Store the results of the elements from `first` to `last` of a row with `top` and `total`."""
     offs_n = tl.arange(0, BLOCK_N)
     for start in range(first, last, BLOCK_N):
         offs = start + offs_n
         x = tl.load(x_ptr + offs, mask=offs < last, other=-float("inf")).to(tl.float32)
-        tl.store(out_ptr + offs, normalise(x, top, total, log).to(out_ptr.dtype.element_ty), mask=offs < last)
+        tl.store(out_ptr + offs, normalise(x, top, total, log, IN_PTX).to(out_ptr.dtype.element_ty), mask=offs < last)
 
 
 @triton.jit
@@ -140,15 +199,16 @@ def softmax_loop_kernel(
     UNIT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     OVERLAP: tl.constexpr,
+    IN_PTX: tl.constexpr,
 ):
     """A long row read twice, the second time from L2 while it lasts. Grid: (rows,)."""
     await_previous(OVERLAP)
     n = n * UNIT
     row = tl.program_id(0)
-    x_ptr += row_offsets(row, rows_inner, stride_xo, stride_xi, UNIT)
-    out_ptr += row_offsets(row, rows_inner, stride_oo, stride_oi, UNIT)
-    top, total = scan(x_ptr, 0, n, BLOCK_N)
-    write(x_ptr, out_ptr, 0, n, top, total, log, BLOCK_N)
+    x_ptr += row_offsets(row, row + 1, rows_inner, stride_xo, stride_xi, UNIT)
+    out_ptr += row_offsets(row, row + 1, rows_inner, stride_oo, stride_oi, UNIT)
+    top, total = scan(x_ptr, 0, n, BLOCK_N, IN_PTX)
+    write(x_ptr, out_ptr, 0, n, top, total, log, BLOCK_N, IN_PTX)
 
 
 @triton.jit
@@ -163,6 +223,7 @@ def softmax_partial_kernel(
     UNIT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     OVERLAP: tl.constexpr,
+    IN_PTX: tl.constexpr,
 ):
     """First half of a row split over programs: each part's maximum and sum. Grid: (rows, splits).
 
@@ -172,9 +233,9 @@ def softmax_partial_kernel(
     n = n * UNIT
     row = tl.program_id(0)
     part = tl.program_id(1)
-    x_ptr += row_offsets(row, rows_inner, stride_xo, stride_xi, UNIT)
+    x_ptr += row_offsets(row, row + 1, rows_inner, stride_xo, stride_xi, UNIT)
     first = part * blocks_per_split * BLOCK_N
-    top, total = scan(x_ptr, first, tl.minimum(n, first + blocks_per_split * BLOCK_N), BLOCK_N)
+    top, total = scan(x_ptr, first, tl.minimum(n, first + blocks_per_split * BLOCK_N), BLOCK_N, IN_PTX)
     place = partial_ptr + (row.to(tl.int64) * tl.num_programs(1) + part) * 2 + tl.arange(0, 1)
     tl.store(place, top)
     tl.store(place + 1, total)
@@ -197,6 +258,7 @@ def softmax_apply_kernel(
     BLOCK_N: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     OVERLAP: tl.constexpr,
+    IN_PTX: tl.constexpr,
 ):
     """Second half: every program merges the parts of its row and writes one of them. Grid: (rows, splits)."""
     await_previous(OVERLAP)
@@ -208,12 +270,12 @@ def softmax_apply_kernel(
     place = partial_ptr + (row.to(tl.int64) * splits + others) * 2
     tops = tl.load(place, mask=others < splits, other=-float("inf"))
     totals = tl.load(place + 1, mask=others < splits, other=0.0)
-    top, total = merge_lanes(tops, totals, 0)
-    x_ptr += row_offsets(row, rows_inner, stride_xo, stride_xi, UNIT)
-    out_ptr += row_offsets(row, rows_inner, stride_oo, stride_oi, UNIT)
+    top, total = merge_lanes(tops, totals, 0, IN_PTX)
+    x_ptr += row_offsets(row, row + 1, rows_inner, stride_xo, stride_xi, UNIT)
+    out_ptr += row_offsets(row, row + 1, rows_inner, stride_oo, stride_oi, UNIT)
     first = part * blocks_per_split * BLOCK_N
     last = tl.minimum(n, first + blocks_per_split * BLOCK_N)
-    write(x_ptr, out_ptr, first, last, top, total, log, BLOCK_N)
+    write(x_ptr, out_ptr, first, last, top, total, log, BLOCK_N, IN_PTX)
 
 
 @triton.jit
@@ -233,26 +295,30 @@ def softmax_column_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     OVERLAP: tl.constexpr,
+    IN_PTX: tl.constexpr,
 ):
     """Rows whose elements lie apart: neighbouring rows are read side by side. Grid: (ceil(rows / BLOCK_ROWS),)."""
     await_previous(OVERLAP)
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    first = tl.program_id(0) * BLOCK_ROWS
+    row = first + tl.arange(0, BLOCK_ROWS)
     offs_n = tl.arange(0, BLOCK_N).to(tl.int64)
-    x_ptrs = x_ptr + row_offsets(row, rows_inner, stride_xo, stride_xi, 1)[None, :]
-    out_ptrs = out_ptr + row_offsets(row, rows_inner, stride_oo, stride_oi, 1)[None, :]
+    x_ptrs = x_ptr + row_offsets(row, first + BLOCK_ROWS, rows_inner, stride_xo, stride_xi, 1)[None, :]
+    out_ptrs = out_ptr + row_offsets(row, first + BLOCK_ROWS, rows_inner, stride_oo, stride_oi, 1)[None, :]
     in_rows = (row < rows)[None, :]
     top = tl.full((BLOCK_N, BLOCK_ROWS), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK_N, BLOCK_ROWS), tl.float32)
     for start in range(0, n, BLOCK_N):
         offs = (start + offs_n)[:, None]
         x = tl.load(x_ptrs + offs * stride_xn, mask=in_rows & (offs < n), other=-float("inf")).to(tl.float32)
-        top, total = absorb(top, total, x)
-    top, total = merge_lanes(top, total, 0)
+        top, total = absorb(top, total, x, IN_PTX)
+    top, total = merge_lanes(top, total, 0, IN_PTX)
     for start in range(0, n, BLOCK_N):
         offs = (start + offs_n)[:, None]
         mask = in_rows & (offs < n)
         x = tl.load(x_ptrs + offs * stride_xn, mask=mask, other=-float("inf")).to(tl.float32)
-        tl.store(out_ptrs + offs * stride_on, normalise(x, top, total, log).to(out_ptr.dtype.element_ty), mask=mask)
+        tl.store(
+            out_ptrs + offs * stride_on, normalise(x, top, total, log, IN_PTX).to(out_ptr.dtype.element_ty), mask=mask
+        )
 
 
 @triton.jit
@@ -274,6 +340,7 @@ def softmax_cooperative_kernel(
     BLOCK_N: tl.constexpr,
     MAX_GROUP: tl.constexpr,
     OVERLAP: tl.constexpr,
+    IN_PTX: tl.constexpr,
 ):
     """A long row held in the registers of a group of programs, so that it is read once. Grid: (groups × group_size,).
 
@@ -290,17 +357,18 @@ def softmax_cooperative_kernel(
     count_ptr += group
     turn = 0
     for row in tl.range(group, rows, num_groups):
-        from_x = row_offsets(row, rows_inner, stride_xo, stride_xi, UNIT)
+        from_x = row_offsets(row, row + 1, rows_inner, stride_xo, stride_xi, UNIT)
         x = tl.load(x_ptr + from_x + offs_n, mask=mask, other=-float("inf")).to(tl.float32)
         my_top = tl.max(x, axis=0)
         # A member may hold nothing but padding.
         base = tl.where(my_top == -float("inf"), 0.0, my_top)
-        my_total = tl.sum(tl.exp(x - base), axis=0)
+        my_total = tl.sum(exp(x - base, IN_PTX), axis=0)
         tops, totals = exchange(
             partial_ptr, count_ptr, member, group_size, turn, my_top, my_total, -float("inf"), MAX_GROUP
         )
         turn += 1
-        top, total = merge_lanes(tops, totals, 0)
-        to_out = row_offsets(row, rows_inner, stride_oo, stride_oi, UNIT)
-        tl.store(out_ptr + to_out + offs_n, normalise(x, top, total, log).to(out_ptr.dtype.element_ty), mask=mask)
+        top, total = merge_lanes(tops, totals, 0, IN_PTX)
+        out = normalise(x, top, total, log, IN_PTX)
+        to_out = row_offsets(row, row + 1, rows_inner, stride_oo, stride_oi, UNIT)
+        tl.store(out_ptr + to_out + offs_n, out.to(out_ptr.dtype.element_ty), mask=mask)
     leave(count_ptr, group_size, turn)

@@ -54,8 +54,13 @@ def build(kernel: Any, problem: Problem, config: Config, target: Target) -> Vari
         "partial_ptr": "*fp32",
         "count_ptr": "*i32",
     }
+    unit = unit_of(problem.dtype, is_aligned=problem.is_aligned)
+    # What the threads of a row read in one step; there is a thread for each row at least.
+    lanes = max(unit, unit * target.warp_size * config.num_warps // config.block_rows)
     constants = {
-        "UNIT": unit_of(problem.dtype, is_aligned=problem.is_aligned),
+        "UNIT": unit,
+        "LANES": min(lanes, config.block_n),
+        "TAIL_LANES": min(lanes, config.tail_n) or 1,
         "BLOCK_ROWS": config.block_rows,
         "BLOCK_N": config.block_n,
         "TAIL_N": config.tail_n,
@@ -63,11 +68,22 @@ def build(kernel: Any, problem: Problem, config: Config, target: Target) -> Vari
         "MAX_GROUP": SMALL_GROUP if config.splits <= SMALL_GROUP else MAX_SPLITS,
     }
     options: dict[str, Any] = {}
+    if config.kernel == "row" and target.backend == "cuda" and _fits_64_registers(problem, config):
+        options = {"maxnreg": 64}
     if config.kernel == "cooperative":
         constants["OVERLAP"] = False
         options = options_of(config.num_warps, config.programs_per_sm, target)
     aligned = ("x_ptr", "out_ptr", "partial_ptr") if problem.is_aligned else ()
     return binary(kernel, types, constants, config.num_warps, target, aligned, **options)
+
+
+def _fits_64_registers(problem: Problem, config: Config) -> bool:
+    """Whether a thread of `row` needs no more, though some compilers take more, and programs from a multiprocessor with them.
+
+    So it is with 32 elements a thread, but for the longest rows that are read one by one.
+    """
+    holds_32 = config.block_n == 32 * 32 * config.num_warps and config.block_rows == 1 and config.tail_n == 0
+    return holds_32 and (problem.is_aligned or config.held_n <= 8192)
 
 
 # ── launches ────────────────────────────────────────────────────────────────────────────────────────
