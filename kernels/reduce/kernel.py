@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from tilewire.kernels.runtime.pdl import bring_up_next, wait_for_previous
+from tilewire.kernels.softmax.kernel import row_offsets
 from tilewire.kernels.topk.kernel import MAGNITUDE, NONE, index_of, to_key, to_order
 
 # States. SUM is a sum, of squares with `power` 2. TOP is a maximum, NaN above all, of -x with `flip`. BEST is an order with
@@ -252,13 +253,10 @@ def reduce_row_kernel(
     NUM: tl.constexpr = BLOCK_N // LANE
     SIZE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth // 8
     part = tl.program_id(0) % parts
-    row = tl.program_id(0) // parts * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    first_row = tl.program_id(0) // parts * BLOCK_ROWS
+    row = first_row + tl.arange(0, BLOCK_ROWS)
     in_rows = row < rows
-    from_row = row.to(tl.int64) * stride_inner
-    # Divisions of all rows take longer than a small reduction.
-    if rows_inner < rows:
-        outer = row // rows_inner
-        from_row = outer.to(tl.int64) * stride_outer + (row - outer * rows_inner).to(tl.int64) * stride_inner
+    from_row = row_offsets(row, first_row + BLOCK_ROWS, rows_inner, stride_outer, stride_inner, 1)
     # Where a row begins, counted from the piece that the first one begins in.
     place = tl.zeros((BLOCK_ROWS,), tl.int32)
     first_ptr = x_ptr
