@@ -43,7 +43,7 @@ FILE = "measured.jsonl"
 _COMPILE_SHARE = 0.4
 # A shape takes about a second.
 _STALLED_S = 40.0
-_ROUNDS = Rounds(near=1.5, slack_us=6.0, rounds=3, finalists=6, final_rounds=9)
+_ROUNDS = Rounds(near=1.5, slack_us=2.0, rounds=3, finalists=6, final_rounds=9)
 # Errors (Frobenius) above these are worth a look; by dtype of the shape.
 _TOLERANCE = {"float32": 2e-3, "bfloat16": 1e-2, "float16": 2e-3, "int8": 1e-6}
 

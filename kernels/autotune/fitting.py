@@ -1,12 +1,11 @@
 """Fits a device's table to what `kernels.autotune.collect` measured. Needs NumPy and no device; imports no op by name.
 
-`python -m tilewire.kernels.autotune.fitting MEASURED.jsonl [MEASURED…] [--out TABLE.json] [--held-out 5] [--extend 4]`
+`python -m tilewire.kernels.autotune.fitting MEASURED.jsonl [MEASURED…] [--out TABLE.json] [--held-out 5] [--keep 4]`
 
 For each kind of products, a key of the table, costs of the model's terms are fitted first to all configurations
 together. Then they are fitted to each by itself, drawn to the common ones. Only the comparison of candidates for one
 shape counts, so each shape has a factor that all its candidates share. Then the few configurations are kept whose
-predicted best loses the least. With `--extend` the table's configurations and their costs stay as they are, and so many
-others at most are fitted to them and added.
+predicted best loses the least. With `--keep` the table's configurations stay, and so many others at most join them.
 
 Sources: Levenberg–Marquardt least squares on logarithms with a Gaussian prior.
 """
@@ -17,8 +16,8 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -31,21 +30,18 @@ from tilewire.kernels.autotune.workloads import parse_line
 from tilewire.kernels.op import Config, Shape, Tuning, config_from, geomean
 from tilewire.kernels.registry import kernel_op, measured_ops
 from tilewire.kernels.runtime.targets import Target
-from tilewire.kernels.selection.cost_model import SHARPNESS, Model
 from tilewire.kernels.selection.tables import table_for, write_atomically
 
 Array: TypeAlias = NDArray[np.float64]
 Table: TypeAlias = dict[str, Any]
 
 # Standard deviations of the logarithm of a cost: from the built-in one, and from the common one.
-_FAR, _NEAR = 1.0, 0.35
+_FAR, _NEAR = 1.0, 0.5
 # Standard deviation of the logarithm of a time that the model predicts.
 _NOISE = 0.08
 # A time twice the fastest's weighs 1 / (1 + this).
 _STEEPNESS = 6.0
 _PASSES, _STEPS = 4, 25
-# Single calls (see `halving.Rounds`): slower than this many times the fastest plus the host's time, unless they are long.
-_NEAR_BEST, _HOST_US, _LONG_US = 1.5, 6.0, 60.0
 # A configuration that was measured on fewer shapes is not kept.
 _MIN_SHAPES = 2
 
@@ -88,18 +84,12 @@ def read(paths: Iterable[Path], held_out: int) -> tuple[Table, list[Measured]]:
                     continue
                 tuning = tuning_of(shape)
                 able = {key: config_from(tuning.config, key) for key in entry["us"] if key not in entry["bad"]}
-                us = _without_rough({able[key]: entry["us"][key] for key in able})
+                us = {able[key]: entry["us"][key] for key in able}
                 programs = {able[key]: entry["programs_per_sm"].get(key, 1) for key in able}
                 is_held_out = bool(held_out) and len(found) % held_out == held_out - 1
                 if us:
                     found.append(Measured(shape, us, programs, entry["vendors"], is_held_out))
     return device, found
-
-
-def _without_rough(us: dict[Config, float]) -> dict[Config, float]:
-    """Without times of single calls that the host's part of a launch may have made: those far from the fastest, and short."""
-    limit_us = _NEAR_BEST * min(us.values(), default=0.0) + _HOST_US
-    return {config: time_us for config, time_us in us.items() if time_us <= limit_us or time_us > _LONG_US}
 
 
 class Costs:
@@ -109,57 +99,49 @@ class Costs:
         tuning: Tuning interface of the op.
         measured: Measurements of that key without the held-out shapes.
         target: The device.
-        common: Common costs of an earlier fit.
-        known: Costs of configurations of that fit, which stay.
     """
 
-    def __init__(
-        self,
-        tuning: Tuning,
-        measured: Sequence[Measured],
-        target: Target,
-        common: Array | None = None,
-        known: Mapping[Config, Array] | None = None,
-    ) -> None:
-        known = known or {}
+    def __init__(self, tuning: Tuning, measured: Sequence[Measured], target: Target) -> None:
         self._tuning, self._target = tuning, target
         rows = [(number, config, us, each) for number, each in enumerate(measured) for config, us in each.us.items()]
+        counts: dict[Config, Counter[int]] = defaultdict(Counter)
+        for _, config, _, each in rows:
+            counts[tuning.entry_of(config)][each.programs_per_sm[config]] += 1
+        # An entry's binaries for other layouts may need other resources; the table has one number for all.
+        self.programs_per_sm = {entry: found.most_common(1)[0][0] for entry, found in counts.items()}
         self._amounts = np.array([self.amounts(each, config) for _, config, _, each in rows])
         self._log_us = np.log([us for _, _, us, _ in rows])
-        excess = np.array([us / each.best_us - 1 for _, _, us, each in rows])
+        best_us = np.array([each.best_us for _, _, _, each in rows])
+        excess = np.exp(self._log_us) / best_us - 1
         self._weights = 1 / (1 + _STEEPNESS * excess)
         shapes = np.array([number for number, _, _, _ in rows])
         of_entry: dict[Config, list[int]] = defaultdict(list)
         for row, (_, config, _, _) in enumerate(rows):
             of_entry[tuning.entry_of(config)].append(row)
         self.seen = {entry: len({int(shapes[row]) for row in found}) for entry, found in of_entry.items()}
-        self.programs_per_sm = {tuning.entry_of(config): each.programs_per_sm[config] for _, config, _, each in rows}
         begin = np.log([term.default for term in tuning.model.terms])
         everything = np.arange(len(rows))
-        if common is None:
-            common = self._fit(everything, np.zeros(len(rows)), begin, begin, _FAR)
-        self.common = common
-        own = {entry: known.get(entry, common) for entry in of_entry}
-        # What shapes have in common is read off the configurations that stay, where there are any.
-        telling = np.array([not known or tuning.entry_of(config) in known for _, config, _, _ in rows])
-        weights = self._weights * telling
+        self.common = self._fit(everything, np.zeros(len(rows)), begin, begin, _FAR)
+        own = dict.fromkeys(of_entry, self.common)
         for _ in range(_PASSES):
             predicted = np.zeros(len(rows))
             for entry, found in of_entry.items():
-                predicted[found] = self._log_predicted(own[entry], self._amounts[found])
-            rest = (self._log_us - predicted) * weights
-            shift = np.bincount(shapes, rest) / np.maximum(np.bincount(shapes, weights), 1e-9)
+                predicted[found] = np.log(self._amounts[found] @ np.exp(own[entry]))
+            rest = (self._log_us - predicted) * self._weights
+            shift = np.bincount(shapes, rest) / np.maximum(np.bincount(shapes, self._weights), 1e-9)
+            # A slow configuration counts as much as a fast one while it is believed to be fast.
+            believed = np.maximum(np.exp(predicted + shift[shapes]) / best_us - 1, 0)
+            self._weights = 1 / (1 + _STEEPNESS * np.minimum(excess, believed))
             own = {
-                entry: known[entry]
-                if entry in known
-                else self._fit(np.array(found), shift[shapes], own[entry], self.common, _NEAR)
+                entry: self._fit(np.array(found), shift[shapes], own[entry], self.common, _NEAR)
                 for entry, found in of_entry.items()
             }
         self.own = own
 
     def amounts(self, each: Measured, config: Config) -> tuple[float, ...]:
         """Of the model's terms."""
-        found: tuple[float, ...] = self._tuning.amounts(each.shape, config, each.programs_per_sm[config], self._target)
+        beside = self.programs_per_sm[self._tuning.entry_of(config)]
+        found: tuple[float, ...] = self._tuning.amounts(each.shape, config, beside, self._target)
         return found
 
     def predicted_us(self, each: Measured, config: Config) -> float:
@@ -167,20 +149,17 @@ class Costs:
         costs = tuple(np.exp(self.own[self._tuning.entry_of(config)]))
         return self._tuning.model.us(costs, self.amounts(each, config))
 
-    def _log_predicted(self, theta: Array, amounts: Array) -> Array:
-        found: Array = np.log(_parts(self._tuning.model, theta, amounts)[0])
-        return found
-
     def _fit(self, rows: NDArray[np.int64], shift: Array, begin: Array, centre: Array, spread: float) -> Array:
         """Least squares from `begin`, drawn to `centre`."""
         amounts, wanted = self._amounts[rows], (self._log_us - shift)[rows]
         weights = np.sqrt(self._weights[rows]) / _NOISE
 
         def loss(theta: Array) -> tuple[float, Array, Array]:
-            us, gradient = _parts(self._tuning.model, theta, amounts)
+            parts = np.exp(theta) * amounts
+            us = parts.sum(axis=1)
             misses = weights * np.clip(np.log(us) - wanted, -0.5, 0.5)
             total = float(misses @ misses + (((theta - centre) / spread) ** 2).sum())
-            return total, misses, weights[:, None] * gradient
+            return total, misses, (weights / us)[:, None] * parts
 
         theta, damping = begin.copy(), 1.0
         now, misses, slopes = loss(theta)
@@ -197,18 +176,6 @@ class Costs:
             else:
                 damping *= 5
         return theta
-
-
-def _parts(model: Model, theta: Array, amounts: Array) -> tuple[Array, Array]:
-    """Predicted microseconds, and the derivative of their logarithm by each logarithm of a cost."""
-    parts = np.exp(theta) * amounts
-    alone, hidden = parts[:, : model.first], parts[:, model.first :]
-    powered = hidden**SHARPNESS
-    total = powered.sum(axis=1) + 1e-30
-    overlapped = total ** (1 / SHARPNESS)
-    us = alone.sum(axis=1) + overlapped
-    slopes = np.concatenate([alone, powered * (overlapped / total)[:, None]], axis=1)
-    return us, slopes / us[:, None]
 
 
 class Choice:
@@ -254,8 +221,8 @@ class Choice:
         num_common: int,
         num_everywhere: int,
         least_gain: float,
-        start: Sequence[Config],
-        start_common: Sequence[Config] = (),
+        start_common: Sequence[Config],
+        start_everywhere: Sequence[Config],
     ) -> tuple[list[int], list[int]]:
         """The entries that lose the least: for all layouts first, then for the most common one.
 
@@ -263,14 +230,13 @@ class Choice:
             num_common: Most entries for the most common layout.
             num_everywhere: Most entries for all layouts.
             least_gain: Smallest gain of a further entry, as a difference of logarithms.
-            start: Entries for all layouts that are among them.
-            start_common: The same for the most common layout.
+            start_common: Entries for the most common layout that are among them.
+            start_everywhere: Those for all layouts.
         """
-        everywhere = [self.entries.index(entry) for entry in start if entry in self.entries]
-        common = [self.entries.index(entry) for entry in start_common if entry in self.entries]
+        everywhere = [self.entries.index(entry) for entry in start_everywhere]
+        common = [self.entries.index(entry) for entry in start_common]
         for kept, count in ((everywhere, num_everywhere), (common, num_common)):
-            has_start = bool(start_common) and kept is common
-            now = float(np.log(self.losses(common, everywhere)).mean()) if has_start else float("inf")
+            now = float(np.log(self.losses(common, everywhere)).mean()) if kept or kept is common else float("inf")
             while len(kept) < count:
                 rest = [index for index in range(len(self.entries)) if index not in (*everywhere, *common)]
                 losses = []
@@ -293,8 +259,15 @@ def _by_key(measured: Sequence[Measured]) -> list[tuple[tuple[str, str], list[Me
     return sorted(found.items())
 
 
-def fit(measured: Sequence[Measured], target: Target, say: Callable[[str], None]) -> Table:
-    """The sections of a table for every key that was measured."""
+def fit(measured: Sequence[Measured], target: Target, say: Callable[[str], None], more: int | None = None) -> Table:
+    """The sections of a table for every key that was measured.
+
+    Args:
+        measured: Measurements.
+        target: The device.
+        say: Prints a line about each section.
+        more: Configurations that may join those of the device's table, which stay; None to choose all anew.
+    """
     table: Table = {}
     for (op, key), found in _by_key(measured):
         tuning = tuning_of(found[0].shape)
@@ -303,60 +276,29 @@ def fit(measured: Sequence[Measured], target: Target, say: Callable[[str], None]
         learned = [each for each in found if not each.is_held_out]
         costs = Costs(tuning, learned, target)
         choice = Choice(costs, learned, tuning, target)
-        old = table_for(target).get(op, {}).get(key, {"tiles": []})["tiles"]
-        kept = {_entry_of(each, tuning): each for each in old if tuning.keeps}
-        common, everywhere = choice.select(*tuning.sizes(key), start=list(kept))
+        old = {_entry_of(each, tuning): each for each in table_for(target).get(op, {}).get(key, {"tiles": []})["tiles"]}
+        num_common, num_everywhere, least_gain = tuning.sizes(key)
+        kept = old if more is not None or tuning.keeps else {}
+        start = [
+            [entry for entry in kept if entry in choice.entries and kept[entry].get("all_layouts", False) == flag]
+            for flag in (False, True)
+        ]
+        if kept:
+            room = more if more is not None else num_common + num_everywhere - len(kept)
+            num_common, num_everywhere = len(start[0]) + room, len(start[1])
+        common, everywhere = choice.select(num_common, num_everywhere, least_gain, *start)
         chosen = {choice.entries[index]: index in everywhere for index in (*everywhere, *common)}
         # Some shapes can only be computed by a kernel that is seldom the best.
         kernels = {entry.kernel for entry in chosen}
-        kept |= {_entry_of(each, tuning): each for each in old if each["kernel"] not in kernels}
-        tiles = [each for entry, each in kept.items() if entry not in chosen]
-        tiles += [
-            _shown(
-                entry,
-                costs,
-                tuning,
-                all_layouts=everywhere and kept.get(entry, {"all_layouts": not tuning.keeps}).get("all_layouts", False),
-            )
-            for entry, everywhere in chosen.items()
-        ]
+        rest = {entry: each for entry, each in old.items() if entry in kept or entry.kernel not in kernels}
+        tiles = [each for entry, each in rest.items() if entry not in chosen]
+        tiles += [_shown(entry, costs, tuning, all_layouts=flag) for entry, flag in chosen.items()]
         table.setdefault(op, {})[key] = {"costs": _named(costs.common, tuning), "tiles": tiles}
         judged = [each for each in found if each.is_held_out] or learned
         judge = Choice(costs, judged, tuning, target)
         number = {entry: index for index, entry in enumerate(judge.entries)}
         places = [[number[choice.entries[index]] for index in indices] for indices in (common, everywhere)]
         _say_how_good(f"{op} {key}", learned, judged, judge, places, say)
-    return table
-
-
-def extend(measured: Sequence[Measured], target: Target, count: int, say: Callable[[str], None]) -> Table:
-    """The sections of the table for every key that was measured, with at most `count` further configurations each."""
-    table: Table = {}
-    for (op, key), found in _by_key(measured):
-        tuning, section = tuning_of(found[0].shape), table_for(target).get(op, {}).get(key)
-        if section is None:
-            continue
-        defaults = section.get("costs", {})
-        entries = {_entry_of(each, tuning): each for each in section["tiles"]}
-        known = {entry: np.log(tuning.model.costs(each.get("costs", {}), defaults)) for entry, each in entries.items()}
-        learned = [each for each in found if not each.is_held_out]
-        learned = [each for each in learned if any(tuning.entry_of(config) in known for config in each.us)]
-        costs = Costs(tuning, learned, target, np.log(tuning.model.costs({}, defaults)), known)
-        choice = Choice(costs, learned, tuning, target)
-        is_everywhere = {entry: each.get("all_layouts", False) for entry, each in entries.items()}
-        old = [[entry for entry in entries if is_everywhere[entry] == flag] for flag in (True, False)]
-        present = sum(entry in choice.entries for entry in old[1])
-        common, everywhere = choice.select(present + count, 0, tuning.sizes(key)[2], *old)
-        tiles = [_shown(choice.entries[index], costs, tuning, all_layouts=False) for index in common[present:]]
-        table.setdefault(op, {})[key] = section | {"tiles": [*section["tiles"], *tiles]}
-        judged = [each for each in found if each.is_held_out] or learned
-        judge = Choice(costs, judged, tuning, target)
-        number = {entry: index for index, entry in enumerate(judge.entries)}
-        for indices in (common[:present], common):
-            places = [[number[choice.entries[index]] for index in part] for part in (indices, everywhere)]
-            _say_how_good(f"{op} {key}", learned, judged, judge, places, say)
-        for tile in tiles:
-            say(f"added: {tile}")
     return table
 
 
@@ -408,13 +350,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("measured", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, help="table to write; what was not measured stays as it is there")
     parser.add_argument("--held-out", type=int, default=5, help="judge by every n-th shape; 0 to fit to all")
-    parser.add_argument(
-        "--extend", type=int, default=0, help="keep the table's configurations, and add at most so many to each key"
-    )
+    parser.add_argument("--keep", type=int, help="keep the table's configurations, and add at most so many to each key")
     arguments = parser.parse_args(argv)
     device, measured = read(arguments.measured, arguments.held_out)
     target = Target(**device["target"])
-    table = extend(measured, target, arguments.extend, print) if arguments.extend else fit(measured, target, print)
+    table = fit(measured, target, print, arguments.keep)
     if arguments.out:
         whole = json.loads(arguments.out.read_text()) if arguments.out.is_file() else dict(table_for(target))
         write_atomically(

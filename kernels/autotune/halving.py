@@ -21,7 +21,7 @@ class Bench(Protocol):
     """Times configurations on a device, or pretends to. A configuration that fails takes `inf`."""
 
     def once_us(self, shape: Shape, configs: Sequence[Config]) -> list[float]:
-        """Microseconds of a single call of each, host time included."""
+        """Microseconds of a single call of each."""
 
     def in_turns_us(self, shape: Shape, configs: Sequence[Config], rounds: int) -> list[float]:
         """Median microseconds of each, interleaved over `rounds`."""
@@ -33,14 +33,14 @@ class Rounds:
 
     Attributes:
         near: Factor on the fastest single call up to which a configuration reaches the first round.
-        slack_us: Microseconds on top, since single calls include the host's time.
+        slack_us: Microseconds on top, for events and what else a single call is charged with.
         rounds: Turns of each configuration in the first round.
         finalists: Number that reaches the second round, beside those that must.
         final_rounds: Turns of each configuration in the second round; 0 for none.
     """
 
     near: float = 1.4
-    slack_us: float = 8.0
+    slack_us: float = 1.5
     rounds: int = 3
     finalists: int = 6
     final_rounds: int = 15

@@ -54,21 +54,22 @@ MODEL = Model(
     Term("launch", "launches", 2.0),
     Term("copy", "µs at the memory's bandwidth for operands copied first, read and written", 1.5),
     Term("fill", "waves of programs whose first loads nothing hides", 0.8),
-    Term("store", "tiles of 128×128 that one multiprocessor stores", 1.2),
+    Term("store", "tiles of 128×128 that one multiprocessor stores", 1.1),
     Term("epilogue", "the same, where a bias or an activation follows", 0.3),
-    Term("split", "1 where programs share tiles", 1.0),
-    Term("exchange", "µs at the memory's bandwidth for the parts of shared tiles", 0.7),
-    Term("sum", "MB that the last program of a shared tile adds up", 8.0),
-    Term("matrix", "µs at the full rate of one multiprocessor's matrix units", 1.25, is_overlapped=True),
+    Term("split", "1 where programs share tiles", 1.1),
+    Term("exchange", "µs at the memory's bandwidth for the parts of shared tiles", 0.55),
+    Term("sum", "MB that the last program of a shared tile adds up", 8.5),
+    Term("matrix", "µs at the full rate of one multiprocessor's matrix units", 0.65),
     Term(
         "strided",
         "the same, for each operand that is not contiguous along K (a) or N (b); `fma`: for the share of both that is",
-        1.0,
-        is_overlapped=True,
+        0.1,
     ),
-    Term("step", "steps of K that follow one another", 0.2, is_overlapped=True),
-    Term("load", "µs at L2's bandwidth for what one multiprocessor loads", 1.0, is_overlapped=True),
-    Term("memory", "µs at the memory's bandwidth, operands read once a group of tiles", 1.15, is_overlapped=True),
+    Term("idle", "µs of `matrix` for rows past those of the product", 0.1),
+    Term("step", "steps of K that follow one another", 0.05),
+    Term("load", "µs at L2's bandwidth for what one multiprocessor loads", 0.25),
+    Term("pair", "the same, while more than half of the multiprocessors work: two share a way to L2", 0.1),
+    Term("memory", "µs at the memory's bandwidth, operands read once a group of tiles", 0.7),
 )
 
 
@@ -202,11 +203,6 @@ def _is_offered(tile: Tile, store: str, a_major: str, *, for_main: bool, is_plai
     if tile.all_layouts:
         return True
     return for_main and ((store == "tma" and is_plain) or (store in ("vec16", "scalar") and can_split(tile.config)))
-
-
-def has_idle_rows(problem: Problem, config: Config) -> bool:
-    """Whether half of the tile's rows or more lie past those of the product: tiles for few rows read `b` as fast or faster."""
-    return config.block_m > FEW_ROWS and config.block_m >= 2 * problem.m
 
 
 def is_for_few_rows(config: Config) -> bool:

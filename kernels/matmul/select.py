@@ -27,7 +27,6 @@ from tilewire.kernels.matmul.members import (
     built_for,
     can_copy,
     can_split,
-    has_idle_rows,
     has_vectors,
     is_possible,
     is_sensible,
@@ -72,11 +71,7 @@ def select(problem: Problem, target: Target, *, is_plain: bool = True) -> Config
         return cast(Config, config)
     if target.backend == "interpreter":
         return _select_interpreted(problem)
-    found = min(
-        _predictions(problem, target, is_plain=is_plain),
-        key=lambda each: (has_idle_rows(problem, each[1]), each[0]),
-        default=None,
-    )
+    found = min(_predictions(problem, target, is_plain=is_plain), key=lambda each: each[0], default=None)
     if found is None:
         raise ValueError(f"a: {problem.dtype} is not multiplied by {target.name}")
     return found[1]
@@ -167,14 +162,17 @@ def amounts_of(problem: Problem, config: Config, occupancy: int, target: Target,
     # Each group of rows of tiles reads `b` anew where it does not stay in L2.
     again = cdiv(rows, config.group_m) if b_bytes > _L2_BYTES else 1
     moved = problem.batch * (a_bytes + b_bytes * again + problem.m * problem.n * out_bytes)
-    stored = (
-        turns * tile * (problem.m / (rows * config.block_m)) * (problem.n / (columns * config.block_n)) / _UNIT_TILE
-    )
+    idle_rows = 1 - problem.m / (rows * config.block_m)
+    stored = turns * tile * (1 - idle_rows) * (problem.n / (columns * config.block_n)) / _UNIT_TILE
     strided: float = (problem.a_major != "k") + (problem.b_major != "n")
     if config.kernel == "fma":
         transposed = config.block_m * (problem.a_major == "k") + config.block_n * (problem.b_major == "k")
         strided = transposed / (config.block_m + config.block_n)
     is_split = splits > 1
+    # A pair of multiprocessors has one way to L2. Programs get a pair each while there are no more than pairs.
+    is_last_paired = 2 * (programs - (turns - 1) * target.num_sms) > target.num_sms
+    paired = (turns - 1 + is_last_paired) / turns
+    loaded_us = loaded / target.sm_l2_bytes_per_us
     return (
         2.0 if config.is_copied else 1.0,
         copied_bytes / target.bytes_per_us,
@@ -186,8 +184,10 @@ def amounts_of(problem: Problem, config: Config, occupancy: int, target: Target,
         4e-6 * tile * splits if is_split else 0.0,
         matrix_us,
         strided * matrix_us,
+        idle_rows * matrix_us,
         float(waves * steps),
-        loaded / target.sm_l2_bytes_per_us,
+        loaded_us,
+        paired * loaded_us,
         moved / target.bytes_per_us,
     )
 

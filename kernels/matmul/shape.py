@@ -210,6 +210,13 @@ def _unaligned(generator: random.Random) -> MatmulShape:
     return _of(generator, m, n, k, is_padded=False)
 
 
+def _batch(generator: random.Random) -> MatmulShape:
+    """Many small products in one launch; two of three in bfloat16."""
+    dtype = generator.choice(["bfloat16", "bfloat16", "bfloat16", "bfloat16", "float8_e4m3fn", "int8"])
+    m, n, k = (_size(generator, 16, 1024) for _ in range(3))
+    return replace(_of(generator, m, n, k, dtype), batch=log_uniform(generator, 2, 256))
+
+
 # For int8, float8 and tf32: any size, large ones and layers in turn.
 def _any_of(dtype: str, largest: int = 8192) -> Callable[[random.Random], MatmulShape]:
     def draw_one(generator: random.Random) -> MatmulShape:
@@ -236,4 +243,5 @@ GROUPS = (
     ShapeGroup("tf32", _any_of("float32 tf32", 4096), 26),
     ShapeGroup("tf32x3", _any_of("float32 tf32x3", 2048), 10),
     ShapeGroup("ieee", _any_of("float32 ieee", 4096), 26),
+    ShapeGroup("batched", _batch, 20),
 )

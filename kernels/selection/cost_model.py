@@ -2,20 +2,17 @@
 
 An op gives the amount of each term in a launch. It is the microseconds of its bytes or multiplications at the device's
 full rate, or a count of sequential steps. A table holds the cost of one unit of each term for each configuration: a
-factor near 1 for the former, microseconds for the latter. Overlapped terms hide behind the longest of them; the others
-add up.
+factor for the former, microseconds for the latter. What one term hides of another is in the factors.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeAlias
 
 Amounts: TypeAlias = tuple[float, ...]
-
-# The larger, the better the longest of the overlapped terms hides the others.
-SHARPNESS = 4
 
 
 class Term(NamedTuple):
@@ -25,26 +22,22 @@ class Term(NamedTuple):
         name: Name, as in tables and explanations.
         unit: Unit of its amount.
         default: Cost of one unit where nothing was measured.
-        is_overlapped: Whether it hides behind the longest of its kind.
     """
 
     name: str
     unit: str
     default: float
-    is_overlapped: bool = False
 
 
 class Model:
     """The terms of one op.
 
     Args:
-        *terms: The overlapped ones last.
+        *terms: In the order of amounts and costs.
     """
 
     def __init__(self, *terms: Term) -> None:
         self.terms = terms
-        self.first = sum(not term.is_overlapped for term in terms)
-        assert not any(term.is_overlapped for term in terms[: self.first]), "This is a bug."
 
     def costs(self, found: Mapping[str, float], defaults: Mapping[str, float]) -> Amounts:
         """Costs by term: those of a configuration, else those of its kind, else the built-in ones."""
@@ -52,20 +45,13 @@ class Model:
 
     def us(self, costs: Amounts, amounts: Amounts) -> float:
         """Predicted microseconds."""
-        total = hidden = 0.0
-        for index, (cost, amount) in enumerate(zip(costs, amounts, strict=True)):
-            if amount:
-                if index < self.first:
-                    total += cost * amount
-                else:
-                    hidden += (cost * amount) ** SHARPNESS
-        return float(total + hidden ** (1 / SHARPNESS))
+        return float(sum(map(operator.mul, costs, amounts)))
 
     def explained(self, costs: Amounts, amounts: Amounts) -> str:
         """The terms that take time, in microseconds, largest first."""
         found = [(cost * amount, term) for cost, amount, term in zip(costs, amounts, self.terms, strict=True)]
         shown = sorted((each for each in found if each[0] >= _SHOWN_US), key=lambda each: -each[0])
-        return ", ".join(f"{term.name} {us:.1f}{' (overlapped)' if term.is_overlapped else ''}" for us, term in shown)
+        return ", ".join(f"{term.name} {us:.1f}" for us, term in shown)
 
 
 _SHOWN_US = 0.05

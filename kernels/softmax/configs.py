@@ -28,10 +28,10 @@ MODEL = Model(
     Term("launch", "launches", 2.0),
     Term("turn", "programs that follow one another on a multiprocessor", 0.05),
     Term("exchange", "rows that a group does, one after the other", 1.5),
-    Term("memory", "µs at the memory's bandwidth", 1.15, is_overlapped=True),
-    Term("again", "µs at the memory's bandwidth for a second read", 0.6, is_overlapped=True),
-    Term("elements", "µs for what one multiprocessor's threads hold, 256 elements each", 1.0, is_overlapped=True),
-    Term("alone", "the same, for elements that are read one by one", 0.5, is_overlapped=True),
+    Term("memory", "µs at the memory's bandwidth", 1.15),
+    Term("again", "µs at the memory's bandwidth for a second read", 0.6),
+    Term("elements", "µs for what one multiprocessor's threads hold, 256 elements each", 1.0),
+    Term("alone", "the same, for elements that are read one by one", 0.5),
 )
 
 
