@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import threading
-import time
 from collections.abc import Iterator
 from itertools import chain
 
@@ -19,6 +17,7 @@ import numpy.typing as npt
 
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import InvalidRequest
+from tilewire.service.gateway.codecs.rests import rest
 from tilewire.service.gateway.codecs.shapes import MAX_RANK
 from tilewire.service.gateway.codecs.strict_json import parse_list, parse_object, refuse_overflow
 
@@ -30,11 +29,6 @@ LONG_BYTES = 2**13
 PIECE_BYTES = 2**14
 # Most text besides long arrays: its parser takes some 10 ms.
 MAX_REST_BYTES = 2**19
-
-# Seconds of work between two rests, and of a rest: long enough that a thread which waits for the lock wakes and takes it.
-# NumPy gives the lock up in most calls, but only for a moment, and that wakes the others too late each time.
-_WORK_S, _REST_S = 0.003, 1e-6
-_last_rest = threading.local()
 
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _OPEN, _CLOSE, _COMMA = b"[],"[0], b"[],"[1], b"[],"[2]
@@ -189,18 +183,11 @@ def _depths(text: memoryview, begin: int) -> Iterator[tuple[int, npt.NDArray[np.
     """Windows of a text, where each begins, and how many brackets are open behind each byte."""
     carry = 0
     for at in range(begin, len(text), PIECE_BYTES):
-        _rest()
+        rest()
         window = np.frombuffer(text, np.uint8, min(PIECE_BYTES, len(text) - at), at)
         depth = np.cumsum((window == _OPEN).astype(np.int8) - (window == _CLOSE), dtype=np.int64) + carry
         yield at, window, depth
         carry = int(depth[-1])
-
-
-def _rest() -> None:
-    """Sleeps for an instant if this thread has not done so for a while."""
-    if time.monotonic() - getattr(_last_rest, "at_s", 0.0) > _WORK_S:
-        time.sleep(_REST_S)
-        _last_rest.at_s = time.monotonic()
 
 
 def _end_of_elements(text: memoryview, begin: int) -> int:

@@ -15,6 +15,7 @@ from tilewire.service.dtypes import DTYPES, dtype_named
 from tilewire.service.errors import BeyondLimit, BodyTooLarge, InvalidRequest
 from tilewire.service.gateway.codecs.json_numbers import Numbers, parse_document, read_numbers
 from tilewire.service.gateway.codecs.protocol import Placed, Room
+from tilewire.service.gateway.codecs.rests import rest
 from tilewire.service.gateway.codecs.shapes import check_shape
 from tilewire.service.ops.op import TensorType
 
@@ -134,13 +135,14 @@ def joined(pieces: Iterable[str]) -> list[bytes]:
 
 
 def _pieces(array: npt.NDArray[np.generic]) -> Iterator[str]:
-    """Text of an array, in pieces: the interpreter's lock can be given up between them."""
+    """Text of an array, in pieces; other threads get the interpreter's lock between them."""
     if array.size <= PIECE_ELEMENTS:
         yield _dumps(array.tolist())
         return
     rows_at_once = max(1, PIECE_ELEMENTS * len(array) // array.size)
     yield "["
     for at in range(0, len(array), rows_at_once):
+        rest()
         if at:
             yield ","
         piece = array[at : at + rows_at_once]
