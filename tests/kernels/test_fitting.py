@@ -2,7 +2,7 @@
 
 import json
 import random
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from tilewire.kernels.matmul.select import amounts_of
 from tilewire.kernels.matmul.shape import MatmulShape
 from tilewire.kernels.op import config_text
 from tilewire.kernels.runtime.targets import KNOWN
+from tilewire.kernels.selection.cost_model import tile_of
 from tilewire.kernels.selection.tables import install, table_for
 
 H200 = KNOWN["nvidia_h200"]
@@ -57,15 +58,14 @@ def measured(target, tmp_path_factory):
     return read([path], 0)[1]
 
 
-def config_from_entry(entry):
-    """The configuration of an entry of a table."""
-    return Config(**{field.name: entry[field.name] for field in fields(Config) if field.name in entry})
+def entries_of(section):
+    """Entries of a section of a table, by configuration."""
+    return {tile_of(Config, MODEL, entry, {}).config: entry for entry in section["tiles"]}
 
 
 def test_a_table_keeps_its_tiles_and_is_joined_by_the_one_that_wins(target, measured):
     section = fit(measured, target, lambda _: None, more=3)["matmul"]["half"]
-    fitted = {config_from_entry(each): each for each in section["tiles"]}
-    old = {config_from_entry(each): each for each in table_for(target)["matmul"]["half"]["tiles"]}
+    fitted, old = entries_of(section), entries_of(table_for(target)["matmul"]["half"])
     assert set(fitted) - set(old) == {WANTED}
     assert set(old) <= set(fitted)
     assert all(fitted[config].get("all_layouts") == each.get("all_layouts") for config, each in old.items())
@@ -89,7 +89,7 @@ def test_a_slow_tile_is_not_believed_to_be_fast(target, measured):
         for each in measured
     ]
     section = fit(worse, target, lambda _: None, more=0)["matmul"]["half"]
-    costs = {config_from_entry(each): MODEL.costs(each["costs"], {}) for each in section["tiles"]}
+    costs = {config: MODEL.costs(entry["costs"], {}) for config, entry in entries_of(section).items()}
     for each in worse:
         predicted = {
             config: MODEL.us(costs[config], amounts_of(each.shape.problem, config, 1, target, is_plain=True))
