@@ -155,6 +155,7 @@ def matmul_kernel(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
     OVERLAP: tl.constexpr,
+    IN_PTX: tl.constexpr,
 ):
     """Pointer kernel: any strides, any alignment, any sizes, batched.
 
@@ -236,7 +237,7 @@ def matmul_kernel(
     if not is_last:
         within = number(tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N))
         acc, is_last = combine_splits(acc, within, partial_ptr, count_ptr, pid)
-    epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation)
+    epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation, IN_PTX)
     mine = tl.where(is_last, m, 0)
     first = outer * stride_oz + inner * stride_oy
     store_any(acc, offs_m, offs_n, mine, n, out_ptr, out_kind, epilogue, first, stride_om, stride_on, IN_PIECES)
@@ -311,6 +312,7 @@ def matmul_tma_kernel(
     HALVES: tl.constexpr,
     FLATTEN: tl.constexpr,
     OVERLAP: tl.constexpr,
+    IN_PTX: tl.constexpr,
 ):
     """Descriptor kernel: operands whose rows start at multiples of 16 bytes, copied to shared memory by hardware.
 
@@ -336,7 +338,7 @@ def matmul_tma_kernel(
         last_step = tl.minimum(first_step + steps, tl.cdiv(k, BLOCK_K))
     IS_INTEGER: tl.constexpr = a_desc.dtype == tl.int8
     ACC_TYPE: tl.constexpr = tl.int32 if IS_INTEGER else tl.float32
-    epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation)
+    epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation, IN_PTX)
     for tile in tl.range(tl.program_id(0), tiles_of_entry * batch, tl.num_programs(0), flatten=FLATTEN):
         entry = tile // tiles_of_entry
         pid_m, pid_n = tile_coordinates(tile % tiles_of_entry, num_pid_m, num_pid_n, GROUP_M)
@@ -434,6 +436,7 @@ def matmul_vector_kernel(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
+    IN_PTX: tl.constexpr,
 ):
     """Up to BLOCK_M (1, 2 or 4) rows, whose elements follow one another. Grid: (column blocks × entries, splits of K).
 
@@ -491,7 +494,7 @@ def matmul_vector_kernel(
     if not is_last:
         within = number(tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N))
         acc, is_last = combine_splits(acc, within, partial_ptr, count_ptr, pid)
-    epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation)
+    epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation, IN_PTX)
     mine = tl.where(is_last, m, 0)
     first = outer * stride_oz + inner * stride_oy
     store_any(acc, offs_m, offs_n, mine, n, out_ptr, out_kind, epilogue, first, stride_om, stride_on, IN_PIECES)

@@ -269,7 +269,7 @@ def _is_common(shape: MatmulShape, target: Target) -> bool:
 
 # Most entries of a section, those of them for all layouts, and the least gain (of the mean logarithm of the time) of one more.
 _SIZES = {
-    "half": (26, 6, 0.0004),
+    "half": (36, 9, 0.0004),
     "half scalar": (8, 2, 0.002),
     "ieee": (13, 4, 0.001),
     "tf32x3": (4, 4, 0.002),

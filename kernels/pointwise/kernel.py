@@ -43,7 +43,7 @@ def exponential(x):
 def apply_unary(x, fn, IS_NARROW: tl.constexpr):
     """The function numbered `fn` of float32 `x`. Where IS_NARROW, the output has 16 bits."""
     if fn < EXP:
-        x = activate(x, fn)
+        x = activate(x, fn, False)
     elif fn == EXP:
         # What the device's own exponential loses, a narrow output does not hold.
         x = tl.exp(x) if IS_NARROW else exponential(x)

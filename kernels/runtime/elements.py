@@ -12,13 +12,41 @@ INT32 = tl.constexpr(4)
 
 
 @triton.jit
+def floats_of_short(kind, bits):
+    """Numbers of `kind` FLOAT16 or BFLOAT16 from their 16 bits, in float32."""
+    as_bfloat16 = (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    return tl.where(kind == FLOAT16, bits.to(tl.float16, bitcast=True).to(tl.float32), as_bfloat16)
+
+
+@triton.jit
+def floats_of_word(kind, bits):
+    """Numbers of `kind` FLOAT32 or INT32 from their 32 bits, in float32."""
+    return tl.where(kind == FLOAT32, bits.to(tl.float32, bitcast=True), bits.to(tl.float32))
+
+
+@triton.jit
+def load_bits(ptr, kind, offs, mask):
+    """Elements `offs` of the array of `kind` at the byte pointer `ptr`: (their 16 bits, 0) or (0, their 32 bits).
+
+    Zeros where `mask` is not set. Unlike `load_floats` it neither branches nor waits; see `floats_of_bits`.
+    """
+    short = tl.load(ptr.to(tl.pointer_type(tl.int16)) + offs, mask=mask & (kind <= BFLOAT16), other=0)
+    word = tl.load(ptr.to(tl.pointer_type(tl.int32)) + offs, mask=mask & (kind > BFLOAT16), other=0)
+    return short, word
+
+
+@triton.jit
+def floats_of_bits(kind, bits):
+    """What `load_bits` loaded, in float32."""
+    short, word = bits
+    return tl.where(kind <= BFLOAT16, floats_of_short(kind, short), floats_of_word(kind, word))
+
+
+@triton.jit
 def load_floats(ptr, kind, offs, mask):
     """Elements `offs` of the array of `kind` at the byte pointer `ptr`, in float32; zeros where `mask` is not set."""
     if kind <= BFLOAT16:
-        short = tl.load(ptr.to(tl.pointer_type(tl.int16)) + offs, mask=mask, other=0)
-        as_bfloat16 = (short.to(tl.int32) << 16).to(tl.float32, bitcast=True)
-        floats = tl.where(kind == FLOAT16, short.to(tl.float16, bitcast=True).to(tl.float32), as_bfloat16)
+        floats = floats_of_short(kind, tl.load(ptr.to(tl.pointer_type(tl.int16)) + offs, mask=mask, other=0))
     else:
-        word = tl.load(ptr.to(tl.pointer_type(tl.int32)) + offs, mask=mask, other=0)
-        floats = tl.where(kind == FLOAT32, word.to(tl.float32, bitcast=True), word.to(tl.float32))
+        floats = floats_of_word(kind, tl.load(ptr.to(tl.pointer_type(tl.int32)) + offs, mask=mask, other=0))
     return floats

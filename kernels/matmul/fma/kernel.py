@@ -201,6 +201,7 @@ def matmul_fma_kernel(
     WARPS_M: gl.constexpr,
     STAGES: gl.constexpr,
     OVERLAP: gl.constexpr,
+    IN_PTX: gl.constexpr,
 ):
     """Any sizes, batched, of operands whose rows or columns start at multiples of 16 bytes.
 
@@ -280,7 +281,7 @@ def matmul_fma_kernel(
     is_last = gl.num_programs(1) == 1
     if not is_last:
         acc, is_last = combine_splits(acc, number(in_m, in_n), partial_ptr, count_ptr, pid)
-    epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation)
+    epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation, IN_PTX)
     mine = gl.where(is_last, m, 0)
     first = outer * stride_oz + inner * stride_oy
     offs_m = row + in_m

@@ -24,8 +24,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from tilewire.kernels.matmul.configs import CONSUMER_ROWS
-from tilewire.kernels.matmul.epilogue import finish_as
+from tilewire.kernels.matmul.epilogue import activate
 from tilewire.kernels.matmul.kernel import tile_coordinates
+from tilewire.kernels.runtime.elements import floats_of_bits, load_bits
 from tilewire.kernels.runtime.pdl import await_previous
 
 # Rows of the left operand that a consumer multiplies: those of one matrix instruction.
@@ -166,9 +167,64 @@ def split_columns(acc):
 
 
 @gluon.jit
-def store_part(acc, out_desc, place, left, right, sizes, epilogue, HALVES: gl.constexpr, FORM: gl.constexpr):
-    """Finish a consumer's sums, whose first row and column are `left` and `right`, and start storing them in HALVES parts."""
+def fetch_vectors(row, column, sizes, epilogue, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):
+    """Start loading what follows the product of HEIGHT rows from `row` and WIDTH columns from `column`; see `finish`.
+
+    In this layout each element is loaded once. As the sums lie, all threads of a column would load the same.
+    """
     m, n, _ = sizes
+    bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, _, _ = epilogue
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    offs_m = row + gl.arange(0, HEIGHT, LAYOUT)
+    offs_n = column + gl.arange(0, WIDTH, LAYOUT)
+    a_scale = gl.load(a_scale_ptr + offs_m * a_scale_step, mask=(offs_m < m) & (a_scale_step >= 0), other=0.0)
+    b_scale = gl.load(b_scale_ptr + offs_n * b_scale_step, mask=(offs_n < n) & (b_scale_step >= 0), other=0.0)
+    bias = load_bits(bias_ptr, bias_kind, offs_n, (offs_n < n) & (bias_kind > 0))
+    return a_scale, b_scale, bias
+
+
+@gluon.jit
+def finish(part, vectors, epilogue):
+    """`apply_epilogue` with vectors that `fetch_vectors` has loaded."""
+    _, _, _, bias_kind, a_scale_step, b_scale_step, activation, IN_PTX = epilogue
+    a_scale, b_scale, bias = vectors
+    OF_ROWS: gl.constexpr = gl.SliceLayout(1, part.type.layout)
+    OF_COLUMNS: gl.constexpr = gl.SliceLayout(0, part.type.layout)
+    if a_scale_step >= 0:
+        part = part * gl.convert_layout(a_scale, OF_ROWS)[:, None]
+    if b_scale_step >= 0:
+        part = part * gl.convert_layout(b_scale, OF_COLUMNS)[None, :]
+    if bias_kind > 0:
+        part = part + gl.convert_layout(floats_of_bits(bias_kind, bias), OF_COLUMNS)[None, :]
+    if activation > 0:
+        part = activate(part, activation, IN_PTX)
+    return part
+
+
+@gluon.jit
+def place_of(left, right, FORM: gl.constexpr):
+    """Row and column of the output at row `left` of the left and `right` of the right operand."""
+    if FORM.is_swapped:
+        left, right = right, left
+    return left, right
+
+
+@gluon.jit
+def fetch_halves(left, right, sizes, epilogue, LENGTH: gl.constexpr, HALVES: gl.constexpr, FORM: gl.constexpr):
+    """`fetch_vectors` for each half of a consumer's sums, which has LENGTH rows of the right operand."""
+    vectors = ()
+    for half in gl.static_range(0 if FORM.is_plain else HALVES):
+        row, column = place_of(left, right + half * LENGTH, FORM)
+        if FORM.is_swapped:
+            vectors += (fetch_vectors(row, column, sizes, epilogue, LENGTH, ROWS),)
+        else:
+            vectors += (fetch_vectors(row, column, sizes, epilogue, ROWS, LENGTH),)
+    return vectors
+
+
+@gluon.jit
+def store_part(acc, vectors, out_desc, place, left, right, epilogue, HALVES: gl.constexpr, FORM: gl.constexpr):
+    """Finish a consumer's sums, whose first row and column are `left` and `right`, and start storing them in HALVES parts."""
     if HALVES == 2:
         first, second = split_columns(acc)
     for half in gl.static_range(HALVES):
@@ -178,15 +234,11 @@ def store_part(acc, out_desc, place, left, right, sizes, epilogue, HALVES: gl.co
             part = first
         else:
             part = second
-        row = left
-        column = right + half * (acc.shape[1] // HALVES)
+        row, column = place_of(left, right + half * (acc.shape[1] // HALVES), FORM)
         if FORM.is_swapped:
             part = part.permute((1, 0))
-            row, column = column, row
         if not FORM.is_plain:
-            offs_m = row + gl.arange(0, part.shape[0])
-            offs_n = column + gl.arange(0, part.shape[1])
-            part = finish_as(part, offs_m, offs_n, m, n, epilogue, FORM.out_type)
+            part = finish(part, vectors[half], epilogue)
         # The store before this one must have read the place.
         tma.store_wait(0)
         place.store(part.to(FORM.out_type))
@@ -243,18 +295,22 @@ def multiply(out_descs, rings, barriers, places, sizes, epilogue, CONSUMER: gl.c
                 mbarrier.arrive(emptied.index(last), pred=step > 0)
             last = slot
             slot, phase = next_slot(slot, phase, FORM)
+        # While the last products are in flight, unless sums are promoted.
+        left, right = find_tile(tile, sizes, FORM)
+        left += CONSUMER * ROWS
+        vectors = fetch_halves(left, right, sizes, epilogue, MAIN // FORM.halves, FORM.halves, FORM)
+        if TAIL:
+            tail_vectors = fetch_halves(left, right + MAIN, sizes, epilogue, TAIL, 1, FORM)
         if not FORM.promotes:
             if TAIL:
                 acc, tail_acc = warpgroup_mma_wait(0, deps=(acc, tail_acc))
             else:
                 acc = warpgroup_mma_wait(0, deps=(acc,))
             mbarrier.arrive(emptied.index(last))
-        left, right = find_tile(tile, sizes, FORM)
-        left += CONSUMER * ROWS
-        store_part(acc, out_descs[0], places[0].index(CONSUMER), left, right, sizes, epilogue, FORM.halves, FORM)
+        store_part(acc, vectors, out_descs[0], places[0].index(CONSUMER), left, right, epilogue, FORM.halves, FORM)
         if TAIL:
             place = places[1].index(CONSUMER)
-            store_part(tail_acc, out_descs[1], place, left, right + MAIN, sizes, epilogue, 1, FORM)
+            store_part(tail_acc, tail_vectors, out_descs[1], place, left, right + MAIN, epilogue, 1, FORM)
     tma.store_wait(0)
 
 
@@ -277,6 +333,7 @@ def matmul_wgmma_kernel(
     activation,
     FORM: gl.constexpr,
     OVERLAP: gl.constexpr,
+    IN_PTX: gl.constexpr,
 ):
     """One product of 16-bit or float8 operands, whose operands and output descriptors can describe.
 
@@ -315,7 +372,7 @@ def matmul_wgmma_kernel(
     rings = (left_ring, right_ring, tail_ring)
     barriers = (filled, emptied)
     sizes = (m, n, k)
-    epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation)
+    epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation, IN_PTX)
     if FORM.consumers == 1:
         gl.warp_specialize(
             [
