@@ -158,8 +158,9 @@ def specialization_of(problem: Problem, config: Config, *, is_plain: bool) -> Sp
     problem = as_read(problem, config)
     majors = (problem.a_major, problem.b_major)
     if config.kernel == "wgmma":
+        is_batched = problem.batch > 1
         return Specialization(
-            "wgmma", problem.dtype, problem.precision, *majors, "tma", problem.out_dtype, is_plain=is_plain
+            "wgmma", problem.dtype, problem.precision, *majors, "tma", problem.out_dtype, is_batched, is_plain
         )
     if config.kernel == "tma":
         is_boxed = stores_boxes(problem, config)
@@ -224,7 +225,7 @@ def has_wgmma(problem: Problem, target: Target) -> bool:
     """Whether the kernel for Hopper can multiply `problem`, and store it through a descriptor."""
     is_hopper = target.backend == "cuda" and target.arch == 90
     is_known = arithmetic_of(problem) in {"half", "float8", "float8 fast"} and _is_default_out(problem)
-    is_described = problem.is_padded_in and problem.is_boxed_out and problem.batch == 1
+    is_described = problem.is_padded_in and problem.is_boxed_out
     return is_hopper and is_known and is_described and has_descriptors(problem, target)
 
 
@@ -321,8 +322,8 @@ def _tma_members(shown: Problem, target: Target) -> Iterator[tuple[Specializatio
 
 
 def _wgmma_members(shown: Problem, target: Target) -> Iterator[tuple[Specialization, Config]]:
-    for a_major, b_major, is_plain in itertools.product("km", "nk", (True, False)):
-        problem = replace(shown, a_major=a_major, b_major=b_major)
+    for batch, a_major, b_major, is_plain in itertools.product((1, 2), "km", "nk", (True, False)):
+        problem = replace(shown, batch=batch, a_major=a_major, b_major=b_major)
         if has_wgmma(problem, target):
             for tile in tiles_for(problem, target):
                 if tile.config.kernel == "wgmma" and (tile.all_layouts or is_main(problem)):

@@ -127,6 +127,7 @@ def _build_wgmma(specialization: Specialization, config: Config, target: Target)
         is_swapped=config.is_swapped,
         left_is_k=left == "k",
         right_is_k=right == "k",
+        is_batched=specialization.is_batched,
         is_plain=specialization.is_plain,
         promotes=specialization.dtype.startswith("float8") and specialization.precision != "fast",
     )
@@ -145,9 +146,10 @@ def _boxed(dtype: str, box: tuple[int, ...]) -> str:
 def box_shapes(specialization: Specialization, config: Config) -> dict[str, tuple[int, ...]]:
     """Returns the block that one load or store of each descriptor moves."""
     if config.kernel == "wgmma":
-        return _hopper_boxes(specialization, config)
-    boxes = _boxes(specialization, config.block_m, config.block_n, config.block_k)
-    boxes["out"] = (config.block_m, config.block_n // config.halves)
+        boxes = _hopper_boxes(specialization, config)
+    else:
+        boxes = _boxes(specialization, config.block_m, config.block_n, config.block_k)
+        boxes["out"] = (config.block_m, config.block_n // config.halves)
     return {name: (1, *box) if specialization.is_batched else box for name, box in boxes.items()}
 
 

@@ -32,12 +32,13 @@ if not has_wgmma(SHOWN[0], TARGET):
 
 # Fewer rows than a tile has, several turns of each program, one step of K, fewer steps than stages, and many.
 SIZES = ((1, 8, 16), (65, 200, 48), (130, 264, 528), (257, 1000, 144), (300, 3000, 64), (1500, 6008, 400))
-CASES = [
-    pytest.param(problem, tile.config, id=f"{problem.dtype} {problem.precision} {tile.config}")
-    for problem in SHOWN
-    for tile in tiles_for(problem, TARGET)
-    if tile.config.kernel == "wgmma"
+TILES = [
+    (problem, tile.config) for problem in SHOWN for tile in tiles_for(problem, TARGET) if tile.config.kernel == "wgmma"
 ]
+
+
+def named(tiles):
+    return [pytest.param(*tile, id=f"{tile[0].dtype} {tile[0].precision} {tile[1]}") for tile in tiles]
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def generator():
     return torch.Generator("cuda").manual_seed(20261123)
 
 
-@pytest.mark.parametrize(("shown", "config"), CASES)
+@pytest.mark.parametrize(("shown", "config"), named(TILES))
 def test_every_tile_is_right(shown, config, generator):
     assert whole_of(config) == config
     dtype, out_dtype = getattr(torch, shown.dtype), getattr(torch, shown.out_dtype)
@@ -79,3 +80,39 @@ def test_every_tile_is_right(shown, config, generator):
                 error = (out.double() - expected).abs()
                 assert (error <= bound).all(), f"{m}x{n}x{k} {a_major}{b_major}: {(error - bound).max()} over"
                 assert torch.equal(out, again)
+
+
+BATCHED = [
+    (shown, config) for shown, config in TILES if is_possible(replace(shown, batch=2), config, TARGET, is_plain=True)
+]
+
+
+@pytest.mark.parametrize(("shown", "config"), named(BATCHED))
+@pytest.mark.parametrize("shared", ["", "a", "b"])
+def test_batches_are_right(shown, config, shared, generator):
+    dtype, out_dtype = getattr(torch, shown.dtype), getattr(torch, shown.out_dtype)
+    for batch, m, n, k in ((2, 8, 16, 48), (3, 130, 264, 528), (40, 257, 136, 144)):
+        for a_major, b_major in (("k", "k"), ("k", "n"), ("m", "n"), ("m", "k")):
+            problem = replace(shown, batch=batch, m=m, n=n, k=k, a_major=a_major, b_major=b_major)
+            if (a_major == "m" and m % 8) or not is_possible(problem, config, TARGET, is_plain=False):
+                continue
+            a = random_operand((batch, m, k) if a_major == "k" else (batch, k, m), dtype, generator)
+            b = random_operand((batch, k, n) if b_major == "n" else (batch, n, k), dtype, generator)
+            a, b = a if a_major == "k" else a.mT, b if b_major == "n" else b.mT
+            # One matrix for all products; where `b` is, rows of all products would make one.
+            a = a[:1].expand(batch, -1, -1) if shared == "a" else a
+            b = b[:1].expand(batch, -1, -1) if shared == "b" else b
+            bias = torch.randn(n, device="cuda", generator=generator)
+            for epilogue in (Epilogue(), Epilogue(bias, activation="silu")):
+                out = poisoned((batch, m, n), out_dtype, "cuda")
+                launch = prepare(a, b, out, epilogue, shown.precision, config)
+                assert launch.is_bound
+                launch(a, b, out, epilogue.bias, None, None)
+                expected = matmul_reference(a, b, bias=epilogue.bias, activation=epilogue.activation)
+                arithmetic = "tf32" if shown.precision == "fast" else shown.dtype
+                bound = matmul_bound(a.double(), b.double(), expected, out_dtype, arithmetic)
+                if epilogue.bias is not None:
+                    # silu is at most 1.1 times as steep as its argument, and rounds in float32.
+                    bound = 1.2 * bound + (bias.double().abs() + expected.abs()) * 2.0**-18
+                error = (out.double() - expected).abs()
+                assert (error <= bound).all(), f"{batch}x{m}x{n}x{k} {a_major}{b_major}: {(error - bound).max()} over"

@@ -54,6 +54,7 @@ class Form:
         is_swapped: Whether `b` is the left operand.
         left_is_k: Whether rows of the left operand are contiguous along K.
         right_is_k: The same for the right operand.
+        is_batched: Whether descriptors have a batch dimension.
         is_plain: Whether nothing follows the product.
         promotes: Whether sums of each step are added up in float32 outside the matrix unit, which keeps fewer bits.
     """
@@ -72,6 +73,7 @@ class Form:
     is_swapped: bool
     left_is_k: bool
     right_is_k: bool
+    is_batched: bool
     is_plain: bool
     promotes: bool
 
@@ -90,43 +92,62 @@ def next_slot(slot, phase, FORM: gl.constexpr):
 
 @gluon.jit
 def count_tiles(sizes, FORM: gl.constexpr):
-    """Tiles of a product. `sizes` are (m, n, k)."""
-    m, n, _ = sizes
-    return gl.cdiv(m, FORM.block_m) * gl.cdiv(n, FORM.block_n)
+    """Tiles of all products. `sizes` are (m, n, k, number of products)."""
+    m, n, _, batch = sizes
+    return gl.cdiv(m, FORM.block_m) * gl.cdiv(n, FORM.block_n) * batch
 
 
 @gluon.jit
 def find_tile(tile, sizes, FORM: gl.constexpr):
-    """First row of the left and of the right operand of tile number `tile`."""
-    m, n, _ = sizes
+    """Product that tile number `tile` is of, and its first row of the left and of the right operand."""
+    m, n, _, _ = sizes
     num_pid_m = gl.cdiv(m, FORM.block_m)
-    pid_m, pid_n = tile_coordinates(tile, num_pid_m, gl.cdiv(n, FORM.block_n), FORM.group_m)
+    num_pid_n = gl.cdiv(n, FORM.block_n)
+    entry = 0
+    if FORM.is_batched:
+        entry = tile // (num_pid_m * num_pid_n)
+        tile = tile % (num_pid_m * num_pid_n)
+    pid_m, pid_n = tile_coordinates(tile, num_pid_m, num_pid_n, FORM.group_m)
     left = pid_m * FORM.block_m
     right = pid_n * FORM.block_n
     if FORM.is_swapped:
         left, right = right, left
-    return left, right
+    return entry, left, right
 
 
 @gluon.jit
 def allocate_boxes(desc, COUNT: gl.constexpr):
     """Shared memory for COUNT boxes of a descriptor."""
-    SHAPE: gl.constexpr = [COUNT, desc.block_type.shape[0], desc.block_type.shape[1]]
-    return gl.allocate_shared_memory(desc.dtype, SHAPE, desc.layout)
+    return gl.allocate_shared_memory(desc.dtype, [COUNT] + desc.block_type.shape, desc.layout)  # noqa: RUF005 - not in this language
 
 
 @gluon.jit
-def load_box(desc, place, row, at, bar, IS_K: gl.constexpr):
-    """Start loading the box of rows from `row` and of K from `at` into `place`. IS_K: rows are contiguous along K."""
-    if IS_K:
-        tma.async_copy_global_to_shared(desc, [row, at], bar, place)
+def matrix_of(boxes, index):
+    """Box number `index` as (rows, columns), with or without a batch dimension."""
+    box = boxes.index(index)
+    if len(box.shape) == 3:
+        box = box.reshape([box.shape[1], box.shape[2]])
+    return box
+
+
+@gluon.jit
+def load_box(desc, place, entry, row, at, bar, IS_K: gl.constexpr):
+    """Start loading the box of `entry`, of rows from `row` and of K from `at` into `place`. IS_K: rows lie along K."""
+    first, second = row, at
+    if not IS_K:
+        first, second = at, row
+    if len(desc.block_type.shape) == 3:
+        tma.async_copy_global_to_shared(desc, [entry, first, second], bar, place)
     else:
-        tma.async_copy_global_to_shared(desc, [at, row], bar, place)
+        tma.async_copy_global_to_shared(desc, [first, second], bar, place)
 
 
 @gluon.jit
-def load(descs, rings, barriers, sizes, FORM: gl.constexpr):
-    """The loading warp: fills slot after slot of the ring, each as soon as every consumer has emptied it."""
+def load(descs, rings, barriers, sizes, steps, FORM: gl.constexpr):
+    """The loading warp: fills slot after slot of the ring, each as soon as every consumer has emptied it.
+
+    `steps` are 1, or 0 where all products have the same left or right operand.
+    """
     left_desc, right_desc, tail_desc = descs
     left_ring, right_ring, tail_ring = rings
     filled, emptied = barriers
@@ -136,7 +157,9 @@ def load(descs, rings, barriers, sizes, FORM: gl.constexpr):
     slot = 0
     phase = 1
     for tile in range(gl.program_id(0), count_tiles(sizes, FORM), gl.num_programs(0)):
-        left, right = find_tile(tile, sizes, FORM)
+        entry, left, right = find_tile(tile, sizes, FORM)
+        left_entry = entry * steps[0]
+        right_entry = entry * steps[1]
         for step in range(gl.cdiv(sizes[2], FORM.block_k)):
             at = step * FORM.block_k
             mbarrier.wait(emptied.index(slot), phase)
@@ -144,17 +167,18 @@ def load(descs, rings, barriers, sizes, FORM: gl.constexpr):
             mbarrier.expect(bar, NUM_BYTES)
             for part in gl.static_range(CONSUMERS):
                 place = left_ring.index(slot * CONSUMERS + part)
-                load_box(left_desc, place, left + part * ROWS, at, bar, FORM.left_is_k)
-            load_box(right_desc, right_ring.index(slot), right, at, bar, FORM.right_is_k)
+                load_box(left_desc, place, left_entry, left + part * ROWS, at, bar, FORM.left_is_k)
+            load_box(right_desc, right_ring.index(slot), right_entry, right, at, bar, FORM.right_is_k)
             if FORM.tail:
-                load_box(tail_desc, tail_ring.index(slot), right + FORM.main, at, bar, FORM.right_is_k)
+                place = tail_ring.index(slot)
+                load_box(tail_desc, place, right_entry, right + FORM.main, at, bar, FORM.right_is_k)
             slot, phase = next_slot(slot, phase, FORM)
 
 
 @gluon.jit
 def right_of(ring, slot, FORM: gl.constexpr):
     """The right operand of a slot, K first."""
-    tile = ring.index(slot)
+    tile = matrix_of(ring, slot)
     if FORM.right_is_k:
         tile = tile.permute((1, 0))
     return tile
@@ -172,7 +196,7 @@ def fetch_vectors(row, column, sizes, epilogue, HEIGHT: gl.constexpr, WIDTH: gl.
 
     In this layout each element is loaded once. As the sums lie, all threads of a column would load the same.
     """
-    m, n, _ = sizes
+    m, n, _, _ = sizes
     bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, _, _ = epilogue
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     offs_m = row + gl.arange(0, HEIGHT, LAYOUT)
@@ -223,8 +247,12 @@ def fetch_halves(left, right, sizes, epilogue, LENGTH: gl.constexpr, HALVES: gl.
 
 
 @gluon.jit
-def store_part(acc, vectors, out_desc, place, left, right, epilogue, HALVES: gl.constexpr, FORM: gl.constexpr):
-    """Finish a consumer's sums, whose first row and column are `left` and `right`, and start storing them in HALVES parts."""
+def store_part(
+    acc, vectors, out_desc, places, at, epilogue, CONSUMER: gl.constexpr, HALVES: gl.constexpr, FORM: gl.constexpr
+):
+    """Finish a consumer's sums and start storing them in HALVES parts. `at` is (product, row of left, of right operand)."""
+    entry, left, right = at
+    place = places.index(CONSUMER)
     if HALVES == 2:
         first, second = split_columns(acc)
     for half in gl.static_range(HALVES):
@@ -241,9 +269,12 @@ def store_part(acc, vectors, out_desc, place, left, right, epilogue, HALVES: gl.
             part = finish(part, vectors[half], epilogue)
         # The store before this one must have read the place.
         tma.store_wait(0)
-        place.store(part.to(FORM.out_type))
+        matrix_of(places, CONSUMER).store(part.to(FORM.out_type))
         fence_async_shared()
-        tma.async_copy_shared_to_global(out_desc, [row, column], place)
+        if FORM.is_batched:
+            tma.async_copy_shared_to_global(out_desc, [entry, row, column], place)
+        else:
+            tma.async_copy_shared_to_global(out_desc, [row, column], place)
 
 
 @gluon.jit
@@ -268,7 +299,7 @@ def multiply(out_descs, rings, barriers, places, sizes, epilogue, CONSUMER: gl.c
             tail_acc = tail_zeros
         for step in range(gl.cdiv(sizes[2], FORM.block_k)):
             mbarrier.wait(filled.index(slot), phase)
-            left_tile = left_ring.index(slot * FORM.consumers + CONSUMER)
+            left_tile = matrix_of(left_ring, slot * FORM.consumers + CONSUMER)
             if not FORM.left_is_k:
                 left_tile = left_tile.permute((1, 0))
             right_tile = right_of(right_ring, slot, FORM)
@@ -296,7 +327,7 @@ def multiply(out_descs, rings, barriers, places, sizes, epilogue, CONSUMER: gl.c
             last = slot
             slot, phase = next_slot(slot, phase, FORM)
         # While the last products are in flight, unless sums are promoted.
-        left, right = find_tile(tile, sizes, FORM)
+        entry, left, right = find_tile(tile, sizes, FORM)
         left += CONSUMER * ROWS
         vectors = fetch_halves(left, right, sizes, epilogue, MAIN // FORM.halves, FORM.halves, FORM)
         if TAIL:
@@ -307,10 +338,11 @@ def multiply(out_descs, rings, barriers, places, sizes, epilogue, CONSUMER: gl.c
             else:
                 acc = warpgroup_mma_wait(0, deps=(acc,))
             mbarrier.arrive(emptied.index(last))
-        store_part(acc, vectors, out_descs[0], places[0].index(CONSUMER), left, right, epilogue, FORM.halves, FORM)
+        at = (entry, left, right)
+        store_part(acc, vectors, out_descs[0], places[0], at, epilogue, CONSUMER, FORM.halves, FORM)
         if TAIL:
-            place = places[1].index(CONSUMER)
-            store_part(tail_acc, tail_vectors, out_descs[1], place, left, right + MAIN, epilogue, 1, FORM)
+            at = (entry, left, right + MAIN)
+            store_part(tail_acc, tail_vectors, out_descs[1], places[1], at, epilogue, CONSUMER, 1, FORM)
     tma.store_wait(0)
 
 
@@ -327,6 +359,9 @@ def matmul_wgmma_kernel(
     m,
     n,
     k,
+    batch,
+    step_a,
+    step_b,
     bias_kind,
     a_scale_step,
     b_scale_step,
@@ -335,7 +370,7 @@ def matmul_wgmma_kernel(
     OVERLAP: gl.constexpr,
     IN_PTX: gl.constexpr,
 ):
-    """One product of 16-bit or float8 operands, whose operands and output descriptors can describe.
+    """Products of 16-bit or float8 operands, whose operands and output descriptors can describe.
 
     Grid: programs, at most one for each multiprocessor. Each takes every `programs`-th tile. One warp loads steps of K
     into a ring in shared memory, which goes on while a tile is stored. Each consumer multiplies 64 rows of the left
@@ -345,9 +380,11 @@ def matmul_wgmma_kernel(
     if FORM.is_swapped:
         left_desc = b_desc
         right_desc = a_desc
+        steps = (step_b, step_a)
     else:
         left_desc = a_desc
         right_desc = b_desc
+        steps = (step_a, step_b)
     left_ring = allocate_boxes(left_desc, FORM.stages * FORM.consumers)
     right_ring = allocate_boxes(right_desc, FORM.stages)
     places = allocate_boxes(out_desc, FORM.consumers)
@@ -371,13 +408,13 @@ def matmul_wgmma_kernel(
     places = (places, tail_places)
     rings = (left_ring, right_ring, tail_ring)
     barriers = (filled, emptied)
-    sizes = (m, n, k)
+    sizes = (m, n, k, batch)
     epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation, IN_PTX)
     if FORM.consumers == 1:
         gl.warp_specialize(
             [
                 (multiply, (out_descs, rings, barriers, places, sizes, epilogue, 0, FORM)),
-                (load, (descs, rings, barriers, sizes, FORM)),
+                (load, (descs, rings, barriers, sizes, steps, FORM)),
             ],
             [1],
             [LOADER_REGISTERS],
@@ -387,7 +424,7 @@ def matmul_wgmma_kernel(
             [
                 (multiply, (out_descs, rings, barriers, places, sizes, epilogue, 0, FORM)),
                 (multiply, (out_descs, rings, barriers, places, sizes, epilogue, 1, FORM)),
-                (load, (descs, rings, barriers, sizes, FORM)),
+                (load, (descs, rings, barriers, sizes, steps, FORM)),
             ],
             [4, 1],
             [FORM.registers, LOADER_REGISTERS],
@@ -398,7 +435,7 @@ def matmul_wgmma_kernel(
                 (multiply, (out_descs, rings, barriers, places, sizes, epilogue, 0, FORM)),
                 (multiply, (out_descs, rings, barriers, places, sizes, epilogue, 1, FORM)),
                 (multiply, (out_descs, rings, barriers, places, sizes, epilogue, 2, FORM)),
-                (load, (descs, rings, barriers, sizes, FORM)),
+                (load, (descs, rings, barriers, sizes, steps, FORM)),
             ],
             [4, 4, 1],
             [FORM.registers, FORM.registers, LOADER_REGISTERS],
