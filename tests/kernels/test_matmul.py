@@ -170,9 +170,31 @@ def test_splits_agree_and_repeat(split_k, generator):
     assert torch.equal(*results)
 
 
-def test_relu_keeps_nan():
-    out = matmul(torch.tensor([[float("nan")]]), torch.ones(1, 1), activation="relu")
-    assert out.isnan().all()
+@pytest.mark.parametrize("activation", ACTIVATIONS[1:])
+def test_activations_of_hostile_numbers(activation):
+    numbers = [
+        0.0,
+        1e-4,
+        -1e-4,
+        0.3,
+        -0.3,
+        5,
+        -5,
+        30,
+        -30,
+        100,
+        -100,
+        3e38,
+        -3e38,
+        float("inf"),
+        float("-inf"),
+        float("nan"),
+    ]
+    a, b = torch.tensor(numbers)[:, None], torch.ones(1, 2)
+    out = matmul(a, b, activation=activation)
+    expected = matmul_reference(a, b, activation=activation).float()
+    # -inf times a sigmoid of 0 is NaN here, as in PyTorch.
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize(
