@@ -7,6 +7,8 @@ import errno
 import socket
 import time
 
+import structlog
+
 BACKLOG = 4096
 
 # How long a port may be taken at the start, and how often it is tried, in seconds.
@@ -21,15 +23,17 @@ class PortTaken(StartError):
     """Another process listens there."""
 
 
-async def bind_all(host: str, port: int, count: int) -> list[socket.socket]:
+async def bind_all(host: str, port: int, count: int, logger: structlog.stdlib.BoundLogger) -> list[socket.socket]:
     """Binds one socket, or several that share the port and among which the kernel divides connections.
 
-    Waits a moment for a port that is taken: a service that was killed may have processes that are only just ending.
+    Waits a moment for a port that is taken, and says so: a service that was killed may have processes that are only just
+    ending.
 
     Raises:
         StartError: The address cannot be had.
     """
     end_s = time.monotonic() + TAKEN_S
+    is_told = False
     while True:
         try:
             listeners = [bind(host, port, reuse_port=count > 1)]
@@ -37,6 +41,9 @@ async def bind_all(host: str, port: int, count: int) -> list[socket.socket]:
         except PortTaken:
             if time.monotonic() > end_s:
                 raise
+        if not is_told:
+            logger.warning("the port is taken: trying again", port=port, for_s=TAKEN_S)
+            is_told = True
         await asyncio.sleep(TRY_AGAIN_S)
     for _ in range(count - 1):
         listeners.append(bind(host, listeners[0].getsockname()[1], reuse_port=True))

@@ -72,7 +72,7 @@ class Supervisor:
             loop.add_signal_handler(number, self._on_signal, stopping)
         with contextlib.ExitStack() as stack:
             count = self._settings.num_gateways if self._settings.reuse_port else 1
-            listeners = await bind_all(self._settings.host, self._settings.port, count)
+            listeners = await bind_all(self._settings.host, self._settings.port, count, self._logger)
             for listener in listeners:
                 stack.enter_context(listener)
             self._start_children(listeners, stack)

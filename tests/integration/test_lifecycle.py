@@ -478,6 +478,7 @@ def test_a_port_that_is_taken_is_said_so(server: LiveServer, tmp_path: Path) -> 
     )
     assert done.returncode == 1
     assert str(server.port) in done.stderr
+    assert "the port is taken: trying again" in done.stderr
     assert "Traceback" not in done.stderr
 
 
