@@ -35,6 +35,9 @@ SIZES = ((1, 8, 16), (65, 200, 48), (130, 264, 528), (257, 1000, 144), (300, 300
 TILES = [
     (problem, tile.config) for problem in SHOWN for tile in tiles_for(problem, TARGET) if tile.config.kernel == "wgmma"
 ]
+BATCHED = [
+    (shown, config) for shown, config in TILES if is_possible(replace(shown, batch=2), config, TARGET, is_plain=True)
+]
 
 
 def named(tiles):
@@ -80,11 +83,6 @@ def test_every_tile_is_right(shown, config, generator):
                 error = (out.double() - expected).abs()
                 assert (error <= bound).all(), f"{m}x{n}x{k} {a_major}{b_major}: {(error - bound).max()} over"
                 assert torch.equal(out, again)
-
-
-BATCHED = [
-    (shown, config) for shown, config in TILES if is_possible(replace(shown, batch=2), config, TARGET, is_plain=True)
-]
 
 
 @pytest.mark.parametrize(("shown", "config"), named(BATCHED))

@@ -118,7 +118,8 @@ def find_tile(tile, sizes, FORM: gl.constexpr):
 @gluon.jit
 def allocate_boxes(desc, COUNT: gl.constexpr):
     """Shared memory for COUNT boxes of a descriptor."""
-    return gl.allocate_shared_memory(desc.dtype, [COUNT] + desc.block_type.shape, desc.layout)  # noqa: RUF005 - not in this language
+    SHAPE: gl.constexpr = [COUNT] + desc.block_type.shape  # noqa: RUF005 - the language has no unpacking
+    return gl.allocate_shared_memory(desc.dtype, SHAPE, desc.layout)
 
 
 @gluon.jit
@@ -209,7 +210,7 @@ def fetch_vectors(row, column, sizes, epilogue, HEIGHT: gl.constexpr, WIDTH: gl.
 
 @gluon.jit
 def finish(part, vectors, epilogue):
-    """`apply_epilogue` with vectors that `fetch_vectors` has loaded."""
+    """The same as `apply_epilogue`, which loads its vectors where it uses them. These `fetch_vectors` has loaded before."""
     _, _, _, bias_kind, a_scale_step, b_scale_step, activation, IN_PTX = epilogue
     a_scale, b_scale, bias = vectors
     OF_ROWS: gl.constexpr = gl.SliceLayout(1, part.type.layout)
