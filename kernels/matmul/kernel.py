@@ -244,23 +244,21 @@ def matmul_kernel(
 
 
 @triton.jit
-def load_box(desc, entry, row, column, IS_BATCHED: tl.constexpr):
-    """The box of a (rows, columns) or (batch, rows, columns) descriptor at (`row`, `column`) of `entry`."""
-    if IS_BATCHED:
+def load_box(desc, entry, row, column, IS_TURNED: tl.constexpr):
+    """The box at (`row`, `column`) of `entry`. IS_TURNED: the descriptor is (batch, columns, rows)."""
+    if IS_TURNED:
+        box = desc.load([entry, column, row])
+        box = box.reshape(box.shape[1], box.shape[2]).T
+    else:
         box = desc.load([entry, row, column])
         box = box.reshape(box.shape[1], box.shape[2])
-    else:
-        box = desc.load([row, column])
     return box
 
 
 @triton.jit
-def store_box(desc, entry, row, column, box, IS_BATCHED: tl.constexpr):
-    """Store `box` where `load_box` would read it."""
-    if IS_BATCHED:
-        desc.store([entry, row, column], box.reshape(1, box.shape[0], box.shape[1]))
-    else:
-        desc.store([row, column], box)
+def store_box(desc, entry, row, column, box):
+    """Store `box` where `load_box` would read it, not turned."""
+    desc.store([entry, row, column], box.reshape(1, box.shape[0], box.shape[1]))
 
 
 @triton.jit
@@ -296,7 +294,6 @@ def matmul_tma_kernel(
     activation,
     A_MAJOR: tl.constexpr,
     B_MAJOR: tl.constexpr,
-    IS_BATCHED: tl.constexpr,
     STORE_BOXES: tl.constexpr,
     IN_PIECES: tl.constexpr,
     IS_PLAIN: tl.constexpr,
@@ -347,14 +344,8 @@ def matmul_tma_kernel(
         acc = tl.zeros((BLOCK_N, BLOCK_M) if IS_SWAPPED else (BLOCK_M, BLOCK_N), dtype=ACC_TYPE)
         for step in range(first_step, last_step):
             at = step * BLOCK_K
-            if A_MAJOR == "k":
-                a = load_box(a_desc, entry * step_a, row, at, IS_BATCHED)
-            else:
-                a = load_box(a_desc, entry * step_a, at, row, IS_BATCHED).T
-            if B_MAJOR == "n":
-                b = load_box(b_desc, entry * step_b, at, column, IS_BATCHED)
-            else:
-                b = load_box(b_desc, entry * step_b, column, at, IS_BATCHED).T
+            a = load_box(a_desc, entry * step_a, row, at, A_MAJOR == "m")
+            b = load_box(b_desc, entry * step_b, at, column, B_MAJOR == "k")
             if IS_SWAPPED:
                 acc = multiply(b.T, a.T, acc, PRECISION, IMPRECISE_K, UPCAST)
             else:
@@ -369,7 +360,7 @@ def matmul_tma_kernel(
                 if not IS_PLAIN:
                     offs_half = at_n + tl.arange(0, BLOCK_N // HALVES)
                     part = finish_as(part, offs_m, offs_half, m, n, epilogue, OUT_TYPE)
-                store_box(out_desc, entry, row, at_n, part.to(OUT_TYPE), IS_BATCHED)
+                store_box(out_desc, entry, row, at_n, part.to(OUT_TYPE))
         else:
             is_last = tl.num_programs(1) == 1
             if not is_last:

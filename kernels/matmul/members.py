@@ -165,10 +165,9 @@ def specialization_of(problem: Problem, config: Config, *, is_plain: bool) -> Sp
     if config.kernel == "tma":
         is_boxed = stores_boxes(problem, config)
         store = "tma" if is_boxed else "vec16" if problem.is_aligned_out else "scalar"
-        is_batched = problem.batch > 1
         is_plain = is_plain and is_boxed
         return Specialization(
-            "tma", problem.dtype, problem.precision, *majors, store, problem.out_dtype, is_batched, is_plain
+            "tma", problem.dtype, problem.precision, *majors, store, problem.out_dtype, is_plain=is_plain
         )
     if config.kernel == "vector":
         return Specialization("vector", problem.dtype, "ieee", "k", problem.b_major, "vec16")
@@ -185,8 +184,8 @@ def _is_default_out(problem: Problem) -> bool:
 
 
 def is_main(problem: Problem) -> bool:
-    """Whether every tile is built for products like this; others make do with those for all layouts."""
-    return problem.a_major == "k" and problem.batch == 1 and _is_default_out(problem)
+    """Whether every tile is built for products like this; others, and batches in `wgmma`, have those for all layouts."""
+    return problem.a_major == "k" and _is_default_out(problem)
 
 
 def _is_offered(tile: Tile, store: str, a_major: str, *, for_main: bool, is_plain: bool) -> bool:
@@ -306,8 +305,8 @@ def _vector_members(shown: Problem, target: Target) -> Iterator[tuple[Specializa
 
 def _tma_members(shown: Problem, target: Target) -> Iterator[tuple[Specialization, Config]]:
     out_dtypes = dict.fromkeys((OUT_DTYPES[shown.dtype][0], "float32"))
-    for out_dtype, a_major, b_major, batch in itertools.product(out_dtypes, "km", "nk", (1, 2)):
-        problem = replace(shown, m=FEW_ROWS + 1, batch=batch, out_dtype=out_dtype, a_major=a_major, b_major=b_major)
+    for out_dtype, a_major, b_major in itertools.product(out_dtypes, "km", "nk"):
+        problem = replace(shown, m=FEW_ROWS + 1, out_dtype=out_dtype, a_major=a_major, b_major=b_major)
         if not has_descriptors(problem, target):
             continue
         for store, is_plain in (("tma", True), ("tma", False), ("vec16", False), ("scalar", False)):
@@ -326,15 +325,15 @@ def _wgmma_members(shown: Problem, target: Target) -> Iterator[tuple[Specializat
         problem = replace(shown, batch=batch, a_major=a_major, b_major=b_major)
         if has_wgmma(problem, target):
             for tile in tiles_for(problem, target):
-                if tile.config.kernel == "wgmma" and (tile.all_layouts or is_main(problem)):
+                if tile.config.kernel == "wgmma" and (tile.all_layouts or (batch == 1 and is_main(problem))):
                     yield specialization_of(problem, tile.config, is_plain=is_plain), tile.config
 
 
 def _interpreted_members(shown: Problem) -> Iterator[tuple[Specialization, Config]]:
     flags = (True, False)
-    for out_dtype, batch, is_boxed, is_plain in itertools.product(OUT_DTYPES[shown.dtype], (1, 2), flags, flags):
+    for out_dtype, is_boxed, is_plain in itertools.product(OUT_DTYPES[shown.dtype], flags, flags):
         for a_major, b_major in itertools.product("km", "nk"):
-            problem = replace(shown, m=FEW_ROWS + 1, batch=batch, out_dtype=out_dtype, is_boxed_out=is_boxed)
+            problem = replace(shown, m=FEW_ROWS + 1, out_dtype=out_dtype, is_boxed_out=is_boxed)
             problem = replace(problem, a_major=a_major, b_major=b_major)
             for is_aligned_out in (True, is_boxed):
                 stored = replace(problem, is_aligned_out=is_aligned_out)

@@ -302,4 +302,5 @@ def _descriptor(
     if len(box) == 2:
         return Descriptor(rows, (row_step, 1), box)
     entries = batch if strides[1] != 0 else 1
-    return Descriptor((entries, *rows), (strides[1] or rows[0] * row_step, row_step, 1), box)
+    entry_step = strides[1] if entries > 1 else rows[0] * row_step
+    return Descriptor((entries, *rows), (entry_step, row_step, 1), box)

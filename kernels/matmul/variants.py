@@ -87,7 +87,6 @@ def _build_tma(specialization: Specialization, config: Config, target: Target) -
     types["out_desc"] = descriptor(specialization.out_dtype, boxes["out"])
     constants = {
         "out_ptr" if is_boxed else "out_desc": None,
-        "IS_BATCHED": specialization.is_batched,
         "STORE_BOXES": is_boxed,
         "IS_PLAIN": specialization.is_plain,
         "OUT_TYPE": _TYPES[specialization.out_dtype],
@@ -144,13 +143,14 @@ def _boxed(dtype: str, box: tuple[int, ...]) -> str:
 
 
 def box_shapes(specialization: Specialization, config: Config) -> dict[str, tuple[int, ...]]:
-    """Returns the block that one load or store of each descriptor moves."""
+    """Returns the block that one load or store of each descriptor moves: (products, rows, columns), or without the first."""
     if config.kernel == "wgmma":
         boxes = _hopper_boxes(specialization, config)
     else:
         boxes = _boxes(specialization, config.block_m, config.block_n, config.block_k)
         boxes["out"] = (config.block_m, config.block_n // config.halves)
-    return {name: (1, *box) if specialization.is_batched else box for name, box in boxes.items()}
+    is_batched = config.kernel == "tma" or specialization.is_batched
+    return {name: (1, *box) if is_batched else box for name, box in boxes.items()}
 
 
 def _boxes(specialization: Specialization, m: int, n: int, k: int) -> dict[str, tuple[int, ...]]:

@@ -27,6 +27,7 @@ LONGEST_ROW = 32768
 MODEL = Model(
     Term("launch", "launches", 2.0),
     Term("turn", "programs that follow one another on a multiprocessor", 0.05),
+    Term("crowd", "1 where multiprocessors have several programs of more than one warp", 0.2),
     Term("exchange", "rows that a group does, one after the other", 1.5),
     Term("memory", "µs at the memory's bandwidth", 1.15),
     Term("again", "µs at the memory's bandwidth for a second read", 0.6),
@@ -258,16 +259,19 @@ def amounts_of(problem: Problem, config: Config, target: Target) -> Amounts:
         groups = max(1, target.num_sms * config.programs_per_sm // config.splits)
         exchanges, turns = -(-problem.rows // groups), config.programs_per_sm
         held = exchanges * config.block_n * config.programs_per_sm
+        is_crowded = False
     else:
         exchanges = 0
         programs = -(-problem.rows // config.block_rows) * config.splits
         turns = -(-programs // target.num_sms)
+        is_crowded = turns > 1 and config.num_warps > 1
         blocks = -(-problem.n // (config.held_n * config.splits))
         held = turns * config.block_rows * config.held_n * blocks * (2 if is_again else 1)
     elements_us = held / _ELEMENTS_PER_US
     return (
         2.0 if config.kernel == "split" else 1.0,
         float(turns),
+        float(is_crowded),
         float(exchanges),
         (read + written) / target.bytes_per_us,
         read / target.bytes_per_us if is_again else 0.0,

@@ -112,6 +112,17 @@ def test_batched_row_scales(generator):
     check(matmul(a, b, a_scale=a_scale), a, b, a_scale=a_scale)
 
 
+def test_a_batch_of_one_has_any_stride(generator):
+    # Descriptors have a batch dimension, whose stride the hardware checks although nothing walks it.
+    a = random_operand((80, 24), torch.float16, generator).as_strided((1, 80, 24), (7, 24, 1))
+    b = random_operand((24, 32), torch.float16, generator).as_strided((1, 24, 32), (3, 32, 1))
+    out = torch.empty(80 * 32, dtype=torch.float16).as_strided((1, 80, 32), (5, 32, 1))
+    matmul(a, b, out=out)
+    check(out, a, b)
+    matmul(a[0], b[0], out=out[0])
+    check(out[0], a[0], b[0])
+
+
 def test_any_strides(generator):
     wide_a = random_operand((40, 3, 66), torch.float32, generator)
     wide_b = random_operand((66, 90), torch.float32, generator)
