@@ -127,10 +127,9 @@ class EngineMetrics:
         with self._compiling:
             self._compiles.inc((op, self._phase))
 
-    def record_queue(self, op: str, queue_ns: int) -> None:
-        """Counts how long one job waited."""
-        if queue_ns:
-            self._stage_seconds.observe((op, "queue"), queue_ns * 1e-9)
+    def record_queue(self, op: str, waited_ns: Sequence[int]) -> None:
+        """Counts how long each job of a launch waited."""
+        self._stage_seconds.observe_all((op, "queue"), [queue_ns * 1e-9 for queue_ns in waited_ns if queue_ns])
 
     def record_stages(self, op: str, timings: Timings, num_jobs: int) -> None:
         """Counts where the time of a launch went, for each of its jobs."""

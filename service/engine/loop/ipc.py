@@ -206,7 +206,8 @@ class Mailbox:
             logger.warning("%s is cut off: %s", peer.client.name, error)
             data, messages = b"", []
         client = peer.client
-        events += [Received(client, message) for message in messages]
+        if messages:
+            events.append(Received(client, messages))
         if not data:
             self._forget(peer)
             events.append(Lost(client))

@@ -180,10 +180,10 @@ class Lost:
 
 @dataclass(slots=True)
 class Received:
-    """Inbox: a gateway's message."""
+    """Inbox: messages of a gateway that came together."""
 
     client: Client
-    message: ToEngine
+    messages: list[ToEngine]
 
 
 class Changed:

@@ -244,8 +244,9 @@ class EngineLoop:
 
     def _handle(self, event: Event) -> None:
         match event:
-            case Received(client, message):
-                self._answer_errors(client, message)
+            case Received(client, messages):
+                for message in messages:
+                    self._answer_errors(client, message)
             case Attached(client):
                 self._attach(client)
             case Lost(client):
@@ -418,14 +419,14 @@ class EngineLoop:
             launched = self._launched.popleft()
             batch = launched.batch
             op = batch[0].plan.op.name
-            for job in batch:
-                queue_ns = max(0, launched.began_ns - job.arrived_ns)
+            waited_ns = [max(0, launched.began_ns - job.arrived_ns) for job in batch]
+            for job, queue_ns in zip(batch, waited_ns, strict=True):
                 own = Timings(queue_ns, timings.h2d_ns, timings.kernel_ns, timings.d2h_ns, job.arrived_ns)
                 job.client.send(self._answer(job, own, len(batch)))
-                self._metrics.record_queue(op, queue_ns)
             # Before the next launch, which takes longer than to say what is done.
             self._mailbox.flush()
             self._let_go(batch)
+            self._metrics.record_queue(op, waited_ns)
             self._metrics.record_stages(op, timings, len(batch))
             self._metrics.record_launch(op, batch[0].plan.program, [job.plan.work for job in batch], timings)
             self._is_unflushed = True

@@ -239,9 +239,8 @@ class Scheduler(Generic[WaitingT]):
                     return batch, total.requests >= self._caps.max_requests
                 turn = heapq.heappop(others)
                 continue
-            if batch and not total.has_room_for(waiting):
+            if not total.take(waiting):
                 return batch, True
-            total.add(waiting)
             batch.append(heapq.heappop(by_flow[flow]))
             if others:
                 turn = heapq.heappushpop(others, (used_s + waiting.cost_s, flow))
@@ -276,16 +275,17 @@ class _Total:
         self._nbytes = 0
         self._seconds = 0.0
 
-    def has_room_for(self, waiting: Waiting) -> bool:
-        return (
-            self.requests < self._caps.max_requests
-            and self._rows + waiting.rows <= self._caps.max_rows
-            and self._nbytes + waiting.nbytes <= self._caps.max_bytes
-            and self._seconds + waiting.seconds <= self._caps.max_seconds
-        )
-
-    def add(self, waiting: Waiting) -> None:
-        self.requests += 1
-        self._rows += waiting.rows
-        self._nbytes += waiting.nbytes
-        self._seconds += waiting.seconds
+    def take(self, waiting: Waiting) -> bool:
+        """Adds a job, the first one in any case. Returns whether it had room."""
+        caps = self._caps
+        requests, rows = self.requests + 1, self._rows + waiting.rows
+        nbytes, seconds = self._nbytes + waiting.nbytes, self._seconds + waiting.seconds
+        if self.requests and (
+            requests > caps.max_requests
+            or rows > caps.max_rows
+            or nbytes > caps.max_bytes
+            or seconds > caps.max_seconds
+        ):
+            return False
+        self.requests, self._rows, self._nbytes, self._seconds = requests, rows, nbytes, seconds
+        return True
