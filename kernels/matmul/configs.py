@@ -119,7 +119,7 @@ class Specialization:
         b_major: as in `Problem`.
         store: `tma` (through a descriptor; `wgmma` has no other), `vec16` (rows start at multiples of 16 bytes) or `scalar`.
         out_dtype: of the output (`tma`, `wgmma`); empty where it is passed at run time (the others).
-        is_batched: whether descriptors have a batch dimension (`wgmma`; those of `tma` always have).
+        is_batched: whether descriptors have a batch dimension: those of `tma` always, those of `wgmma` for batches.
         is_plain: whether nothing follows the product (a constant only where the store is `tma`).
     """
 

@@ -166,9 +166,8 @@ def specialization_of(problem: Problem, config: Config, *, is_plain: bool) -> Sp
         is_boxed = stores_boxes(problem, config)
         store = "tma" if is_boxed else "vec16" if problem.is_aligned_out else "scalar"
         is_plain = is_plain and is_boxed
-        return Specialization(
-            "tma", problem.dtype, problem.precision, *majors, store, problem.out_dtype, is_plain=is_plain
-        )
+        kind = ("tma", problem.dtype, problem.precision, *majors, store, problem.out_dtype)
+        return Specialization(*kind, is_batched=True, is_plain=is_plain)
     if config.kernel == "vector":
         return Specialization("vector", problem.dtype, "ieee", "k", problem.b_major, "vec16")
     if config.kernel == "fma":

@@ -56,8 +56,7 @@ def case_of(specialization: Specialization, config: Config, device: torch.device
         # Some of the tail, too.
         rows = 160
     majors = (specialization.a_major, specialization.b_major)
-    is_batched = specialization.kernel == "tma" or specialization.is_batched
-    layout = _Layout(specialization.dtype, *majors, is_aligned, rows, is_batched)
+    layout = _Layout(specialization.dtype, *majors, is_aligned, rows, specialization.is_batched)
     a, b, expected = _operands(layout, device)
     dtype = getattr(torch, specialization.out_dtype or OUT_DTYPES[specialization.dtype][0])
     epilogue = Epilogue()

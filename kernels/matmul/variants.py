@@ -149,8 +149,7 @@ def box_shapes(specialization: Specialization, config: Config) -> dict[str, tupl
     else:
         boxes = _boxes(specialization, config.block_m, config.block_n, config.block_k)
         boxes["out"] = (config.block_m, config.block_n // config.halves)
-    is_batched = config.kernel == "tma" or specialization.is_batched
-    return {name: (1, *box) if is_batched else box for name, box in boxes.items()}
+    return {name: (1, *box) if specialization.is_batched else box for name, box in boxes.items()}
 
 
 def _boxes(specialization: Specialization, m: int, n: int, k: int) -> dict[str, tuple[int, ...]]:
