@@ -1,4 +1,4 @@
-"""Marks every test by the folder that it stands in, and offers servers that tests share. Owns nothing else."""
+"""Marks every test by the folder that it stands in, lets some run alone, and offers servers that tests share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import functools
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import httpx
@@ -15,9 +15,11 @@ import pytest
 
 from tests.support.live_server import LiveServer, serving
 from tests.support.raw_http import RawConnection
+from tests.support.turns import Turns
 
 FOLDERS = ("unit", "integration", "contract", "kernels", "gpu")
 ROOT = Path(__file__).parent
+TURNS = Turns(ROOT, ROOT / "conftest.py")
 # A worker and its servers: four took 7.6 GB.
 WORKER_BYTES = 2 * 2**30
 SMALL = ("--gateways", "2", "--arena-bytes", "64MiB", "--max-body-bytes", "16MiB", "--max-result-bytes", "16MiB")
@@ -48,6 +50,13 @@ def pytest_collection_finish() -> None:
     """Takes imports and tests out of the collector's sight: a pass over them is a third of a second."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Lets tests marked `alone` run while no other worker runs one; the wait is outside of the test's time-out."""
+    with TURNS.held(alone=item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 @pytest.fixture(scope="session")

@@ -16,9 +16,12 @@ from tests.support.live_server import LiveServer, serving
 from tests.support.raw_http import RawConnection, head, post
 from tests.support.tensor_bodies import TYPES, to_npy
 
+pytestmark = pytest.mark.alone
+
 FLAGS = ("--gateways", "1", "--arena-bytes", "512MiB", "--max-body-bytes", "128MiB")
-# The bound is 20 ms, on a machine that does nothing else; here tests run beside it. One parser's call took 170 to 300.
-MAX_WAIT_S = 0.1
+# With nothing beside it the longest wait is 3 to 10 ms, but a virtual machine's cores stand still now and then. One call of a
+# parser took 170 to 300.
+MAX_WAIT_S = 0.05
 MIB = 2**20
 
 
