@@ -53,10 +53,16 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
     """Lets tests marked `alone` run while no other worker runs one; the wait is outside of the test's time-out."""
-    with TURNS.held(alone=item.get_closest_marker("alone") is not None):
+    is_alone, goes_on = (one is not None and one.get_closest_marker("alone") is not None for one in (item, nextitem))
+    TURNS.take(alone=is_alone)
+    try:
         return (yield)
+    finally:
+        # Else each test of a file would wait for what others have begun since the one before.
+        if not (is_alone and goes_on):
+            TURNS.end()
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -23,18 +21,22 @@ class Turns:
     """
 
     def __init__(self, door: Path, room: Path) -> None:
-        self.door, self.room = (os.open(path, os.O_RDONLY) for path in (door, room))
+        self._door, self._room = (os.open(path, os.O_RDONLY) for path in (door, room))
+        self._is_alone = False
 
-    @contextlib.contextmanager
-    def held(self, *, alone: bool) -> Iterator[None]:
-        """Waits for a turn, and has it until the block ends."""
-        fcntl.flock(self.door, fcntl.LOCK_EX)
+    def take(self, *, alone: bool) -> None:
+        """Waits for a turn; at once where this process has it alone already."""
+        if self._is_alone:
+            return
+        fcntl.flock(self._door, fcntl.LOCK_EX)
         try:
-            fcntl.flock(self.room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+            fcntl.flock(self._room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+            self._is_alone = alone
         finally:
-            fcntl.flock(self.door, fcntl.LOCK_UN)
-        try:
-            yield
-        finally:
-            # Not by closing: a process forked meanwhile has the file open, too.
-            fcntl.flock(self.room, fcntl.LOCK_UN)
+            fcntl.flock(self._door, fcntl.LOCK_UN)
+
+    def end(self) -> None:
+        """Ends the turn."""
+        # Not by closing: a process forked meanwhile has the file open, too.
+        fcntl.flock(self._room, fcntl.LOCK_UN)
+        self._is_alone = False

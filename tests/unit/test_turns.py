@@ -29,9 +29,10 @@ class Visit:
         self._thread.start()
 
     def _stay(self, turns: Turns, alone: bool) -> None:
-        with turns.held(alone=alone):
-            self.inside.set()
-            self._leaves.wait(LONG_S)
+        turns.take(alone=alone)
+        self.inside.set()
+        self._leaves.wait(LONG_S)
+        turns.end()
 
     def leave(self) -> None:
         self._leaves.set()
@@ -68,5 +69,16 @@ def test_who_waits_to_be_alone_is_not_overtaken(visit: Callable[[bool], Visit]) 
     assert alone.inside.wait(LONG_S)
     assert not late.inside.is_set()
     alone.leave()
+    assert late.inside.wait(LONG_S)
+    late.leave()
+
+
+def test_a_turn_alone_lasts_until_it_ends(tmp_path: Path, visit: Callable[[bool], Visit]) -> None:
+    turns = Turns(tmp_path, tmp_path / "room")
+    turns.take(alone=True)
+    late = visit(False)
+    turns.take(alone=True)
+    assert not late.inside.wait(SOON_S)
+    turns.end()
     assert late.inside.wait(LONG_S)
     late.leave()
