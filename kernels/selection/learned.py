@@ -38,9 +38,15 @@ class Product(NamedTuple):
 
 @dataclass(slots=True)
 class Calls:
-    """Number of launches; prepared launches of one product share one."""
+    """Launches of one product; those that were prepared share one.
+
+    Attributes:
+        count: Number of launches.
+        is_raced: Whether the product's race is over.
+    """
 
     count: int = 0
+    is_raced: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,8 @@ class Learned:
 
     Args:
         path: File that keeps it; None for memory alone.
-        max_counted: Number of products whose launches are counted; past it the one with the fewest is forgotten.
+        max_counted: Number of products whose launches are counted; past it the one with the fewest is forgotten, and
+            that it was raced.
         max_learned: Number of choices; past it the oldest is dropped.
 
     Attributes:
@@ -84,7 +91,6 @@ class Learned:
         self._max_counted, self._max_learned = max_counted, max_learned
         self._choices: dict[Product, Choice] = {}
         self._calls: dict[Product, Calls] = {}
-        self._raced: set[Product] = set()
 
     @property
     def choices(self) -> dict[Product, Choice]:
@@ -106,22 +112,25 @@ class Learned:
         return found
 
     def busiest(self, us_of: Callable[[Product], float]) -> Product | None:
-        """The product that took the most time of those that were not raced, or None.
+        """The product that took the most time of those that were not raced and have no choice yet, or None.
 
         Args:
             us_of: Expected microseconds of one launch.
         """
-        open_ = [one for one, calls in self._calls.items() if calls.count and one not in self._raced]
+        open_ = [
+            one for one, calls in self._calls.items() if calls.count and not calls.is_raced and one not in self._choices
+        ]
         return max(open_, key=lambda one: self._calls[one].count * us_of(one), default=None)
 
     def settle(self, product: Product, choice: Choice | None) -> None:
-        """Ends a product's race: it is not raced again in this process.
+        """Ends a product's race: it is not raced again while its launches are counted.
 
         Args:
             product: The product.
             choice: The winner; None where the choice stays as it was.
         """
-        self._raced.add(product)
+        if (calls := self._calls.get(product)) is not None:
+            calls.is_raced = True
         if choice is None:
             return
         self.version += 1
@@ -147,7 +156,6 @@ class Learned:
             except (KeyError, TypeError, ValueError):
                 continue
             self._choices[product] = choice
-            self._raced.add(product)
         return len(self._choices)
 
     def _save(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -122,17 +122,35 @@ class Racer:
         self._timer = timer
         self._open = open_operands
         self._with_vendor = with_vendor
-        self._race: Iterator[None] = iter(())
+        self._race: Generator[None, None, None] | None = None
 
     def step(self) -> bool:
         """Takes one turn. Returns whether there may be more to do: False until products are launched again."""
-        for _ in self._race:
+        if self._race is not None:
+            try:
+                next(self._race)
+            except StopIteration:
+                self._race = None
             return True
         product = self._learned.busiest(self._us_of)
         if product is None:
             return False
-        self._race = self._run(product)
+        self._race = self._guarded(product)
         return True
+
+    def give_up(self) -> None:
+        """Ends the race under way and frees its memory, which a request needs. Its product may be raced again."""
+        if self._race is not None:
+            self._race.close()
+            self._race = None
+
+    def _guarded(self, product: Product) -> Generator[None, None, None]:
+        """One race; without memory it ends as if the present choice had won."""
+        try:
+            yield from self._run(product)
+        except torch.OutOfMemoryError:
+            logger.warning("no memory to race %s", in_words(product))
+            self._learned.settle(product, None)
 
     def _us_of(self, product: Product) -> float:
         """The least that a product can take: hundreds are compared, and predictions take a millisecond each."""

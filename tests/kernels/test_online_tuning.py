@@ -1,6 +1,8 @@
 """Online tuning: what is asked most is raced, a clear winner is chosen from then on, and kept; nothing else changes."""
 
+import gc
 import json
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -138,6 +140,55 @@ def test_without_memory_there_is_no_race(learned):
     racer, timer = racer_of(learned, {}, has_room=False)
     run(racer)
     assert timer.turns == []
+
+
+def test_a_race_that_runs_out_of_memory_ends_and_the_next_begins(learned):
+    learned.calls_of(PRODUCT).count = 1000
+    learned.calls_of(SMALL).count = 1
+    timer = FakeTimer({})
+
+    def opened(shape):
+        if shape.problem == SHAPE.problem:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return Opened(FakeOperands({}), 2)
+
+    run(Racer(learned, H200, timer, opened))
+    assert set(timer.turns) <= {config for _, config in ranked(SMALL.problem, H200)}
+    assert timer.turns
+    assert learned.busiest(lambda product: 1.0) is None
+
+
+def test_a_race_that_is_given_up_frees_its_operands_and_begins_again(learned):
+    present, other = select(SHAPE.problem, H200), ranked(SHAPE.problem, H200)[3][1]
+    learned.calls_of(PRODUCT).count = 1
+    timer, operands = FakeTimer({present: 30.0, other: 20.0}), []
+
+    def opened(shape):
+        made = FakeOperands({})
+        operands.append(weakref.ref(made))
+        return Opened(made, 2)
+
+    racer = Racer(learned, H200, timer, opened)
+    racer.give_up()
+    while not timer.turns:
+        assert racer.step()
+    racer.give_up()
+    # A class of `FakeTimer` refers to itself.
+    gc.collect()
+    (first,) = operands
+    assert first() is None
+    run(racer)
+    assert len(operands) == 2
+    assert select(SHAPE.problem, H200) == other
+
+
+def test_a_product_that_was_forgotten_may_be_raced_again():
+    learned = Learned(max_counted=1)
+    for product in (PRODUCT, SMALL, PRODUCT):
+        learned.calls_of(product).count = 1
+        assert learned.busiest(lambda product: 1.0) == product
+        learned.settle(product, None)
+        assert learned.busiest(lambda product: 1.0) is None
 
 
 def test_what_took_most_time_is_raced_first_and_each_once(learned):

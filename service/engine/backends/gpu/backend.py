@@ -178,6 +178,11 @@ class GpuBackend:
         """Waits until nothing runs; after a failure, before memory may be reused."""
         torch.cuda.synchronize(self._device)
 
+    def free(self) -> None:
+        """Gives back memory that no request has: that of a race, and what the allocator keeps."""
+        self._kernels.give_up_race()
+        torch.cuda.empty_cache()
+
 
 class DeviceCopier:
     """Copies from one device on a stream of its own, through pinned memory.
@@ -227,5 +232,5 @@ class _Guard:
         except RuntimeError as lost:
             raise DeviceLost(str(lost)) from error
         if isinstance(error, torch.OutOfMemoryError):
-            torch.cuda.empty_cache()
+            self._backend.free()
             raise TooBusy("no memory on the device for this request's operands and result") from error

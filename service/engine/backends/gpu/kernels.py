@@ -167,6 +167,11 @@ class DeviceKernels:
         """Takes a turn of a race on the current stream. Returns whether there may be more to do."""
         return self._racer is not None and self._racer.step()
 
+    def give_up_race(self) -> None:
+        """Frees the memory of the race under way."""
+        if self._racer is not None:
+            self._racer.give_up()
+
     def described(self, identity: Identity) -> dict[str, object]:
         """The device's part of `/v1/kernels`."""
         target = self.target
