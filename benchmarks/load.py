@@ -18,6 +18,7 @@ from pathlib import Path
 
 import httpx
 
+# Longest wait for what an earlier load has left unanswered.
 _SETTLED_S = 120.0
 _SCRIPT = """
 local sent = {{}}

@@ -70,6 +70,24 @@ def test_what_is_compiled_is_found_again(compiled):
     assert second == [[], [], False]
 
 
+def test_a_worker_frees_garbage_once_it_has_much_memory(tmp_path):
+    code = """
+import gc, json
+import tilewire.kernels.build.precompile as ahead
+from tilewire.kernels.runtime.targets import KNOWN
+ahead.end_with_parent = lambda: None
+ahead._begin_worker()
+found = []
+for ahead.MAX_WORKER_BYTES in (1 << 50, 0):
+    ahead._compile_some(KNOWN["nvidia_h100"], ())
+    found.append(gc.isenabled())
+print(json.dumps(found))
+"""
+    ((before, after),), _ = run(code, tmp_path)
+    assert not before
+    assert after
+
+
 def test_an_index_that_cannot_be_right_is_ignored(compiled, tmp_path):
     cache = shutil.copytree(compiled[0], tmp_path / "cache")
     (index,) = cache.glob("tilewire-*.json")

@@ -1,4 +1,4 @@
-"""Runs tests of one run side by side, and those that measure time alone. Owns the lock between pytest's workers."""
+"""Runs tests side by side, and those marked `alone` by themselves. Owns the lock between pytest's workers."""
 
 from __future__ import annotations
 
