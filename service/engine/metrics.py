@@ -213,8 +213,8 @@ def joint_work(batch: Sequence[Sequence[Work]]) -> list[Work]:
     """
     return [
         parts[0]._replace(
-            flops=sum(one.flops for one in parts),
-            moved_bytes=sum(one.moved_bytes for one in parts) - (len(parts) - 1) * parts[0].shared_bytes,
+            flops=sum([one.flops for one in parts]),
+            moved_bytes=sum([one.moved_bytes for one in parts]) - (len(parts) - 1) * parts[0].shared_bytes,
         )
         for parts in zip(*batch, strict=True)
     ]

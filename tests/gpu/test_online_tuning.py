@@ -17,6 +17,10 @@ from tilewire.kernels.runtime.targets import current
 from tilewire.kernels.selection.learned import Learned, install
 from tilewire.kernels.selection.racing import MAX_BYTES, GraphTimer, Racer, open_on, reader_for
 from tilewire.service.cli.launch import running_server
+from tilewire.service.engine.backends.contract import HostBytes, Preparation
+from tilewire.service.engine.backends.gpu.backend import GpuBackend
+from tilewire.service.errors import TooBusy
+from tilewire.service.ops.op import TensorType
 
 DEVICE = torch.device("cuda:0")
 SHAPES = [(504, 1832, 4832), (16, 4096, 4096), (382, 6144, 4096), (1, 4096, 4096)]
@@ -61,6 +65,34 @@ def test_races_are_short_turns_and_their_choices_are_right(tmp_path):
         assert Learned(path).load(reader_for(target)) == len(learned.choices)
     finally:
         install(target, None)
+
+
+def test_a_request_without_memory_ends_the_race_and_has_its_memory():
+    backend = GpuBackend("cuda:0")
+    hog = None
+    try:
+        backend.warm_up(Preparation(warmup="load", is_tuned_online=True), lambda *_: None, lambda _: None)
+        a, b = (torch.randn(shape, device=DEVICE).bfloat16() for shape in ((382, 6144), (6144, 4096)))
+        matmul(a, b)
+        before = torch.cuda.memory_allocated()
+        while torch.cuda.memory_allocated() < before + 2**26:
+            assert backend.tune(), "no race took memory"
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        taken = torch.cuda.memory_allocated() - before
+        source = HostBytes(torch.zeros(taken * 3 // 4, dtype=torch.uint8), TensorType("int8", (taken * 3 // 4,)), 0)
+        hog = torch.empty(torch.cuda.mem_get_info()[0] - taken // 2, dtype=torch.uint8, device=DEVICE)
+        with pytest.raises(TooBusy, match="no memory"):
+            backend.upload(source)
+        assert torch.cuda.memory_allocated() <= before + hog.numel() + 2**20
+        assert backend.upload(source).numel() == source.type.nbytes
+        # There is too little memory for a race now: tuning goes on without one.
+        while backend.tune():
+            pass
+    finally:
+        del hog
+        install(current(0), None)
+        torch.cuda.empty_cache()
 
 
 @pytest.mark.timeout(600)

@@ -12,7 +12,7 @@ from tilewire.service.engine.backends.contract import HostBytes
 from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.backends.host import dtype_name, tensor_of
 from tilewire.service.engine.loop.jobs import BoundJob, Client
-from tilewire.service.engine.loop.resolve import bind, plan_of
+from tilewire.service.engine.loop.resolve import Bindings, bind, plan_of
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
 from tilewire.service.ipc.arena import Segment
@@ -103,6 +103,7 @@ class JobBench:
         self.backend = CpuBackend()
         vault = VaultWriter(-1)
         self.residents = Residents(self.backend, 2**40, vault)
+        self.bindings = Bindings(self.residents)
         self.regions = Regions(self.backend, vault, max_bytes=2**20, max_copied_bytes=2**20)
         self.client = Client("gateway-0", Segment.create("tests", nbytes), lambda _message: None)
         self.client.mapped = self.mapped = self.backend.attach(self.client.segment)
@@ -160,7 +161,7 @@ class JobBench:
             Job(template.id, template.id, offsets),
             plan_of(template, "cpu"),
             self.client,
-            self.residents,
+            self.bindings,
             self.regions,
             0,
         )

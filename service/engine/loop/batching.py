@@ -70,8 +70,9 @@ def launch_of(
 
 def _are_uniform(jobs: Sequence[BoundJob]) -> bool:
     """Whether all jobs have the same types."""
-    signature = jobs[0].signature
-    return all(job.signature is signature or job.signature == signature for job in jobs)
+    # Jobs of one plan have the same signature, and there are few plans.
+    first, *others = {id(job.signature): job.signature for job in jobs}.values()
+    return all(other == first for other in others)
 
 
 def _joint_shape(strategy: JoinStrategy, pieces: Sequence[HostBytes]) -> tuple[int, ...]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
 from tilewire.service.engine.backends.contract import DevicePlace, HostBytes, Running
 from tilewire.service.engine.loop.scheduler import Waiting
 from tilewire.service.engine.tensors.host_copies import HostCopy
+from tilewire.service.engine.tensors.resident import Resident
 from tilewire.service.engine.tensors.shared_regions import Uses
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import Cancel, ForgetTemplate, Hello, Job, Template, ToEngine, ToGateway
@@ -59,15 +61,17 @@ class ResidentInput(NamedTuple):
 
 
 class Binding(NamedTuple):
-    """Part of a job plan that depends on resident tensors.
+    """Part of a job plan that depends on resident tensors, for as long as none of them changes.
 
     Attributes:
-        generations: Generation of each resident that it was made with.
+        residents: The resident tensors.
+        tensors: Resident inputs, by input name.
         key: Batch key: jobs of equal keys may share a launch; None for a job that runs alone.
         signature: Equal for jobs whose launches differ only in addresses.
     """
 
-    generations: tuple[int, ...]
+    residents: Sequence[Resident]
+    tensors: Mapping[str, torch.Tensor]
     key: Hashable | None
     signature: Hashable
 
@@ -91,7 +95,6 @@ class JobPlan:
         work: Operations and bytes of a job, by op.
         program: Name of the kept program; empty for an op.
         has_regions: Whether anything lies in a client's region.
-        binding: Part that depends on the residents; None before the first job.
     """
 
     template: Template
@@ -108,7 +111,6 @@ class JobPlan:
     work: tuple[Work, ...]
     program: str
     has_regions: bool
-    binding: Binding | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -138,8 +140,7 @@ class Client:
     tickets: set[int] = field(default_factory=set)
 
 
-@dataclass(slots=True, eq=False)
-class BoundJob(Waiting):
+class BoundJob(Waiting, eq=False, kw_only=True):
     """A job with its operands found.
 
     Attributes:
@@ -153,14 +154,13 @@ class BoundJob(Waiting):
         uses: Regions that it keeps from being unmapped.
     """
 
-    # Defaults only because those of the base class come first.
-    client: Client = field(kw_only=True)
-    job: Job = field(kw_only=True)
-    plan: JobPlan = field(kw_only=True)
-    inputs: dict[str, HostBytes | torch.Tensor] = field(kw_only=True)
-    outs: list[HostBytes] = field(kw_only=True)
-    signature: Hashable = field(kw_only=True)
-    uses: Uses = field(kw_only=True)
+    client: Client
+    job: Job
+    plan: JobPlan
+    inputs: dict[str, HostBytes | torch.Tensor]
+    outs: list[HostBytes]
+    signature: Hashable
+    uses: Uses
     kept: DevicePlace | None = None
 
 
@@ -178,8 +178,7 @@ class Lost:
     client: Client
 
 
-@dataclass(slots=True)
-class Received:
+class Received(msgspec.Struct):
     """Inbox: messages of a gateway that came together."""
 
     client: Client

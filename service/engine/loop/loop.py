@@ -35,7 +35,7 @@ from tilewire.service.engine.loop.jobs import (
     Stop,
     ids_of,
 )
-from tilewire.service.engine.loop.resolve import bind, plan_of, stage_in, stage_out
+from tilewire.service.engine.loop.resolve import Bindings, bind, plan_of, stage_in, stage_out
 from tilewire.service.engine.loop.scheduler import Caps, Scheduler
 from tilewire.service.engine.loop.warmup import CannotStart, Interrupted, Prepare, WarmupClients
 from tilewire.service.engine.metrics import EngineMetrics
@@ -108,6 +108,7 @@ class EngineLoop:
         self._backend = backend
         self._store = store
         self._regions = store.regions
+        self._bindings = Bindings(store.residents)
         self._metrics = metrics
         self._clock_ns = clock_ns
         self._poll_ns = poll_ns
@@ -254,6 +255,8 @@ class EngineLoop:
                 for waiting in list(client.waiting.values()):
                     self._forget(waiting)
                 self._store.detach(client)
+                while client.plans:
+                    self._bindings.forget(client.plans.popitem()[1])
                 self._detach_if_done(client)
             case Changed():
                 self._store.follow()
@@ -312,8 +315,9 @@ class EngineLoop:
                 self._queue(client, message)
             case Template():
                 self._plan(client, message)
-            case ForgetTemplate():
-                client.plans.pop(message.id, None)
+            case ForgetTemplate(id=id_):
+                if (plan := client.plans.pop(id_, None)) is not None:
+                    self._bindings.forget(plan)
             case Cancel(id=id_):
                 if (waiting := client.waiting.get(id_)) is not None:
                     self._forget(waiting)
@@ -334,7 +338,7 @@ class EngineLoop:
     def _queue(self, client: Client, message: Job) -> None:
         plan = client.plans.get(message.template)
         assert plan is not None, "This is a bug: a job without its template."
-        job = bind(message, plan, client, self._store.residents, self._regions, self._clock_ns())
+        job = bind(message, plan, client, self._bindings, self._regions, self._clock_ns())
         if isinstance(job, Stale):
             client.send(job)
             return
@@ -419,7 +423,7 @@ class EngineLoop:
             launched = self._launched.popleft()
             batch = launched.batch
             op = batch[0].plan.op.name
-            waited_ns = [max(0, launched.began_ns - job.arrived_ns) for job in batch]
+            waited_ns = [launched.began_ns - job.arrived_ns for job in batch]
             for job, queue_ns in zip(batch, waited_ns, strict=True):
                 own = Timings(queue_ns, timings.h2d_ns, timings.kernel_ns, timings.d2h_ns, job.arrived_ns)
                 job.client.send(self._answer(job, own, len(batch)))

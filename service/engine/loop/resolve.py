@@ -7,7 +7,7 @@ engine's loop thread.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -84,8 +84,61 @@ def _row_shapes(
     return tuple(out.shape for out in op.infer({**types, **rows}, batching.options)[0])
 
 
+class Bindings:
+    """The bindings of plans. A resident tensor that changes takes those with it that have it: none keeps it alive.
+
+    Args:
+        residents: The resident tensors.
+    """
+
+    def __init__(self, residents: Residents) -> None:
+        self.residents = residents
+        self._by_plan: dict[JobPlan, Binding] = {}
+        # Plans whose bindings have a tensor, by its name.
+        self._plans: dict[str, set[JobPlan]] = {}
+        residents.on_change = self._drop
+
+    def find(self, job: Job, plan: JobPlan) -> Binding | Stale:
+        """Returns the binding of a job's plan; the types of residents where they are not as planned.
+
+        Raises:
+            UnknownName: No such resident.
+            Lost: A resident died with the engine that held it.
+        """
+        binding = self._by_plan.get(plan)
+        return binding if binding is not None else self._make(job, plan)
+
+    def forget(self, plan: JobPlan) -> None:
+        """Drops the binding of a plan."""
+        if self._by_plan.pop(plan, None) is not None:
+            for name in {one.resident for one in plan.residents}:
+                self._plans[name].remove(plan)
+                if not self._plans[name]:
+                    del self._plans[name]
+
+    def _drop(self, name: str) -> None:
+        for plan in tuple(self._plans.get(name, ())):
+            self.forget(plan)
+
+    def _make(self, job: Job, plan: JobPlan) -> Binding | Stale:
+        residents = self.residents
+        if residents.has_store and (missing := residents.missing(one.resident for one in plan.residents)):
+            return Stale(job.id, (), missing)
+        found = [residents.get(one.resident, field=one.name) for one in plan.residents]
+        tensors = {}
+        for one, resident in zip(plan.residents, found, strict=True):
+            tensor = _tensor_for(one, resident)
+            if tensor is None:
+                return _stale(job, plan, found, residents)
+            tensors[one.name] = tensor
+        binding = self._by_plan[plan] = _binding(plan, found, tensors)
+        for one in plan.residents:
+            self._plans.setdefault(one.resident, set()).add(plan)
+        return binding
+
+
 def bind(
-    job: Job, plan: JobPlan, client: Client, residents: Residents, regions: Regions, now_ns: int
+    job: Job, plan: JobPlan, client: Client, bindings: Bindings, regions: Regions, now_ns: int
 ) -> BoundJob | Stale:
     """Resolves a job's operands as they are now; it finishes with them, even if they are replaced or unregistered meanwhile.
 
@@ -98,26 +151,16 @@ def bind(
         Lost: A resident died with the engine that held it.
         ResidentQuota: There is no room for a result that stays.
     """
-    inputs: dict[str, HostBytes | torch.Tensor] = {}
-    found: Sequence[Resident] = ()
-    if plan.residents:
-        if residents.has_store and (missing := residents.missing(one.resident for one in plan.residents)):
-            return Stale(job.id, (), missing)
-        found = [residents.get(one.resident, field=one.name) for one in plan.residents]
-        for one, resident in zip(plan.residents, found, strict=True):
-            tensor = _tensor_for(one, resident)
-            if tensor is None:
-                return _stale(job, plan, found, residents)
-            inputs[one.name] = tensor
+    binding = bindings.find(job, plan)
+    if isinstance(binding, Stale):
+        return binding
     if plan.kept is not None:
-        residents.check_room(plan.kept[0], plan.kept[1].nbytes)
-    binding = plan.binding
-    if binding is None or binding.generations != tuple([resident.generation for resident in found]):
-        binding = plan.binding = _binding(plan, found)
+        bindings.residents.check_room(plan.kept[0], plan.kept[1].nbytes)
     uses = _find_regions(plan, job.offsets, regions) if plan.has_regions else {}
+    inputs: dict[str, HostBytes | torch.Tensor] = {**binding.tensors}
     outs = _host_operands(plan, job.offsets, client, uses, inputs)
-    for resident in found:
-        residents.use(resident)
+    for resident in binding.residents:
+        bindings.residents.use(resident)
     if uses:
         regions.hold(uses)
     return BoundJob(
@@ -152,7 +195,7 @@ def _tensor_for(one: ResidentInput, resident: Resident) -> torch.Tensor | None:
 
 def _host_operands(
     plan: JobPlan,
-    job_offsets: Sequence[int],
+    offsets: Sequence[int],
     client: Client,
     uses: Uses,
     inputs: dict[str, HostBytes | torch.Tensor],
@@ -160,18 +203,21 @@ def _host_operands(
     """Adds the inputs on the host, in the gateway's segment or in clients' regions; returns the places of outputs."""
     mapped, segment_bytes = client.mapped, client.segment.nbytes
     assert mapped is not None, "This is a bug."
-    assert len(job_offsets) == len(plan.inputs) + len(plan.outputs), "This is a bug: not the template's offsets."
-    offsets = iter(job_offsets)
+    assert len(offsets) == len(plan.inputs) + len(plan.outputs), "This is a bug: not the template's offsets."
     outs: list[HostBytes] = []
-    for name, kind, _, extent, fortran, *_ in plan.inputs:
-        offset = next(offsets)
+    # Counted by hand: `zip` would take longer than all the rest.
+    at = 0
+    for name, kind, _, extent, fortran, _, _ in plan.inputs:
+        offset = offsets[at]
+        at += 1
         if name in uses:
             inputs[name] = Regions.bytes_of(uses[name], kind)
             continue
         assert 0 <= offset <= segment_bytes - extent, "This is a bug: an operand outside its segment."
         inputs[name] = HostBytes(mapped, kind, offset, fortran)
     for name, kind, _, extent, _, _, pitch in plan.outputs:
-        offset = next(offsets)
+        offset = offsets[at]
+        at += 1
         if name in uses:
             outs.append(Regions.bytes_of(uses[name], kind))
             continue
@@ -189,14 +235,15 @@ def _stale(job: Job, plan: JobPlan, found: Sequence[Resident], residents: Reside
     return Stale(job.id, tuple(infos))
 
 
-def _binding(plan: JobPlan, found: Sequence[Resident]) -> Binding:
+def _binding(plan: JobPlan, found: Sequence[Resident], tensors: Mapping[str, torch.Tensor]) -> Binding:
     template, batching = plan.template, plan.batching
     generations = tuple(resident.generation for resident in found)
     own = tuple((one.name, one.part, at) for one, at in zip(plan.residents, generations, strict=True))
-    key = None if batching is None else (template.op, batching.strategy, batching.key, own)
+    # Not the strategy itself: an enum's hash takes longer than all the rest.
+    key = None if batching is None else (template.op, batching.strategy.value, batching.key, own)
     sources = tuple((span.name, span.type, span.fortran) for span in plan.inputs)
     signature = (template.op, template.options, sources, own, tuple((one.type, one.pitch) for one in template.outputs))
-    return Binding(generations, key, signature)
+    return Binding(found, tensors, key, signature)
 
 
 def _find_regions(plan: JobPlan, offsets: Sequence[int], regions: Regions) -> dict[str, Use]:

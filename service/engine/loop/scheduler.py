@@ -10,10 +10,13 @@ Source: start-time fair queueing (Goyal, Vin and Cheng, 1996), with the tags on 
 
 from __future__ import annotations
 
-import heapq
+from collections import defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush, heappushpop, heapreplace
 from typing import Generic, TypeVar
+
+import msgspec
 
 WaitingT = TypeVar("WaitingT", bound="Waiting")
 
@@ -44,8 +47,7 @@ class Caps:
     max_queue_delay_ns: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class Waiting:
+class Waiting(msgspec.Struct, eq=False):
     """A job in the queue, as far as the scheduler is concerned.
 
     Attributes:
@@ -71,10 +73,6 @@ class Waiting:
     flow: int = 0
     weight: int = 1
     is_gone: bool = False
-
-    def is_late(self, now_ns: int) -> bool:
-        """Whether its deadline has passed."""
-        return 0 < self.deadline_ns < now_ns
 
     @property
     def cost_s(self) -> float:
@@ -128,7 +126,7 @@ class Scheduler(Generic[WaitingT]):
         # Flows by their time, a heap; an entry may be behind its flow's time. Each flow has one.
         self._turns: list[tuple[float, int]] = []
         # Jobs by key and flow, each a heap.
-        self._by_key: dict[Hashable, dict[int, list[Entry[WaitingT]]]] = {}
+        self._by_key: dict[Hashable, dict[int, list[Entry[WaitingT]]]] = defaultdict(lambda: defaultdict(list))
         # Time of the flow that was last chosen: a flow that was idle begins here, and saves nothing up.
         self._now_s = 0.0
         self._num_added = 0
@@ -148,13 +146,13 @@ class Scheduler(Generic[WaitingT]):
         flow = self._flows.get(waiting.flow)
         if flow is None:
             flow = self._flows[waiting.flow] = _Flow(self._now_s)
-            heapq.heappush(self._turns, (self._now_s, waiting.flow))
+            heappush(self._turns, (self._now_s, waiting.flow))
         elif not flow.num_waiting and flow.used_s < self._now_s:
             flow.used_s = self._now_s
         entry = (waiting.priority or DEFAULT_RANK, self._num_added, waiting)
-        heapq.heappush(flow.entries, entry)
+        heappush(flow.entries, entry)
         if waiting.key is not None:
-            heapq.heappush(self._by_key.setdefault(waiting.key, {}).setdefault(waiting.flow, []), entry)
+            heappush(self._by_key[waiting.key][waiting.flow], entry)
         flow.num_waiting += 1
         self._num_added += 1
         self._num_waiting += 1
@@ -185,7 +183,7 @@ class Scheduler(Generic[WaitingT]):
         if is_idle and not is_full and head.key is not None and now_ns < ready_ns:
             decision.wake_ns = min([ready_ns, *(one.deadline_ns for one in batch if one.deadline_ns)])
             for entry in entries:
-                heapq.heappush(self._by_key[head.key].setdefault(entry[2].flow, []), entry)
+                heappush(self._by_key[head.key][entry[2].flow], entry)
             return decision
         self._now_s = self._flows[head.flow].used_s
         for waiting in batch:
@@ -206,12 +204,12 @@ class Scheduler(Generic[WaitingT]):
             used_s, number = turns[0]
             flow = self._flows[number]
             if used_s < flow.used_s:
-                heapq.heapreplace(turns, (flow.used_s, number))
+                heapreplace(turns, (flow.used_s, number))
                 continue
             head = self._first(flow.entries, now_ns, decision)
             if head is not None:
                 return head
-            heapq.heappop(turns)
+            heappop(turns)
             del self._flows[number]
         return None
 
@@ -225,34 +223,42 @@ class Scheduler(Generic[WaitingT]):
             return [self._flows[head.flow].entries[0]], True
         by_flow = self._by_key[head.key]
         batch: list[Entry[WaitingT]] = []
-        total = _Total(self._caps)
+        caps, rows, nbytes, seconds = self._caps, 0, 0, 0.0
         turn, others = (self._flows[head.flow].used_s, head.flow), []
         if len(by_flow) > 1:
             others = [(self._flows[flow].used_s, flow) for flow in by_flow if flow != head.flow and flow in self._flows]
-            heapq.heapify(others)
+            heapify(others)
         while True:
             used_s, flow = turn
             waiting = self._first(by_flow[flow], now_ns, decision)
             if waiting is None:
                 del by_flow[flow]
                 if not others:
-                    return batch, total.requests >= self._caps.max_requests
-                turn = heapq.heappop(others)
+                    return batch, len(batch) >= caps.max_requests
+                turn = heappop(others)
                 continue
-            if not total.take(waiting):
+            rows += waiting.rows
+            nbytes += waiting.nbytes
+            seconds += waiting.seconds
+            if batch and (
+                len(batch) >= caps.max_requests
+                or rows > caps.max_rows
+                or nbytes > caps.max_bytes
+                or seconds > caps.max_seconds
+            ):
                 return batch, True
-            batch.append(heapq.heappop(by_flow[flow]))
+            batch.append(heappop(by_flow[flow]))
             if others:
-                turn = heapq.heappushpop(others, (used_s + waiting.cost_s, flow))
+                turn = heappushpop(others, (used_s + waiting.cost_s, flow))
 
     def _first(self, entries: list[Entry[WaitingT]], now_ns: int, decision: Decision[WaitingT]) -> WaitingT | None:
         """The first entry that is still to run; what is gone or late before it is dropped."""
         while entries:
             waiting = entries[0][2]
             if waiting.is_gone:
-                heapq.heappop(entries)
-            elif waiting.is_late(now_ns):
-                heapq.heappop(entries)
+                heappop(entries)
+            elif 0 < waiting.deadline_ns < now_ns:
+                heappop(entries)
                 self._remove(waiting)
                 decision.expired.append(waiting)
             else:
@@ -263,29 +269,3 @@ class Scheduler(Generic[WaitingT]):
         waiting.is_gone = True
         self._num_waiting -= 1
         self._flows[waiting.flow].num_waiting -= 1
-
-
-class _Total:
-    """Contents of a growing batch."""
-
-    def __init__(self, caps: Caps) -> None:
-        self._caps = caps
-        self.requests = 0
-        self._rows = 0
-        self._nbytes = 0
-        self._seconds = 0.0
-
-    def take(self, waiting: Waiting) -> bool:
-        """Adds a job, the first one in any case. Returns whether it had room."""
-        caps = self._caps
-        requests, rows = self.requests + 1, self._rows + waiting.rows
-        nbytes, seconds = self._nbytes + waiting.nbytes, self._seconds + waiting.seconds
-        if self.requests and (
-            requests > caps.max_requests
-            or rows > caps.max_rows
-            or nbytes > caps.max_bytes
-            or seconds > caps.max_seconds
-        ):
-            return False
-        self.requests, self._rows, self._nbytes, self._seconds = requests, rows, nbytes, seconds
-        return True

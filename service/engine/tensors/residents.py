@@ -79,6 +79,7 @@ class Residents:
         has_store: See above.
         on_drop: Called with each tensor that is replaced or deleted.
         on_evict: Called with each tensor that gives way.
+        on_change: Called with the name of each tensor that is no more, or not on the device any more.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class Residents:
         self.has_store = has_store
         self.on_drop: Callable[[Resident], None] = _ignore
         self.on_evict: Callable[[Resident], None] = _ignore
+        self.on_change: Callable[[str], None] = _ignore
 
     def __len__(self) -> int:
         """Number of residents on the device."""
@@ -338,7 +340,7 @@ class Residents:
             self.delete(name)
             return
         resident, home = self._by_name[name], home_of(name, len(self.versions))
-        self._empty(resident)
+        self._empty(name, resident)
         resident.engines = (home,)
         self._vault.evict(name, resident.version, home)
 
@@ -543,15 +545,15 @@ class Residents:
         """Drops copies that other engines hold, until there is room."""
         spare = sorted(
             (
-                one
-                for one in self._by_name.values()
+                (name, one)
+                for name, one in self._by_name.items()
                 if self.nbytes + more_bytes > self.quota_bytes and self.is_spare(one)
             ),
-            key=lambda one: one.last_used or 0.0,
+            key=lambda spare: spare[1].last_used or 0.0,
         )
-        for one in spare:
+        for name, one in spare:
             if self.nbytes + more_bytes > self.quota_bytes:
-                self._empty(one)
+                self._empty(name, one)
 
     def _check_quota(self, name: str, more_bytes: int) -> None:
         if self.nbytes + more_bytes > self.quota_bytes:
@@ -669,11 +671,13 @@ class Residents:
         self.nbytes += nbytes
         self.placed_bytes[resident.placement] += nbytes
 
-    def _empty(self, resident: Resident) -> None:
+    def _empty(self, name: str, resident: Resident) -> None:
         self._count(resident, -1)
         resident.tensor = None
+        self.on_change(name)
 
     def _drop(self, name: str) -> None:
+        self.on_change(name)
         older = self._by_name.pop(name, None)
         self._kept.discard(name)
         if older is not None:
@@ -690,7 +694,7 @@ class Residents:
             self._kept.add(name)
 
 
-def _ignore(_resident: Resident) -> None:
+def _ignore(_what: object) -> None:
     pass
 
 

@@ -7,6 +7,8 @@ the slots. Runs in the engine's loop thread.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -303,11 +305,7 @@ def addresses_of(launch: LaunchSpec) -> Addresses:
     """Returns the addresses of a launch, request by request."""
     sources = _interleaved([sources for sources, _ in launch.concatenated.values()])
     outs = _interleaved([places for places, _ in launch.outputs])
-    in_bits = out_bits = 0
-    for address in sources:
-        in_bits |= address
-    for address in outs:
-        out_bits |= address
+    in_bits, out_bits = functools.reduce(operator.or_, sources, 0), functools.reduce(operator.or_, outs, 0)
     return Addresses(sources, outs, in_bits % WORD_BYTES, out_bits % WORD_BYTES)
 
 
@@ -319,7 +317,7 @@ def _interleaved(columns: Sequence[Sequence[HostBytes]]) -> list[int]:
 
 
 def _addresses(places: Sequence[HostBytes]) -> list[int]:
-    # Most pieces are of one segment, and there may be hundreds.
-    mapped = places[0].mapped
-    base = mapped.data_ptr()
-    return [(base if place.mapped is mapped else place.mapped.data_ptr()) + place.offset for place in places]
+    # There may be hundreds of pieces, in few segments.
+    segments = {id(place.mapped): place.mapped for place in places}
+    begins = {key: segment.data_ptr() for key, segment in segments.items()}
+    return [begins[id(place.mapped)] + place.offset for place in places]

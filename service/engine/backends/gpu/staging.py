@@ -118,7 +118,9 @@ class Staging:
 
     def can_address(self, places: Sequence[HostBytes]) -> bool:
         """Whether kernels may read and write all of these places."""
-        return all(place.mapped.data_ptr() in self._mapped for place in places)
+        # Most places are in few segments.
+        segments = {id(place.mapped): place.mapped for place in places}.values()
+        return all(segment.data_ptr() in self._mapped for segment in segments)
 
     def begin_whole(self, source: HostBytes, held: list[torch.Tensor], *, is_chunked: bool) -> torch.Tensor:
         """Takes memory for an operand that is chunked, or copies one that is not, on the current stream."""

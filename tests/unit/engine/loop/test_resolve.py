@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Iterator
 
@@ -41,7 +42,7 @@ def put(bench: JobBench, values: torch.Tensor) -> None:
 
 
 def bound(bench: JobBench, plan: JobPlan, *offsets: int, now_ns: int = 7) -> BoundJob:
-    job = bind(Job(1, 1, offsets, 9, 3), plan, bench.client, bench.residents, bench.regions, now_ns)
+    job = bind(Job(1, 1, offsets, 9, 3), plan, bench.client, bench.bindings, bench.regions, now_ns)
     assert isinstance(job, BoundJob)
     return job
 
@@ -73,15 +74,55 @@ def test_a_replaced_resident_gives_another_key_and_is_not_kept(bench: JobBench, 
     assert second.inputs["b"] is bench.residents.get("w").tensor
 
 
+def test_jobs_of_other_plans_are_not_looked_up_again_when_a_resident_changes(bench: JobBench, plan: JobPlan) -> None:
+    kind = TensorType("float32", (4, 3))
+    bench.residents.put("other", HostBytes(torch.zeros(48, dtype=torch.uint8), kind, 0))
+    first = bound(bench, plan, 256, 1024)
+    bench.residents.delete("other")
+    assert bound(bench, plan, 256, 1024).signature is first.signature
+    put(bench, torch.zeros(4, 3))
+    assert bound(bench, plan, 256, 1024).signature is not first.signature
+
+
+def test_a_resident_that_leaves_the_device_is_not_kept_and_not_found(bench: JobBench, plan: JobPlan) -> None:
+    gone = weakref.ref(bound(bench, plan, 256, 1024).inputs["b"])
+    bench.residents.give_up("w")
+    gc.collect()
+    assert gone() is None
+    with pytest.raises(UnknownName):
+        bound(bench, plan, 256, 1024)
+
+
+def test_a_plan_that_is_forgotten_leaves_nothing(bench: JobBench, plan: JobPlan) -> None:
+    before = sys.getrefcount(plan)
+    bound(bench, plan, 256, 1024)
+    assert sys.getrefcount(plan) > before
+    bench.bindings.forget(plan)
+    assert sys.getrefcount(plan) == before
+    put(bench, torch.zeros(4, 3))
+    assert bound(bench, plan, 256, 1024).inputs["b"] is bench.residents.get("w").tensor
+
+
+def test_a_resident_may_be_both_operands(bench: JobBench) -> None:
+    square = TensorType("float32", (4, 4))
+    plan = plan_of(template_of("matmul", MatmulOptions(), {"a": square, "b": square}, {"a": "w", "b": "w"}), "cpu")
+    for values in (torch.ones(4, 4), torch.zeros(4, 4)):
+        put(bench, values)
+        job = bound(bench, plan, 0)
+        assert job.inputs["a"] is job.inputs["b"] is bench.residents.get("w").tensor
+    bench.bindings.forget(plan)
+    bench.residents.delete("w")
+
+
 def test_a_resident_of_another_type_is_stale_and_a_deleted_one_unknown(bench: JobBench, plan: JobPlan) -> None:
     put(bench, torch.ones(4, 5))
     job = Job(5, 1, (256, 1024))
-    stale = bind(job, plan, bench.client, bench.residents, bench.regions, 7)
+    stale = bind(job, plan, bench.client, bench.bindings, bench.regions, 7)
     assert stale == Stale(5, (bench.residents.info("w"),))
     assert bench.residents.get("w").hits == 0
     bench.residents.delete("w")
     with pytest.raises(UnknownName, match=r"^b: no resident tensor 'w'"):
-        bind(job, plan, bench.client, bench.residents, bench.regions, 7)
+        bind(job, plan, bench.client, bench.bindings, bench.regions, 7)
 
 
 @pytest.mark.parametrize(("a_at", "out_at"), [(4096 - 31, 0), (-1, 0), (0, 4096 - 23), (0, -1)])

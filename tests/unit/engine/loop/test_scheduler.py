@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,8 +23,7 @@ CAPS = Caps(max_requests=4, max_rows=8)
 Job = tuple[int, str | None, int, int, bool, int]
 
 
-@dataclass(slots=True, eq=False)
-class Numbered(Waiting):
+class Numbered(Waiting, eq=False):
     number: int = 0
 
 

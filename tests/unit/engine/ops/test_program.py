@@ -120,7 +120,7 @@ def test_a_program_that_was_replaced_is_not_run(bench: JobBench) -> None:
         template = Template(7, PROGRAM, inputs, options, (OutputSpec(x.type),), 1, 1)
         out = bench.place(x.type)
         plan = plan_of(template, "cpu")
-        return bind(Job(7, 7, (x.offset, out.offset)), plan, bench.client, bench.residents, bench.regions, 0)
+        return bind(Job(7, 7, (x.offset, out.offset)), plan, bench.client, bench.bindings, bench.regions, 0)
 
     assert isinstance(run(version), BoundJob)
     assert isinstance(run(None), BoundJob)
