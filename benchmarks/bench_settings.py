@@ -58,7 +58,6 @@ def core_each(gateways: int, cores: list[int]) -> list[list[int]]:
 
 SETTINGS = (
     Setting(AS_IS),
-    Setting("reuse port", ["--reuse-port"]),
     Setting("half the gateways", ["--gateways", "{half}"]),
     Setting("half as many gateways again", ["--gateways", "{more}"]),
     Setting("malloc: one arena", env={"MALLOC_ARENA_MAX": "1"}),

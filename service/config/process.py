@@ -52,21 +52,23 @@ class Inherited(msgspec.Struct, frozen=True):
         metrics_listener: Listening socket of `--metrics-port`.
         usage: The page on which gateways count what API keys use.
         board: The page on which engines show the versions of residents.
+        connections: The page on which gateways show the number of their connections.
     """
 
     listener: int = -1
     metrics_listener: int = -1
     usage: int = -1
     board: int = -1
+    connections: int = -1
 
     @property
     def fds(self) -> tuple[int, ...]:
         """Those that are there."""
-        return tuple(fd for fd in (self.listener, self.metrics_listener, self.usage, self.board) if fd >= 0)
+        return tuple(fd for fd in msgspec.structs.astuple(self) if fd >= 0)
 
     def moved(self, to: Mapping[int, int]) -> Inherited:
         """Returns the same descriptors by their numbers in another process."""
-        return Inherited(to[self.listener], to[self.metrics_listener], to[self.usage], to[self.board])
+        return Inherited(*(to[fd] for fd in msgspec.structs.astuple(self)))
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -59,10 +59,6 @@ class Settings(BaseSettings):
         description="auto, cpu, cuda:0, or several engines: cuda:0,1 (or cpu:0,1). ROCm is called cuda too, as in PyTorch.",
     )
     gateways: int = Field(0, ge=0, le=256, description="Gateway processes; 0 means half of the cores, at most 4.")
-    reuse_port: bool = Field(
-        default=False,
-        description="A listening socket for each gateway (SO_REUSEPORT), not one for all: connections spread more evenly.",
-    )
     arena_bytes: Bytes = Field(
         0,
         ge=0,

@@ -9,18 +9,19 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from tilewire.service.gateway import process
 from tilewire.service.gateway.app import TilewireApp, create_app, create_metrics_app
+from tilewire.service.gateway.connection.acceptor import Acceptor, Connection
 from tilewire.service.gateway.connection.protocol import TilewireProtocol
 from tilewire.service.gateway.connection.receive import SCRATCH_BYTES
 from tilewire.service.gateway.connection.tls import TlsTransport
 from tilewire.service.gateway.request.context import Gateway
-from tilewire.service.supervisor.listeners import BACKLOG
+from tilewire.service.ipc.connection_counts import ConnectionCounts
 from tilewire.service.tls import keep_certificate_current, make_context
 
 # Number of the option in glibc's malloc.h.
@@ -28,20 +29,31 @@ M_ARENA_MAX = -8
 
 
 class GatewayServer(uvicorn.Server):
-    """uvicorn's server without its signal handlers: the supervisor says when to drain.
+    """uvicorn's server with acceptors of ours, and without its signal handlers: the supervisor says when to drain.
+
+    Args:
+        config: uvicorn's settings.
+        counts: Connections of all gateways that share its sockets.
 
     Attributes:
         is_listening: Set when it takes connections.
     """
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, counts: ConnectionCounts) -> None:
         super().__init__(config)
         self.is_listening = asyncio.Event()
+        self._counts = counts
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Uvicorn's call."""
-        await super().startup(sockets)
+        await super().startup([])
+        self.servers += [Acceptor(door, self._make_connection, self._counts) for door in sockets or ()]  # type: ignore[misc]
         self.is_listening.set()
+
+    def _make_connection(self) -> Connection:
+        """As uvicorn makes them."""
+        make = cast("Callable[..., Connection]", self.config.http_protocol_class)
+        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Uvicorn's call; requests that it did not wait for end before the loop does, as its tasks do."""
@@ -63,13 +75,22 @@ class HttpServer:
         gateway: Parts.
         app: Application that it serves.
         door: Listening socket.
+        counts: Connections of all gateways that share the socket.
         with_tls: It speaks TLS where the settings say so.
     """
 
-    def __init__(self, gateway: Gateway, app: ASGIApp, door: socket.socket, *, with_tls: bool = False) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        app: ASGIApp,
+        door: socket.socket,
+        counts: ConnectionCounts | None = None,
+        *,
+        with_tls: bool = False,
+    ) -> None:
         self._tls = gateway.settings.tls if with_tls else None
         self._context = None if self._tls is None else make_context(self._tls)
-        self._server = make_server(gateway, app, self._context)
+        self._server = make_server(gateway, app, counts, self._context)
         self._door = door
         self.is_listening = self._server.is_listening
 
@@ -94,7 +115,9 @@ class HttpServer:
         self._server.force_exit = True
 
 
-def make_server(gateway: Gateway, app: ASGIApp, tls: ssl.SSLContext | None = None) -> GatewayServer:
+def make_server(
+    gateway: Gateway, app: ASGIApp, counts: ConnectionCounts | None = None, tls: ssl.SSLContext | None = None
+) -> GatewayServer:
     """The HTTP server around an application."""
     config = uvicorn.Config(
         app,
@@ -105,7 +128,6 @@ def make_server(gateway: Gateway, app: ASGIApp, tls: ssl.SSLContext | None = Non
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        backlog=BACKLOG,
         timeout_keep_alive=gateway.settings.keep_alive_s,  # type: ignore[arg-type]
         timeout_graceful_shutdown=gateway.settings.drain_timeout_s,  # type: ignore[arg-type]
     )
@@ -113,7 +135,7 @@ def make_server(gateway: Gateway, app: ASGIApp, tls: ssl.SSLContext | None = Non
     if tls is not None:
         http = config.http_protocol_class
         config.http_protocol_class = over_tls(http, tls, gateway.settings.body_timeout_s)  # type: ignore[assignment]
-    return GatewayServer(config)
+    return GatewayServer(config, counts or ConnectionCounts())
 
 
 def over_tls(
@@ -145,7 +167,9 @@ def protocol_for(gateway: Gateway, app: ASGIApp) -> type[TilewireProtocol]:
 def open_servers(gateway: Gateway) -> Sequence[HttpServer]:
     """The servers of this gateway: the one that serves, and that of `--metrics-port`."""
     inherited = gateway.settings.inherited
-    servers = [HttpServer(gateway, create_app(gateway), socket.socket(fileno=inherited.listener), with_tls=True)]
+    door = socket.socket(fileno=inherited.listener)
+    counts = ConnectionCounts(inherited.connections, gateway.settings.index)
+    servers = [HttpServer(gateway, create_app(gateway), door, counts, with_tls=True)]
     if inherited.metrics_listener >= 0:
         door = socket.socket(fileno=inherited.metrics_listener)
         servers.append(HttpServer(gateway, create_metrics_app(gateway), door))

@@ -23,8 +23,8 @@ class PortTaken(StartError):
     """Another process listens there."""
 
 
-async def bind_all(host: str, port: int, count: int, logger: structlog.stdlib.BoundLogger) -> list[socket.socket]:
-    """Binds one socket, or several that share the port and among which the kernel divides connections.
+async def bind_first(host: str, port: int, logger: structlog.stdlib.BoundLogger) -> socket.socket:
+    """Binds the socket of HTTP, before anything starts.
 
     Waits a moment for a port that is taken, and says so: a service that was killed may have processes that are only just
     ending.
@@ -36,8 +36,7 @@ async def bind_all(host: str, port: int, count: int, logger: structlog.stdlib.Bo
     is_told = False
     while True:
         try:
-            listeners = [bind(host, port, reuse_port=count > 1)]
-            break
+            return bind(host, port)
         except PortTaken:
             if time.monotonic() > end_s:
                 raise
@@ -45,9 +44,6 @@ async def bind_all(host: str, port: int, count: int, logger: structlog.stdlib.Bo
             logger.warning("the port is taken: trying again", port=port, for_s=TAKEN_S)
             is_told = True
         await asyncio.sleep(TRY_AGAIN_S)
-    for _ in range(count - 1):
-        listeners.append(bind(host, listeners[0].getsockname()[1], reuse_port=True))
-    return listeners
 
 
 def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:

@@ -25,8 +25,9 @@ from tilewire.service.config.process import EngineSettings, Inherited
 from tilewire.service.config.settings import Settings
 from tilewire.service.gateway.auth.quotas import page_bytes
 from tilewire.service.ipc.board import create_board
+from tilewire.service.ipc.connection_counts import create_counts
 from tilewire.service.supervisor.child_process import Child, Spare
-from tilewire.service.supervisor.listeners import StartError, address_of, bind, bind_all, listen_locally
+from tilewire.service.supervisor.listeners import StartError, address_of, bind, bind_first, listen_locally
 from tilewire.service.supervisor.vault import VaultFeed, VaultReader
 from tilewire.service.telemetry.exposition import Exposition, Totals
 from tilewire.service.telemetry.history import History
@@ -71,14 +72,11 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, stopping)
         with contextlib.ExitStack() as stack:
-            count = self._settings.num_gateways if self._settings.reuse_port else 1
-            listeners = await bind_all(self._settings.host, self._settings.port, count, self._logger)
-            for listener in listeners:
-                stack.enter_context(listener)
-            self._start_children(listeners, stack)
+            listener = stack.enter_context(await bind_first(self._settings.host, self._settings.port, self._logger))
+            self._start_children(listener, stack)
             engines = [asyncio.create_task(engine.run()) for engine in self._engines]
             gateways = [asyncio.create_task(gateway.run()) for gateway in self._gateways]
-            announcing = asyncio.create_task(self._announce_when_ready(listeners[0]))
+            announcing = asyncio.create_task(self._announce_when_ready(listener))
             keeping = asyncio.create_task(self._history.keep())
             try:
                 await self._watch(stopping, [*engines, *gateways])
@@ -86,8 +84,7 @@ class Supervisor:
                 announcing.cancel()
                 keeping.cancel()
                 await self._spare.end()
-            for listener in listeners:
-                listener.close()
+            listener.close()
             return await self._drain(engines, gateways)
 
     def _on_signal(self, stopping: asyncio.Event) -> None:
@@ -97,7 +94,7 @@ class Supervisor:
                 process.kill()
         stopping.set()
 
-    def _start_children(self, listeners: list[socket.socket], stack: contextlib.ExitStack) -> None:
+    def _start_children(self, listener: socket.socket, stack: contextlib.ExitStack) -> None:
         totals = Totals()
         self._history = history = History(totals)
         child = functools.partial(
@@ -113,7 +110,7 @@ class Supervisor:
             make = self._engine_settings(index, door, *self._open_vault(index, stack))
             engine = child(f"engine-{index}", self._spare, make, silence_s=self._settings.engine_timeout_s)
             self._engines.append(engine)
-        inherited = self._open_for_gateways(listeners, stack)
+        inherited = self._open_for_gateways(listener, stack)
         grpc_address = self._reserve_grpc(stack)
         for index in range(self._settings.num_arenas):
             is_http = index < self._settings.num_gateways
@@ -136,8 +133,8 @@ class Supervisor:
         self._logger.info("gRPC is served", address=address)
         return address
 
-    def _open_for_gateways(self, listeners: list[socket.socket], stack: contextlib.ExitStack) -> list[Inherited]:
-        """Opens what each gateway inherits: a listening socket, and the page on which all count API keys' usage."""
+    def _open_for_gateways(self, listener: socket.socket, stack: contextlib.ExitStack) -> list[Inherited]:
+        """Opens what each gateway inherits: a listening socket, and pages that count connections and API keys' usage."""
         settings = self._settings
         metrics_fd = usage_fd = -1
         if settings.metrics_port is not None:
@@ -148,11 +145,10 @@ class Supervisor:
             usage_fd = os.memfd_create("tilewire-usage", os.MFD_CLOEXEC)
             stack.callback(os.close, usage_fd)
             os.ftruncate(usage_fd, page_bytes(settings.num_arenas))
-        of_http = [
-            Inherited(listeners[index % len(listeners)].fileno(), metrics_fd, usage_fd, self._board)
-            for index in range(settings.num_gateways)
-        ]
-        return [*of_http, Inherited(usage=usage_fd, board=self._board)]
+        counts_fd = create_counts(settings.num_gateways)
+        stack.callback(os.close, counts_fd)
+        of_http = Inherited(listener.fileno(), metrics_fd, usage_fd, self._board, counts_fd)
+        return [*[of_http] * settings.num_gateways, Inherited(usage=usage_fd, board=self._board)]
 
     def _open_vault(self, index: int, stack: contextlib.ExitStack) -> tuple[int, Callable[[], None]]:
         """The engine's end of its socket to the vault, and what to call before the vault's state is handed to it."""

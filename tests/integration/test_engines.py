@@ -141,7 +141,7 @@ def replace_engine(server: LiveServer, index: int) -> None:
 
 @pytest.mark.slow
 def test_concurrent_writers_leave_one_tensor_on_all_engines(start_server: StartServer) -> None:
-    server = start_server("--device", "cpu:0,1", "--gateways", "2", "--reuse-port", "--arena-bytes", "64MiB")
+    server = start_server("--device", "cpu:0,1", "--gateways", "2", "--arena-bytes", "64MiB")
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(server.client()) for _ in range(NUM_WRITERS)]
         for number in range(ROUNDS):

@@ -23,7 +23,7 @@ from tilewire.service.ipc.board import home_of
 TIMEOUT_S = 30.0
 NUM_SENDERS = 24
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
-FLAGS = ("--device", "cpu:0,1", "--gateways", "2", "--reuse-port", "--arena-bytes", "64MiB", "--no-spare-engine")
+FLAGS = ("--device", "cpu:0,1", "--gateways", "2", "--arena-bytes", "64MiB", "--no-spare-engine")
 
 
 def weight(number: int) -> np.ndarray:

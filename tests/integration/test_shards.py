@@ -35,7 +35,7 @@ def count(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="module")
 def server(count: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    flags = ("--device", f"cpu:{','.join(map(str, range(count)))}", "--gateways", "2", "--reuse-port", *FLAGS)
+    flags = ("--device", f"cpu:{','.join(map(str, range(count)))}", "--gateways", "2", *FLAGS)
     with serving(tmp_path_factory.mktemp("shards") / "log", *flags) as server:
         yield server
 

@@ -85,11 +85,18 @@ class LiveServer:
             text += piece
         return found[1].decode()
 
-    def num_listeners(self) -> int:
-        """Sockets that listen on the server's port."""
-        lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
-        fields = [line.split() for line in lines]
-        return sum(local.endswith(f":{self.port:04X}") and state == "0A" for _, local, _, state, *_ in fields)
+    def connections_of_gateways(self) -> list[int]:
+        """Number of established connections of each gateway."""
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        ours = {f"socket:[{row[9]}]" for row in rows if row[1].endswith(f":{self.port:04X}") and row[3] == "01"}
+        counts = []
+        for pid in self.gateways():
+            links = []
+            for fd in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    links.append(str(fd.readlink()))
+            counts.append(sum(link in ours for link in links))
+        return counts
 
     def gateways(self) -> list[int]:
         """Process ids of the gateways."""

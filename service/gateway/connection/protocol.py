@@ -52,6 +52,7 @@ class TilewireProtocol(HttpToolsProtocol):
         max_connections: Connections of this gateway above which new ones are answered 503.
         scratch: Memory for what is read and not received into a slot; None for memory of this connection's own.
         is_refused: Whether further bytes are left unread.
+        on_lost: Called when the connection is gone.
     """
 
     gateway: Gateway | None = None
@@ -61,6 +62,7 @@ class TilewireProtocol(HttpToolsProtocol):
     max_body_s = math.inf
     max_connections = 2**31
     scratch: memoryview | None = None
+    on_lost: Callable[[], None] = staticmethod(lambda: None)
     parser: RequestParser  # type: ignore[assignment]
     cycle: RequestStream | None  # type: ignore[assignment]
 
@@ -361,6 +363,7 @@ class TilewireProtocol(HttpToolsProtocol):
             on_gone()
         if self.cycle is not None and self.cycle.response_complete:
             self.cycle = None
+        self.on_lost()
 
     def begin_body(self) -> None:
         """The rest of a body comes past the parser, under a timer of its own."""

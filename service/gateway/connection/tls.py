@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+from collections.abc import Callable
 from typing import Any, cast
 
 # Bytes that are taken from the socket at once; whoever has the loop decrypts them before another connection has its turn.
@@ -25,7 +26,12 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         protocol: Protocol above; it gets its connection after the handshake, and then reads into its own buffers.
         context: Certificate and versions.
         handshake_s: Longest time for the handshake, in seconds.
+
+    Attributes:
+        on_lost: Called when the connection is gone.
     """
+
+    on_lost: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, protocol: asyncio.BaseProtocol, context: ssl.SSLContext, handshake_s: float) -> None:
         super().__init__()
@@ -73,6 +79,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         protocol, self._protocol = self._protocol, None
         if self._is_open and protocol is not None:
             protocol.connection_lost(exc)
+        self.on_lost()
 
     def pause_writing(self) -> None:
         """Asyncio's call: the client reads more slowly than we write."""
