@@ -102,13 +102,11 @@ class Acceptor:
         """Takes one connection; whether there was one."""
         try:
             sock, _ = self._door.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return False
         except OSError as error:
-            if error.errno not in FULL:
-                raise
-            logger.error("no connection can be taken: %s", error)  # noqa: TRY400  (the reason is the whole story)
-            self._wait(FULL_S)
+            # Otherwise another gateway has it, or the client is gone: the system hands on what became of its connection.
+            if error.errno in FULL:
+                logger.error("no connection can be taken: %s", error)  # noqa: TRY400  (the reason is the whole story)
+                self._wait(FULL_S)
             return False
         sock.setblocking(False)
         self._counts.add(1)

@@ -31,15 +31,15 @@ class Plain(asyncio.Protocol):
         self.on_lost()
 
 
-class FullOnce(socket.socket):
-    """A listening socket of a process that has no descriptor left, once."""
+class FailingOnce(socket.socket):
+    """A listening socket on which no connection can be taken, once."""
 
-    num_refusals = 0
+    error, num_errors = errno.EMFILE, 0
 
     def accept(self) -> tuple[socket.socket, Any]:
-        if not self.num_refusals:
-            self.num_refusals += 1
-            raise OSError(errno.EMFILE, "Too many open files")
+        if not self.num_errors:
+            self.num_errors += 1
+            raise OSError(self.error, os.strerror(self.error))
         return super().accept()
 
 
@@ -114,16 +114,18 @@ async def test_a_gateway_that_takes_none_costs_nobody_a_connection(page: int, do
     await end(clients, acceptors, counts)
 
 
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.EPROTO])
 @in_loop
-async def test_without_descriptors_connections_wait(doors: list[socket.socket]) -> None:
-    full = FullOnce(fileno=doors[0].dup().detach())
+async def test_a_connection_that_cannot_be_taken_ends_nothing(doors: list[socket.socket], error: int) -> None:
+    door = FailingOnce(fileno=doors[0].dup().detach())
+    door.error = error
     counts = ConnectionCounts()
-    acceptor = Acceptor(full, Plain, counts)
+    acceptor = Acceptor(door, Plain, counts)
     clients = await connect(doors[0], 3)
     await until(lambda: counts.own == 3)
-    assert full.num_refusals == 1
+    assert door.num_errors == 1
     await end(clients, [acceptor], [counts])
-    full.close()
+    door.close()
 
 
 @in_loop
