@@ -122,7 +122,8 @@ class Bindings:
 
     def _make(self, job: Job, plan: JobPlan) -> Binding | Stale:
         residents = self.residents
-        if residents.has_store and (missing := residents.missing(one.resident for one in plan.residents)):
+        missing = tuple(one.resident for one in plan.residents if residents.at(one.resident) is None)
+        if residents.has_store and missing:
             return Stale(job.id, (), missing)
         found = [residents.get(one.resident, field=one.name) for one in plan.residents]
         tensors = {}

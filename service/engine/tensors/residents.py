@@ -386,10 +386,6 @@ class Residents:
         """Returns what has a name, if anything."""
         return self._by_name.get(name)
 
-    def missing(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Returns those of these names that this engine has nothing of."""
-        return tuple(name for name in names if name not in self._by_name)
-
     def items(self) -> list[tuple[str, Resident]]:
         """All of them with their names, at one moment; for any thread."""
         # One step of the interpreter: nothing changes meanwhile.

@@ -118,9 +118,7 @@ class Staging:
 
     def can_address(self, places: Sequence[HostBytes]) -> bool:
         """Whether kernels may read and write all of these places."""
-        # Most places are in few segments.
-        segments = {id(place.mapped): place.mapped for place in places}.values()
-        return all(segment.data_ptr() in self._mapped for segment in segments)
+        return all(segment.data_ptr() in self._mapped for segment in segments_of(places).values())
 
     def begin_whole(self, source: HostBytes, held: list[torch.Tensor], *, is_chunked: bool) -> torch.Tensor:
         """Takes memory for an operand that is chunked, or copies one that is not, on the current stream."""
@@ -170,6 +168,11 @@ def _only_by_kernel(place: HostBytes) -> bool:
 
 def _must_pad(shape: tuple[int, ...], dtype: torch.dtype) -> bool:
     return len(shape) == 2 and shape[0] > 1 and shape[1] * dtype.itemsize % ROW_BYTES != 0
+
+
+def segments_of(places: Sequence[HostBytes]) -> dict[int, torch.Tensor]:
+    """Returns the segments of places by identity: there may be hundreds of places, in few segments."""
+    return {id(place.mapped): place.mapped for place in places}
 
 
 def ranges_of(whole: torch.Tensor, places: Sequence[HostBytes], *, is_padded: bool, is_gather: bool) -> list[CopyRange]:
