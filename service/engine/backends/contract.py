@@ -57,7 +57,7 @@ def extent_of(kind: TensorType, pitch: int) -> int:
     return (math.prod(kind.shape[:-1]) - 1) * pitch + row
 
 
-class HostBytes(msgspec.Struct, eq=False, frozen=True):
+class HostBytes(msgspec.Struct, eq=False):
     """Bytes of one tensor in a mapped segment.
 
     Attributes:
