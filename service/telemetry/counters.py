@@ -6,7 +6,6 @@ over all processes. Owns no metric and no socket. One thread each.
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -192,16 +191,17 @@ class Histogram:
         pending[-1] += sum(values)
         return buckets
 
-    def show(self, labels: Labels, bucket: int, value: float, shown: Mapping[str, str]) -> None:
+    def show(self, labels: Labels, bucket: int, value: float, unix_s: float, shown: Mapping[str, str]) -> None:
         """Makes an observation the exemplar of its bucket.
 
         Args:
             labels: Label values of the series.
             bucket: Index of the bucket.
             value: Observed value.
+            unix_s: Time of the observation.
             shown: Labels of the exemplar.
         """
-        self._exemplars[labels, bucket] = (value, time.time(), shown)
+        self._exemplars[labels, bucket] = (value, unix_s, shown)
 
     def take(self) -> list[Sample]:
         """Returns what changed since the last call."""

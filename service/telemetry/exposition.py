@@ -64,7 +64,10 @@ class Totals(Collector):
                     sums[index] += value
         self.failures.extend(figures.failures)
         for seen in figures.exemplars:
-            self._exemplars[seen.name, seen.labels, seen.bucket] = seen
+            # Processes send their figures when it suits them: what comes last need not be the newest.
+            key = (seen.name, seen.labels, seen.bucket)
+            if (before := self._exemplars.get(key)) is None or before.unix_s <= seen.unix_s:
+                self._exemplars[key] = seen
 
     def end(self, source: str) -> None:
         """Removes the gauges of a process that is gone, except those that outlive it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -94,6 +95,7 @@ class EndedRequest(msgspec.Struct, frozen=True, gc=False):
         model: Name of the kept program; empty for an op.
         key: Name of the API key; None without one. Names are those of the keys' file, so they are few.
         failure: Entry for the list of the last failures; None for a result.
+        unix_s: Time of its end.
     """
 
     op: str | None
@@ -109,6 +111,7 @@ class EndedRequest(msgspec.Struct, frozen=True, gc=False):
     model: str = ""
     key: str | None = None
     failure: Failure | None = None
+    unix_s: float = msgspec.field(default_factory=time.time)
 
 
 class GatewayMetrics:
@@ -212,7 +215,7 @@ class GatewayMetrics:
             # The last one first: of each bucket, the last one whose id can be shown is its exemplar.
             for bucket, one in zip(reversed(buckets), reversed(requests), strict=True):
                 if bucket not in shown and (exemplar := exemplar_of(one.request_id, one.trace_id)) is not None:
-                    self._duration.show((op,), bucket, one.seconds, exemplar)
+                    self._duration.show((op,), bucket, one.seconds, one.unix_s, exemplar)
                     shown.add(bucket)
 
     def _count_keys(self, ended: Sequence[EndedRequest]) -> None:

@@ -114,24 +114,27 @@ def test_figures_wait_while_the_supervisor_does_not_read() -> None:
     assert value_of(sink.totals, "n_total") == 3
 
 
-def observe_shown(histogram: Seconds, value: float, shown: Mapping[str, str] | None) -> None:
+def observe_shown(histogram: Seconds, value: float, unix_s: float, shown: Mapping[str, str] | None) -> None:
     """Observes a value, and makes it its bucket's exemplar if its id can be shown."""
     bucket = histogram.observe(("add",), value)
     if shown is not None:
-        histogram.show(("add",), bucket, value, shown)
+        histogram.show(("add",), bucket, value, unix_s, shown)
 
 
 def test_the_newest_exemplar_of_all_gateways_is_shown() -> None:
     totals = Totals()
     one, other = (MetricSet(LocalTotals(totals, source)) for source in ("one", "other"))
     first, second = (metrics.histogram("seconds", "t", ("op",), BOUNDS) for metrics in (one, other))
-    observe_shown(first, 0.5, exemplar_of("old", None))
-    observe_shown(first, 1.5, exemplar_of("middle", "f" * 32))
+    observe_shown(first, 0.5, 1, exemplar_of("old", None))
+    observe_shown(first, 1.5, 2, exemplar_of("middle", "f" * 32))
     one.flush()
-    observe_shown(second, 1.0, exemplar_of("new", None))
-    observe_shown(second, 9, exemplar_of("beyond", None))
-    observe_shown(second, 9, exemplar_of('qu"oted', None))
+    observe_shown(second, 1.0, 4, exemplar_of("new", None))
+    observe_shown(second, 9, 5, exemplar_of("beyond", None))
+    observe_shown(second, 9, 6, exemplar_of('qu"oted', None))
     other.flush()
+    # Older than what is shown, and sent later.
+    observe_shown(first, 0.7, 3, exemplar_of("late", None))
+    one.flush()
     body, content_type = asyncio.run(Exposition(totals).read(openmetrics=True))
     assert content_type.startswith("application/openmetrics-text")
     (family,) = openmetrics_families(body.decode())
