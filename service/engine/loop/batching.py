@@ -28,7 +28,7 @@ def join(jobs: Sequence[BoundJob]) -> list[LaunchSpec]:
     total = 0
     for span in first.plan.inputs:
         pieces = [_host(job, span.name) for job in jobs]
-        concatenated[span.name] = (pieces, shape := _joint_shape(batching.strategy, pieces))
+        concatenated[span.name] = (pieces, shape := _joint_shape(batching.strategy, pieces, is_uniform=is_uniform))
         total = shape[0]
     outputs = []
     for number, out in enumerate(first.outs):
@@ -75,11 +75,12 @@ def _are_uniform(jobs: Sequence[BoundJob]) -> bool:
     return all(other == first for other in others)
 
 
-def _joint_shape(strategy: JoinStrategy, pieces: Sequence[HostBytes]) -> tuple[int, ...]:
-    shape = pieces[0].type.shape
+def _joint_shape(strategy: JoinStrategy, pieces: Sequence[HostBytes], *, is_uniform: bool) -> tuple[int, ...]:
+    first, count = pieces[0].type, len(pieces)
+    shape = first.shape
     if strategy is JoinStrategy.STACK:
-        return (len(pieces), *shape)
-    total = sum(piece.type.num_elements for piece in pieces)
+        return (count, *shape)
+    total = first.num_elements * count if is_uniform else sum(piece.type.num_elements for piece in pieces)
     return (total,) if strategy is JoinStrategy.FLAT else (total // shape[-1], shape[-1])
 
 

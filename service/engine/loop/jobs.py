@@ -140,8 +140,8 @@ class Client:
     tickets: set[int] = field(default_factory=set)
 
 
-class BoundJob(Waiting, eq=False, kw_only=True):
-    """A job with its operands found.
+class BoundJob(Waiting, eq=False, kw_only=True, gc=False):
+    """A job with its operands found. Its client holds it while it waits, and lets go of it when the gateway is lost, too.
 
     Attributes:
         client: Gateway that sent it.

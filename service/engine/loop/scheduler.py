@@ -10,7 +10,8 @@ Source: start-time fair queueing (Goyal, Vin and Cheng, 1996), with the tags on 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from bisect import insort
+from collections import defaultdict, deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heappushpop, heapreplace
@@ -95,7 +96,40 @@ class Decision(Generic[WaitingT]):
     wake_ns: int = 0
 
 
-Entry = tuple[int, int, WaitingT]
+class _Line(Generic[WaitingT]):
+    """Jobs of one flow in the order in which they leave: the most urgent first, the oldest among equals."""
+
+    __slots__ = ("_by_rank", "_ranks")
+
+    def __init__(self) -> None:
+        # Most lines have one rank, and a queue takes less time than a heap.
+        self._by_rank: dict[int, deque[WaitingT]] = {}
+        self._ranks: list[int] = []
+
+    def append(self, waiting: WaitingT) -> None:
+        """Adds a job behind all of its rank."""
+        self._jobs_beside(waiting).append(waiting)
+
+    def put_back(self, waiting: WaitingT) -> None:
+        """Adds a job before all of its rank."""
+        self._jobs_beside(waiting).appendleft(waiting)
+
+    def front(self) -> deque[WaitingT] | None:
+        """The jobs of the most urgent rank, not empty; None without any. A rank whose jobs were all taken is forgotten."""
+        while self._ranks:
+            jobs = self._by_rank[self._ranks[0]]
+            if jobs:
+                return jobs
+            del self._by_rank[self._ranks.pop(0)]
+        return None
+
+    def _jobs_beside(self, waiting: WaitingT) -> deque[WaitingT]:
+        rank = waiting.priority or DEFAULT_RANK
+        jobs = self._by_rank.get(rank)
+        if jobs is None:
+            insort(self._ranks, rank)
+            jobs = self._by_rank[rank] = deque()
+        return jobs
 
 
 @dataclass(slots=True, eq=False)
@@ -104,12 +138,12 @@ class _Flow(Generic[WaitingT]):
 
     Attributes:
         used_s: Time that it was charged: the flow with the least is next.
-        entries: Its jobs, a heap.
+        line: Its jobs.
         num_waiting: Number of those that are still to run.
     """
 
     used_s: float
-    entries: list[Entry[WaitingT]] = field(default_factory=list)
+    line: _Line[WaitingT] = field(default_factory=_Line)
     num_waiting: int = 0
 
 
@@ -125,11 +159,10 @@ class Scheduler(Generic[WaitingT]):
         self._flows: dict[int, _Flow[WaitingT]] = {}
         # Flows by their time, a heap; an entry may be behind its flow's time. Each flow has one.
         self._turns: list[tuple[float, int]] = []
-        # Jobs by key and flow, each a heap.
-        self._by_key: dict[Hashable, dict[int, list[Entry[WaitingT]]]] = defaultdict(lambda: defaultdict(list))
+        # Jobs by key and flow.
+        self._by_key: dict[Hashable, dict[int, _Line[WaitingT]]] = defaultdict(lambda: defaultdict(_Line))
         # Time of the flow that was last chosen: a flow that was idle begins here, and saves nothing up.
         self._now_s = 0.0
-        self._num_added = 0
         self._num_waiting = 0
 
     def __len__(self) -> int:
@@ -149,12 +182,10 @@ class Scheduler(Generic[WaitingT]):
             heappush(self._turns, (self._now_s, waiting.flow))
         elif not flow.num_waiting and flow.used_s < self._now_s:
             flow.used_s = self._now_s
-        entry = (waiting.priority or DEFAULT_RANK, self._num_added, waiting)
-        heappush(flow.entries, entry)
+        flow.line.append(waiting)
         if waiting.key is not None:
-            heappush(self._by_key[waiting.key][waiting.flow], entry)
+            self._by_key[waiting.key][waiting.flow].append(waiting)
         flow.num_waiting += 1
-        self._num_added += 1
         self._num_waiting += 1
 
     def discard(self, waiting: WaitingT) -> bool:
@@ -177,13 +208,12 @@ class Scheduler(Generic[WaitingT]):
             assert not self._num_waiting, "This is a bug: the queue lost a job."
             self._by_key.clear()
             return decision
-        entries, is_full = self._gather(head, now_ns, decision)
-        batch = [entry[2] for entry in entries]
+        batch, is_full = self._gather(head, now_ns, decision)
         ready_ns = head.arrived_ns + self._caps.max_queue_delay_ns
         if is_idle and not is_full and head.key is not None and now_ns < ready_ns:
             decision.wake_ns = min([ready_ns, *(one.deadline_ns for one in batch if one.deadline_ns)])
-            for entry in entries:
-                heappush(self._by_key[head.key][entry[2].flow], entry)
+            for waiting in reversed(batch):
+                self._by_key[head.key][waiting.flow].put_back(waiting)
             return decision
         self._now_s = self._flows[head.flow].used_s
         for waiting in batch:
@@ -206,23 +236,23 @@ class Scheduler(Generic[WaitingT]):
             if used_s < flow.used_s:
                 heapreplace(turns, (flow.used_s, number))
                 continue
-            head = self._first(flow.entries, now_ns, decision)
-            if head is not None:
-                return head
+            jobs = self._next(flow.line, now_ns, decision)
+            if jobs is not None:
+                return jobs[0]
             heappop(turns)
             del self._flows[number]
         return None
 
-    def _gather(self, head: WaitingT, now_ns: int, decision: Decision[WaitingT]) -> tuple[list[Entry[WaitingT]], bool]:
+    def _gather(self, head: WaitingT, now_ns: int, decision: Decision[WaitingT]) -> tuple[list[WaitingT], bool]:
         """The head and all that may run with it, by turns of their flows, out of their key's queue.
 
         Returns:
-            The entries, and whether a cap, not the queue, ended them.
+            The jobs, and whether a cap, not the queue, ended them.
         """
         if head.key is None:
-            return [self._flows[head.flow].entries[0]], True
+            return [head], True
         by_flow = self._by_key[head.key]
-        batch: list[Entry[WaitingT]] = []
+        batch: list[WaitingT] = []
         caps, rows, nbytes, seconds = self._caps, 0, 0, 0.0
         turn, others = (self._flows[head.flow].used_s, head.flow), []
         if len(by_flow) > 1:
@@ -230,13 +260,14 @@ class Scheduler(Generic[WaitingT]):
             heapify(others)
         while True:
             used_s, flow = turn
-            waiting = self._first(by_flow[flow], now_ns, decision)
-            if waiting is None:
+            jobs = self._next(by_flow[flow], now_ns, decision)
+            if jobs is None:
                 del by_flow[flow]
                 if not others:
                     return batch, len(batch) >= caps.max_requests
                 turn = heappop(others)
                 continue
+            waiting = jobs[0]
             rows += waiting.rows
             nbytes += waiting.nbytes
             seconds += waiting.seconds
@@ -247,22 +278,22 @@ class Scheduler(Generic[WaitingT]):
                 or seconds > caps.max_seconds
             ):
                 return batch, True
-            batch.append(heappop(by_flow[flow]))
+            batch.append(jobs.popleft())
             if others:
                 turn = heappushpop(others, (used_s + waiting.cost_s, flow))
 
-    def _first(self, entries: list[Entry[WaitingT]], now_ns: int, decision: Decision[WaitingT]) -> WaitingT | None:
-        """The first entry that is still to run; what is gone or late before it is dropped."""
-        while entries:
-            waiting = entries[0][2]
+    def _next(self, line: _Line[WaitingT], now_ns: int, decision: Decision[WaitingT]) -> deque[WaitingT] | None:
+        """The jobs of a line's most urgent rank. The first is still to run: what is gone or late before it is dropped."""
+        while (jobs := line.front()) is not None:
+            waiting = jobs[0]
             if waiting.is_gone:
-                heappop(entries)
+                jobs.popleft()
             elif 0 < waiting.deadline_ns < now_ns:
-                heappop(entries)
+                jobs.popleft()
                 self._remove(waiting)
                 decision.expired.append(waiting)
             else:
-                return waiting
+                return jobs
         return None
 
     def _remove(self, waiting: WaitingT) -> None:

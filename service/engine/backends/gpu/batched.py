@@ -20,7 +20,7 @@ from tilewire.service.engine.backends.contract import HostBytes, LaunchSpec
 from tilewire.service.engine.backends.gpu.launch_plan import PlanCache
 from tilewire.service.engine.backends.gpu.pipeline import InFlight, Pipeline
 from tilewire.service.engine.backends.gpu.replay import Replay
-from tilewire.service.engine.backends.gpu.staging import Staging, ranges_of, segments_of
+from tilewire.service.engine.backends.gpu.staging import Staging, ranges_of
 from tilewire.service.engine.backends.host import TORCH_DTYPES
 from tilewire.service.engine.ops.op import Compute, KernelCall, Operands
 from tilewire.service.engine.ops.registry import ENGINE_OPS
@@ -317,5 +317,11 @@ def _interleaved(columns: Sequence[Sequence[HostBytes]]) -> list[int]:
 
 
 def _addresses(places: Sequence[HostBytes]) -> list[int]:
-    begins = {key: segment.data_ptr() for key, segment in segments_of(places).items()}
-    return [begins[id(place.mapped)] + place.offset for place in places]
+    addresses: list[int] = []
+    segment, begin = None, 0
+    for place in places:
+        # As in `segments_of`.
+        if place.mapped is not segment:
+            segment, begin = place.mapped, place.mapped.data_ptr()
+        addresses.append(begin + place.offset)
+    return addresses

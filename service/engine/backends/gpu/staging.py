@@ -171,8 +171,13 @@ def _must_pad(shape: tuple[int, ...], dtype: torch.dtype) -> bool:
 
 
 def segments_of(places: Sequence[HostBytes]) -> dict[int, torch.Tensor]:
-    """Returns the segments of places by identity: there may be hundreds of places, in few segments."""
-    return {id(place.mapped): place.mapped for place in places}
+    """Returns the segments of places by identity: there may be hundreds of places, in few segments, most beside their like."""
+    segments: dict[int, torch.Tensor] = {}
+    segment = None
+    for place in places:
+        if place.mapped is not segment:
+            segment = segments[id(place.mapped)] = place.mapped
+    return segments
 
 
 def ranges_of(whole: torch.Tensor, places: Sequence[HostBytes], *, is_padded: bool, is_gather: bool) -> list[CopyRange]:
