@@ -78,14 +78,15 @@ def activate(x, activation, IN_PTX: tl.constexpr):
 
 
 @triton.jit
-def apply_epilogue(acc, offs_m, offs_n, m, n, epilogue):
+def apply_epilogue(acc, offs_m, offs_n, m, n, epilogue, IN_PTX: tl.constexpr):
     """act(acc * a_scale * b_scale + bias) in float32.
 
     `acc` is (BLOCK_M, BLOCK_N) for rows `offs_m` and columns `offs_n`. `epilogue` is (bias_ptr, a_scale_ptr, b_scale_ptr,
-    bias_kind, a_scale_step, b_scale_step, activation, IN_PTX). The steps say how the scales lie: -1 none, 0 one for all,
-    1 one for each row (a) or column (b). `bias_kind` is the type of the bias, 0 without one. IN_PTX: the target is NVIDIA's.
+    bias_kind, a_scale_step, b_scale_step, activation). The steps say how the scales lie: -1 none, 0 one for all, 1 one for
+    each row (a) or column (b). `bias_kind` is the type of the bias, 0 without one. IN_PTX: the target is NVIDIA's. It is no
+    part of the tuple, where constants become values, and both branches on it would be compiled.
     """
-    bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation, IN_PTX = epilogue
+    bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation = epilogue
     acc = acc.to(tl.float32)
     if a_scale_step >= 0:
         acc = acc * tl.load(a_scale_ptr + offs_m * a_scale_step, mask=offs_m < m, other=0.0)[:, None]
@@ -101,7 +102,7 @@ def apply_epilogue(acc, offs_m, offs_n, m, n, epilogue):
 @triton.jit
 def apply_epilogue_to_integers(acc, offs_n, n, epilogue):
     """act(acc + bias) in int32; `relu` is the only activation of integers, and scales have no place."""
-    bias_ptr, _, _, bias_kind, _, _, activation, _ = epilogue
+    bias_ptr, _, _, bias_kind, _, _, activation = epilogue
     if bias_kind > 0:
         bias = tl.load(bias_ptr.to(tl.pointer_type(tl.int32)) + offs_n, mask=offs_n < n, other=0)
         acc = acc + bias[None, :]
@@ -111,12 +112,12 @@ def apply_epilogue_to_integers(acc, offs_n, n, epilogue):
 
 
 @triton.jit
-def finish_as(acc, offs_m, offs_n, m, n, epilogue, TYPE: tl.constexpr):
+def finish_as(acc, offs_m, offs_n, m, n, epilogue, TYPE: tl.constexpr, IN_PTX: tl.constexpr):
     """`apply_epilogue_to_integers` for an int32 output TYPE, else `apply_epilogue`."""
     if tl.int32 == TYPE:
         acc = apply_epilogue_to_integers(acc, offs_n, n, epilogue)
     else:
-        acc = apply_epilogue(acc, offs_m, offs_n, m, n, epilogue)
+        acc = apply_epilogue(acc, offs_m, offs_n, m, n, epilogue, IN_PTX)
     return acc
 
 
@@ -148,7 +149,19 @@ def store_typed(
 
 @triton.jit
 def store_any(
-    acc, offs_m, offs_n, m, n, out_ptr, out_kind, epilogue, first, stride_om, stride_on, IN_PIECES: tl.constexpr
+    acc,
+    offs_m,
+    offs_n,
+    m,
+    n,
+    out_ptr,
+    out_kind,
+    epilogue,
+    first,
+    stride_om,
+    stride_on,
+    IN_PIECES: tl.constexpr,
+    IN_PTX: tl.constexpr,
 ):
     """Applies the epilogue to `acc` and stores it as `out_kind` says; see `apply_epilogue` and `store_typed`."""
     if acc.dtype == tl.int32:  # noqa: SIM102 - the first is known when compiling, the second is not
@@ -156,7 +169,7 @@ def store_any(
             whole = apply_epilogue_to_integers(acc, offs_n, n, epilogue)
             store_typed(out_ptr, whole, offs_m, offs_n, m, n, first, stride_om, stride_on, tl.int32, IN_PIECES)
     if out_kind != INT32:
-        tile = apply_epilogue(acc, offs_m, offs_n, m, n, epilogue)
+        tile = apply_epilogue(acc, offs_m, offs_n, m, n, epilogue, IN_PTX)
         if out_kind == FLOAT16:
             store_typed(out_ptr, tile, offs_m, offs_n, m, n, first, stride_om, stride_on, tl.float16, IN_PIECES)
         elif out_kind == BFLOAT16:

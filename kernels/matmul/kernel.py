@@ -237,10 +237,10 @@ def matmul_kernel(
     if not is_last:
         within = number(tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N))
         acc, is_last = combine_splits(acc, within, partial_ptr, count_ptr, pid)
-    epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation, IN_PTX)
+    epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation)
     mine = tl.where(is_last, m, 0)
     first = outer * stride_oz + inner * stride_oy
-    store_any(acc, offs_m, offs_n, mine, n, out_ptr, out_kind, epilogue, first, stride_om, stride_on, IN_PIECES)
+    store_any(acc, offs_m, offs_n, mine, n, out_ptr, out_kind, epilogue, first, stride_om, stride_on, IN_PIECES, IN_PTX)
 
 
 @triton.jit
@@ -335,7 +335,7 @@ def matmul_tma_kernel(
         last_step = tl.minimum(first_step + steps, tl.cdiv(k, BLOCK_K))
     IS_INTEGER: tl.constexpr = a_desc.dtype == tl.int8
     ACC_TYPE: tl.constexpr = tl.int32 if IS_INTEGER else tl.float32
-    epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation, IN_PTX)
+    epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation)
     for tile in tl.range(tl.program_id(0), tiles_of_entry * batch, tl.num_programs(0), flatten=FLATTEN):
         entry = tile // tiles_of_entry
         pid_m, pid_n = tile_coordinates(tile % tiles_of_entry, num_pid_m, num_pid_n, GROUP_M)
@@ -359,7 +359,7 @@ def matmul_tma_kernel(
                 part = half_of(acc, half) if HALVES == 2 else acc
                 if not IS_PLAIN:
                     offs_half = at_n + tl.arange(0, BLOCK_N // HALVES)
-                    part = finish_as(part, offs_m, offs_half, m, n, epilogue, OUT_TYPE)
+                    part = finish_as(part, offs_m, offs_half, m, n, epilogue, OUT_TYPE, IN_PTX)
                 store_box(out_desc, entry, row, at_n, part.to(OUT_TYPE))
         else:
             is_last = tl.num_programs(1) == 1
@@ -367,7 +367,7 @@ def matmul_tma_kernel(
                 within = number(tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N))
                 acc, is_last = combine_splits(acc, within, partial_ptr, count_ptr, tile)
             offs_n = column + tl.arange(0, BLOCK_N)
-            out = finish_as(acc, offs_m, offs_n, m, n, epilogue, OUT_TYPE)
+            out = finish_as(acc, offs_m, offs_n, m, n, epilogue, OUT_TYPE, IN_PTX)
             first = tl.cast(entry, tl.int64) * stride_oz
             mine = tl.where(is_last, m, 0)
             store_typed(out_ptr, out, offs_m, offs_n, mine, n, first, stride_om, 1, OUT_TYPE, IN_PIECES)
@@ -485,7 +485,7 @@ def matmul_vector_kernel(
     if not is_last:
         within = number(tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N))
         acc, is_last = combine_splits(acc, within, partial_ptr, count_ptr, pid)
-    epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation, IN_PTX)
+    epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation)
     mine = tl.where(is_last, m, 0)
     first = outer * stride_oz + inner * stride_oy
-    store_any(acc, offs_m, offs_n, mine, n, out_ptr, out_kind, epilogue, first, stride_om, stride_on, IN_PIECES)
+    store_any(acc, offs_m, offs_n, mine, n, out_ptr, out_kind, epilogue, first, stride_om, stride_on, IN_PIECES, IN_PTX)

@@ -281,9 +281,9 @@ def matmul_fma_kernel(
     is_last = gl.num_programs(1) == 1
     if not is_last:
         acc, is_last = combine_splits(acc, number(in_m, in_n), partial_ptr, count_ptr, pid)
-    epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation, IN_PTX)
+    epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation)
     mine = gl.where(is_last, m, 0)
     first = outer * stride_oz + inner * stride_oy
     offs_m = row + in_m
     offs_n = column + in_n
-    store_any(acc, offs_m, offs_n, mine, n, out_ptr, out_kind, epilogue, first, stride_om, stride_on, IN_PIECES)
+    store_any(acc, offs_m, offs_n, mine, n, out_ptr, out_kind, epilogue, first, stride_om, stride_on, IN_PIECES, IN_PTX)

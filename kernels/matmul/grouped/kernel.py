@@ -83,5 +83,5 @@ def matmul_grouped_kernel(
             acc = multiply(a, b, acc, PRECISION, IMPRECISE_K, UPCAST)
             a_ptrs += BLOCK_K
             b_ptrs += step_b
-        epilogue = (bias_ptr, bias_ptr, bias_ptr, bias_kind, -1, -1, activation, IN_PTX)
-        store_any(acc, offs_m, offs_n, m, n, out_ptr, out_kind, epilogue, 0, stride_om, 1, False)
+        epilogue = (bias_ptr, bias_ptr, bias_ptr, bias_kind, -1, -1, activation)
+        store_any(acc, offs_m, offs_n, m, n, out_ptr, out_kind, epilogue, 0, stride_om, 1, False, IN_PTX)

@@ -198,7 +198,7 @@ def fetch_vectors(row, column, sizes, epilogue, HEIGHT: gl.constexpr, WIDTH: gl.
     In this layout each element is loaded once. As the sums lie, all threads of a column would load the same.
     """
     m, n, _, _ = sizes
-    bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, _, _ = epilogue
+    bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, _ = epilogue
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     offs_m = row + gl.arange(0, HEIGHT, LAYOUT)
     offs_n = column + gl.arange(0, WIDTH, LAYOUT)
@@ -211,7 +211,7 @@ def fetch_vectors(row, column, sizes, epilogue, HEIGHT: gl.constexpr, WIDTH: gl.
 @gluon.jit
 def finish(part, vectors, epilogue):
     """The same as `apply_epilogue`, which loads its vectors where it uses them. These `fetch_vectors` has loaded before."""
-    _, _, _, bias_kind, a_scale_step, b_scale_step, activation, IN_PTX = epilogue
+    _, _, _, bias_kind, a_scale_step, b_scale_step, activation = epilogue
     a_scale, b_scale, bias = vectors
     OF_ROWS: gl.constexpr = gl.SliceLayout(1, part.type.layout)
     OF_COLUMNS: gl.constexpr = gl.SliceLayout(0, part.type.layout)
@@ -222,7 +222,7 @@ def finish(part, vectors, epilogue):
     if bias_kind > 0:
         part = part + gl.convert_layout(floats_of_bits(bias_kind, bias), OF_COLUMNS)[None, :]
     if activation > 0:
-        part = activate(part, activation, IN_PTX)
+        part = activate(part, activation, True)
     return part
 
 
@@ -369,7 +369,6 @@ def matmul_wgmma_kernel(
     activation,
     FORM: gl.constexpr,
     OVERLAP: gl.constexpr,
-    IN_PTX: gl.constexpr,
 ):
     """Products of 16-bit or float8 operands, whose operands and output descriptors can describe.
 
@@ -410,7 +409,7 @@ def matmul_wgmma_kernel(
     rings = (left_ring, right_ring, tail_ring)
     barriers = (filled, emptied)
     sizes = (m, n, k, batch)
-    epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation, IN_PTX)
+    epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation)
     if FORM.consumers == 1:
         gl.warp_specialize(
             [
