@@ -6,9 +6,9 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
+from tests.support.kernel_bounds import poisoned
 from tilewire.kernels import add
 from tilewire.kernels.add.op import DTYPES
-from tilewire.kernels.autotune.testing import poisoned
 
 ALL = [getattr(torch, name) for name in DTYPES]
 

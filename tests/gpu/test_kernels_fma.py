@@ -8,12 +8,12 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from tilewire.kernels.autotune.testing import matmul_bound
+from tests.support.kernel_bounds import matmul_bound
+from tests.support.matmul_reference import matmul_reference
 from tilewire.kernels.build.operands import random_operand
 from tilewire.kernels.matmul.configs import Problem
 from tilewire.kernels.matmul.members import can_split, has_fma, is_possible, tiles_for, whole_of
 from tilewire.kernels.matmul.plan import Epilogue, prepare
-from tilewire.kernels.matmul.reference import matmul_reference
 from tilewire.kernels.runtime.targets import current
 
 TARGET = current(0)

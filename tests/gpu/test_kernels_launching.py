@@ -6,10 +6,10 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
+from tests.support.kernel_bounds import matmul_bound
+from tests.support.matmul_reference import matmul_reference
 from tilewire.kernels import grouped_matmul, matmul, prepare_add, prepare_matmul, prepare_softmax
-from tilewire.kernels.autotune.testing import matmul_bound
 from tilewire.kernels.build.operands import random_operand
-from tilewire.kernels.matmul.reference import matmul_reference
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
+from tests.support.kernel_bounds import GPU_MATMUL_SHAPES, matmul_bound, poisoned
+from tests.support.matmul_reference import matmul_reference
 from tilewire.kernels import matmul
-from tilewire.kernels.autotune.testing import GPU_MATMUL_SHAPES, matmul_bound, poisoned
 from tilewire.kernels.build.operands import random_operand
 from tilewire.kernels.matmul.configs import ACTIVATIONS, OUT_DTYPES
-from tilewire.kernels.matmul.reference import matmul_reference
 
 DTYPES = [getattr(torch, name) for name in OUT_DTYPES]
 

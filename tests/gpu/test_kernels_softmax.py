@@ -6,8 +6,8 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
+from tests.support.kernel_bounds import GPU_SOFTMAX_LENGTHS, poisoned, softmax_bound
 from tilewire.kernels import softmax
-from tilewire.kernels.autotune.testing import GPU_SOFTMAX_LENGTHS, poisoned, softmax_bound
 
 
 def check(out, x, *, axis=-1, log=False):

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from tests.support.kernel_bounds import poisoned, rounding_bound
 from tilewire.kernels import add
 from tilewire.kernels.add.op import DTYPES
-from tilewire.kernels.autotune.testing import poisoned, rounding_bound
 
 ALL = [getattr(torch, name) for name in DTYPES]
 COMPUTED_AS = {torch.float16: torch.float32, torch.bfloat16: torch.float32}

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from tests.support.kernel_bounds import matmul_bound
+from tests.support.matmul_reference import matmul_reference
 from tilewire.kernels import grouped_matmul
-from tilewire.kernels.autotune.testing import matmul_bound
 from tilewire.kernels.build.operands import random_operand
-from tilewire.kernels.matmul.reference import matmul_reference
 
 SHAPES = [(16, 24, 32), (1, 1, 1), (70, 65, 40), (5, 0, 8), (64, 128, 64), (3, 8, 0), (33, 17, 129)]
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.kernel_bounds import MATMUL_SHAPES, Shape, matmul_bound, poisoned
+from tests.support.matmul_reference import matmul_reference
 from tilewire.kernels import matmul
-from tilewire.kernels.autotune.testing import MATMUL_SHAPES, Shape, matmul_bound, poisoned
 from tilewire.kernels.build.operands import random_operand
 from tilewire.kernels.copy.kernel import copy_operands_kernel
 from tilewire.kernels.matmul.configs import ACTIVATIONS, MAX_INT8_K, OUT_DTYPES, Config, copied_operands
 from tilewire.kernels.matmul.members import INTERPRETED, INTERPRETED_TMA
 from tilewire.kernels.matmul.plan import Epilogue, prepare
-from tilewire.kernels.matmul.reference import matmul_reference
 from tilewire.kernels.matmul.view import problem_of, view_of
 from tilewire.kernels.runtime.strides import Extent
 

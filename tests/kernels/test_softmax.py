@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from tests.support.kernel_bounds import SOFTMAX_LENGTHS, poisoned, softmax_bound
 from tilewire.kernels import softmax
-from tilewire.kernels.autotune.testing import SOFTMAX_LENGTHS, poisoned, softmax_bound
 from tilewire.kernels.softmax.configs import Config
 from tilewire.kernels.softmax.op import prepare
 

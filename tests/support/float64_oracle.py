@@ -67,7 +67,7 @@ def matmul(arrays: Mapping[str, Array], options: Mapping[str, Any]) -> tuple[Arr
     size = (np.abs(a) @ np.abs(b)) * np.abs(scale) + np.abs(bias)
     is_exact = arrays["a"].dtype == np.int8 and options.get("out_dtype", "int32") == "int32"
     unit = {"tf32": 2**-10}.get(str(options.get("precision", "")), 2**-24)
-    # A float8 matrix unit keeps some 13 bits within a block; see `kernels.autotune.testing`.
+    # A float8 matrix unit keeps some 13 bits within a block; see `kernel_bounds`.
     of_block = 2**-13 if arrays["a"].dtype.name.startswith("float8") and BACKEND == "gpu" else 0.0
     slack = np.zeros_like(size) if is_exact else MAX_SLOPE * ((a.shape[-1] + 8) * unit + of_block) * size
     return ACTIVATIONS[options.get("activation", "none")](total), slack

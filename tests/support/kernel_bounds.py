@@ -1,4 +1,4 @@
-"""Error bounds by dtype, and grids of shapes, for the kernels' tests and for tuning.
+"""Error bounds by dtype, and grids of shapes, for the tests of kernels.
 
 Imports no test framework and starts no kernel.
 """

@@ -1,4 +1,4 @@
-"""The fp64 oracle of matmul, and the error that a correct kernel may have. Torch on the CPU or a GPU; no Triton."""
+"""The fp64 oracle of matmul. Torch on the CPU or a GPU; no Triton."""
 
 from __future__ import annotations
 
