@@ -32,14 +32,14 @@ from tilewire.service.engine.device_metrics.contract import NoMeter
 from tilewire.service.engine.device_metrics.opening import open_meter
 from tilewire.service.engine.device_metrics.sampler import Sampler
 from tilewire.service.engine.loop.ipc import Mailbox
-from tilewire.service.engine.loop.jobs import Call
+from tilewire.service.engine.loop.jobs import Call, Copied
 from tilewire.service.engine.loop.listener import EngineServer
 from tilewire.service.engine.loop.loop import EngineLoop
 from tilewire.service.engine.loop.scheduler import Caps
 from tilewire.service.engine.loop.warmup import CannotStart, check_ops
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.ops.registry import RegistryMismatch, check_registries
-from tilewire.service.engine.tensors.commands import TensorStore, post_copies
+from tilewire.service.engine.tensors.commands import TensorStore
 from tilewire.service.engine.tensors.files import TensorsDirError, files_of, load_program, load_tensors
 from tilewire.service.engine.tensors.folder import StoreFolder
 from tilewire.service.engine.tensors.host_copies import HostCopies
@@ -124,10 +124,6 @@ def import_kernels(device: str) -> None:
         importlib.import_module("tilewire.service.engine.backends.gpu.backend")
 
 
-def _preparation(settings: EngineSettings) -> Preparation:
-    return Preparation(settings.warmup, settings.is_tuned_online, with_vendor=settings.kernels == "fastest")
-
-
 def prepare(store: TensorStore, settings: EngineSettings, logger: structlog.stdlib.BoundLogger, report: Report) -> None:
     """All that comes before ready: residents, regions, kernels, and a look at what they compute.
 
@@ -146,7 +142,8 @@ def prepare(store: TensorStore, settings: EngineSettings, logger: structlog.stdl
     try:
         check_registries()
         fill(store, settings, logger, report)
-        store.backend.warm_up(_preparation(settings), report, on_compile)
+        how = Preparation(settings.warmup, settings.is_tuned_online, with_vendor=settings.kernels == "fastest")
+        store.backend.warm_up(how, report, on_compile)
     except (NotUsable, RegistryMismatch, TensorsDirError) as error:
         raise CannotStart(str(error)) from error
     check_ops(store.backend, report)
@@ -163,21 +160,18 @@ def fill(store: TensorStore, settings: EngineSettings, logger: structlog.stdlib.
     """
     residents = store.residents
     leaving_out = contextlib.nullcontext if not settings.restarts else lambda: _leaving_out(logger)
-    paths: list[Path] = []
-    if settings.tensors_dir is not None:
-        with leaving_out():
-            paths = files_of(Path(settings.tensors_dir))
-    for path in paths:
-        report("residents", len(residents), 0)
-        with leaving_out():
-            load_tensors(residents, path)
-    programs: list[Path] = []
-    if settings.programs_dir is not None:
-        with leaving_out():
-            programs = files_of(Path(settings.programs_dir), "programs_dir", ".json")
-    for path in programs:
-        with leaving_out():
-            load_program(residents, path)
+    for folder, setting, suffix, load in (
+        (settings.tensors_dir, "tensors_dir", ".safetensors", load_tensors),
+        (settings.programs_dir, "programs_dir", ".json", load_program),
+    ):
+        paths: list[Path] = []
+        if folder is not None:
+            with leaving_out():
+                paths = files_of(Path(folder), setting, suffix)
+        for path in paths:
+            report("residents", len(residents), 0)
+            with leaving_out():
+                load(residents, path)
     # First what no other device has.
     own = {kept.name for kept in settings.kept.tensors if kept.info is not None and settings.index in kept.info.engines}
     for kept in sorted(settings.kept.tensors, key=lambda kept: kept.name not in own):
@@ -287,7 +281,7 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
     )
     mailbox = Mailbox()
     copies = HostCopies(backend, vault, settings.host_copy_bytes_per_s)
-    post_copies(copies, mailbox.post)
+    copies.on_done = lambda copy: mailbox.post(Copied(copy))
     shared = open_store(settings, residents, metrics, mailbox)
     store = TensorStore(backend, residents, regions, metrics, copies, VaultFollower(settings.vault_fd), shared)
     engine = EngineLoop(

@@ -32,11 +32,9 @@ class Finished:
         self._timings = timings
 
     def is_done(self) -> bool:
-        """It is."""
         return True
 
     def wait(self) -> Timings:
-        """Returns at once."""
         return self._timings
 
 
@@ -66,20 +64,16 @@ class CpuBackend:
         """There is nothing to bring."""
 
     def kernels(self) -> dict[str, object]:
-        """None: torch computes."""
         return device_of(self.identity)
 
     def tune(self) -> bool:
-        """There is nothing to choose."""
         return False
 
     @property
     def num_learned(self) -> int:
-        """None."""
         return 0
 
     def attach(self, segment: Segment) -> torch.Tensor:
-        """Maps a segment as a flat uint8 tensor."""
         return torch.frombuffer(segment.view, dtype=torch.uint8)
 
     def detach(self, mapped: torch.Tensor) -> None:
@@ -89,7 +83,6 @@ class CpuBackend:
         """Never: the CPU would touch the mapping, and a client that cuts its file would end this process with SIGBUS."""
 
     def host_buffer(self, nbytes: int) -> torch.Tensor:
-        """Ordinary memory."""
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def upload(self, source: HostBytes) -> torch.Tensor:
@@ -97,11 +90,9 @@ class CpuBackend:
         return tensor_of(source, self._alignment)
 
     def download(self, tensor: torch.Tensor, into: HostBytes) -> None:
-        """Copies within the host's memory."""
         tensor_of(into).copy_(tensor.reshape(into.type.shape))
 
     def open_copier(self) -> HostCopier:
-        """Nothing to prepare."""
         return HostCopier()
 
     def begin(self, launches: Sequence[LaunchSpec]) -> Finished:

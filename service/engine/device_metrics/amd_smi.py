@@ -30,7 +30,6 @@ class AmdSmiMeter:
             raise NoMeter(f"AMD SMI: {error}") from None
 
     def read(self) -> Reading:
-        """Reads the device's figures."""
         used = _value_or_none(lambda: amdsmi.amdsmi_get_gpu_vram_usage(self._handle)["vram_used"])
         total = _value_or_none(lambda: amdsmi.amdsmi_get_gpu_vram_usage(self._handle)["vram_total"])
         watts = _value_or_none(lambda: amdsmi.amdsmi_get_power_info(self._handle)["average_socket_power"])

@@ -31,7 +31,6 @@ class NvmlMeter:
             raise NoMeter(f"NVML: {error}") from None
 
     def read(self) -> Reading:
-        """Reads the device's figures."""
         try:
             memory = _value_or_none(lambda: pynvml.nvmlDeviceGetMemoryInfo(self._handle))
             power_mw = _value_or_none(lambda: pynvml.nvmlDeviceGetPowerUsage(self._handle))

@@ -14,7 +14,6 @@ class EngineAdd(EngineOp[AddOptions]):
     """Scaled sums on the CPU and on the GPU."""
 
     def cpu(self, inputs: Operands, options: AddOptions, out_dtypes: Sequence[torch.dtype]) -> tuple[torch.Tensor, ...]:
-        """Computes on the host with torch."""
         a, b, (out_dtype,) = inputs["a"], inputs["b"], out_dtypes
         if a.dtype.is_floating_point:
             wide = torch.promote_types(torch.promote_types(a.dtype, out_dtype), torch.float32)
@@ -31,7 +30,6 @@ class EngineAdd(EngineOp[AddOptions]):
         kernels.add(inputs["a"], inputs["b"], alpha=options.alpha, out_dtype=out.dtype, out=out)
 
     def prepare(self, call: KernelCall[AddOptions]) -> Compute:
-        """Binds a launch to everything but the addresses of its inputs."""
         kernels, inputs, options, (out,), _ = call
         add = kernels.prepare_add(inputs["a"], inputs["b"], out, alpha=options.alpha)
         return lambda given: add(given["a"], given["b"], out)

@@ -31,7 +31,6 @@ class EngineMatmul(EngineOp[MatmulOptions]):
     def cpu(
         self, inputs: Operands, options: MatmulOptions, out_dtypes: Sequence[torch.dtype]
     ) -> tuple[torch.Tensor, ...]:
-        """Computes on the host with torch."""
         a, b, (out_dtype,) = inputs["a"], inputs["b"], out_dtypes
         # int8 products are exact in float64, whose matmul is fast; torch's own integer matmul is a plain loop.
         wide = torch.float64 if a.dtype == torch.int8 else torch.float32
@@ -52,7 +51,6 @@ class EngineMatmul(EngineOp[MatmulOptions]):
         return (ACTIVATIONS[options.activation](acc),)
 
     def gpu(self, call: KernelCall[MatmulOptions]) -> None:
-        """Launches on the current stream."""
         kernels, inputs, options, outs, batch_invariant = call
         kernels.matmul(
             inputs["a"],
@@ -72,7 +70,6 @@ class EngineMatmul(EngineOp[MatmulOptions]):
     def gpu_many(
         self, kernels: Any, inputs: Sequence[Operands], options: MatmulOptions, outs: Sequence[Sequence[torch.Tensor]]
     ) -> None:
-        """One grouped launch."""
         results = [out for (out,) in outs]
         kernels.grouped_matmul(
             [one["a"].mT.contiguous() if options.transpose_a else one["a"] for one in inputs],
@@ -84,7 +81,6 @@ class EngineMatmul(EngineOp[MatmulOptions]):
         )
 
     def prepare(self, call: KernelCall[MatmulOptions]) -> Compute:
-        """Binds a launch to everything but the addresses of its inputs."""
         kernels, inputs, options, (out,), batch_invariant = call
         matmul = kernels.prepare_matmul(
             inputs["a"].mT if options.transpose_a else inputs["a"],
@@ -103,6 +99,5 @@ class EngineMatmul(EngineOp[MatmulOptions]):
         )
 
     def grouped(self, options: MatmulOptions) -> Epilogue | None:
-        """Returns the epilogue, when requests may share one grouped matrix product."""
         is_plain = not (options.transpose_a or options.transpose_b)
         return Epilogue(options.activation, options.precision) if is_plain else None

@@ -17,19 +17,14 @@ class EngineMerge(EngineOp[MergeOptions]):
     def cpu(
         self, inputs: Operands, options: MergeOptions, out_dtypes: Sequence[torch.dtype]
     ) -> tuple[torch.Tensor, ...]:
-        """Merges on the CPU."""
-        del out_dtypes
         return merge(inputs["values"], inputs["indices"], options)
 
     def gpu(self, call: KernelCall[MergeOptions]) -> None:
-        """Launches torch's kernels; see `EngineOp.gpu`."""
         results = merge(call.inputs["values"], call.inputs["indices"], call.options)
         for out, result in zip(call.outs, results, strict=True):
             out.copy_(result)
 
     def prepare(self, call: KernelCall[MergeOptions]) -> Compute:
-        """Refuses; see `EngineOp.prepare`."""
-        del call
         raise ValueError("a merge takes several launches")
 
 

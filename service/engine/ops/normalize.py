@@ -16,8 +16,6 @@ class EngineNormalize(EngineOp[NormalizeOptions]):
     def cpu(
         self, inputs: Operands, options: NormalizeOptions, out_dtypes: Sequence[torch.dtype]
     ) -> tuple[torch.Tensor, ...]:
-        """Computes on the host with torch."""
-        del out_dtypes
         assert options.kind is not None, "This is a bug: planned without a kind."
         eps = DEFAULT_EPS[options.kind] if options.eps is None else options.eps
         x = inputs["x"].float().movedim(options.axis, -1)

@@ -116,5 +116,4 @@ class EngineOp(abc.ABC, Generic[OptionsT]):
 
     def grouped(self, options: OptionsT) -> Epilogue | None:
         """Returns the epilogue of `a @ b` when requests may be one grouped matrix product, else None."""
-        del options
         return None

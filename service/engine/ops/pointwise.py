@@ -11,17 +11,10 @@ from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operan
 from tilewire.service.ops.pointwise import PointwiseOptions
 
 FUNCTIONS: Mapping[str, Callable[..., torch.Tensor]] = {
-    "mul": torch.mul,
-    "sub": torch.sub,
-    "div": torch.div,
-    "maximum": torch.maximum,
-    "minimum": torch.minimum,
-    "exp": torch.exp,
-    "log": torch.log,
-    "sqrt": torch.sqrt,
-    "rsqrt": torch.rsqrt,
-    "abs": torch.abs,
-    "neg": torch.neg,
+    **{
+        name: getattr(torch, name)
+        for name in ("mul", "sub", "div", "maximum", "minimum", "exp", "log", "sqrt", "rsqrt", "abs", "neg")
+    },
     **ACTIVATIONS,
 }
 
@@ -32,8 +25,6 @@ class EnginePointwise(EngineOp[PointwiseOptions]):
     def cpu(
         self, inputs: Operands, options: PointwiseOptions, out_dtypes: Sequence[torch.dtype]
     ) -> tuple[torch.Tensor, ...]:
-        """Computes on the host with torch."""
-        del out_dtypes
         assert options.fn is not None, "This is a bug: planned without a function."
         operands = [inputs[name].float() for name in ("x", "y") if name in inputs]
         out = FUNCTIONS[options.fn](*operands)

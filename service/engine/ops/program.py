@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -13,6 +12,9 @@ from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operan
 from tilewire.service.ops.op import TensorType
 from tilewire.service.ops.program.op import ProgramFamily, ProgramOptions
 from tilewire.service.ops.program.planning import PlannedProgram
+
+# The op of a step, its call, and the value, program input or `@resident` for each input of the op.
+_Step: TypeAlias = tuple[EngineOp[Any], KernelCall[Any], Mapping[str, str]]
 
 
 class EngineProgram(EngineOp[ProgramOptions]):
@@ -32,8 +34,7 @@ class EngineProgram(EngineOp[ProgramOptions]):
     def cpu(
         self, inputs: Operands, options: ProgramOptions, out_dtypes: Sequence[torch.dtype]
     ) -> tuple[torch.Tensor, ...]:
-        """Computes step by step; a value is freed after its last reader. See `EngineOp.cpu`."""
-        del out_dtypes
+        """Computes step by step; a value is freed after its last reader."""
         planned = self._plan(inputs, options)
         values = dict(inputs)
         last = {source: number for number, one in enumerate(planned.steps) for source in one.step.inputs.values()}
@@ -51,34 +52,34 @@ class EngineProgram(EngineOp[ProgramOptions]):
         return tuple(values[name] for name in answered)
 
     def gpu(self, call: KernelCall[ProgramOptions]) -> None:
-        """Launches the steps back to back; see `EngineOp.gpu`."""
-        kernels, inputs, options, outs, batch_invariant = call
-        planned = self._plan(inputs, options)
-        values = self._place(planned, inputs, options, outs)
-        for one in planned.steps:
-            given = _operands(one.step.inputs, values, inputs.resident)
-            results = [values[name] for name in one.step.outputs]
-            self._ops[one.step.op.name].gpu(KernelCall(kernels, given, one.step.options, results, batch_invariant))
+        """Launches the steps back to back."""
+        for op, step, _ in self._steps(call)[1]:
+            op.gpu(step)
 
     def prepare(self, call: KernelCall[ProgramOptions]) -> Compute:
-        """Prepares every step over one workspace, which the returned launch holds; see `EngineOp.prepare`."""
-        kernels, inputs, options, outs, batch_invariant = call
-        planned = self._plan(inputs, options)
-        values = self._place(planned, inputs, options, outs)
-        prepared: list[_PreparedStep] = []
-        for one in planned.steps:
-            operands = _operands(one.step.inputs, values, inputs.resident)
-            results = [values[name] for name in one.step.outputs]
-            op = self._ops[one.step.op.name]
-            launch = op.prepare(KernelCall(kernels, operands, one.step.options, results, batch_invariant))
-            prepared.append(_PreparedStep(launch, one.step.inputs))
+        """Prepares every step over one workspace, which the returned launch holds."""
+        values, steps = self._steps(call)
+        prepared = [(op.prepare(step), sources) for op, step, sources in steps]
 
         def run(given: Operands) -> None:
             current = {**values, **given}
-            for step in prepared:
-                step.launch(_operands(step.sources, current, given.resident))
+            for launch, sources in prepared:
+                launch(_operands(sources, current, given.resident))
 
         return run
+
+    def _steps(self, call: KernelCall[ProgramOptions]) -> tuple[dict[str, torch.Tensor], list[_Step]]:
+        """Returns the tensors of all values, and each step as the call of an op on them."""
+        kernels, inputs, options, outs, batch_invariant = call
+        planned = self._plan(inputs, options)
+        values = self._place(planned, inputs, options, outs)
+        steps: list[_Step] = []
+        for step in (one.step for one in planned.steps):
+            given = _operands(step.inputs, values, inputs.resident)
+            results = [values[name] for name in step.outputs]
+            step_call = KernelCall(kernels, given, step.options, results, batch_invariant)
+            steps.append((self._ops[step.op.name], step_call, step.inputs))
+        return values, steps
 
     def _plan(self, inputs: Operands, options: ProgramOptions) -> PlannedProgram:
         types = {name: TensorType(dtype_name(one.dtype), tuple(one.shape)) for name, one in inputs.items()}
@@ -96,19 +97,6 @@ class EngineProgram(EngineOp[ProgramOptions]):
             flat = workspace[offset : offset + kind.nbytes].view(TORCH_DTYPES[kind.dtype])
             values[name] = flat.view(kind.shape)
         return values
-
-
-@dataclass(frozen=True, slots=True)
-class _PreparedStep:
-    """One step whose launch is prepared.
-
-    Attributes:
-        launch: Launches it.
-        sources: Value, program input or `@resident` for each input of the op.
-    """
-
-    launch: Compute
-    sources: Mapping[str, str]
 
 
 def _operands(

@@ -29,8 +29,6 @@ class EngineReduce(EngineOp[ReduceOptions]):
     def cpu(
         self, inputs: Operands, options: ReduceOptions, out_dtypes: Sequence[torch.dtype]
     ) -> tuple[torch.Tensor, ...]:
-        """Computes on the host with torch."""
-        del out_dtypes
         assert options.kind is not None, "This is a bug: planned without a kind."
         x = inputs["x"].float()
         if isinstance(options.axis, str):
@@ -40,7 +38,6 @@ class EngineReduce(EngineOp[ReduceOptions]):
         return (out.unsqueeze(options.axis) if options.keepdims else out,)
 
     def prepare(self, call: KernelCall[ReduceOptions]) -> Compute:
-        """Binds a launch."""
         kernels, inputs, options, (out,), batch_invariant = call
         axis = None if isinstance(options.axis, str) else options.axis
         reduce = kernels.prepare_reduce(inputs["x"], out, kind=options.kind, axis=axis, batch_invariant=batch_invariant)

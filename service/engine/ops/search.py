@@ -33,8 +33,6 @@ class EngineSearch(EngineOp[SearchOptions]):
     def cpu(
         self, inputs: Operands, options: SearchOptions, out_dtypes: Sequence[torch.dtype]
     ) -> tuple[torch.Tensor, ...]:
-        """Computes on the host with torch."""
-        del out_dtypes
         a, b = inputs["a"], inputs["b"]
         # int8 products are exact in float64, whose matmul is fast; torch's own integer matmul is a plain loop. Distances are
         # differences of norms and products, which agree in more digits than float32 has where points are far from 0.
@@ -56,7 +54,6 @@ class EngineSearch(EngineOp[SearchOptions]):
         return _best(scores, options.k, largest=options.metric != "l2")
 
     def prepare(self, call: KernelCall[SearchOptions]) -> Compute:
-        """Binds a launch to everything but the addresses of its inputs."""
         kernels, inputs, options, (values, indices), batch_invariant = call
         search = kernels.prepare_search(
             inputs["a"],

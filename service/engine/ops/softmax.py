@@ -21,20 +21,16 @@ class EngineSoftmax(EngineOp[SoftmaxOptions]):
     def cpu(
         self, inputs: Operands, options: SoftmaxOptions, out_dtypes: Sequence[torch.dtype]
     ) -> tuple[torch.Tensor, ...]:
-        """Computes on the host with torch."""
-        del out_dtypes
         x, run = inputs["x"], torch.log_softmax if options.log else torch.softmax
         wide = torch.float32 if x.shape[options.axis] <= MAX_FLOAT32_SIZE else torch.float64
         return (run(x, options.axis, dtype=wide),)
 
     def gpu(self, call: KernelCall[SoftmaxOptions]) -> None:
-        """Launches on the current stream."""
         kernels, inputs, options, (out,), batch_invariant = call
         axis, log = options.axis, options.log
         kernels.softmax(inputs["x"], axis=axis, log=log, out_dtype=out.dtype, batch_invariant=batch_invariant, out=out)
 
     def prepare(self, call: KernelCall[SoftmaxOptions]) -> Compute:
-        """Binds a launch to everything but the addresses of its inputs."""
         kernels, inputs, options, (out,), batch_invariant = call
         softmax = kernels.prepare_softmax(
             inputs["x"], out, axis=options.axis, log=options.log, batch_invariant=batch_invariant

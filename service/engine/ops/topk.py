@@ -17,7 +17,6 @@ class EngineTopk(EngineOp[TopkOptions]):
         self, inputs: Operands, options: TopkOptions, out_dtypes: Sequence[torch.dtype]
     ) -> tuple[torch.Tensor, ...]:
         """Computes on the CPU. A stable sort gives the smaller index among equals, and NaN above every number."""
-        del out_dtypes
         assert options.k is not None, "This is a bug: planned without k."
         values, indices = inputs["x"].sort(dim=options.axis, descending=options.largest, stable=True)
         return values.narrow(options.axis, 0, options.k), indices.narrow(options.axis, 0, options.k)

@@ -5,14 +5,14 @@ Runs in the engine's loop thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
 
 from tilewire.service.engine.backends.contract import Backend, HostBytes
-from tilewire.service.engine.loop.jobs import BoundJob, Client, Copied
+from tilewire.service.engine.loop.jobs import BoundJob, Client
 from tilewire.service.engine.loop.resolve import in_segment
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.folder import Written
@@ -338,25 +338,19 @@ class TensorStore:
                 one.client.send(reply)
 
     def _describe(self, waiting: Waiting) -> Tensors | None:
-        """Describes a tensor; None for a command that waits for it from now on."""
-        message = waiting.message
-        is_due = not self.residents.lacks(message.name, message.version)
-        if self.shared is not None and is_due and self.shared.looks(waiting):
-            return None
-        if (reply := self._described(waiting)) is None:
-            self._waiting.append(waiting)
-        return reply
-
-    def _described(self, waiting: Waiting) -> Tensors | None:
-        """Describes a tensor; None while this engine lacks the change, or the tensor that it was to fetch."""
+        """Describes a tensor; None for a command that waits from now on for the change, or for the tensor that it fetches."""
         message = waiting.message
         if self.residents.lacks(message.name, message.version):
+            self._waiting.append(waiting)
+            return None
+        if self.shared is not None and self.shared.looks(waiting):
             return None
         resident = self.residents.get(message.name)
         if isinstance(message, FetchTensor) and resident.tensor is None:
             if waiting.wanted != resident.version:
                 self.residents.request_copy(message.name)
                 waiting.wanted = resident.version
+            self._waiting.append(waiting)
             return None
         return Tensors(message.id, (self.residents.info(message.name),))
 
@@ -382,11 +376,6 @@ class TensorStore:
 
     def _observe(self) -> None:
         self.metrics.observe_residents(len(self.residents), self.residents.placed_bytes)
-
-
-def post_copies(copies: HostCopies, post: Callable[[Copied], None]) -> None:
-    """Brings copies that are made from their thread to the loop's."""
-    copies.on_done = lambda copy: post(Copied(copy))
 
 
 def _copied(message: AwaitCopy, copy: HostCopy) -> Tensors | Failed:

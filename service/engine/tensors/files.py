@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from tilewire.service.dtypes import BY_SAFETENSORS
 from tilewire.service.engine.backends.contract import HostBytes
-from tilewire.service.engine.backends.host import TORCH_DTYPES
+from tilewire.service.engine.backends.host import dtype_name
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.errors import InvalidRequest, ResidentQuota, TilewireError, TooBusy
 from tilewire.service.ops.op import TensorType
@@ -18,14 +18,12 @@ from tilewire.service.ops.program.definition import check_program_name, parse_pr
 from tilewire.service.ops.registry import OPS, program_resident
 from tilewire.service.tensor_names import problem_of
 
-NAMES_BY_TORCH = {dtype: name for name, dtype in TORCH_DTYPES.items()}
-
 
 class TensorsDirError(Exception):
     """A file of `tensors_dir` cannot be read, or does not fit the quota."""
 
 
-def files_of(folder: Path, setting: str = "tensors_dir", suffix: str = ".safetensors") -> list[Path]:
+def files_of(folder: Path, setting: str, suffix: str) -> list[Path]:
     """Returns the files of a folder that a setting names, sorted.
 
     Raises:
@@ -79,5 +77,5 @@ def _tensors_of(path: Path) -> Iterator[tuple[str, HostBytes]]:
             if file.get_slice(key).get_dtype() not in BY_SAFETENSORS:
                 raise TensorsDirError(f"tensors_dir: {path.name!r}: {key} has a dtype that is not served")
             tensor = file.get_tensor(key).contiguous()
-            kind = TensorType(NAMES_BY_TORCH[tensor.dtype], tuple(tensor.shape))
+            kind = TensorType(dtype_name(tensor.dtype), tuple(tensor.shape))
             yield name, HostBytes(tensor.reshape(-1).view(torch.uint8), kind, 0)

@@ -152,9 +152,12 @@ class StoreFolder:
         """
         with os.scandir(self._path):
             pass
-        # One that cannot be written was marked by those who write it.
-        with contextlib.suppress(PermissionError, FileExistsError), _tolerating(errno.EROFS):
+        try:
             os.close(os.open(self._path / MARK, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+        except OSError as error:
+            # One that cannot be written was marked by those who write it.
+            if error.errno not in (errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────
 
@@ -275,8 +278,7 @@ class StoreFolder:
                     os.fsync(target)
                 return self._link(temporary, name, match, is_deletion=is_deletion)
             finally:
-                with contextlib.suppress(OSError):
-                    temporary.unlink()
+                _remove(temporary)
 
     def _link(self, temporary: Path, name: str, match: Match | None, *, is_deletion: bool) -> Written | None:
         """Gives a complete file the name of the next version."""
@@ -387,20 +389,14 @@ class StoreFolder:
     @contextlib.contextmanager
     def _open_last(self, name: str) -> Iterator[tuple[int, _Head] | None]:
         """Opens the last version of a name and reads its header."""
-        bucket, stem = self._bucket(bucket_of(name)), stem_of(name)
-        for attempt in range(MAX_ATTEMPTS):
-            entries = [one for one in self._entries_of(bucket, stem) if one.is_file]
-            if not entries:
-                yield None
-                return
-            try:
-                source = _open(bucket / entries[-1].file)
-                break
-            except OSError as error:
-                if error.errno not in GONE or attempt == MAX_ATTEMPTS - 1:
-                    raise
-        with _closing(source):
-            yield source, _read_head(source, name, bucket / entries[-1].file, entries[-1].version)
+        bucket = self._bucket(bucket_of(name))
+        entries = [one for one in self._entries_of(bucket, stem_of(name)) if one.is_file]
+        if not entries:
+            yield None
+            return
+        last = bucket / entries[-1].file
+        with _closing(_open(last)) as source:
+            yield source, _read_head(source, name, last, entries[-1].version)
 
     @staticmethod
     def _is_deletion(path: Path, version: int) -> bool:
@@ -540,15 +536,6 @@ def _remove(path: Path) -> None:
     # Another host may have been quicker, and may do what this one may not.
     with contextlib.suppress(OSError):
         path.unlink()
-
-
-@contextlib.contextmanager
-def _tolerating(number: int) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno != number:
-            raise
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ home engine of a name does this for its host. The others look at the folder, too
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from functools import partial
 from tilewire.service.engine.loop.jobs import Client
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.folder import Base, StoredVersion, StoreFolder, Written
-from tilewire.service.engine.tensors.resident import Resident, make_copy
+from tilewire.service.engine.tensors.resident import Resident, close_copy, make_copy
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.shared_store import Loaded, SharedStore, Watched
 from tilewire.service.errors import ResidentQuota, TilewireError, Unavailable, UnknownName
@@ -103,7 +102,7 @@ class ReadThrough:
         self._seen: OrderedDict[str, int] = OrderedDict()
         self.call = call
         self.answer: Callable[[Sequence[Waiting]], None] = lambda _waiting: None
-        residents.on_evict = self._on_evict
+        residents.on_evict = lambda _resident: metrics.record_eviction()
 
     def start(self) -> None:
         """Starts the threads, and waits for what other hosts have changed while this engine was away."""
@@ -184,7 +183,7 @@ class ReadThrough:
                 self._take_in(name, outcome)
             else:
                 # The name was changed on this host meanwhile.
-                _close(outcome.fd)
+                close_copy(outcome.fd)
                 if load.waiting and self._residents.at(name) is None:
                     self._begin(name).waiting = load.waiting
                     return
@@ -199,7 +198,7 @@ class ReadThrough:
         version = 0 if stored is None else stored.version
         is_here = resident is not None and (resident.tensor is not None or not resident.stored)
         if resident is not None and is_here and not _watched(name, resident).is_changed(version):
-            _close(loaded.fd)
+            close_copy(loaded.fd)
         elif stored is None or stored.type is None:
             if resident is not None:
                 self._residents.delete(name)
@@ -306,9 +305,6 @@ class ReadThrough:
         if len(self._seen) > MAX_SEEN:
             self._seen.popitem(last=False)
 
-    def _on_evict(self, _resident: Resident) -> None:
-        self._metrics.record_eviction()
-
 
 def _watched(name: str, resident: Resident) -> Watched:
     return Watched(name, resident.stored, resident.base, resident.generation)
@@ -317,8 +313,3 @@ def _watched(name: str, resident: Resident) -> Watched:
 def _loading(name: str, nbytes: int) -> Unavailable:
     retry_after_s = min(MAX_RETRY_S, 1 + nbytes // LOAD_BYTES_PER_S)
     return Unavailable(f"{name}: its {nbytes} bytes are being loaded from the store", retry_after_s=retry_after_s)
-
-
-def _close(fd: int) -> None:
-    if fd >= 0:
-        os.close(fd)

@@ -111,6 +111,12 @@ def _as_busy(name: str) -> Iterator[None]:
         raise TooBusy(f"{name}: no host copy: {error.strerror}") from error
 
 
+def close_copy(fd: int) -> None:
+    """Closes the descriptor of a host copy; -1 stands for none."""
+    if fd >= 0:
+        os.close(fd)
+
+
 def map_file(fd: int, nbytes: int) -> torch.Tensor:
     """Maps shared memory as a flat uint8 tensor."""
     # By torch, whose mapping needs no descriptor; that of Python keeps one for each tensor.

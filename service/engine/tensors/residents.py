@@ -18,7 +18,7 @@ import torch
 
 from tilewire.service.engine.backends.contract import Backend, HostBytes
 from tilewire.service.engine.backends.host import tensor_of
-from tilewire.service.engine.tensors.resident import Resident, make_copy, map_file
+from tilewire.service.engine.tensors.resident import Resident, close_copy, make_copy, map_file
 from tilewire.service.errors import (
     Lost,
     ResidentQuota,
@@ -159,7 +159,7 @@ class Residents:
         try:
             return self._order(name, resident, fd)
         finally:
-            _close(fd)
+            close_copy(fd)
 
     def load(self, info: TensorInfo, fd: int) -> None:
         """Makes a tensor resident whose bytes were read from the folder of `--store`, and closes the descriptor.
@@ -236,7 +236,7 @@ class Residents:
         """
         held = self._held.get(ticket)
         if held is None:
-            _close(fd)
+            close_copy(fd)
             return
         held.resident.has_copy = True
         if self.is_home(held.name):
@@ -244,7 +244,7 @@ class Residents:
             return
         self._vault.offer(ticket, fd)
         self._held[ticket] = held._replace(is_offered=True)
-        _close(fd)
+        close_copy(fd)
 
     def order(self, info: TensorInfo, ticket: int, match: Match | None = None) -> tuple[TensorInfo, bool]:
         """Gives a tensor that waits here, or on another engine, its version.
@@ -271,7 +271,7 @@ class Residents:
         try:
             return self._order(info.name, held.resident, held.fd)
         finally:
-            _close(held.fd)
+            close_copy(held.fd)
 
     def _take_held(self, ticket: int, name: str) -> Held:
         held = self._held.pop(ticket, None)
@@ -309,7 +309,7 @@ class Residents:
         held = self._held.pop(ticket, None)
         if held is not None:
             self._count(held.resident, -1)
-            _close(held.fd)
+            close_copy(held.fd)
             if held.is_offered:
                 self._vault.withdraw(ticket, is_unsure=is_unsure)
             self._request_missing(held.name)
@@ -361,7 +361,7 @@ class Residents:
         if older is not None and older.version == change.version and (change.is_copy or older.part is not None):
             is_contained = older.tensor is not None
         if is_contained or (older is not None and older.version > change.version):
-            _close(change.fd)
+            close_copy(change.fd)
             return
         if change.info is None:
             self._drop(change.name)
@@ -438,7 +438,7 @@ class Residents:
         resident = self._absent(info)
         is_adopted = resident.part is not None and self._is_held(kept.name)
         if kept.fd < 0 or is_adopted:
-            _close(kept.fd)
+            close_copy(kept.fd)
             older = self._by_name.get(kept.name)
             if older is None or older.version != kept.version:
                 self._set(kept.name, resident)
@@ -692,8 +692,3 @@ class Residents:
 
 def _ignore(_what: object) -> None:
     pass
-
-
-def _close(fd: int) -> None:
-    if fd >= 0:
-        os.close(fd)
