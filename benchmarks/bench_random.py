@@ -40,7 +40,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(2**31), help="of the shapes; a new one by default")
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of shapes")
     parser.add_argument("--seconds", type=float, default=400.0, help="for compiling and measuring together")
-    parser.add_argument("--ops", default=",".join(op.name for op in measured_ops() if op.tuning is not None))
+    parser.add_argument("--ops", default=",".join(op.name for op in measured_ops()))
     parser.add_argument("--groups", default="", help="only these groups of shapes")
     parser.add_argument("--online-tuning", action="store_true", help="race each product as a service does, too")
     parser.add_argument("--out", type=Path, default=Path("random-measured"), help="folder for measurements and results")

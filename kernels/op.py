@@ -185,8 +185,8 @@ class KernelOp:
     | | `self_test`: a binary, on numbers whose result is exact; a float64 oracle where it or benchmarks compare with one |
     | `__init__.py` | the `KernelOp`, with the families of its binaries |
 
-    A long choice has a file `configs.py`, without torch and Triton. An op that is tuned has `bench.py`: a `Shape`, a random
-    one (`draw`), its `Operands` and its `Tuning`.
+    A long choice has a file `configs.py`, without torch and Triton. An op that is tuned has `bench.py`: a `Shape`, groups of
+    random ones, its `Operands` and its `Tuning`.
 
     Element-wise ops take blocks and walks from `runtime/elementwise.py` and `walks.py`, and tiles from `add/kernel.py`.
 
@@ -198,11 +198,8 @@ class KernelOp:
 
     Attributes:
         name: Name of the op, as in metrics and tables. Those of its Triton functions begin with it.
-        run: Public function: checks, allocates, launches.
-        prepare: Public function: checks, and returns a launcher for tensors of the same shapes, strides and alignment.
         families: Every binary that the op can launch.
-        shape: Shapes of benchmarks and tuning; None for an op that neither measures.
-        draw: A random shape, log-uniform in size.
+        shape: Shapes of benchmarks and tuning; None for an op that is not tuned.
         groups: Kinds of random shapes that benchmarks report on their own.
         operands: Operand sets: (shape, number of sets, generator on the device).
         tuning: Measurement and fitting of configurations; None for an op whose choice is fixed.
@@ -211,11 +208,8 @@ class KernelOp:
     """
 
     name: str
-    run: Callable[..., Any]
-    prepare: Callable[..., Any]
     families: tuple[Family, ...]
     shape: type[Any] | None = None
-    draw: Callable[[random.Random], Any] | None = None
     groups: tuple[ShapeGroup, ...] = ()
     operands: Callable[[Any, int, torch.Generator], Operands] | None = None
     tuning: Tuning | None = None

@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tilewire.kernels.add.bench import GROUPS, AddOperands, AddShape, draw
-from tilewire.kernels.add.op import add, build, members, prepare_add, self_test
+from tilewire.kernels.add.op import build, members, self_test
 from tilewire.kernels.op import Family, KernelOp, TableEntry
 
 
@@ -16,12 +15,6 @@ def _table_entries(section: Sequence[dict[str, Any]]) -> Iterator[TableEntry]:
 
 ADD = KernelOp(
     name="add",
-    run=add,
-    prepare=prepare_add,
     families=(Family(members, build, self_test),),
-    shape=AddShape,
-    draw=draw,
-    groups=GROUPS,
-    operands=AddOperands,
     table_entries=_table_entries,
 )

@@ -9,14 +9,14 @@ import torch
 import triton.language as tl
 
 from tilewire.kernels.add.kernel import add_kernel
-from tilewire.kernels.build.operands import numbers
+from tilewire.kernels.build.operands import lying, numbers
 from tilewire.kernels.op import SelfTest
 from tilewire.kernels.runtime import elementwise
 from tilewire.kernels.runtime.elementwise import ALL_ANY, ALL_UNIT, REPEATS, Config, Specialization
 from tilewire.kernels.runtime.kinds import ITEM_BYTES, name_of
 from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_aligned
 from tilewire.kernels.runtime.pipeline import Detour, Prepared, single_entries
-from tilewire.kernels.runtime.rows import check_dtype
+from tilewire.kernels.runtime.rows import check_dtype, check_pair, output
 from tilewire.kernels.runtime.strides import broadcast_shapes
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.runtime.walks import elementwise_binary, programs_of, walk_of
@@ -146,12 +146,8 @@ def add(
     """
     shape = _check(a, b, alpha)
     out_dtype = a.dtype if out_dtype is None else out_dtype
-    if name_of(out_dtype) not in DTYPES:
-        raise ValueError(f"out_dtype: expected one of {', '.join(DTYPES)}, got {out_dtype}")
-    if out is None:
-        out = torch.empty(shape, dtype=out_dtype, device=a.device)
-    elif tuple(out.shape) != shape or out.dtype != out_dtype or out.device != a.device:
-        raise ValueError(f"out: expected {shape} of {out_dtype}, got {tuple(out.shape)} of {out.dtype}")
+    check_dtype("out_dtype", out_dtype, DTYPES)
+    out = output(out, shape, out_dtype, a.device)
     if out.numel() > 0:
         prepare(a, b, out, alpha=alpha)(a, b, out)
     return out
@@ -186,10 +182,7 @@ def prepare_add(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, alpha: f
 def _check(a: torch.Tensor, b: torch.Tensor, alpha: float) -> tuple[int, ...]:
     """The broadcast shape."""
     check_dtype("a", a.dtype, DTYPES)
-    if a.dtype != b.dtype:
-        raise ValueError(f"a and b must have one dtype, got {a.dtype} and {b.dtype}")
-    if a.device != b.device:
-        raise ValueError(f"a and b must be on one device, got {a.device} and {b.device}")
+    check_pair("a and b", a, b)
     if not a.is_floating_point() and alpha != int(alpha):
         raise ValueError(f"alpha: integers need a whole factor, got {alpha}")
     return broadcast_shapes(a.shape, b.shape)
@@ -235,35 +228,12 @@ def self_test(specialization: Specialization, config: Config, device: torch.devi
     n = 2 * config.block_n if specialization.is_aligned else 2 * config.block_n - 1
     shape = {0: (n,), 1: (5, n), 3: (2, 3, n)}[specialization.outer_rank]
     values = numbers(shape, device)
-    a, b = (_strided(values, inner, dtype, is_aligned=specialization.is_aligned) for inner in specialization.inner[:2])
-    out = _strided(
-        values,
-        specialization.inner[2],
-        dtype if specialization.is_typed else other,
-        is_aligned=specialization.is_aligned,
+    shift = 0 if specialization.is_aligned else 1
+    dtypes = (dtype, dtype, dtype if specialization.is_typed else other)
+    a, b, out = (
+        lying(values, inner, kind, is_padded=True, shift=shift)
+        for inner, kind in zip(specialization.inner, dtypes, strict=True)
     )
     launch = prepare(a, b, out, alpha=2, config=config)
     launch(a, b, out)
     return SelfTest(launch.variants, (out.float() == a.float() + 2 * b.float()).all())
-
-
-def _strided(values: torch.Tensor, inner: str, dtype: torch.dtype, *, is_aligned: bool) -> torch.Tensor:
-    """`values`, or its first column, with rows that do not follow one another and a last stride as `inner` says."""
-    pad = 16 if is_aligned else 1
-    if inner == "repeat":
-        return _padded(values[..., :1], 16, dtype)
-    if inner == "any":
-        wide = _padded(values.repeat_interleave(2, dim=-1), pad, dtype)
-        return wide[..., ::2]
-    return _padded(values, pad, dtype)
-
-
-def _padded(values: torch.Tensor, pad: int, dtype: torch.dtype) -> torch.Tensor:
-    *outer, n = values.shape
-    # The middle dimension has padding of its own, so that no two of them merge.
-    outer = [*outer[:-1], outer[-1] + 1] if len(outer) > 1 else outer
-    storage = torch.empty((*outer, -(-n // 16) * 16 + pad), dtype=dtype, device=values.device)
-    if len(outer) > 1:
-        storage = storage[..., :-1, :]
-    shift = pad % 16
-    return storage[..., shift : shift + n].copy_(values)

@@ -79,7 +79,7 @@ def drawn(seed: int, scale: float, ops: Sequence[str]) -> dict[Shape, str]:
     places: dict[Shape, float] = {}
     groups: dict[Shape, str] = {}
     for op in measured_ops():
-        if op.name in ops and op.tuning is not None:
+        if op.name in ops:
             for group in op.groups:
                 count = math.ceil(group.count * scale)
                 for number in range(count):

@@ -50,14 +50,17 @@ def empty_at(extent: Extent, dtype: str, generator: torch.Generator) -> torch.Te
 
 
 def lying(values: torch.Tensor, inner: str, dtype: torch.dtype, *, is_padded: bool, shift: int) -> torch.Tensor:
-    """A copy of `values`, or of its first column, whose last dimension goes as `inner` says, `shift` elements into memory."""
+    """A copy of `values`, or of its first column, whose last dimension goes as `inner` says, `shift` elements into memory.
+
+    With `is_padded` no two dimensions merge.
+    """
     *outer, n = values.shape
     if inner == "repeat":
         n, values = 1, values[..., :1]
     step = 2 if inner == "any" else 1
-    pad = 16 if is_padded else 0
     length = shift + step * n
-    storage = torch.empty(
-        (*outer, length + pad + (-length % 16 if is_padded else 0)), dtype=dtype, device=values.device
-    )
-    return storage[..., shift:length:step].copy_(values)
+    more = int(is_padded)
+    shape = (*outer[:-1], *(rows + more for rows in outer[-1:]), length + more * (16 + -length % 16))
+    storage = torch.empty(shape, dtype=dtype, device=values.device)
+    rows = storage.narrow(-2, 0, outer[-1]) if outer else storage
+    return rows[..., shift:length:step].copy_(values)

@@ -30,6 +30,7 @@ from tilewire.kernels.build.workers import end_with_parent, fork_server
 from tilewire.kernels.runtime.launch import Variant, key_of, on_compile
 from tilewire.kernels.runtime.targets import KNOWN, Target
 from tilewire.kernels.selection.catalogue import op_named, variants
+from tilewire.kernels.selection.tables import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -59,11 +60,6 @@ class Compiled:
     num_variants: int
     compiled: Counter[str]
     cache: Path
-
-    @property
-    def num_compiled(self) -> int:
-        """Binaries that were not in the cache."""
-        return self.compiled.total()
 
 
 @dataclass(frozen=True)
@@ -189,9 +185,8 @@ def images_of(target: Target) -> dict[Variant, Image] | None:
 def _mark(target: Target, images: Sequence[Image]) -> None:
     marker = _marker(target)
     marker.parent.mkdir(parents=True, exist_ok=True)
-    part = marker.with_suffix(f".{os.getpid()}")
-    part.write_text(json.dumps({"target": asdict(target), "images": [asdict(image) for image in images]}))
-    part.replace(marker)
+    text = json.dumps({"target": asdict(target), "images": [asdict(image) for image in images]})
+    write_atomically(marker, text)
 
 
 def _marker(target: Target) -> Path:

@@ -10,7 +10,7 @@ from tilewire.kernels.op import TableEntry
 from tilewire.kernels.registry import KERNEL_OPS
 from tilewire.kernels.runtime.launch import Loaded, Variant
 from tilewire.kernels.runtime.targets import Target
-from tilewire.kernels.selection.catalogue import op_of, variants
+from tilewire.kernels.selection.catalogue import op_named, variants
 from tilewire.kernels.selection.tables import is_tuned, table_for
 
 # Constants that say how a binary computes; the others, what.
@@ -49,12 +49,13 @@ def described(target: Target, loaded: Mapping[Variant, Loaded]) -> list[Describe
 
 
 def _describe(variant: Variant, loaded: Loaded | None, source: str) -> Described:
+    name = variant.kernel.__name__
     blocks = {name.lower(): value for name, value in variant.constants if name in _BLOCKS}
     others = [f"{name}={value}" for name, value in variant.constants if name not in _BLOCKS]
     types = [f"{name}: {kind}" for name, kind in variant.signature]
     return Described(
-        op_of(variant),
-        variant.kernel.__name__,
+        op_named(name),
+        name,
         blocks | dict(variant.options),
         ", ".join([*types, *others]),
         source,

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from triton import knobs
 
 from tilewire.kernels.runtime.launch import Loaded, Variant
+from tilewire.kernels.selection.tables import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +60,7 @@ def note_of(place: Place, loaded: Mapping[Variant, Loaded], order: Sequence[Vari
 
 def keep(note: Path, place: Place, count: int) -> None:
     """Notes that `count` binaries have passed at `place`. Where the cache cannot be written, they are tried at each start."""
-    part = note.with_suffix(f".{os.getpid()}")
     try:
-        part.write_text(json.dumps({"device": place.device, "driver": place.driver, "binaries": count}) + "\n")
-        part.replace(note)
+        write_atomically(note, json.dumps(asdict(place) | {"binaries": count}) + "\n")
     except OSError as error:
         logger.info("%s is not written, so the next start tries all kernels again: %s", note, error.strerror)

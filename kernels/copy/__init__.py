@@ -3,13 +3,11 @@
 import itertools
 
 from tilewire.kernels.copy import operands
-from tilewire.kernels.copy.op import WORDS, CopyPlan, copy_ranges, self_test, variant
+from tilewire.kernels.copy.op import WORDS, self_test, variant
 from tilewire.kernels.op import Family, KernelOp
 
 COPY = KernelOp(
     name="staging",
-    run=copy_ranges,
-    prepare=CopyPlan,
     families=(
         Family(
             lambda _target: itertools.product(WORDS, (False, True)),

@@ -7,10 +7,9 @@ from tilewire.kernels.matmul.bench import MatmulOperands
 from tilewire.kernels.matmul.grouped.op import GroupKind
 from tilewire.kernels.matmul.grouped.op import members as grouped_members
 from tilewire.kernels.matmul.members import members
-from tilewire.kernels.matmul.op import matmul, prepare_matmul
 from tilewire.kernels.matmul.select import explain
 from tilewire.kernels.matmul.selftest import grouped_self_test, self_test
-from tilewire.kernels.matmul.shape import GROUPS, MatmulShape, draw
+from tilewire.kernels.matmul.shape import GROUPS, MatmulShape
 from tilewire.kernels.matmul.space import TUNING
 from tilewire.kernels.matmul.variants import build
 from tilewire.kernels.op import Family, KernelOp, TableEntry
@@ -32,14 +31,11 @@ def _words_of(entry: Mapping[str, Any]) -> str:
 
 MATMUL = KernelOp(
     name="matmul",
-    run=matmul,
-    prepare=prepare_matmul,
     families=(
         Family(members, build, self_test),
         Family(grouped_members, GroupKind.variant, grouped_self_test),
     ),
     shape=MatmulShape,
-    draw=draw,
     groups=GROUPS,
     operands=MatmulOperands,
     tuning=TUNING,

@@ -53,7 +53,6 @@ class MatmulOperands:
             self._epilogue = Epilogue(bias, activation=shape.activation)
 
     def launcher(self, config: Config | None) -> Call:
-        """Returns a call that launches one configuration, or the chosen one."""
         prepared = prepare(*self._sets[0], self._epilogue, self._shape.precision, config)
         sets, bias = self._sets, self._epilogue.bias
         return lambda index: prepared(*sets[index], bias, None, None)
@@ -88,7 +87,6 @@ class MatmulOperands:
         } | _searched(sets)
 
     def error(self) -> torch.Tensor | None:
-        """Returns the relative error of the first set's output."""
         if not self._shape.is_plain:
             return None
         a, b, out = self._sets[0]
@@ -105,6 +103,5 @@ class MatmulOperands:
         return self._sets[0][2]
 
     def poison(self) -> None:
-        """Overwrites the first set's output."""
         out = self.output
         out.fill_(float("nan") if out.dtype.is_floating_point else -7)

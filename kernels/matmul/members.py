@@ -197,16 +197,12 @@ def _is_offered(tile: Tile, store: str, a_major: str, *, for_main: bool, is_plai
     if store != "tma" and tile.config.is_persistent:
         # Without boxes a tile this large spills.
         return False
-    if store == "tma" and is_for_few_rows(tile.config):
+    if store == "tma" and (tile.config.is_swapped or tile.config.block_m < FEW_ROWS):
+        # Larger tiles are always better for many rows.
         return False
     if tile.all_layouts:
         return True
     return for_main and ((store == "tma" and is_plain) or (store in ("vec16", "scalar") and can_split(tile.config)))
-
-
-def is_for_few_rows(config: Config) -> bool:
-    """Whether the tile has so few rows that larger ones are always better for many."""
-    return config.is_swapped or config.block_m < FEW_ROWS
 
 
 def has_descriptors(problem: Problem, target: Target) -> bool:

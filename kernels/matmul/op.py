@@ -8,7 +8,7 @@ from tilewire.kernels.matmul.configs import ACTIVATIONS, MAX_INT8_K, OUT_DTYPES,
 from tilewire.kernels.matmul.plan import Epilogue, prepare
 from tilewire.kernels.runtime.kinds import name_of
 from tilewire.kernels.runtime.pipeline import Detour, Prepared
-from tilewire.kernels.runtime.rows import check_dtype
+from tilewire.kernels.runtime.rows import check_dtype, check_pair, output
 from tilewire.kernels.runtime.strides import broadcast_shapes
 
 _BIAS_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -60,10 +60,7 @@ def matmul(
     b = b.mT if transpose_b else b
     epilogue = Epilogue(bias, a_scale, b_scale, activation)
     shape, out_dtype = check_product(a, b, epilogue, out_dtype, precision)
-    if out is None:
-        out = torch.empty(shape, dtype=out_dtype, device=a.device)
-    elif tuple(out.shape) != shape or out.dtype != out_dtype or out.device != a.device:
-        raise ValueError(f"out: expected {shape} of {out_dtype} on {a.device}, got {tuple(out.shape)} of {out.dtype}")
+    out = output(out, shape, out_dtype, a.device)
     if out.numel() > 0:
         precision = known_precision(name_of(a.dtype), precision)
         prepared = prepare(a, b, out, epilogue, precision, "invariant" if batch_invariant else None)
@@ -152,10 +149,7 @@ def _check_operands(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     if a.dim() < 2 or b.dim() < 2:
         raise ValueError(f"a and b need two dimensions or more, got {tuple(a.shape)} and {tuple(b.shape)}")
     check_dtype("a", a.dtype, tuple(OUT_DTYPES))
-    if a.dtype != b.dtype:
-        raise ValueError(f"a and b must have one dtype, got {a.dtype} and {b.dtype}")
-    if a.device != b.device:
-        raise ValueError(f"a and b must be on one device, got {a.device} and {b.device}")
+    check_pair("a and b", a, b)
     if a.shape[-1] != b.shape[-2]:
         raise ValueError(f"op(a) has K = {a.shape[-1]}, op(b) has K = {b.shape[-2]}")
     if a.dtype == torch.int8 and a.shape[-1] > MAX_INT8_K:

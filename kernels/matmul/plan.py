@@ -30,7 +30,7 @@ from tilewire.kernels.runtime.launch import Descriptor, Launch, LaunchCache, Var
 from tilewire.kernels.runtime.layouts import row_step
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step, single_entries
 from tilewire.kernels.runtime.strides import Extent
-from tilewire.kernels.runtime.targets import Target, current
+from tilewire.kernels.runtime.targets import current
 from tilewire.kernels.selection.learned import Calls, Product, learned_for
 
 
@@ -65,10 +65,11 @@ def _pipeline(view: View, problem: Problem, config: Config, spec: EpilogueSpec, 
     else:
         values = _pointer_values(view, specialization)
     values |= _runtime_args(view, problem, spec, specialization)
-    launch = Launch(build(specialization, config, target), _grid(problem, config, target), values, device)
+    tiles, is_split = config.tiles(problem), config.split_k > 1
+    programs = min(tiles, target.num_sms) if config.is_persistent else tiles
+    launch = Launch(build(specialization, config, target), (programs, config.split_k), values, device)
     dtype = getattr(torch, problem.dtype)
     parts = {f"{name} rows": Part(dtype, operand.shape) for name, operand in copies.items()}
-    tiles, is_split = config.tiles(problem), config.split_k > 1
     if is_split:
         sums = torch.int32 if problem.dtype == "int8" else torch.float32
         parts["partial"] = Part(sums, (tiles * config.split_k, config.block_m, config.block_n))
@@ -199,11 +200,6 @@ def _num_scales(scale: torch.Tensor | None) -> str:
     if scale is None:
         return "none"
     return "one" if scale.numel() == 1 else "each"
-
-
-def _grid(problem: Problem, config: Config, target: Target) -> tuple[int, int]:
-    tiles = config.tiles(problem)
-    return min(tiles, target.num_sms) if config.is_persistent else tiles, config.split_k
 
 
 def _runtime_args(view: View, problem: Problem, spec: EpilogueSpec, specialization: Specialization) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
 from tilewire.kernels.matmul.configs import VENDOR, Config, Problem, as_read, cdiv, copied_operands
@@ -219,19 +219,11 @@ def _override(problem: Problem, target: Target, *, is_plain: bool) -> Config | N
     return None
 
 
-@dataclass(frozen=True)
-class _Able:
-    """A tile, and the configurations of it that have binaries, by rising split of K."""
-
-    tile: Tile
-    configs: tuple[Config, ...]
-
-
 def _predictions(problem: Problem, target: Target, *, is_plain: bool) -> Iterator[tuple[float, Config, Tile]]:
     """Every candidate with its predicted microseconds; splits of a tile only while more of them help."""
-    for able in _able(_representative(problem), is_plain, target):
-        tile, best_us = able.tile, math.inf
-        for config in able.configs:
+    for tile, configs in _able(_representative(problem), is_plain, target):
+        best_us = math.inf
+        for config in configs:
             if not is_sensible(problem, config, target):
                 continue
             us = MODEL.us(tile.costs, amounts_of(problem, config, tile.occupancy, target, is_plain=is_plain))
@@ -253,8 +245,11 @@ def _representative(problem: Problem) -> Problem:
 
 
 @functools.lru_cache(maxsize=4096)
-def _able(problem: Problem, is_plain: bool, target: Target) -> tuple[_Able, ...]:
-    """The tiles with binaries for products like this. Looked up, since working it out takes longer than choosing."""
+def _able(problem: Problem, is_plain: bool, target: Target) -> tuple[tuple[Tile, tuple[Config, ...]], ...]:
+    """The tiles with binaries for products like this, each with its configurations that have one, by rising split of K.
+
+    Looked up, since working it out takes longer than choosing.
+    """
     # By kernel, and whether operands are copied: the specializations of whole tiles and of tiles that programs share.
     specializations = {
         (kernel, is_copied): [
@@ -277,7 +272,7 @@ def _able(problem: Problem, is_plain: bool, target: Target) -> tuple[_Able, ...]
         if config in built_for(shared, target) and can_split(config):
             configs += splits
         if configs:
-            found.append(_Able(tile, tuple(configs)))
+            found.append((tile, tuple(configs)))
     return tuple(found)
 
 

@@ -100,11 +100,9 @@ class MatmulShape:
 
     @property
     def num_bytes(self) -> int:
-        """Each operand read once and the output written once."""
         return self.problem.min_bytes
 
     def check(self) -> None:
-        """Checks that the fields agree; raises `ShapeError`."""
         allowed = OUT_DTYPES[self.dtype]
         if self.stored_dtype not in allowed:
             raise ShapeError(f"out_dtype: expected one of {', '.join(allowed)}, got {self.out_dtype!r}")
@@ -116,11 +114,9 @@ class MatmulShape:
             raise ShapeError(f"activation: {self.activation} needs a floating-point output, not int32")
 
     def chosen(self, target: Target) -> Config:
-        """Returns the configuration that dispatch gives this shape."""
         return select(self.problem, target, is_plain=self.is_plain)
 
     def candidates(self, target: Target) -> Iterator[Config]:
-        """Yields every configuration of the catalogue that computes this shape."""
         for config, split_k, is_copied in itertools.product(_configs_of(target), SPLITS, (False, True)):
             whole = replace(config, split_k=split_k, is_copied=is_copied)
             if is_possible(self.problem, whole, target, is_plain=self.is_plain):
@@ -130,32 +126,6 @@ class MatmulShape:
 @functools.cache
 def _configs_of(target: Target) -> tuple[Config, ...]:
     return tuple(dict.fromkeys(config for _, config in members(target)))
-
-
-def draw(generator: random.Random) -> MatmulShape:
-    """A random product, log-uniform in size, of any dtype and layout."""
-    dtype, precision = generator.choice(
-        [
-            *[(name, "ieee") for name in ("bfloat16", "bfloat16", "float16", "int8", "float8_e4m3fn", "float32")],
-            *[("float32", precision) for precision in ("tf32", "tf32x3")],
-        ]
-    )
-    # K-major is what the service lays out for these; the others come both ways.
-    wants_k = dtype in ("int8", "float8_e4m3fn") or precision != "ieee"
-    batch = 1 if generator.random() < 0.8 else log_uniform(generator, 2, 64)
-    largest = 16384 if batch == 1 else 2048
-    return MatmulShape(
-        m=log_uniform(generator, 1, largest // 2),
-        n=log_uniform(generator, 16, largest),
-        k=log_uniform(generator, 16, largest),
-        batch=batch,
-        dtype=dtype,
-        precision=precision,
-        a_major="k" if generator.random() < 0.85 else "m",
-        b_major="k" if generator.random() < (0.9 if wants_k else 0.4) else "n",
-        is_padded=generator.random() < 0.8,
-        activation=generator.choice(["none", "none", "relu", "gelu"]) if dtype != "int8" else "none",
-    )
 
 
 # Columns and sums of the layers of language models of 7 to 70 billion parameters.

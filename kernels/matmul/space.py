@@ -256,10 +256,6 @@ def key_of(shape: MatmulShape) -> str:
     return arithmetic_of(problem) if is_wide else arithmetic_of(problem).removesuffix(" fast") + SCALAR
 
 
-def _amounts(shape: MatmulShape, config: Config, occupancy: int, target: Target) -> tuple[float, ...]:
-    return amounts_of(shape.problem, config, occupancy, target, is_plain=shape.is_plain)
-
-
 def _is_common(shape: MatmulShape, target: Target) -> bool:
     is_boxed = stores_boxes(shape.problem, Config("tma", 16, 16, 16))
     if has_fma(shape.problem, target):
@@ -280,7 +276,7 @@ TUNING = Tuning(
     space=space,
     binaries=binaries,
     model=MODEL,
-    amounts=_amounts,
+    amounts=lambda shape, *launch: amounts_of(shape.problem, *launch, is_plain=shape.is_plain),
     key=key_of,
     entry_of=whole_of,
     is_common=_is_common,

@@ -1,11 +1,9 @@
 """Layer, root-mean-square and 2-norm normalisation."""
 
-from tilewire.kernels.normalize.op import enumerate_configs, normalize, prepare_normalize, self_test, variant
+from tilewire.kernels.normalize.op import enumerate_configs, self_test, variant
 from tilewire.kernels.op import Family, KernelOp
 
 NORMALIZE = KernelOp(
     name="normalize",
-    run=normalize,
-    prepare=prepare_normalize,
     families=(Family(enumerate_configs, variant, self_test),),
 )

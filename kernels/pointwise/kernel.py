@@ -9,6 +9,7 @@ import triton.language as tl
 
 from tilewire.kernels.add.kernel import load_tile, place_tile, store_as
 from tilewire.kernels.matmul.epilogue import activate
+from tilewire.kernels.runtime.elements import BFLOAT16, FLOAT16
 from tilewire.kernels.runtime.pdl import await_previous
 
 # Functions of one tensor above the activations, and of two; numbered as in `op.UNARY` and `op.BINARY`.
@@ -21,9 +22,6 @@ MUL = tl.constexpr(0)
 SUB = tl.constexpr(1)
 DIV = tl.constexpr(2)
 MAXIMUM = tl.constexpr(3)
-# Types of the output, where the binary does not name it.
-FLOAT16 = tl.constexpr(1)
-BFLOAT16 = tl.constexpr(2)
 
 
 @triton.jit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ from tilewire.kernels.runtime.elementwise import ALL_ANY, ALL_UNIT, REPEATS, Con
 from tilewire.kernels.runtime.kinds import FLOATS, ITEM_BYTES, KINDS, name_of
 from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_aligned
 from tilewire.kernels.runtime.pipeline import Detour, Prepared, single_entries
-from tilewire.kernels.runtime.rows import check_dtype
+from tilewire.kernels.runtime.rows import check_dtype, check_pair
 from tilewire.kernels.runtime.strides import broadcast_shapes
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.runtime.walks import elementwise_binary, programs_of, walk_of
@@ -195,8 +196,7 @@ def _check(x: torch.Tensor, y: torch.Tensor | None, fn: str) -> tuple[int, ...]:
         raise ValueError(f"fn: expected one of {', '.join(known)} {'without' if y is None else 'with'} y, got {fn}")
     if y is None:
         return tuple(x.shape)
-    if x.dtype != y.dtype or x.device != y.device:
-        raise ValueError(f"x and y: expected one dtype and device, got {x.dtype} and {y.dtype}")
+    check_pair("x and y", x, y)
     return broadcast_shapes(x.shape, y.shape)
 
 
@@ -253,12 +253,11 @@ def self_test(specialization: Specialization, config: Config, device: torch.devi
     shape = (n,) if specialization.outer_rank == 0 else (2, config.block_rows + 1, n)
     values = numbers(shape, device)
     shift = 0 if specialization.is_aligned else 1
+    dtypes = (dtype, dtype, dtype if specialization.is_typed else other)
     x, y, out = (
-        lying(values, inner, dtype, is_padded=specialization.outer_rank > 0, shift=shift)
-        for inner in specialization.inner
+        lying(values, inner, kind, is_padded=specialization.outer_rank > 0, shift=shift)
+        for inner, kind in zip(specialization.inner, dtypes, strict=True)
     )
-    if not specialization.is_typed:
-        out = lying(values, specialization.inner[2], other, is_padded=specialization.outer_rank > 0, shift=shift)
     out.fill_(float("nan"))
     second = y if specialization.is_binary else None
     prepared = prepare(x, second, out, "mul" if specialization.is_binary else "neg", 2.0, 1.0, config)
@@ -267,25 +266,10 @@ def self_test(specialization: Specialization, config: Config, device: torch.devi
     return SelfTest(prepared.variants, (out.float() == expected).all())
 
 
-_UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "relu": torch.relu,
-    "gelu": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+# Functions of the oracle that torch has by another name.
+_OWN: dict[str, Callable[..., torch.Tensor]] = {
+    "gelu": functools.partial(torch.nn.functional.gelu, approximate="tanh"),
     "silu": torch.nn.functional.silu,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "exp": torch.exp,
-    "log": torch.log,
-    "sqrt": torch.sqrt,
-    "rsqrt": torch.rsqrt,
-    "abs": torch.abs,
-    "neg": torch.neg,
-}
-_BINARY: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "mul": torch.mul,
-    "sub": torch.sub,
-    "div": torch.div,
-    "maximum": torch.maximum,
-    "minimum": torch.minimum,
 }
 
 
@@ -293,5 +277,6 @@ def pointwise_reference(
     x: torch.Tensor, fn: str, *, y: torch.Tensor | None = None, scale: float = 1.0, shift: float = 0.0
 ) -> torch.Tensor:
     """The function `fn`, times `scale`, plus `shift`, in float64."""
-    result = _UNARY[fn](x.double()) if y is None else _BINARY[fn](x.double(), y.double())
-    return result * scale + shift
+    function: Callable[..., torch.Tensor] = _OWN.get(fn) or getattr(torch, fn)
+    operands = [tensor.double() for tensor in (x, y) if tensor is not None]
+    return function(*operands) * scale + shift

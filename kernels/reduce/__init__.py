@@ -2,11 +2,9 @@
 
 from tilewire.kernels.op import Family, KernelOp
 from tilewire.kernels.reduce.configs import enumerate_configs
-from tilewire.kernels.reduce.op import build, prepare_reduce, reduce, self_test
+from tilewire.kernels.reduce.op import build, self_test
 
 REDUCE = KernelOp(
     name="reduce",
-    run=reduce,
-    prepare=prepare_reduce,
     families=(Family(enumerate_configs, build, self_test),),
 )

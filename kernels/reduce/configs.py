@@ -180,16 +180,12 @@ def _choose_columns(problem: Problem, rows_per_sm: float) -> Config:
     return _SOME if rows_per_sm >= _SOME_ROWS else _FEW
 
 
-def _num_tiles(problem: Problem, config: Config) -> int:
-    """Programs, where none share rows."""
-    return max(1, -(-problem.rows // config.block_rows))
-
-
 def share(problem: Problem, config: Config, target: Target) -> Config:
     """`config` with a row shared by as many programs as fill the device."""
     blocks = max(1, -(-problem.n // config.block_n))
     warps = _ROW_WARPS if problem.is_row else _COLUMN_WARPS
-    tiles = _num_tiles(problem, config)
+    # Programs, where none share rows.
+    tiles = max(1, -(-problem.rows // config.block_rows))
     if blocks <= _ALONE or (tiles >= _COLUMN_TILES * target.num_sms and not problem.is_row):
         return config
     return replace(config, parts=max(1, min(warps // config.num_warps * target.num_sms // tiles, blocks, MAX_PARTS)))

@@ -8,6 +8,7 @@ Thus a result has the same bits every time. At least rows·N·input size bytes.
 import triton
 import triton.language as tl
 
+from tilewire.kernels.runtime.elements import BFLOAT16, FLOAT16
 from tilewire.kernels.runtime.pdl import bring_up_next, wait_for_previous
 from tilewire.kernels.softmax.kernel import row_offsets
 from tilewire.kernels.topk.kernel import MAGNITUDE, NONE, index_of, to_key, to_order
@@ -21,8 +22,6 @@ TOP = tl.constexpr(3)
 # Results of a state, chosen at run time: see `configs.KINDS`.
 MEAN = tl.constexpr(1)
 NORM = tl.constexpr(2)
-FLOAT16 = tl.constexpr(1)
-BFLOAT16 = tl.constexpr(2)
 
 
 @triton.jit

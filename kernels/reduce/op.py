@@ -17,7 +17,7 @@ from tilewire.kernels.runtime.binaries import binary
 from tilewire.kernels.runtime.kinds import FLOATS, name_of, pointer
 from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_aligned
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
-from tilewire.kernels.runtime.rows import RowsView, check_rows, rows_of
+from tilewire.kernels.runtime.rows import RowsView, check_dtype, check_rows, rows_of
 from tilewire.kernels.runtime.strides import collapse
 from tilewire.kernels.runtime.targets import Target, current
 
@@ -82,14 +82,13 @@ def reduce(
     Raises:
         ValueError: Shape, dtype, kind or axis cannot be right, or it is the maximum of nothing.
     """
-    axis = _check(x, kind, axis)
+    axis = _check(x, kind, axis, out_dtype)
     default = torch.int64 if KINDS[kind].is_index else x.dtype
     if axis is None:
         shape: tuple[int, ...] = (1,) * x.dim() if keepdims else ()
     else:
         shape = (*x.shape[:axis], *((1,) if keepdims else ()), *x.shape[axis + 1 :])
     out = torch.empty(shape, dtype=out_dtype or default, device=x.device)
-    _check_out_dtype(out.dtype, KINDS[kind])
     if out.numel() > 0:
         prepare_reduce(x, out, kind=kind, axis=axis, batch_invariant=batch_invariant)(x, out)
     return out
@@ -113,31 +112,26 @@ def prepare_reduce(
     Raises:
         ValueError: As in `reduce`, or `out` does not fit.
     """
-    axis = _check(x, kind, axis)
-    _check_out_dtype(out.dtype, KINDS[kind])
+    axis = _check(x, kind, axis, out.dtype)
     results = 1 if axis is None else math.prod((*x.shape[:axis], *x.shape[axis + 1 :]))
     if out.numel() != results or results == 0 or not out.is_contiguous():
         raise ValueError(f"out: expected {results} elements, contiguous, got {tuple(out.shape)}")
     return prepare(x, out, kind=kind, axis=axis, config="invariant" if batch_invariant else None)
 
 
-def _check(x: torch.Tensor, kind: str, axis: int | None) -> int | None:
+def _check(x: torch.Tensor, kind: str, axis: int | None, out_dtype: torch.dtype | None) -> int | None:
     """The axis, counted from the front."""
     from_front = check_rows(x, -1 if axis is None else axis)
     if kind not in KINDS:
         raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {kind}")
+    if out_dtype is not None:
+        check_dtype("out_dtype", out_dtype, ("int64",) if KINDS[kind].is_index else FLOATS)
     n = x.numel() if axis is None else x.shape[axis]
     if n == 0 and not KINDS[kind].has_empty:
         raise ValueError(f"x: {kind} of no element is not defined, got {tuple(x.shape)}")
     if n > _MAX_N:
         raise ValueError(f"x: expected at most {_MAX_N} elements along the axis, got {n}")
     return axis if axis is None else from_front
-
-
-def _check_out_dtype(dtype: torch.dtype, kind: Kind) -> None:
-    allowed = ("int64",) if kind.is_index else FLOATS
-    if name_of(dtype) not in allowed:
-        raise ValueError(f"out_dtype: expected {', '.join(allowed)}, got {dtype}")
 
 
 _launches: LaunchCache[Prepared] = LaunchCache()

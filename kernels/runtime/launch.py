@@ -156,6 +156,7 @@ class Launch:
         device: the GPU to launch on, which must be the current one; the CPU in the interpreter.
 
     Attributes:
+        variants: The binary alone, as other prepared calls have several.
         addressed: names of the pointer and descriptor arguments, in order.
         bound: Launches on a stream with bare addresses, which the caller vouches for: alive, on the device, aligned as
             promised. None where the driver is not called directly.
@@ -167,7 +168,7 @@ class Launch:
     def __init__(
         self, variant: Variant, grid: tuple[int, ...], values: Mapping[str, Any], device: torch.device
     ) -> None:
-        self.variant = variant
+        self.variant, self.variants = variant, (variant,)
         x, y, z = (*grid, 1, 1)[:3]
         self.grid: Grid = (x, y, z)
         self._values = {name: values[name] for name, _ in variant.signature if name in values}
@@ -202,13 +203,7 @@ class Launch:
             self.bound.resize(grid, values)
 
     @property
-    def variants(self) -> tuple[Variant, ...]:
-        """The binary alone, as other prepared calls have several."""
-        return (self.variant,)
-
-    @property
     def is_bound(self) -> bool:
-        """Whether the driver is called directly."""
         return self.bound is not None
 
     def _bind_driver(self, loaded: Loaded | None) -> BoundLaunch | None:
@@ -323,6 +318,6 @@ def on_compile(hook: Callable[[str], None]) -> None:
     knobs.compilation.listener = listen
 
 
-def are_aligned(tensors: Iterable[torch.Tensor | None], num_bytes: int = 16) -> bool:
-    """Whether each tensor present starts at a multiple of `num_bytes`."""
-    return all(tensor is None or tensor.data_ptr() % num_bytes == 0 for tensor in tensors)
+def are_aligned(tensors: Iterable[torch.Tensor | None]) -> bool:
+    """Whether each tensor present starts at a multiple of 16 bytes."""
+    return all(tensor is None or tensor.data_ptr() % 16 == 0 for tensor in tensors)

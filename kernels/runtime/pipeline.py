@@ -45,21 +45,18 @@ class Detour:
     Args:
         run: The call.
         inner: What it launches.
+
+    Attributes:
+        inner: See above.
+        variants: See `Prepared`.
+        is_bound: See `Prepared`.
     """
 
     def __init__(self, run: Callable[..., None], *inner: Prepared) -> None:
         self._run = run
         self.inner = inner
-
-    @property
-    def variants(self) -> tuple[Variant, ...]:
-        """Binaries that a call launches, in order."""
-        return tuple(variant for prepared in self.inner for variant in prepared.variants)
-
-    @property
-    def is_bound(self) -> bool:
-        """Whether every launch calls the driver directly."""
-        return all(prepared.is_bound for prepared in self.inner)
+        self.variants = tuple(variant for prepared in inner for variant in prepared.variants)
+        self.is_bound = all(prepared.is_bound for prepared in inner)
 
     def __call__(self, *tensors: torch.Tensor | None) -> None:
         """Launches and copies on the current stream."""
@@ -125,6 +122,8 @@ class Pipeline:
 
     Attributes:
         calls: Counter of the calls.
+        is_bound: See `Prepared`.
+        variants: See `Prepared`.
     """
 
     def __init__(
@@ -148,23 +147,14 @@ class Pipeline:
         self._steps = [(step.launch, [numbers[name] for name in step.operands]) for step in steps]
         found = [(launch.bound, operands) for launch, operands in self._steps]
         self._bound = [(bound, operands) for bound, operands in found if bound is not None]
-        self._is_bound = len(self._bound) == len(found)
-
-    @property
-    def is_bound(self) -> bool:
-        """Whether every launch calls the driver directly."""
-        return self._is_bound
-
-    @property
-    def variants(self) -> tuple[Variant, ...]:
-        """Binaries that a call launches, in order."""
-        return tuple(launch.variant for launch, _ in self._steps)
+        self.is_bound = len(self._bound) == len(found)
+        self.variants = tuple(step.launch.variant for step in steps)
 
     def __call__(self, *tensors: torch.Tensor | None) -> None:
         """Launch every step. Shapes, strides, dtypes and alignment must be those that were prepared."""
         self.calls.count += 1
         tensors += (None,) * (self._num_tensors - len(tensors))
-        if self._is_bound:
+        if self.is_bound:
             stream = current_stream(self._index)
             addresses = self._addresses(tensors, stream)
             for bound, operands in self._bound:

@@ -34,6 +34,22 @@ def check_dtype(name: str, dtype: torch.dtype, allowed: Sequence[str]) -> None:
         raise ValueError(f"{name}: dtype {dtype} is not one of {', '.join(allowed)}")
 
 
+def check_pair(names: str, first: torch.Tensor, second: torch.Tensor) -> None:
+    """Raises `ValueError` where two operands, called `names`, differ in dtype or device."""
+    if first.dtype != second.dtype or first.device != second.device:
+        found = f"{first.dtype} on {first.device} and {second.dtype} on {second.device}"
+        raise ValueError(f"{names}: expected one dtype and device, got {found}")
+
+
+def output(out: torch.Tensor | None, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Returns `out`, or a new tensor where it is None; raises `ValueError` where it is not of this shape and dtype."""
+    if out is None:
+        return torch.empty(shape, dtype=dtype, device=device)
+    if out.shape != torch.Size(shape) or out.dtype != dtype or out.device != device:
+        raise ValueError(f"out: expected {tuple(shape)} of {dtype} on {device}, got {tuple(out.shape)} of {out.dtype}")
+    return out
+
+
 @dataclass(frozen=True)
 class RowsView:
     """Tensors of one shape as rows numbered over two dimensions.

@@ -2,15 +2,12 @@
 
 from tilewire.kernels.op import Family, KernelOp
 from tilewire.kernels.search.configs import DTYPES, enumerate_configs
-from tilewire.kernels.search.op import prepare_search, search
 from tilewire.kernels.search.selftest import centre_self_test, norms_self_test, self_test
 from tilewire.kernels.search.variants import binaries, centre_variant, norms_variant
 from tilewire.kernels.topk import SELECTING
 
 SEARCH = KernelOp(
     name="search",
-    run=search,
-    prepare=prepare_search,
     families=(
         Family(lambda _target: [(dtype,) for dtype in DTYPES], norms_variant, norms_self_test),
         Family(enumerate_configs, binaries, self_test),

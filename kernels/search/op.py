@@ -13,7 +13,7 @@ from tilewire.kernels.matmul.configs import MAX_INT8_K
 from tilewire.kernels.runtime.kinds import FLOATS, name_of
 from tilewire.kernels.runtime.launch import Descriptor, Launch, LaunchCache, are_aligned
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
-from tilewire.kernels.runtime.rows import check_dtype, row_stride
+from tilewire.kernels.runtime.rows import check_dtype, check_pair, row_stride
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.search.configs import (
     DTYPES,
@@ -27,8 +27,8 @@ from tilewire.kernels.search.configs import (
 )
 from tilewire.kernels.search.variants import (
     CENTRE_K,
+    NORM_ROWS,
     centre_variant,
-    finish_block,
     finish_variant,
     norms_variant,
     num_scored,
@@ -42,7 +42,6 @@ from tilewire.kernels.topk.op import select_steps
 _TENSORS = ("a", "b", "norms", "bias", "values", "indices")
 # Results of `search_norms_kernel`, by their number.
 _NORMS = {"l2": 0, "cosine": 1, "norm": 2, "centred": 3}
-_NORM_ROWS = 16
 
 
 def search(
@@ -137,7 +136,7 @@ def norms_launch(rows: torch.Tensor, kind: str) -> Launch:
         m, k = rows.shape
         sizes = {"rows": m, "k": k, "stride_row": rows.stride(0), "kind": _NORMS[kind]}
         variant = norms_variant(name_of(rows.dtype), current(rows.get_device()))
-        return Launch(variant, (-(-m // _NORM_ROWS),), sizes, rows.device)
+        return Launch(variant, (-(-m // NORM_ROWS),), sizes, rows.device)
 
     return _norms.get(key, make)
 
@@ -183,8 +182,7 @@ def prepare_search(
 
 def _check(a: torch.Tensor, b: torch.Tensor, k: int, metric: str, bias: torch.Tensor | None, precision: str) -> None:
     check_dtype("a", a.dtype, DTYPES)
-    if a.dtype != b.dtype or a.device != b.device:
-        raise ValueError(f"a and b: expected one dtype and device, got {a.dtype} and {b.dtype}")
+    check_pair("a and b", a, b)
     if a.dim() < 2 or b.dim() != 2:
         raise ValueError(f"a, b: expected (…, M, K) and (N, K), got {tuple(a.shape)} and {tuple(b.shape)}")
     if a.shape[-1] != b.shape[1]:
@@ -297,7 +295,7 @@ def _pipeline(
     launch = Launch(rescore_variant(problem, config, target), (m * programs,), sizes | of_groups, a.device)
     steps.append(Step(launch, ("a", "b", "norms", "bias", selected, "scored")))
     last = {"num_keys": num_keys, "k": best, "most": num_kept(best)}
-    launch = Launch(finish_variant(finish_block(num_keys), target), (m,), sizes | last, a.device)
+    launch = Launch(finish_variant(num_keys, target), (m,), sizes | last, a.device)
     steps.append(Step(launch, ("scored", "kept", "values", "indices")))
     return Pipeline(_TENSORS, steps, a.device, parts)
 

@@ -18,10 +18,10 @@ from tilewire.kernels.search.kernel import (
     search_rescore_kernel,
     search_tma_kernel,
 )
-from tilewire.kernels.topk.configs import Block, block_for
+from tilewire.kernels.topk.configs import block_for
 from tilewire.kernels.topk.op import constants_of
 
-_NORM_ROWS, _NORM_K = 16, 128
+NORM_ROWS, _NORM_K = 16, 128
 # Elements of a query that one program counts from the centre.
 CENTRE_K = 1024
 # Items of one program that computes scores again.
@@ -32,7 +32,7 @@ def binaries(problem: Problem, config: Config, target: Target) -> Iterator[Varia
     """Yields the binaries that `problem` is searched with, but for norms and those that select."""
     yield product_variant(problem, config, target)
     yield rescore_variant(problem, config, target)
-    yield finish_variant(finish_block(num_scored(problem.best, config.group)), target)
+    yield finish_variant(num_scored(problem.best, config.group), target)
 
 
 def part_of(group: int) -> int:
@@ -42,7 +42,7 @@ def part_of(group: int) -> int:
 
 def norms_variant(dtype: str, target: Target) -> Variant:
     """The binary that computes norms of rows."""
-    blocks = {"BLOCK_ROWS": _NORM_ROWS, "BLOCK_K": _NORM_K}
+    blocks = {"BLOCK_ROWS": NORM_ROWS, "BLOCK_K": _NORM_K}
     types = {"x_ptr": pointer(dtype), "out_ptr": "*fp32"}
     return binary(search_norms_kernel, types, blocks, 4, target)
 
@@ -99,12 +99,8 @@ def num_scored(groups: int, group: int) -> int:
     return -(-groups // part_of(group)) * part_of(group) * group
 
 
-def finish_block(num_keys: int) -> Block:
-    """The block that holds those."""
-    return block_for(num_keys, FINISH)
-
-
-def finish_variant(block: Block, target: Target) -> Variant:
-    """The binary that sorts scores."""
+def finish_variant(num_keys: int, target: Target) -> Variant:
+    """The binary that sorts scores of `num_keys` items."""
+    block = block_for(num_keys, FINISH)
     types = {"values_ptr": "*fp32", "scored_ptr": "*i64"}
     return binary(search_finish_kernel, types, constants_of(block, target), block.num_warps, target)

@@ -21,11 +21,6 @@ def variants(target: Target) -> tuple[Variant, ...]:
     return tuple(dict.fromkeys(variant for op in KERNEL_OPS for variant in op.variants(target)))
 
 
-def op_of(variant: Variant) -> str:
-    """One of `OPS`: the op that launches `variant`."""
-    return op_named(variant.kernel.__name__)
-
-
 def op_named(kernel: str) -> str:
     """One of `OPS`: the op whose name the kernel's begins with; other kernels count as copies."""
     name = kernel.partition("_")[0]

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tilewire.kernels.op import Family, KernelOp, TableEntry
-from tilewire.kernels.softmax.bench import GROUPS, TUNING, SoftmaxOperands, SoftmaxShape, draw
+from tilewire.kernels.softmax.bench import GROUPS, TUNING, SoftmaxOperands, SoftmaxShape
 from tilewire.kernels.softmax.configs import explain, members
-from tilewire.kernels.softmax.op import binaries, prepare_softmax, self_test, softmax
+from tilewire.kernels.softmax.op import binaries, self_test
 
 
 def _table_entries(section: Mapping[str, Any]) -> Iterator[TableEntry]:
@@ -19,11 +19,8 @@ def _table_entries(section: Mapping[str, Any]) -> Iterator[TableEntry]:
 
 SOFTMAX = KernelOp(
     name="softmax",
-    run=softmax,
-    prepare=prepare_softmax,
     families=(Family(members, binaries, self_test),),
     shape=SoftmaxShape,
-    draw=draw,
     groups=GROUPS,
     operands=SoftmaxOperands,
     tuning=TUNING,

@@ -64,29 +64,16 @@ class SoftmaxShape:
 
     @property
     def num_bytes(self) -> int:
-        """Read once and written once."""
         return self.rows * self.n * (ITEM_BYTES[self.dtype] + ITEM_BYTES[self.stored_dtype])
 
     def check(self) -> None:
         """Checks that the fields agree; raises `ShapeError`."""
 
     def chosen(self, target: Target) -> Config:
-        """Returns the configuration that dispatch gives this shape."""
         return select(self.problem, target)
 
     def candidates(self, target: Target) -> Iterator[Config]:
-        """Yields every configuration of the catalogue that computes this shape."""
         return possible(self.problem, target)
-
-
-def draw(generator: random.Random) -> SoftmaxShape:
-    """A random softmax, log-uniform in size."""
-    return SoftmaxShape(
-        rows=log_uniform(generator, 1, 8192),
-        n=log_uniform(generator, 16, 1 << 17),
-        dtype=generator.choice(["float32", "bfloat16", "float16"]),
-        is_contiguous=generator.random() < 0.9,
-    )
 
 
 def _wide(generator: random.Random, least: int, largest: int) -> SoftmaxShape:
@@ -157,20 +144,12 @@ def _cooperative(shape: SoftmaxShape, target: Target) -> Iterator[Config]:
             yield Config("cooperative", 1, block_n, num_warps, group, programs)
 
 
-def _key(shape: SoftmaxShape) -> str:
-    return key_of(shape.problem) if shape.problem.is_contiguous else ""
-
-
-def _amounts(shape: SoftmaxShape, config: Config, _occupancy: int, target: Target) -> tuple[float, ...]:
-    return amounts_of(shape.problem, config, target)
-
-
 TUNING = Tuning(
     space=space,
     binaries=lambda shape, config, target: tuple(binaries(replace(shape.problem, rows=1, n=1), config, target)),
     model=MODEL,
-    amounts=_amounts,
-    key=_key,
+    amounts=lambda shape, config, _occupancy, target: amounts_of(shape.problem, config, target),
+    key=lambda shape: key_of(shape.problem) if shape.problem.is_contiguous else "",
     entry_of=lambda config: replace(config, splits=1),
     is_common=lambda shape, _target: shape.dtype == shape.stored_dtype,
     sizes=lambda _key: (0, 30, 0.0012),
@@ -192,24 +171,20 @@ class SoftmaxOperands:
         ]
 
     def launcher(self, config: Config | None) -> Call:
-        """Returns a call that launches one configuration, or the chosen one."""
         prepared, sets = prepare(*self._sets[0], config=config), self._sets
         return lambda index: prepared(*sets[index])
 
     def vendors(self) -> dict[str, Call]:
-        """Returns calls of PyTorch for the same shape, by name."""
         sets = self._sets
         if sets[0][0].dtype != sets[0][1].dtype:
             return {}
         return {"torch": lambda index: torch._softmax(sets[index][0], -1, False, out=sets[index][1])}
 
     def error(self) -> torch.Tensor | None:
-        """Returns the relative error of the first set's output."""
         x, out = self._sets[0]
         expected = torch.softmax(x.double(), -1)
         error: torch.Tensor = (out.double() - expected).norm() / expected.norm()
         return error
 
     def poison(self) -> None:
-        """Overwrites the first set's output."""
         self._sets[0][-1].fill_(torch.nan)

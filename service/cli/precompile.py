@@ -52,5 +52,5 @@ def run(targets: list[str], cache: Path | None, num_workers: int, console: Conso
             except CompileError as error:
                 raise Failed(str(error)) from error
             progress.console.print(
-                f"{name}: {done.num_variants} kernels, {done.num_compiled} compiled now, in {done.cache}"
+                f"{name}: {done.num_variants} kernels, {done.compiled.total()} compiled now, in {done.cache}"
             )

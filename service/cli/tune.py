@@ -33,7 +33,7 @@ def run(ops: Sequence[str], seconds: float, measured: Path, out: Path | None) ->
         measured: Folder for what is measured; what it has already is not measured again.
         out: The table; by default that of the device's chip, in the package.
     """
-    known = [op.name for op in measured_ops() if op.tuning is not None]
+    known = [op.name for op in measured_ops()]
     unknown = [name for name in ops if name not in known]
     if unknown:
         return _refuse(f"tune: --ops: {unknown[0]!r} is none of {', '.join(known)}", EXIT_USAGE)

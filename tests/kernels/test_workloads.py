@@ -4,7 +4,6 @@ import inspect
 
 import pytest
 
-from tilewire.kernels.add.bench import AddShape
 from tilewire.kernels.autotune.benches import operands_of
 from tilewire.kernels.autotune.collect import draw, tuning_of
 from tilewire.kernels.autotune.workloads import as_line, parse_line
@@ -15,7 +14,7 @@ from tilewire.kernels.op import ShapeError
 from tilewire.kernels.runtime.targets import INTERPRETER, KNOWN
 from tilewire.kernels.softmax.bench import SoftmaxShape
 
-OPS = ["matmul", "softmax", "add"]
+OPS = ["matmul", "softmax"]
 TARGETS = ["nvidia_h100", "nvidia_a100", "amd_mi300x"]
 
 
@@ -24,7 +23,7 @@ TARGETS = ["nvidia_h100", "nvidia_a100", "amd_mi300x"]
     [
         ("{", "not JSON"),
         ("[1]", "expected a JSON object"),
-        ('{"op": "conv"}', "op: expected one of matmul, softmax, add, got 'conv'"),
+        ('{"op": "conv"}', "op: expected one of matmul, softmax, got 'conv'"),
         ('{"op": "matmul", "m": 1, "n": 2}', "k: is missing"),
         ('{"op": "matmul", "m": 0, "n": 2, "k": 3}', "m: expected a whole number from 1, got 0"),
         ('{"op": "matmul", "m": true, "n": 2, "k": 3}', "m: expected a whole number from 1, got True"),
@@ -34,7 +33,7 @@ TARGETS = ["nvidia_h100", "nvidia_a100", "amd_mi300x"]
         ('{"op": "matmul", "m": 1, "n": 2, "k": 3, "precision": "tf32"}', "precision: bfloat16 has ieee, not tf32"),
         ('{"op": "matmul", "m": 1, "n": 2, "k": 3, "dtype": "int8", "activation": "gelu"}', "activation: gelu needs"),
         ('{"op": "softmax", "rows": 1, "n": 2, "k": 3}', "k: softmax has no such field"),
-        ('{"op": "add", "rows": 1, "n": "2"}', "n: expected a whole number from 1, got '2'"),
+        ('{"op": "softmax", "rows": 1, "n": "2"}', "n: expected a whole number from 1, got '2'"),
     ],
 )
 def test_a_bad_line_is_named(line, message):
@@ -67,7 +66,6 @@ SMALL = [
     MatmulShape(70, 64, 32, activation="relu"),
     *(SoftmaxShape(3, n, dtype) for n in (16, 33) for dtype in ("float32", "bfloat16")),
     SoftmaxShape(6, 20, is_contiguous=False),
-    *(AddShape(3, n, "float32", b_shape) for n in (16, 33) for b_shape in ("full", "row")),
 ]
 
 

@@ -29,14 +29,7 @@ from tilewire.kernels.runtime.targets import Target, current
 MAX_GROUPS = 256
 TABLE_FIELDS = 11
 _BLOCK_M, _BLOCK_N = 64, 64
-_TL = {
-    "float16": tl.float16,
-    "bfloat16": tl.bfloat16,
-    "float32": tl.float32,
-    "int8": tl.int8,
-    "float8_e4m3fn": tl.float8e4nv,
-    "float8_e5m2": tl.float8e5,
-}
+_FLOAT8 = {"float8_e4m3fn": tl.float8e4nv, "float8_e5m2": tl.float8e5}
 
 
 def grouped_matmul(
@@ -124,7 +117,7 @@ class GroupedLaunch:
             b_major,
             is_aligned,
             name_of(out[0].dtype),
-            _bias_dtype(products[0][3]),
+            Epilogue(products[0][3]).spec.bias_dtype,
             activation,
         )
         self.variant = self._kind.variant(current(a[0].get_device()))
@@ -163,7 +156,7 @@ class GroupKind(NamedTuple):
         # Unaligned operands are addressed element by element: a step of 128 bytes would need more registers than there are.
         block_k = 128 // item_bytes if self.is_aligned and not (self.dtype == "float32" and precision == "ieee") else 32
         constants: dict[str, Any] = {
-            "DTYPE": _TL[self.dtype],
+            "DTYPE": _FLOAT8.get(self.dtype) or getattr(tl, self.dtype),
             "B_MAJOR": self.b_major,
             "UNIT": unit_of(self.dtype, is_aligned=self.is_aligned),
             "PRECISION": precision,
@@ -250,10 +243,6 @@ def _rows(products: Sequence[_Product], b_major: str) -> tuple[list[list[int]], 
 def _upload(rows: list[list[int]], device: torch.device) -> torch.Tensor:
     table = torch.tensor(rows, dtype=torch.int64)
     return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
-
-
-def _bias_dtype(bias: torch.Tensor | None) -> str:
-    return "" if bias is None else name_of(bias.dtype)
 
 
 def _precisions(dtype: str) -> tuple[str, ...]:
