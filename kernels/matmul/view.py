@@ -49,23 +49,18 @@ def view_of(a: Extent, b: Extent, out: Extent, *, is_row_scaled: bool) -> View |
     shape = out.shape[:-2]
     strides_a = broadcast_strides(a.shape[:-2], a.strides[:-2], shape)
     strides_b = broadcast_strides(b.shape[:-2], b.strides[:-2], shape)
-    batch, strides = collapse(shape, strides_a, strides_b, out.strides[:-2])
+    batch, strides = collapse(shape, strides_a, strides_b, out.strides[:-2], rank=2)
     if len(batch) > 2:
         return None
-    of_a, of_b, of_out = (_padded(values, 0) for values in strides)
+    (outer, inner), ((outer_a, inner_a), (outer_b, inner_b), (outer_out, inner_out)) = batch, strides
     view = View(
         *(a.shape[-2], b.shape[-1], a.shape[-1]),
-        _padded(batch, 1),
-        (*of_a, a.step(-2), a.strides[-1]),
-        (*of_b, b.step(-2), b.strides[-1]),
-        (*of_out, out.step(-2), out.strides[-1]),
+        (outer, inner),
+        (outer_a, inner_a, a.step(-2), a.strides[-1]),
+        (outer_b, inner_b, b.step(-2), b.strides[-1]),
+        (outer_out, inner_out, out.step(-2), out.strides[-1]),
     )
     return view if is_row_scaled else _fold(view)
-
-
-def _padded(values: Sequence[int], fill: int) -> tuple[int, int]:
-    outer, inner = (*(fill,) * (2 - len(values)), *values)
-    return outer, inner
 
 
 def _fold(view: View) -> View:

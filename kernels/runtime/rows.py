@@ -68,14 +68,12 @@ class RowsView:
 def rows_of(*tensors: torch.Tensor) -> RowsView | None:
     """Tensors (…, N) of one shape as a kernel walks them; None where dimensions beside the last do not merge into two."""
     *shape, n = tensors[0].shape
-    extents, strides = collapse(shape, *(tensor.stride()[:-1] for tensor in tensors))
+    extents, strides = collapse(shape, *(tensor.stride()[:-1] for tensor in tensors), rank=2)
     if len(extents) > 2:
         return None
-    missing = 2 - len(extents)
-    outer, inner = (*(1,) * missing, *extents)
+    outer, inner = extents
     steps = []
-    for tensor, values in zip(tensors, strides, strict=True):
-        step_outer, step_inner = (*(0,) * missing, *values)
+    for tensor, (step_outer, step_inner) in zip(tensors, strides, strict=True):
         steps.append((step_outer, step_inner, 1 if n == 1 else tensor.stride(-1)))
     return RowsView((outer, inner), n, tuple(steps))
 

@@ -42,12 +42,13 @@ def broadcast_strides(shape: Sequence[int], strides: Sequence[int], target: Sequ
     return (0,) * missing + tuple(own)
 
 
-def collapse(shape: Sequence[int], *operands: Sequence[int]) -> tuple[Dims, tuple[Dims, ...]]:
+def collapse(shape: Sequence[int], *operands: Sequence[int], rank: int = 0) -> tuple[Dims, tuple[Dims, ...]]:
     """Merge adjacent dimensions that every operand walks with one stride, and drop those of extent 1.
 
     Args:
         shape: extents, outermost first.
         *operands: for each operand its strides, as many as extents.
+        rank: as many extents at least: those that are missing are 1, outermost, with strides of 0.
 
     Returns:
         The fewest extents that describe the same elements in the same order (possibly none), and each operand's
@@ -67,4 +68,5 @@ def collapse(shape: Sequence[int], *operands: Sequence[int]) -> tuple[Dims, tupl
         extents.append(extent)
         for kept, stride in zip(strides, mine, strict=True):
             kept.append(stride)
-    return tuple(extents), tuple(tuple(kept) for kept in strides)
+    missing = max(0, rank - len(extents))
+    return (*(1,) * missing, *extents), tuple((*(0,) * missing, *kept) for kept in strides)

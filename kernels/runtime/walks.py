@@ -67,13 +67,10 @@ def walk_of(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Walk | None:
     """How a kernel walks operands that broadcast to the shape of `out`; None where dimensions do not merge into four."""
     shape = tuple(out.shape)
     operands = [broadcast_strides(tensor.shape, tensor.stride(), shape) for tensor in (a, b)]
-    extents, strides = collapse(shape, *operands, out.stride())
+    extents, strides = collapse(shape, *operands, out.stride(), rank=MAX_RANK)
     if len(extents) > MAX_RANK:
         return None
-    if not extents:
-        return Walk((1,) * MAX_RANK, ((0, 0, 0, 1),) * 3)
-    missing = MAX_RANK - len(extents)
-    return Walk((*(1,) * missing, *extents), tuple((*(0,) * missing, *values) for values in strides))
+    return Walk(extents, ((0, 0, 0, 1),) * 3 if out.numel() == 1 else strides)
 
 
 def programs_of(problem: Problem, config: Config) -> int:
