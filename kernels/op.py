@@ -130,7 +130,6 @@ class Tuning:
 
     Attributes:
         space: Configurations worth measuring for a shape, whether the catalogue has them or not.
-        binaries: Binaries that a configuration launches for a shape, in order.
         model: Terms of the predicted time.
         amounts: Amount of each term in a launch: (shape, configuration, programs on a multiprocessor, target).
         key: Section of the table for a shape; empty where its configurations are not tuned.
@@ -143,7 +142,6 @@ class Tuning:
     """
 
     space: Callable[[Any, Target], Iterable[Config]]
-    binaries: Callable[[Any, Config, Target], tuple[Variant, ...]]
     model: Model
     amounts: Callable[[Any, Config, int, Target], tuple[float, ...]]
     key: Callable[[Any], str]
@@ -185,8 +183,8 @@ class KernelOp:
     | | `self_test`: a binary, on numbers whose result is exact; a float64 oracle where it or benchmarks compare with one |
     | `__init__.py` | the `KernelOp`, with the families of its binaries |
 
-    A long choice has a file `configs.py`, without torch and Triton. An op that is tuned has `bench.py`: a `Shape`, groups of
-    random ones, its `Operands` and its `Tuning`.
+    A long choice has a file `configs.py`, without torch and Triton. An op that is measured has `bench.py`: a `Shape`, groups
+    of random ones, its `Operands` and, where it is tuned, its `Tuning`.
 
     Element-wise ops take blocks and walks from `runtime/elementwise.py` and `walks.py`, and tiles from `add/kernel.py`.
 
@@ -199,7 +197,8 @@ class KernelOp:
     Attributes:
         name: Name of the op, as in metrics and tables. Those of its Triton functions begin with it.
         families: Every binary that the op can launch.
-        shape: Shapes of benchmarks and tuning; None for an op that is not tuned.
+        shape: Shapes of benchmarks and tuning; None for an op that neither measures.
+        binaries: Binaries that a configuration launches for a shape, in order.
         groups: Kinds of random shapes that benchmarks report on their own.
         operands: Operand sets: (shape, number of sets, generator on the device).
         tuning: Measurement and fitting of configurations; None for an op whose choice is fixed.
@@ -210,6 +209,7 @@ class KernelOp:
     name: str
     families: tuple[Family, ...]
     shape: type[Any] | None = None
+    binaries: Callable[[Any, Config, Target], tuple[Variant, ...]] | None = None
     groups: tuple[ShapeGroup, ...] = ()
     operands: Callable[[Any, int, torch.Generator], Operands] | None = None
     tuning: Tuning | None = None

@@ -60,5 +60,10 @@ def kernel_op(name: str) -> KernelOp:
 
 
 def measured_ops() -> tuple[KernelOp, ...]:
-    """The ops that are tuned."""
-    return tuple(op for op in KERNEL_OPS if op.tuning is not None)
+    """The ops that benchmarks measure."""
+    return tuple(op for op in KERNEL_OPS if op.shape is not None)
+
+
+def tuned_ops() -> tuple[KernelOp, ...]:
+    """Those of them whose choice of configurations is measured and fitted."""
+    return tuple(op for op in measured_ops() if op.tuning is not None)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tilewire.kernels.add.bench import GROUPS, AddOperands, AddShape
 from tilewire.kernels.add.op import build, members, self_test
 from tilewire.kernels.op import Family, KernelOp, TableEntry
 
@@ -16,5 +17,9 @@ def _table_entries(section: Sequence[dict[str, Any]]) -> Iterator[TableEntry]:
 ADD = KernelOp(
     name="add",
     families=(Family(members, build, self_test),),
+    shape=AddShape,
+    binaries=lambda shape, config, target: (build(shape.problem.specialization, config, target),),
+    groups=GROUPS,
+    operands=AddOperands,
     table_entries=_table_entries,
 )

@@ -33,7 +33,7 @@ from tilewire.kernels.autotune.halving import Rounds, race
 from tilewire.kernels.autotune.online import Race, race_online
 from tilewire.kernels.autotune.workloads import as_line, parse_line
 from tilewire.kernels.op import Config, Shape, Tuning, config_text
-from tilewire.kernels.registry import kernel_op, measured_ops
+from tilewire.kernels.registry import kernel_op, measured_ops, tuned_ops
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target, current
 
@@ -63,7 +63,9 @@ def compile_one(recipe: Recipe) -> Facts:
 
 
 def _binaries(shape: Shape, config: Config, target: Target) -> tuple[Variant, ...]:
-    return tuning_of(shape).binaries(shape, config, target)
+    found = kernel_op(shape.op).binaries
+    assert found is not None, "This is a bug."
+    return found(shape, config, target)
 
 
 def tuning_of(shape: Shape) -> Tuning:
@@ -71,6 +73,12 @@ def tuning_of(shape: Shape) -> Tuning:
     found = kernel_op(shape.op).tuning
     assert found is not None, "This is a bug."
     return found
+
+
+def is_supported(shape: Shape, target: Target) -> bool:
+    """Whether the target has kernels for a shape."""
+    tuning = kernel_op(shape.op).tuning
+    return tuning is None or tuning.is_supported(shape, target)
 
 
 def drawn(seed: int, scale: float, ops: Sequence[str]) -> dict[Shape, str]:
@@ -96,7 +104,8 @@ def draw(seed: int, scale: float, ops: Sequence[str]) -> list[Shape]:
 
 def candidates(shape: Shape, target: Target, *, has_space: bool = True) -> list[Config]:
     """Every configuration worth measuring for `shape`, dispatch's own choice first; else the catalogue's alone."""
-    found = tuning_of(shape).space(shape, target) if has_space else shape.candidates(target)
+    tuning = kernel_op(shape.op).tuning
+    found = tuning.space(shape, target) if tuning is not None and has_space else shape.candidates(target)
     return list(dict.fromkeys((shape.chosen(target), *found)))
 
 
@@ -338,7 +347,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=460.0, help="for compiling and measuring together")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of shapes")
-    parser.add_argument("--ops", default=",".join(op.name for op in measured_ops()))
+    parser.add_argument("--ops", default=",".join(op.name for op in tuned_ops()))
     parser.add_argument("--groups", default="", help="only these groups of shapes")
     parser.add_argument("--catalogue", action="store_true", help="only what the catalogue has")
     parser.add_argument("--online-tuning", action="store_true", help="let online tuning choose, too, and measure that")
@@ -350,7 +359,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     wanted = {
         shape: candidates(shape, target, has_space=not arguments.catalogue)
         for shape, group in drawn(arguments.seed, arguments.scale, arguments.ops.split(",")).items()
-        if tuning_of(shape).is_supported(shape, target) and (groups is None or group in groups)
+        if is_supported(shape, target) and (groups is None or group in groups)
     }
     collect(
         wanted, target, arguments.out / FILE, arguments.seconds, arguments.workers, has_online=arguments.online_tuning

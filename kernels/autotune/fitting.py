@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from tilewire.kernels.autotune.collect import entries_of, tuning_of
 from tilewire.kernels.autotune.workloads import parse_line
 from tilewire.kernels.op import Config, Shape, Tuning, config_from, geomean
-from tilewire.kernels.registry import measured_ops
+from tilewire.kernels.registry import kernel_op, tuned_ops
 from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.selection.tables import table_for, write_atomically
 
@@ -80,6 +80,8 @@ def read(paths: Iterable[Path], held_out: int) -> tuple[Table, list[Measured]]:
                 device = entry
             elif "line" in entry:
                 shape = parse_line(entry["line"])
+                if kernel_op(shape.op).tuning is None:
+                    continue
                 tuning = tuning_of(shape)
                 able = {key: config_from(tuning.config, key) for key in entry["us"] if key not in entry["bad"]}
                 us = {able[key]: entry["us"][key] for key in able}
@@ -358,7 +360,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_atomically(
             arguments.out,
             as_text(
-                whole | {op.name: whole.get(op.name, {}) | table[op.name] for op in measured_ops() if op.name in table}
+                whole | {op.name: whole.get(op.name, {}) | table[op.name] for op in tuned_ops() if op.name in table}
             ),
         )
     return 0

@@ -10,7 +10,7 @@ from tilewire.kernels.matmul.members import members
 from tilewire.kernels.matmul.select import explain
 from tilewire.kernels.matmul.selftest import grouped_self_test, self_test
 from tilewire.kernels.matmul.shape import GROUPS, MatmulShape
-from tilewire.kernels.matmul.space import TUNING
+from tilewire.kernels.matmul.space import TUNING, binaries
 from tilewire.kernels.matmul.variants import build
 from tilewire.kernels.op import Family, KernelOp, TableEntry
 
@@ -36,6 +36,7 @@ MATMUL = KernelOp(
         Family(grouped_members, GroupKind.variant, grouped_self_test),
     ),
     shape=MatmulShape,
+    binaries=binaries,
     groups=GROUPS,
     operands=MatmulOperands,
     tuning=TUNING,

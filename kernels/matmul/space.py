@@ -274,7 +274,6 @@ _SIZES = {
 
 TUNING = Tuning(
     space=space,
-    binaries=binaries,
     model=MODEL,
     amounts=lambda shape, *launch: amounts_of(shape.problem, *launch, is_plain=shape.is_plain),
     key=key_of,

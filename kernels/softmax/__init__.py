@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tilewire.kernels.op import Family, KernelOp, TableEntry
-from tilewire.kernels.softmax.bench import GROUPS, TUNING, SoftmaxOperands, SoftmaxShape
+from tilewire.kernels.softmax.bench import GROUPS, TUNING, SoftmaxOperands, SoftmaxShape, binaries_of
 from tilewire.kernels.softmax.configs import explain, members
 from tilewire.kernels.softmax.op import binaries, self_test
 
@@ -21,6 +21,7 @@ SOFTMAX = KernelOp(
     name="softmax",
     families=(Family(members, binaries, self_test),),
     shape=SoftmaxShape,
+    binaries=binaries_of,
     groups=GROUPS,
     operands=SoftmaxOperands,
     tuning=TUNING,

@@ -13,6 +13,7 @@ import torch
 from tilewire.kernels.build.operands import empty_at, random_at
 from tilewire.kernels.op import Call, ShapeGroup, Tuning, log_uniform
 from tilewire.kernels.runtime.kinds import FLOATS, ITEM_BYTES
+from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.strides import Extent
 from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.softmax.configs import (
@@ -144,9 +145,13 @@ def _cooperative(shape: SoftmaxShape, target: Target) -> Iterator[Config]:
             yield Config("cooperative", 1, block_n, num_warps, group, programs)
 
 
+def binaries_of(shape: SoftmaxShape, config: Config, target: Target) -> tuple[Variant, ...]:
+    """The binaries that a configuration launches for a shape: its size does not matter."""
+    return tuple(binaries(replace(shape.problem, rows=1, n=1), config, target))
+
+
 TUNING = Tuning(
     space=space,
-    binaries=lambda shape, config, target: tuple(binaries(replace(shape.problem, rows=1, n=1), config, target)),
     model=MODEL,
     amounts=lambda shape, config, _occupancy, target: amounts_of(shape.problem, config, target),
     key=lambda shape: key_of(shape.problem) if shape.problem.is_contiguous else "",

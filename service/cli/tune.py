@@ -15,7 +15,7 @@ import torch
 from tilewire.kernels.autotune import collect, fitting
 from tilewire.kernels.autotune.workloads import parse_line
 from tilewire.kernels.op import ShapeError
-from tilewire.kernels.registry import kernel_op, measured_ops
+from tilewire.kernels.registry import kernel_op, tuned_ops
 from tilewire.kernels.runtime.layouts import preferred_layout
 from tilewire.kernels.runtime.targets import KNOWN, current, is_interpreting
 from tilewire.kernels.selection import tables
@@ -33,7 +33,7 @@ def run(ops: Sequence[str], seconds: float, measured: Path, out: Path | None) ->
         measured: Folder for what is measured; what it has already is not measured again.
         out: The table; by default that of the device's chip, in the package.
     """
-    known = [op.name for op in measured_ops()]
+    known = [op.name for op in tuned_ops()]
     unknown = [name for name in ops if name not in known]
     if unknown:
         return _refuse(f"tune: --ops: {unknown[0]!r} is none of {', '.join(known)}", EXIT_USAGE)

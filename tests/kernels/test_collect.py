@@ -12,9 +12,9 @@ from tilewire.kernels.autotune.collect import (
     candidates,
     draw,
     entries_of,
+    is_supported,
     measure_shape,
     progress_of,
-    tuning_of,
 )
 from tilewire.kernels.autotune.compiling import Facts
 from tilewire.kernels.autotune.workloads import as_line, parse_line
@@ -39,7 +39,7 @@ def test_random_shapes_are_repeatable_and_of_every_group():
 def test_every_candidate_names_its_binaries(name):
     target = KNOWN[name]
     for shape in draw(5, 0.05, OPS):
-        if not tuning_of(shape).is_supported(shape, target):
+        if not is_supported(shape, target):
             continue
         found = candidates(shape, target)
         assert shape.chosen(target) == found[0]

@@ -4,8 +4,9 @@ import inspect
 
 import pytest
 
+from tilewire.kernels.add.bench import AddShape
 from tilewire.kernels.autotune.benches import operands_of
-from tilewire.kernels.autotune.collect import draw, tuning_of
+from tilewire.kernels.autotune.collect import draw, is_supported
 from tilewire.kernels.autotune.workloads import as_line, parse_line
 from tilewire.kernels.matmul.configs import Config
 from tilewire.kernels.matmul.plan import Epilogue, plan_of
@@ -14,7 +15,7 @@ from tilewire.kernels.op import ShapeError
 from tilewire.kernels.runtime.targets import INTERPRETER, KNOWN
 from tilewire.kernels.softmax.bench import SoftmaxShape
 
-OPS = ["matmul", "softmax"]
+OPS = ["matmul", "softmax", "add"]
 TARGETS = ["nvidia_h100", "nvidia_a100", "amd_mi300x"]
 
 
@@ -23,7 +24,7 @@ TARGETS = ["nvidia_h100", "nvidia_a100", "amd_mi300x"]
     [
         ("{", "not JSON"),
         ("[1]", "expected a JSON object"),
-        ('{"op": "conv"}', "op: expected one of matmul, softmax, got 'conv'"),
+        ('{"op": "conv"}', "op: expected one of matmul, softmax, add, got 'conv'"),
         ('{"op": "matmul", "m": 1, "n": 2}', "k: is missing"),
         ('{"op": "matmul", "m": 0, "n": 2, "k": 3}', "m: expected a whole number from 1, got 0"),
         ('{"op": "matmul", "m": true, "n": 2, "k": 3}', "m: expected a whole number from 1, got True"),
@@ -33,7 +34,7 @@ TARGETS = ["nvidia_h100", "nvidia_a100", "amd_mi300x"]
         ('{"op": "matmul", "m": 1, "n": 2, "k": 3, "precision": "tf32"}', "precision: bfloat16 has ieee, not tf32"),
         ('{"op": "matmul", "m": 1, "n": 2, "k": 3, "dtype": "int8", "activation": "gelu"}', "activation: gelu needs"),
         ('{"op": "softmax", "rows": 1, "n": 2, "k": 3}', "k: softmax has no such field"),
-        ('{"op": "softmax", "rows": 1, "n": "2"}', "n: expected a whole number from 1, got '2'"),
+        ('{"op": "add", "rows": 1, "n": "2"}', "n: expected a whole number from 1, got '2'"),
     ],
 )
 def test_a_bad_line_is_named(line, message):
@@ -51,7 +52,7 @@ def test_lines_read_back_as_what_they_were():
 def test_what_dispatch_chooses_is_among_the_alternatives(name):
     target = KNOWN[name]
     for workload in draw(5, 0.2, OPS):
-        if not tuning_of(workload).is_supported(workload, target):
+        if not is_supported(workload, target):
             continue
         found = list(workload.candidates(target))
         assert workload.chosen(target) in found
@@ -66,6 +67,7 @@ SMALL = [
     MatmulShape(70, 64, 32, activation="relu"),
     *(SoftmaxShape(3, n, dtype) for n in (16, 33) for dtype in ("float32", "bfloat16")),
     SoftmaxShape(6, 20, is_contiguous=False),
+    *(AddShape(3, n, "float32", b_shape) for n in (16, 33) for b_shape in ("full", "row")),
 ]
 
 
