@@ -284,6 +284,7 @@ class StoreFolder:
         """Gives a complete file the name of the next version."""
         bucket, stem = self._bucket(bucket_of(name)), stem_of(name)
         for _attempt in range(MAX_ATTEMPTS):
+            listed_s = self._clock()
             # The temporary file was made in this folder before: an NFS client has dropped what it remembered of the folder.
             entries = self._entries_of(bucket, stem)
             before = next((one for one in reversed(entries) if one.is_file), None)
@@ -297,12 +298,20 @@ class StoreFolder:
             version = entries[-1].version + 1 if entries else int(self._clock() * 1e6)
             if version > MAX_VERSION:
                 raise Unavailable(f"store: {entries[-1].file} leaves no version; remove it")
-            if _linked(temporary, bucket / f"{stem}@{version}{SUFFIX}"):
-                _sync_folder(bucket)
+            path = bucket / f"{stem}@{version}{SUFFIX}"
+            if _linked(temporary, path):
                 entries = self._entries_of(bucket, stem)
+                newer = entries[-1].version - version
+                is_late = newer and self._clock() - listed_s > REPLACED_S / 2
+                if match is not None and (newer > MAX_REPLACED or is_late):
+                    # Perhaps others had given this version before, and its name was free since it was replaced and removed.
+                    # Then the condition did not hold. Without one, this change is one that others came after.
+                    _remove(path)
+                    break
+                _sync_folder(bucket)
                 self._remove_replaced(bucket, entries)
-                return Written(version, was_there, entries[-1].version == version)
-        raise Unavailable(f"store: {stem} is being changed by too many at once")
+                return Written(version, was_there, not newer)
+        raise Unavailable(f"store: {stem} is being changed by too many at once; look at it before you try again")
 
     def _create_temporary(self, bucket: Path) -> Path:
         """Makes an empty file with a name of its own beside the files that it will be one of."""

@@ -134,6 +134,60 @@ def test_conditions_are_about_the_version_before(folder: StoreFolder, source: in
         folder.write(W, KIND, None, source, ANY)
 
 
+class Slow(tuple[int, ...]):
+    """A condition that takes its time: others write meanwhile."""
+
+    __slots__ = ()
+
+    def meanwhile(self) -> None:
+        """Replaced in tests."""
+
+    def __contains__(self, version: object) -> bool:
+        self.meanwhile()
+        return super().__contains__(version)
+
+
+@pytest.mark.parametrize(("num_others", "seconds"), [(MAX_REPLACED + 2, 0.0), (3, 2 * REPLACED_S)])
+def test_a_version_that_others_gave_and_removed_meanwhile_is_not_given_again(
+    tmp_path: Path, source: int, num_others: int, seconds: float
+) -> None:
+    """The writer has looked at the folder, and stalls. The condition does not hold any more when it goes on."""
+    clock = Clock(time.time())
+    folder, other = StoreFolder(tmp_path, clock), StoreFolder(tmp_path, clock)
+    folder.create()
+    first = folder.write(W, KIND, None, source)
+    given: list[int] = []
+
+    class Stalls(Slow):
+        def meanwhile(self) -> None:
+            given.extend(other.write(W, KIND, None, source).version for _ in range(num_others))
+            clock.now_s += seconds
+            other.clean(bucket_of(W))
+
+    with pytest.raises(Unavailable, match="too many at once"):
+        folder.write(W, KIND, None, source, Stalls((first.version,)))
+    assert len(given) == num_others
+    assert not entries(tmp_path, W)[0].endswith(f"@{given[0]}.safetensors")
+    stored, _ = load(folder, W)
+    assert stored is not None
+    assert stored.version == given[-1]
+    assert not list(tmp_path.glob("*/*.tmp"))
+
+
+def test_a_slow_writer_that_nobody_overtook_is_no_mistake(tmp_path: Path, source: int) -> None:
+    clock = Clock(time.time())
+    folder = StoreFolder(tmp_path, clock)
+    folder.create()
+    first = folder.write(W, KIND, None, source)
+
+    class Stalls(Slow):
+        def meanwhile(self) -> None:
+            clock.now_s += 2 * REPLACED_S
+
+    written = folder.write(W, KIND, None, source, Stalls((first.version,)))
+    assert (written.version, written.is_last) == (first.version + 1, True)
+
+
 def test_writers_at_once_get_versions_in_one_order(tmp_path: Path) -> None:
     """Each writer has a folder object of its own, as each host has."""
     versions: list[tuple[int, int]] = []
