@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tilewire.service.dtypes import DTYPES, dtype_named
 from tilewire.service.errors import BeyondLimit, BodyTooLarge, InvalidRequest
 from tilewire.service.gateway.codecs.json_numbers import Numbers, parse_document, read_numbers
-from tilewire.service.gateway.codecs.protocol import Placed, Room
+from tilewire.service.gateway.codecs.protocol import Codec, Placed, Room
 from tilewire.service.gateway.codecs.rests import rest
 from tilewire.service.gateway.codecs.shapes import check_shape
 from tilewire.service.ops.op import TensorType
@@ -32,7 +32,7 @@ CHUNK_LETTERS = 2**19
 _NUMPY: dict[str, np.dtype[np.generic]] = {name: np.dtype(getattr(ml_dtypes, name, None) or name) for name in DTYPES}
 
 
-class Json:
+class Json(Codec):
     """Codec of `application/json`: `{"a": [[…]], "b": [[…]], "dtype": "float32"}`."""
 
     name = "json"
@@ -62,14 +62,6 @@ class Json:
     def work_bytes(self, body: memoryview) -> int:
         """All of the text."""
         return body.nbytes
-
-    def lead_bytes(self, body: memoryview) -> int | None:
-        """None: the numbers themselves are text."""
-        return None
-
-    def writes(self, dtypes: Sequence[str]) -> bool:
-        """Whether the format can hold the dtypes: all of ours, as numbers."""
-        return all(dtype in DTYPES for dtype in dtypes)
 
     def encode_work_bytes(self, nbytes: int) -> int:
         """All that is formatted."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from tilewire.service.dtypes import BY_NPY, DTYPES, DType
 from tilewire.service.errors import InvalidRequest
-from tilewire.service.gateway.codecs.protocol import Placed, Room
+from tilewire.service.gateway.codecs.protocol import Codec, Placed, Room
 from tilewire.service.gateway.codecs.shapes import check_shape
 from tilewire.service.ops.op import TensorType
 
@@ -34,24 +34,15 @@ _ITEM = re.compile(
 _DESCR = re.compile(r"(?P<order>[<>=|]?)(?P<code>[a-zA-Z?]\d*)", re.ASCII)
 
 
-class Npy:
+class Npy(Codec):
     """Codec of `application/x-npy`: one unnamed tensor; no bfloat16 and no float8."""
 
     name = "npy"
     content_type = "application/x-npy"
-    is_text = False
 
     def decode(self, body: memoryview, offset: int, room: Room) -> Mapping[str, Placed]:
         """Reads the header; see `Codec.decode`."""
         return {"": read_npy(body, offset, "npy")}
-
-    def metadata(self, body: memoryview) -> Mapping[str, str]:
-        """None: the format has no place for it."""
-        return {}
-
-    def work_bytes(self, body: memoryview) -> int:
-        """None: only the header is read."""
-        return 0
 
     def lead_bytes(self, body: memoryview) -> int | None:
         """Length of the header; None for a big-endian payload, which `decode` swaps."""
@@ -61,10 +52,6 @@ class Npy:
     def writes(self, dtypes: Sequence[str]) -> bool:
         """Whether NumPy has the dtype, of a single tensor."""
         return len(dtypes) == 1 and DTYPES[dtypes[0]].npy is not None
-
-    def encode_work_bytes(self, nbytes: int) -> int:
-        """0: payloads are passed through."""
-        return 0
 
     def encode(self, outputs: Mapping[str, TensorType], payloads: Sequence[memoryview]) -> Sequence[bytes | memoryview]:
         """Writes the header and passes the payload through; see `Codec.encode`."""

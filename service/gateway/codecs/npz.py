@@ -16,7 +16,7 @@ from typing import Any
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.codecs.npy import npy_header, read_npy
-from tilewire.service.gateway.codecs.protocol import Placed, Room
+from tilewire.service.gateway.codecs.protocol import Codec, Placed, Room
 from tilewire.service.ops.op import TensorType
 
 MAGIC = b"PK\x03\x04"
@@ -36,12 +36,11 @@ _CRC_BYTES = 64
 _SECRET = 1 << 0 | 1 << 6 | 1 << 13
 
 
-class Npz:
+class Npz(Codec):
     """Codec of `application/x-npz`: tensors by name; no bfloat16 and no float8."""
 
     name = "npz"
     content_type = "application/x-npz"
-    is_text = False
 
     def decode(self, body: memoryview, offset: int, room: Room) -> Mapping[str, Placed]:
         """Reads the archive's directory and each member's header; see `Codec.decode`."""
@@ -61,10 +60,6 @@ class Npz:
                     tensors[name] = _read_deflated(packed, member, room, repr(name[:64]))
         return tensors
 
-    def metadata(self, body: memoryview) -> Mapping[str, str]:
-        """None: the format has no place for it."""
-        return {}
-
     def work_bytes(self, body: memoryview) -> int:
         """Bytes to inflate, as the archive declares them, and a share of those whose CRC is checked."""
         with _opened(body) as archive:
@@ -76,10 +71,6 @@ class Npz:
     def encode_work_bytes(self, nbytes: int) -> int:
         """A share of the tensors: their CRC is computed."""
         return nbytes // _CRC_BYTES
-
-    def lead_bytes(self, body: memoryview) -> int | None:
-        """None: each member has its header in front of it."""
-        return None
 
     def writes(self, dtypes: Sequence[str]) -> bool:
         """Whether NumPy has the dtypes."""

@@ -1,17 +1,18 @@
 """Defines the interface of a body format: what a codec reads out of a body and writes around a payload.
 
-Owns the value objects and the Protocols. A codec reads
-headers only: payload bytes stay where they were received unless the format has them deflated or as text. Runs in a
-gateway's event loop, or in a thread when there is much to go through.
+A codec reads headers only: payload bytes stay where they were received unless the format has them deflated or as text. Runs
+in a gateway's event loop, or in a thread when there is much to go through.
 """
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import msgspec
 
+from tilewire.service.dtypes import DTYPES
 from tilewire.service.ops.op import TensorType
 
 
@@ -45,8 +46,8 @@ class Room(Protocol):
         ...
 
 
-class Codec(Protocol):
-    """One body format.
+class Codec(abc.ABC):
+    """One body format. What has a default is as in formats of bytes behind a header.
 
     Attributes:
         name: Short name, as in the docs: `safetensors`, `npz`, `npy`, `json`.
@@ -54,21 +55,11 @@ class Codec(Protocol):
         is_text: Numbers are text, which costs much more to read and write than bytes.
     """
 
-    @property
-    def name(self) -> str:
-        """Short name."""
-        ...
+    name: ClassVar[str]
+    content_type: ClassVar[str]
+    is_text: ClassVar[bool] = False
 
-    @property
-    def content_type(self) -> str:
-        """Content type of answers."""
-        ...
-
-    @property
-    def is_text(self) -> bool:
-        """Whether numbers are text."""
-        ...
-
+    @abc.abstractmethod
     def decode(self, body: memoryview, offset: int, room: Room) -> Mapping[str, Placed]:
         """Reads the metadata of a whole body.
 
@@ -84,10 +75,9 @@ class Codec(Protocol):
             InvalidRequest: Anything that cannot be right; the detail names the tensor or the header field.
             BodyTooLarge: It inflates past the limit.
         """
-        ...
 
     def metadata(self, body: memoryview) -> Mapping[str, str]:
-        """Reads the strings that stand beside the tensors, by name.
+        """Reads the strings that stand beside the tensors, by name; none where the format has no place for them.
 
         Args:
             body: A whole body.
@@ -95,7 +85,7 @@ class Codec(Protocol):
         Raises:
             InvalidRequest: Not a body of this format.
         """
-        ...
+        return {}
 
     def work_bytes(self, body: memoryview) -> int:
         """Bytes of text and of inflated data that `decode` goes through.
@@ -103,7 +93,7 @@ class Codec(Protocol):
         Raises:
             InvalidRequest: Not a body of this format.
         """
-        ...
+        return 0
 
     def lead_bytes(self, body: memoryview) -> int | None:
         """Length of the body's begin that determines what `decode` finds.
@@ -114,16 +104,17 @@ class Codec(Protocol):
         Returns:
             None when more than a begin determines it, or when `decode` changes payloads.
         """
-        ...
+        return None
 
     def writes(self, dtypes: Sequence[str]) -> bool:
         """Whether the format can hold tensors of these dtypes, and as many."""
-        ...
+        return all(dtype in DTYPES for dtype in dtypes)
 
     def encode_work_bytes(self, nbytes: int) -> int:
         """Bytes of text that would take as long to write as tensors of `nbytes` in this format."""
-        ...
+        return 0
 
+    @abc.abstractmethod
     def encode(self, outputs: Mapping[str, TensorType], payloads: Sequence[memoryview]) -> Sequence[bytes | memoryview]:
         """Wraps results for sending; payloads are passed through, not copied, where the format allows.
 
@@ -131,4 +122,3 @@ class Codec(Protocol):
             outputs: Dtypes and shapes by name; formats without names drop those.
             payloads: Bytes of each in C order.
         """
-        ...

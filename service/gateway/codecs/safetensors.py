@@ -13,7 +13,7 @@ import msgspec
 
 from tilewire.service.dtypes import BY_SAFETENSORS, DTYPES
 from tilewire.service.errors import InvalidRequest
-from tilewire.service.gateway.codecs.protocol import Placed, Room
+from tilewire.service.gateway.codecs.protocol import Codec, Placed, Room
 from tilewire.service.gateway.codecs.shapes import check_shape
 from tilewire.service.gateway.codecs.strict_json import parse_object
 from tilewire.service.ops.op import TensorType
@@ -26,12 +26,11 @@ _ALIGNMENT = 8
 _FIELDS = {"dtype", "shape", "data_offsets"}
 
 
-class Safetensors:
+class Safetensors(Codec):
     """Codec of `application/x-safetensors`: tensors by name, of every dtype."""
 
     name = "safetensors"
     content_type = "application/x-safetensors"
-    is_text = False
 
     def decode(self, body: memoryview, offset: int, room: Room) -> Mapping[str, Placed]:
         """Reads the header; see `Codec.decode`."""
@@ -43,27 +42,11 @@ class Safetensors:
 
     def metadata(self, body: memoryview) -> Mapping[str, str]:
         """Returns `__metadata__`; see `Codec.metadata`."""
-        header = parse_object(memoryview(_header_bytes(body)), "safetensors header")
-        found = header.get("__metadata__", {})
-        if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-            raise InvalidRequest("__metadata__: expected an object whose values are strings")
-        return found
-
-    def work_bytes(self, body: memoryview) -> int:
-        """None: only the header is read."""
-        return 0
+        return _take_metadata(parse_object(memoryview(_header_bytes(body)), "safetensors header"))
 
     def lead_bytes(self, body: memoryview) -> int | None:
         """Length of the prefix and the header."""
         return PREFIX_BYTES + int.from_bytes(body[:PREFIX_BYTES], "little")
-
-    def writes(self, dtypes: Sequence[str]) -> bool:
-        """Whether the format can hold the dtypes: all of ours."""
-        return all(dtype in DTYPES for dtype in dtypes)
-
-    def encode_work_bytes(self, nbytes: int) -> int:
-        """0: payloads are passed through."""
-        return 0
 
     def encode(self, outputs: Mapping[str, TensorType], payloads: Sequence[memoryview]) -> Sequence[bytes | memoryview]:
         """Writes the header and passes the payloads through; see `Codec.encode`."""
@@ -97,13 +80,17 @@ def _read_layout(text: bytes, payload_bytes: int) -> tuple[tuple[str, TensorType
     if not text.startswith(b"{"):
         raise InvalidRequest("safetensors header: does not begin with '{'")
     header = parse_object(memoryview(text), "safetensors header")
-    metadata = header.get("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise InvalidRequest("__metadata__: expected an object whose values are strings")
-    header.pop("__metadata__", None)
+    _take_metadata(header)
     tensors = {name: _read_entry(name, entry) for name, entry in header.items()}
     _check_cover(tensors, payload_bytes)
     return tuple((name, kind, begin) for name, (kind, begin, _) in tensors.items())
+
+
+def _take_metadata(header: dict[str, object]) -> dict[str, str]:
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise InvalidRequest("__metadata__: expected an object whose values are strings")
+    return metadata
 
 
 def _read_entry(name: str, entry: object) -> tuple[TensorType, int, int]:

@@ -232,10 +232,6 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._below.resume_reading()
             self._loop.call_soon(self._read)
 
-    def is_reading(self) -> bool:
-        """Whether it reads."""
-        return not self._is_paused and not self.is_closing()
-
     def get_write_buffer_size(self) -> int:
         """Number of encrypted bytes that have not left."""
         return self._below.get_write_buffer_size()
@@ -243,11 +239,6 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Sets when the protocol is paused."""
         self._below.set_write_buffer_limits(high, low)
-
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        """Returns the protocol above."""
-        assert self._protocol is not None, "This is a bug: the connection is gone."
-        return self._protocol
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Replaces the protocol above."""
