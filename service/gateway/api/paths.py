@@ -6,7 +6,7 @@ import re
 
 from tilewire.service.gateway.api.v1.calls import NativeApi
 from tilewire.service.gateway.api.v2.answer import VERSION
-from tilewire.service.gateway.api.v2.calls import InferApi, limits_of
+from tilewire.service.gateway.api.v2.calls import InferApi
 from tilewire.service.gateway.request.adapter import Api
 from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.ops.op import AnyOp
@@ -26,7 +26,7 @@ class OpPaths:
 
     def __init__(self, gateway: Gateway) -> None:
         native = NativeApi(gateway.settings.max_json_bytes, gateway.programs)
-        infer = InferApi(limits_of(gateway.settings), gateway.programs)
+        infer = InferApi(gateway.settings, gateway.programs)
         self._ops: dict[str, tuple[Api, AnyOp]] = {f"/v1/{name}": (native, op) for name, op in OPS.items()}
         for version in ("", f"/versions/{VERSION}"):
             self._ops |= {f"/v2/models/{name}{version}/infer": (infer, op) for name, op in OPS.items()}

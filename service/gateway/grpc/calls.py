@@ -9,15 +9,16 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from tilewire.service.config.process import GatewaySettings
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import BodyTooLarge
 from tilewire.service.gateway.api.v2.answer import VERSION
-from tilewire.service.gateway.api.v2.calls import InferLimits, ModelCall
+from tilewire.service.gateway.api.v2.calls import ModelCall
 from tilewire.service.gateway.api.v2.decode import place_inputs
 from tilewire.service.gateway.api.v2.header import read_document
 from tilewire.service.gateway.api.v2.models import check_version
-from tilewire.service.gateway.api.v2.request import Header, InferRequest
-from tilewire.service.gateway.api.v2.task import InferTask
+from tilewire.service.gateway.api.v2.request import InferRequest
+from tilewire.service.gateway.codecs.protocol import Room
 from tilewire.service.gateway.grpc.document import document_of
 from tilewire.service.gateway.grpc.open_inference_pb2 import InferParameter, ModelInferRequest, ModelInferResponse
 from tilewire.service.gateway.grpc.wire import parse, read_frame, varint
@@ -28,6 +29,7 @@ from tilewire.service.gateway.request.offload import OFFLOAD_BYTES, LoopRoom, of
 from tilewire.service.gateway.request.programs import Programs
 from tilewire.service.ipc.arena import Lease
 from tilewire.service.ops.op import AnyOp, TensorType
+from tilewire.service.ops.registry import PROGRAM_FAMILY
 
 CONTENT_TYPE = "application/grpc"
 # Tag of `raw_output_contents`.
@@ -38,13 +40,13 @@ class RpcApi(msgspec.Struct, frozen=True):
     """ModelInfer of one model.
 
     Attributes:
-        limits: Bounds.
+        settings: The gateway's.
         programs: Kept programs, which are models too.
         model: Name of the model.
         version: Version of the model; empty for any.
     """
 
-    limits: InferLimits
+    settings: GatewaySettings
     programs: Programs
     model: str
     version: str
@@ -56,55 +58,29 @@ class RpcApi(msgspec.Struct, frozen=True):
             UnknownName: There is no such version.
         """
         check_version(self.model, self.version or None)
-        return RpcInferCall(op, self.limits, self.programs, self.model)
+        program = self.model if op is PROGRAM_FAMILY else None
+        return RpcInferCall(op=op, programs=self.programs, program=program, settings=self.settings)
 
 
-class RpcInferCall(ModelCall, frozen=True):
-    """An infer call before its frame is read."""
+class RpcInferCall(ModelCall, frozen=True, kw_only=True):
+    """An infer call before its frame is read. Every output is answered in raw contents."""
 
-    async def decode(self, body: Lease | None, leases: Leases) -> InferTask:
+    async def read(self, op: AnyOp, body: Lease, leases: Leases) -> tuple[InferRequest, int | None]:
         """Reads a frame."""
-        assert body is not None, "This is a bug: a message is a body."
+        max_bytes = self.settings.max_json_bytes
         lead_bytes, message, places = read_frame(body.view)
-        if len(message) > self.limits.max_json_bytes:
+        if len(message) > max_bytes:
             raise BodyTooLarge(
                 f"contents: {len(message)} bytes outside raw_input_contents; "
-                f"the limit is {self.limits.max_json_bytes}, send tensors as raw contents"
+                f"the limit is {max_bytes}, send tensors as raw contents"
             )
         room = LoopRoom(leases) if len(message) > OFFLOAD_BYTES else leases
-        offsets = [body.offset + at for at, _ in places]
-
-        async def read(op: AnyOp) -> tuple[InferRequest, int | None]:
-            header = await offload(len(message), read_message, op, message, [nbytes for _, nbytes in places])
-            inputs = await offload(len(message), place_inputs, header.pending, offsets, body.offset, room)
-            has_numbers = any(pending.numbers is not None for pending in header.pending)
-            request = msgspec.structs.replace(header.request, inputs=inputs, has_numbers=has_numbers)
-            return request, None if has_numbers else lead_bytes
-
-        return await self.task(leases, read, RpcForm(self.model))
-
-
-def read_message(op: AnyOp, message: bytes, raw_bytes: Sequence[int]) -> Header:
-    """Reads a message without its raw contents.
-
-    Raises:
-        InvalidRequest: Anything that cannot be right; the detail names the field.
-    """
-    return read_document(op, document_of(parse(ModelInferRequest, message), raw_bytes))
-
-
-class RpcForm(msgspec.Struct, frozen=True):
-    """Form of answers over gRPC: every output in raw contents; see `AnswerForm`.
-
-    Attributes:
-        model: Name of the model.
-    """
-
-    model: str
+        request = await offload(len(message), read_message, op, message, places, body.offset, room)
+        return request, None if request.has_numbers else lead_bytes
 
     def encoder(self, op: AnyOp, request: InferRequest, outputs: Mapping[str, TensorType]) -> RpcEncoder:
         """Writes the message but for its payloads, and returns the encoder that adds them."""
-        answer = ModelInferResponse(model_name=self.model, model_version=VERSION, id=request.id or "")
+        answer = ModelInferResponse(model_name=op.model, model_version=VERSION, id=request.id or "")
         if request.says_final:
             answer.parameters["triton_final_response"].CopyFrom(InferParameter(bool_param=True))
         heads: list[bytes] = []
@@ -113,20 +89,32 @@ class RpcForm(msgspec.Struct, frozen=True):
         for name, wanted in request.outputs.items():
             kind, region = outputs[name], wanted.region
             entry = answer.outputs.add(name=name, datatype=DTYPES[kind.dtype].oip, shape=kind.shape)
+            heads.append(_RAW + varint(kind.nbytes if wanted.is_sent else 0))
+            sent.append(places[name] if wanted.is_sent else None)
             if wanted.resident is not None:
                 entry.parameters["resident"].CopyFrom(InferParameter(string_param=wanted.resident))
-                heads.append(_RAW + varint(0))
-                sent.append(None)
-            elif region is None:
-                heads.append(_RAW + varint(kind.nbytes))
-                sent.append(places[name])
-            else:
+            elif region is not None:
                 entry.parameters["shared_memory_region"].CopyFrom(InferParameter(string_param=region.name))
                 entry.parameters["shared_memory_byte_size"].CopyFrom(InferParameter(int64_param=kind.nbytes))
-                heads.append(_RAW + varint(0))
-                sent.append(None)
         heads[0] = answer.SerializeToString() + heads[0]
         return RpcEncoder(tuple(heads), tuple(sent))
+
+
+def read_message(op: AnyOp, message: bytes, places: Sequence[tuple[int, int]], offset: int, room: Room) -> InferRequest:
+    """Reads a message without its raw contents.
+
+    Args:
+        op: Requested model.
+        message: The message.
+        places: Place in the body and length of each raw content.
+        offset: Offset of the body in the arena's segment.
+        room: Memory for numbers.
+
+    Raises:
+        InvalidRequest: Anything that cannot be right; the detail names the field.
+    """
+    header = read_document(op, document_of(parse(ModelInferRequest, message), [nbytes for _, nbytes in places]))
+    return place_inputs(header, [offset + at for at, _ in places], offset, room)
 
 
 class RpcEncoder(msgspec.Struct, frozen=True):

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import grpc
 
 from tilewire.service.errors import InvalidRequest, TilewireError
-from tilewire.service.gateway.api.v2.calls import limits_of
 from tilewire.service.gateway.connection.driving import Driven
 from tilewire.service.gateway.grpc.call import RpcCall, Servicer, finish
 from tilewire.service.gateway.grpc.calls import RpcApi
@@ -93,7 +92,6 @@ class InferCalls:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._limits = limits_of(gateway.settings)
         self._loop = asyncio.get_running_loop()
         self._stalls = Stalls(gateway.settings.max_body_s)
 
@@ -211,7 +209,7 @@ class InferCalls:
         context = answer.context = opened.context(opened.head(frame.nbytes), stream)
         context.key = HeadKey(key, 0, opened.own)
         model, version = (one.decode("utf-8", "replace") for one in (frame.model, frame.version))
-        api = RpcApi(self._limits, gateway.programs, model, version)
+        api = RpcApi(gateway.settings, gateway.programs, model, version)
         return handle(gateway, context, api, _OPS.get(frame.model, PROGRAM_FAMILY))
 
     def _refuse(self, opened: RpcCall, stream: RpcStream, nbytes: int, error: Exception) -> RequestContext:

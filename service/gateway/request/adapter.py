@@ -13,9 +13,11 @@ import msgspec
 from tilewire.service.gateway.codecs.protocol import Placed
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.head import Head
+from tilewire.service.gateway.request.programs import KeptProgram, Programs
 from tilewire.service.ipc.arena import Lease
 from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.ops.op import AnyOp, TensorType
+from tilewire.service.ops.program.op import PROGRAM
 from tilewire.service.ops.registry import Options
 
 
@@ -67,77 +69,12 @@ class Encoder(Protocol):
         ...
 
 
-class Task(Protocol):
-    """A computation whose operands are known.
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """Parsed head of a request; each API has a subclass.
 
     Attributes:
         op: Operation.
-        options: Options of the op.
-        placed: Tensors in the arena by input; "" stands for an unnamed one.
-        residents: Names of resident tensors by input.
-        declared: Types that the client says residents have, by input; checked.
-        pinned: Residents that the engine must have in this very version, by input.
-        regions: Tensors in registered regions by input.
-        out_regions: Regions that take outputs instead of the arena, by output.
-        store: Name under which the result becomes resident; None to answer it.
-        durable: The answer waits for the host copy of that.
-        timeout_ns: Longest time from the request's begin until it starts; 0 for none.
-        priority: 0 for the default, 1 for the most urgent.
-        lead_bytes: Bytes at the body's begin that determine all of this; None when no part of the body does.
-    """
-
-    @property
-    def op(self) -> AnyOp: ...
-    @property
-    def options(self) -> Options: ...
-    @property
-    def placed(self) -> Mapping[str, Placed]: ...
-    @property
-    def residents(self) -> Mapping[str, str]: ...
-    @property
-    def declared(self) -> Mapping[str, TensorType]: ...
-    @property
-    def pinned(self) -> Mapping[str, TensorInfo]: ...
-    @property
-    def regions(self) -> Mapping[str, tuple[TensorType, Region]]: ...
-    @property
-    def out_regions(self) -> Mapping[str, Region]: ...
-    @property
-    def store(self) -> str | None: ...
-    @property
-    def durable(self) -> bool: ...
-    @property
-    def timeout_ns(self) -> int: ...
-    @property
-    def priority(self) -> int: ...
-    @property
-    def lead_bytes(self) -> int | None: ...
-
-    async def renew(self) -> Task:
-        """Returns the task with the newest version of what it pins.
-
-        Raises:
-            UnknownName: It is there no more.
-        """
-        ...
-
-    def encoder(self, outputs: Mapping[str, TensorType]) -> Encoder | None:
-        """Chooses how outputs of these types are answered, and refuses what cannot be.
-
-        Returns:
-            None when the stored output's description is the answer.
-
-        Raises:
-            TilewireError: They cannot be answered as asked.
-        """
-        ...
-
-
-class Call(Protocol):
-    """Parsed head of a request.
-
-    Attributes:
-        op: Operation.
+        programs: Kept programs.
         residents: Names of resident tensors by input, as far as the head names them.
         writes: Names of residents that it stores, as far as the head names them.
         lead_bytes: Bytes left free in front of the body, so that its payload begins aligned.
@@ -146,20 +83,24 @@ class Call(Protocol):
         program_field: Name of that field in errors.
     """
 
-    @property
-    def op(self) -> AnyOp: ...
-    @property
-    def residents(self) -> Mapping[str, str]: ...
-    @property
-    def writes(self) -> tuple[str, ...]: ...
-    @property
-    def lead_bytes(self) -> int: ...
-    @property
-    def needs_body(self) -> bool: ...
-    @property
-    def program(self) -> str | None: ...
-    @property
-    def program_field(self) -> str: ...
+    op: AnyOp
+    programs: Programs
+    residents: Mapping[str, str] = {}
+    writes: tuple[str, ...] = ()
+    lead_bytes: int = 0
+    needs_body: bool = True
+    program: str | None = None
+    program_field: str = "program"
+
+    async def find_program(self, leases: Leases) -> KeptProgram | None:
+        """Returns the kept program that is run, if any.
+
+        Raises:
+            UnknownName: It is not there.
+        """
+        if self.program is None:
+            return None
+        return await self.programs.find(self.program, leases, field=self.program_field)
 
     async def decode(self, body: Lease | None, leases: Leases) -> Task:
         """Reads a whole body.
@@ -171,7 +112,88 @@ class Call(Protocol):
         Raises:
             TilewireError: Anything that cannot be right; the detail names the field.
         """
-        ...
+        raise NotImplementedError
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """A computation whose operands are known; each API has a subclass.
+
+    Attributes:
+        call: Head of its request.
+        leases: Source of room for a program's text.
+        op: Operation, which may be a program.
+        kept: The kept program; None for an op, and for a program in the body.
+        given_options: Options, as the request gives them.
+        given_residents: Names of resident tensors by input, as far as the request gives them.
+        placed: Tensors in the arena by input; "" stands for an unnamed one.
+        declared: Types that the client says residents have, by input; checked.
+        regions: Tensors in registered regions by input.
+        out_regions: Regions that take outputs instead of the arena, by output.
+        store: Name under which the result becomes resident; None to answer it.
+        durable: The answer waits for the host copy of that.
+        timeout_ns: Longest time from the request's begin until it starts; 0 for none.
+        priority: 0 for the default, 1 for the most urgent.
+        lead_bytes: Bytes at the body's begin that determine all of this; None when no part of the body does.
+    """
+
+    call: Call
+    leases: Leases
+    op: AnyOp
+    kept: KeptProgram | None
+    given_options: Options
+    given_residents: Mapping[str, str]
+    placed: Mapping[str, Placed]
+    declared: Mapping[str, TensorType] = {}
+    regions: Mapping[str, tuple[TensorType, Region]] = {}
+    out_regions: Mapping[str, Region] = {}
+    store: str | None
+    durable: bool
+    timeout_ns: int
+    priority: int = 0
+    lead_bytes: int | None
+
+    @property
+    def options(self) -> Options:
+        """Options of the op."""
+        return self.op.complete(self.given_options)
+
+    @property
+    def residents(self) -> Mapping[str, str]:
+        """Names of resident tensors by input.
+
+        Raises:
+            InvalidRequest: The request names one for something else.
+        """
+        self.op.check_given(self.given_residents)
+        return {**self.op.own_residents, **self.given_residents}
+
+    @property
+    def pinned(self) -> Mapping[str, TensorInfo]:
+        """Residents that the engine must have in this very version, by input."""
+        return {} if self.kept is None else {PROGRAM: self.kept.info}
+
+    async def renew(self) -> Task:
+        """Returns the task with the newest version of its program.
+
+        Raises:
+            UnknownName: It is there no more.
+        """
+        if self.kept is None:
+            return self
+        call = self.call
+        kept = await call.programs.fetch(self.kept.name, self.leases, field=call.program_field)
+        return msgspec.structs.replace(self, op=kept.op, kept=kept)
+
+    def encoder(self, outputs: Mapping[str, TensorType]) -> Encoder | None:
+        """Chooses how outputs of these types are answered, and refuses what cannot be.
+
+        Returns:
+            None when the stored output's description is the answer.
+
+        Raises:
+            TilewireError: They cannot be answered as asked.
+        """
+        raise NotImplementedError
 
 
 class Api(Protocol):

@@ -183,8 +183,7 @@ async def find_names(gateway: Gateway, call: Call, leases: Leases) -> None:
     """
     for name, resident in call.residents.items():
         await gateway.engines.type_of(resident, field=name)
-    if call.program is not None:
-        await gateway.programs.find(call.program, leases, field=call.program_field)
+    await call.find_program(leases)
 
 
 async def compute(

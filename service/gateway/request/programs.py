@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Self
 
 import msgspec
 
@@ -18,9 +17,9 @@ from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.ipc.messages import Done, TensorInfo, Upload
 from tilewire.service.match import Match
-from tilewire.service.ops.op import AnyOp, Limits, TensorType
+from tilewire.service.ops.op import Limits, TensorType
 from tilewire.service.ops.program.definition import RESIDENT, Program, check_program_name, parse_program
-from tilewire.service.ops.program.op import PROGRAM, ProgramOp
+from tilewire.service.ops.program.op import ProgramOp
 from tilewire.service.ops.program.planning import check_possible
 from tilewire.service.ops.registry import OPS, is_program, program_of, program_resident
 
@@ -195,33 +194,3 @@ class Programs:
 
 def _unknown(name: str, field: str) -> UnknownName:
     return UnknownName(f"{field}: no {field} {name[:64]!r}")
-
-
-class OpTask(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a task that is about its op, which may be a kept program; see `Task`.
-
-    Attributes:
-        op: Operation.
-        leases: Source of room for a program's text.
-        programs: Kept programs.
-        kept: The kept program; None for an op, and for a program in the body.
-        program_field: Name of the program in errors.
-    """
-
-    op: AnyOp
-    leases: Leases
-    programs: Programs
-    kept: KeptProgram | None = None
-    program_field: str = "program"
-
-    @property
-    def pinned(self) -> Mapping[str, TensorInfo]:
-        """Residents that the engine must have in this version, by input."""
-        return {} if self.kept is None else {PROGRAM: self.kept.info}
-
-    async def renew(self) -> Self:
-        """Returns the task with the newest version of its program."""
-        if self.kept is None:
-            return self
-        kept = await self.programs.fetch(self.kept.name, self.leases, field=self.program_field)
-        return msgspec.structs.replace(self, op=kept.op, kept=kept)

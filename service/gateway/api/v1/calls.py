@@ -15,16 +15,16 @@ from tilewire.service.gateway.api.v1.query import Query, parse_query, parse_run_
 from tilewire.service.gateway.codecs.json_text import PROGRAM_KEY
 from tilewire.service.gateway.codecs.negotiation import SNIFF_BYTES, codec_for_accept, codec_for_body
 from tilewire.service.gateway.codecs.protocol import Codec, Placed
-from tilewire.service.gateway.request.adapter import Answer, Region
+from tilewire.service.gateway.request.adapter import Answer, Call, Task
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.body import refuse_encodings
 from tilewire.service.gateway.request.head import Head
 from tilewire.service.gateway.request.offload import OFFLOAD_BYTES, LoopRoom, offload
-from tilewire.service.gateway.request.programs import OpTask, Programs
+from tilewire.service.gateway.request.programs import Programs
 from tilewire.service.ipc.arena import Lease
 from tilewire.service.ops.op import AnyOp, TensorType
 from tilewire.service.ops.program.definition import parse_program
-from tilewire.service.ops.registry import OPS, PROGRAM_FAMILY, Options
+from tilewire.service.ops.registry import OPS, PROGRAM_FAMILY
 
 # Paths of kept programs begin with it.
 PROGRAMS = "/v1/programs/"
@@ -54,51 +54,33 @@ class NativeApi:
             query = parse_query(op, head.query, timeout)
             needs_body = any(name not in query.residents for name in op.required)
         return NativeCall(
-            op,
-            query,
-            headers.get("content-type"),
-            headers.get("accept"),
-            self._max_json_bytes,
-            self._programs,
-            needs_body,
-            program,
+            op=op,
+            programs=self._programs,
+            residents=query.residents,
+            writes=() if query.store is None else (query.store,),
+            needs_body=needs_body,
+            program=program,
+            query=query,
+            content_type=headers.get("content-type"),
+            accept=headers.get("accept"),
+            max_json_bytes=self._max_json_bytes,
         )
 
 
-class NativeCall(msgspec.Struct, frozen=True):
-    """Parsed head of a native request; see `Call`.
+class NativeCall(Call, frozen=True, kw_only=True):
+    """Parsed head of a native request.
 
     Attributes:
-        op: Operation.
         query: Options, residents, `store` and the deadline.
         content_type: Value of the header, or None.
         accept: Value of the header, or None.
         max_json_bytes: As in `NativeApi`.
-        programs: Kept programs.
-        needs_body: As in `Call`.
-        program: As in `Call`.
-        program_field: As in `Call`.
-        lead_bytes: As in `Call`.
     """
 
-    op: AnyOp
     query: Query
     content_type: str | None
     accept: str | None
     max_json_bytes: int
-    programs: Programs
-    needs_body: bool
-    program: str | None = None
-    program_field: str = "program"
-    lead_bytes: int = 0
-
-    @property
-    def residents(self) -> Mapping[str, str]:
-        return self.query.residents
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        return () if self.query.store is None else (self.query.store,)
 
     async def decode(self, body: Lease | None, leases: Leases) -> NativeTask:
         """Reads the body of a request."""
@@ -106,21 +88,23 @@ class NativeCall(msgspec.Struct, frozen=True):
         if body is not None:
             codec, placed = await read_tensors(self.content_type, body, leases, self.max_json_bytes)
             lead_bytes = codec.lead_bytes(body.view)
-        op, kept = self.op, None
-        if self.program is not None:
-            kept = await self.programs.find(self.program, leases)
-            op = kept.op
-        elif op is PROGRAM_FAMILY:
+        kept = await self.find_program(leases)
+        op = self.op if kept is None else kept.op
+        if op is PROGRAM_FAMILY:
             op = self.programs.bind(parse_program(_program_in(codec, body), OPS))
         return NativeTask(
             call=self,
-            codec=codec,
-            placed=placed,
-            lead_bytes=lead_bytes,
-            op=op,
             leases=leases,
-            programs=self.programs,
+            op=op,
             kept=kept,
+            given_options=self.query.options,
+            given_residents=self.query.residents,
+            placed=placed,
+            store=self.query.store,
+            durable=self.query.durable,
+            timeout_ns=math.ceil((self.query.timeout_ms or 0) * 1e6),
+            lead_bytes=lead_bytes,
+            codec=codec,
         )
 
 
@@ -139,47 +123,16 @@ def _program_in(codec: Codec | None, body: Lease | None) -> str:
     return text
 
 
-class NativeTask(OpTask, frozen=True, kw_only=True):
-    """A native request whose operands are known; see `Task`.
+class NativeTask(Task, frozen=True, kw_only=True):
+    """A native request whose operands are known.
 
     Attributes:
         call: Parsed head.
         codec: Format of the body; None without one.
-        placed: Tensors of the body by name.
-        lead_bytes: As in `Task`.
     """
 
     call: NativeCall
     codec: Codec | None
-    placed: Mapping[str, Placed]
-    lead_bytes: int | None
-
-    declared: Mapping[str, TensorType] = {}
-    regions: Mapping[str, tuple[TensorType, Region]] = {}
-    out_regions: Mapping[str, Region] = {}
-    priority: int = 0
-
-    @property
-    def options(self) -> Options:
-        return self.op.complete(self.call.query.options)
-
-    @property
-    def residents(self) -> Mapping[str, str]:
-        given = self.call.query.residents
-        self.op.check_given(given)
-        return {**given, **self.op.own_residents}
-
-    @property
-    def store(self) -> str | None:
-        return self.call.query.store
-
-    @property
-    def durable(self) -> bool:
-        return self.call.query.durable
-
-    @property
-    def timeout_ns(self) -> int:
-        return math.ceil((self.call.query.timeout_ms or 0) * 1e6)
 
     def encoder(self, outputs: Mapping[str, TensorType]) -> CodecEncoder | None:
         if self.store is not None:

@@ -13,7 +13,7 @@ from tilewire.service.errors import InvalidRequest
 from tilewire.service.ops.op import AnyOp
 from tilewire.service.ops.planning import parse_options
 from tilewire.service.ops.program.op import PROGRAM, NoOptions
-from tilewire.service.ops.registry import PROGRAM_FAMILY, Options, op_named
+from tilewire.service.ops.registry import Options, op_named
 from tilewire.service.placement import AUTO, AXES, PLACEMENTS, Placement
 from tilewire.service.tensor_names import problem_of
 
@@ -29,7 +29,6 @@ class Query(msgspec.Struct, frozen=True):
     """Parsed query of a native request.
 
     Attributes:
-        op: The operation.
         options: Option values of the op.
         residents: Names of resident tensors by the input that they stand for.
         store: Name under which the result becomes resident, or None.
@@ -37,7 +36,6 @@ class Query(msgspec.Struct, frozen=True):
         timeout_ms: It must have started by then, or None.
     """
 
-    op: AnyOp
     options: Options
     residents: Mapping[str, str]
     store: str | None = None
@@ -58,7 +56,6 @@ def parse_run_query(query: bytes, timeout_header: str | None) -> Query:
     if "durable" in values:
         raise InvalidRequest(NO_STORE)
     return Query(
-        PROGRAM_FAMILY,
         NoOptions(),
         {name: resident_name(value, field=name[:64]) for name, value in values.items()},
         timeout_ms=_timeout_of(timeout, timeout_header),
@@ -96,7 +93,6 @@ def _parse(op_name: str, query: bytes, timeout_header: str | None) -> Query:
             )
             raise InvalidRequest(f"{name[:64]}: {op.name} has no such option; it takes {spoken}")
     return Query(
-        op=op,
         options=parse_options(op, values),
         residents=residents,
         store=None if store is None else check_storable(op, resident_name(store, field="store")),

@@ -6,8 +6,7 @@ Owns the length of the inference header, codings and limits on JSON. Implements 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -18,9 +17,8 @@ from tilewire.service.gateway.api.v2.compression import Coding, coding_of_answer
 from tilewire.service.gateway.api.v2.decode import decode_request
 from tilewire.service.gateway.api.v2.request import InferRequest
 from tilewire.service.gateway.api.v2.shared_memory import check_allowed
-from tilewire.service.gateway.api.v2.task import MODEL, AnswerForm, InferTask
 from tilewire.service.gateway.codecs.json_text import check_elements
-from tilewire.service.gateway.request.adapter import Answer
+from tilewire.service.gateway.request.adapter import Answer, Call, Encoder, Task
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.head import Head
 from tilewire.service.gateway.request.offload import OFFLOAD_BYTES, LoopRoom, offload
@@ -30,6 +28,8 @@ from tilewire.service.ops.op import AnyOp, TensorType
 from tilewire.service.ops.registry import PROGRAM_FAMILY
 
 MODELS = "/v2/models/"
+# Name of a program's field in errors.
+MODEL = "model"
 HEADER_LENGTH = "inference-header-content-length"
 BINARY, JSON = "application/octet-stream", "application/json"
 _LENGTH = re.compile(r"\d{1,19}", re.ASCII)
@@ -37,43 +37,35 @@ _LENGTH = re.compile(r"\d{1,19}", re.ASCII)
 ALIGN_BYTES = 64
 
 
-class InferLimits(msgspec.Struct, frozen=True):
-    """Bounds of infer requests.
-
-    Attributes:
-        max_body_bytes: Largest body, inflated.
-        max_json_bytes: Largest JSON in a body, and largest output in JSON.
-        allows_regions: Shared memory is offered.
-    """
-
-    max_body_bytes: int
-    max_json_bytes: int
-    allows_regions: bool
-
-
-def limits_of(settings: GatewaySettings) -> InferLimits:
-    """The bounds that a gateway's settings say."""
-    return InferLimits(settings.max_body_bytes, settings.max_json_bytes, settings.allow_shared_memory)
-
-
 class InferApi:
     """`POST /v2/models/{model}/infer`.
 
     Args:
-        limits: Bounds.
+        settings: The gateway's.
         programs: Kept programs, which are models too.
     """
 
-    def __init__(self, limits: InferLimits, programs: Programs) -> None:
-        self._limits = limits
+    def __init__(self, settings: GatewaySettings, programs: Programs) -> None:
+        self._settings = settings
         self._programs = programs
 
     def read_call(self, op: AnyOp, head: Head) -> InferCall:
         """Reads the head of a request."""
         header_bytes = header_length(head)
         coding = coding_of_body(head.headers.get("content-encoding"))
-        accepted = head.headers.get("accept-encoding")
-        call = InferCall(op, self._limits, self._programs, model_of(head.path), header_bytes, coding, accepted)
+        align_bytes = -(header_bytes or 0) % ALIGN_BYTES
+        call = InferCall(
+            op=op,
+            programs=self._programs,
+            # A coded body is aligned when it is inflated.
+            lead_bytes=align_bytes if coding is None else 0,
+            program=model_of(head.path) if op is PROGRAM_FAMILY else None,
+            settings=self._settings,
+            header_bytes=header_bytes,
+            align_bytes=align_bytes,
+            coding=coding,
+            accept_encoding=head.headers.get("accept-encoding"),
+        )
         if coding is None:
             call.check_lengths(head.content_length)
         return call
@@ -98,79 +90,100 @@ def header_length(head: Head) -> int | None:
     return int(text)
 
 
-class ModelCall(msgspec.Struct, frozen=True):
-    """The part of a call that every transport has; see `Call`.
+class ModelCall(Call, frozen=True, kw_only=True):
+    """The part of a call that every transport has.
 
     Attributes:
-        op: Model.
-        limits: Bounds.
-        programs: Kept programs.
-        model: Name of the model.
+        settings: The gateway's.
     """
 
-    op: AnyOp
-    limits: InferLimits
-    programs: Programs
-    model: str
+    settings: GatewaySettings
+    program_field: str = MODEL
 
-    residents: ClassVar[Mapping[str, str]] = {}
-    writes: ClassVar[tuple[str, ...]] = ()
-    needs_body: ClassVar[bool] = True
-    program_field: ClassVar[str] = MODEL
-
-    @property
-    def program(self) -> str | None:
-        """Name of the kept program; None for an op."""
-        return self.model if self.op is PROGRAM_FAMILY else None
-
-    @property
-    def lead_bytes(self) -> int:
-        """Bytes left free in front of the body, so that its payload begins aligned."""
-        return 0
-
-    async def task(
-        self, leases: Leases, request: Callable[[AnyOp], Awaitable[tuple[InferRequest, int | None]]], form: AnswerForm
-    ) -> InferTask:
-        """Reads a request for the op, or for that of the kept program.
-
-        Args:
-            leases: Source of slots.
-            request: Reads the body for an op; returns the request and `lead_bytes` of its task.
-            form: Form of the answer.
-        """
-        kept = None if self.program is None else await self.programs.find(self.program, leases, field=MODEL)
+    async def decode(self, body: Lease | None, leases: Leases) -> InferTask:
+        """Reads the body of a request."""
+        assert body is not None, "This is a bug: an infer request has a body."
+        kept = await self.find_program(leases)
         op = self.op if kept is None else kept.op
-        read, lead_bytes = await request(op)
-        task = InferTask(
-            request=read, lead_bytes=lead_bytes, op=op, leases=leases, programs=self.programs, form=form, kept=kept
+        request, lead_bytes = await self.read(op, body, leases)
+        regions = {
+            one.name: (one.type, one.region)
+            for one in request.inputs
+            if one.region is not None and one.type is not None
+        }
+        out_regions = {name: one.region for name, one in request.outputs.items() if one.region is not None}
+        if regions or out_regions:
+            check_allowed(self.settings.allow_shared_memory)
+        return InferTask(
+            call=self,
+            leases=leases,
+            op=op,
+            kept=kept,
+            given_options=request.options,
+            given_residents={one.name: one.resident for one in request.inputs if one.resident is not None},
+            placed={one.name: one.placed for one in request.inputs if one.placed is not None},
+            declared={
+                one.name: one.type for one in request.inputs if one.resident is not None and one.type is not None
+            },
+            regions=regions,
+            out_regions=out_regions,
+            store=next((one.resident for one in request.outputs.values()), None),
+            durable=request.durable,
+            timeout_ns=1000 * request.timeout_us,
+            priority=request.priority,
+            lead_bytes=lead_bytes,
+            request=request,
         )
-        if task.regions or task.out_regions:
-            check_allowed(self.limits.allows_regions)
-        return task
+
+    async def read(self, op: AnyOp, body: Lease, leases: Leases) -> tuple[InferRequest, int | None]:
+        """Reads a body for an op; returns the request and `lead_bytes` of its task."""
+        raise NotImplementedError
+
+    def encoder(self, op: AnyOp, request: InferRequest, outputs: Mapping[str, TensorType]) -> Encoder:
+        """Chooses how outputs of these types are answered.
+
+        Raises:
+            TilewireError: They cannot be answered as asked.
+        """
+        raise NotImplementedError
 
 
-class InferCall(ModelCall, frozen=True):
-    """Parsed head of an infer request; see `Call`.
+class InferTask(Task, frozen=True, kw_only=True):
+    """An infer request whose operands are known.
+
+    Attributes:
+        call: Head of its request.
+        request: Parsed request.
+    """
+
+    call: ModelCall
+    request: InferRequest
+
+    def encoder(self, outputs: Mapping[str, TensorType]) -> Encoder:
+        """Returns the call's encoder for these outputs; refuses outputs that do not fit their regions."""
+        for name, region in self.out_regions.items():
+            kind = outputs[name]
+            if region.byte_size < kind.nbytes:
+                raise InvalidRequest(
+                    f"{name}: shared_memory_byte_size is {region.byte_size}; {kind} takes {kind.nbytes} bytes"
+                )
+        return self.call.encoder(self.op, self.request, outputs)
+
+
+class InferCall(ModelCall, frozen=True, kw_only=True):
+    """Parsed head of an infer request.
 
     Attributes:
         header_bytes: Length of the JSON at the body's begin; None for a body that is all JSON.
+        align_bytes: Bytes in front of the JSON, so that the payloads behind it begin aligned.
         coding: Content coding of the body, or None.
         accept_encoding: Value of the header, or None.
     """
 
     header_bytes: int | None
+    align_bytes: int
     coding: Coding | None
     accept_encoding: str | None
-
-    @property
-    def lead_bytes(self) -> int:
-        """Bytes left free in front of the body; a coded body is aligned when it is inflated."""
-        return 0 if self.coding is not None else self.align_bytes
-
-    @property
-    def align_bytes(self) -> int:
-        """Bytes in front of the JSON, so that the payloads behind it begin aligned."""
-        return -(self.header_bytes or 0) % ALIGN_BYTES
 
     def check_lengths(self, body_bytes: int | None) -> None:
         """Refuses too much JSON, and a header beyond its body.
@@ -179,7 +192,7 @@ class InferCall(ModelCall, frozen=True):
             InvalidRequest: The JSON is longer than the body.
             BodyTooLarge: Too much JSON.
         """
-        header_bytes, max_bytes = self.header_bytes, self.limits.max_json_bytes
+        header_bytes, max_bytes = self.header_bytes, self.settings.max_json_bytes
         if header_bytes is not None and body_bytes is not None and header_bytes > body_bytes:
             raise InvalidRequest(
                 f"Inference-Header-Content-Length: {header_bytes}, but the body has {body_bytes} bytes"
@@ -190,46 +203,28 @@ class InferCall(ModelCall, frozen=True):
                 f"body: {json_bytes} bytes of JSON; the limit is {max_bytes}, send tensors as binary data"
             )
 
-    async def decode(self, body: Lease | None, leases: Leases) -> InferTask:
-        """Reads the body of a request."""
-        assert body is not None, "This is a bug: an infer request has a body."
+    async def read(self, op: AnyOp, body: Lease, leases: Leases) -> tuple[InferRequest, int | None]:
         at = self.align_bytes
         if self.coding is not None:
-            body = await inflate(body, leases, self.coding, self.limits.max_body_bytes, at)
+            body = await inflate(body, leases, self.coding, self.settings.max_body_bytes, at)
         view = body.view[at:]
         self.check_lengths(view.nbytes)
         json_bytes = view.nbytes if self.header_bytes is None else self.header_bytes
         room = LoopRoom(leases) if json_bytes > OFFLOAD_BYTES else leases
-
-        async def read(op: AnyOp) -> tuple[InferRequest, int | None]:
-            request = await offload(json_bytes, decode_request, op, view, body.offset + at, self.header_bytes, room)
-            # Numbers of the JSON lie elsewhere, and so does all of an inflated body.
-            return request, json_bytes if self.coding is None and not request.has_numbers else None
-
-        return await self.task(leases, read, HttpForm(self.limits.max_json_bytes, self.accept_encoding))
-
-
-class HttpForm(msgspec.Struct, frozen=True):
-    """Form of answers over HTTP. It is JSON, with requested binary payloads behind it; see `AnswerForm`.
-
-    Attributes:
-        max_json_bytes: Largest output in JSON.
-        accept_encoding: Codings that the client takes, or None.
-    """
-
-    max_json_bytes: int
-    accept_encoding: str | None
+        request = await offload(json_bytes, decode_request, op, view, body.offset + at, self.header_bytes, room)
+        # Numbers of the JSON lie elsewhere, and so does all of an inflated body.
+        return request, json_bytes if self.coding is None and not request.has_numbers else None
 
     def encoder(self, op: AnyOp, request: InferRequest, outputs: Mapping[str, TensorType]) -> InferEncoder:
         """Returns the encoder of JSON and binary payloads; refuses outputs that are too large for JSON."""
+        max_bytes = self.settings.max_json_bytes
         for name, wanted in request.outputs.items():
             kind = outputs[name]
             if wanted.is_sent and not wanted.is_binary:
                 # A number takes more room as text than as bytes: the bound is on what must be formatted.
-                if kind.nbytes > self.max_json_bytes:
+                if kind.nbytes > max_bytes:
                     raise BodyTooLarge(
-                        f"{name}: {kind} is too large for JSON; the limit is {self.max_json_bytes} bytes, "
-                        "ask for binary_data"
+                        f"{name}: {kind} is too large for JSON; the limit is {max_bytes} bytes, ask for binary_data"
                     )
                 check_elements({name: kind})
         named = {name: outputs[name] for name, wanted in request.outputs.items() if wanted.is_sent}

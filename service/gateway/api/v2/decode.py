@@ -15,7 +15,7 @@ import msgspec
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.api.v2.header import read_header
-from tilewire.service.gateway.api.v2.request import InferRequest, Input, Output, Pending
+from tilewire.service.gateway.api.v2.request import Header, InferRequest, Input, Output
 from tilewire.service.gateway.codecs.json_text import place
 from tilewire.service.gateway.codecs.protocol import Placed, Room
 from tilewire.service.ops.op import AnyOp, TensorType
@@ -52,9 +52,7 @@ def decode_request(op: AnyOp, body: memoryview, offset: int, header_bytes: int |
         )
     lengths = [pending.binary_bytes for pending in header.pending if pending.binary_bytes is not None]
     places = [offset + header_bytes + before for before in itertools.accumulate(lengths, initial=0)]
-    inputs = place_inputs(header.pending, places, offset, room)
-    has_numbers = any(pending.numbers is not None for pending in header.pending)
-    return msgspec.structs.replace(header.request, inputs=inputs, has_numbers=has_numbers)
+    return place_inputs(header, places, offset, room)
 
 
 def _raw_request(op: AnyOp, body: memoryview, offset: int) -> InferRequest:
@@ -84,13 +82,11 @@ def _deduced_shape(name: str, declared: TensorType, nbytes: int) -> tuple[int, .
     return tuple(count if dim == -1 else dim for dim in shape)
 
 
-def place_inputs(
-    pending: tuple[Pending, ...], places: Sequence[int], empty_offset: int, room: Room
-) -> tuple[Input, ...]:
+def place_inputs(header: Header, places: Sequence[int], empty_offset: int, room: Room) -> InferRequest:
     """Finds the bytes of each input.
 
     Args:
-        pending: Inputs as read.
+        header: Request and inputs as read.
         places: Offsets in the arena's segment of those in binary, in order.
         empty_offset: Offset of empty tensors.
         room: Memory for numbers.
@@ -102,7 +98,7 @@ def place_inputs(
     """
     inputs = []
     offsets = iter(places)
-    for one in pending:
+    for one in header.pending:
         kind = one.input.type
         placed = None
         if one.binary_bytes is not None:
@@ -112,4 +108,5 @@ def place_inputs(
             assert kind is not None, "This is a bug."
             placed = place(kind, one.numbers, (empty_offset, room))
         inputs.append(msgspec.structs.replace(one.input, placed=placed) if placed is not None else one.input)
-    return tuple(inputs)
+    has_numbers = any(one.numbers is not None for one in header.pending)
+    return msgspec.structs.replace(header.request, inputs=tuple(inputs), has_numbers=has_numbers)
