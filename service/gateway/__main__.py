@@ -95,7 +95,6 @@ class HttpServer:
         self.is_listening = self._server.is_listening
 
     async def run(self) -> None:
-        """Serves until it is closed."""
         keeping = None
         if self._context is not None and self._tls is not None:
             keeping = asyncio.create_task(keep_certificate_current(self._context, self._tls))
@@ -107,11 +106,9 @@ class HttpServer:
         """Does nothing: probes read it each time."""
 
     def close(self) -> None:
-        """Takes no more connections."""
         self._server.should_exit = True
 
     def abort(self) -> None:
-        """Ends all connections."""
         self._server.force_exit = True
 
 

@@ -51,7 +51,6 @@ class Add(ElementwiseOp):
     warmup = WarmupCase({"alpha": 2}, {"a": [[1, 2]], "b": [[10, 20]]}, [[[21, 42]]])
 
     def infer(self, types: Types, options: AddOptions) -> tuple[tuple[TensorType, ...], int]:
-        """Infers the types of the results and the number of operations."""
         dtype = check_same_dtype(types)
         is_float = DTYPES[dtype].is_float
         if not is_float and not isinstance(options.alpha, int):

@@ -65,7 +65,6 @@ class Matmul(Op[MatmulOptions]):
     warmup = WarmupCase({}, {"a": [[1, 2], [3, 4]], "b": [[5, 6], [7, 8]]}, [[[19, 22], [43, 50]]])
 
     def infer(self, types: Types, options: MatmulOptions) -> tuple[tuple[TensorType, ...], int]:
-        """Infers the types of the results and the number of operations."""
         dtype = check_same_dtype(types)
         m, k = _matrix("a", types["a"], options.transpose_a)
         k_of_b, n = _matrix("b", types["b"], options.transpose_b)

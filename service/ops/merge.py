@@ -37,7 +37,6 @@ class Merge(Op[MergeOptions]):
     options = MergeOptions
 
     def infer(self, types: Types, options: MergeOptions) -> tuple[tuple[TensorType, ...], int]:
-        """Infers the types of the results; see `Op.infer`."""
         values = types["values"]
         shape = (*values.shape[:-1], options.k)
         return (TensorType(values.dtype, shape), TensorType("int64", shape)), values.num_elements

@@ -56,7 +56,6 @@ class Normalize(AxisOp):
     warmup = WarmupCase({"kind": "l2"}, {"x": [[0, 2], [0, -4]]}, [[[0, 1], [0, -1]]])
 
     def infer(self, types: Types, options: NormalizeOptions) -> tuple[tuple[TensorType, ...], int]:
-        """Infers the types of the results and the number of operations."""
         check_required(self, options)
         x = types["x"]
         n = x.shape[check_axis(self.name, x, options.axis)]

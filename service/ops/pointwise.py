@@ -67,7 +67,6 @@ class Pointwise(ElementwiseOp):
     )
 
     def infer(self, types: Types, options: PointwiseOptions) -> tuple[tuple[TensorType, ...], int]:
-        """Infers the types of the results and the number of operations."""
         check_required(self, options)
         x, y = types["x"], types.get("y")
         if (y is not None) != (options.fn in BINARY):

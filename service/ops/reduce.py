@@ -52,7 +52,6 @@ class Reduce(AxisOp):
     warmup = WarmupCase({"kind": "sum"}, {"x": [[1, 2], [3, -5]]}, [[3, -2]])
 
     def infer(self, types: Types, options: ReduceOptions) -> tuple[tuple[TensorType, ...], int]:
-        """Infers the types of the results and the number of operations."""
         check_required(self, options)
         x = types["x"]
         axis = check_axis(self.name, x, -1 if isinstance(options.axis, str) else options.axis)

@@ -61,7 +61,6 @@ class Search(Op[SearchOptions]):
     )
 
     def infer(self, types: Types, options: SearchOptions) -> tuple[tuple[TensorType, ...], int]:
-        """Infers the types of the results and the number of operations."""
         dtype = check_same_dtype(types)
         a, b = types["a"], types["b"]
         if len(a.shape) < 2:

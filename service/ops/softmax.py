@@ -38,7 +38,6 @@ class Softmax(AxisOp):
     warmup = WarmupCase({}, {"x": [[0, 0], [5, 5]]}, [[[0.5, 0.5], [0.5, 0.5]]])
 
     def infer(self, types: Types, options: SoftmaxOptions) -> tuple[tuple[TensorType, ...], int]:
-        """Infers the types of the results and the number of operations."""
         x = types["x"]
         check_axis(self.name, x, options.axis)
         out = TensorType(check_out_dtype(options.out_dtype, x.dtype, FLOATS16_32), x.shape)

@@ -43,7 +43,6 @@ class Topk(AxisOp):
     warmup = WarmupCase({"k": 2}, {"x": [[1, 3, 2], [5, 4, 5]]}, [[[3, 2], [5, 5]], [[1, 2], [0, 2]]])
 
     def infer(self, types: Types, options: TopkOptions) -> tuple[tuple[TensorType, ...], int]:
-        """Infers the types of the results and the number of operations."""
         check_required(self, options)
         x = types["x"]
         axis = check_axis(self.name, x, options.axis)

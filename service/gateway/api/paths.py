@@ -33,7 +33,6 @@ class OpPaths:
         self._programs: tuple[tuple[re.Pattern[str], Api], ...] = ((_RUN, native), (_INFER, infer))
 
     def get(self, path: str, /) -> tuple[Api, AnyOp] | None:
-        """Returns the API and the op of a path, or None for one that is not of ops."""
         found = self._ops.get(path)
         if found is not None:
             return found

@@ -40,7 +40,6 @@ class Json(Codec):
     is_text = True
 
     def decode(self, body: memoryview, offset: int, room: Room) -> Mapping[str, Placed]:
-        """Parses the text and writes its tensors into `room`; see `Codec.decode`."""
         if body.nbytes > MAX_BODY_BYTES:
             raise BodyTooLarge(
                 f"JSON body: {body.nbytes} bytes; at most {MAX_BODY_BYTES} are read, use safetensors for more"
@@ -55,7 +54,6 @@ class Json(Codec):
         return tensors
 
     def metadata(self, body: memoryview) -> Mapping[str, str]:
-        """Returns the text of the key `program`, an object; see `Codec.metadata`."""
         program = parse_document(body, "JSON body").members.get(PROGRAM_KEY)
         return {} if program is None else {PROGRAM_KEY: json.dumps(program)}
 

@@ -41,7 +41,6 @@ class Npy(Codec):
     content_type = "application/x-npy"
 
     def decode(self, body: memoryview, offset: int, room: Room) -> Mapping[str, Placed]:
-        """Reads the header; see `Codec.decode`."""
         return {"": read_npy(body, offset, "npy")}
 
     def lead_bytes(self, body: memoryview) -> int | None:
@@ -54,7 +53,6 @@ class Npy(Codec):
         return len(dtypes) == 1 and DTYPES[dtypes[0]].npy is not None
 
     def encode(self, outputs: Mapping[str, TensorType], payloads: Sequence[memoryview]) -> Sequence[bytes | memoryview]:
-        """Writes the header and passes the payload through; see `Codec.encode`."""
         ((kind,), (payload,)) = outputs.values(), payloads
         return [npy_header(kind), payload]
 

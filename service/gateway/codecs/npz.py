@@ -43,7 +43,6 @@ class Npz(Codec):
     content_type = "application/x-npz"
 
     def decode(self, body: memoryview, offset: int, room: Room) -> Mapping[str, Placed]:
-        """Reads the archive's directory and each member's header; see `Codec.decode`."""
         tensors: dict[str, Placed] = {}
         with _opened(body) as archive:
             for member, data_at in _members(archive, body):
@@ -77,7 +76,6 @@ class Npz(Codec):
         return all(DTYPES[dtype].npy is not None for dtype in dtypes)
 
     def encode(self, outputs: Mapping[str, TensorType], payloads: Sequence[memoryview]) -> Sequence[bytes | memoryview]:
-        """Writes a stored archive around the payloads; see `Codec.encode`."""
         chunks: list[bytes | memoryview] = []
         central, at = [], 0
         for (name, kind), payload in zip(outputs.items(), payloads, strict=True):

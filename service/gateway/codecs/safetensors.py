@@ -33,7 +33,6 @@ class Safetensors(Codec):
     content_type = "application/x-safetensors"
 
     def decode(self, body: memoryview, offset: int, room: Room) -> Mapping[str, Placed]:
-        """Reads the header; see `Codec.decode`."""
         header = _header_bytes(body)
         payload_bytes = body.nbytes - PREFIX_BYTES - len(header)
         start = offset + PREFIX_BYTES + len(header)
@@ -41,7 +40,6 @@ class Safetensors(Codec):
         return {name: Placed(kind, start + begin) for name, kind, begin in read(header, payload_bytes)}
 
     def metadata(self, body: memoryview) -> Mapping[str, str]:
-        """Returns `__metadata__`; see `Codec.metadata`."""
         return _take_metadata(parse_object(memoryview(_header_bytes(body)), "safetensors header"))
 
     def lead_bytes(self, body: memoryview) -> int | None:
@@ -49,7 +47,6 @@ class Safetensors(Codec):
         return PREFIX_BYTES + int.from_bytes(body[:PREFIX_BYTES], "little")
 
     def encode(self, outputs: Mapping[str, TensorType], payloads: Sequence[memoryview]) -> Sequence[bytes | memoryview]:
-        """Writes the header and passes the payloads through; see `Codec.encode`."""
         return [_head_of(tuple(outputs.items())), *payloads]
 
 

@@ -177,12 +177,10 @@ class Receiver(asyncio.BufferedProtocol):
             connection.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Asyncio's call."""
         if self._connection is not None:
             self._connection.pause_writing()
 
     def resume_writing(self) -> None:
-        """Asyncio's call."""
         if self._connection is not None:
             self._connection.resume_writing()
 

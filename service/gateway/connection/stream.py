@@ -125,7 +125,6 @@ class RequestStream(Driven, RequestResponseCycle):
 
     @property
     def client_flow(self) -> Flow:
-        """Flow of the client's address."""
         return self._owner.client_flow
 
     async def run_asgi(self, app: Any) -> None:
@@ -140,27 +139,22 @@ class RequestStream(Driven, RequestResponseCycle):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last byte of the body is in."""
         return not self.more_body
 
     @property
     def is_disconnected(self) -> bool:
-        """Whether the client left."""
         return self.disconnected or self._owner.transport.is_closing()
 
     def watch(self, on_gone: Callable[[], None]) -> None:
-        """Calls `on_gone` once if the client leaves before `unwatch`."""
         if self._owner.transport.is_closing():
             on_gone()
         else:
             self._owner.on_gone = on_gone
 
     def unwatch(self) -> None:
-        """Ends the watch."""
         self._owner.on_gone = None
 
     def receive_into(self, slot: memoryview, timeout_s: float) -> Awaitable[None] | None:
-        """Receives a body of declared length into a slot."""
         if self.waiting_for_100_continue:
             self._send_continue()
         self._is_asked = True
@@ -188,7 +182,6 @@ class RequestStream(Driven, RequestResponseCycle):
             self.received_bytes = owner.receiver.received_bytes
 
     async def receive_piece(self, timeout_s: float) -> bytes:
-        """Receives a piece of a chunked body."""
         self._send_continue()
         timer = self._owner.loop.call_later(timeout_s, self._stall)
         try:
@@ -217,7 +210,6 @@ class RequestStream(Driven, RequestResponseCycle):
     def respond(
         self, status: int, lines: str, chunks: Sequence[bytes | memoryview], closes: bool
     ) -> Awaitable[None] | None:
-        """Writes a whole answer."""
         owner = self._owner
         if self.disconnected or owner.transport.is_closing():
             return None

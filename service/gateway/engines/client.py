@@ -157,11 +157,9 @@ class EngineClient:
 
     @property
     def outstanding(self) -> int:
-        """Requests that are not answered."""
         return len(self._pending)
 
     def send(self, request: Command) -> tuple[int, asyncio.Future[Reply]]:
-        """Sends a request under a fresh id."""
         link = self._ready_link()
         request_id, future = self._expect_reply()
         message = msgspec.structs.replace(request, id=request_id, request_id=log.request_id.get())
@@ -177,7 +175,6 @@ class EngineClient:
         priority: int = 0,
         flow: Flow = NO_FLOW,
     ) -> tuple[int, asyncio.Future[Reply]]:
-        """Sends a job, and its template unless the engine has it."""
         link = self._ready_link()
         request_id, future = self._expect_reply()
         if template.id not in self._templates:
@@ -189,7 +186,6 @@ class EngineClient:
         return request_id, future
 
     def forget(self, template_id: int) -> None:
-        """Forgets a template, here and in the engine."""
         if template_id in self._templates and self._link is not None:
             self._templates.discard(template_id)
             self._link.send(ForgetTemplate(template_id))
@@ -216,7 +212,6 @@ class EngineClient:
         return True
 
     def cancel(self, request_id: int) -> None:
-        """Cancels a request; its future still ends."""
         if self._link is not None and request_id in self._pending:
             self._link.send(Cancel(request_id))
 

@@ -66,7 +66,6 @@ class RpcInferCall(ModelCall, frozen=True, kw_only=True):
     """An infer call before its frame is read. Every output is answered in raw contents."""
 
     async def read(self, op: AnyOp, body: Lease, leases: Leases) -> tuple[InferRequest, int | None]:
-        """Reads a frame."""
         max_bytes = self.settings.max_json_bytes
         lead_bytes, message, places = read_frame(body.view)
         if len(message) > max_bytes:
@@ -131,7 +130,6 @@ class RpcEncoder(msgspec.Struct, frozen=True):
     work_bytes: int = 0
 
     def encode(self, payloads: Sequence[memoryview]) -> Answer:
-        """Writes an answer around the payloads."""
         chunks: list[bytes | memoryview] = []
         for head, place in zip(self.heads, self.sent, strict=True):
             chunks.append(head)

@@ -109,7 +109,6 @@ class GrpcServer:
             self._spawn(self._server.stop(DRAIN_GRACE_S))
 
     def abort(self) -> None:
-        """Ends all calls."""
         if self._server is not None:
             self._spawn(self._server.stop(0))
 

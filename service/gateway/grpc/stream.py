@@ -85,14 +85,12 @@ class RpcStream:
         raise AssertionError("This is a bug: a message has a length.")
 
     def watch(self, on_gone: Callable[[], None]) -> None:
-        """Calls `on_gone` once if the client leaves before `unwatch`; at once if it has left."""
         if self.is_disconnected:
             on_gone()
         else:
             self._on_gone = on_gone
 
     def unwatch(self) -> None:
-        """Ends the watch."""
         self._on_gone = None
 
     def leave(self) -> None:

@@ -58,7 +58,6 @@ class AsgiStream:
         return message
 
     async def receive_into(self, slot: memoryview, timeout_s: float) -> None:
-        """Receives a body of declared length into a slot."""
         received = 0
         while not self.is_complete:
             piece = await self.receive_piece(timeout_s)
@@ -73,7 +72,6 @@ class AsgiStream:
             raise InvalidRequest(f"body: {received} bytes came; Content-Length said {len(slot)}")
 
     async def receive_piece(self, timeout_s: float) -> bytes:
-        """Receives a piece of a body."""
         try:
             async with asyncio.timeout(timeout_s):
                 piece: bytes = (await self.receive()).get("body", b"")
@@ -82,12 +80,10 @@ class AsgiStream:
         return piece
 
     def watch(self, on_gone: Callable[[], None]) -> None:
-        """Calls `on_gone` once if the client leaves before `unwatch`."""
         self._on_gone = on_gone
         self._watcher = asyncio.ensure_future(self._receive_until_gone())
 
     def unwatch(self) -> None:
-        """Ends the watch."""
         self._on_gone = None
         if self._watcher is not None:
             self._watcher.cancel()

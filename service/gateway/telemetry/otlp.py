@@ -50,11 +50,9 @@ class OtlpRecorder:
         self._tracer = provider.get_tracer("tilewire", version)
 
     def records(self, parent: TraceParent | None) -> bool:
-        """Whether a request is recorded: as its caller decided, else by chance."""
         return is_sampled(parent, self._ratio)
 
     def record(self, finished: Finished) -> str:
-        """Queues a request's spans and returns its trace id."""
         root = self._tracer.start_span(
             finished.span.name,
             context=_context_of(finished.parent),
@@ -72,7 +70,6 @@ class OtlpRecorder:
         return trace.format_trace_id(root.get_span_context().trace_id)
 
     def close(self) -> None:
-        """Sends what is left, for a moment."""
         # A collector that is gone would hold this for half a minute; the thread dies with the process.
         last = threading.Thread(target=self._provider.shutdown, daemon=True)
         last.start()

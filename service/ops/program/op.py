@@ -74,18 +74,15 @@ class ProgramOp(Op[ProgramOptions]):
 
     @property
     def model(self) -> str:
-        """Name of the kept program."""
         return self._model
 
     @property
     def sole_input(self) -> tuple[str, TensorType] | None:
-        """Name and type of a program's only input; see `Op.sole_input`."""
         found = [(name, TensorType(one.dtype, tuple(one.shape))) for name, one in self.program.inputs.items()]
         return found[0] if len(found) == 1 else None
 
     @property
     def own_residents(self) -> Mapping[str, str]:
-        """Residents of the steps; see `Op.own_residents`."""
         return {RESIDENT + name: name for name in self.program.residents}
 
     def place_of(self, field: str) -> str:
@@ -100,11 +97,9 @@ class ProgramOp(Op[ProgramOptions]):
 
     @property
     def given(self) -> tuple[str, ...]:
-        """Names of the program's inputs; see `Op.given`."""
         return tuple(self.program.inputs)
 
     def complete(self, options: OpOptions) -> ProgramOptions:
-        """Returns the program's text; see `Op.complete`."""
         del options
         return ProgramOptions(self.program.text)
 
@@ -113,7 +108,6 @@ class ProgramOp(Op[ProgramOptions]):
         return plan_program(self.program, types, self._limits)
 
     def infer(self, types: Types, options: ProgramOptions) -> tuple[tuple[TensorType, ...], int]:
-        """Infers the types of the outputs from those of the inputs; see `Op.infer`."""
         del options
         planned = self.plan(types)
         return tuple(planned.values[name] for name in self.outputs), planned.flops
@@ -199,5 +193,4 @@ class ProgramFamily(Op[ProgramOptions]):
         return ProgramOp(self._parse(options.text), NO_LIMITS)
 
     def infer(self, types: Types, options: ProgramOptions) -> tuple[tuple[TensorType, ...], int]:
-        """Infers through the bound op; see `Op.infer`."""
         return self.bound(options).infer(types, options)

@@ -43,7 +43,6 @@ class NativeApi:
         self._programs = programs
 
     def read_call(self, op: AnyOp, head: Head) -> NativeCall:
-        """Reads the head of a request."""
         headers = head.headers
         timeout = headers.get("x-timeout-ms")
         refuse_encodings(head)
@@ -83,7 +82,6 @@ class NativeCall(Call, frozen=True, kw_only=True):
     max_json_bytes: int
 
     async def decode(self, body: Lease | None, leases: Leases) -> NativeTask:
-        """Reads the body of a request."""
         codec, placed, lead_bytes = None, dict[str, Placed](), 0 if body is None else None
         if body is not None:
             codec, placed = await read_tensors(self.content_type, body, leases, self.max_json_bytes)
@@ -150,7 +148,6 @@ class CodecEncoder(msgspec.Struct, frozen=True):
     work_bytes: int
 
     def encode(self, payloads: Sequence[memoryview]) -> Answer:
-        """Writes an answer around the payloads."""
         return Answer(self.codec.content_type, self.codec.encode(self.outputs, payloads))
 
 

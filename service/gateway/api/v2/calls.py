@@ -50,7 +50,6 @@ class InferApi:
         self._programs = programs
 
     def read_call(self, op: AnyOp, head: Head) -> InferCall:
-        """Reads the head of a request."""
         header_bytes = header_length(head)
         coding = coding_of_body(head.headers.get("content-encoding"))
         align_bytes = -(header_bytes or 0) % ALIGN_BYTES
@@ -101,7 +100,6 @@ class ModelCall(Call, frozen=True, kw_only=True):
     program_field: str = MODEL
 
     async def decode(self, body: Lease | None, leases: Leases) -> InferTask:
-        """Reads the body of a request."""
         assert body is not None, "This is a bug: an infer request has a body."
         kept = await self.find_program(leases)
         op = self.op if kept is None else kept.op
@@ -252,7 +250,6 @@ class InferEncoder(msgspec.Struct, frozen=True):
     work_bytes: int
 
     def encode(self, payloads: Sequence[memoryview]) -> Answer:
-        """Writes an answer around the payloads."""
         body = encode_answer(self.op, self.request, self.types, dict(zip(self.types, payloads, strict=bool(payloads))))
         chunks, is_text = body.chunks, body.header_bytes is None
         lines = "" if is_text else f"{HEADER_LENGTH}: {body.header_bytes}\r\n"
