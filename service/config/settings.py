@@ -7,14 +7,14 @@ Owns `Settings`, what a person sets; each process gets a slice of it (`process.p
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, field_validator, model_validator
+from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from tilewire.service.config.cores import num_cores
-from tilewire.service.config.memory import memory_bytes
+from tilewire.service.config.machine import memory_bytes, num_cores
 from tilewire.service.config.parsers import devices_of, keyless_of, origins_of
 from tilewire.service.config.process import (
     EngineSettings,
@@ -40,6 +40,12 @@ MIN_ARENA_BYTES = 2**20
 MIN_DEFAULT_ARENA_BYTES = 2 * 2**30
 # Pinning takes the system a while for each gigabyte, before ready.
 MAX_DEFAULT_ARENA_BYTES = 16 * 2**30
+
+_PARSERS: dict[str, Callable[[str], object]] = {
+    "keyless": keyless_of,
+    "allow_origin": origins_of,
+    "device": devices_of,
+}
 
 SliceT = TypeVar("SliceT", GatewaySettings, EngineSettings)
 
@@ -239,16 +245,10 @@ class Settings(BaseSettings):
         description="Share of requests that are traced, of those whose caller does not say by traceparent.",
     )
 
-    @field_validator("keyless")
+    @field_validator(*_PARSERS)
     @classmethod
-    def _is_keyless(cls, value: str) -> str:
-        keyless_of(value)
-        return value
-
-    @field_validator("allow_origin")
-    @classmethod
-    def _is_origins(cls, value: str) -> str:
-        origins_of(value)
+    def _can_be_read(cls, value: str, info: ValidationInfo) -> str:
+        _PARSERS[str(info.field_name)](value)
         return value
 
     @model_validator(mode="after")
@@ -271,12 +271,6 @@ class Settings(BaseSettings):
     def _is_arena(cls, value: int) -> int:
         if 0 < value < MIN_ARENA_BYTES:
             raise ValueError(f"at least {MIN_ARENA_BYTES} bytes, or 0")
-        return value
-
-    @field_validator("device")
-    @classmethod
-    def _is_device(cls, value: str) -> str:
-        devices_of(value)
         return value
 
     @property

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tilewire.service.config.cores import num_cores
+from tilewire.service.config.machine import num_cores
 from tilewire.service.errors import TooBusy
 
 # Slots begin on cache-line pairs: two requests never share a line, and every dtype is aligned in its slot.

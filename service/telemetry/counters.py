@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -237,6 +237,9 @@ class Gauge:
         return [Sample(self._name, labels, (value,)) for labels, value in pending.items()]
 
 
+MetricT = TypeVar("MetricT", Counter, Histogram, Gauge)
+
+
 class MetricSet:
     """Metrics of one thread of a process.
 
@@ -252,17 +255,11 @@ class MetricSet:
 
     def counter(self, name: str, text: str, labels: Labels, *, is_shown: bool = True) -> Counter:
         """Defines a counter; see `MetricSpec`."""
-        self._new.append(MetricSpec(name, text, labels, "counter", is_shown=is_shown))
-        counter = Counter(name)
-        self._metrics.append(counter)
-        return counter
+        return self._define(MetricSpec(name, text, labels, "counter", is_shown=is_shown), Counter(name))
 
     def histogram(self, name: str, text: str, labels: Labels, bounds: Sequence[float] = SECONDS_BUCKETS) -> Histogram:
         """Defines a histogram, of seconds unless `bounds` are others; see `MetricSpec`."""
-        self._new.append(MetricSpec(name, text, labels, "histogram", tuple(bounds)))
-        histogram = Histogram(name, bounds)
-        self._metrics.append(histogram)
-        return histogram
+        return self._define(MetricSpec(name, text, labels, "histogram", tuple(bounds)), Histogram(name, bounds))
 
     def gauge(
         self,
@@ -274,10 +271,12 @@ class MetricSet:
         is_shown: bool = True,
     ) -> Gauge:
         """Defines a gauge; see `MetricSpec`."""
-        self._new.append(MetricSpec(name, text, labels, "gauge", merge=merge, is_shown=is_shown))
-        gauge = Gauge(name)
-        self._metrics.append(gauge)
-        return gauge
+        return self._define(MetricSpec(name, text, labels, "gauge", merge=merge, is_shown=is_shown), Gauge(name))
+
+    def _define(self, spec: MetricSpec, metric: MetricT) -> MetricT:
+        self._new.append(spec)
+        self._metrics.append(metric)
+        return metric
 
     def note(self, failure: Failure) -> None:
         """Notes a failure for the list of the last ones."""

@@ -77,14 +77,6 @@ class ModelStats(msgspec.Struct):
 _PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
 
 
-def _parts(timings: Timings) -> tuple[tuple[str, int], ...]:
-    return (
-        ("compute_input", timings.h2d_ns),
-        ("compute_infer", timings.kernel_ns),
-        ("compute_output", timings.d2h_ns),
-    )
-
-
 class _Names:
     """Names that counts go under: those of ops, and of so many kept programs."""
 
@@ -172,7 +164,8 @@ class LaunchStatistics:
         op = self._names.name_of(op, program)
         size = str(num_requests)
         self._launches.inc((op, size))
-        for part, spent_ns in _parts(timings):
+        spent = timings.h2d_ns, timings.kernel_ns, timings.d2h_ns
+        for part, spent_ns in zip(_PARTS[1:], spent, strict=True):
             self._launch_ns.inc((op, size, part), spent_ns)
         self._last.set((op,), time.time_ns() // 10**6)
 

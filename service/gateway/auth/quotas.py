@@ -94,19 +94,21 @@ class Bucket:
         per_s: Tokens gained in a second.
         total: Tokens used so far.
         now_s: On a monotonic clock.
+
+    Attributes:
+        most: Tokens of a full bucket.
     """
 
     def __init__(self, per_s: float, total: int, now_s: float) -> None:
         self._per_s = per_s
-        self._most = max(1.0, per_s * BURST_S)
-        self._level = self._most
+        self.most = self._level = max(1.0, per_s * BURST_S)
         self._total = total
         self._now_s = now_s
 
     def look(self, total: int, now_s: float) -> None:
         """Brings the level up to date."""
         gained = (now_s - self._now_s) * self._per_s - (total - self._total)
-        self._level = min(self._most, self._level + gained)
+        self._level = min(self.most, self._level + gained)
         self._total, self._now_s = total, now_s
 
     def wait_s(self, credit: float = 0.0) -> float:
@@ -116,11 +118,6 @@ class Bucket:
             credit: Tokens that count as if they were there.
         """
         return max(0.0, (1.0 - self._level - credit) / self._per_s)
-
-    @property
-    def most(self) -> float:
-        """Tokens of a full bucket."""
-        return self._most
 
 
 class _Meter:

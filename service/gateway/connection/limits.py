@@ -102,12 +102,7 @@ class Limits:
         self._set("body", self._connection.timeout_s, lambda: self._check_body(began_s, seen_bytes))
 
     def _check_body(self, began_s: float, seen_bytes: int) -> None:
-        """Refuses a body that goes through the parser and stalls, is too slow, or takes longer than the longest time.
-
-        Args:
-            began_s: Begin of the body, on the monotonic clock.
-            seen_bytes: Bytes of it that had come when the timer was set.
-        """
+        """Refuses a body that goes through the parser and stalls, is too slow, or takes longer than the longest time."""
         self._stop("body")
         connection = self._connection
         min_bytes_per_s, elapsed_s = connection.min_body_bytes_per_s, time.monotonic() - began_s

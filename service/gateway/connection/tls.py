@@ -125,15 +125,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._flush()
 
     def _decrypt(self, buffer: memoryview) -> int:
-        """Fills a buffer as far as bytes have come.
-
-        Returns:
-            Number of bytes.
-
-        Raises:
-            ssl.SSLZeroReturnError: The client has ended its side, and nothing came before that.
-            ssl.SSLError: What came is no TLS.
-        """
+        """Fills a buffer as far as bytes have come; an SSLZeroReturnError where none came before the client's end."""
         filled = 0
         while filled < len(buffer):
             try:

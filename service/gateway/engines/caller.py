@@ -21,7 +21,7 @@ class Departure(Protocol):
     def is_disconnected(self) -> bool: ...
 
     def watch(self, on_gone: Callable[[], None]) -> None:
-        """Calls `on_gone` once if the client leaves before `unwatch`."""
+        """Calls `on_gone` once if the client leaves before `unwatch`; at once if it has left."""
         ...
 
     def unwatch(self) -> None:

@@ -7,13 +7,13 @@ gateway's event loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from tilewire.service.gateway.engines.client import Engine
 from tilewire.service.ipc.board import VersionBoard, ranking, slot_of
-from tilewire.service.ipc.messages import Residing, Stale, TensorInfo
+from tilewire.service.ipc.messages import Residing, TensorInfo
 from tilewire.service.ops.op import TensorType
 from tilewire.service.placement import Placement
 
@@ -135,11 +135,6 @@ class Directory:
         else:
             known.engines.discard(asked)
             known.missing[asked] = self._engines[asked].residing
-
-    def learn_stale(self, stale: Stale, marks: Mapping[str, int], asked: int) -> None:
-        """Takes over the residents of a job that an engine could not run; `marks` are those of `marks_of`."""
-        for info in stale.tensors:
-            self.learn(info, marks.get(info.name, info.version), asked)
 
     def forget(self, name: str) -> None:
         """Drops what is known of a name."""

@@ -142,16 +142,7 @@ class Locator:
             self._directory.learn(fetched, mark, index)
 
     async def _bring_together(self, infos: Sequence[TensorInfo], marks: Mapping[str, int]) -> None:
-        """Brings residents of several engines to the one that holds most of their bytes.
-
-        Args:
-            infos: Descriptions of the residents.
-            marks: Versions of their slots, read before.
-
-        Raises:
-            ResidentQuota: It has no room for them.
-            Unavailable: No engine is ready, or it takes too long.
-        """
+        """Brings residents of several engines to the one that holds most of their bytes."""
         directory = self._directory
         ready = [index for index, engine in enumerate(self._engines) if engine.welcome is not None]
         if not ready:

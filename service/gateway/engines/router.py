@@ -71,6 +71,9 @@ class Engines:
 
     Attributes:
         templates: Templates of the jobs that are submitted.
+        check_ready: As of `Locator`.
+        describe: As of `Locator`.
+        mark_of: As of `Directory`.
     """
 
     def __init__(self, engines: Sequence[Engine], board: VersionBoard | None = None) -> None:
@@ -78,6 +81,8 @@ class Engines:
         self._directory = Directory(engines, board or VersionBoard())
         self._types = self._directory.types
         self._locator = Locator(engines, self._directory)
+        self.check_ready, self.describe = self._locator.check_ready, self._locator.describe
+        self.mark_of = self._directory.mark_of
         self._spread = Spread(engines, self._directory, self._locator)
         self.templates = Templates(self._forget_template)
         self._shards = Shards(engines, self._directory, self._locator, self.templates, self)
@@ -111,24 +116,12 @@ class Engines:
         replies = await asyncio.gather(*(ask(engine, DescribeKernels(0), Kernels) for engine in ready))
         return [reply.report for reply in replies]
 
-    def check_ready(self) -> None:
-        """Refuses early what no engine could compute.
-
-        Raises:
-            Unavailable: No engine is ready.
-        """
-        self._locator.check_ready()
-
     def are_current(self, types: Iterable[tuple[str, TensorType]]) -> bool:
         """Whether residents still have these types, as far as this gateway has learnt."""
         for name, kind in types:  # noqa: SIM110  (a generator costs more than the look)
             if self._types.get(name) != kind:
                 return False
         return True
-
-    def mark_of(self, name: str) -> int:
-        """Returns a number that changes with every change of a resident."""
-        return self._directory.mark_of(name)
 
     async def compute(self, template: Template, offsets: tuple[int, ...], caller: Caller) -> Done | Stale:
         """Runs a job on the least busy engine that has its residents.
@@ -169,7 +162,8 @@ class Engines:
             if reply.missing:
                 await self._load(template, reply.missing)
                 continue
-            self._directory.learn_stale(reply, marks, index)
+            for info in reply.tensors:
+                self._directory.learn(info, marks.get(info.name, info.version), index)
             if _must_plan_anew(template, reply):
                 return reply
         raise Unavailable("its resident tensors keep moving while it waits")
@@ -203,7 +197,8 @@ class Engines:
         is_sent = False
         try:
             if durable:
-                copied = await self._await_copy(engine, info.name, ticket)
+                late = f"{info.name}: its copy takes too long; it may still be made"
+                copied = await ask_within(engine, AwaitCopy(0, ticket), WRITE_TIMEOUT_S, late)
                 (info,) = copied.tensors
             late = f"{info.name}: its version takes too long; it may still come"
             is_sent = home.welcome is not None
@@ -223,16 +218,6 @@ class Engines:
             self._directory.forget(info.name)
         return ordered, copied.replaced if copied is not None and info.stored else reply.replaced
 
-    @staticmethod
-    async def _await_copy(engine: Engine, name: str, ticket: int) -> Tensors:
-        """Waits for the host copy of a tensor, and for its file where there is a store.
-
-        Raises:
-            TilewireError: There is none; `Unavailable` when it takes too long.
-        """
-        late = f"{name}: its copy takes too long; it may still be made"
-        return await ask_within(engine, AwaitCopy(0, ticket), WRITE_TIMEOUT_S, late)
-
     def have_types(self, residents: Mapping[str, str]) -> bool:
         """Whether the types of these residents are known here."""
         for name in residents.values():  # noqa: SIM110  (a generator costs more than the look)
@@ -250,10 +235,6 @@ class Engines:
         """
         known = self._directory.types.get(name)
         return known if known is not None else (await self.describe(name, field=field)).type
-
-    async def describe(self, name: str, *, field: str = "name", match: Match | None = None) -> TensorInfo:
-        """Fetches the description of a resident; see `Locator.describe`."""
-        return await self._locator.describe(name, field=field, match=match)
 
     async def put(
         self,

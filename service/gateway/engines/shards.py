@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -223,7 +223,7 @@ class Shards:
         """Has one engine choose the best of what all have chosen."""
         merged = await self._runs.compute(merge, offsets, caller)
         assert isinstance(merged, Done), "This is a bug: a merge has no residents."
-        return msgspec.structs.replace(parts, timings=_added(parts.timings, merged.timings))
+        return msgspec.structs.replace(parts, timings=_combined((parts.timings, merged.timings), sum))
 
     async def _stored(self, parts: Done, template: Template, place: int) -> Done:
         """Uploads a product of all parts: it may be on any engine, or sharded itself."""
@@ -240,15 +240,7 @@ class Shards:
         residents: Mapping[str, Pinned],
         caller: Caller,
     ) -> Done | None:
-        """Runs the parts, and waits until every engine has ended with its own.
-
-        Args:
-            division: The parts.
-            offsets: Offsets of the inputs that are no residents, first.
-            places: Offsets of the outputs.
-            residents: Residents of the request.
-            caller: Caller of the job.
-        """
+        """Runs the parts, and waits until every engine has ended with its own."""
         client, deadline_ns, field = caller.client, caller.deadline_ns, division.field
         # At the last moment: a part that was sent alone would write into slots that are given back.
         self._check_all_ready(f"{field}: a part of {residents[field].info.name!r} is on an engine that is restarting")
@@ -284,7 +276,7 @@ class Shards:
         if client.is_disconnected:
             raise ClientGone("the client left before its answer")
         done = [reply for reply in replies if isinstance(reply, Done)]
-        return Done(0, _longest([one.timings for one in done]), max(one.batch_size for one in done))
+        return Done(0, _combined([one.timings for one in done], max), max(one.batch_size for one in done))
 
     async def _is_whole(self, replies: Sequence[Reply | TilewireError], residents: Iterable[Pinned]) -> bool:
         """Whether all engines did their parts; waits until those that did not have followed, or have what they lacked.
@@ -368,23 +360,7 @@ def _joined(futures: Sequence[asyncio.Future[Reply]]) -> asyncio.Future[list[Rep
     return asyncio.gather(*futures, return_exceptions=True)
 
 
-def _longest(timings: Sequence[Timings]) -> Timings:
-    """The stages of parts that ran beside one another."""
-    return Timings(
-        max(one.queue_ns for one in timings),
-        max(one.h2d_ns for one in timings),
-        max(one.kernel_ns for one in timings),
-        max(one.d2h_ns for one in timings),
-        min(one.arrived_ns for one in timings),
-    )
-
-
-def _added(first: Timings, second: Timings) -> Timings:
-    """The stages of two jobs that ran one after the other."""
-    return Timings(
-        first.queue_ns + second.queue_ns,
-        first.h2d_ns + second.h2d_ns,
-        first.kernel_ns + second.kernel_ns,
-        first.d2h_ns + second.d2h_ns,
-        first.arrived_ns,
-    )
+def _combined(timings: Sequence[Timings], combine: Callable[[Iterable[int]], int]) -> Timings:
+    """The stages of several jobs: `max` of those that ran beside one another, `sum` of those that ran one after the other."""
+    stages = Timings(*map(combine, zip(*map(msgspec.structs.astuple, timings), strict=True)))
+    return msgspec.structs.replace(stages, arrived_ns=min(one.arrived_ns for one in timings))

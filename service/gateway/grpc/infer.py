@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 
@@ -31,23 +31,12 @@ MAX_AHEAD = 16
 _OPS = {name.encode(): op for name, op in OPS.items()}
 
 
-class Running(NamedTuple):
-    """A request of a stream.
-
-    Attributes:
-        stream: Its message.
-        answer: Work that answers it.
-    """
-
-    stream: RpcStream
-    answer: Answering
-
-
 class Answering(Driven):
     """Runs the work that answers one message. A cancelled call does not cancel it.
 
     Args:
         loop: Event loop.
+        stream: Stream of the message.
 
     Attributes:
         context: The request, once its message is read.
@@ -58,8 +47,9 @@ class Answering(Driven):
     context: RequestContext
     model = id = b""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, stream: RpcStream) -> None:
         self._loop = loop
+        self.stream = stream
         self._error: Exception | None = None
         self._done: asyncio.Future[None] | None = None
 
@@ -122,28 +112,30 @@ class InferCalls:
         except TilewireError as error:
             await finish(call, self._refuse(opened, stream, 0, error), stream)
             return
-        queue: asyncio.Queue[Running | None] = asyncio.Queue(MAX_AHEAD)
+        queue: asyncio.Queue[Answering | None] = asyncio.Queue(MAX_AHEAD)
         streams: set[RpcStream] = set()
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._read_stream(call, queue, streams))
-                while (running := await queue.get()) is not None:
-                    context = await running.answer.result()
-                    streams.discard(running.stream)
-                    await call.write(_streamed(context, running))
+                while (answer := await queue.get()) is not None:
+                    context = await answer.result()
+                    streams.discard(answer.stream)
+                    await call.write(_streamed(context, answer))
         finally:
             for left in streams:
                 left.leave()
 
-    async def _read_stream(self, call: Servicer, queue: asyncio.Queue[Running | None], streams: set[RpcStream]) -> None:
+    async def _read_stream(
+        self, call: Servicer, queue: asyncio.Queue[Answering | None], streams: set[RpcStream]
+    ) -> None:
         while (message := await call.read()) is not grpc.aio.EOF:
             # Each request of the stream begins when it is read.
             opened = RpcCall(STREAM_INFER, call)
             stream = RpcStream(opened.client_flow, is_streamed=True)
             streams.add(stream)
-            running = Running(stream, self._start(opened, stream, message))
+            answer = self._start(opened, stream, message)
             del message
-            await queue.put(running)
+            await queue.put(answer)
         await queue.put(None)
 
     async def _read(self, call: Servicer) -> bytes:
@@ -171,7 +163,7 @@ class InferCalls:
 
     def _start(self, opened: RpcCall, stream: RpcStream, message: bytes) -> Answering:
         """Begins to answer a message."""
-        answer = Answering(self._loop)
+        answer = Answering(self._loop, stream)
         stream.received_bytes = len(message)
         work = self._inflated if is_compressed(message) else self._work
         answer.drive(work(answer, opened, stream, message))
@@ -230,12 +222,12 @@ def _key_of(opened: RpcCall, frame: Frame) -> bytes:
     return key
 
 
-def _streamed(context: RequestContext, running: Running) -> bytes:
+def _streamed(context: RequestContext, answered: Answering) -> bytes:
     """The message of a stream that answers one request."""
     error = context.error
     if error is None:
-        return running.stream.message
-    model, request_id = (one.decode("utf-8", "replace") for one in (running.answer.model, running.answer.id))
+        return answered.stream.message
+    model, request_id = (one.decode("utf-8", "replace") for one in (answered.model, answered.id))
     answer = ModelInferResponse(model_name=model, id=request_id)
     message: bytes = ModelStreamInferResponse(error_message=error.detail, infer_response=answer).SerializeToString()
     return message

@@ -208,19 +208,7 @@ def _skip(message: bytes, at: int, tag: int) -> int:
 
 
 def _read_varint(message: bytes, at: int, max_bytes: int) -> tuple[int, int]:
-    """Reads a number.
-
-    Args:
-        message: The message.
-        at: Place of its first byte.
-        max_bytes: Longest encoding.
-
-    Returns:
-        The number and the place behind it.
-
-    Raises:
-        IndexError: It does not end.
-    """
+    """Returns the number at a place, and the place behind it; an IndexError for one that does not end."""
     number = 0
     for place in range(max_bytes):
         byte = message[at + place]

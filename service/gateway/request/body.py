@@ -90,7 +90,9 @@ async def _receive_chunked(
     lease = await leases.wait(lead_bytes + min(FIRST_CHUNKED_BYTES, max_bytes))
     is_last = False
     while not is_last:
-        piece = await next_piece(context, timeout_s)
+        piece = await stream.receive_piece(timeout_s)
+        if stream.is_disconnected:
+            raise ClientGone(f"the client left after {context.received_bytes} bytes of its body")
         is_last = stream.is_complete
         if context.received_bytes > max_bytes:
             raise BodyTooLarge(f"body: over the limit of {max_bytes} bytes")
@@ -117,19 +119,6 @@ async def append(lease: Lease, leases: Leases, piece: bytes, begin: int, max_byt
         leases.give_back(full)
     lease.view[begin:end] = piece
     return lease
-
-
-async def next_piece(context: RequestContext, timeout_s: float) -> bytes:
-    """The next piece of a chunked body.
-
-    Raises:
-        InvalidRequest: No byte came for `timeout_s`.
-        ClientGone: The client left.
-    """
-    piece = await context.stream.receive_piece(timeout_s)
-    if context.stream.is_disconnected:
-        raise ClientGone(f"the client left after {context.received_bytes} bytes of its body")
-    return piece
 
 
 def stalled(timeout_s: float, received_bytes: int) -> str:

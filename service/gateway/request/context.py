@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from tilewire.service.errors import TilewireError
 from tilewire.service.gateway.auth.authenticator import Access, Authenticator
 from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
 from tilewire.service.gateway.auth.origins import Origins
+from tilewire.service.gateway.engines.caller import Departure
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.head import TRACE_PARENT, TRACE_STATE, Head, HeadKey, request_id_of
@@ -69,14 +70,13 @@ class Gateway:
         object.__setattr__(self, "origins", Origins(allowed) if allowed else None)
 
 
-class Stream(Protocol):
+class Stream(Departure, Protocol):
     """One request's side of its connection: the body comes in by it, and the answer leaves by it.
 
     Implemented by our own HTTP/1.1 connections, and over ASGI for other servers.
 
     Attributes:
         is_complete: The last byte of the body is in.
-        is_disconnected: The client left.
         received_bytes: Bytes of the body that were received, also when it broke off.
         client_flow: Flow of the client's address.
     """
@@ -85,8 +85,6 @@ class Stream(Protocol):
     def client_flow(self) -> Flow: ...
     @property
     def is_complete(self) -> bool: ...
-    @property
-    def is_disconnected(self) -> bool: ...
     @property
     def received_bytes(self) -> int: ...
 
@@ -108,14 +106,6 @@ class Stream(Protocol):
         Raises:
             InvalidRequest: No byte came for `timeout_s`.
         """
-        ...
-
-    def watch(self, on_gone: Callable[[], None]) -> None:
-        """Calls `on_gone` once if the client leaves before `unwatch`; at once if it has left."""
-        ...
-
-    def unwatch(self) -> None:
-        """Ends the watch."""
         ...
 
     def respond(

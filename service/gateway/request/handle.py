@@ -81,15 +81,7 @@ async def _end_refusal(gateway: Gateway, context: RequestContext, written: Await
 async def _answer(
     gateway: Gateway, context: RequestContext, target: tuple[Api, AnyOp], access: Access, leases: Leases
 ) -> None:
-    """Answers an admitted request, on success and on error.
-
-    Args:
-        gateway: Parts.
-        context: The request.
-        target: Reader of its head and body, and the operation that its path names.
-        access: Rights of its key.
-        leases: Its place among those under way; released on success, error or disconnect.
-    """
+    """Answers an admitted request, on success and on error; its leases are released on success, error or disconnect."""
     log.request_id.set(context.request_id)
     try:
         call = read_call(gateway, context, *target)

@@ -38,7 +38,16 @@ class ContextMiddleware:
         scope.setdefault("state", {})["context"] = context
         # Each request is a task of its own, and so has a context of its own.
         log.request_id.set(context.request_id)
-        outgoing = _Outgoing(send, context, self._gateway)
+
+        async def outgoing(message: Message) -> None:
+            """Sends, with the headers that every answer has."""
+            if message["type"] == "http.response.start":
+                context.status = message["status"]
+                message["headers"].extend(common_headers(self._gateway, context))
+            elif message["type"] == "http.response.body":
+                context.sent_bytes += len(message.get("body", b""))
+            await send(message)
+
         if isinstance(stream, AsgiStream):
             receive = stream.receive
         try:
@@ -63,24 +72,6 @@ class ContextMiddleware:
             return False
         await respond_preflight(context, headers)
         return True
-
-
-class _Outgoing:
-    """`send`, with the headers that every answer has."""
-
-    def __init__(self, send: Send, context: RequestContext, gateway: Gateway) -> None:
-        self._send = send
-        self._context = context
-        self._gateway = gateway
-
-    async def __call__(self, message: Message) -> None:
-        context = self._context
-        if message["type"] == "http.response.start":
-            context.status = message["status"]
-            message["headers"].extend(common_headers(self._gateway, context))
-        elif message["type"] == "http.response.body":
-            context.sent_bytes += len(message.get("body", b""))
-        await self._send(message)
 
 
 def _forget(scope: Scope) -> None:

@@ -172,7 +172,9 @@ class TemplateCache:
         if not head.is_repeatable or not has_plain_lines(key.text):
             return None
         cached = CachedHead(key.text, head, target, call)
-        self._drop(key.text)
+        old = self._heads.pop(key.text, None)
+        if old is not None:
+            self._nbytes -= old.nbytes
         self._heads[key.text] = cached
         self._nbytes += cached.nbytes
         self._shrink()
@@ -183,11 +185,6 @@ class TemplateCache:
         if template.lead is not None and self._heads.get(cached.key) is cached:
             self._nbytes += cached.keep(template)
             self._shrink()
-
-    def _drop(self, key: bytes) -> None:
-        old = self._heads.pop(key, None)
-        if old is not None:
-            self._nbytes -= old.nbytes
 
     def _shrink(self) -> None:
         while len(self._heads) > self._max_heads or self._nbytes > self._max_bytes:

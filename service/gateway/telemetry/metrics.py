@@ -18,6 +18,7 @@ import msgspec
 from tilewire.service.errors import BY_CODE
 from tilewire.service.gateway.api.v2.answer import VERSION
 from tilewire.service.gateway.codecs.negotiation import qualities_of
+from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.ipc.arena import Arena
 from tilewire.service.ipc.messages import Timings, Welcome
 from tilewire.service.ops.registry import OPS
@@ -65,17 +66,6 @@ class Totals(Sink, Protocol):
             Unavailable: The supervisor is gone.
         """
         ...
-
-
-class Admission(Protocol):
-    """Count of requests.
-
-    Attributes:
-        in_flight: Requests under way.
-    """
-
-    @property
-    def in_flight(self) -> int: ...
 
 
 class EndedRequest(msgspec.Struct, frozen=True, gc=False):
@@ -163,16 +153,16 @@ class GatewayMetrics:
         """Counts a request and its answer; at the next flush, together with others."""
         self._ended.append(ended)
         if self._flush_at is None:
-            self._flush_soon()
+            self.observe_load()
 
     def follow_load(self, admission: Admission, arena: Arena) -> None:
         """Sets what the gauges of the load are read from at each flush."""
         self._load = (admission, arena)
 
     def observe_load(self) -> None:
-        """Notes that the gauges of the load moved."""
+        """Notes that the gauges of the load moved: all that was noted is sent soon."""
         if self._flush_at is None:
-            self._flush_soon()
+            self._flush_at = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
 
     def observe_engine(self, welcome: Welcome, is_up: bool) -> None:
         """Sets whether an engine is up."""
@@ -277,10 +267,6 @@ class GatewayMetrics:
         """
         self.flush()
         return await self._totals.history()
-
-    def _flush_soon(self) -> None:
-        if self._flush_at is None:
-            self._flush_at = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
 
 
 def exemplar_of(request_id: str, trace_id: str | None) -> Mapping[str, str] | None:

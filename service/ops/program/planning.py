@@ -81,19 +81,22 @@ def plan_program(program: Program, types: Mapping[str, TensorType], limits: Limi
         _check_type(name, types[name], wanted.dtype, wanted.shape)
     steps = []
     for number, step in enumerate(program.steps, 1):
-        inputs = {field: values[source] for field, source in step.inputs.items()}
-        try:
-            planned = plan(step.op, inputs, step.options, limits)
-        except TilewireError as error:
-            raise type(error)(f"step {number}: {error}") from None
-        steps.append(PlannedStep(step, inputs, planned))
-        values |= zip(step.outputs, planned.outputs, strict=True)
+        steps.append(_plan_step(number, step, values, limits))
+        values |= zip(step.outputs, steps[-1].plan.outputs, strict=True)
     offsets, workspace_bytes = place_values(program, values)
     if workspace_bytes > limits.max_result_bytes:
         raise BeyondLimit(
             f"program: its values between the steps take {workspace_bytes} bytes, over the limit of {limits.max_result_bytes}"
         )
     return PlannedProgram(tuple(steps), values, offsets, workspace_bytes)
+
+
+def _plan_step(number: int, step: Step, values: Mapping[str, TensorType], limits: Limits) -> PlannedStep:
+    inputs = {field: values[source] for field, source in step.inputs.items()}
+    try:
+        return PlannedStep(step, inputs, plan(step.op, inputs, step.options, limits))
+    except TilewireError as error:
+        raise type(error)(f"step {number}: {error}") from None
 
 
 def _check_type(name: str, got: TensorType, dtype: str, shape: Sequence[int]) -> None:
@@ -273,13 +276,12 @@ class _SizeSearch:
     def _plan(self, index: int, values: Mapping[str, TensorType]) -> Mapping[str, TensorType] | _Conflict:
         """Returns the values with those of one step."""
         self._plans_left -= 1
-        step = self._program.steps[index]
-        inputs = {field: values[source] for field, source in step.inputs.items()}
+        number, step = index + 1, self._program.steps[index]
         try:
-            planned = plan(step.op, inputs, step.options, self._limits)
+            planned = _plan_step(number, step, values, self._limits).plan
         except TilewireError as error:
-            self._failures.setdefault(index + 1, Counter())[str(error)] += 1
-            return _Conflict(index + 1, type(error)(f"step {index + 1}: {error}"), frozenset())
+            self._failures.setdefault(number, Counter())[str(error)] += 1
+            return _Conflict(number, error, frozenset())
         return {**values, **dict(zip(step.outputs, planned.outputs, strict=True))}
 
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tilewire.service.config.cores import num_cores
-from tilewire.service.config.memory import memory_bytes
+from tilewire.service.config.machine import memory_bytes, num_cores
 from tilewire.service.config.parsers import devices_of, keyless_of
 from tilewire.service.config.process import Inherited, TracingSettings
 from tilewire.service.config.settings import BUSY_POLL_S, Settings, default_arena_bytes

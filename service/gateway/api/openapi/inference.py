@@ -49,18 +49,18 @@ def describe_index() -> Described:
     }
 
 
-def describe_model_call(schema: str, description: str, *, is_versioned: bool) -> Described:
+def describe_model_call(schema: str, description: str, is_versioned: bool) -> Described:
     """Describes a GET under `/v2/models/{model}`."""
     responses = {"200": answer(description, json_content(ref(schema)))} | errors(ADMITTED, is_oip=True)
     return {"parameters": _parameters(is_versioned), "responses": responses}
 
 
-def describe_model_ready(*, is_versioned: bool) -> Described:
+def describe_model_ready(is_versioned: bool) -> Described:
     """Describes `GET /v2/models/{model}/ready`."""
     return describe_ready("ModelReady", _parameters(is_versioned))
 
 
-def describe_infer(*, is_versioned: bool) -> Described:
+def describe_infer(is_versioned: bool) -> Described:
     """Describes `POST /v2/models/{model}/infer`."""
     body = json_content(ref("InferRequest"), _EXAMPLE) | {OCTETS: dict(BINARY)}
     outputs = json_content(ref("InferResponse")) | {OCTETS: dict(BINARY)}

@@ -7,21 +7,17 @@ from typing import Any
 
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import BY_CODE
+from tilewire.service.gateway.api.openapi.parts import Described as Schema
+from tilewire.service.gateway.api.openapi.parts import ref
 from tilewire.service.ops.op import AnyOp
 from tilewire.service.ops.registry import OPS
 from tilewire.service.placement import AXES, PLACEMENTS
-
-Schema = dict[str, Any]
 
 _STRING: Schema = {"type": "string"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
 _BOOLEAN: Schema = {"type": "boolean"}
 _TIME: Schema = {"type": "string", "format": "date-time"}
 _SIZES: Schema = {"type": "array", "items": {"type": "integer"}}
-
-
-def _ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
 
 
 def _list(item: Schema) -> Schema:
@@ -49,15 +45,15 @@ def outputs_schema(op: AnyOp) -> str:
 
 
 def _inputs_of(op: AnyOp) -> Schema:
-    properties = {name: _ref("JsonTensor") for name in op.inputs} | {"dtype": _ref("DType")}
+    properties = {name: ref("JsonTensor") for name in op.inputs} | {"dtype": ref("DType")}
     return _object(properties, optional=list(properties), additionalProperties=False)
 
 
 def _outputs_of(op: AnyOp) -> Schema:
-    dtype, shape = _ref("DType"), _SIZES
+    dtype, shape = ref("DType"), _SIZES
     if len(op.outputs) > 1:
         dtype, shape = (_object(dict.fromkeys(op.outputs, one)) for one in (dtype, shape))
-    return _object({**{name: _ref("Numbers") for name in op.outputs}, "dtype": dtype, "shape": shape})
+    return _object({**{name: ref("Numbers") for name in op.outputs}, "dtype": dtype, "shape": shape})
 
 
 _NATIVE: dict[str, Schema] = {
@@ -75,13 +71,13 @@ _NATIVE: dict[str, Schema] = {
         "description": "Nested lists of numbers in C order, or a number for rank 0. NaN and infinities are bare.",
         "anyOf": [_list({}), {"type": "number"}],
     },
-    "JsonTensor": {"anyOf": [_list({}), {"type": "number"}, _ref("TypedTensor")]},
-    "TypedTensor": _object({"data": _ref("Numbers"), "dtype": _ref("DType"), "shape": _SIZES}, ("dtype", "shape")),
+    "JsonTensor": {"anyOf": [_list({}), {"type": "number"}, ref("TypedTensor")]},
+    "TypedTensor": _object({"data": ref("Numbers"), "dtype": ref("DType"), "shape": _SIZES}, ("dtype", "shape")),
     "Tensor": _object(
         {
             "name": _STRING,
             "shape": _SIZES,
-            "dtype": _ref("DType"),
+            "dtype": ref("DType"),
             "bytes": _COUNT,
             "created": {"anyOf": [_TIME, {"type": "null"}]},
             "last_used": {"anyOf": [_TIME, {"type": "null"}]},
@@ -90,11 +86,11 @@ _NATIVE: dict[str, Schema] = {
             "placement": {"type": "string", "enum": list(PLACEMENTS)},
             "engines": _list(_COUNT),
             "axis": {"anyOf": [{"type": "integer", "enum": list(AXES)}, {"type": "null"}]},
-            "parts": _list(_ref("TensorPart")),
+            "parts": _list(ref("TensorPart")),
         }
     ),
     "TensorPart": _object({"engine": _COUNT, "begin": _COUNT, "end": _COUNT, "bytes": _COUNT}),
-    "ProgramInput": _object({"dtype": _ref("DType"), "shape": _SIZES}),
+    "ProgramInput": _object({"dtype": ref("DType"), "shape": _SIZES}),
     "ProgramStep": _object(
         {
             "op": {"type": "string", "enum": list(OPS)},
@@ -106,31 +102,31 @@ _NATIVE: dict[str, Schema] = {
     ),
     "Program": _object(
         {
-            "inputs": _map(_ref("ProgramInput")),
-            "steps": {**_list(_ref("ProgramStep")), "minItems": 1, "maxItems": 32},
+            "inputs": _map(ref("ProgramInput")),
+            "steps": {**_list(ref("ProgramStep")), "minItems": 1, "maxItems": 32},
             "outputs": _list(_STRING),
         }
     ),
     "KeptProgram": _object(
         {
             "name": _STRING,
-            "inputs": _map(_ref("ProgramInput")),
+            "inputs": _map(ref("ProgramInput")),
             "outputs": _list(_STRING),
             "steps": _COUNT,
             "residents": _list(_STRING),
             "version": _COUNT,
         }
     ),
-    "ProgramBody": _object({"dtype": _ref("DType")}, ("dtype",), additionalProperties=_ref("JsonTensor")),
+    "ProgramBody": _object({"dtype": ref("DType")}, ("dtype",), additionalProperties=ref("JsonTensor")),
     "RunBody": _object(
-        {"program": _ref("Program"), "dtype": _ref("DType")}, ("dtype",), additionalProperties=_ref("JsonTensor")
+        {"program": ref("Program"), "dtype": ref("DType")}, ("dtype",), additionalProperties=ref("JsonTensor")
     ),
     "ProgramAnswer": _object(
         {
-            "dtype": {"anyOf": [_ref("DType"), _map(_ref("DType"))]},
+            "dtype": {"anyOf": [ref("DType"), _map(ref("DType"))]},
             "shape": {"anyOf": [_SIZES, _map(_SIZES)]},
         },
-        additionalProperties=_ref("Numbers"),
+        additionalProperties=ref("Numbers"),
     ),
     "Interval": _object(
         {
@@ -159,8 +155,8 @@ _NATIVE: dict[str, Schema] = {
     "History": _object(
         {
             "period_s": {"type": "number"},
-            "intervals": _list(_ref("Interval")),
-            "failures": _list(_ref("Failure")),
+            "intervals": _list(ref("Interval")),
+            "failures": _list(ref("Failure")),
         }
     ),
     "Devices": _object({"devices": _list({"type": "object"})}),
@@ -171,7 +167,7 @@ _NATIVE: dict[str, Schema] = {
 _PARAMETERS: Schema = {"type": "object", "description": "Options by name; see the documentation."}
 _DATATYPE: Schema = {"type": "string", "enum": [dtype.oip for dtype in DTYPES.values()]}
 _DURATION: Schema = _object({"count": _COUNT, "ns": _COUNT})
-_LAUNCH: dict[str, Schema] = dict.fromkeys(("compute_input", "compute_infer", "compute_output"), _ref("Duration"))
+_LAUNCH: dict[str, Schema] = dict.fromkeys(("compute_input", "compute_infer", "compute_output"), ref("Duration"))
 
 # Names and members as the Open Inference Protocol and Triton's extensions publish them.
 _OIP: dict[str, Schema] = {
@@ -185,8 +181,8 @@ _OIP: dict[str, Schema] = {
             "name": _STRING,
             "versions": _list(_STRING),
             "platform": _STRING,
-            "inputs": _list(_ref("ModelTensor")),
-            "outputs": _list(_ref("ModelTensor")),
+            "inputs": _list(ref("ModelTensor")),
+            "outputs": _list(ref("ModelTensor")),
             "parameters": _map(_STRING),
         }
     ),
@@ -198,16 +194,16 @@ _OIP: dict[str, Schema] = {
             "backend": _STRING,
             "version_policy": {"type": "object"},
             "max_batch_size": _COUNT,
-            "input": _list(_ref("ConfiguredTensor")),
-            "output": _list(_ref("ConfiguredTensor")),
+            "input": _list(ref("ConfiguredTensor")),
+            "output": _list(ref("ConfiguredTensor")),
         }
     ),
     "ModelReady": _object({"name": _STRING, "ready": _BOOLEAN, "error": _STRING}, ("error",)),
     "Duration": _DURATION,
     "InferenceStatistics": _object(
-        dict.fromkeys(("success", "fail", "queue"), _ref("Duration"))
+        dict.fromkeys(("success", "fail", "queue"), ref("Duration"))
         | _LAUNCH
-        | dict.fromkeys(("cache_hit", "cache_miss"), _ref("Duration"))
+        | dict.fromkeys(("cache_hit", "cache_miss"), ref("Duration"))
     ),
     "BatchStatistics": _object({"batch_size": _COUNT, **_LAUNCH}),
     "ModelStatistics": _object(
@@ -217,11 +213,11 @@ _OIP: dict[str, Schema] = {
             "last_inference": _COUNT,
             "inference_count": _COUNT,
             "execution_count": _COUNT,
-            "inference_stats": _ref("InferenceStatistics"),
-            "batch_stats": _list(_ref("BatchStatistics")),
+            "inference_stats": ref("InferenceStatistics"),
+            "batch_stats": _list(ref("BatchStatistics")),
         }
     ),
-    "Statistics": _object({"model_stats": _list(_ref("ModelStatistics"))}),
+    "Statistics": _object({"model_stats": _list(ref("ModelStatistics"))}),
     "ModelIndexRequest": _object({"ready": _BOOLEAN}, ("ready",)),
     "ModelIndexEntry": _object({"name": _STRING, "version": _STRING, "state": _STRING, "reason": _STRING}),
     "InferInput": _object(
@@ -238,8 +234,8 @@ _OIP: dict[str, Schema] = {
     "InferRequest": _object(
         {
             "id": _STRING,
-            "inputs": _list(_ref("InferInput")),
-            "outputs": _list(_ref("InferOutputRequest")),
+            "inputs": _list(ref("InferInput")),
+            "outputs": _list(ref("InferOutputRequest")),
             "parameters": _PARAMETERS,
         },
         ("id", "outputs", "parameters"),
@@ -255,7 +251,7 @@ _OIP: dict[str, Schema] = {
         ("parameters", "data"),
     ),
     "InferResponse": _object(
-        {"id": _STRING, "model_name": _STRING, "model_version": _STRING, "outputs": _list(_ref("InferOutput"))},
+        {"id": _STRING, "model_name": _STRING, "model_version": _STRING, "outputs": _list(ref("InferOutput"))},
         ("id",),
     ),
     "SharedMemoryRegion": _object({"name": _STRING, "key": _STRING, "offset": _COUNT, "byte_size": _COUNT}),

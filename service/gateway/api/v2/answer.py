@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 
-import msgspec
-
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.gateway.api.v2.request import InferRequest, Output
 from tilewire.service.gateway.codecs.json_text import joined, text_of
@@ -20,21 +18,9 @@ from tilewire.service.ops.op import AnyOp, TensorType
 VERSION = "1"
 
 
-class InferAnswer(msgspec.Struct, frozen=True):
-    """An answer's body.
-
-    Attributes:
-        chunks: The body in order; views of slots among them when payloads are binary.
-        header_bytes: Length of the JSON when something follows it, else None.
-    """
-
-    chunks: Sequence[bytes | memoryview]
-    header_bytes: int | None
-
-
 def encode_answer(
     op: AnyOp, request: InferRequest, types: Mapping[str, TensorType], payloads: Mapping[str, memoryview]
-) -> InferAnswer:
+) -> tuple[Sequence[bytes | memoryview], int | None]:
     """Writes an answer.
 
     Args:
@@ -42,6 +28,10 @@ def encode_answer(
         request: Parsed request.
         types: Types of all outputs by name.
         payloads: Bytes of each in C order; not read when it went into a region or stays on the device.
+
+    Returns:
+        The body in order, with views of slots when payloads are binary; and the length of its JSON when something follows
+        that, else None.
     """
     pieces: list[Iterable[str]] = []
     behind = []
@@ -59,7 +49,7 @@ def encode_answer(
                 behind.append(payloads[name])
         lead = ","
     head = joined(chain(*pieces, "]}"))
-    return InferAnswer([*head, *behind], sum(map(len, head)) if behind else None)
+    return [*head, *behind], sum(map(len, head)) if behind else None
 
 
 @lru_cache(maxsize=256)

@@ -250,9 +250,10 @@ class InferEncoder(msgspec.Struct, frozen=True):
     work_bytes: int
 
     def encode(self, payloads: Sequence[memoryview]) -> Answer:
-        body = encode_answer(self.op, self.request, self.types, dict(zip(self.types, payloads, strict=bool(payloads))))
-        chunks, is_text = body.chunks, body.header_bytes is None
-        lines = "" if is_text else f"{HEADER_LENGTH}: {body.header_bytes}\r\n"
+        named = dict(zip(self.types, payloads, strict=bool(payloads)))
+        chunks, header_bytes = encode_answer(self.op, self.request, self.types, named)
+        is_text = header_bytes is None
+        lines = "" if is_text else f"{HEADER_LENGTH}: {header_bytes}\r\n"
         coding = None
         if self.accept_encoding is not None:
             nbytes = sum(len(chunk) for chunk in chunks)

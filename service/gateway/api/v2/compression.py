@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from tilewire.service.errors import BodyTooLarge, InvalidRequest, UnknownFormat
 from tilewire.service.gateway.request.admission import Leases
@@ -90,7 +90,11 @@ async def inflate(source: Lease, leases: Leases, coding: Coding, max_bytes: int,
             tail = bytes(source.view[fed : fed + FED_BYTES])
             fed += len(tail)
         # A little may have inflated to much: all but the first step counts as long.
-        piece = await _inflate_step(inflater, tail, coding, len(tail) if end == lead_bytes else STEP_BYTES)
+        nbytes = len(tail) if end == lead_bytes else STEP_BYTES
+        try:
+            piece = await offload(nbytes, inflater.decompress, tail, STEP_BYTES)
+        except zlib.error:
+            raise InvalidRequest(f"body: not a {coding} stream") from None
         if not piece and not inflater.unconsumed_tail and fed >= source.nbytes and not inflater.eof:
             raise InvalidRequest(f"body: the {coding} stream is cut off")
         tail = inflater.unconsumed_tail
@@ -103,19 +107,6 @@ async def inflate(source: Lease, leases: Leases, coding: Coding, max_bytes: int,
     leases.give_back(source)
     target.shrink(end)
     return target
-
-
-class _Inflater(Protocol):
-    """zlib's object, which has no public name."""
-
-    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
-
-
-async def _inflate_step(inflater: _Inflater, data: bytes, coding: Coding, nbytes: int) -> bytes:
-    try:
-        return await offload(nbytes, inflater.decompress, data, STEP_BYTES)
-    except zlib.error:
-        raise InvalidRequest(f"body: not a {coding} stream") from None
 
 
 def deflate(chunks: Sequence[bytes | memoryview], coding: Coding) -> bytes:

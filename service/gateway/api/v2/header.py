@@ -130,7 +130,8 @@ def _read_input(name: str, entry: dict[str, object]) -> Pending:
         )
     region = _read_region(parameters, name)
     if sources == ["resident"]:
-        return Pending(Input(name, _optional_type(name, entry), resident=_resident(parameters["resident"], name)))
+        declared = _read_type(name, entry) if "datatype" in entry or "shape" in entry else None
+        return Pending(Input(name, declared, resident=_resident(parameters["resident"], name)))
     kind = _read_type(name, entry)
     if region is not None:
         if region.byte_size != kind.nbytes:
@@ -171,10 +172,6 @@ def _read_type(name: str, entry: Mapping[str, object]) -> TensorType:
         wrong = repr(datatype[:64]) if isinstance(datatype, str) else _kind_of(datatype)
         raise InvalidRequest(f"{name}: datatype {wrong}; expected one of {', '.join(BY_OIP)}")
     return TensorType(dtype.name, check_shape(entry.get("shape"), f"{name}: shape"))
-
-
-def _optional_type(name: str, entry: Mapping[str, object]) -> TensorType | None:
-    return _read_type(name, entry) if "datatype" in entry or "shape" in entry else None
 
 
 def _resident_parameter(name: str, value: object, pending: tuple[Pending, ...]) -> Pending:

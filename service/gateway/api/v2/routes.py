@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -34,11 +34,8 @@ from tilewire.service.gateway.request.response import json_response
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-class Describe(Protocol):
-    """Describes a call of a model for the OpenAPI document."""
-
-    def __call__(self, *, is_versioned: bool) -> dict[str, Any]: ...
-
+# Describes a call of a model for the OpenAPI document, with its version in the path or without.
+Describe = Callable[[bool], dict[str, Any]]
 
 MODEL = "/v2/models/{model}"
 VERSIONED = "/v2/models/{model}/versions/{version}"
@@ -130,5 +127,5 @@ def _add(routes: APIRouter, method: str, suffix: str, summary: str, endpoint: En
             methods=[method],
             name=name,
             summary=summary,
-            openapi_extra=describe(is_versioned=path is VERSIONED),
+            openapi_extra=describe(path is VERSIONED),
         )

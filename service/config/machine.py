@@ -1,4 +1,4 @@
-"""Counts the cores that this process may use, from its affinity and its container's quota."""
+"""Reads how many cores and how much memory this process may use: the machine's, or its container's limits."""
 
 from __future__ import annotations
 
@@ -30,3 +30,17 @@ def _quota(cgroup: Path) -> float | None:
         period = (cgroup / "cpu/cpu.cfs_period_us").read_text()
         return microseconds / int(period) if microseconds > 0 else None
     return None
+
+
+def memory_bytes(cgroup: Path = CGROUP) -> int:
+    """Bytes of memory.
+
+    Args:
+        cgroup: Mount point of the container's limits, of version 2 or 1.
+    """
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for limit in ("memory.max", "memory/memory.limit_in_bytes"):
+        # Without a limit, version 2 has a word here and version 1 a number that no machine has.
+        with contextlib.suppress(OSError, ValueError):
+            return min(machine, int((cgroup / limit).read_text()))
+    return machine
