@@ -218,11 +218,25 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
     id: int
 
 
-class PutTensor(msgspec.Struct, frozen=True, array_like=True, tag="put"):
-    """Make the bytes of `source` resident under `name`. The home engine orders the change; another one only holds the bytes.
+class _Numbered(msgspec.Struct, frozen=True, array_like=True):
+    id: int
+
+
+class _Request(_Numbered, frozen=True, array_like=True, kw_only=True):
+    """What has an answer and is no job.
 
     Attributes:
         id: Number of this request.
+        request_id: Name of the request in logs; behind the fields of each class.
+    """
+
+    request_id: str = ""
+
+
+class PutTensor(_Request, frozen=True, array_like=True, tag="put"):
+    """Make the bytes of `source` resident under `name`. The home engine orders the change; another one only holds the bytes.
+
+    Attributes:
         name: Name of the tensor.
         source: Bytes of the tensor.
         placement: Engines that shall hold it.
@@ -230,176 +244,139 @@ class PutTensor(msgspec.Struct, frozen=True, array_like=True, tag="put"):
         match: Condition on the tensor that it replaces, for the home engine, or for the store.
     """
 
-    id: int
     name: str
     source: Upload
     placement: Placement = "replicate"
     axis: int = 0
     match: Match | None = None
-    request_id: str = ""
 
 
-class OrderTensor(msgspec.Struct, frozen=True, array_like=True, tag="order"):
+class OrderTensor(_Request, frozen=True, array_like=True, tag="order"):
     """Give the tensor of a ticket a version. For the home engine of its name, which may have given the ticket itself.
 
     Attributes:
-        id: Number of this request.
         info: Description; `engines` names the engine that holds it.
         ticket: Number from `Stored` or `Tensors`.
         match: Condition on the tensor that it replaces.
     """
 
-    id: int
     info: TensorInfo
     ticket: int
     match: Match | None = None
-    request_id: str = ""
 
 
-class AdoptTensor(msgspec.Struct, frozen=True, array_like=True, tag="adopt"):
+class AdoptTensor(_Request, frozen=True, array_like=True, tag="adopt"):
     """Make the tensor of a ticket resident; its home engine has given it a version.
 
     Attributes:
-        id: Number of this request.
         ticket: Number from `Stored`.
         info: Description with its version; drop the tensor when there is none.
         is_unsure: The home engine may have given it a version, or may yet.
     """
 
-    id: int
     ticket: int
     info: TensorInfo
     is_unsure: bool = False
-    request_id: str = ""
 
 
-class AwaitCopy(msgspec.Struct, frozen=True, array_like=True, tag="copy"):
+class AwaitCopy(_Request, frozen=True, array_like=True, tag="copy"):
     """Answer when the tensor of a ticket has a host copy, and its file where there is a store.
 
     Attributes:
-        id: Number of this request.
         ticket: Number from `Stored`.
     """
 
-    id: int
     ticket: int
-    request_id: str = ""
 
 
-class GetTensor(msgspec.Struct, frozen=True, array_like=True, tag="get"):
+class GetTensor(_Request, frozen=True, array_like=True, tag="get"):
     """Write the resident `name` of type `expected` to `out_offset`.
 
     Attributes:
-        id: Number of this request.
         name: Name of the tensor.
         expected: Dtype and shape of the whole tensor.
         out_offset: Offset of its first byte in the segment.
         version: Version that it must have; 0 for any. A part of a sharded tensor is written only with a version.
     """
 
-    id: int
     name: str
     expected: TensorType
     out_offset: int
     version: int = 0
-    request_id: str = ""
 
 
-class DescribeTensor(msgspec.Struct, frozen=True, array_like=True, tag="describe"):
+class DescribeTensor(_Request, frozen=True, array_like=True, tag="describe"):
     """Requests the description of `name`; answered when the engine has a change, and the tensor if it shall hold it.
 
     Attributes:
-        id: Number of this request.
         name: Name of the tensor.
         version: Version of that change; 0 for any.
         match: Condition on the version; where it does not hold, the store is looked at first.
     """
 
-    id: int
     name: str
     version: int = 0
     match: Match | None = None
-    request_id: str = ""
 
 
-class FetchTensor(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
+class FetchTensor(_Request, frozen=True, array_like=True, tag="fetch"):
     """Bring a tensor that another engine holds onto this device, too, and answer with its description.
 
     Attributes:
-        id: Number of this request.
         name: Name of the tensor.
         version: Version of the change that the engine must have before it answers; 0 for any.
     """
 
-    id: int
     name: str
     version: int = 0
-    request_id: str = ""
 
 
-class DeleteTensor(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
+class DeleteTensor(_Request, frozen=True, array_like=True, tag="delete"):
     """Forget `name`; requests under way finish with it. For the home engine; the others follow it through the vault.
 
     Attributes:
-        id: Number of this request.
         name: Name of the tensor.
         match: Condition on the tensor.
     """
 
-    id: int
     name: str
     match: Match | None = None
-    request_id: str = ""
 
 
-class ListTensors(msgspec.Struct, frozen=True, array_like=True, tag="list"):
+class ListTensors(_Request, frozen=True, array_like=True, tag="list"):
     """All residents."""
 
-    id: int
-    request_id: str = ""
 
-
-class RegisterRegion(msgspec.Struct, frozen=True, array_like=True, tag="register"):
+class RegisterRegion(_Request, frozen=True, array_like=True, tag="register"):
     """Make a client's shared memory usable under a name.
 
     Attributes:
-        id: Number of this request.
         region: Region to register; its stamp is 0 when the engine shall give one.
     """
 
-    id: int
     region: RegionInfo
-    request_id: str = ""
 
 
-class UnregisterRegion(msgspec.Struct, frozen=True, array_like=True, tag="unregister"):
+class UnregisterRegion(_Request, frozen=True, array_like=True, tag="unregister"):
     """Forget a region, or all; jobs under way finish with it. Unknown names are no error.
 
     Attributes:
-        id: Number of this request.
         name: Name of the region; None for all.
         stamp: Only registrations up to this one; 0 for whatever there is now.
     """
 
-    id: int
     name: str | None
     stamp: int = 0
-    request_id: str = ""
 
 
-class DescribeKernels(msgspec.Struct, frozen=True, array_like=True, tag="kernels"):
+class DescribeKernels(_Request, frozen=True, array_like=True, tag="kernels"):
     """Requests the description of the engine's kernels."""
 
-    id: int
-    request_id: str = ""
 
-
-class ListRegions(msgspec.Struct, frozen=True, array_like=True, tag="regions"):
+class ListRegions(_Request, frozen=True, array_like=True, tag="regions"):
     """The region `name`, or all."""
 
-    id: int
     name: str | None = None
-    request_id: str = ""
 
 
 # Messages that have an answer and are no jobs.
