@@ -67,7 +67,7 @@ class Case:
 
     def body(self) -> bytes:
         """The inputs in the case's format."""
-        return _WRITERS[self.format](self.inputs, self.dtype)
+        return _WRITERS[self.format](self.inputs)
 
     def error_of(self, body: bytes) -> float:
         """Returns the error of an answer.
@@ -133,7 +133,7 @@ def random_array(random: np.random.Generator, shape: tuple[int, ...], dtype: str
     """Numbers of order one; whole ones for integers."""
     if dtype.startswith("int"):
         return random.integers(-100, 100, shape).astype(dtype)
-    return random.standard_normal(shape).astype(_numpy_dtype(dtype))
+    return random.standard_normal(shape).astype(np.dtype(getattr(ml_dtypes, dtype, dtype)))
 
 
 class _Maker:
@@ -163,32 +163,29 @@ class _Maker:
         return Case(kind, "add", dtype, {"a": a, "b": b}, dtype, _double(a) + 2 * _double(b), {"alpha": "2"})
 
 
-def _numpy_dtype(name: str) -> npt.DTypeLike:
-    return np.dtype(getattr(ml_dtypes, name, name))
-
-
 def _double(array: Array) -> npt.NDArray[np.float64]:
     return array.astype(np.float64)
 
 
-def _write_safetensors(inputs: Mapping[str, Array], dtype: str) -> bytes:  # noqa: ARG001
+def _write_safetensors(inputs: Mapping[str, Array]) -> bytes:
     return b"".join(to_safetensors({name: HostArray.of(array) for name, array in inputs.items()}))
 
 
-def _write_npy(inputs: Mapping[str, Array], dtype: str) -> bytes:  # noqa: ARG001
+def _write_npy(inputs: Mapping[str, Array]) -> bytes:
     file = io.BytesIO()
     (array,) = inputs.values()
     np.save(file, array)
     return file.getvalue()
 
 
-def _write_npz(inputs: Mapping[str, Array], dtype: str) -> bytes:  # noqa: ARG001
+def _write_npz(inputs: Mapping[str, Array]) -> bytes:
     file = io.BytesIO()
     np.savez_compressed(file, **inputs)  # type: ignore[arg-type]  # the stubs take the first name for a flag
     return file.getvalue()
 
 
-def _write_json(inputs: Mapping[str, Array], dtype: str) -> bytes:
+def _write_json(inputs: Mapping[str, Array]) -> bytes:
+    (dtype,) = {array.dtype.name for array in inputs.values()}
     return json.dumps({**{name: _double(array).tolist() for name, array in inputs.items()}, "dtype": dtype}).encode()
 
 
@@ -197,13 +194,9 @@ def _read_safetensors(body: bytes) -> tuple[Array, str]:
     return out, out.dtype.name
 
 
-def _read_npy(body: bytes) -> tuple[Array, str]:
-    out: Array = np.load(io.BytesIO(body))
-    return out, out.dtype.name
-
-
-def _read_npz(body: bytes) -> tuple[Array, str]:
-    out: Array = np.load(io.BytesIO(body))["out"]
+def _read_numpy(body: bytes) -> tuple[Array, str]:
+    found = np.load(io.BytesIO(body))
+    out: Array = found if isinstance(found, np.ndarray) else found["out"]
     return out, out.dtype.name
 
 
@@ -212,7 +205,7 @@ def _read_json(body: bytes) -> tuple[Array, str]:
     return np.array(document["out"], dtype=np.float64).reshape(document["shape"]), document["dtype"]
 
 
-_WRITERS: dict[str, Callable[[Mapping[str, Array], str], bytes]] = {
+_WRITERS: dict[str, Callable[[Mapping[str, Array]], bytes]] = {
     "safetensors": _write_safetensors,
     "npy": _write_npy,
     "npz": _write_npz,
@@ -220,7 +213,7 @@ _WRITERS: dict[str, Callable[[Mapping[str, Array], str], bytes]] = {
 }
 _READERS: dict[str, Callable[[bytes], tuple[Array, str]]] = {
     "safetensors": _read_safetensors,
-    "npy": _read_npy,
-    "npz": _read_npz,
+    "npy": _read_numpy,
+    "npz": _read_numpy,
     "json": _read_json,
 }

@@ -12,16 +12,18 @@ import msgspec
 from tilewire.service.ipc.messages import RegionInfo, TensorInfo
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """A resident tensor that outlived its engine, or the memory that it was deleted.
+class Kept(msgspec.Struct, frozen=True, tag="tensor"):
+    """One change of a resident tensor, or the copy of one. Each version of a home engine is larger than the one before.
 
     Attributes:
-        name: Name of the tensor; empty for a change of no tensor.
+        name: Name of the tensor; empty for a change of none, which only says how far the home engine is.
         info: Description; None when it was deleted.
         fd: Descriptor of its host copy, which the receiver owns; -1 without one, and where the tensor need not be.
         version: Version of the change.
         home: Index of the engine that gave the version.
-        is_copy: It brings the host copy of a change that is ordered already.
+        is_copy: The change is ordered already; this brings its host copy, or without `info` says that the copy is dropped.
+        is_of_file: Whether a file of `--tensors-dir` has the name: its deletion must outlive the engine.
+        holder: Index of the engine that offered the host copy of the change, and the ticket of that; the ticket is 0 for none.
     """
 
     name: str
@@ -30,6 +32,8 @@ class Kept(msgspec.Struct, frozen=True):
     version: int = 0
     home: int = 0
     is_copy: bool = False
+    is_of_file: bool = False
+    holder: tuple[int, int] = (0, 0)
 
 
 class KeptRegion(msgspec.Struct, frozen=True):

@@ -29,32 +29,6 @@ FD_BYTES = 4
 LEFT_S = 120.0
 
 
-class Deposit(msgspec.Struct, frozen=True, tag="tensor"):
-    """One change, or the copy of one. Each version of a home engine is larger than the one before.
-
-    Attributes:
-        name: Name of the tensor; empty for a change of none, which only says how far the home engine is.
-        info: None when the tensor was deleted.
-        version: Version of the change.
-        home: Index of the engine that gave the version.
-        is_of_file: Whether a file of `--tensors-dir` has the name: its deletion must outlive the engine.
-        is_copy: The change is ordered already; this brings its host copy, or without `info` says that the copy is dropped.
-        holder: Index of the engine that offered the host copy of the change, and the ticket of that; the ticket is 0 for none.
-    """
-
-    name: str
-    info: TensorInfo | None
-    version: int
-    home: int = 0
-    is_of_file: bool = False
-    is_copy: bool = False
-    holder: tuple[int, int] = (0, 0)
-
-    def kept(self, fd: int) -> Kept:
-        """Returns the change with its descriptor, -1 for none."""
-        return Kept(self.name, self.info, fd, self.version, self.home, self.is_copy)
-
-
 class Offer(msgspec.Struct, frozen=True, tag="offer"):
     """The host copy of a tensor that waits for its version; without a descriptor it is taken back.
 
@@ -111,9 +85,9 @@ class VaultWriter:
         Args:
             info: Description of the tensor.
             fd: Its host copy; -1 for none, or for one that was offered.
-            holder: As in `Deposit`.
+            holder: As in `Kept`.
         """
-        self._send(Deposit(info.name, info, info.version, self._home, holder=holder), fd)
+        self._send(Kept(info.name, info, version=info.version, home=self._home, holder=holder), fd)
 
     def offer(self, ticket: int, fd: int) -> None:
         """Deposits the host copy of a tensor that waits for its version: it becomes durable with that, at once."""
@@ -125,11 +99,11 @@ class VaultWriter:
 
     def keep_copy(self, info: TensorInfo, fd: int, home: int) -> None:
         """Deposits the host copy of a change that `home` has ordered."""
-        self._send(Deposit(info.name, info, info.version, home, is_copy=True), fd)
+        self._send(Kept(info.name, info, version=info.version, home=home, is_copy=True), fd)
 
     def forget(self, name: str, version: int, *, is_of_file: bool) -> None:
         """Deposits that a tensor is no more."""
-        self._send(Deposit(name, None, version, self._home, is_of_file), -1)
+        self._send(Kept(name, version=version, home=self._home, is_of_file=is_of_file), -1)
 
     def request_copy(self, name: str) -> None:
         """Requests the host copy of a tensor, which comes as a change that is a copy, as soon as there is one."""
@@ -152,7 +126,7 @@ class VaultWriter:
         if self._socket is not None:
             self._socket.close()
 
-    def _send(self, deposit: Deposit | Offer | RegionDeposit | CopyRequest | Eviction, fd: int) -> None:
+    def _send(self, deposit: Kept | Offer | RegionDeposit | CopyRequest | Eviction, fd: int) -> None:
         if self._socket is not None:
             socket.send_fds(self._socket, [msgspec.msgpack.encode(deposit)], [fd] if fd >= 0 else [])
 
@@ -196,7 +170,7 @@ class VaultFollower:
                 self.is_open = False
                 break
             fd = int.from_bytes(ancillary[0][2], sys.byteorder) if ancillary else -1
-            changes.append(msgspec.msgpack.decode(data, type=Deposit).kept(fd))
+            changes.append(msgspec.structs.replace(msgspec.msgpack.decode(data, type=Kept), fd=fd))
         return changes
 
 
@@ -212,9 +186,9 @@ class VaultFeed:
         self._socket = sock
         self._kept = kept
         # With whether the host copy goes along.
-        self._unsent: deque[tuple[Deposit, bool]] = deque()
+        self._unsent: deque[tuple[Kept, bool]] = deque()
 
-    def send(self, deposit: Deposit, fd: int) -> None:
+    def send(self, deposit: Kept, fd: int) -> None:
         """Sends a change; `fd` stays the caller's, -1 for none."""
         if self._unsent or not self._sent(deposit, fd):
             self._unsent.append((deposit, fd >= 0))
@@ -236,7 +210,7 @@ class VaultFeed:
             self._unsent.popleft()
         asyncio.get_running_loop().remove_writer(self._socket)
 
-    def _sent(self, deposit: Deposit, fd: int) -> bool:
+    def _sent(self, deposit: Kept, fd: int) -> bool:
         try:
             socket.send_fds(self._socket, [msgspec.msgpack.encode(deposit)], [fd] if fd >= 0 else [])
         except BlockingIOError:
@@ -303,7 +277,7 @@ class VaultReader:
                 return
             if not data:
                 return
-            deposit = msgspec.msgpack.decode(data, type=Deposit | Offer | RegionDeposit | CopyRequest | Eviction)
+            deposit = msgspec.msgpack.decode(data, type=Kept | Offer | RegionDeposit | CopyRequest | Eviction)
             fd = fds[0] if fds else -1
             if isinstance(deposit, RegionDeposit):
                 self._take_region(deposit, fd)
@@ -312,7 +286,7 @@ class VaultReader:
                 self._give(deposit.name)
             elif isinstance(deposit, Eviction):
                 if deposit.home in self.feeds:
-                    gone = Deposit(deposit.name, None, deposit.version, deposit.home, is_copy=True)
+                    gone = Kept(deposit.name, version=deposit.version, home=deposit.home, is_copy=True)
                     self.feeds[deposit.home].send(gone, -1)
             elif isinstance(deposit, Offer):
                 self._take_offer((engine, deposit.ticket), fd, is_unsure=deposit.is_unsure)
@@ -332,7 +306,7 @@ class VaultReader:
         if fd >= 0:
             self._offers[key] = fd
 
-    def _offered(self, deposit: Deposit) -> tuple[int, int]:
+    def _offered(self, deposit: Kept) -> tuple[int, int]:
         """Returns the host copy that the holder of a change has offered, and the engine that has the tensor; -1 for none."""
         holder, _ticket = key = deposit.holder
         if key not in self._offers and holder in self._sockets:
@@ -355,7 +329,7 @@ class VaultReader:
             self._left.remove(key)
             self._drop(self._offers.pop(key))
 
-    def _take(self, deposit: Deposit, fd: int) -> bool:
+    def _take(self, deposit: Kept, fd: int) -> bool:
         """Keeps a change. Returns whether it is the last of its name."""
         older = self.kept.get(deposit.name)
         is_last = older is None or older.version < deposit.version
@@ -376,10 +350,10 @@ class VaultReader:
             self._drop(older.fd)
             del self.kept[deposit.name]
         if deposit.name and (deposit.info is not None or deposit.is_of_file):
-            self.kept[deposit.name] = msgspec.structs.replace(deposit.kept(fd), is_copy=False)
+            self.kept[deposit.name] = msgspec.structs.replace(deposit, fd=fd, is_copy=False)
         return True
 
-    def _feed_others(self, deposit: Deposit, fd: int, engine: int, holder: int) -> None:
+    def _feed_others(self, deposit: Kept, fd: int, engine: int, holder: int) -> None:
         for index, feed in self.feeds.items():
             wants_it = deposit.info is not None and is_wanted(deposit.info, index) and index != holder
             if index == engine:
@@ -395,7 +369,7 @@ class VaultReader:
         if kept is None or kept.info is None:
             self._wanted.pop(name, None)
         elif kept.fd >= 0:
-            copy = Deposit(name, kept.info, kept.version, kept.home, is_copy=True)
+            copy = Kept(name, kept.info, version=kept.version, home=kept.home, is_copy=True)
             for engine in self._wanted.pop(name, ()):
                 if engine in self.feeds:
                     self.feeds[engine].send(copy, kept.fd)
