@@ -19,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from tilewire.service.config.machine import num_cores
 from tilewire.service.errors import TooBusy
 
@@ -129,7 +131,7 @@ class Segment:
             return
 
 
-class Lease:
+class Lease(msgspec.Struct, eq=False):
     """A slot in use. Release it exactly once, or use it as a context manager.
 
     Attributes:
@@ -139,15 +141,12 @@ class Lease:
         spare_offset: Offset of that room, aligned as a slot is.
     """
 
-    __slots__ = ("_arena", "_size", "nbytes", "offset", "spare_bytes", "spare_offset")
-
-    def __init__(self, arena: Arena, offset: int, nbytes: int, size: int, spare_bytes: int, spare_offset: int) -> None:
-        self._arena: Arena | None = arena
-        self._size = size
-        self.offset = offset
-        self.nbytes = nbytes
-        self.spare_bytes = spare_bytes
-        self.spare_offset = spare_offset
+    _arena: Arena | None
+    offset: int
+    nbytes: int
+    _size: int
+    spare_bytes: int
+    spare_offset: int
 
     @property
     def view(self) -> memoryview:

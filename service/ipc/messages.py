@@ -58,6 +58,10 @@ class InputSpec(msgspec.Struct, frozen=True, array_like=True):
     version: int | None = None
     part: Part | None = None
 
+    def fits(self, info: TensorInfo) -> bool:
+        """Whether a resident is as the template was planned with it."""
+        return info.type == self.type and self.version in (None, info.version)
+
 
 class OutputSpec(msgspec.Struct, frozen=True, array_like=True):
     """One result of a template.

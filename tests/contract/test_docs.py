@@ -437,8 +437,8 @@ def test_the_calls_about_grpc_are_those_of_the_service() -> None:
 
 def test_the_infer_request_of_the_api_is_one() -> None:
     (example,) = re.findall(r"^```json\n(.*?)^```", section(API, "Open Inference Protocol"), re.MULTILINE | re.DOTALL)
-    header = read_header(OPS["matmul"], example.encode())
-    assert [one.input.name for one in header.pending] == ["a", "b"]
+    request = read_header(OPS["matmul"], example.encode())
+    assert [one.input.name for one in request.pending] == ["a", "b"]
 
 
 def test_the_program_of_the_api_is_one() -> None:

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Iterator
 from itertools import chain
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -36,7 +37,7 @@ _OPEN, _CLOSE, _COMMA = b"[],"[0], b"[],"[1], b"[],"[2]
 Array = npt.NDArray[np.float64] | npt.NDArray[np.int64]
 
 
-class Numbers:
+class Numbers(msgspec.Struct, eq=False):
     """An array that was read.
 
     Attributes:
@@ -44,11 +45,8 @@ class Numbers:
         pieces: Its numbers in C order, (n,) float64 or int64 each.
     """
 
-    __slots__ = ("pieces", "shape")
-
-    def __init__(self, shape: tuple[int, ...], pieces: list[Array]) -> None:
-        self.shape = shape
-        self.pieces = pieces
+    shape: tuple[int, ...]
+    pieces: list[Array]
 
     @property
     def count(self) -> int:
@@ -61,18 +59,17 @@ class Numbers:
         return any(piece.dtype.kind == "f" and bool(np.isinf(piece).any()) for piece in self.pieces)
 
 
-class LongArray:
+class LongArray(msgspec.Struct, eq=False):
     """A long array in a parsed document, not read yet.
 
-    Args:
+    Attributes:
         text: Its text, from bracket to bracket.
     """
 
-    def __init__(self, text: memoryview) -> None:
-        self.text = text
+    text: memoryview
 
 
-class Document:
+class Document(msgspec.Struct, eq=False):
     """A JSON object whose long arrays are not read yet.
 
     Attributes:
@@ -80,9 +77,8 @@ class Document:
         rest: Its text without them.
     """
 
-    def __init__(self, members: dict[str, object], rest: bytes | memoryview) -> None:
-        self.members = members
-        self.rest = rest
+    members: dict[str, object]
+    rest: bytes | memoryview
 
 
 def parse_document(data: bytes | memoryview, what: str) -> Document:

@@ -25,46 +25,36 @@ FOLLOW_TIMEOUT_S = 30.0
 ReplyT = TypeVar("ReplyT", Done, Stale, Tensors, RegionList, Kernels)
 
 
-async def ask(engine: Engine, request: Command, kind: type[ReplyT]) -> ReplyT:
+async def ask(
+    engine: Engine, request: Command, kind: type[ReplyT], timeout_s: float | None = None, late: str = ""
+) -> ReplyT:
     """Returns the answer of an engine to a request that is no job.
-
-    Raises:
-        TilewireError: The engine's error.
-    """
-    _, future = engine.send(request)
-    try:
-        reply = await asyncio.shield(future)
-    finally:
-        # An error that it holds leads back to this frame: left here, both would wait for the garbage collector.
-        del future
-    assert isinstance(reply, kind), "This is a bug."
-    return reply
-
-
-async def ask_within(engine: Engine, request: Command, timeout_s: float, late: str) -> Tensors:
-    """Returns what an engine answers within a time.
 
     Args:
         engine: The engine.
-        request: Request that is no job.
-        timeout_s: Longest time for the answer.
+        request: The request.
+        kind: Class of the answer.
+        timeout_s: Longest time for it; None for any.
         late: Description of what takes too long.
 
     Raises:
         TilewireError: The engine's error; `Unavailable` when it takes too long.
     """
     _, future = engine.send(request)
-    # Requests run without tasks, which `asyncio.timeout` would need.
-    await asyncio.wait((future,), timeout=timeout_s)
-    if not future.done():
-        future.add_done_callback(_drop_error)
-        raise Unavailable(late)
     try:
-        reply = future.result()
+        if timeout_s is None:
+            reply = await asyncio.shield(future)
+        else:
+            # Requests run without tasks, which `asyncio.timeout` would need.
+            await asyncio.wait((future,), timeout=timeout_s)
+            if not future.done():
+                future.add_done_callback(_drop_error)
+                raise Unavailable(late)
+            reply = future.result()
     finally:
-        # See `ask`.
+        # An error that it holds leads back to this frame: left here, both would wait for the garbage collector.
         del future
-    assert isinstance(reply, Tensors), "This is a bug."
+    assert isinstance(reply, kind), "This is a bug."
     return reply
 
 
@@ -75,7 +65,7 @@ async def when_followed(engine: Engine, message: DescribeTensor | FetchTensor) -
         TilewireError: The engine's error; `Unavailable` when it takes too long.
     """
     late = f"{message.name}: an engine does not have its last change yet"
-    return (await ask_within(engine, message, FOLLOW_TIMEOUT_S, late)).tensors[0]
+    return (await ask(engine, message, Tensors, FOLLOW_TIMEOUT_S, late)).tensors[0]
 
 
 def _drop_error(late: asyncio.Future[Reply]) -> None:

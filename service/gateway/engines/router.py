@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
@@ -21,12 +20,12 @@ from tilewire.service.errors import (
     TilewireError,
     Unavailable,
 )
-from tilewire.service.gateway.engines.asking import ask, ask_within
+from tilewire.service.gateway.engines.asking import ask
 from tilewire.service.gateway.engines.caller import Caller, Slots
 from tilewire.service.gateway.engines.client import Engine, Reply, state_of
 from tilewire.service.gateway.engines.directory import Directory
 from tilewire.service.gateway.engines.locator import MAX_SEARCHES, Locator, starting
-from tilewire.service.gateway.engines.shards import DEADLINE_GRACE_NS, Shards
+from tilewire.service.gateway.engines.shards import Shards, have_ended
 from tilewire.service.gateway.engines.spread import Spread
 from tilewire.service.gateway.engines.templates import Templates
 from tilewire.service.ipc.board import VersionBoard
@@ -198,11 +197,11 @@ class Engines:
         try:
             if durable:
                 late = f"{info.name}: its copy takes too long; it may still be made"
-                copied = await ask_within(engine, AwaitCopy(0, ticket), WRITE_TIMEOUT_S, late)
+                copied = await ask(engine, AwaitCopy(0, ticket), Tensors, WRITE_TIMEOUT_S, late)
                 (info,) = copied.tensors
             late = f"{info.name}: its version takes too long; it may still come"
             is_sent = home.welcome is not None
-            reply = await ask_within(home, OrderTensor(0, info, ticket, match), WRITE_TIMEOUT_S, late)
+            reply = await ask(home, OrderTensor(0, info, ticket, match), Tensors, WRITE_TIMEOUT_S, late)
         except TilewireError as error:
             is_unsure = is_sent and isinstance(error, Unavailable)
             with contextlib.suppress(TilewireError):
@@ -312,7 +311,7 @@ class Engines:
         self._directory.forget(name)
         late = f"{name}: its deletion takes too long; it may still be done"
         try:
-            await ask_within(self._home_of(name), DeleteTensor(0, name, match), WRITE_TIMEOUT_S, late)
+            await ask(self._home_of(name), DeleteTensor(0, name, match), Tensors, WRITE_TIMEOUT_S, late)
         finally:
             self._directory.forget(name)
 
@@ -458,7 +457,7 @@ async def _run(engine: Engine, template: Template, offsets: tuple[int, ...], cal
     request_id, future = engine.submit(template, offsets, deadline_ns=deadline_ns, priority=priority, flow=flow)
     client.watch(partial(engine.cancel, request_id))
     try:
-        if deadline_ns and not await _is_done_by(future, deadline_ns + DEADLINE_GRACE_NS):
+        if deadline_ns and not await have_ended((future,), deadline_ns):
             raise _give_up(engine, request_id, future, slots)
         reply = await future
     finally:
@@ -474,7 +473,7 @@ def _must_plan_anew(template: Template, stale: Stale) -> bool:
     now = {info.name: info for info in stale.tensors}
     for spec in template.inputs:
         info = None if spec.resident is None else now.get(spec.resident)
-        if info is not None and (info.type != spec.type or spec.version not in (None, info.version)):
+        if info is not None and not spec.fits(info):
             return True
     return not now
 
@@ -494,10 +493,3 @@ def _drop_late(engine: Engine, late: asyncio.Future[Reply]) -> None:
     reply = late.result()
     if isinstance(reply, Done) and reply.stored is not None and reply.stored.ticket and engine.welcome is not None:
         engine.send(AdoptTensor(0, reply.stored.ticket, reply.stored.info))
-
-
-async def _is_done_by(future: asyncio.Future[Reply], deadline_ns: int) -> bool:
-    if future.done():
-        return True
-    done, _pending = await asyncio.wait((future,), timeout=max(0, deadline_ns - time.monotonic_ns()) / 1e9)
-    return bool(done)

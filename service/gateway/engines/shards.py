@@ -35,7 +35,6 @@ from tilewire.service.ipc.messages import (
     DescribeTensor,
     Done,
     GetTensor,
-    InputSpec,
     PutTensor,
     Stale,
     Stored,
@@ -187,7 +186,8 @@ class Shards:
                 residents[spec.name] = Pinned(known or await self._locator.describe(name, field=spec.name), mark)
         if not any(one.info.axis for one in residents.values()):
             return None
-        if changed := [one.info for spec in template.inputs if (one := _changed(spec, residents)) is not None]:
+        planned = [(spec, residents[spec.name].info) for spec in template.inputs if spec.name in residents]
+        if changed := [info for spec, info in planned if not spec.fits(info)]:
             return Stale(0, tuple(changed))
         division = self._division(template, residents)
         if division.merge is None and template.outputs[0].resident is None:
@@ -261,7 +261,7 @@ class Shards:
             if error is not None:
                 # The other parts are for nothing; those under way are awaited all the same.
                 cancel()
-            if not await _have_ended(futures, deadline_ns):
+            if not await have_ended(futures, deadline_ns):
                 cancel()
                 caller.slots.hold_until(_joined(futures))
                 raise error or DeadlinePassed("deadline: it passed, and an engine has not answered")
@@ -309,14 +309,6 @@ class Shards:
             raise Unavailable(problem)
 
 
-def _changed(spec: InputSpec, residents: Mapping[str, Pinned]) -> Pinned | None:
-    """Returns the resident of an input if it is not as it was planned."""
-    one = residents.get(spec.name)
-    if one is None or (one.info.type == spec.type and spec.version in (None, one.info.version)):
-        return None
-    return one
-
-
 def _is_moved(reply: Reply | TilewireError) -> bool:
     """Whether an engine did nothing because its residents are not those that the request was planned with."""
     return isinstance(reply, Stale | UnknownName | Lost)
@@ -346,7 +338,8 @@ async def _first_error(futures: Sequence[asyncio.Future[Reply]], deadline_ns: in
     return None
 
 
-async def _have_ended(futures: Sequence[asyncio.Future[Reply]], deadline_ns: int) -> bool:
+async def have_ended(futures: Sequence[asyncio.Future[Reply]], deadline_ns: int) -> bool:
+    """Waits for all jobs up to their deadline, 0 for none, and a moment longer; whether all have ended."""
     _, pending = await asyncio.wait(futures, timeout=_left_s(deadline_ns))
     return not pending
 

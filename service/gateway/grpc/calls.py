@@ -74,7 +74,7 @@ class RpcInferCall(ModelCall, frozen=True, kw_only=True):
                 f"the limit is {max_bytes}, send tensors as raw contents"
             )
         room = LoopRoom(leases) if len(message) > OFFLOAD_BYTES else leases
-        request = await offload(len(message), read_message, op, message, places, body.offset, room)
+        request = await offload(len(message), _read_message, op, message, places, body.offset, room)
         return request, None if request.has_numbers else lead_bytes
 
     def encoder(self, op: AnyOp, request: InferRequest, outputs: Mapping[str, TensorType]) -> RpcEncoder:
@@ -99,21 +99,12 @@ class RpcInferCall(ModelCall, frozen=True, kw_only=True):
         return RpcEncoder(tuple(heads), tuple(sent))
 
 
-def read_message(op: AnyOp, message: bytes, places: Sequence[tuple[int, int]], offset: int, room: Room) -> InferRequest:
-    """Reads a message without its raw contents.
-
-    Args:
-        op: Requested model.
-        message: The message.
-        places: Place in the body and length of each raw content.
-        offset: Offset of the body in the arena's segment.
-        room: Memory for numbers.
-
-    Raises:
-        InvalidRequest: Anything that cannot be right; the detail names the field.
-    """
-    header = read_document(op, document_of(parse(ModelInferRequest, message), [nbytes for _, nbytes in places]))
-    return place_inputs(header, [offset + at for at, _ in places], offset, room)
+def _read_message(
+    op: AnyOp, message: bytes, places: Sequence[tuple[int, int]], offset: int, room: Room
+) -> InferRequest:
+    """Reads a message without its raw contents, which have places in the body at an offset of the segment."""
+    request = read_document(op, document_of(parse(ModelInferRequest, message), [nbytes for _, nbytes in places]))
+    return place_inputs(request, [offset + at for at, _ in places], offset, room)
 
 
 class RpcEncoder(msgspec.Struct, frozen=True):

@@ -73,7 +73,7 @@ class RequestTemplate(msgspec.Struct, eq=False):
         return () if self.store is None else (self.store,)
 
 
-class CachedHead:
+class CachedHead(msgspec.Struct, eq=False):
     """A head that was read.
 
     Attributes:
@@ -86,33 +86,24 @@ class CachedHead:
         access: Holder of the key that the head names and its rights, as of `keys_version`.
         keys_version: Version of the API keys that `access` is from; 0 before.
         allowed: Rights that were found to allow what the head says; None before.
+        templates: Planned requests with this head, the newest first.
     """
 
-    __slots__ = (
-        "_templates",
-        "access",
-        "allowed",
-        "api",
-        "call",
-        "head",
-        "key",
-        "keys_version",
-        "nbytes",
-        "op",
-        "spare_bytes",
-    )
+    key: bytes
+    head: Head
+    api: Api
+    op: AnyOp
+    call: Call
+    spare_bytes: int = 0
+    access: Access = NO_ACCESS
+    keys_version: int = 0
+    allowed: Access | None = None
+    templates: list[RequestTemplate] = []
 
-    def __init__(self, key: bytes, head: Head, target: tuple[Api, AnyOp], call: Call) -> None:
-        self.key = key
-        self.head = head
-        self.api, self.op = target
-        self.call = call
-        self.nbytes = ENTRY_BYTES + 2 * len(key)
-        self.spare_bytes = 0
-        self.access = NO_ACCESS
-        self.keys_version = 0
-        self.allowed: Access | None = None
-        self._templates: list[RequestTemplate] = []
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the entry takes."""
+        return ENTRY_BYTES + 2 * len(self.key) + sum(len(one.lead or b"") + 256 for one in self.templates)
 
     def find(self, memory: memoryview, begin: int, end: int) -> RequestTemplate | None:
         """The template whose lead stands at the begin of a body.
@@ -122,7 +113,7 @@ class CachedHead:
             begin: Offset of its first byte.
             end: Offset behind its last byte: there may be bytes of other requests.
         """
-        for template in self._templates:
+        for template in self.templates:
             lead = template.lead
             if lead is not None and begin + len(lead) <= end and bytes(memory[begin : begin + len(lead)]) == lead:
                 return template
@@ -135,11 +126,10 @@ class CachedHead:
             Bytes by which the entry has grown.
         """
         before = self.nbytes
-        others = [one for one in self._templates if one.lead != template.lead]
-        self._templates = [template, *others][:MAX_TEMPLATES]
-        small = [one.result_bytes for one in self._templates if one.result_bytes <= MAX_SPARE_BYTES]
+        others = [one for one in self.templates if one.lead != template.lead]
+        self.templates = [template, *others][:MAX_TEMPLATES]
+        small = [one.result_bytes for one in self.templates if one.result_bytes <= MAX_SPARE_BYTES]
         self.spare_bytes = max(small, default=0)
-        self.nbytes = ENTRY_BYTES + 2 * len(self.key) + sum(len(one.lead or b"") + 256 for one in self._templates)
         return self.nbytes - before
 
 
@@ -171,7 +161,7 @@ class TemplateCache:
         """Caches a head, unless equal bytes could mean another request."""
         if not head.is_repeatable or not has_plain_lines(key.text):
             return None
-        cached = CachedHead(key.text, head, target, call)
+        cached = CachedHead(key.text, head, *target, call)
         old = self._heads.pop(key.text, None)
         if old is not None:
             self._nbytes -= old.nbytes

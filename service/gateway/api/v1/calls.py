@@ -30,17 +30,16 @@ from tilewire.service.ops.registry import OPS, PROGRAM_FAMILY
 PROGRAMS = "/v1/programs/"
 
 
-class NativeApi:
+class NativeApi(msgspec.Struct, frozen=True):
     """`POST /v1/{op}`, `POST /v1/programs/{name}` and `POST /v1/run`.
 
-    Args:
+    Attributes:
         max_json_bytes: Largest body of JSON, and largest result that JSON carries.
         programs: Kept programs.
     """
 
-    def __init__(self, max_json_bytes: int, programs: Programs) -> None:
-        self._max_json_bytes = max_json_bytes
-        self._programs = programs
+    max_json_bytes: int
+    programs: Programs
 
     def read_call(self, op: AnyOp, head: Head) -> NativeCall:
         headers = head.headers
@@ -54,7 +53,7 @@ class NativeApi:
             needs_body = any(name not in query.residents for name in op.required)
         return NativeCall(
             op=op,
-            programs=self._programs,
+            programs=self.programs,
             residents=query.residents,
             writes=() if query.store is None else (query.store,),
             needs_body=needs_body,
@@ -62,7 +61,7 @@ class NativeApi:
             query=query,
             content_type=headers.get("content-type"),
             accept=headers.get("accept"),
-            max_json_bytes=self._max_json_bytes,
+            max_json_bytes=self.max_json_bytes,
         )
 
 

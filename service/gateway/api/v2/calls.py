@@ -37,17 +37,16 @@ _LENGTH = re.compile(r"\d{1,19}", re.ASCII)
 ALIGN_BYTES = 64
 
 
-class InferApi:
+class InferApi(msgspec.Struct, frozen=True):
     """`POST /v2/models/{model}/infer`.
 
-    Args:
+    Attributes:
         settings: The gateway's.
         programs: Kept programs, which are models too.
     """
 
-    def __init__(self, settings: GatewaySettings, programs: Programs) -> None:
-        self._settings = settings
-        self._programs = programs
+    settings: GatewaySettings
+    programs: Programs
 
     def read_call(self, op: AnyOp, head: Head) -> InferCall:
         header_bytes = header_length(head)
@@ -55,11 +54,11 @@ class InferApi:
         align_bytes = -(header_bytes or 0) % ALIGN_BYTES
         call = InferCall(
             op=op,
-            programs=self._programs,
+            programs=self.programs,
             # A coded body is aligned when it is inflated.
             lead_bytes=align_bytes if coding is None else 0,
             program=model_of(head.path) if op is PROGRAM_FAMILY else None,
-            settings=self._settings,
+            settings=self.settings,
             header_bytes=header_bytes,
             align_bytes=align_bytes,
             coding=coding,

@@ -15,7 +15,7 @@ import msgspec
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.api.v2.header import read_header
-from tilewire.service.gateway.api.v2.request import Header, InferRequest, Input, Output
+from tilewire.service.gateway.api.v2.request import InferRequest, Input, Output
 from tilewire.service.gateway.codecs.json_text import place
 from tilewire.service.gateway.codecs.protocol import Placed, Room
 from tilewire.service.ops.op import AnyOp, TensorType
@@ -43,16 +43,16 @@ def decode_request(op: AnyOp, body: memoryview, offset: int, header_bytes: int |
         return _raw_request(op, body, offset)
     assert header_bytes <= body.nbytes, "This is a bug: the caller checks it."
     text = bytes(body[:header_bytes])
-    header = read_header(op, text)
+    request = read_header(op, text)
     binary_bytes = body.nbytes - header_bytes
-    declared = sum(pending.binary_bytes or 0 for pending in header.pending)
+    declared = sum(pending.binary_bytes or 0 for pending in request.pending)
     if declared != binary_bytes:
         raise InvalidRequest(
             f"body: {binary_bytes} bytes follow the JSON; the inputs' binary_data_size add up to {declared}"
         )
-    lengths = [pending.binary_bytes for pending in header.pending if pending.binary_bytes is not None]
+    lengths = [pending.binary_bytes for pending in request.pending if pending.binary_bytes is not None]
     places = [offset + header_bytes + before for before in itertools.accumulate(lengths, initial=0)]
-    return place_inputs(header, places, offset, room)
+    return place_inputs(request, places, offset, room)
 
 
 def _raw_request(op: AnyOp, body: memoryview, offset: int) -> InferRequest:
@@ -82,11 +82,11 @@ def _deduced_shape(name: str, declared: TensorType, nbytes: int) -> tuple[int, .
     return tuple(count if dim == -1 else dim for dim in shape)
 
 
-def place_inputs(header: Header, places: Sequence[int], empty_offset: int, room: Room) -> InferRequest:
+def place_inputs(request: InferRequest, places: Sequence[int], empty_offset: int, room: Room) -> InferRequest:
     """Finds the bytes of each input.
 
     Args:
-        header: Request and inputs as read.
+        request: Request as read.
         places: Offsets in the arena's segment of those in binary, in order.
         empty_offset: Offset of empty tensors.
         room: Memory for numbers.
@@ -98,7 +98,7 @@ def place_inputs(header: Header, places: Sequence[int], empty_offset: int, room:
     """
     inputs = []
     offsets = iter(places)
-    for one in header.pending:
+    for one in request.pending:
         kind = one.input.type
         placed = None
         if one.binary_bytes is not None:
@@ -108,5 +108,5 @@ def place_inputs(header: Header, places: Sequence[int], empty_offset: int, room:
             assert kind is not None, "This is a bug."
             placed = place(kind, one.numbers, (empty_offset, room))
         inputs.append(msgspec.structs.replace(one.input, placed=placed) if placed is not None else one.input)
-    has_numbers = any(one.numbers is not None for one in header.pending)
-    return msgspec.structs.replace(header.request, inputs=tuple(inputs), has_numbers=has_numbers)
+    has_numbers = any(one.numbers is not None for one in request.pending)
+    return msgspec.structs.replace(request, inputs=tuple(inputs), pending=(), has_numbers=has_numbers)

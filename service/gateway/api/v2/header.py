@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from tilewire.service.dtypes import BY_OIP
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.api.v1.query import check_name, check_storable, resident_name
-from tilewire.service.gateway.api.v2.request import Header, InferRequest, Input, Output, Pending
+from tilewire.service.gateway.api.v2.request import InferRequest, Input, Output, Pending
 from tilewire.service.gateway.codecs.json_numbers import LongArray, Numbers, parse_document, read_numbers
 from tilewire.service.gateway.codecs.shapes import check_shape
 from tilewire.service.gateway.codecs.strict_json import refuse_overflow
@@ -41,8 +41,8 @@ _OUTPUT_PARAMETERS = ("binary_data", *_REGION_PARAMETERS)
 _SCALARS = {bool, int, float, str}
 
 
-def read_header(op: AnyOp, text: bytes) -> Header:
-    """Reads the JSON.
+def read_header(op: AnyOp, text: bytes) -> InferRequest:
+    """Reads the JSON; the inputs are still to be placed.
 
     Args:
         op: The model.
@@ -52,16 +52,16 @@ def read_header(op: AnyOp, text: bytes) -> Header:
         InvalidRequest: Anything that cannot be right; the detail names the field.
     """
     whole = parse_document(text, WHAT)
-    header = read_document(op, whole.members)
+    request = read_document(op, whole.members)
     values = list(_parameters(whole.members, "parameters").values())
-    has_infinity = any(one.numbers is not None and one.numbers.has_infinity for one in header.pending)
+    has_infinity = any(one.numbers is not None and one.numbers.has_infinity for one in request.pending)
     if has_infinity or math.inf in values or -math.inf in values:
         refuse_overflow(whole.rest, WHAT)
-    return header
+    return request
 
 
-def read_document(op: AnyOp, document: Mapping[str, object]) -> Header:
-    """Reads a request in the form of the JSON's objects, wherever they come from.
+def read_document(op: AnyOp, document: Mapping[str, object]) -> InferRequest:
+    """Reads a request in the form of the JSON's objects, wherever they come from; the inputs are still to be placed.
 
     Args:
         op: The model.
@@ -83,7 +83,7 @@ def read_document(op: AnyOp, document: Mapping[str, object]) -> Header:
         outputs = _stored(op, outputs, parameters.pop("store"))
     elif durable:
         raise InvalidRequest("durable: goes with store")
-    request = InferRequest(
+    return InferRequest(
         id=_read_id(document.get("id")),
         inputs=(),
         outputs=outputs,
@@ -92,8 +92,8 @@ def read_document(op: AnyOp, document: Mapping[str, object]) -> Header:
         options=_read_options(op, parameters),
         durable=durable,
         says_final=says_final,
+        pending=pending,
     )
-    return Header(request, pending)
 
 
 def _read_id(value: object) -> str | None:

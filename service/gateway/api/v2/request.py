@@ -51,11 +51,11 @@ class Output(msgspec.Struct, frozen=True):
 
 
 class InferRequest(msgspec.Struct, frozen=True):
-    """One decoded request.
+    """One request.
 
     Attributes:
         id: To be echoed; None when the client gave none, or an empty one.
-        inputs: In the client's order.
+        inputs: In the client's order; none before they are placed.
         outputs: Requested form of outputs by name, in the client's order.
         options: Option values of the op.
         priority: 0 is the default, 1 the most urgent.
@@ -63,6 +63,7 @@ class InferRequest(msgspec.Struct, frozen=True):
         has_numbers: The JSON holds numbers of inputs.
         durable: Wait for the host copy of an output that stays on the device.
         says_final: Over gRPC, say that the answer is the last one of its request. Each request has one.
+        pending: Inputs as they were read; none once they are placed.
     """
 
     id: str | None
@@ -74,6 +75,7 @@ class InferRequest(msgspec.Struct, frozen=True):
     has_numbers: bool = False
     durable: bool = False
     says_final: bool = False
+    pending: tuple[Pending, ...] = ()
 
 
 class Pending(msgspec.Struct, frozen=True):
@@ -82,10 +84,3 @@ class Pending(msgspec.Struct, frozen=True):
     input: Input
     binary_bytes: int | None = None
     numbers: Numbers | None = None
-
-
-class Header(msgspec.Struct, frozen=True):
-    """A header as read, before anything is placed: `request` without its inputs, and they."""
-
-    request: InferRequest
-    pending: tuple[Pending, ...]
