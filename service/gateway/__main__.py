@@ -9,7 +9,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -130,34 +130,24 @@ def make_server(
     )
     config.load()
     if tls is not None:
-        http = config.http_protocol_class
-        config.http_protocol_class = over_tls(http, tls, gateway.settings.body_timeout_s)  # type: ignore[assignment]
+        http, handshake_s = config.http_protocol_class, gateway.settings.body_timeout_s
+        config.http_protocol_class = lambda **arguments: TlsTransport(http(**arguments), tls, handshake_s)  # type: ignore[assignment]
     return GatewayServer(config, counts or ConnectionCounts())
-
-
-def over_tls(
-    protocol: Callable[..., asyncio.BaseProtocol], context: ssl.SSLContext, handshake_s: float
-) -> Callable[..., TlsTransport]:
-    """Returns a factory of protocols like this one, under TLS."""
-
-    def make(**arguments: Any) -> TlsTransport:
-        return TlsTransport(protocol(**arguments), context, handshake_s)
-
-    return make
 
 
 def protocol_for(gateway: Gateway, app: ASGIApp) -> type[TilewireProtocol]:
     """The protocol with its limits and the app's ops; uvicorn requires a class."""
     settings = gateway.settings
-    limits = {
+    limits: dict[str, object] = {
         "timeout_s": settings.body_timeout_s,
         "min_body_bytes_per_s": settings.min_body_bytes_per_s,
         "max_body_s": settings.max_body_s,
         "max_connections": settings.max_connections,
         "gateway": gateway,
         "scratch": memoryview(bytearray(SCRATCH_BYTES)),
-        "ops": (app.ops if isinstance(app, TilewireApp) else None) or {},
     }
+    if isinstance(app, TilewireApp):
+        limits["find_target"] = staticmethod(app.find_target)
     return type("LimitedProtocol", (TilewireProtocol,), limits)
 
 

@@ -21,12 +21,13 @@ from starlette.types import Receive, Scope, Send
 from tilewire.service.errors import InvalidRequest, MethodNotAllowed, UnknownName
 from tilewire.service.gateway.api import health, pages
 from tilewire.service.gateway.api.openapi.document import make_document
-from tilewire.service.gateway.api.paths import OpPaths
+from tilewire.service.gateway.api.paths import target_finder
 from tilewire.service.gateway.api.v1 import programs, reports, tensors
 from tilewire.service.gateway.api.v1 import routes as native
 from tilewire.service.gateway.api.v2 import routes as oip
 from tilewire.service.gateway.api.v2 import shared_memory_routes as shared_memory
 from tilewire.service.gateway.auth.authenticator import Authenticator
+from tilewire.service.gateway.request.adapter import FindTarget
 from tilewire.service.gateway.request.asgi import op_app
 from tilewire.service.gateway.request.context import Gateway, context_of
 from tilewire.service.gateway.request.middleware import ContextMiddleware
@@ -43,21 +44,21 @@ class TilewireApp(FastAPI):
 
     Attributes:
         gateway: Parts; None before they are known.
-        ops: API and op of each POST that `request.handle` answers; None before they are known.
+        find_target: Finds the API and the op of a POST.
         needs_keys: The OpenAPI document declares it, and `/docs` asks for one.
         described: Routes in the OpenAPI document.
     """
 
     gateway: Gateway | None = None
-    ops: OpPaths | None = None
+    find_target: FindTarget = staticmethod(lambda _path: None)
     needs_keys = False
     described: Sequence[BaseRoute] = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI's call."""
         target = None
-        if self.ops is not None and scope["type"] == "http" and scope["method"] == "POST":
-            target = self.ops.get(scope["path"].removeprefix(scope.get("root_path", "")))
+        if scope["type"] == "http" and scope["method"] == "POST":
+            target = self.find_target(scope["path"].removeprefix(scope.get("root_path", "")))
         if target is not None and self.gateway is not None:
             await op_app(self.gateway, *target)(scope, receive, send)
         else:
@@ -91,7 +92,7 @@ def create_app(gateway: Gateway) -> TilewireApp:
         routers.append(health.metrics_router(gateway))
     _add(app, gateway, routers)
     app.described = [route for router in routers for route in router.routes]
-    app.ops = OpPaths(gateway)
+    app.find_target = target_finder(gateway)
     app.gateway = gateway
     return app
 

@@ -149,7 +149,7 @@ def freeze_objects() -> None:
 
 
 class Control:
-    """The control link of this process.
+    """The control link of this process; see `gateway.telemetry.metrics.Totals` for what it reads.
 
     Args:
         on_drain: Called on `Drain` and when the supervisor is gone; may be called twice.
@@ -178,7 +178,6 @@ class Control:
 
     @property
     def is_congested(self) -> bool:
-        """Whether figures should wait: those that were sent before have not left."""
         return self._link.unsent_bytes > MAX_UNSENT_BYTES
 
     def send(self, message: Ready | Beat | Figures) -> None:
@@ -186,27 +185,12 @@ class Control:
         self._link.send(message)
 
     async def exposition(self, *, openmetrics: bool) -> tuple[bytes, str]:
-        """Returns the text of `/metrics` over all processes, and its content type.
-
-        Raises:
-            Unavailable: The supervisor is gone.
-        """
         return await self._read("openmetrics" if openmetrics else "text", tuple[bytes, str])
 
     async def hidden(self) -> list[Sample]:
-        """Returns the sums that `/metrics` does not show.
-
-        Raises:
-            Unavailable: The supervisor is gone.
-        """
         return await self._read("hidden", list[Sample])
 
     async def history(self) -> HistoryReport:
-        """Returns the last minutes over all processes.
-
-        Raises:
-            Unavailable: The supervisor is gone.
-        """
         return await self._read("history", HistoryReport)
 
     async def close(self) -> None:

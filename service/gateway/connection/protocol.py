@@ -12,7 +12,6 @@ import math
 import urllib.parse
 from collections import deque
 from collections.abc import Callable
-from types import MappingProxyType
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
@@ -30,7 +29,7 @@ from tilewire.service.gateway.connection.limits import (
 from tilewire.service.gateway.connection.parser import RequestParser, check_head
 from tilewire.service.gateway.connection.receive import SCRATCH_BYTES, Receiver
 from tilewire.service.gateway.connection.stream import RequestStream
-from tilewire.service.gateway.request.adapter import Targets
+from tilewire.service.gateway.request.adapter import FindTarget
 from tilewire.service.gateway.request.context import STREAM, Gateway, RequestContext
 from tilewire.service.gateway.request.handle import handle
 from tilewire.service.gateway.request.head import MAX_CACHED_BYTES, HeadKey, key_of, read_head
@@ -45,7 +44,7 @@ class TilewireProtocol(HttpToolsProtocol):
 
     Attributes:
         gateway: Parts of the gateway whose ops are answered here; None for none.
-        ops: API and op of each POST that `request.handle` answers.
+        find_target: Finds the API and the op of a POST that `request.handle` answers.
         timeout_s: Longest time for a head to come, and longest time in which a client reads nothing of its answer.
         min_body_bytes_per_s: Least rate of a body that takes longer than `timeout_s`.
         max_body_s: Longest time for a body at that rate: a longer body has a larger least rate.
@@ -56,7 +55,7 @@ class TilewireProtocol(HttpToolsProtocol):
     """
 
     gateway: Gateway | None = None
-    ops: Targets = MappingProxyType({})
+    find_target: FindTarget = staticmethod(lambda _path: None)
     timeout_s = 30.0
     min_body_bytes_per_s = 0
     max_body_s = math.inf
@@ -233,7 +232,7 @@ class TilewireProtocol(HttpToolsProtocol):
         path = (url.path or b"").decode("ascii")
         if "%" in path:
             path = urllib.parse.unquote(path)
-        target = self.ops.get(path) if method == "POST" else None
+        target = self.find_target(path) if method == "POST" else None
         if self.gateway is not None and target is not None:
             head, own = read_head(method, path, url.query or b"", self.headers)
             context = RequestContext(head, own, stream)

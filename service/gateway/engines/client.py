@@ -51,27 +51,23 @@ Reply = Done | Stale | Tensors | RegionList | Kernels
 
 
 class Engine(Protocol):
-    """Interface of an engine in a gateway; a test may put its own here."""
+    """Interface of an engine in a gateway; a test may put its own here.
+
+    Attributes:
+        welcome: Identity of the engine while it is ready, else None.
+        warming: Progress of the engine while it warms up, else None.
+        residing: How far it has followed the other engines' changes of residents, as it said last.
+        outstanding: Requests that it has not answered.
+    """
 
     @property
-    def welcome(self) -> Welcome | None:
-        """Identity of the engine while it is ready, else None."""
-        ...
-
+    def welcome(self) -> Welcome | None: ...
     @property
-    def warming(self) -> Warming | None:
-        """Progress of the engine while it warms up, else None."""
-        ...
-
+    def warming(self) -> Warming | None: ...
     @property
-    def residing(self) -> Residing:
-        """How far it has followed the other engines' changes of residents, as it said last."""
-        ...
-
+    def residing(self) -> Residing: ...
     @property
-    def outstanding(self) -> int:
-        """Requests that it has not answered."""
-        ...
+    def outstanding(self) -> int: ...
 
     def send(self, request: Command) -> tuple[int, asyncio.Future[Reply]]:
         """Sends a request under a fresh id; the future holds the reply, or raises an error of the tree.

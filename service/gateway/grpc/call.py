@@ -14,11 +14,9 @@ from tilewire.service.gateway.auth.flows import MAX_ADDRESSES, Flow, flow_of_add
 from tilewire.service.gateway.grpc.status import code_of, hints_of
 from tilewire.service.gateway.grpc.stream import RpcStream
 from tilewire.service.gateway.request.context import Gateway, RequestContext
-from tilewire.service.gateway.request.head import OWN_HEADERS, Head
+from tilewire.service.gateway.request.head import IDENTITIES, OWN_HEADERS, Head
 
-# Metadata that identify the caller.
-_IDENTITIES = ("authorization", "x-api-key")
-_KNOWN = OWN_HEADERS.union(_IDENTITIES)
+_KNOWN = OWN_HEADERS.union(IDENTITIES)
 _NOTHING: Mapping[str, str] = {}
 # Longest deadline, in seconds. `grpc-timeout` can name 11,000 years, which are no nanoseconds of 64 bits.
 FOREVER_S = 1e8

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -208,9 +208,5 @@ class Api(Protocol):
         ...
 
 
-class Targets(Protocol):
-    """API and op of each POST that `request.handle` answers."""
-
-    def get(self, path: str, /) -> tuple[Api, AnyOp] | None:
-        """Returns the API and the op of a path, or None for one that is not of ops."""
-        ...
+# Returns the API and the op of the path of a POST that `request.handle` answers, or None for another path.
+FindTarget = Callable[[str], tuple[Api, AnyOp] | None]

@@ -197,7 +197,7 @@ async def compute(
             written = () if task.store is None else (task.store,)
             uses_regions = bool(task.regions or task.out_regions)
             authorise(context.granted, read=task.residents.values(), write=written, shared_memory=uses_regions)
-            template = await make_template(gateway, context, call, task, body)
+            template = await make_template(gateway, context, task, body)
             template.allowed = context.access
             if context.receive_began_s:
                 context.receive_s = time.perf_counter() - context.receive_began_s
@@ -243,34 +243,32 @@ def reserve_answer(gateway: Gateway, context: RequestContext, nbytes: int) -> No
     context.charged_bytes = whole_bytes
 
 
-async def make_template(
-    gateway: Gateway, context: RequestContext, call: Call, task: Task, body: Lease | None
-) -> RequestTemplate:
+async def make_template(gateway: Gateway, context: RequestContext, task: Task, body: Lease | None) -> RequestTemplate:
     """Plans a task, and caches the result for requests with the same bytes in front of their tensors."""
     match = match_of(context.head) if task.store is None else change_of(context.head)
     if match is not None:
         infos = await current_infos(gateway, task, match)
         types = {field: info.type for field, info in infos.items()}
         versions = {field: info.version for field, info in infos.items()}
-        template = plan_task(gateway, call, task, types, body, versions)
+        template = plan_task(gateway, task, types, body, versions)
     else:
-        template = await _plan_unpinned(gateway, call, task, body)
+        template = await _plan_unpinned(gateway, task, body)
     if context.cached is not None:
         gateway.templates.keep(context.cached, template)
     return template
 
 
-async def _plan_unpinned(gateway: Gateway, call: Call, task: Task, body: Lease | None) -> RequestTemplate:
+async def _plan_unpinned(gateway: Gateway, task: Task, body: Lease | None) -> RequestTemplate:
     """Plans a task with residents of any version."""
     types = await resident_types(gateway, task)
     try:
-        return plan_task(gateway, call, task, types, body)
+        return plan_task(gateway, task, types, body)
     except TilewireError:
         # It may be our memory of a resident that is wrong: another gateway may have replaced it.
         current = {field: info.type for field, info in (await current_infos(gateway, task, None)).items()}
         if current == types:
             raise
-        return plan_task(gateway, call, task, current, body)
+        return plan_task(gateway, task, current, body)
 
 
 def match_of(head: Head) -> Match | None:
@@ -316,7 +314,6 @@ async def current_infos(gateway: Gateway, task: Task, match: Match | None) -> di
 
 def plan_task(
     gateway: Gateway,
-    call: Call,
     task: Task,
     types: Mapping[str, TensorType],
     body: Lease | None,
@@ -326,7 +323,6 @@ def plan_task(
 
     Args:
         gateway: Parts.
-        call: Parsed head.
         task: The task.
         types: Types of its residents by input.
         body: Body of the request.
@@ -335,7 +331,8 @@ def plan_task(
     Raises:
         TilewireError: Operands, limits or the format of the answer do not allow it.
     """
-    op, begin = task.op, 0 if body is None else body.offset + call.lead_bytes
+    op, lead_bytes = task.op, task.call.lead_bytes
+    begin = 0 if body is None else body.offset + lead_bytes
     inputs = bind(task, types, begin, versions or {})
     planned = plan(op, {spec.name: spec.type for spec, _ in inputs}, task.options, gateway.settings.limits)
     outputs = dict(zip(op.outputs, planned.outputs, strict=True))
@@ -348,7 +345,7 @@ def plan_task(
     )
     lead = None
     if task.lead_bytes is not None and task.lead_bytes <= MAX_LEAD_BYTES:
-        lead = b"" if body is None else bytes(body.view[call.lead_bytes :][: task.lead_bytes])
+        lead = b"" if body is None else bytes(body.view[lead_bytes:][: task.lead_bytes])
     outputs_at, result_bytes = list[tuple[int, bool]](), 0
     for kind, region in zip(planned.outputs, regions, strict=True) if task.store is None else ():
         outputs_at.append((result_bytes, True) if region is None else (region.offset, False))

@@ -22,7 +22,7 @@ OWN_HEADERS = frozenset({REQUEST_ID, TRACE_PARENT, TRACE_STATE})
 MAX_CACHED_BYTES = 2**12
 
 # Headers that name the caller: two of them could be read in two ways.
-_IDENTITIES = ("authorization", "x-api-key")
+IDENTITIES = ("authorization", "x-api-key")
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _END = b"\r\n\r\n"
 # A head without any of these has no own header, whatever the case of its letters.
@@ -63,7 +63,7 @@ class Head(msgspec.Struct, frozen=True):
             InvalidRequest: Two keys, or a line break in the path.
             UnknownCoding: A transfer coding besides `chunked`.
         """
-        for name in _IDENTITIES:
+        for name in IDENTITIES:
             if name in self.repeated:
                 raise InvalidRequest(f"{name.title()}: given twice")
         # A router's patterns end before a last line break: `a%0A` would be another name of `a`.

@@ -34,7 +34,6 @@ class LoopRoom:
         self._loop = asyncio.get_running_loop()
 
     def take(self, nbytes: int) -> tuple[int, memoryview]:
-        """Leases more of the arena for the request."""
         return asyncio.run_coroutine_threadsafe(self._take(nbytes), self._loop).result()
 
     async def _take(self, nbytes: int) -> tuple[int, memoryview]:

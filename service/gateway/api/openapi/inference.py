@@ -11,9 +11,11 @@ from tilewire.service.gateway.api.openapi.parts import (
     OCTETS,
     Described,
     answer,
+    body,
     describe_ready,
-    errors,
     json_content,
+    list_content,
+    operation,
     path_parameter,
     ref,
 )
@@ -41,18 +43,15 @@ _EXAMPLE = {
 
 def describe_index() -> Described:
     """Describes `POST /v2/repository/index`."""
-    models = json_content({"type": "array", "items": ref("ModelIndexEntry")})
-    causes = (*ADMITTED, BodyTooLarge, UnknownFormat)
-    return {
-        "requestBody": {"content": json_content(ref("ModelIndexRequest")), "required": False},
-        "responses": {"200": answer("Every model, and whether it is ready.", models)} | errors(causes, is_oip=True),
-    }
+    answers = {"200": answer("Every model, and whether it is ready.", list_content("ModelIndexEntry"))}
+    asked = body(json_content(ref("ModelIndexRequest")), is_required=False)
+    return operation(answers, (*ADMITTED, BodyTooLarge, UnknownFormat), request_body=asked, is_oip=True)
 
 
 def describe_model_call(schema: str, description: str, is_versioned: bool) -> Described:
     """Describes a GET under `/v2/models/{model}`."""
-    responses = {"200": answer(description, json_content(ref(schema)))} | errors(ADMITTED, is_oip=True)
-    return {"parameters": _parameters(is_versioned), "responses": responses}
+    answers = {"200": answer(description, json_content(ref(schema)))}
+    return operation(answers, ADMITTED, _parameters(is_versioned), is_oip=True)
 
 
 def describe_model_ready(is_versioned: bool) -> Described:
@@ -62,14 +61,10 @@ def describe_model_ready(is_versioned: bool) -> Described:
 
 def describe_infer(is_versioned: bool) -> Described:
     """Describes `POST /v2/models/{model}/infer`."""
-    body = json_content(ref("InferRequest"), _EXAMPLE) | {OCTETS: dict(BINARY)}
+    inputs = json_content(ref("InferRequest"), _EXAMPLE) | {OCTETS: dict(BINARY)}
     outputs = json_content(ref("InferResponse")) | {OCTETS: dict(BINARY)}
-    return {
-        "parameters": [*_parameters(is_versioned), _HEADER_LENGTH],
-        "requestBody": {"content": body, "required": True},
-        "responses": {"200": answer("The outputs, in JSON or behind it.", outputs, is_computed=True)}
-        | errors(COMPUTED, is_oip=True),
-    }
+    answers = {"200": answer("The outputs, in JSON or behind it.", outputs, is_computed=True)}
+    return operation(answers, COMPUTED, [*_parameters(is_versioned), _HEADER_LENGTH], body(inputs), is_oip=True)
 
 
 def describe_region_call(*, is_registration: bool = False, is_one: bool = True, is_status: bool = False) -> Described:
@@ -80,14 +75,12 @@ def describe_region_call(*, is_registration: bool = False, is_one: bool = True, 
         is_one: The path names a region.
         is_status: It answers regions.
     """
-    described: Described = {"parameters": [_REGION]} if is_one else {}
-    causes = KEYS
-    if is_registration:
-        described["requestBody"] = {"content": json_content(ref("SharedMemoryRegistration")), "required": True}
-        causes = (*ADMITTED, LengthRequired, BodyTooLarge, BeyondLimit)
-    regions = json_content({"type": "array", "items": ref("SharedMemoryRegion")}) if is_status else None
-    causes = (*causes, UnknownName) if is_one else causes
-    return described | {"responses": {"200": answer("Done.", regions)} | errors(causes, is_oip=True)}
+    causes = (*ADMITTED, LengthRequired, BodyTooLarge, BeyondLimit) if is_registration else KEYS
+    answers = {"200": answer("Done.", list_content("SharedMemoryRegion") if is_status else None)}
+    registration = body(json_content(ref("SharedMemoryRegistration"))) if is_registration else None
+    if not is_one:
+        return operation(answers, causes, request_body=registration, is_oip=True)
+    return operation(answers, (*causes, UnknownName), [_REGION], registration, is_oip=True)
 
 
 def _parameters(is_versioned: bool) -> list[Described]:

@@ -29,9 +29,11 @@ from tilewire.service.gateway.api.openapi.parts import (
     Described,
     answer,
     binary_content,
-    errors,
+    body,
     json_content,
+    list_content,
     not_modified,
+    operation,
     path_parameter,
     query_parameter,
     ref,
@@ -70,122 +72,94 @@ _AXIS = query_parameter(
 def describe_op(op: AnyOp) -> Described:
     """Describes `POST /v1/{op}`."""
     # JSON first: what `/docs` offers to try, and what generated clients speak.
-    body = json_content(ref(inputs_schema(op)), dict(op.example)) | binary_content()
+    inputs = json_content(ref(inputs_schema(op)), dict(op.example)) | binary_content()
     outputs = json_content(ref(outputs_schema(op))) | binary_content()
     text = f"{', '.join(op.outputs)}, in the format of the body or of `Accept`."
-    responses = {"200": answer(f"Tensors: {text}", outputs, is_computed=True)}
+    answers = {"200": answer(f"Tensors: {text}", outputs, is_computed=True)}
+    parameters = [*_options(op), *_residents(op)]
     if len(op.outputs) == 1:
         stored = json_content(ref("Tensor"))
-        responses["201"] = answer("`store=`: the resident tensor.", stored, is_computed=True)
+        answers["201"] = answer("`store=`: the resident tensor.", stored, is_computed=True)
+        parameters += [_STORE, _DURABLE]
+    text = f"Inputs: {', '.join(op.inputs)}; without those that residents stand for."
+    return operation(answers, STORED, [*parameters, TIMEOUT, IF_MATCH], body(inputs, text, is_required=False))
+
+
+def _kept(content: Described) -> Described:
+    """Describes the answers to what replaces or makes something."""
     return {
-        "parameters": [
-            *_options(op),
-            *_residents(op),
-            *([_STORE, _DURABLE] if len(op.outputs) == 1 else []),
-            TIMEOUT,
-            IF_MATCH,
-        ],
-        "requestBody": {
-            "content": body,
-            "required": False,
-            "description": f"Inputs: {', '.join(op.inputs)}; without those that residents stand for.",
-        },
-        "responses": responses | errors(STORED),
+        "200": answer("Replaced.", content, has_version=True),
+        "201": answer("Created.", content, has_version=True),
     }
 
 
 def describe_tensors() -> dict[str, Described]:
     """Describes the calls of resident tensors, by the name of the route."""
-    tensor = json_content(ref("Tensor"))
-    one: Described = {"parameters": [_TENSOR, IF_MATCH]}
-    read: Described = {"parameters": [_TENSOR, IF_MATCH, IF_NONE_MATCH]}
+    changed, read = [_TENSOR, IF_MATCH], [_TENSOR, IF_MATCH, IF_NONE_MATCH]
+    fetched = answer("The tensor.", binary_content() | json_content(ref("ProgramAnswer")), has_version=True)
+    described = answer("The description, in headers.", has_version=True)
     return {
-        "list_tensors": {
-            "responses": {"200": answer("The tensors.", json_content({"type": "array", "items": ref("Tensor")}))}
-            | errors(KEYS)
-        },
-        "put_tensor": {
-            "parameters": [_TENSOR, _PLACEMENT, _AXIS, IF_MATCH],
-            "requestBody": {
-                "content": binary_content(),
-                "required": True,
-                "description": "One tensor.",
-            },
-            "responses": {
-                "200": answer("Replaced.", tensor, has_version=True),
-                "201": answer("Created.", tensor, has_version=True),
-            }
-            | errors((*BODY, PreconditionFailed, ResidentQuota, StoreFull)),
-        },
-        "get_tensor": read
-        | {
-            "responses": {
-                "200": answer("The tensor.", binary_content() | json_content(ref("ProgramAnswer")), has_version=True)
-            }
-            | not_modified()
-            | errors((*ADMITTED, Lost, PreconditionFailed, UnknownFormat, BeyondLimit, ResidentQuota))
-        },
-        "head_tensor": read
-        | {
-            "responses": {"200": answer("The description, in headers.", has_version=True)}
-            | not_modified()
-            | errors((*KEYS, UnknownName, Lost, PreconditionFailed, ResidentQuota))
-        },
-        "delete_tensor": one
-        | {
-            "responses": {"204": answer("It is gone.")}
-            | errors((*KEYS, UnknownName, Lost, PreconditionFailed, StoreFull))
-        },
+        "list_tensors": operation({"200": answer("The tensors.", list_content("Tensor"))}, KEYS),
+        "put_tensor": operation(
+            _kept(json_content(ref("Tensor"))),
+            (*BODY, PreconditionFailed, ResidentQuota, StoreFull),
+            [_TENSOR, _PLACEMENT, _AXIS, IF_MATCH],
+            body(binary_content(), "One tensor."),
+        ),
+        "get_tensor": operation(
+            {"200": fetched} | not_modified(),
+            (*ADMITTED, Lost, PreconditionFailed, UnknownFormat, BeyondLimit, ResidentQuota),
+            read,
+        ),
+        "head_tensor": operation(
+            {"200": described} | not_modified(), (*KEYS, UnknownName, Lost, PreconditionFailed, ResidentQuota), read
+        ),
+        "delete_tensor": operation(
+            {"204": answer("It is gone.")}, (*KEYS, UnknownName, Lost, PreconditionFailed, StoreFull), changed
+        ),
     }
 
 
 def describe_programs() -> dict[str, Described]:
     """Describes the calls of programs, by the name of the route."""
-    program, kept = json_content(ref("Program")), json_content(ref("KeptProgram"))
-    one: Described = {"parameters": [_PROGRAM, IF_MATCH]}
     outputs = json_content(ref("ProgramAnswer")) | binary_content()
-    computed = {"200": answer("Outputs by name.", outputs, is_computed=True)} | errors(COMPUTED)
+    computed = {"200": answer("Outputs by name.", outputs, is_computed=True)}
+    fetched = {"200": answer("The program.", json_content(ref("Program")), has_version=True)}
+    run = json_content(ref("RunBody"), {"program": _EXAMPLE, "x": [[1, 2, 3]]}) | binary_content()
     return {
-        "list_programs": {
-            "responses": {"200": answer("The programs.", json_content({"type": "array", "items": ref("KeptProgram")}))}
-            | errors(ADMITTED)
-        },
-        "put_program": one
-        | {
-            "requestBody": {"content": json_content(ref("Program"), _EXAMPLE), "required": True},
-            "responses": {
-                "200": answer("Replaced.", kept, has_version=True),
-                "201": answer("Created.", kept, has_version=True),
-            }
-            | errors((*BODY, PreconditionFailed, ResidentQuota, StoreFull)),
-        },
-        "get_program": {
-            "parameters": [_PROGRAM, IF_MATCH, IF_NONE_MATCH],
-            "responses": {"200": answer("The program.", program, has_version=True)}
-            | not_modified()
-            | errors((*ADMITTED, PreconditionFailed)),
-        },
-        "delete_program": one
-        | {"responses": {"204": answer("It is gone.")} | errors((*KEYS, UnknownName, PreconditionFailed, StoreFull))},
-        "run_program": {
-            "parameters": [_PROGRAM, TIMEOUT, IF_MATCH],
-            "requestBody": {
-                "content": json_content(ref("ProgramBody")) | binary_content(),
-                "required": False,
-                "description": "Inputs by name; `name=@resident` in the query stands for one.",
-            },
-            "responses": computed,
-        },
-        "run": {
-            "parameters": [TIMEOUT, IF_MATCH],
-            "requestBody": {
-                "content": json_content(ref("RunBody"), {"program": _EXAMPLE, "x": [[1, 2, 3]]}) | binary_content(),
-                "required": True,
-                "description": "Inputs by name, and the program: the key `program` of JSON, or the string `program` of a "
+        "list_programs": operation({"200": answer("The programs.", list_content("KeptProgram"))}, ADMITTED),
+        "put_program": operation(
+            _kept(json_content(ref("KeptProgram"))),
+            (*BODY, PreconditionFailed, ResidentQuota, StoreFull),
+            [_PROGRAM, IF_MATCH],
+            body(json_content(ref("Program"), _EXAMPLE)),
+        ),
+        "get_program": operation(
+            fetched | not_modified(), (*ADMITTED, PreconditionFailed), [_PROGRAM, IF_MATCH, IF_NONE_MATCH]
+        ),
+        "delete_program": operation(
+            {"204": answer("It is gone.")}, (*KEYS, UnknownName, PreconditionFailed, StoreFull), [_PROGRAM, IF_MATCH]
+        ),
+        "run_program": operation(
+            computed,
+            COMPUTED,
+            [_PROGRAM, TIMEOUT, IF_MATCH],
+            body(
+                json_content(ref("ProgramBody")) | binary_content(),
+                "Inputs by name; `name=@resident` in the query stands for one.",
+                is_required=False,
+            ),
+        ),
+        "run": operation(
+            computed,
+            COMPUTED,
+            [TIMEOUT, IF_MATCH],
+            body(
+                run,
+                "Inputs by name, and the program: the key `program` of JSON, or the string `program` of a "
                 "safetensors header's `__metadata__`.",
-            },
-            "responses": computed,
-        },
+            ),
+        ),
     }
 
 
@@ -193,7 +167,7 @@ def describe_metrics() -> Described:
     """Describes `GET /metrics`."""
     text = {"schema": {"type": "string"}}
     content = {"text/plain": text, "application/openmetrics-text": text}
-    return {"responses": {"200": answer("The exposition; OpenMetrics when `Accept` says so.", content)} | errors(KEYS)}
+    return operation({"200": answer("The exposition; OpenMetrics when `Accept` says so.", content)}, KEYS)
 
 
 def _options(op: AnyOp) -> list[Described]:

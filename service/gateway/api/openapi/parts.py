@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tilewire.service.errors import (
@@ -75,6 +76,11 @@ def json_content(schema: Described, example: object = None) -> Described:
     return {"application/json": described}
 
 
+def list_content(name: str) -> Described:
+    """Describes a body of JSON that is a list of what a schema describes."""
+    return json_content({"type": "array", "items": ref(name)})
+
+
 def binary_content() -> Described:
     """Describes bodies of tensors in every binary format.
 
@@ -112,20 +118,43 @@ def errors(causes: Causes, *, is_oip: bool = False) -> Described:
     return described
 
 
-def describe_json(schema: str, description: str, *, is_open: bool = False, is_oip: bool = False) -> Described:
-    """Describes a call without parameters that answers JSON.
+def body(content: Described, description: str = "", *, is_required: bool = True) -> Described:
+    """Describes the body of a request."""
+    described: Described = {"content": content, "required": is_required}
+    return described | {"description": description} if description else described
+
+
+def operation(
+    answers: Described,
+    causes: Causes,
+    parameters: Sequence[Described] = (),
+    request_body: Described | None = None,
+    *,
+    is_oip: bool = False,
+) -> Described:
+    """Describes a call.
 
     Args:
-        schema: Name of the answer's schema.
-        description: Description of the answer.
-        is_open: No key is needed.
+        answers: Answers by status, but for those to errors.
+        causes: Errors that it may be answered with.
+        parameters: Parameters of its path, query and head.
+        request_body: Description of its body; None without one.
         is_oip: Its path is under `/v2`.
     """
-    found = errors(ANYWHERE if is_open else KEYS, is_oip=is_oip)
-    return {"responses": {"200": answer(description, json_content(ref(schema)))} | found}
+    described: Described = {"parameters": list(parameters)} if parameters else {}
+    if request_body is not None:
+        described["requestBody"] = request_body
+    # First in the document, and instead of an error of the same status.
+    return described | {"responses": answers | errors(causes, is_oip=is_oip) | answers}
 
 
-def describe_ready(schema: str, parameters: list[Described] | None = None, *, is_oip: bool = True) -> Described:
+def describe_json(schema: str, description: str, *, is_open: bool = False, is_oip: bool = False) -> Described:
+    """Describes a call without parameters that answers JSON; one that is open needs no key."""
+    answers = {"200": answer(description, json_content(ref(schema)))}
+    return operation(answers, ANYWHERE if is_open else KEYS, is_oip=is_oip)
+
+
+def describe_ready(schema: str, parameters: Sequence[Described] = (), *, is_oip: bool = True) -> Described:
     """Describes a call that is answered 503 while nothing is computed, with the reason in the same schema.
 
     Args:
@@ -134,11 +163,8 @@ def describe_ready(schema: str, parameters: list[Described] | None = None, *, is
         is_oip: Its path is under `/v2`.
     """
     content = json_content(ref(schema))
-    responses = errors(ANYWHERE if parameters is None else ADMITTED, is_oip=is_oip) | {
-        "200": answer("Requests are computed.", content),
-        "503": answer("Not now, and why.", content),
-    }
-    return ({} if parameters is None else {"parameters": parameters}) | {"responses": responses}
+    answers = {"200": answer("Requests are computed.", content), "503": answer("Not now, and why.", content)}
+    return operation(answers, ADMITTED if parameters else ANYWHERE, parameters, is_oip=is_oip)
 
 
 def _headers(*names: str) -> Described:
