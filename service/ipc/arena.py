@@ -16,8 +16,6 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
@@ -132,7 +130,7 @@ class Segment:
 
 
 class Lease(msgspec.Struct, eq=False):
-    """A slot in use. Release it exactly once, or use it as a context manager.
+    """A slot in use. Release it exactly once.
 
     Attributes:
         offset: From the start of the segment.
@@ -169,14 +167,6 @@ class Lease(msgspec.Struct, eq=False):
         assert self._arena is not None, "This is a bug: a slot is released twice."
         arena, self._arena = self._arena, None
         arena.give_back(self.offset, self._size)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
 
 
 class Arena:

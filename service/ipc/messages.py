@@ -153,9 +153,6 @@ class Timings(msgspec.Struct, frozen=True, array_like=True):
         return ("queue", self.queue_ns), ("h2d", self.h2d_ns), ("kernel", self.kernel_ns), ("d2h", self.d2h_ns)
 
 
-# ── gateway → engine ──────────────────────────────────────────────────────────────────────────────
-
-
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """First message of a gateway; its segment's descriptor travels beside it."""
 
@@ -400,8 +397,6 @@ Command = (
     | DescribeKernels
 )
 ToEngine = Hello | Template | ForgetTemplate | Job | Cancel | Command
-
-# ── engine → gateway ──────────────────────────────────────────────────────────────────────────────
 
 
 class Residing(msgspec.Struct, frozen=True, array_like=True, tag="residing"):

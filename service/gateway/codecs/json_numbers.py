@@ -117,9 +117,6 @@ def read_numbers(field: str, value: object, dtype: str, overflow_what: str | Non
     return Numbers(shape, [_converted(field, dtype, numbers)] if numbers else [])
 
 
-# ── text ──────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _cut_out(text: bytes, what: str) -> tuple[bytes, dict[str, object]]:
     """Takes long arrays out of an object's text.
 
@@ -207,9 +204,6 @@ def _trimmed(text: memoryview) -> memoryview:
     while end > begin and text[end - 1] in b" \t\r\n":
         end -= 1
     return text[begin:end]
-
-
-# ── values ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _read_long(

@@ -55,13 +55,13 @@ def codec_for_body(content_type: str | None, first_bytes: bytes) -> Codec:
     return codec
 
 
-def codec_for_accept(accept: str | None, body: Codec | None, dtypes: Sequence[str] | None = None) -> Codec:
+def codec_for_accept(accept: str | None, body: Codec | None, dtypes: Sequence[str]) -> Codec:
     """Picks the codec that writes the answer.
 
     Args:
         accept: The header's value, or None, which means anything.
         body: The codec of the request's body, preferred among equals; None prefers safetensors.
-        dtypes: Dtypes of the answer's tensors, when known: only formats that can hold them come into question.
+        dtypes: Dtypes of the answer's tensors: only formats that can hold them come into question.
 
     Raises:
         UnknownFormat: No format that Accept names can be written.
@@ -69,23 +69,19 @@ def codec_for_accept(accept: str | None, body: Codec | None, dtypes: Sequence[st
     preferred = body or _SAFETENSORS
     # A client that names nothing gets what it sent, never a surprise.
     is_open = accept is None or accept.strip() in ("", "*/*")
-    if is_open and (dtypes is None or preferred.writes(dtypes)):
+    if is_open and preferred.writes(dtypes):
         return preferred
     order = (preferred,) if is_open else (preferred, *(codec for codec in CODECS if codec is not preferred))
     ranges = {"*/*": 1.0} if is_open else qualities_of(accept or "")
-    holding = [codec for codec in order if dtypes is None or codec.writes(dtypes)]
-    best = max(holding, key=lambda codec: _quality(codec, ranges), default=None)
+    best = max(
+        (codec for codec in order if codec.writes(dtypes)), key=lambda codec: _quality(codec, ranges), default=None
+    )
     if best is None or _quality(best, ranges) == 0:
-        able = [codec for codec in CODECS if dtypes is None or codec.writes(dtypes)]
+        able = [codec for codec in CODECS if codec.writes(dtypes)]
         wanted = repr(accept[:64]) if accept else f"{preferred.name}, the format of the body,"
-        raise UnknownFormat(f"Accept: {wanted} cannot hold {_spelled(dtypes)}; type one of {_spoken(able)}")
+        spelled = dtypes[0] if len(dtypes) == 1 else f"{len(dtypes)} tensors of {', '.join(dtypes)}"
+        raise UnknownFormat(f"Accept: {wanted} cannot hold {spelled}; type one of {_spoken(able)}")
     return best
-
-
-def _spelled(dtypes: Sequence[str] | None) -> str:
-    if dtypes is None:
-        return "this"
-    return dtypes[0] if len(dtypes) == 1 else f"{len(dtypes)} tensors of {', '.join(dtypes)}"
 
 
 def _essence(value: str) -> str:

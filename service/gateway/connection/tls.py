@@ -45,8 +45,6 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         # The client has ended its side, or we ended ours.
         self._has_ended = self._have_ended = False
 
-    # ── the socket's side ─────────────────────────────────────────────────────────────────────────
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Asyncio's call: a client connected."""
         self._below = cast("asyncio.Transport", transport)
@@ -161,8 +159,6 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._is_closing = True
         self._flush()
         self._below.close()
-
-    # ── the protocol's side ───────────────────────────────────────────────────────────────────────
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Encrypts and sends bytes, all at once."""

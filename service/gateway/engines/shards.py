@@ -96,8 +96,6 @@ class Shards:
         # By the number of the template, with the versions of its residents.
         self._divisions: dict[int, tuple[tuple[int, ...], Division]] = {}
 
-    # ── tensors ───────────────────────────────────────────────────────────────────────────────────
-
     async def put(self, name: str, source: Upload, axis: int, match: Match | None = None) -> tuple[TensorInfo, bool]:
         """Makes a tensor resident in parts. Each engine takes its own from the slot; then the home engine orders it.
 
@@ -161,8 +159,6 @@ class Shards:
         if await self._is_whole(replies, (Pinned(info, 0),)):
             return Done(0, Timings())
         return Stale(0, (info,))
-
-    # ── jobs ──────────────────────────────────────────────────────────────────────────────────────
 
     async def compute(self, template: Template, offsets: tuple[int, ...], caller: Caller) -> Done | Stale | None:
         """Runs a job on all engines.

@@ -128,16 +128,6 @@ class Leases:
     def __exit__(self, *_exception: object) -> None:
         self.release()
 
-    def lease(self, nbytes: int) -> Lease:
-        """Takes a slot at once, for a body or a result.
-
-        Raises:
-            BodyTooLarge: The arena could never hold it beside what the request holds already.
-            TooBusy: There is no room right now.
-        """
-        self._check(nbytes)
-        return self._held(self._room.take(nbytes, self._share, is_new=not self._leases))
-
     def take_now(self, nbytes: int, spare_bytes: int = 0) -> Lease | None:
         """As `wait`, without a coroutine, and with room for `spare_bytes` behind it; None when the request must wait."""
         lease = self._room.take_now(nbytes, spare_bytes, is_new=not self._leases)
@@ -168,22 +158,18 @@ class Leases:
                 f"{nbytes} bytes beside the {held_bytes} that the request holds; a gateway's arena has {capacity}"
             )
 
-    @property
-    def first(self) -> Lease:
-        """The slot that was taken first."""
-        return self._leases[0]
-
     def take(self, nbytes: int) -> tuple[int, memoryview]:
         """Room for a tensor that a codec inflates or parses; counts against the budget.
 
         Raises:
-            BodyTooLarge: More than the request may hold.
+            BodyTooLarge: More than the request may hold, or than the arena could ever hold beside what it holds already.
             TooBusy: There is no room right now.
         """
         if nbytes > self._budget_bytes:
             raise BodyTooLarge(f"the body's tensors exceed the limit by {nbytes - self._budget_bytes} bytes")
         self._budget_bytes -= nbytes
-        lease = self.lease(nbytes)
+        self._check(nbytes)
+        lease = self._held(self._room.take(nbytes, self._share, is_new=not self._leases))
         return lease.offset, lease.view
 
     def give_back(self, lease: Lease) -> None:

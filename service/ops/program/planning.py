@@ -58,11 +58,6 @@ class PlannedProgram(msgspec.Struct, frozen=True):
         """Operations of all steps."""
         return sum(one.plan.flops for one in self.steps)
 
-    @property
-    def moved_bytes(self) -> int:
-        """Bytes that the steps read and write when each operand is touched once."""
-        return sum(one.plan.moved_bytes for one in self.steps)
-
 
 def plan_program(program: Program, types: Mapping[str, TensorType], limits: Limits) -> PlannedProgram:
     """Plans a program.
@@ -190,13 +185,7 @@ class _Conflict(msgspec.Struct, frozen=True):
 
 
 class _SizeSearch:
-    """Depth-first search for sizes of the -1s. A step that fails sends it back to the last step that sized one of its operands.
-
-    Args:
-        program: The program.
-        limits: Bounds on every value.
-        sizes: Sizes that are tried.
-    """
+    """Depth-first search for sizes of the -1s. A step that fails sends it back to the last that sized one of its operands."""
 
     def __init__(self, program: Program, limits: Limits, sizes: Sequence[int]) -> None:
         self._program = program

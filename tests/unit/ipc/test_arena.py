@@ -100,8 +100,10 @@ TestLeasing.settings = settings(max_examples=40, stateful_step_count=30, deadlin
 
 def test_a_full_arena_says_what_is_free() -> None:
     arena = Arena(Segment.create("test", NBYTES))
-    with arena.lease(NBYTES), pytest.raises(TooBusy, match="0 of the 65536"):
+    lease = arena.lease(NBYTES)
+    with pytest.raises(TooBusy, match="0 of the 65536"):
         arena.lease(1)
+    lease.release()
     assert arena.free_bytes == arena.capacity
 
 

@@ -88,13 +88,13 @@ def test_nothing_matches(first: bytes) -> None:
     ],
 )
 def test_accept(accept: str | None, body: str | None, name: str) -> None:
-    assert codec_for_accept(accept, BY_NAME[body] if body else None).name == name
+    assert codec_for_accept(accept, BY_NAME[body] if body else None, ["float32"]).name == name
 
 
 @pytest.mark.parametrize("accept", ["text/html", "image/*", "application/json;q=0", "*/*;q=0"])
 def test_nothing_acceptable(accept: str) -> None:
     with pytest.raises(UnknownFormat, match="Accept"):
-        codec_for_accept(accept, BY_NAME["npy"])
+        codec_for_accept(accept, BY_NAME["npy"], ["float32"])
 
 
 @pytest.mark.parametrize("accept", [None, "*/*", "application/x-npy"])
@@ -113,7 +113,7 @@ def test_a_dtype_chooses_among_what_is_accepted() -> None:
 @pytest.mark.parametrize("codec", CODECS, ids=BY_NAME)
 def test_every_codec_names_itself(codec: Codec) -> None:
     assert codec_for_body(codec.content_type, b"") is codec
-    assert codec_for_accept(codec.content_type, None) is codec
+    assert codec_for_accept(codec.content_type, None, ["float32"]) is codec
 
 
 def test_a_form_is_refused_with_what_to_type_instead() -> None:

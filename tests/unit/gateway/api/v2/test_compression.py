@@ -28,7 +28,7 @@ def inflated(data: bytes, coding: Coding, *, max_bytes: int = MIB, arena_bytes: 
     arena = Arena(segment)
     leases = Admission(Room(arena, 0.0), 1, arena_bytes).admit(NO_FLOW)
     try:
-        source = leases.lease(len(data))
+        source = asyncio.run(leases.wait(len(data)))
         source.view[:] = data
         target = asyncio.run(inflate(source, leases, coding, max_bytes, lead))
         assert arena.used_bytes <= target.nbytes + SLOT_ALIGN, "the compressed slot went back"
