@@ -82,6 +82,7 @@ class CachedHead(msgspec.Struct, eq=False):
         api: Reader of its head and body.
         op: Op that its path names.
         call: Parsed head.
+        nbytes: Bytes that the entry takes.
         spare_bytes: Room that results need behind the body.
         access: Holder of the key that the head names and its rights, as of `keys_version`.
         keys_version: Version of the API keys that `access` is from; 0 before.
@@ -94,16 +95,12 @@ class CachedHead(msgspec.Struct, eq=False):
     api: Api
     op: AnyOp
     call: Call
+    nbytes: int
     spare_bytes: int = 0
     access: Access = NO_ACCESS
     keys_version: int = 0
     allowed: Access | None = None
     templates: list[RequestTemplate] = []
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the entry takes."""
-        return ENTRY_BYTES + 2 * len(self.key) + sum(len(one.lead or b"") + 256 for one in self.templates)
 
     def find(self, memory: memoryview, begin: int, end: int) -> RequestTemplate | None:
         """The template whose lead stands at the begin of a body.
@@ -130,6 +127,7 @@ class CachedHead(msgspec.Struct, eq=False):
         self.templates = [template, *others][:MAX_TEMPLATES]
         small = [one.result_bytes for one in self.templates if one.result_bytes <= MAX_SPARE_BYTES]
         self.spare_bytes = max(small, default=0)
+        self.nbytes = ENTRY_BYTES + 2 * len(self.key) + sum(len(one.lead or b"") + 256 for one in self.templates)
         return self.nbytes - before
 
 
@@ -161,7 +159,7 @@ class TemplateCache:
         """Caches a head, unless equal bytes could mean another request."""
         if not head.is_repeatable or not has_plain_lines(key.text):
             return None
-        cached = CachedHead(key.text, head, *target, call)
+        cached = CachedHead(key.text, head, *target, call, ENTRY_BYTES + 2 * len(key.text))
         old = self._heads.pop(key.text, None)
         if old is not None:
             self._nbytes -= old.nbytes
