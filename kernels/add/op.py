@@ -25,8 +25,6 @@ from tilewire.kernels.selection.tables import table_for
 # ── blocks ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-# Up to here rows that are read element by element get a program each.
-FEW_ROWS_PER_SM = 16
 # How an output type that differs from the inputs' is passed to the kernel.
 KINDS = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4, "int32": 5, "int64": 6}
 DTYPES = tuple(KINDS)
@@ -57,10 +55,15 @@ def choose(problem: Problem, target: Target) -> Config:
         # Whole blocks move without a mask: the longest that a row fills. Few rows have programs to spare.
         filled = [config for config in configs if config.block_n <= problem.n]
         return configs[-1] if problem.rows <= target.num_sms or not filled else filled[-1]
-    if problem.rows <= FEW_ROWS_PER_SM * target.num_sms:
-        # Element by element, a block of many short rows is a long chain for each thread; few rows have programs to spare.
-        return configs[-1]
-    return next((config for config in configs if config.block_n >= problem.n), configs[-1])
+    # Element by element: the shortest block that holds a row computes the least beside it. Of few rows, each thread has less
+    # to do in a longer one, and there are multiprocessors to spare.
+    holding = [config for config in configs if config.block_n >= problem.n] or configs[-1:]
+    few = (config for config in reversed(holding) if _num_programs(problem, config) <= target.num_sms)
+    return next(few, holding[0])
+
+
+def _num_programs(problem: Problem, config: Config) -> int:
+    return -(-problem.rows // config.block_rows) * -(-problem.n // config.block_n)
 
 
 def members(target: Target) -> Iterator[tuple[Specialization, Config]]:
