@@ -214,6 +214,8 @@ def measure(
 def _raced_online(shape: Shape, target: Target) -> dict[str, Race]:
     """Races as `--online-tuning` runs them, by the value of `--kernels`; none for an op that has none."""
     device = torch.device("cuda", 0)
+    # As a service has it: the shape before has left another.
+    torch.backends.cuda.preferred_blas_library("default")
     raced = {name: race_online(shape, target, device, with_vendor=name == "fastest") for name in ("triton", "fastest")}
     return {name: each for name, each in raced.items() if each is not None}
 
