@@ -87,16 +87,24 @@ def test_a_load_generator_finds_the_aliases(exposition: str) -> None:
 
 def test_the_meter_is_that_of_the_device() -> None:
     meter = open_meter("cuda:0")
-    reading = meter.read()
-    assert reading.memory_total_bytes is not None
-    assert reading.memory_used_bytes is not None
-    before = reading.memory_used_bytes
-    held = torch.empty(GIB, dtype=torch.uint8, device="cuda:0")
-    torch.cuda.synchronize()
-    after = meter.read().memory_used_bytes
-    assert after is not None
-    assert after - before >= GIB // 2
-    del held
+    assert meter.read().memory_total_bytes is not None
+
+    def used() -> int:
+        nbytes = meter.read().memory_used_bytes
+        assert nbytes is not None
+        return nbytes
+
+    def sees_a_gib() -> bool:
+        torch.cuda.empty_cache()
+        before = used()
+        held = torch.empty(GIB, dtype=torch.uint8, device="cuda:0")
+        torch.cuda.synchronize()
+        after = used()
+        del held
+        return after - before >= GIB // 2
+
+    # Other tests may give memory of the device back in the same moment.
+    assert any(sees_a_gib() for _ in range(5))
     if torch.version.hip is None:
         assert meter.uuid.removeprefix("GPU-") == address_of("cuda:0").uuid
 
