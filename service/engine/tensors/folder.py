@@ -4,6 +4,9 @@ A version of a name is one file, `name@version.safetensors`, and a deletion is o
 disk before they get that name, and are never changed. The name is made by `link`, which fails where it is taken, and
 each version is the next after the last one. So of two hosts that change a name at once, one comes first for all.
 
+A replaced version is removed, and its name is free again. A writer that stalls between its look at the folder and `link` may
+give such a version once more: as a change that others came after, or, with a condition, not at all.
+
 All functions block, and are for threads that may wait.
 """
 
