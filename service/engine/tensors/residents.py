@@ -111,6 +111,8 @@ class Residents:
         self._tickets = itertools.count(clock_ns())
         # Names that were uploaded or stored: each has a host copy, or will have one.
         self._kept: set[str] = set()
+        # Names of tensors that were dropped here and come back from the vault, which has their host copies.
+        self._returning: set[str] = set()
         self._last_generation = 0
         self.index = index
         self.nbytes = 0
@@ -312,7 +314,8 @@ class Residents:
             close_copy(held.fd)
             if held.is_offered:
                 self._vault.withdraw(ticket, is_unsure=is_unsure)
-            self._request_missing(held.name)
+            if self._request_missing(held.name) and held.is_offered:
+                self._returning.add(held.name)
 
     def delete(self, name: str, match: Match | None = None) -> TensorInfo:
         """Forgets a tensor.
@@ -619,14 +622,15 @@ class Residents:
 
     def _is_coming(self, name: str, resident: Resident) -> bool:
         """Whether a tensor that is not here will be: it waits for its version, or the vault has the part."""
-        return resident.part is not None or self._is_held(name)
+        return resident.part is not None or name in self._returning or self._is_held(name)
 
-    def _request_missing(self, name: str) -> None:
-        """Requests a tensor, or this engine's part of it, that none of those that wait for their version will bring."""
+    def _request_missing(self, name: str) -> bool:
+        """Requests a tensor, or its part, that is missing here and that none of those that wait for a version will bring."""
         resident = self._by_name.get(name)
-        is_missing = resident is not None and resident.tensor is None and self.index in resident.engines
-        if is_missing and not self._is_held(name):
-            self._vault.request_copy(name)
+        if resident is None or resident.tensor is not None or self.index not in resident.engines or self._is_held(name):
+            return False
+        self._vault.request_copy(name)
+        return True
 
     def _is_held(self, name: str) -> bool:
         """Whether a tensor of this name waits for its version."""
@@ -676,6 +680,7 @@ class Residents:
         self.on_change(name)
         older = self._by_name.pop(name, None)
         self._kept.discard(name)
+        self._returning.discard(name)
         if older is not None:
             self._count(older, -1)
             self.on_drop(older)

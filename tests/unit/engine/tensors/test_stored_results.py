@@ -241,6 +241,10 @@ def test_what_a_holder_drops_unsure_comes_back_with_its_version(
             order()
         offers.holder.release(stored.ticket, is_unsure=True)
         assert offers.holder.nbytes == 0
+        if is_ordered_first:
+            # It is on its way, and not lost: readers wait.
+            assert offers.holder.get(name).tensor is None
+            assert offers.holder.lacks(name, 0)
         chain.vault.drain(offers.deposits, 1)
         if not is_ordered_first:
             order()
