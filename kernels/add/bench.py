@@ -63,7 +63,12 @@ def _draw(generator: random.Random) -> AddShape:
     )
 
 
-GROUPS = (ShapeGroup("add", _draw, 30),)
+def _draw_flat(generator: random.Random) -> AddShape:
+    """A random addition of one row, log-uniform in size."""
+    return AddShape(1, log_uniform(generator, 1 << 10, 1 << 26), generator.choice(["float32", "bfloat16"]))
+
+
+GROUPS = (ShapeGroup("add", _draw, 30), ShapeGroup("add flat", _draw_flat, 10))
 
 
 class AddOperands:

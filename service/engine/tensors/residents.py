@@ -43,12 +43,14 @@ class Held(NamedTuple):
     Attributes:
         name: Name of the tensor.
         resident: The tensor.
+        before: Version that the name had when it began to wait; 0 for none.
         fd: Descriptor of its host copy; -1 without one, or when the vault has it.
         is_offered: Whether the vault has its host copy.
     """
 
     name: str
     resident: Resident
+    before: int
     fd: int = -1
     is_offered: bool = False
 
@@ -314,7 +316,9 @@ class Residents:
             close_copy(held.fd)
             if held.is_offered:
                 self._vault.withdraw(ticket, is_unsure=is_unsure)
-            if self._request_missing(held.name) and held.is_offered:
+            is_missing = self._request_missing(held.name)
+            # What was missing before is lost, and does not come back.
+            if is_missing and held.is_offered and self._by_name[held.name].version > held.before:
                 self._returning.add(held.name)
 
     def delete(self, name: str, match: Match | None = None) -> TensorInfo:
@@ -638,7 +642,8 @@ class Residents:
 
     def _hold(self, name: str, resident: Resident) -> tuple[TensorInfo, int]:
         ticket = next(self._tickets)
-        self._held[ticket] = Held(name, resident)
+        there = self._by_name.get(name)
+        self._held[ticket] = Held(name, resident, 0 if there is None else there.version)
         self._count(resident, 1)
         return self._info(name, resident), ticket
 

@@ -254,6 +254,19 @@ def test_what_a_holder_drops_unsure_comes_back_with_its_version(
     assert values(offers.holder, name) == restored(chain, 1, name) == [2] * 3
 
 
+def test_what_was_lost_before_does_not_come_back_with_a_ticket_that_ends(chain: Chain, offers: Offers) -> None:
+    name = homed("w", 0)
+    first = offers.holder.keep(name, *result(1))
+    offers.holder.release(first.ticket)
+    offers.holder.restore(Kept(name, msgspec.structs.replace(first.info, version=1), version=1))
+    stored = offers.holder.keep(name, *result(2), durable=True)
+    offers.holder.set_copy(stored.ticket, copy_of(2))
+    offers.holder.release(stored.ticket, is_unsure=True)
+    assert chain.vault.kept == {}
+    with pytest.raises(Lost):
+        offers.holder.get(name)
+
+
 def test_a_result_counts_against_the_quota() -> None:
     held = residents(quota=20)
     held.keep("a", *result(1))
