@@ -26,7 +26,7 @@ import uvloop
 
 from tilewire._version import __version__
 from tilewire.service.config.process import EngineSettings
-from tilewire.service.engine.backends.contract import Backend, Identity, NotUsable, Preparation, Report
+from tilewire.service.engine.backends.contract import Backend, CannotStart, Identity, Preparation, Report
 from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.device_metrics.contract import NoMeter
 from tilewire.service.engine.device_metrics.opening import open_meter
@@ -36,9 +36,9 @@ from tilewire.service.engine.loop.jobs import Call, Copied
 from tilewire.service.engine.loop.listener import EngineServer
 from tilewire.service.engine.loop.loop import EngineLoop
 from tilewire.service.engine.loop.scheduler import Caps
-from tilewire.service.engine.loop.warmup import CannotStart, check_ops
+from tilewire.service.engine.loop.warmup import check_ops
 from tilewire.service.engine.metrics import EngineMetrics
-from tilewire.service.engine.ops.registry import RegistryMismatch, check_registries
+from tilewire.service.engine.ops.registry import check_registries
 from tilewire.service.engine.tensors.commands import TensorStore
 from tilewire.service.engine.tensors.files import TensorsDirError, files_of, load_program, load_tensors
 from tilewire.service.engine.tensors.folder import StoreFolder
@@ -55,14 +55,6 @@ from tilewire.service.telemetry.counters import Figures, Sink
 
 # A launch is predicted to take milliseconds, and the largest that fits takes seconds: one that takes this long hangs.
 MAX_LAUNCH_S = 60.0
-
-
-class DeviceError(Exception):
-    """The configured device is not there."""
-
-
-class StoreError(Exception):
-    """The folder of `--store` cannot be read."""
 
 
 class ThreadSafeSink:
@@ -98,16 +90,16 @@ def open_backend(device: str, *, batch_invariant: bool) -> Backend:
         batch_invariant: As in `Settings`.
 
     Raises:
-        DeviceError: No such device.
+        CannotStart: No such device.
     """
     if device.startswith("cpu") or (device == "auto" and not torch.cuda.is_available()):
         return CpuBackend("cpu" if device == "auto" else device, batch_invariant=batch_invariant)
     name = "cuda:0" if device == "auto" else device
     count = torch.cuda.device_count()
     if int(name.partition(":")[2]) >= count:
-        raise DeviceError(f"device: {name} is not there; torch sees {count} GPU(s)")
+        raise CannotStart(f"device: {name} is not there; torch sees {count} GPU(s)")
     if find_spec("triton") is None:
-        raise DeviceError(f"device: {name} needs Triton, which is not installed beside this torch")
+        raise CannotStart(f"device: {name} needs Triton, which is not installed beside this torch")
     # Imported here and not above: a machine without a GPU need not have Triton.
     from tilewire.service.engine.backends.gpu.backend import GpuBackend  # noqa: PLC0415
 
@@ -139,13 +131,10 @@ def prepare(store: TensorStore, settings: EngineSettings, logger: structlog.stdl
             if settings.forbid_serving_compiles:
                 raise ServingCompile(f"a kernel of {op} was compiled while serving")
 
-    try:
-        check_registries()
-        fill(store, settings, logger, report)
-        how = Preparation(settings.warmup, settings.is_tuned_online, with_vendor=settings.kernels == "fastest")
-        store.backend.warm_up(how, report, on_compile)
-    except (NotUsable, RegistryMismatch, TensorsDirError) as error:
-        raise CannotStart(str(error)) from error
+    check_registries()
+    fill(store, settings, logger, report)
+    how = Preparation(settings.warmup, settings.is_tuned_online, with_vendor=settings.kernels == "fastest")
+    store.backend.warm_up(how, report, on_compile)
     check_ops(store.backend, report)
     store.describe_kernels()
     child.freeze_objects()
@@ -223,7 +212,7 @@ def open_store(
     """Opens the folder of `--store`, if there is one.
 
     Raises:
-        StoreError: It cannot be read at the first start. Later the service goes on with what is resident.
+        CannotStart: It cannot be read at the first start. Later the service goes on with what is resident.
     """
     if settings.store is None:
         return None
@@ -232,7 +221,7 @@ def open_store(
         try:
             folder.create()
         except OSError as error:
-            raise StoreError(f"store: {settings.store}: {error.strerror}") from error
+            raise CannotStart(f"store: {settings.store}: {error.strerror}") from error
     return ReadThrough(
         residents,
         folder,
@@ -329,7 +318,7 @@ def main() -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings, logger))
-    except (DeviceError, StoreError) as error:
+    except CannotStart as error:
         logger.error("the engine cannot start", reason=str(error))  # noqa: TRY400  (the reason is the whole story)
         return child.EXIT_CANNOT_START
     finally:

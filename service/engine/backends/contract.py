@@ -167,8 +167,8 @@ class Preparation:
     with_vendor: bool = False
 
 
-class NotUsable(Exception):
-    """The device cannot be served with: a kernel gave a wrong result or would not compile."""
+class CannotStart(Exception):
+    """This engine must not serve; the message says why: no device, a wrong answer, a bad file."""
 
 
 class Running(Protocol):
@@ -228,7 +228,7 @@ class Backend(Protocol):
                 request.
 
         Raises:
-            NotUsable: Why not.
+            CannotStart: Why not.
         """
         ...
 

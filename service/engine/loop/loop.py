@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from tilewire.service.engine.backends.contract import Backend, DeviceLost
+from tilewire.service.engine.backends.contract import Backend, CannotStart, DeviceLost
 from tilewire.service.engine.loop.batching import join
 from tilewire.service.engine.loop.ipc import Mailbox
 from tilewire.service.engine.loop.jobs import (
@@ -37,7 +37,7 @@ from tilewire.service.engine.loop.jobs import (
 )
 from tilewire.service.engine.loop.resolve import Bindings, bind, plan_of, stage_in, stage_out
 from tilewire.service.engine.loop.scheduler import Caps, Scheduler
-from tilewire.service.engine.loop.warmup import CannotStart, Interrupted, Prepare, WarmupClients
+from tilewire.service.engine.loop.warmup import Interrupted, Prepare, WarmupClients
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.commands import TensorStore
 from tilewire.service.errors import TilewireError

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-from tilewire.service.engine.backends.contract import Backend, HostBytes, Report
+from tilewire.service.engine.backends.contract import Backend, CannotStart, HostBytes, Report
 from tilewire.service.engine.backends.host import bytes_of, tensor_of
 from tilewire.service.engine.loop.batching import launch_of
 from tilewire.service.engine.loop.ipc import Mailbox
@@ -34,10 +34,6 @@ REPORT_EVERY_S = 0.1
 
 # Of each operand and result of a check.
 SLOT_BYTES = 4096
-
-
-class CannotStart(Exception):
-    """This engine must not serve: a wrong answer, kernels that would not compile, a bad file of tensors."""
 
 
 class Interrupted(Exception):

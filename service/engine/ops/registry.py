@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from tilewire.service.engine.backends.contract import CannotStart
 from tilewire.service.engine.ops.merge import EngineMerge
 from tilewire.service.engine.ops.op import EngineOp
 from tilewire.service.engine.ops.program import EngineProgram
@@ -35,10 +36,6 @@ ENGINE_OPS: Mapping[str, EngineOp[Any]] = {
 }
 
 
-class RegistryMismatch(Exception):
-    """An op is served that nothing computes."""
-
-
 def check_registries(kernel_names: Collection[str] | None = None, steps: Collection[str] = _STEPS.keys()) -> None:
     """Compares the ops that are served with those that the engine computes.
 
@@ -47,9 +44,9 @@ def check_registries(kernel_names: Collection[str] | None = None, steps: Collect
         steps: Names of the ops that the engine computes.
 
     Raises:
-        RegistryMismatch: They differ; the text names the ops.
+        CannotStart: They differ; the text names the ops.
     """
     if missing := OPS.keys() - set(steps):
-        raise RegistryMismatch(f"ops: {', '.join(sorted(missing))} have no class of theirs in service/engine/ops")
+        raise CannotStart(f"ops: {', '.join(sorted(missing))} have no class of theirs in service/engine/ops")
     if kernel_names is not None and (missing := OPS.keys() - set(kernel_names)):
-        raise RegistryMismatch(f"ops: {', '.join(sorted(missing))} have no kernel")
+        raise CannotStart(f"ops: {', '.join(sorted(missing))} have no kernel")

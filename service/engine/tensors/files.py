@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from tilewire.service.dtypes import BY_SAFETENSORS
-from tilewire.service.engine.backends.contract import HostBytes
+from tilewire.service.engine.backends.contract import CannotStart, HostBytes
 from tilewire.service.engine.backends.host import dtype_name
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.errors import InvalidRequest, ResidentQuota, TilewireError, TooBusy
@@ -19,8 +19,8 @@ from tilewire.service.ops.registry import OPS, program_resident
 from tilewire.service.tensor_names import problem_of
 
 
-class TensorsDirError(Exception):
-    """A file of `tensors_dir` cannot be read, or does not fit the quota."""
+class TensorsDirError(CannotStart):
+    """A file of `tensors_dir` or `programs_dir` cannot be read, or does not fit the quota."""
 
 
 def files_of(folder: Path, setting: str, suffix: str) -> list[Path]:

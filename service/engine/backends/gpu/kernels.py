@@ -29,9 +29,9 @@ from tilewire.kernels.selection.catalogue import op_named, variants
 from tilewire.kernels.selection.learned import Learned, install
 from tilewire.kernels.selection.racing import GraphTimer, Racer, choices_of, open_on, reader_for
 from tilewire.kernels.selection.tables import table_name
-from tilewire.service.engine.backends.contract import Identity, LaunchSpec, NotUsable, Preparation, Report, device_of
+from tilewire.service.engine.backends.contract import CannotStart, Identity, LaunchSpec, Preparation, Report, device_of
 from tilewire.service.engine.backends.host import dtype_name
-from tilewire.service.engine.ops.registry import ENGINE_OPS, RegistryMismatch, check_registries
+from tilewire.service.engine.ops.registry import ENGINE_OPS, check_registries
 from tilewire.service.errors import InvalidRequest
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class DeviceKernels:
             on_each: Called with the op of each kernel that is compiled.
 
         Raises:
-            NotUsable: Why not.
+            CannotStart: Why not.
         """
         torch.cuda.set_device(self._device)
         on_compile(lambda kernel: on_each(op_named(kernel)))
@@ -103,8 +103,8 @@ class DeviceKernels:
                 self._try_once(stream, report)
             if how.is_tuned_online:
                 self._learn(with_vendor=how.with_vendor)
-        except (CompileError, RegistryMismatch, RuntimeError) as error:
-            raise NotUsable(str(error)) from error
+        except (CompileError, RuntimeError) as error:
+            raise CannotStart(str(error)) from error
 
     def _compile(self, report: Report, on_each: Callable[[str], None]) -> None:
         """In processes of their own, on all cores, unless the cache says that it has everything."""
@@ -138,7 +138,7 @@ class DeviceKernels:
         report("run", total, total)
         if failed:
             names = "; ".join(variant.described() for variant in failed[:3])
-            raise NotUsable(f"{len(failed)} kernels gave a wrong result, among them {names}")
+            raise CannotStart(f"{len(failed)} kernels gave a wrong result, among them {names}")
 
     def _learn(self, *, with_vendor: bool) -> None:
         """Takes over what was learned before, and counts launches from now on."""

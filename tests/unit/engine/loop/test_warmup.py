@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from tests.support.local_totals import LocalTotals
-from tilewire.service.engine.backends.contract import LaunchSpec
+from tilewire.service.engine.backends.contract import CannotStart, LaunchSpec
 from tilewire.service.engine.backends.cpu import CpuBackend, Finished
 from tilewire.service.engine.backends.host import tensor_of
 from tilewire.service.engine.loop.ipc import Mailbox
 from tilewire.service.engine.loop.jobs import Attached, Client, Lost, Stop
 from tilewire.service.engine.loop.loop import EngineLoop
-from tilewire.service.engine.loop.warmup import CannotStart, Interrupted, WarmupClients, check_ops
+from tilewire.service.engine.loop.warmup import Interrupted, WarmupClients, check_ops
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.commands import TensorStore
 from tilewire.service.engine.tensors.host_copies import HostCopies
