@@ -11,7 +11,6 @@ import torch
 
 from tests.support.host_pipeline import host_pipeline
 from tests.support.jobs import JobBench
-from tilewire import kernels
 from tilewire.service.engine.backends.contract import HostBytes, LaunchSpec
 from tilewire.service.engine.backends.gpu.batched import (
     MAX_CONCURRENT,
@@ -46,8 +45,8 @@ class Slots(JobBench):
         self.staging = Staging(CPU)
         self.staging.add_mapped(self.mapped)
         self.pipeline = host_pipeline()
-        self.batched = BatchedPlans(kernels, self.staging, self.pipeline, is_invariant=False)
-        self.plans = LaunchPlans(kernels, self.staging, self.pipeline, is_invariant=False)
+        self.batched = BatchedPlans(self.staging, self.pipeline, is_invariant=False)
+        self.plans = LaunchPlans(self.staging, self.pipeline, is_invariant=False)
 
     def given(self, op: str, options: OpOptions, **inputs: Given) -> BoundJob:
         """A job; arrays are put into the segment, tensors are residents."""
@@ -285,7 +284,7 @@ def test_a_request_in_chunks_is_the_whole_request(slots, rows, step):
     ]
     for op, options, inputs, expected, chunks in cases:
         launch = slots.alone(op, options, **inputs)
-        Chunked(kernels, slots.staging, chunks, is_invariant=False).run([launch], slots.pipeline).wait()
+        Chunked(slots.staging, chunks, is_invariant=False).run([launch], slots.pipeline).wait()
         np.testing.assert_allclose(results(launch)[0], expected, rtol=1e-6)
 
 
@@ -414,7 +413,7 @@ def test_a_part_in_chunks_is_written_among_the_columns_of_others(slots, is_mappe
     if not is_mapped:
         slots.staging.remove_mapped(slots.mapped)
     launches = join([job])
-    chunked = Chunked(kernels, slots.staging, Chunks(("a",), 7, 3), is_invariant=False)
+    chunked = Chunked(slots.staging, Chunks(("a",), 7, 3), is_invariant=False)
     chunked.run(launches, slots.pipeline).wait()
     np.testing.assert_array_equal(whole[:, 4:12].numpy(), a @ b.numpy())
     assert (whole[:, :4] == -7).all()

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 import torch
 import triton
 
-from tilewire import kernels
 from tilewire.kernels.runtime.layouts import lay_out, preferred_layout
 from tilewire.service.engine.backends.contract import (
     DeviceLost,
@@ -57,7 +56,7 @@ class GpuBackend:
         )
         self._staging = Staging(self._device)
         self._kernels = DeviceKernels(self._device)
-        self._plans = LaunchPlans(kernels, self._staging, self._pipeline, is_invariant=batch_invariant)
+        self._plans = LaunchPlans(self._staging, self._pipeline, is_invariant=batch_invariant)
         self._registered: dict[int, int] = {}
         self._tuning: torch.cuda.Stream | None = None
         self.identity = Identity(

@@ -11,10 +11,10 @@ import functools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from tilewire import kernels
 from tilewire.kernels.copy.op import CopyPlan, CopyRange
 from tilewire.service.engine.backends.contract import HostBytes, LaunchSpec
 from tilewire.service.engine.backends.gpu.launch_plan import PlanCache
@@ -62,7 +62,6 @@ class Batched:
     Args:
         launch: The first launch of its signature.
         capacity: Largest number of requests; 1 for requests that run alone.
-        kernels: The package `tilewire.kernels`.
         staging: Source of memory.
         stream: Stream on which it runs; it is the current one.
         is_invariant: As `GpuBackend`'s.
@@ -70,7 +69,6 @@ class Batched:
     Attributes:
         is_busy: Whether a batch is on the device, and this memory with it.
         nbytes: Bytes of memory on the device.
-        capacity: See above.
 
     Raises:
         ValueError: It takes several launches.
@@ -80,7 +78,6 @@ class Batched:
         self,
         launch: LaunchSpec,
         capacity: int,
-        kernels: Any,
         staging: Staging,
         stream: torch.cuda.Stream,
         *,
@@ -89,7 +86,6 @@ class Batched:
         self.is_busy = False
         self.capacity = capacity
         self._stream = stream
-        self._kernels = kernels
         self._options = launch.options
         self._op = ENGINE_OPS[launch.op.name]
         self._is_invariant = is_invariant
@@ -135,7 +131,7 @@ class Batched:
             own = dict(zip(self._names, self._sources.first(count), strict=True))
             outs = self._results.first(count)
             compute = self._op.prepare(
-                KernelCall(self._kernels, Operands(own, resident), self._options, outs, self._is_invariant)
+                KernelCall(kernels, Operands(own, resident), self._options, outs, self._is_invariant)
             )
             # Operands and results lie in memory of this plan, and residents are those of its signature.
             compute = self._computes[count] = Replay(compute) if self._op.takes_steps else compute
@@ -220,14 +216,12 @@ class BatchedPlans:
     """The `Batched` launch plans of a device.
 
     Args:
-        kernels: The package `tilewire.kernels`.
         staging: Source of memory.
         pipeline: Streams of the device.
         is_invariant: As `GpuBackend`'s.
     """
 
-    def __init__(self, kernels: Any, staging: Staging, pipeline: Pipeline, *, is_invariant: bool) -> None:
-        self._kernels = kernels
+    def __init__(self, staging: Staging, pipeline: Pipeline, *, is_invariant: bool) -> None:
         self._staging = staging
         self._pipeline = pipeline
         # Two streams, so that two batches overlap; these have memory and scratch of their own already.
@@ -276,7 +270,7 @@ class BatchedPlans:
         capacity = 1 if count == 1 else 1 << (count - 1).bit_length()
         self._pipeline.use(stream)
         try:
-            plan = Batched(launch, capacity, self._kernels, self._staging, stream, is_invariant=self._is_invariant)
+            plan = Batched(launch, capacity, self._staging, stream, is_invariant=self._is_invariant)
         except ValueError:
             self._cache.refuse(signature)
             return None

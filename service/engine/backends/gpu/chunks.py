@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from tilewire import kernels
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.engine.backends.contract import HostBytes, LaunchSpec
 from tilewire.service.engine.backends.gpu.pipeline import Around, InFlight, Pipeline
@@ -93,14 +93,12 @@ class Chunked:
     """Runs one large request chunk by chunk, so that copies in, kernels and copies out overlap.
 
     Args:
-        kernels: The package `tilewire.kernels`.
         staging: Source of memory, and copies.
         chunks: Division of the request.
         is_invariant: As `GpuBackend`'s.
     """
 
-    def __init__(self, kernels: Any, staging: Staging, chunks: Chunks, *, is_invariant: bool) -> None:
-        self._kernels = kernels
+    def __init__(self, staging: Staging, chunks: Chunks, *, is_invariant: bool) -> None:
         self._staging = staging
         self._chunks = chunks
         self._is_invariant = is_invariant
@@ -132,7 +130,7 @@ class Chunked:
             pipeline.use(pipeline.compute)
             launched, computed = pipeline.new_event(), pipeline.new_event()
             launched.record(pipeline.compute)
-            op.gpu(KernelCall(self._kernels, operands, launch.options, results, self._is_invariant))
+            op.gpu(KernelCall(kernels, operands, launch.options, results, self._is_invariant))
             computed.record(pipeline.compute)
             around.append((launched, computed))
             pipeline.stage_out.wait_event(computed)

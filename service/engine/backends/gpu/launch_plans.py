@@ -9,7 +9,6 @@ single    everything else: copies in, kernels, copies out, on a stream each
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tilewire.service.engine.backends.contract import LaunchSpec
 from tilewire.service.engine.backends.gpu.batched import BatchedPlans
@@ -25,18 +24,16 @@ class LaunchPlans:
     """The launch plans of a device.
 
     Args:
-        kernels: The package `tilewire.kernels`.
         staging: Source of memory, and copies.
         pipeline: Streams of the device.
         is_invariant: As `GpuBackend`'s.
     """
 
-    def __init__(self, kernels: Any, staging: Staging, pipeline: Pipeline, *, is_invariant: bool) -> None:
-        self._kernels = kernels
+    def __init__(self, staging: Staging, pipeline: Pipeline, *, is_invariant: bool) -> None:
         self._staging = staging
         self._is_invariant = is_invariant
-        self._batched = BatchedPlans(kernels, staging, pipeline, is_invariant=is_invariant)
-        self._single = Single(kernels, staging, is_invariant=is_invariant)
+        self._batched = BatchedPlans(staging, pipeline, is_invariant=is_invariant)
+        self._single = Single(staging, is_invariant=is_invariant)
 
     def find(self, launches: Sequence[LaunchSpec]) -> LaunchPlan:
         """Returns the plan that runs a batch.
@@ -54,7 +51,7 @@ class LaunchPlans:
             return batched
         chunks = chunks_of(launch)
         if chunks is not None and can_copy(launch, chunks):
-            return Chunked(self._kernels, self._staging, chunks, is_invariant=self._is_invariant)
+            return Chunked(self._staging, chunks, is_invariant=self._is_invariant)
         return self._single
 
     def forget(self) -> None:

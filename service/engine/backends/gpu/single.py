@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
+from tilewire import kernels
 from tilewire.service.engine.backends.contract import LaunchSpec
 from tilewire.service.engine.backends.gpu.pipeline import InFlight, Pipeline
 from tilewire.service.engine.backends.gpu.staging import Staging
@@ -19,13 +19,11 @@ class Single:
     """Runs any batch.
 
     Args:
-        kernels: The package `tilewire.kernels`.
         staging: Source of memory, and copies.
         is_invariant: As `GpuBackend`'s.
     """
 
-    def __init__(self, kernels: Any, staging: Staging, *, is_invariant: bool) -> None:
-        self._kernels = kernels
+    def __init__(self, staging: Staging, *, is_invariant: bool) -> None:
         self._staging = staging
         self._is_invariant = is_invariant
 
@@ -77,10 +75,10 @@ class Single:
         op, options = ENGINE_OPS[launches[0].op.name], launches[0].options
         if len(launches) > 1 and not self._is_invariant:
             # An op that sums differently than a launch of its own is not for requests that need the same bits.
-            op.gpu_many(self._kernels, staged, options, outs)
+            op.gpu_many(kernels, staged, options, outs)
             return
         for operands, results in zip(staged, outs, strict=True):
-            op.gpu(KernelCall(self._kernels, operands, options, results, self._is_invariant))
+            op.gpu(KernelCall(kernels, operands, options, results, self._is_invariant))
 
 
 def empty_outputs(launch: LaunchSpec, staging: Staging, *, can_pad: bool) -> list[torch.Tensor]:
