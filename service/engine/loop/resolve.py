@@ -212,7 +212,7 @@ def _host_operands(
         offset = offsets[at]
         at += 1
         if name in uses:
-            inputs[name] = Regions.bytes_of(uses[name], kind)
+            inputs[name] = uses[name].place()
             continue
         assert 0 <= offset <= segment_bytes - extent, "This is a bug: an operand outside its segment."
         inputs[name] = HostBytes(mapped, kind, offset, fortran)
@@ -220,7 +220,7 @@ def _host_operands(
         offset = offsets[at]
         at += 1
         if name in uses:
-            outs.append(Regions.bytes_of(uses[name], kind))
+            outs.append(uses[name].place())
             continue
         assert 0 <= offset <= segment_bytes - extent, "This is a bug: a result outside its segment."
         outs.append(HostBytes(mapped, kind, offset, pitch=pitch))
@@ -248,7 +248,7 @@ def _binding(plan: JobPlan, found: Sequence[Resident], tensors: Mapping[str, tor
 
 
 def _find_regions(plan: JobPlan, offsets: Sequence[int], regions: Regions) -> dict[str, Use]:
-    """Finds what lies in regions; outputs have names that no input has."""
+    """Finds what lies in regions."""
     uses: dict[str, Use] = {}
     num_inputs = len(plan.inputs)
     for number, (span, offset) in enumerate(zip((*plan.inputs, *plan.outputs), offsets, strict=True)):
@@ -264,12 +264,9 @@ def stage_in(job: BoundJob, regions: Regions) -> None:
     Raises:
         InvalidRequest: The shared memory was cut.
     """
-    plan = job.plan
-    inputs = {span.name: span.type for span in plan.inputs}
-    buffers = regions.stage_in(job.uses, inputs, {span.name: span.type for span in plan.outputs})
-    for name in buffers.keys() & inputs.keys():
-        job.inputs[name] = buffers[name]
-    job.outs = [buffers.get(span.name, out) for span, out in zip(plan.outputs, job.outs, strict=True)]
+    buffers = regions.stage_in(job.uses)
+    job.inputs |= {name: buffer for name, buffer in buffers.items() if not job.uses[name].is_out}
+    job.outs = [buffers.get(span.name, out) for span, out in zip(job.plan.outputs, job.outs, strict=True)]
 
 
 def stage_out(job: BoundJob) -> None:
@@ -280,7 +277,7 @@ def stage_out(job: BoundJob) -> None:
     """
     for span, out in zip(job.plan.outputs, job.outs, strict=True):
         if span.name in job.uses:
-            Regions.stage_out(span.name, job.uses[span.name], out)
+            job.uses[span.name].stage_out(out)
 
 
 def in_segment(client: Client, source: Upload) -> HostBytes:

@@ -7,10 +7,11 @@ can cut. Owned by the engine's loop thread; takes no lock.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,12 +58,53 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A tensor in a region: where it begins in the object."""
+    """A tensor in a region.
+
+    Attributes:
+        region: The region.
+        offset: Offset of the tensor in the object.
+        type: Dtype and shape.
+        field: Name of the input or output.
+        is_out: It is to be written.
+    """
 
     region: Region
     offset: int
+    type: TensorType
+    field: str
+    is_out: bool
+
+    def place(self) -> HostBytes:
+        """Returns the tensor for a launch; a stand-in where its bytes are copied when the batch begins."""
+        mapped = self.region.mapped
+        if mapped is None:
+            return HostBytes(_NOWHERE, self.type, 0)
+        return HostBytes(mapped, self.type, self.offset - self.region.mapped_from, is_foreign=True)
+
+    def stage_out(self, out: HostBytes) -> None:
+        """Copies a result that was not written where it belongs.
+
+        Raises:
+            InvalidRequest: The object was cut.
+        """
+        if not out.is_foreign:
+            with self._named():
+                self.region.file.write(out.mapped.numpy().data, self.offset)
+
+    def read(self, buffer: torch.Tensor) -> None:
+        """Copies an input; see `stage_out`."""
+        with self._named():
+            self.region.file.read(buffer.numpy().data, self.offset)
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{self.field}: {error.detail}") from None
 
 
+# By name of the input or output; outputs have names that no input has.
 Uses = Mapping[str, Use]
 
 
@@ -151,9 +193,8 @@ class Regions:
             The stamp of the change, for other engines.
         """
         stamp = stamp or self._next_stamp()
-        found = list(self._by_name.values()) if name is None else [self._by_name[name]] if name in self._by_name else []
-        for region in found:
-            if region.info.stamp <= stamp:
+        for region in list(self._by_name.values()):
+            if name in (None, region.info.name) and region.info.stamp <= stamp:
                 self._vault.forget_region(region.info.name)
                 self._drop(region)
         return stamp
@@ -244,15 +285,7 @@ class Regions:
         begin = info.offset + offset
         if region.file.nbytes < begin + kind.nbytes:
             raise InvalidRequest(f"{field}: the shared memory of region {name[:64]!r} was cut after it was registered")
-        return Use(region, begin)
-
-    @staticmethod
-    def bytes_of(use: Use, kind: TensorType) -> HostBytes:
-        """The tensor for a step; a stand-in where its bytes are copied when the batch begins."""
-        region = use.region
-        if region.mapped is None:
-            return HostBytes(_NOWHERE, kind, 0)
-        return HostBytes(region.mapped, kind, use.offset - region.mapped_from, is_foreign=True)
+        return Use(region, begin, kind, field, is_out)
 
     @staticmethod
     def hold(uses: Uses) -> None:
@@ -266,15 +299,8 @@ class Regions:
             use.region.uses -= 1
             self._close_if_unused(use.region)
 
-    def stage_in(
-        self, uses: Uses, inputs: Mapping[str, TensorType], outputs: Mapping[str, TensorType]
-    ) -> dict[str, HostBytes]:
-        """Copies inputs that the device does not reach by itself.
-
-        Args:
-            uses: Uses of a job, by name of the input or output.
-            inputs: Types of its inputs.
-            outputs: Types of its results.
+    def stage_in(self, uses: Uses) -> dict[str, HostBytes]:
+        """Copies inputs of a job that the device does not reach by itself.
 
         Returns:
             Memory for each tensor that the device does not reach, by name; that of an input is filled.
@@ -283,49 +309,21 @@ class Regions:
             InvalidRequest: An object was cut.
             BeyondLimit: The inputs are too large to be copied.
         """
-        copied = {name: inputs[name] for name, use in uses.items() if name in inputs and use.region.mapped is None}
-        nbytes = sum(kind.nbytes for kind in copied.values())
+        unreached = {name: use for name, use in uses.items() if use.region.mapped is None}
+        copied = [name for name, use in unreached.items() if not use.is_out]
+        nbytes = sum(uses[name].type.nbytes for name in copied)
         if nbytes > self._max_copied_bytes:
             raise BeyondLimit(
                 f"{', '.join(copied)}: {nbytes} bytes in shared memory; this device has to copy them, and the limit is "
                 f"{self._max_copied_bytes}"
             )
         buffers: dict[str, HostBytes] = {}
-        for name, use in uses.items():
-            if use.region.mapped is not None:
-                continue
-            kind = inputs[name] if name in inputs else outputs[name]
-            buffer = self._backend.host_buffer(kind.nbytes)
-            if name in inputs:
-                _read(use, buffer, name)
-            buffers[name] = HostBytes(buffer, kind, 0)
+        for name, use in unreached.items():
+            buffer = self._backend.host_buffer(use.type.nbytes)
+            if not use.is_out:
+                use.read(buffer)
+            buffers[name] = HostBytes(buffer, use.type, 0)
         return buffers
-
-    @staticmethod
-    def stage_out(name: str, use: Use, out: HostBytes) -> None:
-        """Copies a result that was not written where it belongs.
-
-        Args:
-            name: Name of the output.
-            use: Place of the tensor in a region.
-            out: Memory that has it.
-
-        Raises:
-            InvalidRequest: The object was cut.
-        """
-        if out.is_foreign:
-            return
-        try:
-            use.region.file.write(out.mapped.numpy().data, use.offset)
-        except InvalidRequest as error:
-            raise InvalidRequest(f"{name}: {error.detail}") from None
-
-
-def _read(use: Use, buffer: torch.Tensor, field: str) -> None:
-    try:
-        use.region.file.read(buffer.numpy().data, use.offset)
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{field}: {error.detail}") from None
 
 
 def _check_object(asked: RegionInfo, file: SharedFile) -> None:

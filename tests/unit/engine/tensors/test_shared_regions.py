@@ -76,9 +76,8 @@ def asked(name: str, key: str = "four", offset: int = 0, byte_size: int = PAGE) 
 
 def stage_in(regions: Regions, uses: dict[str, Use]) -> dict[str, HostBytes]:
     """The operands and the result of a job that uses these places."""
-    inputs = {name: KIND for name in uses if name != OUT}
-    places = {name: Regions.bytes_of(use, KIND) for name, use in uses.items()}
-    return {**places, **regions.stage_in(uses, inputs, {OUT: KIND})}
+    places = {name: use.place() for name, use in uses.items()}
+    return {**places, **regions.stage_in(uses)}
 
 
 def test_a_name_is_taken_until_it_is_given_back(regions: Regions) -> None:
@@ -143,7 +142,7 @@ def test_an_unregistered_region_lives_until_its_last_use(regions: Regions, folde
     assert regions.nbytes == 2 * PAGE
     places = stage_in(regions, uses)
     places[OUT].mapped.fill_(7)
-    regions.stage_out(OUT, uses[OUT], places[OUT])
+    uses[OUT].stage_out(places[OUT])
     assert (folder / "four").read_bytes()[:17] == b"\7" * 16 + b"\0"
     regions.release(uses)
     assert num_fds() == before + 2
@@ -164,7 +163,7 @@ def test_bytes_go_in_and_out_through_the_descriptor(regions: Regions, folder: Pa
     source = places["a"]
     np.testing.assert_array_equal(source.mapped.numpy().view(np.float32), values)
     places[OUT].mapped.copy_(source.mapped)
-    regions.stage_out(OUT, uses[OUT], places[OUT])
+    uses[OUT].stage_out(places[OUT])
     assert (folder / "four").read_bytes()[16:32] == values.tobytes()
 
 
@@ -177,7 +176,7 @@ def test_a_cut_object_is_noticed_before_and_after_it_is_found(regions: Regions, 
     with pytest.raises(InvalidRequest, match=r"a: .* was cut"):
         stage_in(regions, uses)
     with pytest.raises(InvalidRequest, match=r"out: .* was cut"):
-        regions.stage_out(OUT, uses[OUT], stage_in(regions, {OUT: uses[OUT]})[OUT])
+        uses[OUT].stage_out(stage_in(regions, {OUT: uses[OUT]})[OUT])
     assert (folder / "one").stat().st_size == 20
 
 
@@ -232,7 +231,7 @@ def test_the_next_engine_has_what_was_registered_even_without_its_name(folder: P
     after.restore(KeptRegion(handed_region.region, os.dup(handed_region.fd)))
     assert after.infos() == (kept,)
     uses = {OUT: after.find("kept", 0, KIND, field="out", is_out=True)}
-    after.stage_out(OUT, uses[OUT], stage_in(after, uses)[OUT])
+    uses[OUT].stage_out(stage_in(after, uses)[OUT])
     assert after.unregister(None) > kept.stamp
     # The first engine's farewell reaches the vault as well.
     reader.drain(ours)
@@ -252,7 +251,7 @@ def test_what_a_device_reaches_is_not_copied(folder: Path) -> None:
     out = stage_in(regions, uses)[OUT]
     assert out.is_foreign
     assert out.offset == 14
-    assert not regions.stage_in(uses, {}, {OUT: KIND})
+    assert not regions.stage_in(uses)
     regions.hold(uses)
     regions.unregister("r")
     assert backend.adopted
