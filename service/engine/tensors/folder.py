@@ -69,12 +69,12 @@ class Entry(NamedTuple):
 
     Attributes:
         version: The version.
-        file: Name of the file.
+        path: The file.
         is_file: Whether it is a regular file, as all are that this module writes.
     """
 
     version: int
-    file: str
+    path: Path
     is_file: bool
 
 
@@ -128,13 +128,6 @@ class _Shape(msgspec.Struct, forbid_unknown_fields=True):
     data_offsets: tuple[int, int]
 
 
-class _Head(NamedTuple):
-    """Header of a file: description, and the offset of the first byte of the tensor."""
-
-    stored: StoredVersion
-    offset: int
-
-
 class StoreFolder:
     """The folder of `--store`.
 
@@ -179,26 +172,31 @@ class StoreFolder:
             Unavailable: The folder cannot be read, or the file is damaged.
         """
         for attempt in range(MAX_ATTEMPTS):
-            fd = -1
             try:
-                with self._open_last(name) as opened:
-                    if opened is None:
-                        return None, -1
-                    source, head = opened
-                    if head.stored.type is None or head.stored.version == have:
-                        return head.stored, -1
-                    fd = make_room(head.stored)
-                    _copy(source, fd, head.stored.type.nbytes, head.offset)
-                    kept, fd = fd, -1
-                    return head.stored, kept
+                return self._load_last(name, have, make_room)
             except OSError as error:
                 # It was replaced and removed meanwhile.
                 if error.errno not in GONE or attempt == MAX_ATTEMPTS - 1:
                     raise _unavailable(name, error) from error
-            finally:
-                if fd >= 0:
-                    os.close(fd)
         raise AssertionError("This is a bug: the last attempt raises.")
+
+    def _load_last(
+        self, name: str, have: int, make_room: Callable[[StoredVersion], int]
+    ) -> tuple[StoredVersion | None, int]:
+        last = self._last_file(name)
+        if last is None:
+            return None, -1
+        with _closing(_open(last.path)) as source:
+            stored, offset = _read_head(source, name, last)
+            if stored.type is None or stored.version == have:
+                return stored, -1
+            fd = make_room(stored)
+            try:
+                _copy(source, fd, stored.type.nbytes, offset)
+            except BaseException:
+                os.close(fd)
+                raise
+            return stored, fd
 
     def last_version(self, name: str) -> int:
         """Returns the last version of a name; 0 without any.
@@ -248,7 +246,7 @@ class StoreFolder:
             StoreFull: No room.
             Unavailable: The folder cannot be written.
         """
-        written = self._append(name, _head_of(name, kind, placement), fd, kind.nbytes, match, is_deletion=False)
+        written = self._append(name, kind, placement, fd, match)
         assert written is not None, "This is a bug."
         return written
 
@@ -264,22 +262,23 @@ class StoreFolder:
             StoreFull: No room.
             Unavailable: The folder cannot be written.
         """
-        if not self._has_tensor(name):
-            return None
-        return self._append(name, _head_of(name, None, None), -1, 0, match, is_deletion=True)
+        with _as_unavailable(name):
+            last = self._last_file(name)
+            has_tensor = last is not None and not self._is_deletion(last)
+        return self._append(name, None, None, -1, match) if has_tensor else None
 
     def _append(
-        self, name: str, head: bytes, fd: int, nbytes: int, match: Match | None, *, is_deletion: bool
+        self, name: str, kind: TensorType | None, placement: Placement | None, fd: int, match: Match | None
     ) -> Written | None:
         with _as_unavailable(name):
             temporary = self._create_temporary(self._bucket(bucket_of(name)))
             try:
                 with _closing(os.open(temporary, os.O_WRONLY | os.O_CLOEXEC)) as target:
-                    _write_all(target, head)
-                    if nbytes:
-                        _copy(fd, target, nbytes, 0)
+                    _write_all(target, _head_of(name, kind, placement))
+                    if kind is not None:
+                        _copy(fd, target, kind.nbytes, 0)
                     os.fsync(target)
-                return self._link(temporary, name, match, is_deletion=is_deletion)
+                return self._link(temporary, name, match, is_deletion=kind is None)
             finally:
                 _remove(temporary)
 
@@ -291,7 +290,7 @@ class StoreFolder:
             # The temporary file was made in this folder before: an NFS client has dropped what it remembered of the folder.
             entries = self._entries_of(bucket, stem)
             before = next((one for one in reversed(entries) if one.is_file), None)
-            was_there = before is not None and not self._is_deletion(bucket / before.file, before.version)
+            was_there = before is not None and not self._is_deletion(before)
             if is_deletion and not was_there:
                 return None
             if not isinstance(match, Base):
@@ -300,7 +299,7 @@ class StoreFolder:
                 raise PreconditionFailed(f"if-match: another host has changed {name!r}")
             version = entries[-1].version + 1 if entries else int(self._clock() * 1e6)
             if version > MAX_VERSION:
-                raise Unavailable(f"store: {entries[-1].file} leaves no version; remove it")
+                raise Unavailable(f"store: {entries[-1].path.name} leaves no version; remove it")
             path = bucket / f"{stem}@{version}{SUFFIX}"
             if _linked(temporary, path):
                 entries = self._entries_of(bucket, stem)
@@ -312,7 +311,7 @@ class StoreFolder:
                     _remove(path)
                     break
                 _sync_folder(bucket)
-                self._remove_replaced(bucket, entries)
+                self._remove_replaced(entries)
                 return Written(version, was_there, not newer)
         raise Unavailable(f"store: {stem} is being changed by too many at once; look at it before you try again")
 
@@ -345,19 +344,19 @@ class StoreFolder:
                 by_stem.setdefault(stem, []).append(entry)
         for entries in by_stem.values():
             entries.sort()
-            self._remove_replaced(folder, entries)
-            last = folder / entries[-1].file
-            if self._age_s(last) > DELETED_S and self._is_deletion(last, entries[-1].version):
-                _remove(last)
+            self._remove_replaced(entries)
+            last = entries[-1]
+            if self._age_s(last.path) > DELETED_S and self._is_deletion(last):
+                _remove(last.path)
         for one in folder.glob(f"@*{TEMPORARY}"):
             if self._age_s(one) > TEMPORARY_S:
                 _remove(one)
 
-    def _remove_replaced(self, folder: Path, entries: Sequence[Entry]) -> None:
-        files = [one for one in entries if one.is_file]
-        for index, (one, newer) in enumerate(itertools.pairwise(files)):
-            if index < len(files) - 1 - MAX_REPLACED or self._age_s(folder / newer.file) > REPLACED_S:
-                _remove(folder / one.file)
+    def _remove_replaced(self, entries: Sequence[Entry]) -> None:
+        files = [one.path for one in entries if one.is_file]
+        for index, (path, newer) in enumerate(itertools.pairwise(files)):
+            if index < len(files) - 1 - MAX_REPLACED or self._age_s(newer) > REPLACED_S:
+                _remove(path)
 
     def _age_s(self, path: Path) -> float:
         try:
@@ -374,12 +373,9 @@ class StoreFolder:
     def _bucket(self, bucket: int) -> Path:
         return self._path / f"{bucket:02x}"
 
-    def _has_tensor(self, name: str) -> bool:
-        with _as_unavailable(name):
-            entries = [one for one in self._entries_of(self._bucket(bucket_of(name)), stem_of(name)) if one.is_file]
-            if not entries:
-                return False
-            return not self._is_deletion(self._bucket(bucket_of(name)) / entries[-1].file, entries[-1].version)
+    def _last_file(self, name: str) -> Entry | None:
+        entries = self._entries_of(self._bucket(bucket_of(name)), stem_of(name))
+        return next((one for one in reversed(entries) if one.is_file), None)
 
     def _entries_of(self, bucket: Path, stem: str) -> list[Entry]:
         """Files with the name of a version of one stem, by version."""
@@ -396,26 +392,14 @@ class StoreFolder:
             for file in files:
                 found = _ENTRY.fullmatch(file.name)
                 if found is not None and int(found[2]) <= MAX_VERSION:
-                    yield found[1], Entry(int(found[2]), file.name, file.is_file(follow_symlinks=False))
-
-    @contextlib.contextmanager
-    def _open_last(self, name: str) -> Iterator[tuple[int, _Head] | None]:
-        """Opens the last version of a name and reads its header."""
-        bucket = self._bucket(bucket_of(name))
-        entries = [one for one in self._entries_of(bucket, stem_of(name)) if one.is_file]
-        if not entries:
-            yield None
-            return
-        last = bucket / entries[-1].file
-        with _closing(_open(last)) as source:
-            yield source, _read_head(source, name, last, entries[-1].version)
+                    yield found[1], Entry(int(found[2]), Path(file.path), file.is_file(follow_symlinks=False))
 
     @staticmethod
-    def _is_deletion(path: Path, version: int) -> bool:
+    def _is_deletion(entry: Entry) -> bool:
         """Whether a file says that a tensor was deleted; a damaged one does not."""
         try:
-            with _closing(_open(path)) as source:
-                return _read_head(source, None, path, version).stored.type is None
+            with _closing(_open(entry.path)) as source:
+                return _read_head(source, None, entry)[0].type is None
         except Damaged:
             return False
         except OSError as error:
@@ -454,20 +438,24 @@ def _key_of(name: str) -> str:
     return "tensor" if name == METADATA else name
 
 
-def _read_head(source: int, name: str | None, path: Path, version: int) -> _Head:
+def _read_head(source: int, name: str | None, entry: Entry) -> tuple[StoredVersion, int]:
     """Reads a file's header, and checks it against the name and the file's length; None for any name.
+
+    Returns:
+        The description, and the offset of the first byte of the tensor.
 
     Raises:
         Damaged: It is not what `_head_of` writes.
     """
     try:
-        return _parse_head(source, name, version)
+        return _parse_head(source, name, entry.version)
     except (ValueError, msgspec.DecodeError) as error:
-        logger.error("store: %s is damaged: %s", path.name, error)  # noqa: TRY400  (the reason is the whole story)
-        raise Damaged(f"store: {path.name} is damaged: {error}") from error
+        file = entry.path.name
+        logger.error("store: %s is damaged: %s", file, error)  # noqa: TRY400  (the reason is the whole story)
+        raise Damaged(f"store: {file} is damaged: {error}") from error
 
 
-def _parse_head(source: int, name: str | None, version: int) -> _Head:
+def _parse_head(source: int, name: str | None, version: int) -> tuple[StoredVersion, int]:
     facts = os.fstat(source)
     if not stat.S_ISREG(facts.st_mode):
         raise ValueError("not a regular file")
@@ -488,7 +476,7 @@ def _parse_head(source: int, name: str | None, version: int) -> _Head:
     expected_bytes = offset + (0 if kind is None else kind.nbytes)
     if facts.st_size != expected_bytes:
         raise ValueError(f"{facts.st_size} bytes instead of {expected_bytes}")
-    return _Head(StoredVersion(version, kind, PLACEMENTS.get(metadata.get(PLACEMENT, "")), facts.st_mtime), offset)
+    return StoredVersion(version, kind, PLACEMENTS.get(metadata.get(PLACEMENT, "")), facts.st_mtime), offset
 
 
 def _type_of(entry: _Shape) -> TensorType:
