@@ -16,7 +16,7 @@ from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.folder import Base, StoredVersion, StoreFolder, Written
 from tilewire.service.engine.tensors.resident import Resident, close_copy, make_copy
 from tilewire.service.engine.tensors.residents import Residents
-from tilewire.service.engine.tensors.shared_store import Loaded, SharedStore, Watched
+from tilewire.service.engine.tensors.shared_store import SharedStore, Watched
 from tilewire.service.errors import ResidentQuota, TilewireError, Unavailable, UnknownName
 from tilewire.service.ipc.messages import DeleteTensor, DescribeTensor, Failed, FetchTensor, TensorInfo, Tensors
 from tilewire.service.match import Match, is_match
@@ -97,10 +97,11 @@ class ReadThrough:
         self._residents = residents
         self._metrics = metrics
         self._wait_bytes = wait_bytes
-        self._store = SharedStore(folder, check_s, self)
+        self._folder = folder
+        self._store = SharedStore(folder, check_s, call, self.watched, self.on_changed)
         self._loads: dict[str, Load] = {}
         self._seen: OrderedDict[str, int] = OrderedDict()
-        self.call = call
+        self._call = call
         self.answer: Callable[[Sequence[Waiting]], None] = lambda _waiting: None
         residents.on_evict = lambda _resident: metrics.record_eviction()
 
@@ -153,7 +154,8 @@ class ReadThrough:
         is_away = resident is None or (resident.stored > 0 and resident.tensor is None)
         have = 0 if resident is None or is_away else resident.stored or resident.base
         load = Load(self._seen.get(name, 0), resident)
-        self._store.load(name, have, partial(self._make_room, name), partial(self._on_loaded, name))
+        work = partial(self._folder.load, name, have, partial(self._make_room, name))
+        self._store.submit(name, work, partial(self._on_loaded, name))
         self._loads[name] = load
         return load
 
@@ -164,7 +166,7 @@ class ReadThrough:
         if nbytes > self._residents.quota_bytes:
             raise ResidentQuota(f"{name}: {nbytes} bytes; the quota is {self._residents.quota_bytes}")
         if nbytes > self._wait_bytes:
-            self.call(partial(self._on_large, name, nbytes))
+            self._call(partial(self._on_large, name, nbytes))
         return make_copy(name, nbytes)
 
     def _on_large(self, name: str, nbytes: int) -> None:
@@ -174,16 +176,17 @@ class ReadThrough:
         for one in waiting:
             one.fail(_loading(name, nbytes))
 
-    def _on_loaded(self, name: str, outcome: Loaded | TilewireError) -> None:
+    def _on_loaded(self, name: str, outcome: tuple[StoredVersion | None, int] | TilewireError) -> None:
         load = self._loads.pop(name)
         try:
             if isinstance(outcome, TilewireError):
                 raise outcome
+            stored, fd = outcome
             if self._seen.get(name, 0) == load.seen and self._residents.at(name) is load.resident:
-                self._take_in(name, outcome)
+                self._take_in(name, stored, fd)
             else:
                 # The name was changed on this host meanwhile.
-                close_copy(outcome.fd)
+                close_copy(fd)
                 if load.waiting and self._residents.at(name) is None:
                     self._begin(name).waiting = load.waiting
                     return
@@ -193,20 +196,20 @@ class ReadThrough:
         else:
             self.answer(load.waiting)
 
-    def _take_in(self, name: str, loaded: Loaded) -> None:
-        resident, stored = self._residents.at(name), loaded.stored
+    def _take_in(self, name: str, stored: StoredVersion | None, fd: int) -> None:
+        resident = self._residents.at(name)
         version = 0 if stored is None else stored.version
         is_here = resident is not None and (resident.tensor is not None or not resident.stored)
-        if resident is not None and is_here and not _watched(name, resident).is_changed(version):
-            close_copy(loaded.fd)
+        if resident is not None and is_here and not _state_of(name, resident).is_changed(version):
+            close_copy(fd)
         elif stored is None or stored.type is None:
             if resident is not None:
                 self._residents.delete(name)
-        elif loaded.fd >= 0:
+        elif fd >= 0:
             self._note(name, stored.version)
             placement = stored.placement or placement_of(stored.type.nbytes, self._residents.quota_bytes)
             info = TensorInfo(name, stored.type, stored.created, placement=placement, stored=stored.version)
-            self._residents.load(info, loaded.fd)
+            self._residents.load(info, fd)
             self._metrics.record_load(stored.type.nbytes)
 
     # ── changes of this host ──────────────────────────────────────────────────────────────────────
@@ -234,7 +237,7 @@ class ReadThrough:
         Raises:
             TooBusy: Too much waits already.
         """
-        self._store.find_base(name, done)
+        self._store.submit(name, partial(self._folder.last_version, name), done)
 
     def is_superseded(self, info: TensorInfo) -> bool:
         """Whether a later version of a name than that of a tensor is known; else this one is, from now on."""
@@ -249,7 +252,8 @@ class ReadThrough:
             TooBusy: Too much waits already.
         """
         match = self._condition(message.name, message.match)
-        self._store.delete(message.name, match, partial(self._on_deleted, client, message))
+        work = partial(self._folder.delete, message.name, match)
+        self._store.submit(message.name, work, partial(self._on_deleted, client, message))
 
     def _condition(self, name: str, match: Match | None) -> Match | None:
         """Returns the condition on the folder of a change that may demand a result which only this host has."""
@@ -284,7 +288,7 @@ class ReadThrough:
     def watched(self) -> list[Watched]:
         """Returns the names to look at; called by a thread."""
         return [
-            _watched(name, one)
+            _state_of(name, one)
             for name, one in self._residents.items()
             # The home engine may be away for a while.
             if self._residents.is_home(name) or one.tensor is not None
@@ -306,7 +310,7 @@ class ReadThrough:
             self._seen.popitem(last=False)
 
 
-def _watched(name: str, resident: Resident) -> Watched:
+def _state_of(name: str, resident: Resident) -> Watched:
     return Watched(name, resident.stored, resident.base, resident.generation)
 
 

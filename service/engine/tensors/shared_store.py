@@ -14,12 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 from tilewire.service.engine.tensors.folder import (
     BUCKETS,
     SETTLED_S,
-    StoredVersion,
     StoreFolder,
     Written,
     bucket_of,
@@ -37,18 +36,6 @@ NUM_THREADS = 4
 MAX_WAITING = 1024
 
 OutcomeT = TypeVar("OutcomeT")
-
-
-class Loaded(NamedTuple):
-    """Outcome of a load.
-
-    Attributes:
-        stored: Last version; None where the folder has none.
-        fd: Bytes of its tensor, which the receiver owns; -1 for a deletion, and for a version that was not needed.
-    """
-
-    stored: StoredVersion | None
-    fd: int
 
 
 class Watched(NamedTuple):
@@ -69,27 +56,6 @@ class Watched(NamedTuple):
     def is_changed(self, version: int) -> bool:
         """Whether another host has changed the name, whose last version in the folder is given."""
         return version != self.stored if self.stored else version > self.base
-
-
-class Receiver(Protocol):
-    """The loop's side."""
-
-    def watched(self) -> Sequence[Watched]:
-        """Returns the names to look at; called by a thread."""
-        ...
-
-    def call(self, call: Callable[[], None]) -> None:
-        """Has the loop's thread call a function; may be called by any thread."""
-        ...
-
-    def on_changed(self, watched: Watched, version: int) -> None:
-        """Takes note that another host has changed a name, in the loop's thread.
-
-        Args:
-            watched: State of the name on this host.
-            version: Last version in the folder; 0 for none.
-        """
-        ...
 
 
 @dataclass
@@ -115,13 +81,25 @@ class SharedStore:
     Args:
         folder: The folder.
         check_s: Time between two looks at what others have changed.
-        receiver: The loop's side.
+        call: Has the loop's thread call a function; called by the threads.
+        watched: Returns the names to look at; called by a thread.
+        on_changed: Called in the loop's thread for a name that another host has changed: with its state on this host, and
+            with its last version in the folder, 0 for none.
     """
 
-    def __init__(self, folder: StoreFolder, check_s: float, receiver: Receiver) -> None:
+    def __init__(
+        self,
+        folder: StoreFolder,
+        check_s: float,
+        call: Callable[[Callable[[], None]], None],
+        watched: Callable[[], Sequence[Watched]],
+        on_changed: Callable[[Watched, int], None],
+    ) -> None:
         self._folder = folder
         self._check_s = check_s
-        self._receiver = receiver
+        self._call = call
+        self._watched = watched
+        self._on_changed = on_changed
         self._work: queue.Queue[Callable[[], None]] = queue.Queue(MAX_WAITING)
         self._closing, self._has_looked = threading.Event(), threading.Event()
         self._seen: dict[int, _Seen] = {}
@@ -134,7 +112,7 @@ class SharedStore:
         """Starts the threads.
 
         Args:
-            wait_s: Longest wait for the first look; its outcomes are then with the receiver.
+            wait_s: Longest wait for the first look; the calls of its outcomes come before what is called later.
         """
         for number in range(NUM_THREADS):
             threading.Thread(target=self._run, name=f"store-{number}", daemon=True).start()
@@ -167,50 +145,18 @@ class SharedStore:
                 os.close(fd)
 
         try:
-            self._submit(info.name, work, done)
+            self.submit(info.name, work, done)
         except TooBusy:
             os.close(fd)
             raise
 
-    def delete(self, name: str, match: Match | None, done: Callable[[Written | TilewireError | None], None]) -> None:
-        """Writes that a name has no tensor any more; the outcome is None where it had none.
+    def submit(self, name: str, work: Callable[[], OutcomeT], done: Callable[[OutcomeT | TilewireError], None]) -> None:
+        """Has a thread do some work on a name; `done` gets the outcome.
 
         Raises:
             TooBusy: Too much waits already.
         """
-        self._submit(name, partial(self._folder.delete, name, match), done)
 
-    def load(
-        self,
-        name: str,
-        have: int,
-        make_room: Callable[[StoredVersion], int],
-        done: Callable[[Loaded | TilewireError], None],
-    ) -> None:
-        """Reads the last version of a name, unless it is `have`.
-
-        Args:
-            name: Name of the tensor.
-            have: Version that need not be read; 0 for none.
-            make_room: Makes a file for its bytes; called by a thread.
-            done: Gets the outcome.
-
-        Raises:
-            TooBusy: Too much waits already.
-        """
-        self._submit(name, lambda: Loaded(*self._folder.load(name, have, make_room)), done)
-
-    def find_base(self, name: str, done: Callable[[int | TilewireError], None]) -> None:
-        """Looks up the last version of a name; 0 for none.
-
-        Raises:
-            TooBusy: Too much waits already.
-        """
-        self._submit(name, partial(self._folder.last_version, name), done)
-
-    def _submit(
-        self, name: str, work: Callable[[], OutcomeT], done: Callable[[OutcomeT | TilewireError], None]
-    ) -> None:
         def run() -> None:
             try:
                 outcome: OutcomeT | TilewireError = work()
@@ -219,7 +165,7 @@ class SharedStore:
             except Exception:
                 logger.exception("store: work on %s failed", name)
                 outcome = Unavailable(f"store: {name}: the work on its file failed; the log says why")
-            self._receiver.call(partial(done, outcome))
+            self._call(partial(done, outcome))
 
         try:
             self._work.put_nowait(run)
@@ -256,8 +202,7 @@ class SharedStore:
             OSError: The folder cannot be read.
         """
         by_bucket: dict[int, list[Watched]] = {}
-        watched = self._receiver.watched()
-        for one in watched:
+        for one in self._watched():
             by_bucket.setdefault(bucket_of(one.name), []).append(one)
         self._seen = {bucket: seen for bucket, seen in self._seen.items() if bucket in by_bucket}
         for bucket, those in by_bucket.items():
@@ -284,5 +229,5 @@ class SharedStore:
         for one in due:
             version = versions.get(stem_of(one.name), 0)
             if one.is_changed(version):
-                self._receiver.call(partial(self._receiver.on_changed, one, version))
+                self._call(partial(self._on_changed, one, version))
             seen.names[one.name] = one.generation

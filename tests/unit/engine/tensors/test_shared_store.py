@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import queue
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tilewire.service.engine.tensors.folder import StoredVersion, StoreFolder, Written
-from tilewire.service.engine.tensors.shared_store import MAX_WAITING, Loaded, SharedStore, Watched
+from tilewire.service.engine.tensors.shared_store import MAX_WAITING, SharedStore, Watched
 from tilewire.service.errors import TilewireError, TooBusy, Unavailable
 from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.ops.op import TensorType
@@ -67,7 +68,7 @@ class Scene:
         self.other = StoreFolder(path)
         self.other.create()
         self.loop = Loop()
-        self.store = SharedStore(self.folder, WAIT_S, self.loop)
+        self.store = SharedStore(self.folder, WAIT_S, self.loop.call, self.loop.watched, self.loop.on_changed)
         self.fd = os.memfd_create("tests")
         os.write(self.fd, b"1234")
 
@@ -160,16 +161,17 @@ def test_work_is_done_by_threads_and_its_outcome_comes_as_a_call(scene: Scene) -
     def make_room(_stored: StoredVersion) -> int:
         return os.memfd_create("tests")
 
-    scene.store.load("w", 0, make_room, outcomes.append)
+    scene.store.submit("w", partial(scene.folder.load, "w", 0, make_room), outcomes.append)
     scene.loop.run_one()
     loaded = outcomes[-1]
-    assert isinstance(loaded, Loaded)
-    assert os.pread(loaded.fd, 8, 0) == b"1234"
-    os.close(loaded.fd)
-    scene.store.delete("w", None, outcomes.append)
-    scene.loop.run_one()
-    scene.store.delete("w", None, outcomes.append)
-    scene.loop.run_one()
+    assert isinstance(loaded, tuple)
+    stored, fd = loaded
+    assert stored.version == written.version
+    assert os.pread(fd, 8, 0) == b"1234"
+    os.close(fd)
+    for _ in range(2):
+        scene.store.submit("w", partial(scene.folder.delete, "w"), outcomes.append)
+        scene.loop.run_one()
     assert outcomes.pop() is None
     scene.store.write(info, os.dup(scene.fd), (1,), outcomes.append)
     scene.loop.run_one()
@@ -186,7 +188,7 @@ def test_a_bug_is_an_outcome_too(scene: Scene) -> None:
     def make_room(_stored: StoredVersion) -> int:
         raise AssertionError("This is a bug.")
 
-    scene.store.load("w", 0, make_room, outcomes.append)
+    scene.store.submit("w", partial(scene.folder.load, "w", 0, make_room), outcomes.append)
     scene.loop.run_one()
     assert isinstance(outcomes[0], Unavailable)
 
@@ -194,9 +196,9 @@ def test_a_bug_is_an_outcome_too(scene: Scene) -> None:
 def test_a_folder_that_hangs_holds_up_nobody_who_asks(scene: Scene) -> None:
     """Work beyond what may wait is refused at once; the descriptor of a write is closed."""
     for number in range(MAX_WAITING):
-        scene.store.delete(f"w{number}", None, lambda _outcome: None)
+        scene.store.submit(f"w{number}", lambda: None, lambda _outcome: None)
     with pytest.raises(TooBusy, match=str(MAX_WAITING)):
-        scene.store.delete("one more", None, lambda _outcome: None)
+        scene.store.submit("one more", lambda: None, lambda _outcome: None)
     # Others of this process may close theirs meanwhile, so they are not counted.
     fd = os.dup(scene.fd)
     with pytest.raises(TooBusy):
