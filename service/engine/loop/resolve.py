@@ -187,10 +187,11 @@ def bind(
 
 def _tensor_for(one: ResidentInput, resident: Resident) -> torch.Tensor | None:
     """Returns the tensor of an input; None when the resident is not as the gateway planned, or not on this device."""
-    if one.version not in (None, resident.version):
+    info = resident.info
+    if one.version not in (None, info.version):
         return None
     tensor = resident.tensor_of(one.part)
-    is_right = resident.type == one.type if one.part is None else one.part.type_of(resident.type) == one.type
+    is_right = info.type == one.type if one.part is None else one.part.type_of(info.type) == one.type
     return tensor if is_right else None
 
 

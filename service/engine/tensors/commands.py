@@ -22,7 +22,6 @@ from tilewire.service.engine.tensors.resident import Resident, share_copy
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
 from tilewire.service.errors import TilewireError, TooBusy, Unavailable
-from tilewire.service.ipc.board import home_of
 from tilewire.service.ipc.messages import (
     AdoptTensor,
     AwaitCopy,
@@ -137,7 +136,7 @@ class TensorStore:
         if stored.ticket:
             job.client.tickets.add(stored.ticket)
             if durable:
-                home = home_of(name, len(self.residents.versions))
+                home = self.residents.home_of(name)
                 copy = HostCopy(stored.info, job.kept.tensor, home, stored.ticket, is_awaited=True)
                 self._held[stored.ticket] = copy
                 self.copies.add(copy)
@@ -282,10 +281,9 @@ class TensorStore:
         info, ticket, fd = self.residents.hold(name, uploaded, message.placement, message.axis)
         client.tickets.add(ticket)
         if self.shared is not None:
-            home = home_of(name, len(self.residents.versions))
             older = self.residents.at(name)
-            is_above = older is not None and not older.stored
-            self._held[ticket] = HostCopy(info, None, home, ticket, replaced=is_above)
+            is_above = older is not None and not older.info.stored
+            self._held[ticket] = HostCopy(info, None, self.residents.home_of(name), ticket, replaced=is_above)
             self._write(self._held[ticket], fd, message.match)
         if fd >= 0:
             self.residents.set_copy(ticket, fd)
@@ -296,9 +294,7 @@ class TensorStore:
         if resident is None or resident.has_copy:
             return
         assert resident.tensor is not None, "This is a bug."
-        copy = self._pending[resident] = HostCopy(
-            info, resident.tensor, home_of(info.name, len(self.residents.versions))
-        )
+        copy = self._pending[resident] = HostCopy(info, resident.tensor, self.residents.home_of(info.name))
         self.copies.add(copy)
 
     def _drop_copy(self, resident: Resident) -> None:
@@ -347,9 +343,9 @@ class TensorStore:
             return None
         resident = self.residents.get(message.name)
         if isinstance(message, FetchTensor) and resident.tensor is None:
-            if waiting.wanted != resident.version:
+            if waiting.wanted != resident.info.version:
                 self.residents.request_copy(message.name)
-                waiting.wanted = resident.version
+                waiting.wanted = resident.info.version
             self._waiting.append(waiting)
             return None
         return Tensors(message.id, (self.residents.info(message.name),))
@@ -358,15 +354,15 @@ class TensorStore:
         if self.shared is not None and self.residents.at(message.name) is None:
             return Stale(message.id, (), (message.name,))
         resident = self.residents.get(message.name)
-        part, is_right = resident.part, resident.type == message.expected
+        part, is_right = resident.part, resident.info.type == message.expected
         if message.version or part is not None:
-            is_right = is_right and message.version == resident.version
+            is_right = is_right and message.version == resident.info.version
         if resident.tensor is None or not is_right:
             return Stale(message.id, (self.residents.info(message.name),))
         into = in_segment(client, Upload(message.expected, message.out_offset))
         if part is not None:
-            kind, pitch = part.rows_in(resident.type)
-            offset = into.offset + part.offset_in(resident.type)
+            kind, pitch = part.rows_in(message.expected)
+            offset = into.offset + part.offset_in(message.expected)
             into = HostBytes(into.mapped, kind, offset, pitch=pitch)
         self.backend.download(resident.tensor, into)
         return Done(message.id, Timings(), stored=Stored(self.residents.info(message.name)))

@@ -146,13 +146,13 @@ class ReadThrough:
         message = waiting.message
         match = message.match if isinstance(message, DescribeTensor) else None
         # The engine that held this version has given it up: it has seen that another host changed the name.
-        is_given_up = resident.tensor is None and message.version >= resident.version
-        return is_given_up or not is_match(match, resident.stored or resident.version)
+        is_given_up = resident.tensor is None and message.version >= resident.info.version
+        return is_given_up or not is_match(match, resident.info.tag)
 
     def _begin(self, name: str) -> Load:
         resident = self._residents.at(name)
-        is_away = resident is None or (resident.stored > 0 and resident.tensor is None)
-        have = 0 if resident is None or is_away else resident.stored or resident.base
+        is_away = resident is None or (resident.info.stored > 0 and resident.tensor is None)
+        have = 0 if resident is None or is_away else resident.info.stored or resident.info.base
         load = Load(self._seen.get(name, 0), resident)
         work = partial(self._folder.load, name, have, partial(self._make_room, name))
         self._store.submit(name, work, partial(self._on_loaded, name))
@@ -199,8 +199,8 @@ class ReadThrough:
     def _take_in(self, name: str, stored: StoredVersion | None, fd: int) -> None:
         resident = self._residents.at(name)
         version = 0 if stored is None else stored.version
-        is_here = resident is not None and (resident.tensor is not None or not resident.stored)
-        if resident is not None and is_here and not _state_of(name, resident).is_changed(version):
+        is_here = resident is not None and (resident.tensor is not None or not resident.info.stored)
+        if resident is not None and is_here and not _state_of(resident).is_changed(version):
             close_copy(fd)
         elif stored is None or stored.type is None:
             if resident is not None:
@@ -242,7 +242,7 @@ class ReadThrough:
     def is_superseded(self, info: TensorInfo) -> bool:
         """Whether a later version of a name than that of a tensor is known; else this one is, from now on."""
         older = self._residents.at(info.name)
-        self._note(info.name, max(info.stored, 0 if older is None else older.stored))
+        self._note(info.name, max(info.stored, 0 if older is None else older.info.stored))
         return 0 < info.stored < self._seen[info.name]
 
     def delete(self, client: Client, message: DeleteTensor) -> None:
@@ -258,9 +258,9 @@ class ReadThrough:
     def _condition(self, name: str, match: Match | None) -> Match | None:
         """Returns the condition on the folder of a change that may demand a result which only this host has."""
         resident = self._residents.at(name)
-        if match is None or resident is None or resident.stored or not is_match(match, resident.version):
+        if match is None or resident is None or resident.info.stored or not is_match(match, resident.info.version):
             return match
-        return Base(resident.base)
+        return Base(resident.info.base)
 
     def _on_deleted(self, client: Client, message: DeleteTensor, outcome: Written | TilewireError | None) -> None:
         resident, tensors = self._residents.at(message.name), tuple[TensorInfo, ...]()
@@ -269,9 +269,9 @@ class ReadThrough:
                 raise outcome
             if outcome is not None:
                 self._note(message.name, outcome.version)
-                if resident is not None and resident.stored < outcome.version:
+                if resident is not None and resident.info.stored < outcome.version:
                     tensors = (self._residents.delete(message.name),)
-            elif resident is None or resident.stored:
+            elif resident is None or resident.info.stored:
                 if resident is not None:
                     self._residents.delete(message.name)
                 raise UnknownName(f"name: no resident tensor {message.name!r}")
@@ -288,7 +288,7 @@ class ReadThrough:
     def watched(self) -> list[Watched]:
         """Returns the names to look at; called by a thread."""
         return [
-            _state_of(name, one)
+            _state_of(one)
             for name, one in self._residents.items()
             # The home engine may be away for a while.
             if self._residents.is_home(name) or one.tensor is not None
@@ -310,8 +310,9 @@ class ReadThrough:
             self._seen.popitem(last=False)
 
 
-def _state_of(name: str, resident: Resident) -> Watched:
-    return Watched(name, resident.stored, resident.base, resident.generation)
+def _state_of(resident: Resident) -> Watched:
+    info = resident.info
+    return Watched(info.name, info.stored, info.base, resident.generation)
 
 
 def _loading(name: str, nbytes: int) -> Unavailable:

@@ -14,8 +14,9 @@ import torch
 
 from tilewire.service.errors import TooBusy
 from tilewire.service.ipc.arena import make_sealed
+from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.ops.op import TensorType
-from tilewire.service.placement import Part, Placement
+from tilewire.service.placement import Part
 
 # Descriptors of a process that are no host copies: sockets, regions, files.
 OTHER_DESCRIPTORS = 128
@@ -26,34 +27,22 @@ class Resident:
     """One tensor under a name.
 
     Attributes:
-        type: Dtype and shape.
+        info: Description as its home engine ordered it, with the engines that held it then.
+        part: This engine's part of a sharded tensor; None for a tensor in one piece.
         tensor: The tensor, or this engine's part of it; None when it is not on this device.
-        created: Unix time in seconds of its upload.
         last_used: Unix time in seconds of the last request that read it, or None.
         hits: Number of requests that read it.
-        version: As in `TensorInfo`.
         generation: Number that no other tensor of this process has.
-        placement: As in `TensorInfo`.
-        engines: Engines that held it when its home engine ordered it.
         has_copy: Whether the vault has its host copy, or a file its bytes.
-        stored: As in `TensorInfo`.
-        base: As in `TensorInfo`.
-        part: This engine's part of a sharded tensor; None for a tensor in one piece.
     """
 
-    type: TensorType
-    tensor: torch.Tensor | None
-    created: float
+    info: TensorInfo
+    part: Part | None = None
+    tensor: torch.Tensor | None = None
     last_used: float | None = None
     hits: int = 0
-    version: int = 0
     generation: int = 0
-    placement: Placement = "replicate"
-    engines: tuple[int, ...] = ()
     has_copy: bool = True
-    stored: int = 0
-    base: int = 0
-    part: Part | None = None
 
     @property
     def nbytes(self) -> int:
@@ -63,7 +52,7 @@ class Resident:
     @property
     def held_type(self) -> TensorType:
         """Dtype and shape of what this engine shall hold."""
-        return self.type if self.part is None else self.part.type_of(self.type)
+        return self.info.type if self.part is None else self.part.type_of(self.info.type)
 
     def tensor_of(self, part: Part | None) -> torch.Tensor | None:
         """Returns a part of the tensor, or all of it for None; None when it is not on this device."""

@@ -19,18 +19,12 @@ import torch
 from tilewire.service.engine.backends.contract import Backend, HostBytes
 from tilewire.service.engine.backends.host import tensor_of
 from tilewire.service.engine.tensors.resident import Resident, close_copy, make_copy, map_file
-from tilewire.service.errors import (
-    Lost,
-    ResidentQuota,
-    TilewireError,
-    Unavailable,
-    UnknownName,
-)
+from tilewire.service.errors import Lost, ResidentQuota, TilewireError, Unavailable, UnknownName
 from tilewire.service.ipc.board import VersionBoard, home_of
 from tilewire.service.ipc.messages import Stored, TensorInfo
 from tilewire.service.match import Match, check_match
 from tilewire.service.ops.op import TensorType
-from tilewire.service.placement import PLACEMENTS, Part, Placement, part_of, placement_of
+from tilewire.service.placement import PLACEMENTS, Placement, part_of, placement_of
 from tilewire.service.supervisor.handover import Kept
 from tilewire.service.supervisor.vault import VaultWriter
 
@@ -41,14 +35,12 @@ class Held(NamedTuple):
     """A tensor that waits for the version from its home engine.
 
     Attributes:
-        name: Name of the tensor.
         resident: The tensor.
         before: Version that the name had when it began to wait; 0 for none.
         fd: Descriptor of its host copy; -1 without one, or when the vault has it.
         is_offered: Whether the vault has its host copy.
     """
 
-    name: str
     resident: Resident
     before: int
     fd: int = -1
@@ -74,11 +66,9 @@ class Residents:
         has_store: Whether tensors are kept in the folder of `--store`: copies of those give way to others.
 
     Attributes:
-        index: See above.
         nbytes: Their sum on the device.
         placed_bytes: The same by placement.
         versions: Version of the last change, by the index of its home engine.
-        has_store: See above.
         on_drop: Called with each tensor that is replaced or deleted.
         on_evict: Called with each tensor that gives way.
         on_change: Called with the name of each tensor that is no more, or not on the device any more.
@@ -129,9 +119,13 @@ class Residents:
         """Number of residents on the device."""
         return sum(one.tensor is not None for one in self._by_name.values())
 
+    def home_of(self, name: str) -> int:
+        """Returns the index of the engine that orders the changes of a name."""
+        return home_of(name, len(self.versions))
+
     def is_home(self, name: str) -> bool:
         """Whether this engine orders the changes of a name."""
-        return home_of(name, len(self.versions)) == self.index
+        return self.home_of(name) == self.index
 
     def put(
         self,
@@ -159,9 +153,9 @@ class Residents:
             TooBusy: No memory on the device, or no descriptor.
         """
         self.check_match(name, match)
-        resident, fd = self._receive(name, source, self._new(source.type, placement, axis))
+        resident, fd = self._receive(name, source, placement, axis)
         try:
-            return self._order(name, resident, fd)
+            return self._order(resident, fd)
         finally:
             close_copy(fd)
 
@@ -174,11 +168,10 @@ class Residents:
         """
         try:
             self.check_room(info.name, info.type.nbytes)
-            resident = self._new(info.type, info.placement)
-            self._upload(resident, HostBytes(map_file(fd, info.type.nbytes), info.type, 0), is_ours=True)
             # A request waits for it: it is not the next to give way.
-            resident.created, resident.last_used, resident.stored = info.created, self._clock(), info.stored
-            self._order(info.name, resident, fd)
+            resident = Resident(msgspec.structs.replace(info, engines=(self.index,)), last_used=self._clock())
+            self._upload(resident, HostBytes(map_file(fd, info.type.nbytes), info.type, 0), is_ours=True)
+            self._order(resident, fd)
         finally:
             os.close(fd)
 
@@ -189,7 +182,7 @@ class Residents:
             PreconditionFailed: The tensor has another version.
         """
         older = self._by_name.get(name)
-        check_match(name, match, None if older is None else older.stored or older.version)
+        check_match(name, match, None if older is None else older.info.tag)
 
     def hold(
         self, name: str, source: HostBytes, placement: Placement = "replicate", axis: int = 0
@@ -209,8 +202,8 @@ class Residents:
             ResidentQuota: The quota would be exceeded.
             TooBusy: No memory on the device, or no descriptor.
         """
-        resident, fd = self._receive(name, source, self._new(source.type, placement, axis))
-        return *self._hold(name, resident), fd
+        resident, fd = self._receive(name, source, placement, axis)
+        return *self._hold(resident), fd
 
     def keep(self, name: str, tensor: torch.Tensor, kind: TensorType, *, durable: bool = False) -> Stored:
         """Makes a result resident where it is; it has no host copy yet.
@@ -225,12 +218,11 @@ class Residents:
             ResidentQuota: The quota would be exceeded.
         """
         self.check_room(name, kind.nbytes)
-        resident = self._new(kind, placement_of(kind.nbytes, self.quota_bytes))
+        resident = self._new(name, kind, placement_of(kind.nbytes, self.quota_bytes))
         resident.tensor, resident.has_copy = tensor, False
         if durable or self.has_store or not self.is_home(name):
-            info, ticket = self._hold(name, resident)
-            return Stored(info, ticket)
-        info, was_there = self._order(name, resident)
+            return Stored(*self._hold(resident))
+        info, was_there = self._order(resident)
         return Stored(info, replaced=was_there)
 
     def set_copy(self, ticket: int, fd: int) -> None:
@@ -243,7 +235,7 @@ class Residents:
             close_copy(fd)
             return
         held.resident.has_copy = True
-        if self.is_home(held.name):
+        if self.is_home(held.resident.info.name):
             self._held[ticket] = held._replace(fd=fd)
             return
         self._vault.offer(ticket, fd)
@@ -268,12 +260,11 @@ class Residents:
         self.check_match(info.name, match)
         (holder,) = info.engines
         if holder != self.index:
-            there = self._absent(info)
-            return self._order(info.name, there, holder=(holder, ticket))
+            return self._order(self._absent(info), holder=(holder, ticket))
         held = self._take_held(ticket, info.name)
-        held.resident.stored, held.resident.base = info.stored, info.base
+        held.resident.info = msgspec.structs.replace(held.resident.info, stored=info.stored, base=info.base)
         try:
-            return self._order(info.name, held.resident, held.fd)
+            return self._order(held.resident, held.fd)
         finally:
             close_copy(held.fd)
 
@@ -294,12 +285,13 @@ class Residents:
             Unavailable: The ticket is not known: this engine was restarted since.
         """
         resident = self._take_held(ticket, info.name).resident
-        older, home = self._by_name.get(info.name), home_of(info.name, len(self.versions))
-        is_last = info.version > self.versions[home] if older is None else older.version <= info.version
+        older, home = self._by_name.get(info.name), self.home_of(info.name)
+        is_last = info.version > self.versions[home] if older is None else older.info.version <= info.version
         if is_last:
-            resident.version, resident.created = info.version, info.created
-            resident.stored, resident.base = info.stored, info.base
-            self._set(info.name, resident)
+            resident.info = msgspec.structs.replace(
+                resident.info, version=info.version, created=info.created, stored=info.stored, base=info.base
+            )
+            self._set(resident)
         self._request_missing(info.name)
         return resident if is_last else None
 
@@ -316,10 +308,11 @@ class Residents:
             close_copy(held.fd)
             if held.is_offered:
                 self._vault.withdraw(ticket, is_unsure=is_unsure)
-            is_missing = self._request_missing(held.name)
+            name = held.resident.info.name
+            is_missing = self._request_missing(name)
             # What was missing before is lost, and does not come back.
-            if is_missing and held.is_offered and self._by_name[held.name].version > held.before:
-                self._returning.add(held.name)
+            if is_missing and held.is_offered and self._by_name[name].info.version > held.before:
+                self._returning.add(name)
 
     def delete(self, name: str, match: Match | None = None) -> TensorInfo:
         """Forgets a tensor.
@@ -336,7 +329,7 @@ class Residents:
             raise UnknownName(f"name: no resident tensor {name!r}")
         self.check_match(name, match)
         version = self._next_version(name)
-        description = msgspec.structs.replace(self._info(name, resident), version=version)
+        description = msgspec.structs.replace(self._info(resident), version=version)
         self._vault.forget(name, version, is_of_file=name in self._of_files)
         self._drop(name)
         return description
@@ -346,10 +339,10 @@ class Residents:
         if self.is_home(name):
             self.delete(name)
             return
-        resident, home = self._by_name[name], home_of(name, len(self.versions))
-        self._empty(name, resident)
-        resident.engines = (home,)
-        self._vault.evict(name, resident.version, home)
+        resident, home = self._by_name[name], self.home_of(name)
+        self._empty(resident)
+        resident.info = msgspec.structs.replace(resident.info, engines=(home,))
+        self._vault.evict(name, resident.info.version, home)
 
     def follow(self, change: Kept) -> None:
         """Takes over a change or a copy of another engine and closes its descriptor.
@@ -359,15 +352,15 @@ class Residents:
         """
         older, home = self._by_name.get(change.name), change.home
         if change.is_copy and change.info is None:
-            if older is not None and older.version == change.version:
+            if older is not None and older.info.version == change.version:
                 self.delete(change.name)
             return
         is_contained = change.version <= self.versions[home]
         if not change.is_copy:
             self.versions[home] = max(self.versions[home], change.version)
-        if older is not None and older.version == change.version and (change.is_copy or older.part is not None):
+        if older is not None and older.info.version == change.version and (change.is_copy or older.part is not None):
             is_contained = older.tensor is not None
-        if is_contained or (older is not None and older.version > change.version):
+        if is_contained or (older is not None and older.info.version > change.version):
             close_copy(change.fd)
             return
         if change.info is None:
@@ -385,7 +378,7 @@ class Residents:
         resident = self._by_name.get(name)
         if resident is None:
             raise UnknownName(f"{field}: no resident tensor {name!r}")
-        if resident.tensor is None and self.index in resident.engines and not self._is_coming(name, resident):
+        if self._is_missing(resident) and not self._is_coming(resident):
             raise Lost(f"{field}: resident tensor {name!r} was lost with the engine; write it again")
         return resident
 
@@ -406,7 +399,7 @@ class Residents:
     def info(self, name: str) -> TensorInfo:
         """Describes a tensor, with the engines that can serve it now; see `get`."""
         resident = self.get(name)
-        described = self._info(name, resident)
+        described = self._info(resident)
         if resident.tensor is not None:
             return described
         return msgspec.structs.replace(described, engines=tuple(set(described.engines) - {self.index}))
@@ -419,17 +412,13 @@ class Residents:
             version: Version of the change; 0 for any.
         """
         resident = self._by_name.get(name)
-        if resident is None or resident.version < version:
-            return self.versions[home_of(name, len(self.versions))] < version
-        return resident.tensor is None and self.index in resident.engines and self._is_coming(name, resident)
+        if resident is None or resident.info.version < version:
+            return self.versions[self.home_of(name)] < version
+        return self._is_missing(resident) and self._is_coming(resident)
 
     def infos(self) -> tuple[TensorInfo, ...]:
         """All of them, by name, without those that are lost."""
-        return tuple(
-            self._info(name, one)
-            for name, one in sorted(self._by_name.items())
-            if one.tensor is not None or self.index not in one.engines
-        )
+        return tuple(self._info(one) for _, one in sorted(self._by_name.items()) if not self._is_missing(one))
 
     def restore(self, kept: Kept) -> None:
         """Takes over the last change of a name, as the vault has it.
@@ -447,8 +436,8 @@ class Residents:
         if kept.fd < 0 or is_adopted:
             close_copy(kept.fd)
             older = self._by_name.get(kept.name)
-            if older is None or older.version != kept.version:
-                self._set(kept.name, resident)
+            if older is None or older.info.version != kept.version:
+                self._set(resident)
             return
         try:
             if self.index not in info.engines:
@@ -460,7 +449,7 @@ class Residents:
             logger.warning("%s is not on this device: %s", kept.name, error)
         finally:
             os.close(kept.fd)
-        self._set(kept.name, resident)
+        self._set(resident)
 
     def mark(self) -> None:
         """Orders a change of no tensor: the board may show one of this engine's last process that was never deposited."""
@@ -472,8 +461,9 @@ class Residents:
 
         Such are tensors that were fetched, and replicas of what `--store` has.
         """
-        is_elsewhere = resident.tensor is not None and self.index not in resident.engines
-        return is_elsewhere and (resident.placement == "single" or resident.stored > 0)
+        info = resident.info
+        is_elsewhere = resident.tensor is not None and self.index not in info.engines
+        return is_elsewhere and (info.placement == "single" or info.stored > 0)
 
     def request_copy(self, name: str) -> None:
         """Requests a tensor that another engine holds, which comes by `follow`.
@@ -482,7 +472,7 @@ class Residents:
             UnknownName: There is none of that name.
             ResidentQuota: There is no room for it.
         """
-        self.check_room(name, self.get(name).type.nbytes)
+        self.check_room(name, self.get(name).info.type.nbytes)
         self._vault.request_copy(name)
 
     def check_room(self, name: str, nbytes: int, *, may_evict: bool = True) -> None:
@@ -514,15 +504,16 @@ class Residents:
             ResidentQuota: The quota would be exceeded.
             TooBusy: No memory on the device.
         """
-        added: dict[str, Resident] = {}
+        added: list[Resident] = []
         nbytes = 0
         for name, source in tensors:
             nbytes += source.type.nbytes
             self._check_quota(name, nbytes)
-            added[name] = Resident(source.type, self._backend.upload(source), self._clock())
-        for name, resident in added.items():
-            self._set(name, resident)
-        self._of_files |= added.keys()
+            info = TensorInfo(name, source.type, self._clock())
+            added.append(Resident(info, tensor=self._backend.upload(source)))
+        for resident in added:
+            self._set(resident)
+            self._of_files.add(resident.info.name)
 
     def _evict(self, name: str, more_bytes: int) -> None:
         """Drops copies of what the folder of `--store` has, until there is room."""
@@ -533,10 +524,12 @@ class Residents:
 
         needs_descriptor = is_crowded()
         copies = [
-            (one.last_used or one.created, other, one)
+            (one.last_used or one.info.created, other, one)
             for other, one in self._by_name.items()
             # Only the engine that orders a name makes the supervisor close its descriptor.
-            if one.stored and other != name and (self.is_home(other) if needs_descriptor else one.tensor is not None)
+            if one.info.stored
+            and other != name
+            and (self.is_home(other) if needs_descriptor else one.tensor is not None)
         ]
         for _, other, one in sorted(copies, key=lambda copy: copy[:2]):
             if self.nbytes + more_bytes <= self.quota_bytes and not is_crowded():
@@ -546,17 +539,11 @@ class Residents:
 
     def _drop_spares(self, more_bytes: int) -> None:
         """Drops copies that other engines hold, until there is room."""
-        spare = sorted(
-            (
-                (name, one)
-                for name, one in self._by_name.items()
-                if self.nbytes + more_bytes > self.quota_bytes and self.is_spare(one)
-            ),
-            key=lambda spare: spare[1].last_used or 0.0,
-        )
-        for name, one in spare:
+        if self.nbytes + more_bytes <= self.quota_bytes:
+            return
+        for one in sorted(filter(self.is_spare, self._by_name.values()), key=lambda spare: spare.last_used or 0.0):
             if self.nbytes + more_bytes > self.quota_bytes:
-                self._empty(name, one)
+                self._empty(one)
 
     def _check_quota(self, name: str, more_bytes: int) -> None:
         if self.nbytes + more_bytes > self.quota_bytes:
@@ -565,11 +552,12 @@ class Residents:
                 f"of {self.quota_bytes}"
             )
 
-    def _receive(self, name: str, source: HostBytes, resident: Resident) -> tuple[Resident, int]:
+    def _receive(self, name: str, source: HostBytes, placement: Placement, axis: int) -> tuple[Resident, int]:
         """Copies an upload into shared memory and onto the device; the caller closes the descriptor.
 
         Of a sharded tensor only the home engine makes the host copy: -1 elsewhere.
         """
+        resident = self._new(name, source.type, placement, axis)
         self.check_room(name, resident.held_type.nbytes)
         if resident.part is not None and not self.is_home(name):
             self._upload(resident, source, is_ours=False)
@@ -600,61 +588,54 @@ class Residents:
             source = HostBytes(cut.view(-1).view(torch.uint8), resident.held_type, 0)
         resident.tensor = self._backend.upload(source)
 
-    def _new(self, kind: TensorType, placement: Placement, axis: int = 0) -> Resident:
+    def _new(self, name: str, kind: TensorType, placement: Placement, axis: int = 0) -> Resident:
         """Returns a resident of this engine, still without its tensor."""
-        engines = tuple(range(len(self.versions))) if axis else (self.index,)
-        part = self._part_of(kind, axis)
-        return Resident(kind, None, self._clock(), placement=placement, engines=engines, part=part)
-
-    def _part_of(self, kind: TensorType, axis: int) -> Part | None:
-        return part_of(kind, axis, self.index, len(self.versions)) if axis else None
-
-    def _absent(self, info: TensorInfo) -> Resident:
-        return Resident(
-            info.type,
-            None,
-            info.created,
-            info.last_used,
-            info.hits,
-            info.version,
-            placement=info.placement,
-            engines=info.engines,
-            stored=info.stored,
-            base=info.base,
-            part=self._part_of(info.type, info.axis),
+        count = len(self.versions)
+        engines, num_parts = (tuple(range(count)), count) if axis else ((self.index,), 0)
+        return self._absent(
+            TensorInfo(name, kind, self._clock(), placement=placement, engines=engines, axis=axis, num_parts=num_parts)
         )
 
-    def _is_coming(self, name: str, resident: Resident) -> bool:
+    def _absent(self, info: TensorInfo) -> Resident:
+        part = part_of(info.type, info.axis, self.index, len(self.versions)) if info.axis else None
+        return Resident(info, part, last_used=info.last_used, hits=info.hits)
+
+    def _is_missing(self, resident: Resident) -> bool:
+        """Whether this engine should have a tensor and has not."""
+        return resident.tensor is None and self.index in resident.info.engines
+
+    def _is_coming(self, resident: Resident) -> bool:
         """Whether a tensor that is not here will be: it waits for its version, or the vault has the part."""
+        name = resident.info.name
         return resident.part is not None or name in self._returning or self._is_held(name)
 
     def _request_missing(self, name: str) -> bool:
         """Requests a tensor, or its part, that is missing here and that none of those that wait for a version will bring."""
         resident = self._by_name.get(name)
-        if resident is None or resident.tensor is not None or self.index not in resident.engines or self._is_held(name):
+        if resident is None or not self._is_missing(resident) or self._is_held(name):
             return False
         self._vault.request_copy(name)
         return True
 
     def _is_held(self, name: str) -> bool:
         """Whether a tensor of this name waits for its version."""
-        return any(held.name == name for held in self._held.values())
+        return any(held.resident.info.name == name for held in self._held.values())
 
-    def _hold(self, name: str, resident: Resident) -> tuple[TensorInfo, int]:
+    def _hold(self, resident: Resident) -> tuple[TensorInfo, int]:
         ticket = next(self._tickets)
-        there = self._by_name.get(name)
-        self._held[ticket] = Held(name, resident, 0 if there is None else there.version)
+        there = self._by_name.get(resident.info.name)
+        self._held[ticket] = Held(resident, 0 if there is None else there.info.version)
         self._count(resident, 1)
-        return self._info(name, resident), ticket
+        return resident.info, ticket
 
-    def _order(
-        self, name: str, resident: Resident, fd: int = -1, holder: tuple[int, int] = (0, 0)
-    ) -> tuple[TensorInfo, bool]:
+    def _order(self, resident: Resident, fd: int = -1, holder: tuple[int, int] = (0, 0)) -> tuple[TensorInfo, bool]:
+        name = resident.info.name
         was_there = name in self._by_name
-        resident.version = self._next_version(name)
-        self._vault.keep(self._info(name, resident), fd, holder)
-        self._set(name, resident)
-        return self._info(name, resident), was_there
+        resident.info = msgspec.structs.replace(resident.info, version=self._next_version(name))
+        info = self._info(resident)
+        self._vault.keep(info, fd, holder)
+        self._set(resident)
+        return info, was_there
 
     def _next_version(self, name: str | None) -> int:
         # The clock outlives this process: a version that was given and not deposited is not given again.
@@ -665,21 +646,21 @@ class Residents:
             self._board.write(name, version)
         return version
 
-    def _info(self, name: str, one: Resident) -> TensorInfo:
-        engines = one.engines if one.tensor is None or self.index in one.engines else (*one.engines, self.index)
-        own = (one.last_used, one.hits, one.version, one.placement, engines, one.stored, one.base)
-        cut = (0, 0) if one.part is None else (one.part.axis, len(self.versions))
-        return TensorInfo(name, one.type, one.created, *own, *cut)
+    def _info(self, one: Resident) -> TensorInfo:
+        engines = one.info.engines
+        if one.tensor is not None and self.index not in engines:
+            engines = (*engines, self.index)
+        return msgspec.structs.replace(one.info, last_used=one.last_used, hits=one.hits, engines=engines)
 
     def _count(self, resident: Resident, sign: Literal[1, -1]) -> None:
         nbytes = sign * resident.nbytes
         self.nbytes += nbytes
-        self.placed_bytes[resident.placement] += nbytes
+        self.placed_bytes[resident.info.placement] += nbytes
 
-    def _empty(self, name: str, resident: Resident) -> None:
+    def _empty(self, resident: Resident) -> None:
         self._count(resident, -1)
         resident.tensor = None
-        self.on_change(name)
+        self.on_change(resident.info.name)
 
     def _drop(self, name: str) -> None:
         self.on_change(name)
@@ -690,13 +671,14 @@ class Residents:
             self._count(older, -1)
             self.on_drop(older)
 
-    def _set(self, name: str, resident: Resident) -> None:
+    def _set(self, resident: Resident) -> None:
+        name = resident.info.name
         self._drop(name)
         self._count(resident, 1)
         self._last_generation += 1
         resident.generation = self._last_generation
         self._by_name[name] = resident
-        if resident.version:
+        if resident.info.version:
             self._kept.add(name)
 
 

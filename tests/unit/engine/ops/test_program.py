@@ -109,7 +109,7 @@ def test_a_program_that_was_replaced_is_not_run(bench: JobBench) -> None:
     options = options_of([{"op": "softmax", "inputs": {"x": "x"}, "as": "p"}], "p")
     text = torch.frombuffer(bytearray(options.text.encode()), dtype=torch.int8)
     name = bench.resident(text)
-    version = bench.residents.get(name, field="program").version
+    version = bench.residents.get(name, field="program").info.version
     x = bench.put(torch.randn(2, 8))
 
     def run(version: int | None) -> BoundJob | Stale:

@@ -91,7 +91,7 @@ def test_a_part_of_an_older_upload_that_is_adopted_late_gives_way(chain: Chain, 
     # The gateway of the second died, and that of the first is late.
     held.release(second)
     held.adopt(first, older)
-    assert held.get(W).version == newer.version
+    assert held.get(W).info.version == newer.version
     chain.vault.drain(offers.deposits, 1)
     fed(chain, held)
     assert rows(held) == [[103, 104, 105], [109, 110, 111]]

@@ -72,7 +72,7 @@ def test_the_quota_counts_what_is_replaced_and_a_refusal_changes_nothing() -> No
         with pytest.raises(ResidentQuota, match=name):
             held.put(name, source(np.ones(size, np.float32)))
     assert held.nbytes == 100
-    assert held.get("a").type.shape == (15,)
+    assert held.get("a").info.type.shape == (15,)
     held.put("a", source(np.ones(5, np.float32)))
     held.put("c", source(np.ones(10, np.float32)))
     assert held.nbytes == 100
@@ -103,7 +103,7 @@ def test_what_the_vault_kept_is_restored(tmp_path: Path) -> None:
             second.restore(kept)
         assert [info.name for info in second.infos()] == ["empty", "w"]
         assert values(second, "w") == [0, 1, 2, 3]
-        assert second.get("empty").type == TensorType("int8", (0, 3))
+        assert second.get("empty").info.type == TensorType("int8", (0, 3))
         assert second.nbytes == 16
 
 
