@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from tilewire.service.engine.device_metrics.contract import NoMeter
 from tilewire.service.engine.device_metrics.opening import open_meter
 from tilewire.service.engine.device_metrics.sampler import Sampler
 from tilewire.service.engine.loop.ipc import Mailbox
-from tilewire.service.engine.loop.jobs import Call, Copied
+from tilewire.service.engine.loop.jobs import Call
 from tilewire.service.engine.loop.listener import EngineServer
 from tilewire.service.engine.loop.loop import EngineLoop
 from tilewire.service.engine.loop.scheduler import Caps
@@ -270,7 +271,6 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
     )
     mailbox = Mailbox()
     copies = HostCopies(backend, vault, settings.host_copy_bytes_per_s)
-    copies.on_done = lambda copy: mailbox.post(Copied(copy))
     shared = open_store(settings, residents, metrics, mailbox)
     store = TensorStore(backend, residents, regions, metrics, copies, VaultFollower(settings.vault_fd), shared)
     engine = EngineLoop(
@@ -282,6 +282,7 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
         caps_of(settings, backend.identity),
         poll_ns=int(settings.busy_poll_s * 1e9),
     )
+    copies.on_done = lambda copy: mailbox.post(Call(partial(store.finish, copy)))
     copies.is_busy = lambda: engine.launched_ns > 0
     sampler = open_sampler(sink, backend.identity.device, logger)
     server = EngineServer(socket.socket(fileno=settings.listen_fd), mailbox)

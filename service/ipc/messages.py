@@ -482,6 +482,11 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     detail: str
     retry_after_s: int = 1
 
+    @classmethod
+    def of(cls, id_: int, error: TilewireError) -> Failed:
+        """Returns the answer to a request that an error has ended."""
+        return cls(id_, error.code, error.detail, error.retry_after_s)
+
     def error(self) -> TilewireError:
         """The error to raise in the gateway."""
         return BY_CODE.get(self.code, InternalError)(self.detail, retry_after_s=self.retry_after_s)

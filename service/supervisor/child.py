@@ -12,18 +12,19 @@ import asyncio
 import gc
 import itertools
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol, Self, TypeVar
+from collections.abc import Callable
+from typing import Literal, TypeVar
 
 import msgspec
 
+from tilewire.service.config.process import EngineSettings, GatewaySettings
 from tilewire.service.errors import Unavailable
 from tilewire.service.ipc.link import Link
 from tilewire.service.ipc.messages import LENGTH_BYTES
 from tilewire.service.telemetry.counters import Figures, Sample
 from tilewire.service.telemetry.history import HistoryReport
 
-SettingsT = TypeVar("SettingsT", bound="Settings")
+SettingsT = TypeVar("SettingsT", GatewaySettings, EngineSettings)
 ContentT = TypeVar("ContentT")
 
 CONTROL_FD = 0
@@ -37,25 +38,11 @@ EXIT_CANNOT_START = 78
 # Figures wait in the child while so many bytes have not left.
 MAX_UNSENT_BYTES = 2**20
 
-
 # Time between two beats, in seconds.
 BEAT_S = 0.5
 
-
 # The kernel takes 253 descriptors in one message.
 FDS_AT_ONCE = 250
-
-
-class Settings(Protocol):
-    """Settings of a child, some of which are descriptors."""
-
-    def moved(self, to: Mapping[int, int]) -> Self:
-        """Returns the same settings with the numbers that descriptors have in this process.
-
-        Args:
-            to: The number here for each number in the supervisor.
-        """
-        ...
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
@@ -102,12 +89,13 @@ ToSupervisor = Ready | Beat | Figures | Read
 ToChild = Drain | Reply
 
 
-def send_settings(control: socket.socket, settings: Settings, fds: Sequence[int]) -> None:
+def send_settings(control: socket.socket, settings: GatewaySettings | EngineSettings) -> None:
     """Sends a child its settings and the descriptors in them; blocks until it reads.
 
     Raises:
         OSError: The child is gone.
     """
+    fds = settings.fds
     frame = msgspec.msgpack.encode((settings, fds))
     control.sendall(len(frame).to_bytes(LENGTH_BYTES, "little") + frame)
     for begin in range(0, len(fds), FDS_AT_ONCE):

@@ -190,7 +190,7 @@ class Child:
         self._process, ours = spawned.process, spawned.control
         with self._make(restarts, self._was_ready) as settings, contextlib.suppress(OSError):
             # In a thread: it has to wait for a process that is only just importing.
-            await asyncio.to_thread(child.send_settings, ours, settings, settings.fds)
+            await asyncio.to_thread(child.send_settings, ours, settings)
         ours.setblocking(False)
         lost = asyncio.Event()
         control: Link[child.ToSupervisor] = Link(child.ToSupervisor, self._on_message, lost.set)

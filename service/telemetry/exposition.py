@@ -78,6 +78,7 @@ class Totals(Collector):
                     gauges[_NOBODY, key[1]] = max(value, gauges.get((_NOBODY, key[1]), value))
 
     def sums(self, name: str) -> dict[Labels, tuple[int | float, ...]]:
+        """The sums of a counter or a histogram by label values; a copy."""
         return {labels: tuple(values) for labels, values in self._sums[name].items()}
 
     def hidden(self) -> list[Sample]:

@@ -9,11 +9,15 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from tilewire.service.telemetry.counters import SECONDS_BUCKETS, Failure, Labels
+
+if TYPE_CHECKING:
+    # What is kept is read in gateways, which have no prometheus_client.
+    from tilewire.service.telemetry.exposition import Totals
 
 # Ten minutes in steps that a chart of some hundred pixels can show; some 100 bytes each.
 PERIOD_S = 5.0
@@ -60,21 +64,6 @@ class HistoryReport(msgspec.Struct, frozen=True):
     period_s: float
     intervals: list[Interval]
     failures: list[Failure]
-
-
-class Totals(Protocol):
-    """Interface of the sums over all processes.
-
-    Attributes:
-        failures: Last failures, the last one last.
-    """
-
-    @property
-    def failures(self) -> Sequence[Failure]: ...
-
-    def sums(self, name: str) -> Sums:
-        """The sums of a counter or a histogram by label values; a copy."""
-        ...
 
 
 class History:

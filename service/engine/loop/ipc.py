@@ -17,7 +17,7 @@ from collections import deque
 
 import msgspec
 
-from tilewire.service.engine.loop.jobs import Attached, Call, Changed, Client, Copied, Event, Lost, Received, Stop
+from tilewire.service.engine.loop.jobs import Attached, Call, Changed, Client, Event, Lost, Received, Stop
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import FrameDecoder, Hello, ToEngine, encode_frame
 from tilewire.service.supervisor.vault import VaultFollower
@@ -83,7 +83,7 @@ class Mailbox:
         # Other threads' events, and the bell for them, which is rung no more once the loop has ended.
         self._posting = threading.Lock()
         self._is_closed = False
-        self._posted: deque[Peer | Stop | Copied | Call] = deque()
+        self._posted: deque[Peer | Stop | Call] = deque()
         self._peers: dict[int, Peer] = {}
         self._changed: list[Peer] = []
         self._follower: VaultFollower | None = None
@@ -94,7 +94,7 @@ class Mailbox:
             self._follower = follower
             self._epoll.register(follower.fileno(), select.EPOLLIN)
 
-    def post(self, event: Stop | Copied | Call) -> None:
+    def post(self, event: Stop | Call) -> None:
         """Hands the loop an event; dropped when the loop has ended."""
         self._post(event)
 
@@ -104,7 +104,7 @@ class Mailbox:
             sock.close()
             segment.close()
 
-    def _post(self, event: Peer | Stop | Copied | Call) -> bool:
+    def _post(self, event: Peer | Stop | Call) -> bool:
         # Both or neither: the loop may take the event, and end, before the bell is rung for it.
         with self._posting:
             if not self._is_closed:

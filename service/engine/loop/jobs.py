@@ -11,7 +11,6 @@ import torch
 
 from tilewire.service.engine.backends.contract import DevicePlace, HostBytes, Running
 from tilewire.service.engine.loop.scheduler import Waiting
-from tilewire.service.engine.tensors.host_copies import HostCopy
 from tilewire.service.engine.tensors.resident import Resident
 from tilewire.service.engine.tensors.shared_regions import Uses
 from tilewire.service.ipc.arena import Segment
@@ -190,13 +189,6 @@ class Changed:
 
 
 @dataclass(slots=True)
-class Copied:
-    """Inbox: a host copy is made, failed or needless."""
-
-    copy: HostCopy
-
-
-@dataclass(slots=True)
 class Call:
     """Inbox: another thread has an outcome for the loop's."""
 
@@ -230,4 +222,4 @@ def ids_of(*messages: ToEngine) -> dict[str, str | list[str]]:
     return {"request_id": ids[0]} if len(ids) == 1 else {"request_ids": ids}
 
 
-Event = Attached | Lost | Received | Changed | Copied | Call | Stop
+Event = Attached | Lost | Received | Changed | Call | Stop

@@ -27,7 +27,6 @@ from tilewire.service.engine.loop.jobs import (
     Call,
     Changed,
     Client,
-    Copied,
     Event,
     Launched,
     Lost,
@@ -40,7 +39,7 @@ from tilewire.service.engine.loop.scheduler import Caps, Scheduler
 from tilewire.service.engine.loop.warmup import Interrupted, Prepare, WarmupClients
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.commands import TensorStore
-from tilewire.service.errors import TilewireError
+from tilewire.service.errors import DeadlinePassed, InternalError, TilewireError
 from tilewire.service.ipc.messages import (
     Cancel,
     Done,
@@ -260,8 +259,6 @@ class EngineLoop:
                 self._detach_if_done(client)
             case Changed():
                 self._store.follow()
-            case Copied(copy):
-                self._store.finish(copy)
             case Call(call):
                 call()
             case Stop():
@@ -304,10 +301,10 @@ class EngineLoop:
         except DeviceLost:
             raise
         except TilewireError as error:
-            client.send(failed(message, error.code, error.detail, error.retry_after_s))
+            client.send(failed(message, error))
         except Exception:
             logger.exception("a message of %s failed", client.name, extra=ids_of(message))
-            client.send(failed(message, "internal", "internal error", 1))
+            client.send(failed(message, InternalError("internal error")))
 
     def _handle_message(self, client: Client, message: ToEngine) -> None:
         match message:
@@ -363,8 +360,7 @@ class EngineLoop:
         for job in decision.expired:
             self._unqueue(job)
             late_ms = (now_ns - job.deadline_ns) / 1e6
-            detail = f"deadline: it passed {late_ms:.1f} ms before the request could start"
-            self._fail(job, "deadline_passed", detail)
+            self._fail(job, DeadlinePassed(f"deadline: it passed {late_ms:.1f} ms before the request could start"))
         for job in decision.batch:
             self._unqueue(job)
         if decision.batch:
@@ -392,7 +388,7 @@ class EngineLoop:
         try:
             stage_in(job, self._regions)
         except TilewireError as error:
-            self._fail(job, error.code, error.detail, error.retry_after_s)
+            self._fail(job, error)
             return False
         return True
 
@@ -406,15 +402,14 @@ class EngineLoop:
                 self._launch([job], now_ns)
             return
         (job,) = batch
-        if isinstance(error, TilewireError):
-            self._fail(job, error.code, error.detail, error.retry_after_s)
-            return
-        logger.error("%s failed", op, exc_info=error, extra=ids_of(job.job))
-        self._fail(job, "internal", "internal error")
+        if not isinstance(error, TilewireError):
+            logger.error("%s failed", op, exc_info=error, extra=ids_of(job.job))
+            error = InternalError("internal error")
+        self._fail(job, error)
 
-    def _fail(self, job: BoundJob, code: str, detail: str, retry_after_s: int = 1) -> None:
+    def _fail(self, job: BoundJob, error: TilewireError) -> None:
         """Ends a job that never ran."""
-        job.client.send(Failed(job.job.id, code, detail, retry_after_s))
+        job.client.send(Failed.of(job.job.id, error))
         self._regions.release(job.uses)
 
     def _complete(self) -> None:
@@ -458,7 +453,7 @@ class EngineLoop:
             if job.kept is not None:
                 stored = self._store.keep(job)
         except TilewireError as error:
-            return Failed(job.job.id, error.code, error.detail, error.retry_after_s)
+            return Failed.of(job.job.id, error)
         return Done(job.job.id, timings, batch_size, stored)
 
     def _let_go(self, batch: list[BoundJob]) -> None:
@@ -486,7 +481,7 @@ class EngineLoop:
             os._exit(EXIT_DEVICE_LOST)
 
 
-def failed(message: ToEngine, code: str, detail: str, retry_after_s: int) -> Failed:
+def failed(message: ToEngine, error: TilewireError) -> Failed:
     """The answer to a message that failed."""
     assert not isinstance(message, Hello | Template | ForgetTemplate), "This is a bug."
-    return Failed(message.id, code, detail, retry_after_s)
+    return Failed.of(message.id, error)

@@ -257,7 +257,7 @@ class TensorStore:
             info = msgspec.structs.replace(message.info, base=base)
             client.send(self._order(client, msgspec.structs.replace(message, info=info)))
         except TilewireError as error:
-            client.send(Failed(message.id, error.code, error.detail, error.retry_after_s))
+            client.send(Failed.of(message.id, error))
         self._observe()
 
     def _order(self, client: Client, message: OrderTensor) -> Tensors:
@@ -376,7 +376,7 @@ class TensorStore:
 
 def _copied(message: AwaitCopy, copy: HostCopy) -> Tensors | Failed:
     if copy.refusal is not None:
-        return Failed(message.id, copy.refusal.code, copy.refusal.detail, copy.refusal.retry_after_s)
+        return Failed.of(message.id, copy.refusal)
     if copy.problem:
         return Failed(message.id, TooBusy.code, f"durable: {copy.problem}")
     return Tensors(message.id, (copy.info,), replaced=copy.replaced)

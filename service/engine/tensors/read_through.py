@@ -49,7 +49,7 @@ class Waiting:
 
     def fail(self, error: TilewireError) -> None:
         """Answers it with an error."""
-        self.client.send(Failed(self.message.id, error.code, error.detail, error.retry_after_s))
+        self.client.send(Failed.of(self.message.id, error))
 
 
 @dataclass(slots=True)
@@ -279,7 +279,7 @@ class ReadThrough:
                 # Only this host has it: a file of its own, or a result that is not durable.
                 tensors = (self._residents.delete(message.name, message.match),)
         except TilewireError as error:
-            client.send(Failed(message.id, error.code, error.detail, error.retry_after_s))
+            client.send(Failed.of(message.id, error))
         else:
             client.send(Tensors(message.id, tensors))
 
