@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-import os
 import zlib
 from functools import lru_cache
+
+from tilewire.service.ipc.arena import make_sealed
 
 SLOTS = 8192
 BOARD_BYTES = SLOTS * 8
@@ -37,9 +38,7 @@ def home_of(name: str, num_engines: int) -> int:
 
 def create_board() -> int:
     """Returns the descriptor of an empty board."""
-    fd = os.memfd_create("tilewire-board", os.MFD_CLOEXEC)
-    os.ftruncate(fd, BOARD_BYTES)
-    return fd
+    return make_sealed("tilewire-board", BOARD_BYTES)
 
 
 class VersionBoard:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import mmap
 import os
 
+from tilewire.service.ipc.arena import make_sealed
+
 ITEM_BYTES = 8
 # A gateway has its share with so many connections more than the one with the least, and with an eighth more.
 SLACK, SLACK_SHARE = 1, 8
@@ -15,9 +17,7 @@ SLACK, SLACK_SHARE = 1, 8
 
 def create_counts(num_gateways: int) -> int:
     """Returns the descriptor of a page of zeros."""
-    fd = os.memfd_create("tilewire-connections", os.MFD_CLOEXEC)
-    os.ftruncate(fd, num_gateways * ITEM_BYTES)
-    return fd
+    return make_sealed("tilewire-connections", num_gateways * ITEM_BYTES)
 
 
 class ConnectionCounts:

@@ -24,6 +24,7 @@ from tilewire.service.config.parsers import devices_of
 from tilewire.service.config.process import EngineSettings, Inherited
 from tilewire.service.config.settings import Settings
 from tilewire.service.gateway.auth.quotas import page_bytes
+from tilewire.service.ipc.arena import make_sealed
 from tilewire.service.ipc.board import create_board
 from tilewire.service.ipc.connection_counts import create_counts
 from tilewire.service.supervisor.child_process import Child, Spare
@@ -142,9 +143,8 @@ class Supervisor:
             metrics_fd = door.fileno()
             self._logger.info("metrics are served apart", url=f"http://{address_of(door)}/metrics")
         if settings.api_keys_file is not None:
-            usage_fd = os.memfd_create("tilewire-usage", os.MFD_CLOEXEC)
+            usage_fd = make_sealed("tilewire-usage", page_bytes(settings.num_arenas))
             stack.callback(os.close, usage_fd)
-            os.ftruncate(usage_fd, page_bytes(settings.num_arenas))
         counts_fd = create_counts(settings.num_gateways)
         stack.callback(os.close, counts_fd)
         of_http = Inherited(listener.fileno(), metrics_fd, usage_fd, self._board, counts_fd)

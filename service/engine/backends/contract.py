@@ -33,7 +33,6 @@ class Identity:
         backend: `cpu` or `gpu`.
         device: `cpu`, `cuda:0`, …
         device_name: As its maker calls it.
-        torch: Version of PyTorch.
         triton: Version of Triton, or "none" where it does not run.
     """
 
@@ -45,12 +44,7 @@ class Identity:
 
 
 def extent_of(kind: TensorType, pitch: int) -> int:
-    """Returns the bytes from the first of a tensor to its last.
-
-    Args:
-        kind: Dtype and shape.
-        pitch: As in `HostBytes`.
-    """
+    """Returns the bytes from the first of a tensor to its last; `pitch` is as in `HostBytes`."""
     nbytes = kind.nbytes
     if not pitch or not nbytes:
         return nbytes
@@ -63,9 +57,7 @@ class HostBytes(msgspec.Struct, eq=False, gc=False):
 
     Attributes:
         mapped: The segment, as a uint8 tensor that `Backend.attach` gave.
-        type: Dtype and shape.
         offset: Offset of the first byte; not aligned.
-        fortran: In Fortran order.
         is_foreign: In a client's region, as `Backend.adopt` gave it. Its pages are pinned for the device, but the client may
             cut the file under our mapping: the CPU must never touch these bytes.
         pitch: Bytes from row to row, a row being the last dimension; 0 where rows follow one another.
@@ -89,7 +81,6 @@ class DevicePlace:
     """A result that stays on the device.
 
     Attributes:
-        type: Dtype and shape.
         tensor: The result; None until the backend has begun its batch. Rows may be padded.
     """
 
@@ -101,14 +92,11 @@ class LaunchSpec(msgspec.Struct, eq=False):
     """One launch of a batch: one request, or several whose operands are joined.
 
     Attributes:
-        op: The op.
-        options: Options of the op.
         concatenated: Operands to place one after another, and the shape of the whole, by input name.
         resident: Resident inputs, the same for all requests.
         outputs: For each output, the places of its pieces, one for each request, and the shape of the whole.
         signature: Equal for launches that differ only in addresses and in the number of requests; None when the requests
             are unequal.
-        flops: Number of operations.
         kept: Place of the only result when it stays on the device; the request is then alone, and `outputs` is empty.
     """
 
@@ -295,10 +283,7 @@ class Backend(Protocol):
         ...
 
     def begin(self, launches: Sequence[LaunchSpec]) -> Running:
-        """Starts a batch.
-
-        Args:
-            launches: Launches of the batch, all of one op and with equal options.
+        """Starts a batch, whose launches are all of one op and with equal options.
 
         Raises:
             TooBusy: No memory on the device for it.

@@ -8,9 +8,11 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections.abc import Callable
+from operator import attrgetter
 
 from tilewire.service.engine.device_metrics.contract import Meter, NoMeter, Reading
-from tilewire.service.telemetry.counters import Gauge, MetricSet, Sink
+from tilewire.service.telemetry.counters import Gauge, Labels, MetricSet, Sink
 
 logger = logging.getLogger(__name__)
 
@@ -27,53 +29,47 @@ class DeviceGauges:
     """
 
     def __init__(self, sink: Sink, device: str, uuid: str) -> None:
-        self._device, self._uuid = device, uuid
         self._metrics = metrics = MetricSet(sink)
 
-        def gauge(name: str, text: str, labels: tuple[str, ...] = ("device",)) -> Gauge:
+        def gauge(name: str, text: str, label: str = "device", *more: str) -> Gauge:
             # One engine reports a device: the largest value among live ones is its own.
-            return metrics.gauge(name, text, labels, merge="max")
+            return metrics.gauge(name, text, (label, *more), merge="max")
 
-        self._memory = gauge("tilewire_device_memory_bytes", "Memory of the device.", ("device", "state"))
-        self._power = gauge("tilewire_device_power_watts", "Power that the device draws.")
-        self._temperature = gauge("tilewire_device_temperature_celsius", "Temperature of the device.")
-        self._utilization = gauge("tilewire_device_utilization_ratio", "Part of the time in which a kernel ran.")
-        self._aliases = {
-            name: gauge(name, text, ("gpu_uuid",))
-            for name, text in (
-                ("nv_gpu_utilization", "Part of the time in which a kernel ran."),
-                ("nv_gpu_memory_total_bytes", "Memory of the device."),
-                ("nv_gpu_memory_used_bytes", "Memory of the device that is in use."),
-                ("nv_gpu_power_usage", "Power that the device draws, in watts."),
-            )
-        }
-        self._shown: set[tuple[Gauge, tuple[str, ...]]] = set()
+        memory = gauge("tilewire_device_memory_bytes", "Memory of the device.", "device", "state")
+        power = gauge("tilewire_device_power_watts", "Power that the device draws.")
+        temperature = gauge("tilewire_device_temperature_celsius", "Temperature of the device.")
+        utilization = gauge("tilewire_device_utilization_ratio", "Part of the time in which a kernel ran.")
+        self._series: list[tuple[Gauge, Labels, Callable[[Reading], float | None]]] = [
+            (memory, (device, "used"), attrgetter("memory_used_bytes")),
+            (memory, (device, "free"), _free_bytes),
+            (power, (device,), attrgetter("power_watts")),
+            (temperature, (device,), attrgetter("temperature_celsius")),
+            (utilization, (device,), attrgetter("utilization_ratio")),
+        ]
+        for name, text, field in (
+            ("nv_gpu_utilization", "Part of the time in which a kernel ran.", "utilization_ratio"),
+            ("nv_gpu_memory_total_bytes", "Memory of the device.", "memory_total_bytes"),
+            ("nv_gpu_memory_used_bytes", "Memory of the device that is in use.", "memory_used_bytes"),
+            ("nv_gpu_power_usage", "Power that the device draws, in watts.", "power_watts"),
+        ):
+            self._series.append((gauge(name, text, "gpu_uuid"), (uuid,), attrgetter(field)))
+        self._shown: set[tuple[Gauge, Labels]] = set()
 
     def show(self, reading: Reading) -> None:
         """Sets the gauges; a value that the device never reported does not appear, one that it no longer reports is NaN."""
-        used, total = reading.memory_used_bytes, reading.memory_total_bytes
-        self._set(self._memory, (self._device, "used"), used)
-        self._set(
-            self._memory, (self._device, "free"), total - used if total is not None and used is not None else None
-        )
-        self._set(self._power, (self._device,), reading.power_watts)
-        self._set(self._temperature, (self._device,), reading.temperature_celsius)
-        self._set(self._utilization, (self._device,), reading.utilization_ratio)
-        for name, value in (
-            ("nv_gpu_utilization", reading.utilization_ratio),
-            ("nv_gpu_memory_total_bytes", total),
-            ("nv_gpu_memory_used_bytes", used),
-            ("nv_gpu_power_usage", reading.power_watts),
-        ):
-            self._set(self._aliases[name], (self._uuid,), value)
+        for gauge, labels, value_of in self._series:
+            value = value_of(reading)
+            if value is not None:
+                self._shown.add((gauge, labels))
+            elif (gauge, labels) not in self._shown:
+                continue
+            gauge.set(labels, math.nan if value is None else value)
         self._metrics.flush()
 
-    def _set(self, gauge: Gauge, labels: tuple[str, ...], value: float | None) -> None:
-        if value is not None:
-            self._shown.add((gauge, labels))
-        elif (gauge, labels) not in self._shown:
-            return
-        gauge.set(labels, math.nan if value is None else value)
+
+def _free_bytes(reading: Reading) -> float | None:
+    used, total = reading.memory_used_bytes, reading.memory_total_bytes
+    return None if total is None or used is None else total - used
 
 
 class Sampler:

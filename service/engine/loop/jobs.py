@@ -14,9 +14,8 @@ from tilewire.service.engine.loop.scheduler import Waiting
 from tilewire.service.engine.tensors.resident import Resident
 from tilewire.service.engine.tensors.shared_regions import Uses
 from tilewire.service.ipc.arena import Segment
-from tilewire.service.ipc.messages import Cancel, ForgetTemplate, Hello, Job, Template, ToEngine, ToGateway
+from tilewire.service.ipc.messages import Cancel, ForgetTemplate, Hello, InputSpec, Job, Template, ToEngine, ToGateway
 from tilewire.service.ops.op import AnyOp, Batching, TensorType, Work
-from tilewire.service.placement import Part
 
 
 class Span(NamedTuple):
@@ -39,24 +38,6 @@ class Span(NamedTuple):
     fortran: bool = False
     region: str | None = None
     pitch: int = 0
-
-
-class ResidentInput(NamedTuple):
-    """An input that is a resident tensor.
-
-    Attributes:
-        name: Name of the input.
-        resident: Name of the tensor.
-        type: Dtype and shape of the input.
-        version: Version that the tensor must have; None for any.
-        part: Part of the tensor that is the input; None for all of it.
-    """
-
-    name: str
-    resident: str
-    type: TensorType
-    version: int | None
-    part: Part | None
 
 
 class Binding(NamedTuple):
@@ -83,7 +64,7 @@ class JobPlan:
         template: The template.
         op: The op.
         inputs: Inputs on the host, in the order of a job's offsets.
-        residents: The other inputs.
+        residents: The other inputs, each behind the name of its resident.
         outputs: Results that leave the device, behind the inputs in the order of a job's offsets.
         kept: Name under which the only result stays on the device, its type, and whether it is durable; None when all leave it.
         batching: Condition for sharing a launch; None when jobs run alone.
@@ -99,7 +80,7 @@ class JobPlan:
     template: Template
     op: AnyOp
     inputs: tuple[Span, ...]
-    residents: tuple[ResidentInput, ...]
+    residents: tuple[tuple[str, InputSpec], ...]
     outputs: tuple[Span, ...]
     kept: tuple[str, TensorType, bool] | None
     batching: Batching[Any] | None

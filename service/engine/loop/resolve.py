@@ -14,11 +14,11 @@ import torch
 
 from tilewire.service.engine.backends.contract import DevicePlace, HostBytes, extent_of
 from tilewire.service.engine.loop.cost_estimate import predict_s
-from tilewire.service.engine.loop.jobs import Binding, BoundJob, Client, JobPlan, ResidentInput, Span
+from tilewire.service.engine.loop.jobs import Binding, BoundJob, Client, JobPlan, Span
 from tilewire.service.engine.tensors.resident import Resident
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.shared_regions import Regions, Use, Uses
-from tilewire.service.ipc.messages import Job, Stale, Template, Upload
+from tilewire.service.ipc.messages import InputSpec, Job, Stale, Template, Upload
 from tilewire.service.ops.op import AnyOp, Batching, JoinStrategy, TensorType
 from tilewire.service.ops.registry import op_for, program_of
 
@@ -39,11 +39,7 @@ def plan_of(template: Template, backend: str) -> JobPlan:
         for one in template.inputs
         if one.resident is None
     )
-    residents = tuple(
-        ResidentInput(one.name, one.resident, one.type, one.version, one.part)
-        for one in template.inputs
-        if one.resident is not None
-    )
+    residents = tuple((one.resident, one) for one in template.inputs if one.resident is not None)
     outputs = tuple(
         Span(name, one.type, one.type.nbytes, extent_of(one.type, one.pitch), region=one.region, pitch=one.pitch)
         for name, one in zip(op.outputs, template.outputs, strict=True)
@@ -52,7 +48,7 @@ def plan_of(template: Template, backend: str) -> JobPlan:
     kept = next(((one.resident, one.type, one.durable) for one in template.outputs if one.resident is not None), None)
     types = {one.name: one.type for one in template.inputs}
     out_types = [one.type for one in template.outputs]
-    resident_inputs = frozenset(one.name for one in residents)
+    resident_inputs = frozenset(one.name for _, one in residents)
     batching = None
     if kept is None and not any(span.fortran for span in inputs):
         batching = op.batching(types, resident_inputs, options, out_types)
@@ -70,7 +66,7 @@ def plan_of(template: Template, backend: str) -> JobPlan:
         host_bytes=host_bytes,
         seconds=predict_s(backend, template.flops, host_bytes),
         work=op.work(types, resident_inputs, options, template.flops, template.moved_bytes),
-        program="".join(program_of(one.resident) for one in residents),
+        program="".join(program_of(name) for name, _ in residents),
         has_regions=any(span.region is not None for span in (*inputs, *outputs)),
     )
 
@@ -111,7 +107,7 @@ class Bindings:
     def forget(self, plan: JobPlan) -> None:
         """Drops the binding of a plan."""
         if self._by_plan.pop(plan, None) is not None:
-            for name in {one.resident for one in plan.residents}:
+            for name in {name for name, _ in plan.residents}:
                 self._plans[name].remove(plan)
                 if not self._plans[name]:
                     del self._plans[name]
@@ -122,19 +118,19 @@ class Bindings:
 
     def _make(self, job: Job, plan: JobPlan) -> Binding | Stale:
         residents = self.residents
-        missing = tuple(one.resident for one in plan.residents if residents.at(one.resident) is None)
+        missing = tuple(name for name, _ in plan.residents if residents.at(name) is None)
         if residents.has_store and missing:
             return Stale(job.id, (), missing)
-        found = [residents.get(one.resident, field=one.name) for one in plan.residents]
+        found = [residents.get(name, field=one.name) for name, one in plan.residents]
         tensors = {}
-        for one, resident in zip(plan.residents, found, strict=True):
+        for (_, one), resident in zip(plan.residents, found, strict=True):
             tensor = _tensor_for(one, resident)
             if tensor is None:
                 return _stale(job, plan, found, residents)
             tensors[one.name] = tensor
         binding = self._by_plan[plan] = _binding(plan, found, tensors)
-        for one in plan.residents:
-            self._plans.setdefault(one.resident, set()).add(plan)
+        for name, _ in plan.residents:
+            self._plans.setdefault(name, set()).add(plan)
         return binding
 
 
@@ -185,7 +181,7 @@ def bind(
     )
 
 
-def _tensor_for(one: ResidentInput, resident: Resident) -> torch.Tensor | None:
+def _tensor_for(one: InputSpec, resident: Resident) -> torch.Tensor | None:
     """Returns the tensor of an input; None when the resident is not as the gateway planned, or not on this device."""
     info = resident.info
     if one.version not in (None, info.version):
@@ -230,8 +226,8 @@ def _host_operands(
 
 def _stale(job: Job, plan: JobPlan, found: Sequence[Resident], residents: Residents) -> Stale:
     infos = [
-        residents.info(one.resident)
-        for one, resident in zip(plan.residents, found, strict=True)
+        residents.info(name)
+        for (name, one), resident in zip(plan.residents, found, strict=True)
         if _tensor_for(one, resident) is None
     ]
     return Stale(job.id, tuple(infos))
@@ -240,7 +236,7 @@ def _stale(job: Job, plan: JobPlan, found: Sequence[Resident], residents: Reside
 def _binding(plan: JobPlan, found: Sequence[Resident], tensors: Mapping[str, torch.Tensor]) -> Binding:
     template, batching = plan.template, plan.batching
     generations = tuple(resident.generation for resident in found)
-    own = tuple((one.name, one.part, at) for one, at in zip(plan.residents, generations, strict=True))
+    own = tuple((one.name, one.part, at) for (_, one), at in zip(plan.residents, generations, strict=True))
     # Not the strategy itself: an enum's hash takes longer than all the rest.
     key = None if batching is None else (template.op, batching.strategy.value, batching.key, own)
     sources = tuple((span.name, span.type, span.fortran) for span in plan.inputs)

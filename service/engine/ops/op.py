@@ -23,9 +23,6 @@ class Operands(dict[str, torch.Tensor]):
     Args:
         own: Tensors of this launch; their memory may be used again for others.
         resident: Resident tensors, which never change.
-
-    Attributes:
-        resident: See above.
     """
 
     def __init__(self, own: Mapping[str, torch.Tensor], resident: Mapping[str, torch.Tensor]) -> None:

@@ -21,7 +21,7 @@ from tilewire.service.engine.tensors.read_through import ReadThrough, Waiting
 from tilewire.service.engine.tensors.resident import Resident, share_copy
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
-from tilewire.service.errors import TilewireError, TooBusy, Unavailable
+from tilewire.service.errors import TilewireError, Unavailable
 from tilewire.service.ipc.messages import (
     AdoptTensor,
     AwaitCopy,
@@ -59,11 +59,6 @@ class TensorStore:
     """The residents and the regions of one engine, and what is known of its kernels.
 
     Attributes:
-        backend: Device.
-        residents: Resident tensors.
-        regions: Clients' shared memory.
-        metrics: Gets the residents' count and bytes.
-        copies: Copies stored results to the host.
         follower: Source of the other engines' changes.
         shared: The folder of `--store`; None without one.
     """
@@ -158,7 +153,7 @@ class TensorStore:
         resident = self.residents.at(copy.info.name)
         if resident is not None and self._pending.get(resident) is copy:
             del self._pending[resident]
-            resident.has_copy = not copy.problem
+            resident.has_copy = copy.error is None
 
     def _write(self, copy: HostCopy, fd: int, match: Match | None = None) -> None:
         """Writes a tensor that waits for its version to the store; whoever awaits its copy awaits that, too."""
@@ -170,7 +165,7 @@ class TensorStore:
 
     def _on_written(self, copy: HostCopy, outcome: Written | TilewireError) -> None:
         if isinstance(outcome, TilewireError):
-            copy.refusal = outcome
+            copy.error = outcome
         else:
             copy.info = msgspec.structs.replace(copy.info, stored=outcome.version)
             copy.replaced = copy.replaced or outcome.replaced
@@ -375,8 +370,6 @@ class TensorStore:
 
 
 def _copied(message: AwaitCopy, copy: HostCopy) -> Tensors | Failed:
-    if copy.refusal is not None:
-        return Failed.of(message.id, copy.refusal)
-    if copy.problem:
-        return Failed(message.id, TooBusy.code, f"durable: {copy.problem}")
+    if copy.error is not None:
+        return Failed.of(message.id, copy.error)
     return Tensors(message.id, (copy.info,), replaced=copy.replaced)

@@ -68,8 +68,6 @@ class Entry(NamedTuple):
     """A file with the name of a version.
 
     Attributes:
-        version: The version.
-        path: The file.
         is_file: Whether it is a regular file, as all are that this module writes.
     """
 
@@ -82,7 +80,6 @@ class StoredVersion(NamedTuple):
     """A version of a tensor in the folder.
 
     Attributes:
-        version: The version.
         type: Dtype and shape; None for a deletion.
         placement: Engines that shall hold it, as its uploader chose; None for those that suit its size.
         created: Unix time in seconds of its file.
@@ -108,7 +105,6 @@ class Written(NamedTuple):
     """A version that was written.
 
     Attributes:
-        version: The version.
         replaced: Whether there was a tensor before it.
         is_last: Whether it is still the last one.
     """
@@ -232,14 +228,9 @@ class StoreFolder:
     def write(
         self, name: str, kind: TensorType, placement: Placement | None, fd: int, match: Match | None = None
     ) -> Written:
-        """Writes the next version of a name; it is on disk when this returns.
+        """Writes the next version of a name, from the bytes of `fd`; it is on disk when this returns.
 
-        Args:
-            name: Name of the tensor.
-            kind: Dtype and shape.
-            placement: As in `StoredVersion`.
-            fd: File with its bytes.
-            match: Condition on the version before it; a `Base` for what replaces a result without a file.
+        The condition is on the version before it; it is a `Base` for what replaces a result without a file.
 
         Raises:
             PreconditionFailed: The version before it is another.
@@ -252,10 +243,6 @@ class StoreFolder:
 
     def delete(self, name: str, match: Match | None = None) -> Written | None:
         """Writes that a name has no tensor any more; None when it has none.
-
-        Args:
-            name: Name of the tensor.
-            match: Condition on the version that is deleted.
 
         Raises:
             PreconditionFailed: The version is another.

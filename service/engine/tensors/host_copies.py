@@ -17,7 +17,7 @@ import torch
 
 from tilewire.service.engine.backends.contract import Backend, Copier, DeviceLost
 from tilewire.service.engine.tensors.resident import make_copy, map_file
-from tilewire.service.errors import TilewireError
+from tilewire.service.errors import TilewireError, TooBusy
 from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.supervisor.vault import VaultWriter
 
@@ -35,7 +35,6 @@ class HostCopy:
     """A copy to make.
 
     Attributes:
-        info: Description of the tensor.
         tensor: The tensor on the device; None for one whose copy is there already.
         home: Index of the engine that gave its version, or that will.
         ticket: Number of a tensor that waits for its version; 0 for one that has it, whose copy is deposited.
@@ -43,8 +42,7 @@ class HostCopy:
         is_taken: The loop has the outcome, which the thread sets before.
         is_needless: The tensor was replaced or deleted.
         is_awaited: A request waits for it: it comes before those that nobody awaits, and as fast as it goes.
-        problem: Why there is no copy; empty when there is one.
-        refusal: Why its file was not written to the store; None when it was, and without a store.
+        error: Why there is no copy, or no file in the store; None without a failure.
         replaced: Whether the store had a tensor before it, or this host a result that the store has not.
     """
 
@@ -56,8 +54,7 @@ class HostCopy:
     is_taken: bool = False
     is_needless: bool = False
     is_awaited: bool = False
-    problem: str = ""
-    refusal: TilewireError | None = None
+    error: TilewireError | None = None
     replaced: bool = False
 
 
@@ -128,11 +125,10 @@ class HostCopies:
     def _finish(self, copy: HostCopy, copier: Copier) -> None:
         try:
             self._make(copy, copier)
-        except (TilewireError, DeviceLost) as error:
-            copy.problem = str(error)
         except Exception as error:
-            logger.exception("no host copy of %s", copy.info.name)
-            copy.problem = str(error)
+            if not isinstance(error, TilewireError | DeviceLost):
+                logger.exception("no host copy of %s", copy.info.name)
+            copy.error = TooBusy(f"durable: {error}")
         self.on_done(copy)
 
     def _make(self, copy: HostCopy, copier: Copier) -> None:

@@ -36,8 +36,6 @@ class Waiting:
     """A command whose answer follows when the engine has a change or a tensor.
 
     Attributes:
-        client: Receiver of the answer.
-        message: The command.
         wanted: Version of the tensor that the vault was asked for; None for none yet.
         is_looked_up: The store was looked at for it.
     """

@@ -137,13 +137,6 @@ class Residents:
     ) -> tuple[TensorInfo, bool]:
         """Makes a tensor resident; atomic: on an error the old one stays.
 
-        Args:
-            name: Name of the tensor.
-            source: Its bytes.
-            placement: Engines that shall hold it.
-            axis: As in `TensorInfo`.
-            match: Condition on the tensor that it replaces.
-
         Returns:
             Its description, and whether it replaced another.
 
@@ -187,13 +180,7 @@ class Residents:
     def hold(
         self, name: str, source: HostBytes, placement: Placement = "replicate", axis: int = 0
     ) -> tuple[TensorInfo, int, int]:
-        """Takes a tensor, or its part of one, onto the device that waits for its version, or for its file.
-
-        Args:
-            name: Name of the tensor.
-            source: Bytes of the whole.
-            placement: Engines that shall hold it.
-            axis: As in `TensorInfo`.
+        """Takes a tensor, or its part of `source`, onto the device; it waits for its version, or for its file.
 
         Returns:
             Its description, the ticket for `adopt`, and the descriptor of its host copy for `set_copy`.
@@ -208,11 +195,7 @@ class Residents:
     def keep(self, name: str, tensor: torch.Tensor, kind: TensorType, *, durable: bool = False) -> Stored:
         """Makes a result resident where it is; it has no host copy yet.
 
-        Args:
-            name: Name of the tensor.
-            tensor: The tensor.
-            kind: Dtype and shape.
-            durable: It waits for its host copy, and then for its version. With `--store`, all wait for their version.
+        A durable one waits for its host copy, and then for its version. With `--store`, all wait for their version.
 
         Raises:
             ResidentQuota: The quota would be exceeded.
@@ -244,11 +227,6 @@ class Residents:
 
     def order(self, info: TensorInfo, ticket: int, match: Match | None = None) -> tuple[TensorInfo, bool]:
         """Gives a tensor that waits here, or on another engine, its version.
-
-        Args:
-            info: Description.
-            ticket: Number that its holder has given.
-            match: Condition on the tensor that it replaces.
 
         Returns:
             Its description, and whether it replaced another.
@@ -298,9 +276,7 @@ class Residents:
     def release(self, ticket: int, *, is_unsure: bool = False) -> None:
         """Forgets a ticket, and the tensor with it unless it was adopted.
 
-        Args:
-            ticket: Number that `hold` or `keep` has given.
-            is_unsure: The home engine may have given it a version, or may yet: then it comes back from the vault.
+        Unsure means that the home engine may have given it a version, or may yet: then it comes back from the vault.
         """
         held = self._held.pop(ticket, None)
         if held is not None:
@@ -405,12 +381,7 @@ class Residents:
         return msgspec.structs.replace(described, engines=tuple(set(described.engines) - {self.index}))
 
     def lacks(self, name: str, version: int) -> bool:
-        """Whether a change of a name, or the tensor that this engine shall hold, is still to come.
-
-        Args:
-            name: Name of the tensor.
-            version: Version of the change; 0 for any.
-        """
+        """Whether a change of a name, 0 for any, or the tensor that this engine shall hold is still to come."""
         resident = self._by_name.get(name)
         if resident is None or resident.info.version < version:
             return self.versions[self.home_of(name)] < version
@@ -478,10 +449,7 @@ class Residents:
     def check_room(self, name: str, nbytes: int, *, may_evict: bool = True) -> None:
         """Makes room for a tensor, and refuses it where the quota has none, or the system no descriptor.
 
-        Args:
-            name: Name of the tensor.
-            nbytes: Its bytes.
-            may_evict: Whether copies of what `--store` has give way, least recently used first.
+        Unless they may not, copies of what `--store` has give way, least recently used first.
 
         Raises:
             ResidentQuota: It would be exceeded.
@@ -573,13 +541,7 @@ class Residents:
         return resident, fd
 
     def _upload(self, resident: Resident, source: HostBytes, *, is_ours: bool) -> None:
-        """Brings a tensor, or this engine's part of it, onto the device.
-
-        Args:
-            resident: Gets the tensor.
-            source: Bytes of the whole.
-            is_ours: Whether the bytes stay as they are for as long as they are referenced.
-        """
+        """Brings a tensor, or this engine's part of it, onto the device; `is_ours`: the source stays as it is."""
         part = resident.part
         if part is not None:
             cut = tensor_of(source).narrow(part.axis, part.begin, part.end - part.begin)

@@ -40,8 +40,6 @@ class Region:
     """A registered region.
 
     Attributes:
-        info: Description of the registration.
-        file: The object.
         mapped: The object from `mapped_from` on, for the device alone; None when bytes are copied through the descriptor.
         mapped_from: Offset of `mapped` in the object.
         uses: Jobs that read or write it.
@@ -61,11 +59,8 @@ class Use:
     """A tensor in a region.
 
     Attributes:
-        region: The region.
         offset: Offset of the tensor in the object.
-        type: Dtype and shape.
         field: Name of the input or output.
-        is_out: It is to be written.
     """
 
     region: Region
@@ -261,14 +256,7 @@ class Regions:
     # ── jobs ──────────────────────────────────────────────────────────────────────────────────────
 
     def find(self, name: str, offset: int, kind: TensorType, *, field: str, is_out: bool = False) -> Use:
-        """Finds a tensor in a region; not yet a use, see `hold`.
-
-        Args:
-            name: Name of the region.
-            offset: Offset of the tensor in the region.
-            kind: Dtype and shape of the tensor.
-            field: Name in error texts.
-            is_out: It is to be written.
+        """Finds a tensor in a region, where it begins at `offset`; not yet a use, see `hold`. Error texts begin with `field`.
 
         Raises:
             UnknownName: No such region.

@@ -42,7 +42,6 @@ class Watched(NamedTuple):
     """A name whose version in the folder is looked at.
 
     Attributes:
-        name: Name of the tensor.
         stored: Version that this host has; 0 for a tensor that is not in the folder.
         base: As in `TensorInfo`.
         generation: Number of the tensor on this host, which no other has.
@@ -126,13 +125,7 @@ class SharedStore:
     def write(
         self, info: TensorInfo, fd: int, match: Match | None, done: Callable[[Written | TilewireError], None]
     ) -> None:
-        """Writes the next version of a name.
-
-        Args:
-            info: Description of the tensor.
-            fd: Its bytes; closed here.
-            match: Condition on the version before it.
-            done: Gets the outcome.
+        """Writes the next version of a name, and closes `fd`; `done` gets the outcome.
 
         Raises:
             TooBusy: Too much waits already.

@@ -24,11 +24,7 @@ _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 def file_name(key: str, prefix: str) -> str:
-    """The file of a key, as `shm_open` finds it: leading slashes do not count.
-
-    Args:
-        key: As the client gave it.
-        prefix: Prefix of allowed keys.
+    """The file of a key, as `shm_open` finds it: leading slashes do not count. Allowed keys begin with `prefix`.
 
     Raises:
         InvalidRequest: Not the key of an object that clients may name.
@@ -50,7 +46,6 @@ class SharedFile:
         fd: Descriptor of the object; closed with it.
 
     Attributes:
-        fd: As given.
         inode: Distinguishes it from another object under the same key.
         is_writable: Results may go there.
     """
@@ -66,11 +61,6 @@ class SharedFile:
     @classmethod
     def open(cls, key: str, prefix: str, folder: Path = FOLDER) -> SharedFile:
         """Opens the object of a key.
-
-        Args:
-            key: As the client gave it.
-            prefix: Prefix of allowed keys.
-            folder: Folder of the objects.
 
         Raises:
             InvalidRequest: No such key, not allowed, or no ordinary file.

@@ -184,11 +184,7 @@ class GpuBackend:
 
 
 class DeviceCopier:
-    """Copies from one device on a stream of its own, through pinned memory.
-
-    Args:
-        device: The GPU.
-    """
+    """Copies from one device on a stream of its own, through pinned memory."""
 
     def __init__(self, device: torch.device) -> None:
         torch.cuda.set_device(device)

@@ -24,7 +24,6 @@ from tilewire.service.engine.backends.gpu.staging import Staging, ranges_of
 from tilewire.service.engine.backends.host import TORCH_DTYPES
 from tilewire.service.engine.ops.op import Compute, KernelCall, Operands
 from tilewire.service.engine.ops.registry import ENGINE_OPS
-from tilewire.service.ops.op import TensorType
 
 # Larger requests gain nothing: copying them takes longer than what is saved.
 MAX_REQUEST_BYTES = 2**19
@@ -95,9 +94,8 @@ class Batched:
         # One graph for each number of requests.
         graph_bytes = capacity * GRAPH_BYTES if self._op.takes_steps else 0
         self.nbytes = self._sources.nbytes + self._results.nbytes + graph_bytes
-        into = [one._replace(source=0) for one in self._sources.copies()]
-        self._copy_in = CopyPlan(into, staging.device, is_gather=True)
-        self._copy_out = CopyPlan([_turned(one) for one in self._results.copies()], staging.device, is_gather=False)
+        self._copy_in = CopyPlan(self._sources.copies(is_gather=True), staging.device, is_gather=True)
+        self._copy_out = CopyPlan(self._results.copies(is_gather=False), staging.device, is_gather=False)
         self._computes: dict[int, Compute] = {}
         self._compute_for(launch.count, launch.resident)
 
@@ -141,12 +139,7 @@ class Batched:
 class _Wholes:
     """Tensors on the device, each the pieces of up to `capacity` requests one after another.
 
-    Args:
-        joined: For each tensor, the pieces of the first launch on the host, and the shape of the whole.
-        count: Number of requests of that launch.
-        capacity: Largest number of requests.
-        staging: Source of memory.
-        can_pad: Whether rows may be padded.
+    The pieces and the shape of each whole are those of a first launch, of `count` requests.
     """
 
     def __init__(
@@ -175,33 +168,18 @@ class _Wholes:
             return self.tensors
         return [tensor[: count * rows] for tensor, rows in zip(self.tensors, self._rows, strict=True)]
 
-    def copies(self) -> list[CopyRange]:
-        """Copies of each request's pieces into the wholes, request by request; the addresses on the host are 0."""
-        columns = [
-            _copies(tensor, kind, pitch, self._capacity)
-            for tensor, kind, pitch in zip(self.tensors, self._types, self._pitches, strict=True)
-        ]
+    def copies(self, *, is_gather: bool) -> list[CopyRange]:
+        """Copies of each request's pieces into the wholes, or back, request by request; the addresses on the host are 0."""
+        columns = []
+        for whole, kind, pitch in zip(self.tensors, self._types, self._pitches, strict=True):
+            places = [HostBytes(whole, kind, -whole.data_ptr(), pitch=pitch)] * self._capacity
+            columns.append(ranges_of(whole, places, is_padded=not whole.is_contiguous(), is_gather=is_gather))
         return [one for of_request in zip(*columns, strict=True) for one in of_request]
-
-
-def _copies(whole: torch.Tensor, kind: TensorType, pitch: int, capacity: int) -> Iterator[CopyRange]:
-    places = [HostBytes(whole, kind, -whole.data_ptr(), pitch=pitch) for _ in range(capacity)]
-    yield from ranges_of(whole, places, is_padded=not whole.is_contiguous(), is_gather=True)
-
-
-def _turned(one: CopyRange) -> CopyRange:
-    """The copy back."""
-    return CopyRange(one.destination, one.source, one.nbytes, one.row_bytes, one.pitch_to, one.pitch_from)
 
 
 @dataclass(frozen=True, slots=True)
 class BoundBatch:
-    """A `Batched` plan with the addresses of one launch; a `LaunchPlan`.
-
-    Attributes:
-        plan: The plan.
-        addresses: Addresses of the launch.
-    """
+    """A `Batched` plan with the addresses of one launch; a `LaunchPlan`."""
 
     plan: Batched
     addresses: Addresses
@@ -213,13 +191,7 @@ class BoundBatch:
 
 
 class BatchedPlans:
-    """The `Batched` launch plans of a device.
-
-    Args:
-        staging: Source of memory.
-        pipeline: Streams of the device.
-        is_invariant: As `GpuBackend`'s.
-    """
+    """The `Batched` launch plans of a device."""
 
     def __init__(self, staging: Staging, pipeline: Pipeline, *, is_invariant: bool) -> None:
         self._staging = staging

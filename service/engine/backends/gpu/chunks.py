@@ -50,11 +50,7 @@ class Chunks:
 
 
 def chunks_of(launch: LaunchSpec) -> Chunks | None:
-    """Returns how to cut a launch, or None for one that is not worth it or has no rows of its own.
-
-    Args:
-        launch: Launch of a batch that has no other.
-    """
+    """Returns how to cut a launch, or None for one that is not worth it or has no rows of its own."""
     sources = {name: pieces[0] for name, (pieces, _) in launch.concatenated.items()}
     outs = [places[0] for places, _ in launch.outputs]
     if launch.count != 1 or any(source.fortran for source in sources.values()):
@@ -90,13 +86,7 @@ def can_copy(launch: LaunchSpec, chunks: Chunks) -> bool:
 
 
 class Chunked:
-    """Runs one large request chunk by chunk, so that copies in, kernels and copies out overlap.
-
-    Args:
-        staging: Source of memory, and copies.
-        chunks: Division of the request.
-        is_invariant: As `GpuBackend`'s.
-    """
+    """Runs one large request chunk by chunk, so that copies in, kernels and copies out overlap."""
 
     def __init__(self, staging: Staging, chunks: Chunks, *, is_invariant: bool) -> None:
         self._staging = staging
@@ -159,15 +149,7 @@ def _cut(place: HostBytes, span: tuple[int, int]) -> HostBytes:
 
 
 def _copy_rows(rows: torch.Tensor, place: HostBytes, chunks: Chunks, span: tuple[int, int], *, is_gather: bool) -> None:
-    """Copies one chunk on the current stream.
-
-    Args:
-        rows: Rows on the device, as `_rows_of` returns them.
-        place: All rows, on the host.
-        chunks: Division of the request.
-        span: First row and end of the chunk.
-        is_gather: To the device; else from it.
-    """
+    """Copies the rows of one chunk on the current stream: to the device, or from it. `place` has all rows, on the host."""
     row_bytes = place.type.nbytes // chunks.rows
     there = bytes_of(place)[span[0] * row_bytes : span[1] * row_bytes]
     here = rows.reshape(-1).view(torch.uint8)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from tilewire.kernels.copy.op import CopyRange, copy_ranges
+from tilewire.kernels.copy.op import CopyRange
 from tilewire.kernels.matmul.grouped.op import MAX_GROUPS, TABLE_FIELDS, GroupKind, launch_table, tiles_of
 from tilewire.kernels.runtime.layouts import ROW_BYTES, row_step
 from tilewire.service.dtypes import DTYPES
@@ -24,6 +24,9 @@ from tilewire.service.engine.ops.registry import ENGINE_OPS
 
 ITEM_BYTES = 8
 
+# Operands and result.
+Product = tuple[HostBytes, HostBytes, HostBytes]
+
 
 class Sizes(NamedTuple):
     """Memory of one product: of `a`, `b` and the result.
@@ -31,9 +34,7 @@ class Sizes(NamedTuple):
     Attributes:
         rows: Bytes of a row; 0 where rows follow one another.
         pitches: Bytes from row to row; 0 where rows follow one another.
-        nbytes: Bytes of all rows.
         steps: Elements from row to row.
-        tiles: Number of tiles of the result.
         is_aligned: Whether every row begins on 16 bytes.
     """
 
@@ -46,115 +47,75 @@ class Sizes(NamedTuple):
 
 
 class Grouped:
-    """Runs the products of one launch.
-
-    Args:
-        epilogue: Activation and precision of all products.
-        staging: Source of memory.
-    """
+    """Runs products as `can_group` accepts them, in one launch."""
 
     def __init__(self, epilogue: Epilogue, staging: Staging) -> None:
         self._epilogue = epilogue
-        self._device = staging.device
+        self._staging = staging
 
     def run(self, launches: Sequence[LaunchSpec], pipeline: Pipeline) -> InFlight:
         """Queues copies and kernels of a batch."""
         marks, held = pipeline.marks(), list[torch.Tensor]()
-        group = Group(launches, self._epilogue, self._device)
+        products = [_product(one) for one in launches]
+        sizes = [_sizes(a.type.shape, b.type.shape[1], a.type.dtype, out.type.dtype) for a, b, out in products]
+        kind = self._kind(products[0], is_aligned=all(one.is_aligned for one in sizes))
         pipeline.use(pipeline.stage_in)
         marks.begin.record(pipeline.stage_in)
-        table = group.gather(held)
+        table, results = self._gather(products, sizes, held)
         marks.staged.record(pipeline.stage_in)
         pipeline.compute.wait_event(marks.staged)
         pipeline.use(pipeline.compute)
-        group.compute(table)
+        launch_table(table, sum(one.tiles for one in sizes), kind)
         marks.computed.record(pipeline.compute)
         pipeline.stage_out.wait_event(marks.computed)
         pipeline.use(pipeline.stage_out)
-        group.scatter(held)
+        self._staging.copy(results, held)
         marks.end.record(pipeline.stage_out)
         return InFlight(marks, held, pipeline)
 
+    def _kind(self, product: Product, *, is_aligned: bool) -> GroupKind:
+        a, _, out = product
+        precision = self._epilogue.precision if a.type.dtype == "float32" else "ieee"
+        return GroupKind(a.type.dtype, precision, "n", is_aligned, out.type.dtype, activation=self._epilogue.activation)
 
-class Group:
-    """The products of one launch.
-
-    Args:
-        launches: One for each product, as `can_group` accepts them.
-        epilogue: Activation and precision of all products.
-        device: The GPU.
-    """
-
-    def __init__(self, launches: Sequence[LaunchSpec], epilogue: Epilogue, device: torch.device) -> None:
-        self._device = device
-        self._products = [_product(one) for one in launches]
-        a, _, out = self._products[0]
-        self._sizes = [
-            _sizes(a.type.shape, b.type.shape[1], a.type.dtype, out.type.dtype) for a, b, out in self._products
-        ]
-        self._kind = GroupKind(
-            a.type.dtype,
-            epilogue.precision if a.type.dtype == "float32" else "ieee",
-            "n",
-            all(one.is_aligned for one in self._sizes),
-            out.type.dtype,
-            activation=epilogue.activation,
-        )
-        self._num_tiles = sum(one.tiles for one in self._sizes)
-        self._table_bytes = len(launches) * TABLE_FIELDS * ITEM_BYTES
-        self._results: list[CopyRange] = []
-
-    def gather(self, held: list[torch.Tensor]) -> torch.Tensor:
+    def _gather(
+        self, products: Sequence[Product], sizes: Sequence[Sizes], held: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, list[CopyRange]]:
         """Brings operands and table onto the device, on the current stream; the memory of the results is taken there too.
 
-        Args:
-            held: Gets every tensor that must live until the results are in their slots.
-
         Returns:
-            The table, on the device.
+            The table on the device, and the copies that bring the results into their slots.
         """
+        device, table_bytes = self._staging.device, len(products) * TABLE_FIELDS * ITEM_BYTES
         # Behind the table, operands begin at multiples of 16 bytes.
-        begin = -(-self._table_bytes // ROW_BYTES) * ROW_BYTES
-        nbytes = begin + sum(sum(one.nbytes) for one in self._sizes)
-        memory = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        begin = -(-table_bytes // ROW_BYTES) * ROW_BYTES
+        nbytes = begin + sum(sum(one.nbytes) for one in sizes)
+        memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
         at = memory.data_ptr() + begin
         ranges: list[CopyRange] = []
+        results: list[CopyRange] = []
         rows: list[int] = []
         first = 0
-        self._results = []
-        for (a, b, out), one in zip(self._products, self._sizes, strict=True):
+        for (a, b, out), one in zip(products, sizes, strict=True):
             places = (at, at + one.nbytes[0], at + one.nbytes[0] + one.nbytes[1])
             at = places[2] + one.nbytes[2]
             ranges += (
                 CopyRange(_address(a), places[0], a.type.nbytes, one.rows[0], one.rows[0], one.pitches[0]),
                 CopyRange(_address(b), places[1], b.type.nbytes, one.rows[1], one.rows[1], one.pitches[1]),
             )
-            self._results.append(
+            results.append(
                 CopyRange(places[2], _address(out), out.type.nbytes, one.rows[2], one.pitches[2], one.rows[2])
             )
             m, n = out.type.shape
             rows += (*places, 0, m, n, a.type.shape[1], *one.steps, first)
             first += one.tiles
         table = torch.from_numpy(np.array(rows, dtype=np.int64).reshape(-1, TABLE_FIELDS))
-        if self._device.type != "cpu":
+        if device.type != "cpu":
             table = torch.empty(table.shape, dtype=torch.int64, pin_memory=True).copy_(table)
-        ranges.append(CopyRange(table.data_ptr(), memory.data_ptr(), self._table_bytes))
+        ranges.append(CopyRange(table.data_ptr(), memory.data_ptr(), table_bytes))
         held += [memory, table]
-        self._copy(ranges, held)
-        return memory[: self._table_bytes].view(torch.int64).view(-1, TABLE_FIELDS)
-
-    def compute(self, table: torch.Tensor) -> None:
-        """Launches the products on the current stream."""
-        launch_table(table, self._num_tiles, self._kind)
-
-    def scatter(self, held: list[torch.Tensor]) -> None:
-        """Brings the results into their slots, on the current stream."""
-        self._copy(self._results, held)
-
-    def _copy(self, ranges: Sequence[CopyRange], held: list[torch.Tensor]) -> None:
-        table = copy_ranges(ranges, self._device)
-        assert table is not None, "This is a bug: nothing to copy."
-        held.append(table)
+        self._staging.copy(ranges, held)
+        return memory[:table_bytes].view(torch.int64).view(-1, TABLE_FIELDS), results
 
 
 def can_group(launches: Sequence[LaunchSpec], staging: Staging) -> Epilogue | None:
@@ -175,7 +136,7 @@ def _is_plain(one: LaunchSpec) -> bool:
     )
 
 
-def _product(one: LaunchSpec) -> tuple[HostBytes, HostBytes, HostBytes]:
+def _product(one: LaunchSpec) -> Product:
     a, b = one.op.required
     return one.concatenated[a][0][0], one.concatenated[b][0][0], one.outputs[0][0][0]
 

@@ -41,11 +41,7 @@ FEW = 64
 
 
 class DeviceKernels:
-    """The catalogue of one device.
-
-    Args:
-        device: Which.
-    """
+    """The catalogue of one device."""
 
     def __init__(self, device: torch.device) -> None:
         assert device.index is not None, "This is a bug."
@@ -80,13 +76,7 @@ class DeviceKernels:
     def warm_up(
         self, how: Preparation, stream: torch.cuda.Stream, report: Report, on_each: Callable[[str], None]
     ) -> None:
-        """Compiles, loads and tries every kernel.
-
-        Args:
-            how: Settings of the warm-up.
-            stream: Stream on which kernels are tried.
-            report: Receiver of its progress.
-            on_each: Called with the op of each kernel that is compiled.
+        """Compiles, loads and tries every kernel, on this stream; see `Backend.warm_up`.
 
         Raises:
             CannotStart: Why not.

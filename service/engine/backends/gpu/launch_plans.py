@@ -21,13 +21,7 @@ from tilewire.service.engine.backends.gpu.staging import Staging
 
 
 class LaunchPlans:
-    """The launch plans of a device.
-
-    Args:
-        staging: Source of memory, and copies.
-        pipeline: Streams of the device.
-        is_invariant: As `GpuBackend`'s.
-    """
+    """The launch plans of a device."""
 
     def __init__(self, staging: Staging, pipeline: Pipeline, *, is_invariant: bool) -> None:
         self._staging = staging
@@ -36,11 +30,7 @@ class LaunchPlans:
         self._single = Single(staging, is_invariant=is_invariant)
 
     def find(self, launches: Sequence[LaunchSpec]) -> LaunchPlan:
-        """Returns the plan that runs a batch.
-
-        Args:
-            launches: Launches of the batch, all of one op and with equal options.
-        """
+        """Returns the plan that runs a batch, whose launches are all of one op and with equal options."""
         if len(launches) > 1:
             epilogue = None if self._is_invariant else can_group(launches, self._staging)
             return self._single if epilogue is None else Grouped(epilogue, self._staging)

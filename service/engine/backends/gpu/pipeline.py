@@ -40,13 +40,6 @@ class Pipeline:
         stage_out: Stream for copies from the device.
         use: Makes a stream the current one. `set_stream` and not `stream`, which takes a fifth of the time of a launch.
         new_event: Makes an event.
-
-    Attributes:
-        stage_in: See above.
-        compute: See above.
-        stage_out: See above.
-        use: See above.
-        new_event: See above.
     """
 
     def __init__(

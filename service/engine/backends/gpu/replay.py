@@ -34,10 +34,6 @@ class Replay:
 
     The first call loads and allocates what the op needs. Operands, results and scratch memory must have the same addresses in
     every call.
-
-    Args:
-        compute: Launches the op.
-        new_graph: Makes a graph.
     """
 
     def __init__(self, compute: Compute, new_graph: Callable[[], Graph] = torch.cuda.CUDAGraph) -> None:

@@ -16,12 +16,7 @@ from tilewire.service.engine.ops.registry import ENGINE_OPS
 
 
 class Single:
-    """Runs any batch.
-
-    Args:
-        staging: Source of memory, and copies.
-        is_invariant: As `GpuBackend`'s.
-    """
+    """Runs any batch."""
 
     def __init__(self, staging: Staging, *, is_invariant: bool) -> None:
         self._staging = staging

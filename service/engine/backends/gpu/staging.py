@@ -22,14 +22,7 @@ LARGE_BYTES = 4 * 2**20
 
 
 class Staging:
-    """Moves tensors between registered segments and one device.
-
-    Args:
-        device: The GPU.
-
-    Attributes:
-        device: See above.
-    """
+    """Moves tensors between registered segments and one device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -77,7 +70,7 @@ class Staging:
             flat = sources[0].fortran or whole.is_contiguous()
             ranges += ranges_of(whole, sources, is_padded=not flat, is_gather=True)
             wholes.append(whole)
-        self._copy(ranges, held)
+        self.copy(ranges, held)
         held += wholes
         return wholes
 
@@ -97,7 +90,7 @@ class Staging:
             ranges = []
             for result, outs in results:
                 ranges += ranges_of(result, outs, is_padded=not result.is_contiguous(), is_gather=False)
-            self._copy(ranges, held)
+            self.copy(ranges, held)
             return
         ranges = []
         for result, outs in results:
@@ -114,7 +107,7 @@ class Staging:
                     ranges.append(CopyRange(piece.data_ptr(), out.mapped.data_ptr() + out.offset, out.type.nbytes))
                 else:
                     bytes_of(out).copy_(piece, non_blocking=True)
-        self._copy(ranges, held)
+        self.copy(ranges, held)
 
     def can_address(self, places: Sequence[HostBytes]) -> bool:
         """Whether kernels may read and write all of these places."""
@@ -144,13 +137,14 @@ class Staging:
                 ranges.append(CopyRange(source.mapped.data_ptr() + source.offset, piece.data_ptr(), source.type.nbytes))
             else:
                 piece.copy_(bytes_of(source), non_blocking=True)
-        self._copy(ranges, held)
+        self.copy(ranges, held)
         held.append(flat)
         if len(sources) == 1:
             return shaped(flat, sources[0])
         return flat.view(TORCH_DTYPES[sources[0].type.dtype]).view(shape)
 
-    def _copy(self, ranges: Sequence[CopyRange], held: list[torch.Tensor]) -> None:
+    def copy(self, ranges: Sequence[CopyRange], held: list[torch.Tensor]) -> None:
+        """Copies ranges of memory in one launch, on the current stream; `held` gets their table."""
         table = copy_ranges(ranges, self.device)
         if table is not None:
             held.append(table)

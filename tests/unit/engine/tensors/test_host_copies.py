@@ -110,7 +110,7 @@ def test_a_large_result_is_copied_in_pieces(stack: contextlib.ExitStack) -> None
     copy = bench.add("w", tensor)
     bench.backend.copier.permits.release(3)
     assert bench.next_done() is copy
-    assert copy.problem == ""
+    assert copy.error is None
     assert bench.backend.copier.sizes == [PIECE_BYTES] * 3
     assert torch.equal(bench.kept("w").view(torch.float32), tensor)
 
@@ -152,10 +152,10 @@ def test_a_copy_that_fails_says_why_and_others_go_on(stack: contextlib.ExitStack
     bench.backend.copier.failure = failure
     bench.backend.copier.permits.release(2)
     bench.add("w", torch.zeros(3))
-    assert bench.next_done().problem == str(failure)
+    assert str(bench.next_done().error) == f"durable: {failure}"
     bench.backend.copier.failure = None
     bench.add("x", torch.zeros(3))
-    assert bench.next_done().problem == ""
+    assert bench.next_done().error is None
     assert bench.names == {"x"}
 
 
