@@ -41,12 +41,8 @@ class Outcome:
     """Results of one case's requests.
 
     Attributes:
-        case: The case.
-        latencies_ms: Per answered request, as the client saw it.
         stages_ms: Time of each stage of an answered request, from `Server-Timing`.
-        batch_sizes: Per answered request.
         worst_error: Largest error over the allowed one.
-        failures: Descriptions of failures.
     """
 
     case: Case
@@ -59,11 +55,6 @@ class Outcome:
 
 def run(base_url: str, *, transport: httpx.BaseTransport | None = None, console: Console | None = None) -> int:
     """Puts a running server through every format, op and a choice of dtypes, and prints what came of it.
-
-    Args:
-        base_url: URL of the server.
-        transport: Replaces the network, as in httpx.
-        console: Receiver of the report; the terminal by default.
 
     Returns:
         The exit status: 0 if every answer was right, 1 if not.

@@ -43,11 +43,6 @@ class Case:
     """One request, to be sent any number of times.
 
     Attributes:
-        format: Format of body and answer.
-        op: Name of the op.
-        dtype: Dtype of the inputs.
-        inputs: Arrays in the body, by input name.
-        out_dtype: Dtype of the result.
         expected: The result in float64.
         query: Options and resident inputs.
     """
@@ -92,12 +87,7 @@ def worst_error(got: npt.NDArray[np.float64], expected: npt.NDArray[np.float64],
 
 
 def make_cases(weights: Mapping[str, Array], names: Mapping[str, str]) -> list[Case]:
-    """All cases of the demonstration.
-
-    Args:
-        weights: The resident (K, N) weights, by dtype.
-        names: Their names on the server, by dtype.
-    """
+    """All cases of the demonstration; the resident (K, N) weights, and their names on the server, are by dtype."""
     random = np.random.default_rng(7)
     maker = _Maker(random)
     resident = [

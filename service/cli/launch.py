@@ -23,10 +23,6 @@ class LaunchError(Exception):
 def running_server(*flags: str, env: Mapping[str, str] | None = None) -> Iterator[str]:
     """Starts `tilewire serve` on a free port, waits until it is ready, and drains it at the end.
 
-    Args:
-        flags: Further flags of `tilewire serve`.
-        env: Further variables of its environment.
-
     Yields:
         Its address.
 

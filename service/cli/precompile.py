@@ -18,13 +18,9 @@ class Failed(Exception):
 
 
 def run(targets: list[str], cache: Path | None, num_workers: int, console: Console) -> None:
-    """Compiles every kernel of each target.
+    """Compiles every kernel of each target, such as `cuda:90`, into a cache: by default that which a server of this user reads.
 
-    Args:
-        targets: `cuda:90`, `hip:gfx942`, …
-        cache: The folder; None for the one that a server of this user reads.
-        num_workers: Processes; 0 for one on each core.
-        console: Terminal that shows the progress.
+    Without a number of processes, there is one on each core.
 
     Raises:
         ValueError: A target that there are no kernels for, or no Triton.

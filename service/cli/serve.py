@@ -61,13 +61,7 @@ def serve(**flags: object) -> None:
 
 
 def words_of(problem: ErrorDetails, given: Mapping[str, object], environment: Mapping[str, str]) -> str:
-    """Says in one line what is wrong with a setting, under the name by which it was set.
-
-    Args:
-        problem: As pydantic reports it.
-        given: Settings that were flags.
-        environment: Variables of the process.
-    """
+    """Says in one line what is wrong with a setting, under the name by which it was set."""
     message = problem["msg"].removeprefix("Value error, ")
     if not problem["loc"]:
         return message

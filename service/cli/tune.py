@@ -27,11 +27,7 @@ EXIT_USAGE = 2
 def run(ops: Sequence[str], seconds: float, measured: Path, out: Path | None) -> int:
     """Measures random shapes, fits the device's table to them and writes it; the exit status.
 
-    Args:
-        ops: Names of ops.
-        seconds: For compiling and measuring.
-        measured: Folder for what is measured; what it has already is not measured again.
-        out: The table; by default that of the device's chip, in the package.
+    What `measured` has already is not measured again.
     """
     known = [op.name for op in tuned_ops()]
     unknown = [name for name in ops if name not in known]
@@ -45,15 +41,7 @@ def run(ops: Sequence[str], seconds: float, measured: Path, out: Path | None) ->
 
 
 def explain(op: str, sizes: str, dtype: str, precision: str, device: str) -> int:
-    """Prints why a shape gets its configuration; the exit status.
-
-    Args:
-        op: `matmul` or `softmax`.
-        sizes: `MxNxK`, or `ROWSxN`.
-        dtype: Dtype of the inputs.
-        precision: Precision mode of a product.
-        device: Name of a known device; empty for this machine's.
-    """
+    """Prints why a shape, `MxNxK` or `ROWSxN`, gets its configuration, by default on this machine's device; the exit status."""
     if device and device not in KNOWN:
         return _refuse(f"explain: --device: {device!r} is none of {', '.join(KNOWN)}", EXIT_USAGE)
     if not device and (is_interpreting() or not torch.cuda.is_available()):

@@ -10,11 +10,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def num_cores(cgroup: Path = CGROUP) -> int:
-    """Cores that can all be busy at once, at least 1.
-
-    Args:
-        cgroup: Mount point of the container's limits, of version 2 or 1.
-    """
+    """Cores that can all be busy at once, at least 1."""
     cores = len(os.sched_getaffinity(0))
     quota = _quota(cgroup)
     return cores if quota is None else max(1, min(cores, int(quota)))
@@ -33,11 +29,7 @@ def _quota(cgroup: Path) -> float | None:
 
 
 def memory_bytes(cgroup: Path = CGROUP) -> int:
-    """Bytes of memory.
-
-    Args:
-        cgroup: Mount point of the container's limits, of version 2 or 1.
-    """
+    """Bytes of memory."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for limit in ("memory.max", "memory/memory.limit_in_bytes"):
         # Without a limit, version 2 has a word here and version 1 a number that no machine has.

@@ -39,8 +39,7 @@ def origins_of(origins: str) -> tuple[str, ...]:
 def devices_of(device: str) -> list[str]:
     """Reads a `--device` value: one name for each engine.
 
-    Args:
-        device: `auto`, `cpu`, `cuda`, `cuda:1`, `cuda:0,1`; or `cpu:0,1` for several engines without a GPU, to try them.
+    It is `auto`, `cpu`, `cuda`, `cuda:1` or `cuda:0,1`; or `cpu:0,1` for several engines without a GPU, to try them.
 
     Raises:
         ValueError: Anything else.

@@ -23,14 +23,7 @@ FLOPS_PER_BYTE = {"gpu": 188.0, "cpu": 16.0}
 
 
 class EngineMetrics:
-    """The engine's share of `/metrics`.
-
-    Args:
-        sink: Receiver of figures; may be called by any thread.
-        identity: Identity of the backend.
-        version: Version of Tilewire.
-        restarts: Number of engines that died before this one.
-    """
+    """The engine's share of `/metrics`; any thread may call the sink. `restarts` is the number of engines that died before."""
 
     def __init__(self, sink: Sink, identity: Identity, *, version: str, restarts: int) -> None:
         self._metrics = metrics = MetricSet(sink)
@@ -142,14 +135,7 @@ class EngineMetrics:
                 self._stage_seconds.observe((op, stage), spent_ns * 1e-9, num_jobs)
 
     def record_launch(self, op: str, program: str, batch: Sequence[Sequence[Work]], timings: Timings) -> None:
-        """Counts one launch: a program's steps under their own ops, each with a share of the time as its cost is expected.
-
-        Args:
-            op: Op of its jobs.
-            program: Name of the kept program; empty for an op.
-            batch: Work of each job.
-            timings: Stage times of the launch.
-        """
+        """Counts one launch: a program's steps under their own ops, each with a share of the time as its cost is expected."""
         self._statistics.count(op, program, len(batch), timings)
         self._batch_requests.observe((op,), len(batch))
         kernel_s = timings.kernel_ns * 1e-9
@@ -192,12 +178,7 @@ class EngineMetrics:
         self._queue = (depth, nbytes)
 
     def observe_residents(self, count: int, placed_bytes: Mapping[Placement, int]) -> None:
-        """Sets the residents' gauges, and sends them at once: uploads are rare.
-
-        Args:
-            count: Number of residents.
-            placed_bytes: Bytes on this device by placement.
-        """
+        """Sets the residents' gauges, and sends them at once: uploads are rare."""
         self._resident_tensors.set((), count)
         self._resident_bytes.set((), sum(placed_bytes.values()))
         for placement, nbytes in placed_bytes.items():
@@ -206,10 +187,9 @@ class EngineMetrics:
 
 
 def joint_work(batch: Sequence[Sequence[Work]]) -> list[Work]:
-    """Returns the work of one launch. Jobs that share a launch share their residents, which are read once for all of them.
+    """Returns the work of one launch, whose jobs have the same ops and dtypes in the same order.
 
-    Args:
-        batch: Work of each job; all have the same ops and dtypes in the same order.
+    Jobs that share a launch share their residents, which are read once for all of them.
     """
     return [
         parts[0]._replace(

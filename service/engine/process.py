@@ -59,11 +59,7 @@ MAX_LAUNCH_S = 60.0
 
 
 class ThreadSafeSink:
-    """The control link, for threads that are not its event loop's.
-
-    Args:
-        control: The link.
-    """
+    """The control link, for threads that are not its event loop's."""
 
     def __init__(self, control: child.Control) -> None:
         self._control = control
@@ -84,11 +80,7 @@ class ServingCompile(Exception):
 
 
 def open_backend(device: str, *, batch_invariant: bool) -> Backend:
-    """Chooses the backend for a device.
-
-    Args:
-        device: `auto`, `cpu`, `cpu:<n>` or `cuda:<n>`.
-        batch_invariant: As in `Settings`.
+    """Chooses the backend for a device: `auto`, `cpu`, `cpu:<n>` or `cuda:<n>`.
 
     Raises:
         CannotStart: No such device.

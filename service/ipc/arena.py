@@ -47,8 +47,6 @@ class Segment:
 
     Attributes:
         fd: The descriptor to hand to another process; closed with the segment, or when nobody holds the segment any more.
-        nbytes: Size of the segment.
-        view: All of it, writable.
     """
 
     def __init__(self, fd: int, nbytes: int) -> None:

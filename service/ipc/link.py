@@ -75,9 +75,7 @@ class Link(asyncio.Protocol, Generic[ReceivedT]):
     def send(self, message: msgspec.Struct, turns: int = 0) -> None:
         """Sends with everything else that is sent until it leaves. Dropped when the link is closed.
 
-        Args:
-            message: The message.
-            turns: Further turns of the loop that it may wait for others.
+        It may wait for others for further turns of the loop.
 
         Raises:
             Exception: It cannot be encoded; the others leave.

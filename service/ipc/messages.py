@@ -27,9 +27,7 @@ class Upload(msgspec.Struct, frozen=True, array_like=True):
     """A tensor in the gateway's segment.
 
     Attributes:
-        type: Dtype and shape.
         offset: Offset of its first byte in the segment.
-        fortran: Whether the bytes are in Fortran order.
     """
 
     type: TensorType
@@ -41,11 +39,8 @@ class InputSpec(msgspec.Struct, frozen=True, array_like=True):
     """One input of a template: bytes in the gateway's segment, bytes in a client's region, or a resident tensor.
 
     Attributes:
-        name: Name of the input.
-        type: Dtype and shape.
         resident: Name of a resident tensor, or None.
         region: Name of a registered region, or None.
-        fortran: Whether the bytes are in Fortran order.
         version: Version that the resident must have; None for any.
         part: Part of the resident that is the input; None for all of it.
     """
@@ -67,7 +62,6 @@ class OutputSpec(msgspec.Struct, frozen=True, array_like=True):
     """One result of a template.
 
     Attributes:
-        type: Dtype and shape.
         region: Name of the registered region that takes it, or None for the gateway's segment.
         resident: Name under which it stays on the device, or None. It then has no offset.
         durable: It becomes resident once a host copy exists.
@@ -86,10 +80,8 @@ class TensorInfo(msgspec.Struct, frozen=True):
 
     Attributes:
         name: Name without the `@`.
-        type: Dtype and shape.
         created: Unix time in seconds of its upload.
         last_used: Unix time in seconds of the last request that read it, or None.
-        hits: Requests that read it.
         version: Position of its last change in the home engine's order; 0 for a tensor that was loaded from a file.
         placement: Engines that shall hold it.
         engines: Engines that hold it, or a part of it, for certain; empty for all.
@@ -165,9 +157,7 @@ class Template(msgspec.Struct, frozen=True, array_like=True, tag="template"):
 
     Attributes:
         id: Number that the gateway gives only once.
-        op: Name of the op.
         inputs: Inputs, in the order of a job's offsets.
-        options: Options of the op.
         outputs: Results, in the order of `Op.outputs`.
         flops: Operations of one job.
         moved_bytes: Bytes that one job reads and writes.
@@ -187,7 +177,6 @@ class Job(msgspec.Struct, frozen=True, array_like=True, tag="job"):
 
     Attributes:
         id: Number, unique among the gateway's requests.
-        template: Number of its template.
         offsets: Offsets of the first bytes in the gateway's segment or in the region. In order, one for each input that
             is no resident, then one for each output that leaves the device.
         deadline_ns: Latest start on the machine's monotonic clock; 0 for none.
@@ -227,7 +216,6 @@ class _Request(_Numbered, frozen=True, array_like=True, kw_only=True):
     """What has an answer and is no job.
 
     Attributes:
-        id: Number of this request.
         request_id: Name of the request in logs; behind the fields of each class.
     """
 
@@ -238,8 +226,6 @@ class PutTensor(_Request, frozen=True, array_like=True, tag="put"):
     """Make the bytes of `source` resident under `name`. The home engine orders the change; another one only holds the bytes.
 
     Attributes:
-        name: Name of the tensor.
-        source: Bytes of the tensor.
         placement: Engines that shall hold it.
         axis: As in `TensorInfo`.
         match: Condition on the tensor that it replaces, for the home engine, or for the store.
@@ -291,12 +277,9 @@ class AwaitCopy(_Request, frozen=True, array_like=True, tag="copy"):
 
 
 class GetTensor(_Request, frozen=True, array_like=True, tag="get"):
-    """Write the resident `name` of type `expected` to `out_offset`.
+    """Write the resident `name`, whose whole type is `expected`, to `out_offset` of the segment.
 
     Attributes:
-        name: Name of the tensor.
-        expected: Dtype and shape of the whole tensor.
-        out_offset: Offset of its first byte in the segment.
         version: Version that it must have; 0 for any. A part of a sharded tensor is written only with a version.
     """
 
@@ -310,7 +293,6 @@ class DescribeTensor(_Request, frozen=True, array_like=True, tag="describe"):
     """Requests the description of `name`; answered when the engine has a change, and the tensor if it shall hold it.
 
     Attributes:
-        name: Name of the tensor.
         version: Version of that change; 0 for any.
         match: Condition on the version; where it does not hold, the store is looked at first.
     """
@@ -324,7 +306,6 @@ class FetchTensor(_Request, frozen=True, array_like=True, tag="fetch"):
     """Bring a tensor that another engine holds onto this device, too, and answer with its description.
 
     Attributes:
-        name: Name of the tensor.
         version: Version of the change that the engine must have before it answers; 0 for any.
     """
 
@@ -333,12 +314,7 @@ class FetchTensor(_Request, frozen=True, array_like=True, tag="fetch"):
 
 
 class DeleteTensor(_Request, frozen=True, array_like=True, tag="delete"):
-    """Forget `name`; requests under way finish with it. For the home engine; the others follow it through the vault.
-
-    Attributes:
-        name: Name of the tensor.
-        match: Condition on the tensor.
-    """
+    """Forget `name`; requests under way finish with it. For the home engine; the others follow it through the vault."""
 
     name: str
     match: Match | None = None
@@ -413,11 +389,9 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     """The engine is ready and has mapped the segment.
 
     Attributes:
-        engine: Index of the engine.
         backend: `cpu` or `gpu`.
         device: `cpu`, `cuda:0`, …
         device_name: As its maker calls it.
-        torch: Version of PyTorch.
         triton: Version of Triton, or "none".
         resident_bytes: Quota of resident tensors on the device.
         residing: How far the engine has followed the others.
@@ -496,7 +470,6 @@ class Stale(msgspec.Struct, frozen=True, array_like=True, tag="stale"):
     """Job `id` was planned with a resident whose type has changed; nothing was computed. Plan again with these.
 
     Attributes:
-        id: Number of the request.
         tensors: Residents as they are now.
         missing: Names that this host may have to load from the store first.
     """
@@ -510,8 +483,6 @@ class Tensors(msgspec.Struct, frozen=True, array_like=True, tag="tensors"):
     """Answer to messages about residents.
 
     Attributes:
-        id: Number of the request.
-        tensors: Their descriptions.
         replaced: Whether a put or an order found an older tensor.
         ticket: Number for `AdoptTensor`, from a put to an engine that is not the home; else 0.
     """

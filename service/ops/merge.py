@@ -14,8 +14,6 @@ class MergeOptions(OpOptions, frozen=True, tag=MERGE):
     """Options of `merge`.
 
     Attributes:
-        k: Number of elements that are chosen.
-        largest: Whether the largest are best.
         is_nan_large: Whether NaN counts as the largest; else it comes last.
         parts: Number of candidates of each part, in the order of the parts, and the index of the part's first element.
     """

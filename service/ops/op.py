@@ -85,9 +85,7 @@ class Work(NamedTuple):
     """Part of a job that is counted under one op and dtype.
 
     Attributes:
-        op: Name of the op.
         dtype: Dtype of its first input.
-        flops: Operations.
         moved_bytes: Bytes read and written when each operand is touched once.
         shared_bytes: Bytes of residents among them, which jobs of one launch read once.
     """
@@ -118,7 +116,6 @@ class Batching(Generic[OptionsT]):
     """Condition for sharing a launch: equal strategy, key and residents.
 
     Attributes:
-        strategy: Way to join operands.
         key: Everything else that must be equal: options, dtypes, widths.
         options: Options of the joint launch.
     """
@@ -146,8 +143,6 @@ class Selection:
     """Order in which the results of parts are merged, where each part has its own best elements.
 
     Attributes:
-        k: Number of elements that are chosen.
-        largest: Whether the largest are best.
         is_nan_large: Whether NaN counts as the largest; else it comes last.
     """
 
@@ -178,7 +173,6 @@ class WarmupCase:
     """A request with a known answer, which every engine computes before it is ready.
 
     Attributes:
-        options: Option values.
         inputs: Values of each input, in float32.
         outputs: Values of each output, exact.
     """
@@ -195,16 +189,12 @@ class Op(abc.ABC, Generic[OptionsT]):
         name: Name, as in the URL.
         summary: Description in one sentence.
         required: Names of the inputs that must be given, in order. An unnamed tensor stands for the first.
-        optional: Names of further inputs.
-        outputs: Names of the results, in order.
         dtypes: Dtypes that the required inputs may have.
-        options: Class of its options.
         needs: Names of the options that have no default.
         ranks: Rank of each required input and of each output that `/v2` shows.
         output_datatypes: `/v2` datatype of each output that is not that of the inputs.
         is_elementwise: Whether an element of the result depends on the same element of each operand only.
         example: JSON body for the OpenAPI document.
-        example_options: Option values that go with it.
         warmup: Request with a known answer.
     """
 
@@ -309,37 +299,18 @@ class Op(abc.ABC, Generic[OptionsT]):
     def work(
         self, types: Types, residents: frozenset[str], options: OptionsT, flops: int, moved_bytes: int
     ) -> tuple[Work, ...]:
-        """Returns what a job adds to the counters: itself, or the steps of a program.
-
-        Args:
-            types: Dtype and shape of each input.
-            residents: Names of the inputs that are resident.
-            options: Options of the op.
-            flops: Operations of the job.
-            moved_bytes: Bytes read and written when each operand is touched once.
-        """
+        """Returns what a job adds to the counters: itself, or the steps of a program."""
         del options
         shared_bytes = sum(types[name].nbytes for name in residents)
         return (Work(self.name, next(iter(types.values())).dtype, flops, moved_bytes, shared_bytes),)
 
     def chunking(self, types: Types, options: OptionsT, outputs: Sequence[TensorType]) -> Chunking | None:
-        """Returns how a request can be cut along rows, or None when rows depend on one another.
-
-        Args:
-            types: Dtype and shape of each input.
-            options: Options of the op.
-            outputs: Types of the results.
-        """
+        """Returns how a request can be cut along rows, or None when rows depend on one another."""
         del types, options, outputs
         return None
 
     def sharding(self, types: Types, options: OptionsT) -> Sharding | None:
-        """Returns how a request is divided among engines that hold parts of its residents, or None when it cannot be.
-
-        Args:
-            types: Dtype and shape of each input, whole.
-            options: Options of the op.
-        """
+        """Returns how a request of whole operands is divided among engines that hold parts of its residents, or None."""
         del types, options
         return None
 
@@ -410,12 +381,7 @@ def check_limits(name: str, operand: TensorType, limits: Limits) -> None:
 
 
 def check_out_dtype(asked: str | None, default: str, allowed: tuple[str, ...]) -> str:
-    """Returns the dtype of a result.
-
-    Args:
-        asked: Dtype that the request names, if any.
-        default: Dtype without a request.
-        allowed: Dtypes that can be had.
+    """Returns the dtype of a result: the one that is asked for, if any, or the default.
 
     Raises:
         InvalidRequest: Not an allowed dtype.
@@ -440,12 +406,6 @@ def check_same_dtype(types: Types) -> str:
 
 def check_vector(name: str, types: Types, size: int, allowed: tuple[str, ...] = FLOATS16_32) -> None:
     """Checks an optional input of one element for each column.
-
-    Args:
-        name: Name of the input.
-        types: Inputs that are given.
-        size: Number of columns.
-        allowed: Dtypes that it may have.
 
     Raises:
         InvalidRequest: Another dtype or shape.
@@ -487,13 +447,7 @@ def check_required(op: AnyOp, options: OpOptions) -> None:
 
 
 def check_k(k: int | None, name: str, available: int, limit: int | None = None) -> int:
-    """Returns how many elements are chosen.
-
-    Args:
-        k: Number in the request.
-        name: Input that they are chosen from.
-        available: Number of elements to choose from.
-        limit: Largest number of the op, whatever is available.
+    """Returns how many elements are chosen from the input `name`; the limit holds whatever is available.
 
     Raises:
         InvalidRequest: Below 1, above the limit, or more than there are.

@@ -36,12 +36,6 @@ def parse_options(op: AnyOp, raw: Mapping[str, object]) -> OpOptions:
 def plan(op: AnyOp, operands: Mapping[str, TensorType], options: OpOptions, limits: Limits) -> Plan:
     """Validates operands against the op and infers the results and the cost.
 
-    Args:
-        op: The operation.
-        operands: Dtype and shape of each input by name.
-        options: OpOptions of the op, as `parse_options` returns them.
-        limits: Bounds on the request.
-
     Raises:
         InvalidRequest: A missing or unknown input, a dtype or a shape that cannot be right.
         BeyondLimit: Rank, elements or result size over the limits.

@@ -70,7 +70,6 @@ class Read(msgspec.Struct, frozen=True, tag="read"):
     """Requests what the supervisor has of all processes.
 
     Attributes:
-        id: Number of this request.
         what: The text of `/metrics` in either form, the sums that it does not show, or the last minutes.
     """
 

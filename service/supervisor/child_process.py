@@ -38,7 +38,6 @@ class Spawned:
     """A process that waits for its settings.
 
     Attributes:
-        process: The process.
         control: Our end of its control link, blocking.
     """
 
@@ -64,13 +63,7 @@ async def spawn(module: str, *arguments: str) -> Spawned:
 
 
 class Spare:
-    """An engine process that has imported torch and waits: it takes the place of the next engine that dies.
-
-    Args:
-        module: Python module of the process.
-        arguments: Command-line arguments of the process.
-        is_wanted: Whether there is one at all.
-    """
+    """An engine process that has imported torch and waits: it takes the place of the next engine that dies."""
 
     def __init__(self, module: str, *arguments: str, is_wanted: bool = True) -> None:
         self._command = (module, *arguments)

@@ -40,7 +40,6 @@ class KeptRegion(msgspec.Struct, frozen=True):
     """A registered region that outlived its engine.
 
     Attributes:
-        region: Registered range.
         fd: Descriptor of the shared-memory object, inherited by the engine: the name may be gone by now.
     """
 
@@ -53,7 +52,6 @@ class Handover(msgspec.Struct, frozen=True):
 
     Attributes:
         tensors: Last change of each tensor.
-        regions: Regions that are registered.
         versions: Version of the last change that `tensors` contains, by the index of its home engine.
     """
 

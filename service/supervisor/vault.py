@@ -80,13 +80,7 @@ class VaultWriter:
         self._home = home
 
     def keep(self, info: TensorInfo, fd: int = -1, holder: tuple[int, int] = (0, 0)) -> None:
-        """Deposits a change before it is acknowledged, with its host copy where there is one.
-
-        Args:
-            info: Description of the tensor.
-            fd: Its host copy; -1 for none, or for one that was offered.
-            holder: As in `Kept`.
-        """
+        """Deposits a change before it is acknowledged, with its host copy; -1 for none, or for one that was offered."""
         self._send(Kept(info.name, info, version=info.version, home=self._home, holder=holder), fd)
 
     def offer(self, ticket: int, fd: int) -> None:
@@ -226,8 +220,6 @@ class VaultReader:
         left_s: Time for which it keeps an offer that its engine has no more, in seconds.
 
     Attributes:
-        kept: Last change of each tensor.
-        kept_regions: Regions that are registered.
         versions: Version of the last change of each home engine.
         feeds: Sending ends, by the index of the engine.
     """

@@ -29,8 +29,6 @@ class MetricSpec(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         name: Name in the exposition; that of a counter ends with `_total`.
-        text: Help.
-        labels: Names of the labels.
         kind: Counters and histograms are added up over all processes, also dead ones; gauges over live ones.
         bounds: Upper bounds of a histogram's buckets, without infinity.
         merge: Rule that merges gauges of several processes; `max_ever` includes dead processes.
@@ -50,8 +48,6 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     """Change of one series since the last flush.
 
     Attributes:
-        name: Name of the metric.
-        labels: Label values.
         values: Increment of a counter; value of a gauge; increments of a histogram's buckets, then of its sum.
     """
 
@@ -64,10 +60,6 @@ class Exemplar(msgspec.Struct, frozen=True, array_like=True):
     """Last observation that fell into a bucket and has labels of its own.
 
     Attributes:
-        name: Name of the histogram.
-        labels: Label values of its series.
-        bucket: Index of the bucket.
-        value: Observed value.
         unix_s: Time of the observation.
         shown: Labels that lead to its cause.
     """
@@ -85,10 +77,8 @@ class Failure(msgspec.Struct, frozen=True):
 
     Attributes:
         time: Unix time of its end, in seconds.
-        method: HTTP method.
         route: Pattern of its path; no names of tensors.
         op: Name of the op, or None.
-        status: HTTP status.
         reason: Code of the error.
         request_id: Id that leads to the log.
         key: Name of its API key, or None.
@@ -165,12 +155,7 @@ class Histogram:
             self._series(labels)
 
     def observe(self, labels: Labels, value: float, times: int = 1) -> int:
-        """Adds an observation, or several of the same value.
-
-        Args:
-            labels: Label values of the series.
-            value: Observed value; one on a bound belongs to that bound's bucket.
-            times: Number of equal observations.
+        """Adds an observation, or several of the same value; one on a bound belongs to that bound's bucket.
 
         Returns:
             Index of the bucket.
@@ -192,15 +177,7 @@ class Histogram:
         return buckets
 
     def show(self, labels: Labels, bucket: int, value: float, unix_s: float, shown: Mapping[str, str]) -> None:
-        """Makes an observation the exemplar of its bucket.
-
-        Args:
-            labels: Label values of the series.
-            bucket: Index of the bucket.
-            value: Observed value.
-            unix_s: Time of the observation.
-            shown: Labels of the exemplar.
-        """
+        """Makes an observation the exemplar of its bucket."""
         self._exemplars[labels, bucket] = (value, unix_s, shown)
 
     def take(self) -> list[Sample]:
@@ -241,11 +218,7 @@ MetricT = TypeVar("MetricT", Counter, Histogram, Gauge)
 
 
 class MetricSet:
-    """Metrics of one thread of a process.
-
-    Args:
-        sink: Receiver of changes.
-    """
+    """Metrics of one thread of a process."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink

@@ -46,12 +46,7 @@ class Totals(Collector):
         self._exemplars: dict[tuple[str, Labels, int], Exemplar] = {}
 
     def add(self, source: str, figures: Figures) -> None:
-        """Adds what a process sent.
-
-        Args:
-            source: Name of the process; its successor has the same.
-            figures: Changes of a process.
-        """
+        """Adds what a process sent; its successor has the same name."""
         for spec in figures.specs:
             self._specs[spec.name] = spec
         for name, labels, values in ((one.name, one.labels, one.values) for one in figures.samples):
@@ -132,12 +127,7 @@ class Totals(Collector):
 
 
 class Exposition:
-    """Writes the text of `/metrics`, once for all who wait for it.
-
-    Args:
-        totals: Sums that it shows.
-        period_s: Least time between two texts of one format, in seconds.
-    """
+    """Writes the text of `/metrics`, once for all who wait for it; two texts of one format are `period_s` apart, or more."""
 
     def __init__(self, totals: Totals, period_s: float = PERIOD_S) -> None:
         self._registry = CollectorRegistry()
@@ -147,11 +137,7 @@ class Exposition:
         self._waiting: dict[bool, asyncio.Task[bytes]] = {}
 
     async def read(self, *, openmetrics: bool) -> tuple[bytes, str]:
-        """Returns the text and its content type.
-
-        Args:
-            openmetrics: OpenMetrics, with exemplars; else Prometheus text.
-        """
+        """Returns the text and its content type: OpenMetrics, with exemplars, or Prometheus text."""
         encode, content_type = choose_encoder(OPENMETRICS if openmetrics else "")
         if openmetrics not in self._waiting:
             self._waiting[openmetrics] = asyncio.create_task(self._write(encode, openmetrics=openmetrics))

@@ -38,7 +38,6 @@ class Interval(msgspec.Struct, frozen=True, omit_defaults=True):
         seconds: Length.
         requests: Requests answered, by op.
         statuses: Requests answered with an error, by status.
-        refused: Refusals, by reason.
         latency: Seconds by name of the percentile; empty without requests.
         kernel_seconds: Seconds in which kernels ran.
     """
@@ -67,11 +66,7 @@ class HistoryReport(msgspec.Struct, frozen=True):
 
 
 class History:
-    """Ring of intervals.
-
-    Args:
-        totals: Sums over all processes.
-    """
+    """Ring of intervals."""
 
     def __init__(self, totals: Totals) -> None:
         self._totals = totals
@@ -86,12 +81,7 @@ class History:
             self.note(time.monotonic(), time.time())
 
     def note(self, now_s: float, unix_s: float) -> None:
-        """Ends an interval.
-
-        Args:
-            now_s: Monotonic time, in seconds.
-            unix_s: Unix time, in seconds.
-        """
+        """Ends an interval at a moment of the monotonic clock, and of Unix time, in seconds."""
         requests, refused = self._increases(REQUESTS), self._increases(REJECTED)
         by_op: dict[str, int] = {}
         by_status: dict[str, int] = {}
@@ -132,12 +122,9 @@ class History:
 
 
 def quantile(q: float, counts: Sequence[int], bounds: Sequence[float]) -> float:
-    """Estimates a quantile as Prometheus does: linear inside its bucket.
+    """Estimates a quantile, 0 to 1, as Prometheus does: linear inside its bucket.
 
-    Args:
-        q: From 0 to 1.
-        counts: Observations in each bucket, the last one without an upper bound; not all 0.
-        bounds: Upper bounds of all buckets but the last.
+    The last bucket has no upper bound. Not all counts are 0.
     """
     rest, begin = q * sum(counts), 0.0
     for count, end in zip(counts, bounds, strict=False):

@@ -21,11 +21,7 @@ EXTRA = ("request_id", "request_ids")
 
 
 def configure(settings: LogSettings, *, process: str) -> structlog.stdlib.BoundLogger:
-    """Sets logging up for this process.
-
-    Args:
-        settings: Level and format.
-        process: Bound to every event: `supervisor`, `gateway-0`, `engine-0`.
+    """Sets logging up for this process, whose name is bound to every event: `supervisor`, `gateway-0`, `engine-0`.
 
     Returns:
         The process's logger.

@@ -55,8 +55,6 @@ class ModelStats(msgspec.Struct):
     """All that is counted for one op.
 
     Attributes:
-        name: Name of the op.
-        version: Version of the model.
         last_inference: When a request was last computed, in milliseconds of Unix time; 0 for never.
         inference_count: Requests computed.
         execution_count: Launches; the quotient is the mean batch.
@@ -94,11 +92,7 @@ class _Names:
 
 
 class RequestStatistics:
-    """A gateway's share. One thread.
-
-    Args:
-        metrics: Set that its counters are defined in.
-    """
+    """A gateway's share. One thread."""
 
     def __init__(self, metrics: MetricSet) -> None:
         labels = ("op", "part")
@@ -111,13 +105,9 @@ class RequestStatistics:
         self._computed: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (2 + len(_PARTS)))
 
     def count(self, op: str, program: str, seconds: float, timings: Timings | None) -> None:
-        """Counts one request.
+        """Counts one request of an op, or of a kept program unless its name is empty; one without timings failed.
 
-        Args:
-            op: Name of the op.
-            program: Name of the kept program; empty for an op.
-            seconds: From its headers to the last byte of its answer.
-            timings: Stage times of the engine; None for a request that failed.
+        Its seconds are those from its headers to the last byte of its answer.
         """
         op = self._names.name_of(op, program)
         if timings is None:
@@ -147,11 +137,7 @@ class RequestStatistics:
 
 
 class LaunchStatistics:
-    """An engine's share. One thread.
-
-    Args:
-        metrics: Set that its counters are defined in.
-    """
+    """An engine's share. One thread."""
 
     def __init__(self, metrics: MetricSet) -> None:
         self._names = _Names()
@@ -171,13 +157,7 @@ class LaunchStatistics:
 
 
 def statistics_of(samples: Iterable[Sample], ops: Sequence[str], version: str) -> list[ModelStats]:
-    """Arranges the sums over all processes by op and batch size.
-
-    Args:
-        samples: The sums; others than those of this module are left out.
-        ops: Whose statistics.
-        version: Version of the models.
-    """
+    """Arranges the sums over all processes by op and batch size; leaves others than those of this module out."""
     stats = {op: ModelStats(op, version) for op in ops}
     batches: dict[str, dict[int, BatchStats]] = {op: {} for op in ops}
     for sample in samples:

@@ -14,9 +14,6 @@ MEGABYTE = 2**20
 class AmdSmiMeter:
     """One device; see `contract.Meter`.
 
-    Args:
-        address: Which one.
-
     Raises:
         NoMeter: No driver, or no such device.
     """

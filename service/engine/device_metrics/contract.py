@@ -36,8 +36,6 @@ class Reading:
     Attributes:
         memory_used_bytes: Bytes of device memory in use, by any process.
         memory_total_bytes: All of it.
-        power_watts: Power draw.
-        temperature_celsius: Temperature of the chip.
         utilization_ratio: Part of the last moment in which a kernel ran, 0 to 1.
     """
 

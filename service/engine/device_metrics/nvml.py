@@ -15,9 +15,6 @@ ValueT = TypeVar("ValueT")
 class NvmlMeter:
     """One device; see `contract.Meter`.
 
-    Args:
-        address: Which one.
-
     Raises:
         NoMeter: No driver, or no such device.
     """

@@ -8,10 +8,7 @@ from tilewire.service.engine.device_metrics.contract import Address, Meter, NoMe
 
 
 def open_meter(device: str) -> Meter:
-    """Opens the meter of a device.
-
-    Args:
-        device: As torch calls it: `cpu`, `cuda:0`, …
+    """Opens the meter of a device, by the name that torch has for it.
 
     Raises:
         NoMeter: There is none; the message says why.

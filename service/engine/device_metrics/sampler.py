@@ -73,14 +73,7 @@ def _free_bytes(reading: Reading) -> float | None:
 
 
 class Sampler:
-    """Reads a meter until it is stopped.
-
-    Args:
-        sink: Receiver of figures; called by the sampler's own thread.
-        device: As torch calls it.
-        meter: Meter of that device.
-        period_s: From reading to reading.
-    """
+    """Reads a meter until it is stopped; the sink is called by its own thread."""
 
     def __init__(self, sink: Sink, device: str, meter: Meter, period_s: float = PERIOD_S) -> None:
         self._meter = meter

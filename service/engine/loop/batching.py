@@ -12,11 +12,7 @@ from tilewire.service.ops.op import AnyOp, JoinStrategy, OpOptions
 
 
 def join(jobs: Sequence[BoundJob]) -> list[LaunchSpec]:
-    """Works out the launches of a batch.
-
-    Args:
-        jobs: Jobs of equal batch keys, in the order of their results; or a single job.
-    """
+    """Works out the launches of jobs of equal batch keys, in the order of their results; or of a single job."""
     first = jobs[0]
     batching = first.plan.batching
     if len(jobs) == 1 or batching is None:

@@ -9,12 +9,6 @@ RATES = {"gpu": (6e14, 5e10), "cpu": (2e11, 1e10)}
 
 
 def predict_s(backend: str, flops: int, host_bytes: int) -> float:
-    """Seconds that a job adds to a launch.
-
-    Args:
-        backend: `gpu` or `cpu`.
-        flops: Operations of the job.
-        host_bytes: Bytes that travel between host and device for it; resident operands do not.
-    """
+    """Seconds that a job adds to a launch. Resident operands are none of the bytes, which travel between host and device."""
     flops_per_s, bytes_per_s = RATES[backend]
     return flops / flops_per_s + host_bytes / bytes_per_s

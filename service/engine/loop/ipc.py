@@ -32,14 +32,7 @@ FD_SETSIZE = 1024
 
 
 class Peer:
-    """One gateway's socket.
-
-    Args:
-        sock: Connected, non-blocking.
-        hello: First message of the gateway.
-        segment: Arena of the gateway.
-        changed: Gets this peer when it has something to send and had not.
-    """
+    """One gateway's non-blocking socket; `changed` gets this peer when it has something to send and had not."""
 
     def __init__(self, sock: socket.socket, hello: Hello, segment: Segment, changed: list[Peer]) -> None:
         self.sock = sock
@@ -113,11 +106,7 @@ class Mailbox:
             return not self._is_closed
 
     def take(self, timeout_s: float | None) -> list[Event]:
-        """Everything that has come.
-
-        Args:
-            timeout_s: Longest wait for an event; None for ever.
-        """
+        """Everything that has come; waits for an event up to the time-out, for ever without one."""
         events: list[Event] = []
         for fd, happened in self._wait(timeout_s):
             if fd == self._bell:

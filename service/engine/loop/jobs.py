@@ -23,10 +23,7 @@ class Span(NamedTuple):
 
     Attributes:
         name: Name of the input or output.
-        type: Dtype and shape.
-        nbytes: Length in bytes.
         extent: Bytes from the first to the last.
-        fortran: Whether the bytes are in Fortran order.
         region: Name of a client's region, or None for the gateway's segment.
         pitch: Bytes from row to row; 0 where rows follow one another.
     """
@@ -44,7 +41,6 @@ class Binding(NamedTuple):
     """Part of a job plan that depends on resident tensors, for as long as none of them changes.
 
     Attributes:
-        residents: The resident tensors.
         tensors: Resident inputs, by input name.
         key: Batch key: jobs of equal keys may share a launch; None for a job that runs alone.
         signature: Equal for jobs whose launches differ only in addresses.
@@ -61,8 +57,6 @@ class JobPlan:
     """A template, resolved: everything about its jobs but where their bytes lie.
 
     Attributes:
-        template: The template.
-        op: The op.
         inputs: Inputs on the host, in the order of a job's offsets.
         residents: The other inputs, each behind the name of its resident.
         outputs: Results that leave the device, behind the inputs in the order of a job's offsets.
@@ -99,7 +93,6 @@ class Client:
 
     Attributes:
         name: Name for the log.
-        segment: Arena of the gateway.
         send: Sends it a message, with the others of this turn; for the loop thread.
         mapped: The segment as the backend sees it; None before attach and after detach.
         waiting: Queued jobs by id.
@@ -125,8 +118,6 @@ class BoundJob(Waiting, eq=False, kw_only=True, gc=False):
 
     Attributes:
         client: Gateway that sent it.
-        job: The message.
-        plan: Plan of its template.
         inputs: Bytes on the host, or resident tensors, by input name.
         outs: Places of the results that leave the device.
         kept: Place of the only result when it stays on the device.
@@ -185,8 +176,6 @@ class Launched:
     """A batch on the device.
 
     Attributes:
-        batch: Jobs of the batch.
-        running: State of the batch, from the backend.
         began_ns: Time of the launch.
         seconds: Estimated duration.
     """

@@ -132,12 +132,7 @@ class EngineLoop:
     # ── any thread ────────────────────────────────────────────────────────────────────────────────
 
     def start(self, prepare: Prepare | None = None, on_ready: Callable[[], object] | None = None) -> None:
-        """Starts the thread.
-
-        Args:
-            prepare: Work before gateways are attached; they wait, and receive its progress.
-            on_ready: Called by the thread when that is done.
-        """
+        """Starts the thread. Gateways wait for what it prepares, and receive its progress; then it calls `on_ready`."""
         self._prepare, self._on_ready = prepare, on_ready
         self._thread.start()
 

@@ -24,11 +24,7 @@ from tilewire.service.ops.registry import op_for, program_of
 
 
 def plan_of(template: Template, backend: str) -> JobPlan:
-    """Resolves a template as far as no resident is needed.
-
-    Args:
-        template: The template.
-        backend: `gpu` or `cpu`, for the cost estimate.
+    """Resolves a template as far as no resident is needed; the backend, `gpu` or `cpu`, is for the cost estimate.
 
     Raises:
         UnknownName: No such op.
@@ -81,11 +77,7 @@ def _row_shapes(
 
 
 class Bindings:
-    """The bindings of plans. A resident tensor that changes takes those with it that have it: none keeps it alive.
-
-    Args:
-        residents: The resident tensors.
-    """
+    """The bindings of plans. A resident tensor that changes takes those with it that have it: none keeps it alive."""
 
     def __init__(self, residents: Residents) -> None:
         self.residents = residents

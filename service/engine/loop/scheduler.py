@@ -34,7 +34,6 @@ class Caps:
     """Limits of one batch; a job that alone is over one runs alone.
 
     Attributes:
-        max_requests: Jobs.
         max_rows: Rows of their results.
         max_bytes: Bytes that travel between host and device for them.
         max_seconds: Time that they are predicted to take: what the next job would wait.
@@ -56,10 +55,8 @@ class Waiting(msgspec.Struct, eq=False):
         arrived_ns: Time of arrival.
         deadline_ns: Latest start; 0 for none.
         priority: 1 is the most urgent of its flow; 0 is the default and the least.
-        rows: Number of rows of its result.
         nbytes: Bytes that travel between host and device for it.
         seconds: Estimated time that it adds to a launch.
-        flow: Number of its flow.
         weight: Share of its flow beside those of others.
         is_gone: Whether it was taken or discarded.
     """
@@ -148,11 +145,7 @@ class _Flow(Generic[WaitingT]):
 
 
 class Scheduler(Generic[WaitingT]):
-    """The queue of one engine.
-
-    Args:
-        caps: Limits of a batch.
-    """
+    """The queue of one engine."""
 
     def __init__(self, caps: Caps | None = None) -> None:
         self._caps = caps or Caps()

@@ -37,7 +37,6 @@ class KernelCall(NamedTuple, Generic[OptionsT]):
     Attributes:
         kernels: The package `tilewire.kernels`.
         inputs: Tensors by input name, on the device.
-        options: Options of the op.
         outs: Results to fill, on the device; rows may be padded.
         batch_invariant: Give the same bits whatever a row is batched with.
     """
@@ -54,12 +53,7 @@ Compute = Callable[[Operands], None]
 
 
 class Epilogue(NamedTuple):
-    """Epilogue of a grouped matrix product.
-
-    Attributes:
-        activation: Name of the activation.
-        precision: Precision mode of float32 operands.
-    """
+    """Activation of a grouped matrix product, and precision of its float32 operands."""
 
     activation: str
     precision: str
@@ -80,12 +74,7 @@ class EngineOp(abc.ABC, Generic[OptionsT]):
 
     @abc.abstractmethod
     def cpu(self, inputs: Operands, options: OptionsT, out_dtypes: Sequence[torch.dtype]) -> tuple[torch.Tensor, ...]:
-        """Computes on the host.
-
-        Args:
-            inputs: Tensors by input name, of any strides.
-            options: Options of the op.
-            out_dtypes: Dtypes of the results.
+        """Computes on the host; inputs have any strides.
 
         Returns:
             The results, each in its dtype or in one that converts to it without further rounding.

@@ -18,12 +18,7 @@ _Step: TypeAlias = tuple[EngineOp[Any], KernelCall[Any], Mapping[str, str]]
 
 
 class EngineProgram(EngineOp[ProgramOptions]):
-    """Runs the steps of a program; see `service.ops.program`.
-
-    Args:
-        family: The op `program` of the service.
-        ops: Engine's side of each op, by name.
-    """
+    """Runs the steps of a program; see `service.ops.program`."""
 
     takes_steps = True
 

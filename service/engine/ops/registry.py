@@ -37,11 +37,7 @@ ENGINE_OPS: Mapping[str, EngineOp[Any]] = {
 
 
 def check_registries(kernel_names: Collection[str] | None = None, steps: Collection[str] = _STEPS.keys()) -> None:
-    """Compares the ops that are served with those that the engine computes.
-
-    Args:
-        kernel_names: Names of the ops that have kernels on the engine's device; None on the CPU.
-        steps: Names of the ops that the engine computes.
+    """Compares the ops that are served with those that the engine computes, and with those that have kernels on a GPU.
 
     Raises:
         CannotStart: They differ; the text names the ops.

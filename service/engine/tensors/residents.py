@@ -381,7 +381,7 @@ class Residents:
         return msgspec.structs.replace(described, engines=tuple(set(described.engines) - {self.index}))
 
     def lacks(self, name: str, version: int) -> bool:
-        """Whether a change of a name, 0 for any, or the tensor that this engine shall hold is still to come."""
+        """Whether the change of a name with a version, 0 for any, or a tensor that this engine shall hold, is to come."""
         resident = self._by_name.get(name)
         if resident is None or resident.info.version < version:
             return self.versions[self.home_of(name)] < version
@@ -541,7 +541,10 @@ class Residents:
         return resident, fd
 
     def _upload(self, resident: Resident, source: HostBytes, *, is_ours: bool) -> None:
-        """Brings a tensor, or this engine's part of it, onto the device; `is_ours`: the source stays as it is."""
+        """Brings a tensor, or this engine's part of it, onto the device.
+
+        Bytes that are ours stay as they are for as long as they are referenced.
+        """
         part = resident.part
         if part is not None:
             cut = tensor_of(source).narrow(part.axis, part.begin, part.end - part.begin)

@@ -38,7 +38,6 @@ class InputDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One input of a program.
 
     Attributes:
-        dtype: Name of its dtype.
         shape: Size of each dimension; -1 for any.
     """
 
@@ -52,7 +51,6 @@ class StepDefinition(
     """One step as it is written.
 
     Attributes:
-        op: Name of the op.
         inputs: Value, program input or `@resident` for each input of the op.
         names: Name of the step's output, or a name for each of several outputs.
         options: Option values of the op.
@@ -68,8 +66,6 @@ class Definition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A program as it is written.
 
     Attributes:
-        inputs: Inputs by name.
-        steps: Steps in order.
         outputs: Names of the values that are answered.
     """
 
@@ -82,8 +78,6 @@ class Step(msgspec.Struct, frozen=True):
     """One step whose names and options are checked.
 
     Attributes:
-        op: The operation.
-        options: Option values.
         inputs: Name of a value, or `@` and a resident's name, by input of the op.
         outputs: Names of the step's values, in the order of the op's outputs.
     """
@@ -100,7 +94,6 @@ class Program(msgspec.Struct, frozen=True):
     Attributes:
         text: Canonical JSON.
         inputs: Dtype and shape of each input; -1 stands for any size.
-        steps: Steps in order.
         outputs: Names of the values that are answered.
         residents: Names of the residents that the steps read, without `@`, each once.
     """
@@ -113,11 +106,7 @@ class Program(msgspec.Struct, frozen=True):
 
 
 def check_program_name(name: str, taken: frozenset[str]) -> None:
-    """Checks the name of a program.
-
-    Args:
-        name: The name.
-        taken: Names of ops and of calls, which a program may not have.
+    """Checks the name of a program; those of ops and of calls are taken.
 
     Raises:
         InvalidRequest: A name that is no program's.
@@ -129,11 +118,7 @@ def check_program_name(name: str, taken: frozenset[str]) -> None:
 
 
 def parse_program(text: bytes | str, ops: Mapping[str, AnyOp]) -> Program:
-    """Parses and checks a program.
-
-    Args:
-        text: JSON.
-        ops: Ops that steps may name.
+    """Parses and checks the JSON of a program.
 
     Raises:
         InvalidRequest: Not a program; the detail names the place, with the step's number.

@@ -46,16 +46,7 @@ class NoOptions(OpOptions, frozen=True):
 
 
 class ProgramOp(Op[ProgramOptions]):
-    """One program, as an op.
-
-    Args:
-        program: The program.
-        limits: Bounds on every value between the steps.
-        model: Name of the kept program; empty for one that is not kept.
-
-    Attributes:
-        program: The program.
-    """
+    """One program, as an op. The limits are bounds on every value; `model` is empty for a program that is not kept."""
 
     name = PROGRAM
     summary = "Several ops in one request."
@@ -169,11 +160,7 @@ def _keeps_rows(planned: PlannedStep) -> bool:
 
 
 class ProgramFamily(Op[ProgramOptions]):
-    """The op `program` before its text is known; `bound` gives the op of one program.
-
-    Args:
-        ops: Ops that steps may name.
-    """
+    """The op `program` before its text is known; `bound` gives the op of one program."""
 
     name = PROGRAM
     summary = ProgramOp.summary

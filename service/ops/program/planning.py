@@ -28,7 +28,6 @@ class PlannedStep(msgspec.Struct, frozen=True):
     """One step for operands of known types.
 
     Attributes:
-        step: The step.
         inputs: Dtype and shape of each operand, by input of the op.
         plan: Results and cost.
     """
@@ -42,7 +41,6 @@ class PlannedProgram(msgspec.Struct, frozen=True):
     """A program for operands of known types.
 
     Attributes:
-        steps: Steps in order.
         values: Dtype and shape of every value, program inputs and `@` residents included.
         offsets: Byte offset of each intermediate value in the workspace.
         workspace_bytes: Size of the workspace.
@@ -60,12 +58,7 @@ class PlannedProgram(msgspec.Struct, frozen=True):
 
 
 def plan_program(program: Program, types: Mapping[str, TensorType], limits: Limits) -> PlannedProgram:
-    """Plans a program.
-
-    Args:
-        program: The program.
-        types: Dtype and shape of each program input by name, and of each resident by `@` and its name.
-        limits: Bounds on every value.
+    """Plans a program for the types of its inputs by name, and of its residents by `@` and their name.
 
     Raises:
         InvalidRequest: An input of another dtype or shape, or a step that cannot work; the detail names it.
@@ -107,10 +100,6 @@ def place_values(program: Program, values: Mapping[str, TensorType]) -> tuple[di
 
     Outputs of the program have memory of their own elsewhere.
 
-    Args:
-        program: The program.
-        values: Dtype and shape of every value.
-
     Returns:
         The byte offset of each intermediate value, and the size of the workspace.
     """
@@ -142,13 +131,10 @@ def _first_gap(taken: Iterable[tuple[int, int]], nbytes: int) -> int:
 def check_possible(program: Program, residents: Mapping[str, TensorType], limits: Limits) -> Mapping[str, TensorType]:
     """Refuses a program that no operands could make work, as far as sizes are known.
 
+    Residents are those that exist, by name without `@`.
+
     Every -1 is tried with each size that the program and its residents name, step by step. Steps behind a resident that is
     not there yet are left for the run, and so are sizes of which there are too many to try.
-
-    Args:
-        program: The program.
-        residents: Dtype and shape of the residents that exist, by name without `@`.
-        limits: Bounds on every value.
 
     Returns:
         Dtype and shape of the values, for some sizes that work; of inputs and residents alone where none were found.
@@ -174,7 +160,6 @@ class _Conflict(msgspec.Struct, frozen=True):
     """A step that works with none of the sizes that were tried.
 
     Attributes:
-        number: Number of the step.
         error: Reason, with that number.
         inputs: Program inputs whose sizes could change that.
     """
