@@ -10,6 +10,7 @@ import io
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -29,12 +30,6 @@ _TOLERANCES = {
     "bfloat16": 2.0**-7,
     "int32": 0.0,
     "int64": 0.0,
-}
-_CONTENT_TYPES = {
-    "safetensors": CONTENT_TYPE,
-    "npy": "application/x-npy",
-    "npz": "application/x-npz",
-    "json": "application/json",
 }
 
 
@@ -58,11 +53,11 @@ class Case:
     @property
     def content_type(self) -> str:
         """Of body and answer."""
-        return _CONTENT_TYPES[self.format]
+        return _FORMATS[self.format].content_type
 
     def body(self) -> bytes:
         """The inputs in the case's format."""
-        return _WRITERS[self.format](self.inputs)
+        return _FORMATS[self.format].write(self.inputs)
 
     def error_of(self, body: bytes) -> float:
         """Returns the error of an answer.
@@ -73,7 +68,7 @@ class Case:
         Raises:
             ValueError: The body is not in the case's format.
         """
-        got, dtype = _READERS[self.format](body)
+        got, dtype = _FORMATS[self.format].read(body)
         if got.shape != self.expected.shape or dtype != self.out_dtype:
             return float("inf")
         return worst_error(got.astype(np.float64), self.expected, dtype)
@@ -110,7 +105,7 @@ def make_cases(weights: Mapping[str, Array], names: Mapping[str, str]) -> list[C
             ("npz", "float16"),
         )
     ]
-    softmaxes = [maker.softmax(kind, "float32") for kind in _CONTENT_TYPES]
+    softmaxes = [maker.softmax(kind, "float32") for kind in _FORMATS]
     softmaxes.append(maker.softmax("safetensors", "bfloat16"))
     sums = [
         maker.addition(kind, dtype)
@@ -195,15 +190,15 @@ def _read_json(body: bytes) -> tuple[Array, str]:
     return np.array(document["out"], dtype=np.float64).reshape(document["shape"]), document["dtype"]
 
 
-_WRITERS: dict[str, Callable[[Mapping[str, Array]], bytes]] = {
-    "safetensors": _write_safetensors,
-    "npy": _write_npy,
-    "npz": _write_npz,
-    "json": _write_json,
-}
-_READERS: dict[str, Callable[[bytes], tuple[Array, str]]] = {
-    "safetensors": _read_safetensors,
-    "npy": _read_numpy,
-    "npz": _read_numpy,
-    "json": _read_json,
+class _Format(NamedTuple):
+    content_type: str
+    write: Callable[[Mapping[str, Array]], bytes]
+    read: Callable[[bytes], tuple[Array, str]]
+
+
+_FORMATS = {
+    "safetensors": _Format(CONTENT_TYPE, _write_safetensors, _read_safetensors),
+    "npy": _Format("application/x-npy", _write_npy, _read_numpy),
+    "npz": _Format("application/x-npz", _write_npz, _read_numpy),
+    "json": _Format("application/json", _write_json, _read_json),
 }

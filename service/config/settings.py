@@ -327,7 +327,6 @@ class Settings(BaseSettings):
             engine_addresses=engine_addresses,
             grpc_address=grpc_address,
             segment_bytes=self.num_arena_bytes // self.num_arenas,
-            api_keys_file=None if self.api_keys_file is None else str(self.api_keys_file),
             keyless=keyless_of(self.keyless),
             is_read_only=self.read_only_tensors,
             allow_origin=origins_of(self.allow_origin),
@@ -348,16 +347,16 @@ class Settings(BaseSettings):
             board_fd=board_fd,
             restarts=restarts,
             kept=kept,
-            tensors_dir=None if self.tensors_dir is None else str(self.tensors_dir),
-            programs_dir=None if self.programs_dir is None else str(self.programs_dir),
-            store=None if self.store is None else str(self.store),
             shared_memory_prefix=self.shared_memory_prefix or "",
         )
 
     def _slice(self, kind: type[SliceT], **own: Any) -> SliceT:
-        """Fills the settings of one process: what is not its own has the name that it has here."""
-        names = [name for name in kind.__struct_fields__ if name not in own]
-        return kind(**own, **{name: getattr(self, name) for name in names})
+        """Fills the settings of one process: what is not its own has the name that it has here; paths are text."""
+        for name in kind.__struct_fields__:
+            if name not in own:
+                value = getattr(self, name)
+                own[name] = str(value) if isinstance(value, Path) else value
+        return kind(**own)
 
     @property
     def log(self) -> LogSettings:

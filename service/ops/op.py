@@ -224,7 +224,6 @@ class Op(abc.ABC, Generic[OptionsT]):
 
     def bound(self, options: OptionsT) -> Op[OptionsT]:
         """Returns the op whose inputs and outputs are those of a request with these options."""
-        del options
         return self
 
     @property
@@ -293,25 +292,21 @@ class Op(abc.ABC, Generic[OptionsT]):
             options: Options of the op.
             outputs: Types of the results.
         """
-        del types, residents, options, outputs
         return None
 
     def work(
         self, types: Types, residents: frozenset[str], options: OptionsT, flops: int, moved_bytes: int
     ) -> tuple[Work, ...]:
         """Returns what a job adds to the counters: itself, or the steps of a program."""
-        del options
         shared_bytes = sum(types[name].nbytes for name in residents)
         return (Work(self.name, next(iter(types.values())).dtype, flops, moved_bytes, shared_bytes),)
 
     def chunking(self, types: Types, options: OptionsT, outputs: Sequence[TensorType]) -> Chunking | None:
         """Returns how a request can be cut along rows, or None when rows depend on one another."""
-        del types, options, outputs
         return None
 
     def sharding(self, types: Types, options: OptionsT) -> Sharding | None:
         """Returns how a request of whole operands is divided among engines that hold parts of its residents, or None."""
-        del types, options
         return None
 
 

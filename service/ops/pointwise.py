@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
@@ -20,25 +20,10 @@ from tilewire.service.ops.op import (
     check_required,
 )
 
-BINARY = ("mul", "sub", "div", "maximum", "minimum")
-Fn = Literal[
-    "mul",
-    "sub",
-    "div",
-    "maximum",
-    "minimum",
-    "exp",
-    "log",
-    "sqrt",
-    "rsqrt",
-    "abs",
-    "neg",
-    "relu",
-    "gelu",
-    "silu",
-    "sigmoid",
-    "tanh",
-]
+Binary = Literal["mul", "sub", "div", "maximum", "minimum"]
+Unary = Literal["exp", "log", "sqrt", "rsqrt", "abs", "neg", "relu", "gelu", "silu", "sigmoid", "tanh"]
+Fn = Literal[Binary, Unary]
+BINARY: tuple[Binary, ...] = get_args(Binary)
 
 
 class PointwiseOptions(OpOptions, frozen=True, tag="pointwise"):

@@ -42,10 +42,7 @@ Logger = structlog.stdlib.BoundLogger
 class Supervisor:
     """Runs the whole service.
 
-    Args:
-        settings: All of them.
-        logger: The supervisor's.
-        announce: Called once when requests are served, with the address and what each engine computes with.
+    When requests are served it calls `announce`, once, with the address and what each engine computes with.
     """
 
     def __init__(self, settings: Settings, logger: Logger, announce: Callable[[str, list[str]], None]) -> None:

@@ -67,6 +67,10 @@ def is_wanted(info: TensorInfo, engine: int) -> bool:
     return info.placement == "replicate" or engine in info.engines
 
 
+def _send(sock: socket.socket, deposit: msgspec.Struct, fd: int) -> None:
+    socket.send_fds(sock, [msgspec.msgpack.encode(deposit)], [fd] if fd >= 0 else [])
+
+
 class VaultWriter:
     """An engine's sending end. A change is ordered by its home engine; a copy may come from any engine and thread.
 
@@ -122,7 +126,7 @@ class VaultWriter:
 
     def _send(self, deposit: Kept | Offer | RegionDeposit | CopyRequest | Eviction, fd: int) -> None:
         if self._socket is not None:
-            socket.send_fds(self._socket, [msgspec.msgpack.encode(deposit)], [fd] if fd >= 0 else [])
+            _send(self._socket, deposit, fd)
 
 
 class VaultFollower:
@@ -206,7 +210,7 @@ class VaultFeed:
 
     def _sent(self, deposit: Kept, fd: int) -> bool:
         try:
-            socket.send_fds(self._socket, [msgspec.msgpack.encode(deposit)], [fd] if fd >= 0 else [])
+            _send(self._socket, deposit, fd)
         except BlockingIOError:
             return False
         return True

@@ -116,14 +116,11 @@ class Totals(Collector):
         self, spec: MetricSpec, labels: Labels, counts: list[int | float]
     ) -> list[tuple[str, float] | tuple[str, float, ShownExemplar]]:
         bounds = [*map(floatToGoString, spec.bounds), "+Inf"]
-        found: list[tuple[str, float] | tuple[str, float, ShownExemplar]] = []
-        for bucket, (bound, count) in enumerate(zip(bounds, accumulate(counts), strict=True)):
-            seen = self._exemplars.get((spec.name, labels, bucket))
-            if seen is None:
-                found.append((bound, count))
-            else:
-                found.append((bound, count, ShownExemplar(dict(seen.shown), seen.value, seen.unix_s)))
-        return found
+        seen = [self._exemplars.get((spec.name, labels, bucket)) for bucket in range(len(bounds))]
+        return [
+            (bound, count) if one is None else (bound, count, ShownExemplar(dict(one.shown), one.value, one.unix_s))
+            for bound, count, one in zip(bounds, accumulate(counts), seen, strict=True)
+        ]
 
 
 class Exposition:

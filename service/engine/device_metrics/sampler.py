@@ -22,10 +22,7 @@ PERIOD_S = 1.0
 class DeviceGauges:
     """The gauges of one device.
 
-    Args:
-        sink: Receiver of figures.
-        device: As torch calls it.
-        uuid: As its maker's tools call it; the only label of the aliases, for load generators that parse them by that.
+    Its UUID is the only label of those with Triton's names, for load generators that parse them by that.
     """
 
     def __init__(self, sink: Sink, device: str, uuid: str) -> None:

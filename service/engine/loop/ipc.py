@@ -87,17 +87,14 @@ class Mailbox:
             self._follower = follower
             self._epoll.register(follower.fileno(), select.EPOLLIN)
 
-    def post(self, event: Stop | Call) -> None:
-        """Hands the loop an event; dropped when the loop has ended."""
-        self._post(event)
-
     def connect(self, sock: socket.socket, hello: Hello, segment: Segment) -> None:
         """Takes over the socket of a gateway that has said hello."""
-        if not self._post(Peer(sock, hello, segment, self._changed)):
+        if not self.post(Peer(sock, hello, segment, self._changed)):
             sock.close()
             segment.close()
 
-    def _post(self, event: Peer | Stop | Call) -> bool:
+    def post(self, event: Peer | Stop | Call) -> bool:
+        """Hands the loop an event. Returns False, and drops it, when the loop has ended."""
         # Both or neither: the loop may take the event, and end, before the bell is rung for it.
         with self._posting:
             if not self._is_closed:

@@ -79,15 +79,7 @@ EXIT_DEVICE_LOST = 70
 class EngineLoop:
     """Runs jobs of all gateways on one device.
 
-    Args:
-        index: Index of this engine.
-        mailbox: Source of messages.
-        backend: Backend of the device.
-        store: The residents and the regions.
-        metrics: Receiver of figures about launches.
-        caps: Limits of a batch.
-        poll_ns: Time for which an idle thread polls for work before it sleeps.
-        clock_ns: The machine's monotonic clock; deadlines are on it.
+    An idle thread polls for work for `poll_ns` before it sleeps. Deadlines are on `clock_ns`, the monotonic clock.
     """
 
     def __init__(
@@ -127,7 +119,7 @@ class EngineLoop:
         self._is_stopping = False
         self._prepare: Prepare | None = None
         self._on_ready: Callable[[], object] | None = None
-        self._thread = threading.Thread(target=self._guard, args=(self._run,), name="loop")
+        self._thread = threading.Thread(target=self._guard, name="loop")
 
     # ── any thread ────────────────────────────────────────────────────────────────────────────────
 
@@ -462,10 +454,10 @@ class EngineLoop:
 
     # ── the thread ────────────────────────────────────────────────────────────────────────────────
 
-    def _guard(self, run: Callable[[], None]) -> None:
+    def _guard(self) -> None:
         """Ends the process when the thread fails; the supervisor starts a new one."""
         try:
-            run()
+            self._run()
         except CannotStart as error:
             logger.error("the engine cannot start: %s", error)  # noqa: TRY400  (the reason is the whole story)
             logging.shutdown()

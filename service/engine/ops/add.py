@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
-from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands
+from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands, Results
 from tilewire.service.ops.add import AddOptions
 
 
 class EngineAdd(EngineOp[AddOptions]):
     """Scaled sums on the CPU and on the GPU."""
 
-    def cpu(self, inputs: Operands, options: AddOptions, out_dtypes: Sequence[torch.dtype]) -> tuple[torch.Tensor, ...]:
+    def cpu(self, inputs: Operands, options: AddOptions, out_dtypes: Sequence[torch.dtype]) -> Results:
         a, b, (out_dtype,) = inputs["a"], inputs["b"], out_dtypes
         if a.dtype.is_floating_point:
             wide = torch.promote_types(torch.promote_types(a.dtype, out_dtype), torch.float32)

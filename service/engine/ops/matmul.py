@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tilewire.service.engine.ops.op import Compute, EngineOp, Epilogue, KernelCall, Operands
+from tilewire.service.engine.ops.op import Compute, EngineOp, Epilogue, KernelCall, Operands, Results
 from tilewire.service.ops.matmul import MatmulOptions
 
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -28,9 +28,7 @@ class EngineMatmul(EngineOp[MatmulOptions]):
     pads_rows = True
     multiplies = True
 
-    def cpu(
-        self, inputs: Operands, options: MatmulOptions, out_dtypes: Sequence[torch.dtype]
-    ) -> tuple[torch.Tensor, ...]:
+    def cpu(self, inputs: Operands, options: MatmulOptions, out_dtypes: Sequence[torch.dtype]) -> Results:
         a, b, (out_dtype,) = inputs["a"], inputs["b"], out_dtypes
         # int8 products are exact in float64, whose matmul is fast; torch's own integer matmul is a plain loop.
         wide = torch.float64 if a.dtype == torch.int8 else torch.float32

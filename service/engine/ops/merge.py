@@ -7,16 +7,14 @@ from collections.abc import Sequence
 
 import torch
 
-from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands
+from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands, Results
 from tilewire.service.ops.merge import MergeOptions
 
 
 class EngineMerge(EngineOp[MergeOptions]):
     """Merge of candidates on the CPU and on the GPU; candidates are few."""
 
-    def cpu(
-        self, inputs: Operands, options: MergeOptions, out_dtypes: Sequence[torch.dtype]
-    ) -> tuple[torch.Tensor, ...]:
+    def cpu(self, inputs: Operands, options: MergeOptions, out_dtypes: Sequence[torch.dtype]) -> Results:
         return merge(inputs["values"], inputs["indices"], options)
 
     def gpu(self, call: KernelCall[MergeOptions]) -> None:

@@ -6,16 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
-from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands
+from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands, Results
 from tilewire.service.ops.normalize import DEFAULT_EPS, NormalizeOptions
 
 
 class EngineNormalize(EngineOp[NormalizeOptions]):
     """Normalisation on the CPU and on the GPU."""
 
-    def cpu(
-        self, inputs: Operands, options: NormalizeOptions, out_dtypes: Sequence[torch.dtype]
-    ) -> tuple[torch.Tensor, ...]:
+    def cpu(self, inputs: Operands, options: NormalizeOptions, out_dtypes: Sequence[torch.dtype]) -> Results:
         assert options.kind is not None, "This is a bug: planned without a kind."
         eps = DEFAULT_EPS[options.kind] if options.eps is None else options.eps
         x = inputs["x"].float().movedim(options.axis, -1)

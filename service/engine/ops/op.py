@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
@@ -48,6 +48,7 @@ class KernelCall(NamedTuple, Generic[OptionsT]):
     batch_invariant: bool
 
 
+Results: TypeAlias = tuple[torch.Tensor, ...]
 # Launches an op on inputs like those that it was prepared with.
 Compute = Callable[[Operands], None]
 
@@ -73,7 +74,7 @@ class EngineOp(abc.ABC, Generic[OptionsT]):
     takes_steps: ClassVar[bool] = False
 
     @abc.abstractmethod
-    def cpu(self, inputs: Operands, options: OptionsT, out_dtypes: Sequence[torch.dtype]) -> tuple[torch.Tensor, ...]:
+    def cpu(self, inputs: Operands, options: OptionsT, out_dtypes: Sequence[torch.dtype]) -> Results:
         """Computes on the host; inputs have any strides.
 
         Returns:

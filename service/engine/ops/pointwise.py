@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from tilewire.service.engine.ops.matmul import ACTIVATIONS
-from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands
+from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands, Results
 from tilewire.service.ops.pointwise import PointwiseOptions
 
 FUNCTIONS: Mapping[str, Callable[..., torch.Tensor]] = {
@@ -22,9 +22,7 @@ FUNCTIONS: Mapping[str, Callable[..., torch.Tensor]] = {
 class EnginePointwise(EngineOp[PointwiseOptions]):
     """Functions of each element on the CPU and on the GPU."""
 
-    def cpu(
-        self, inputs: Operands, options: PointwiseOptions, out_dtypes: Sequence[torch.dtype]
-    ) -> tuple[torch.Tensor, ...]:
+    def cpu(self, inputs: Operands, options: PointwiseOptions, out_dtypes: Sequence[torch.dtype]) -> Results:
         assert options.fn is not None, "This is a bug: planned without a function."
         operands = [inputs[name].float() for name in ("x", "y") if name in inputs]
         out = FUNCTIONS[options.fn](*operands)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 
 from tilewire.service.engine.backends.host import TORCH_DTYPES, dtype_name
-from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands
+from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands, Results
 from tilewire.service.ops.op import TensorType
 from tilewire.service.ops.program.op import ProgramFamily, ProgramOptions
 from tilewire.service.ops.program.planning import PlannedProgram
@@ -26,9 +26,7 @@ class EngineProgram(EngineOp[ProgramOptions]):
         self._family = family
         self._ops = ops
 
-    def cpu(
-        self, inputs: Operands, options: ProgramOptions, out_dtypes: Sequence[torch.dtype]
-    ) -> tuple[torch.Tensor, ...]:
+    def cpu(self, inputs: Operands, options: ProgramOptions, out_dtypes: Sequence[torch.dtype]) -> Results:
         """Computes step by step; a value is freed after its last reader."""
         planned = self._plan(inputs, options)
         values = dict(inputs)

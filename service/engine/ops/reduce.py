@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands
+from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands, Results
 from tilewire.service.ops.reduce import ReduceOptions
 
 # Of float32 tensors, along the last dimension. Torch gives the first index among equals, and NaN or its index. Its sums
@@ -26,9 +26,7 @@ REDUCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 class EngineReduce(EngineOp[ReduceOptions]):
     """Reductions on the CPU and on the GPU."""
 
-    def cpu(
-        self, inputs: Operands, options: ReduceOptions, out_dtypes: Sequence[torch.dtype]
-    ) -> tuple[torch.Tensor, ...]:
+    def cpu(self, inputs: Operands, options: ReduceOptions, out_dtypes: Sequence[torch.dtype]) -> Results:
         assert options.kind is not None, "This is a bug: planned without a kind."
         x = inputs["x"].float()
         if isinstance(options.axis, str):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands
+from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands, Results
 from tilewire.service.ops.search import SearchOptions
 
 # Items beyond twice k whose distances are computed again on the CPU: those that rounding may have put behind the k best.
@@ -30,9 +30,7 @@ class EngineSearch(EngineOp[SearchOptions]):
             kind: WeakTensorKeyDictionary() for kind in ("cosine", "l2", "squares")
         }
 
-    def cpu(
-        self, inputs: Operands, options: SearchOptions, out_dtypes: Sequence[torch.dtype]
-    ) -> tuple[torch.Tensor, ...]:
+    def cpu(self, inputs: Operands, options: SearchOptions, out_dtypes: Sequence[torch.dtype]) -> Results:
         a, b = inputs["a"], inputs["b"]
         # int8 products are exact in float64, whose matmul is fast; torch's own integer matmul is a plain loop. Distances are
         # differences of norms and products, which agree in more digits than float32 has where points are far from 0.

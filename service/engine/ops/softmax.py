@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands
+from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands, Results
 from tilewire.service.ops.softmax import SoftmaxOptions
 
 # Longest axis that torch sums in float32 on the CPU within the documented error: it adds up in few lanes.
@@ -18,9 +18,7 @@ class EngineSoftmax(EngineOp[SoftmaxOptions]):
 
     pads_rows = True
 
-    def cpu(
-        self, inputs: Operands, options: SoftmaxOptions, out_dtypes: Sequence[torch.dtype]
-    ) -> tuple[torch.Tensor, ...]:
+    def cpu(self, inputs: Operands, options: SoftmaxOptions, out_dtypes: Sequence[torch.dtype]) -> Results:
         x, run = inputs["x"], torch.log_softmax if options.log else torch.softmax
         wide = torch.float32 if x.shape[options.axis] <= MAX_FLOAT32_SIZE else torch.float64
         return (run(x, options.axis, dtype=wide),)

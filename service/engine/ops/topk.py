@@ -6,16 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
-from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands
+from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands, Results
 from tilewire.service.ops.topk import TopkOptions
 
 
 class EngineTopk(EngineOp[TopkOptions]):
     """Selection of the k largest or smallest on the CPU and on the GPU."""
 
-    def cpu(
-        self, inputs: Operands, options: TopkOptions, out_dtypes: Sequence[torch.dtype]
-    ) -> tuple[torch.Tensor, ...]:
+    def cpu(self, inputs: Operands, options: TopkOptions, out_dtypes: Sequence[torch.dtype]) -> Results:
         """Computes on the CPU. A stable sort gives the smaller index among equals, and NaN above every number."""
         assert options.k is not None, "This is a bug: planned without k."
         values, indices = inputs["x"].sort(dim=options.axis, descending=options.largest, stable=True)

@@ -131,8 +131,7 @@ class TensorStore:
         if stored.ticket:
             job.client.tickets.add(stored.ticket)
             if durable:
-                home = self.residents.home_of(name)
-                copy = HostCopy(stored.info, job.kept.tensor, home, stored.ticket, is_awaited=True)
+                copy = HostCopy(stored.info, job.kept.tensor, ticket=stored.ticket, is_awaited=True)
                 self._held[stored.ticket] = copy
                 self.copies.add(copy)
         else:
@@ -278,7 +277,7 @@ class TensorStore:
         if self.shared is not None:
             older = self.residents.at(name)
             is_above = older is not None and not older.info.stored
-            self._held[ticket] = HostCopy(info, None, self.residents.home_of(name), ticket, replaced=is_above)
+            self._held[ticket] = HostCopy(info, None, ticket=ticket, replaced=is_above)
             self._write(self._held[ticket], fd, message.match)
         if fd >= 0:
             self.residents.set_copy(ticket, fd)

@@ -36,7 +36,7 @@ class HostCopy:
 
     Attributes:
         tensor: The tensor on the device; None for one whose copy is there already.
-        home: Index of the engine that gave its version, or that will.
+        home: Index of the engine that gave its version; for a copy that is deposited.
         ticket: Number of a tensor that waits for its version; 0 for one that has it, whose copy is deposited.
         fd: Descriptor of the copy of a tensor with a ticket, which is the receiver's; -1 without one.
         is_taken: The loop has the outcome, which the thread sets before.
@@ -48,7 +48,7 @@ class HostCopy:
 
     info: TensorInfo
     tensor: torch.Tensor | None
-    home: int
+    home: int = 0
     ticket: int = 0
     fd: int = -1
     is_taken: bool = False
@@ -76,7 +76,7 @@ class HostCopies:
     vault: VaultWriter
     bytes_per_s: int = 0
     is_busy: Callable[[], bool] = lambda: False
-    on_done: Callable[[HostCopy], None] = lambda _copy: None
+    on_done: Callable[[HostCopy], object] = lambda _copy: None
     _waiting: list[HostCopy] = field(default_factory=list, init=False)
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
     _is_closing: bool = field(default=False, init=False)

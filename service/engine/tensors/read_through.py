@@ -87,7 +87,7 @@ class ReadThrough:
         residents: Residents,
         folder: StoreFolder,
         metrics: EngineMetrics,
-        call: Callable[[Callable[[], None]], None],
+        call: Callable[[Callable[[], None]], object],
         *,
         check_s: float,
         wait_bytes: int,

@@ -90,7 +90,7 @@ class SharedStore:
         self,
         folder: StoreFolder,
         check_s: float,
-        call: Callable[[Callable[[], None]], None],
+        call: Callable[[Callable[[], None]], object],
         watched: Callable[[], Sequence[Watched]],
         on_changed: Callable[[Watched, int], None],
     ) -> None:

@@ -91,7 +91,6 @@ class ProgramOp(Op[ProgramOptions]):
         return tuple(self.program.inputs)
 
     def complete(self, options: OpOptions) -> ProgramOptions:
-        del options
         return ProgramOptions(self.program.text)
 
     def plan(self, types: Types) -> PlannedProgram:
@@ -99,7 +98,6 @@ class ProgramOp(Op[ProgramOptions]):
         return plan_program(self.program, types, self._limits)
 
     def infer(self, types: Types, options: ProgramOptions) -> tuple[tuple[TensorType, ...], int]:
-        del options
         planned = self.plan(types)
         return tuple(planned.values[name] for name in self.outputs), planned.flops
 
@@ -123,7 +121,6 @@ class ProgramOp(Op[ProgramOptions]):
         self, types: Types, residents: frozenset[str], options: ProgramOptions, flops: int, moved_bytes: int
     ) -> tuple[Work, ...]:
         """Returns the work of every step, under the step's own op; see `Op.work`."""
-        del residents, options, flops, moved_bytes
         found: list[Work] = []
         for one in self.plan(types).steps:
             kept = frozenset(field for field, source in one.step.inputs.items() if source.startswith(RESIDENT))

@@ -57,7 +57,7 @@ class GpuBackend:
         self._staging = Staging(self._device)
         self._kernels = DeviceKernels(self._device)
         self._plans = LaunchPlans(self._staging, self._pipeline, is_invariant=batch_invariant)
-        self._registered: dict[int, int] = {}
+        self._guard = _Guard(self)
         self._tuning: torch.cuda.Stream | None = None
         self.identity = Identity(
             "gpu", device, torch.cuda.get_device_name(self._device), str(torch.__version__), triton.__version__
@@ -66,7 +66,7 @@ class GpuBackend:
     def warm_up(self, how: Preparation, report: Report, on_compile: Callable[[str], None]) -> None:
         """Compiles, loads and tries the kernels of the device, and does what else is slow the first time."""
         self._kernels.warm_up(how, self._pipeline.compute, report, on_compile)
-        with self._guarded():
+        with self._guard:
             load_copies(self._device, TORCH_DTYPES.values())
             fill_pools(self._device, (self._pipeline.stage_in, self._pipeline.compute))
 
@@ -81,7 +81,7 @@ class GpuBackend:
         if self._tuning is None:
             self._tuning = torch.cuda.Stream(self._device)
         num_learned = self._kernels.num_learned
-        with self._guarded(), torch.cuda.stream(self._tuning):
+        with self._guard, torch.cuda.stream(self._tuning):
             may_go_on = self._kernels.tune()
         if self._kernels.num_learned > num_learned:
             self._plans.forget()
@@ -104,8 +104,7 @@ class GpuBackend:
 
     def detach(self, mapped: torch.Tensor) -> None:
         """Unregisters a segment."""
-        if self._registered.pop(mapped.data_ptr(), None) is not None:
-            self._staging.remove_mapped(mapped)
+        if self._staging.remove_mapped(mapped):
             torch.cuda.cudart().cudaHostUnregister(mapped.data_ptr())
 
     def adopt(self, fd: int, offset: int, nbytes: int) -> torch.Tensor | None:
@@ -133,7 +132,6 @@ class GpuBackend:
         torch.cuda.set_device(self._device)
         status = torch.cuda.cudart().cudaHostRegister(mapped.data_ptr(), mapped.numel(), 0)
         if int(status) == 0:
-            self._registered[mapped.data_ptr()] = mapped.numel()
             self._staging.add_mapped(mapped)
             return True
         # The runtime remembers the error, and the next launch's check would report it as its own: one launch takes it away.
@@ -144,7 +142,7 @@ class GpuBackend:
 
     def upload(self, source: HostBytes) -> torch.Tensor:
         """Copies a tensor to the device and waits for it."""
-        with self._guarded(), torch.cuda.stream(self._pipeline.stage_in):
+        with self._guard, torch.cuda.stream(self._pipeline.stage_in):
             flat = bytes_of(source).to(self._device)
             tensor = shaped(flat, source)
             if tensor.dim() >= 2 and tensor.numel():
@@ -156,7 +154,7 @@ class GpuBackend:
     def download(self, tensor: torch.Tensor, into: HostBytes) -> None:
         """Copies a resident tensor to the host and waits for it."""
         held: list[torch.Tensor] = []
-        with self._guarded(), torch.cuda.stream(self._pipeline.stage_out):
+        with self._guard, torch.cuda.stream(self._pipeline.stage_out):
             self._staging.scatter([(tensor.contiguous().view(into.type.shape), [into])], held)
             self._pipeline.stage_out.synchronize()
 
@@ -167,11 +165,8 @@ class GpuBackend:
     def begin(self, launches: Sequence[LaunchSpec]) -> InFlight:
         """Queues copies and kernels of a batch; returns before they have run."""
         self._kernels.check(launches[0])
-        with self._guarded():
+        with self._guard:
             return self._plans.find(launches).run(launches, self._pipeline)
-
-    def _guarded(self) -> _Guard:
-        return _Guard(self)
 
     def drain(self) -> None:
         """Waits until nothing runs; after a failure, before memory may be reused."""

@@ -110,7 +110,8 @@ class Batched:
         marks.begin.record(stream)
         self._copy_in(addresses.sources)
         marks.staged.record(stream)
-        self._compute_for(launch.count, launch.resident)(Operands(self._own(), launch.resident))
+        own = dict(zip(self._names, self._sources.tensors, strict=True))
+        self._compute_for(launch.count, launch.resident)(Operands(own, launch.resident))
         marks.computed.record(stream)
         self._copy_out(addresses.outs)
         marks.end.record(stream)
@@ -119,9 +120,6 @@ class Batched:
 
     def _free(self) -> None:
         self.is_busy = False
-
-    def _own(self) -> dict[str, torch.Tensor]:
-        return dict(zip(self._names, self._sources.tensors, strict=True))
 
     def _compute_for(self, count: int, resident: Mapping[str, torch.Tensor]) -> Compute:
         compute = self._computes.get(count)

@@ -32,9 +32,11 @@ class Staging:
         """A segment that the device can address: kernels may read and write it."""
         self._mapped.add(mapped.data_ptr())
 
-    def remove_mapped(self, mapped: torch.Tensor) -> None:
-        """Undoes `add_mapped`."""
+    def remove_mapped(self, mapped: torch.Tensor) -> bool:
+        """Undoes `add_mapped`; whether there was anything to undo."""
+        was_there = mapped.data_ptr() in self._mapped
         self._mapped.discard(mapped.data_ptr())
+        return was_there
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, *, can_pad: bool) -> torch.Tensor:
         """A tensor on the device: contiguous, or with padded rows where it may and they would not begin on 16 bytes."""
