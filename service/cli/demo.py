@@ -153,11 +153,8 @@ def _totals(http: httpx.Client) -> Totals:
     for family in text_string_to_metric_families(response.text):
         for sample in family.samples:
             if sample.name in wanted:
-                key = (
-                    sample.name,
-                    sample.labels.get("op", ""),
-                    sample.labels.get("dtype") or sample.labels.get("code", ""),
-                )
+                labels = sample.labels
+                key = (sample.name, labels.get("op", ""), labels.get("dtype") or labels.get("code", ""))
                 totals[key] = totals.get(key, 0.0) + sample.value
     return totals
 

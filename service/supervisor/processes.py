@@ -105,7 +105,7 @@ class Supervisor:
         for index in range(len(devices)):
             door = stack.enter_context(listen_locally())
             addresses.append(door.getsockname().decode())
-            make = self._engine_settings(index, door, *self._open_vault(index, stack))
+            make = self._engine_settings(index, door, stack)
             engine = child(f"engine-{index}", self._spare, make, silence_s=self._settings.engine_timeout_s)
             self._engines.append(engine)
         inherited = self._open_for_gateways(listener, stack)
@@ -147,8 +147,10 @@ class Supervisor:
         of_http = Inherited(listener.fileno(), metrics_fd, usage_fd, self._board, counts_fd)
         return [*[of_http] * settings.num_gateways, Inherited(usage=usage_fd, board=self._board)]
 
-    def _open_vault(self, index: int, stack: contextlib.ExitStack) -> tuple[int, Callable[[], None]]:
-        """The engine's end of its socket to the vault, and what to call before the vault's state is handed to it."""
+    def _engine_settings(
+        self, index: int, door: socket.socket, stack: contextlib.ExitStack
+    ) -> Callable[[int, bool], AbstractContextManager[EngineSettings]]:
+        """Opens an engine's socket to the vault; returns the factory of its settings, for `Child`."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stack.enter_context(ours)
         stack.enter_context(theirs)
@@ -161,20 +163,13 @@ class Supervisor:
             self._vault.feeds[index] = feed
             stack.callback(feed.clear)
 
-        def before() -> None:
-            self._vault.drain(ours, index)
-            feed.clear()
-
-        return theirs.fileno(), before
-
-    def _engine_settings(
-        self, index: int, door: socket.socket, vault_fd: int, before: Callable[[], None]
-    ) -> Callable[[int, bool], AbstractContextManager[EngineSettings]]:
         @contextlib.contextmanager
         def make(restarts: int, was_ready: bool) -> Iterator[EngineSettings]:
-            before()
+            self._vault.drain(ours, index)
+            feed.clear()
             with self._vault.handover(index) as kept:
-                yield self._settings.engine(index, door.fileno(), vault_fd, self._board, restarts, was_ready, kept)
+                fds = (door.fileno(), theirs.fileno(), self._board)
+                yield self._settings.engine(index, *fds, restarts, was_ready, kept)
 
         return make
 

@@ -70,11 +70,10 @@ class EngineServer:
             sock.close()
             return
         self._mailbox.connect(sock, hello, segment)
+        early_bytes = min(EARLY_BYTES, segment.nbytes // EARLY_SHARE) // STEP_BYTES * STEP_BYTES
         # Closed when the gateway is gone.
         with contextlib.suppress(ValueError):
-            for begin in range(
-                0, min(EARLY_BYTES, segment.nbytes // EARLY_SHARE) // STEP_BYTES * STEP_BYTES, STEP_BYTES
-            ):
+            for begin in range(0, early_bytes, STEP_BYTES):
                 segment.take_pages(begin, STEP_BYTES)
                 await asyncio.sleep(0)
 

@@ -81,6 +81,7 @@ class HostCopies:
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
     _is_closing: bool = field(default=False, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
+    _copier: Copier = field(init=False)
 
     def add(self, copy: HostCopy) -> None:
         """Queues a copy."""
@@ -108,7 +109,7 @@ class HostCopies:
     # ── the thread ────────────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> None:
-        copier = self.backend.open_copier()
+        self._copier = self.backend.open_copier()
         while True:
             with self._changed:
                 while not self._waiting and not self._is_closing:
@@ -117,30 +118,30 @@ class HostCopies:
                     return
                 copy = self._first_awaited() or self._waiting[0]
                 self._waiting.remove(copy)
-            self._finish(copy, copier)
+            self._finish(copy)
 
     def _first_awaited(self) -> HostCopy | None:
         return next((one for one in self._waiting if one.is_awaited), None)
 
-    def _finish(self, copy: HostCopy, copier: Copier) -> None:
+    def _finish(self, copy: HostCopy) -> None:
         try:
-            self._make(copy, copier)
+            self._make(copy)
         except Exception as error:
             if not isinstance(error, TilewireError | DeviceLost):
                 logger.exception("no host copy of %s", copy.info.name)
             copy.error = TooBusy(f"durable: {error}")
         self.on_done(copy)
 
-    def _make(self, copy: HostCopy, copier: Copier) -> None:
+    def _make(self, copy: HostCopy) -> None:
         assert copy.tensor is not None, "This is a bug: its copy is there."
         info, began_s, num_copied = copy.info, time.monotonic(), 0
         fd = make_copy(info.name, info.type.nbytes)
         try:
             whole = map_file(fd, info.type.nbytes)
             for piece in pieces_of(copy.tensor):
-                if not self._may_go_on(copy, copier, began_s, num_copied + piece.nbytes):
+                if not self._may_go_on(copy, began_s, num_copied + piece.nbytes):
                     return
-                copier.copy(piece, whole[num_copied : num_copied + piece.nbytes])
+                self._copier.copy(piece, whole[num_copied : num_copied + piece.nbytes])
                 num_copied += piece.nbytes
             if copy.ticket:
                 copy.fd, fd = fd, -1
@@ -150,7 +151,7 @@ class HostCopies:
             if fd >= 0:
                 os.close(fd)
 
-    def _may_go_on(self, copy: HostCopy, copier: Copier, began_s: float, num_bytes: int) -> bool:
+    def _may_go_on(self, copy: HostCopy, began_s: float, num_bytes: int) -> bool:
         """Waits for a good moment, and makes the copies that are awaited meanwhile; False when the copy is not needed."""
         turn_s = began_s + num_bytes / self.bytes_per_s if self.bytes_per_s else 0.0
         while not (copy.is_awaited or copy.is_needless or self._is_closing):
@@ -162,7 +163,7 @@ class HostCopies:
                 else:
                     self._changed.wait(left_s)
                     continue
-            self._finish(urgent, copier)
+            self._finish(urgent)
         end_s = time.monotonic() + MAX_YIELD_S
         while self.is_busy() and not copy.is_awaited and time.monotonic() < end_s:
             time.sleep(YIELD_STEP_S)
