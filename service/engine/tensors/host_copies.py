@@ -7,7 +7,6 @@ that a request awaits come first.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from tilewire.service.engine.backends.contract import Backend, Copier, DeviceLost
-from tilewire.service.engine.tensors.resident import make_copy, map_file
+from tilewire.service.engine.tensors.resident import close_copy, make_copy, map_file
 from tilewire.service.errors import TilewireError, TooBusy
 from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.supervisor.vault import VaultWriter
@@ -148,8 +147,7 @@ class HostCopies:
             else:
                 self.vault.keep_copy(info, fd, copy.home)
         finally:
-            if fd >= 0:
-                os.close(fd)
+            close_copy(fd)
 
     def _may_go_on(self, copy: HostCopy, began_s: float, num_bytes: int) -> bool:
         """Waits for a good moment, and makes the copies that are awaited meanwhile; False when the copy is not needed."""

@@ -57,7 +57,7 @@ class GpuBackend:
         self._staging = Staging(self._device)
         self._kernels = DeviceKernels(self._device)
         self._plans = LaunchPlans(self._staging, self._pipeline, is_invariant=batch_invariant)
-        self._guard = _Guard(self)
+        self._guard = _Guard(self._device, self._kernels)
         self._tuning: torch.cuda.Stream | None = None
         self.identity = Identity(
             "gpu", device, torch.cuda.get_device_name(self._device), str(torch.__version__), triton.__version__
@@ -168,15 +168,6 @@ class GpuBackend:
         with self._guard:
             return self._plans.find(launches).run(launches, self._pipeline)
 
-    def drain(self) -> None:
-        """Waits until nothing runs; after a failure, before memory may be reused."""
-        torch.cuda.synchronize(self._device)
-
-    def free(self) -> None:
-        """Gives back memory that no request has: that of a race, and what the allocator keeps."""
-        self._kernels.give_up_race()
-        torch.cuda.empty_cache()
-
 
 class DeviceCopier:
     """Copies from one device on a stream of its own, through pinned memory."""
@@ -207,8 +198,9 @@ class DeviceCopier:
 class _Guard:
     """Turns the framework's exceptions into the contract's."""
 
-    def __init__(self, backend: GpuBackend) -> None:
-        self._backend = backend
+    def __init__(self, device: torch.device, kernels: DeviceKernels) -> None:
+        self._device = device
+        self._kernels = kernels
 
     def __enter__(self) -> None:
         return None
@@ -218,9 +210,11 @@ class _Guard:
             return
         try:
             # Copies that were queued before the failure still read and write slots that are about to be given back.
-            self._backend.drain()
+            torch.cuda.synchronize(self._device)
         except RuntimeError as lost:
             raise DeviceLost(str(lost)) from error
         if isinstance(error, torch.OutOfMemoryError):
-            self._backend.free()
+            # What no request has: the memory of a race, and what the allocator keeps.
+            self._kernels.give_up_race()
+            torch.cuda.empty_cache()
             raise TooBusy("no memory on the device for this request's operands and result") from error
