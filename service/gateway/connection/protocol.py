@@ -12,6 +12,7 @@ import math
 import urllib.parse
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
@@ -247,8 +248,7 @@ class TilewireProtocol(HttpToolsProtocol):
         scope["raw_path"] = self.root_path.encode("ascii") + (url.path or b"")
         scope["query_string"] = url.query or b""
         scope["extensions"] = {STREAM: stream}  # type: ignore[dict-item]
-        stream.open_asgi(scope)
-        return lambda: stream.start_task(stream.run_asgi(self.app))
+        return lambda: stream.start_task(self.app(scope, _no_message, _no_message))
 
     def _take_pieces(self) -> None:
         """Hands over what the parser found of a body."""
@@ -404,6 +404,11 @@ class TilewireProtocol(HttpToolsProtocol):
     def _close_if_idle(self) -> None:
         if self.transport is not None and not self.transport.is_closing() and not self.is_busy:
             self.transport.close()
+
+
+async def _no_message(*_message: object) -> Any:
+    """Stands for ASGI's `receive` and `send`."""
+    raise AssertionError("This is a bug: bodies and answers go by the stream.")
 
 
 def _target_of(head: bytes) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 from collections.abc import Callable
 from typing import Protocol
@@ -36,9 +35,7 @@ class Connection(Protocol):
         fd: Descriptor of the socket; -1 where bytes go through TLS.
         receiver: Reading side.
         client_flow: Flow of the client's address.
-        server_state: Headers of every answer, and running tasks.
-        logger: Uvicorn's.
-        access_logger: Uvicorn's.
+        server_state: Running tasks.
         on_gone: Called once when the client leaves.
         timeout_s: Longest time for a head to come. Also the longest without a byte of a discarded body, and without a
             read of the answer by the client.
@@ -56,8 +53,6 @@ class Connection(Protocol):
     receiver: Receiver
     client_flow: Flow
     server_state: ServerState
-    logger: logging.Logger
-    access_logger: logging.Logger
     on_gone: Callable[[], None] | None
     timeout_s: float
     timeout_keep_alive: int

@@ -1,7 +1,6 @@
 """One request's side of a connection of ours: its body comes in by it, and its answer leaves by it.
 
-Stands where uvicorn has its cycle of request and response. Ops use it as `context.Stream`; routes of frameworks use it
-through ASGI, too.
+Stands where uvicorn has its cycle of request and response. Ops and routes of frameworks use it as `context.Stream`.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from tilewire.service.errors import ClientGone, InvalidRequest
 from tilewire.service.gateway.auth.flows import Flow
 from tilewire.service.gateway.connection.driving import Driven
 from tilewire.service.gateway.connection.receive import Connection
-from tilewire.service.gateway.connection.write import CoalescingTransport, write_answer
+from tilewire.service.gateway.connection.write import write_answer
 from tilewire.service.gateway.request.body import stalled
 
 logger = logging.getLogger(__name__)
@@ -26,7 +25,7 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _NOTHING = memoryview(b"")
 
 
-class RequestStream(Driven, RequestResponseCycle):
+class RequestStream(Driven):
     """Receives one request's body and sends its answer; `context.Stream` describes the calls.
 
     Args:
@@ -35,24 +34,21 @@ class RequestStream(Driven, RequestResponseCycle):
         unparsed: Bytes of such a body that have come, in memory that the next read uses again.
     """
 
-    _event: asyncio.Event | None
-
     def __init__(self, owner: Connection, content_length: int | None = None, unparsed: memoryview = _NOTHING) -> None:
-        # Not uvicorn's constructor: a request of an op needs neither a scope nor a transport of its own.
         self._owner = owner
         self.flow = owner.flow
         self.is_http11 = self.keep_alive = True
         self.is_head_only = self.waiting_for_100_continue = self._is_asked = self._is_stalled = False
         self.disconnected = self.response_started = self.response_complete = False
         self.received_bytes = 0
-        self._event = self._awaited = None
+        self._event: asyncio.Event | None = None
         self.body: Any = bytearray() if content_length is None else unparsed
         # Bytes of a body that bypass the parser, and are still in the socket.
         self._owed = 0 if content_length is None else content_length - len(unparsed)
         self.more_body = content_length is None or self._owed > 0
 
     @property
-    def message_event(self) -> asyncio.Event:  # type: ignore[override]
+    def message_event(self) -> asyncio.Event:
         """Set when a piece of the body came, or the client left."""
         if self._event is None:
             self._event = asyncio.Event()
@@ -62,19 +58,6 @@ class RequestStream(Driven, RequestResponseCycle):
         """Wakes whoever waits for a piece of the body."""
         if self._event is not None:
             self._event.set()
-
-    def open_asgi(self, scope: Any) -> None:
-        """Prepares for a framework's route."""
-        owner = self._owner
-        self.scope = scope
-        self.transport = CoalescingTransport(owner.transport, self)  # type: ignore[assignment]
-        self.logger = owner.logger
-        self.access_logger = owner.access_logger
-        self.access_log = False
-        self.default_headers = owner.server_state.default_headers
-        self.on_response = owner.on_response_complete
-        self.chunked_encoding = None
-        self.expected_content_length = 0
 
     def start_task(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs a framework's route, as a task of asyncio."""
@@ -88,7 +71,8 @@ class RequestStream(Driven, RequestResponseCycle):
             await work
         except Exception as error:  # noqa: BLE001  (it is logged)
             self._break_off(error)
-        self._end()
+        finally:
+            self._end()
 
     def start(self, work: Coroutine[Any, Any, None] | None) -> None:
         """Runs what answers an op, without a task; None when it is answered."""
@@ -126,16 +110,6 @@ class RequestStream(Driven, RequestResponseCycle):
     @property
     def client_flow(self) -> Flow:
         return self._owner.client_flow
-
-    async def run_asgi(self, app: Any) -> None:
-        """Uvicorn's call: runs a framework's route."""
-
-        async def until_answered(scope: Any, receive: Any, send: Any) -> None:
-            await app(scope, receive, send)
-            # A connection that is closing is there for a moment when its client has left, and uvicorn would miss an answer.
-            self.disconnected |= self.is_disconnected
-
-        await super().run_asgi(until_answered)
 
     @property
     def is_complete(self) -> bool:

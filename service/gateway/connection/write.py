@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import weakref
 from collections.abc import Awaitable, Sequence
-from typing import Protocol
 
 from tilewire.service.gateway.connection.receive import Connection
 
-# Up to here, head and body of a framework's answer are copied together and leave in one write.
-JOINED_BYTES = 2**17
 # The unsent rest of an answer up to this size is copied out of its slot, so that no client holds the slot.
 COPIED_BYTES = 2**18
 # Bytes written at once are encrypted at once, and nobody else is served meanwhile.
@@ -78,66 +74,3 @@ async def flushed(owner: Connection) -> None:
     await owner.flow.drain()
     if not transport.is_closing():
         transport.set_write_buffer_limits()
-
-
-class Answering(Protocol):
-    """One answer that a framework writes.
-
-    Attributes:
-        response_started: Whether its head was written.
-        expected_content_length: Bytes of the body that are still to come; 0 in chunks.
-        is_head_only: The request was a HEAD.
-    """
-
-    response_started: bool
-    expected_content_length: int
-
-    @property
-    def is_head_only(self) -> bool: ...
-
-
-class CoalescingTransport:
-    """A connection's transport, for one answer: its head waits for the first bytes of its body, and both leave in one write.
-
-    Without it each would be a call to the system, and the client would wake twice. A head whose body may come much later, in
-    chunks, or not at all, does not wait.
-
-    Args:
-        transport: Transport of the connection.
-        answering: The answer.
-    """
-
-    def __init__(self, transport: asyncio.Transport, answering: Answering) -> None:
-        self._transport = transport
-        self._head = b""
-        # Weak: the answer has this for its transport, and both would wait for the garbage collector if it never begins.
-        self._answering: weakref.ref[Answering] | None = weakref.ref(answering)
-
-    def write(self, data: bytes | memoryview) -> None:
-        """Uvicorn's call: the head, or a piece of the body."""
-        answering = self._answering() if self._answering is not None else None
-        if answering is not None:
-            # The first write after the answer began is its head; one before that is a `100 Continue`.
-            if answering.response_started:
-                self._answering = None
-                if answering.expected_content_length > 0 and not answering.is_head_only:
-                    self._head = bytes(data)
-                    return
-        elif self._head:
-            head, self._head = self._head, b""
-            if len(data) <= JOINED_BYTES:
-                data = b"".join((head, data))
-            else:
-                self._transport.write(head)
-        self._transport.write(data)
-
-    def close(self) -> None:
-        """Uvicorn's call: the last answer is written, or there will be none."""
-        if self._head:
-            self._transport.write(self._head)
-            self._head = b""
-        self._transport.close()
-
-    def is_closing(self) -> bool:
-        """Uvicorn's call."""
-        return self._transport.is_closing()

@@ -8,10 +8,10 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tilewire.service.gateway.request.access_log import report
-from tilewire.service.gateway.request.asgi import AsgiStream, open_context, stream_of
+from tilewire.service.gateway.request.asgi import open_context, stream_of
 from tilewire.service.gateway.request.context import STREAM, Gateway, RequestContext
 from tilewire.service.gateway.request.handle import admit
-from tilewire.service.gateway.request.response import common_headers, respond_error, respond_preflight
+from tilewire.service.gateway.request.response import respond_error, respond_preflight, respond_route
 from tilewire.service.telemetry import log
 
 
@@ -32,24 +32,20 @@ class ContextMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        stream = stream_of(scope, receive, send)
-        context = open_context(scope, stream)
+        context = open_context(scope, stream_of(scope, receive, send))
         # Other servers need not offer a state.
         scope.setdefault("state", {})["context"] = context
         # Each request is a task of its own, and so has a context of its own.
         log.request_id.set(context.request_id)
+        start: Message = {}
 
         async def outgoing(message: Message) -> None:
-            """Sends, with the headers that every answer has."""
+            """Writes the answer of a route, which comes in two messages: its head, and its whole body."""
             if message["type"] == "http.response.start":
-                context.status = message["status"]
-                message["headers"].extend(common_headers(self._gateway, context))
-            elif message["type"] == "http.response.body":
-                context.sent_bytes += len(message.get("body", b""))
-            await send(message)
+                start.update(message)
+            else:
+                await respond_route(self._gateway, context, start["status"], start["headers"], message["body"])
 
-        if isinstance(stream, AsgiStream):
-            receive = stream.receive
         try:
             if await self._answer_preflight(context):
                 return

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import posixpath
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
 from urllib.parse import unquote_to_bytes
@@ -21,8 +21,7 @@ from starlette.types import Receive, Scope, Send
 from tilewire.service.errors import ClientGone, InternalError, TilewireError, Unauthorized
 from tilewire.service.gateway.auth.origins import Headers
 from tilewire.service.gateway.request.adapter import Answer
-from tilewire.service.gateway.request.admission import Leases
-from tilewire.service.gateway.request.context import Gateway, RequestContext, context_of
+from tilewire.service.gateway.request.context import Gateway, RequestContext
 from tilewire.service.gateway.request.head import REQUEST_ID
 from tilewire.service.ipc.messages import TensorInfo, Timings
 from tilewire.service.placement import part_of
@@ -30,51 +29,52 @@ from tilewire.service.placement import part_of
 # An error that leaves more of a body unread than this costs the connection: discarding it would cost more.
 MAX_DISCARDED_BYTES = 2**16
 
-# A look-up in the enumeration costs more than a small function.
-BAD_REQUEST = int(HTTPStatus.BAD_REQUEST)
-
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("tilewire.gateway")
 
 
-async def respond(
-    gateway: Gateway, context: RequestContext, status: int, answer: Answer, *, closes: bool = False
-) -> None:
-    """Writes an answer and measures how long it takes to leave.
-
-    Args:
-        gateway: Parts.
-        context: The request.
-        status: HTTP status.
-        answer: Body and the headers that describe it.
-        closes: The rest of the body is not read.
-    """
+async def respond(gateway: Gateway, context: RequestContext, status: int, answer: Answer) -> None:
+    """Writes an answer and measures how long it takes to leave."""
     began_s = time.perf_counter()
-    written = _write(gateway, context, status, answer, closes=closes)
+    nbytes = 0
+    for chunk in answer.chunks:
+        nbytes += len(chunk)
+    lines = f"content-type: {answer.content_type}\r\ncontent-length: {nbytes}\r\n{answer.lines}"
+    written = _write(gateway, context, status, lines, answer.chunks, nbytes)
     if written is not None:
         await written
-    if status < BAD_REQUEST:
-        context.send_s = time.perf_counter() - began_s
+    context.send_s = time.perf_counter() - began_s
+
+
+async def respond_route(
+    gateway: Gateway, context: RequestContext, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes
+) -> None:
+    """Writes the answer of a framework's route, which has made its headers."""
+    lines = "".join(f"{name.decode('latin-1')}: {value.decode('latin-1')}\r\n" for name, value in headers)
+    written = _write(gateway, context, status, lines, [body], len(body))
+    if written is not None:
+        await written
 
 
 def _write(
-    gateway: Gateway, context: RequestContext, status: int, answer: Answer, *, closes: bool
+    gateway: Gateway,
+    context: RequestContext,
+    status: int,
+    lines: str,
+    chunks: Sequence[bytes | memoryview],
+    nbytes: int,
+    *,
+    closes: bool = False,
 ) -> Awaitable[None] | None:
-    """Writes an answer; see `respond`.
+    """Writes an answer of `nbytes`, with the header lines that every answer has.
 
     Returns:
         None when no chunk is needed any more; else what ends then.
     """
-    nbytes = 0
-    for chunk in answer.chunks:
-        nbytes += len(chunk)
     context.status, context.sent_bytes = status, nbytes
-    lines = (
-        f"content-type: {answer.content_type}\r\ncontent-length: {nbytes}\r\n{answer.lines}"
-        f"{REQUEST_ID}: {context.request_id}\r\n"
-    )
+    lines += f"{REQUEST_ID}: {context.request_id}\r\n"
     if gateway.origins is not None:
         lines += gateway.origins.lines_for(context.head.headers)
-    return context.stream.respond(status, lines, answer.chunks, closes or gateway.admission.is_draining)
+    return context.stream.respond(status, lines, chunks, closes or gateway.admission.is_draining)
 
 
 async def respond_preflight(context: RequestContext, headers: Headers) -> None:
@@ -110,8 +110,8 @@ def respond_error(gateway: Gateway, context: RequestContext, error: Exception) -
         return None
     context.failure = known.code
     body, content_type = _error_body(known, context.request_id, context.head.path)
-    answer = Answer(content_type, [body], _error_lines(known, context))
-    return _write(gateway, context, known.status, answer, closes=not is_rest_small(context))
+    lines = f"content-type: {content_type}\r\ncontent-length: {len(body)}\r\n{_error_lines(known, context)}"
+    return _write(gateway, context, known.status, lines, [body], len(body), closes=not is_rest_small(context))
 
 
 def unexpected(error: Exception, context: RequestContext) -> TilewireError:
@@ -129,17 +129,6 @@ def is_rest_small(context: RequestContext) -> bool:
     return is_small and not context.received_bytes
 
 
-def common_headers(gateway: Gateway, context: RequestContext) -> list[tuple[bytes, bytes]]:
-    """Headers of every answer that a framework's route writes."""
-    headers = [(REQUEST_ID.encode("ascii"), context.request_id.encode("ascii"))]
-    if gateway.origins is not None:
-        found = gateway.origins.headers_for(context.head.headers)
-        headers.extend((name.encode("ascii"), value.encode("latin-1")) for name, value in found)
-    if gateway.admission.is_draining:
-        headers.append((b"connection", b"close"))
-    return headers
-
-
 def connection_error(error: TilewireError, url: bytes) -> bytes:
     """A whole answer to bytes that became no request, in the form of the path as far as it was read."""
     request_id = os.urandom(16).hex()
@@ -153,29 +142,11 @@ def connection_error(error: TilewireError, url: bytes) -> bytes:
     return head.encode("ascii") + body
 
 
-class TensorResponse(Response):
-    """A tensor from its slot, as the answer of a framework's route; the slots go back when the last byte has left.
-
-    Args:
-        gateway: Parts.
-        answer: The body; views of slots among its chunks.
-        leases: Released on success, error or disconnect.
-    """
-
-    def __init__(self, gateway: Gateway, answer: Answer, leases: Leases) -> None:
-        self._gateway = gateway
-        self._answer = answer
-        self._leases = leases
-        self.background = None
+class Answered(Response):
+    """What a framework's route returns whose answer was written past the framework."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Writes past the framework; see the class."""
-        try:
-            await respond(self._gateway, context_of(scope), HTTPStatus.OK, self._answer)
-        finally:
-            # The views go before the slots that they show.
-            self._answer = Answer("", ())
-            self._leases.release()
+        """Writes nothing."""
 
 
 def timing_lines(receive_s: float, timings: Timings, batch_size: int) -> str:

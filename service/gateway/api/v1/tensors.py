@@ -10,13 +10,12 @@ from tilewire.service.gateway.api.v1.calls import encoder_for, read_tensors
 from tilewire.service.gateway.api.v1.query import check_name, parse_placement
 from tilewire.service.gateway.auth.authenticator import authorise
 from tilewire.service.gateway.codecs.negotiation import codec_for_accept
-from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.body import receive_body, refuse_encodings
 from tilewire.service.gateway.request.context import Gateway, RequestContext, context_of
-from tilewire.service.gateway.request.handle import MAX_PLANS, change_of, match_of, reserve_answer
+from tilewire.service.gateway.request.handle import MAX_PLANS, OK, change_of, match_of, reserve_answer
 from tilewire.service.gateway.request.head import Head
 from tilewire.service.gateway.request.offload import offload
-from tilewire.service.gateway.request.response import TensorResponse, describe_tensor, json_response, timestamp
+from tilewire.service.gateway.request.response import Answered, describe_tensor, json_response, respond, timestamp
 from tilewire.service.ipc.messages import Done, TensorInfo, Upload
 from tilewire.service.match import entity_tag, is_known, is_match
 from tilewire.service.ops.op import check_limits
@@ -105,33 +104,25 @@ async def _put(
 
 
 async def _download(gateway: Gateway, context: RequestContext, name: str) -> Response:
-    leases = gateway.admission.admit(context.flow)
-    try:
-        return await _fetch(gateway, context, name, leases)
-    except BaseException:
-        leases.release()
-        raise
-
-
-async def _fetch(gateway: Gateway, context: RequestContext, name: str, leases: Leases) -> Response:
     match = match_of(context.head)
-    for _attempt in range(MAX_PLANS):
-        info = await gateway.engines.describe(name, match=match)
-        if _is_known(context.head, info):
-            leases.release()
-            return Response(status_code=304, headers=_headers(info))
-        codec = codec_for_accept(context.head.headers.get("accept"), None, [info.type.dtype])
-        reserve_answer(gateway, context, info.type.nbytes)
-        lease = await leases.wait(info.type.nbytes)
-        done = await gateway.engines.download(info, lease.offset)
-        # It may have been replaced by another of its shape since.
-        info = done.stored.info if isinstance(done, Done) and done.stored is not None else info
-        if isinstance(done, Done) and is_match(match, info.tag):
-            encoder = encoder_for(codec, {UNNAMED if name in NO_TENSORS else name: info.type})
-            encoded = await offload(encoder.work_bytes, encoder.encode, [lease.view])
-            encoded.lines = "".join(f"{field}: {value}\r\n" for field, value in _headers(info).items())
-            return TensorResponse(gateway, encoded, leases)
-        leases.give_back(lease)
+    with gateway.admission.admit(context.flow) as leases:
+        for _attempt in range(MAX_PLANS):
+            info = await gateway.engines.describe(name, match=match)
+            if _is_known(context.head, info):
+                return Response(status_code=304, headers=_headers(info))
+            codec = codec_for_accept(context.head.headers.get("accept"), None, [info.type.dtype])
+            reserve_answer(gateway, context, info.type.nbytes)
+            lease = await leases.wait(info.type.nbytes)
+            done = await gateway.engines.download(info, lease.offset)
+            # It may have been replaced by another of its shape since.
+            info = done.stored.info if isinstance(done, Done) and done.stored is not None else info
+            if isinstance(done, Done) and is_match(match, info.tag):
+                encoder = encoder_for(codec, {UNNAMED if name in NO_TENSORS else name: info.type})
+                answer = await offload(encoder.work_bytes, encoder.encode, [lease.view])
+                answer.lines = "".join(f"{field}: {value}\r\n" for field, value in _headers(info).items())
+                await respond(gateway, context, OK, answer)
+                return Answered()
+            leases.give_back(lease)
     raise Unavailable("the tensor keeps changing its shape")
 
 
