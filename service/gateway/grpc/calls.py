@@ -22,7 +22,7 @@ from tilewire.service.gateway.codecs.protocol import Room
 from tilewire.service.gateway.grpc.document import document_of
 from tilewire.service.gateway.grpc.open_inference_pb2 import InferParameter, ModelInferRequest, ModelInferResponse
 from tilewire.service.gateway.grpc.wire import parse, read_frame, varint
-from tilewire.service.gateway.request.adapter import Answer
+from tilewire.service.gateway.request.adapter import Answer, Encoder
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.head import Head
 from tilewire.service.gateway.request.offload import OFFLOAD_BYTES, LoopRoom, offload
@@ -77,7 +77,7 @@ class RpcInferCall(ModelCall, frozen=True, kw_only=True):
         request = await offload(len(message), _read_message, op, message, places, body.offset, room)
         return request, None if request.has_numbers else lead_bytes
 
-    def encoder(self, op: AnyOp, request: InferRequest, outputs: Mapping[str, TensorType]) -> RpcEncoder:
+    def encoder(self, request: InferRequest, op: AnyOp, outputs: Mapping[str, TensorType]) -> Encoder:
         """Writes the message but for its payloads, and returns the encoder that adds them."""
         answer = ModelInferResponse(model_name=op.model, model_version=VERSION, id=request.id or "")
         if request.says_final:
@@ -96,7 +96,17 @@ class RpcInferCall(ModelCall, frozen=True, kw_only=True):
                 entry.parameters["shared_memory_region"].CopyFrom(InferParameter(string_param=region.name))
                 entry.parameters["shared_memory_byte_size"].CopyFrom(InferParameter(int64_param=kind.nbytes))
         heads[0] = answer.SerializeToString() + heads[0]
-        return RpcEncoder(tuple(heads), tuple(sent))
+
+        def encode(payloads: Sequence[memoryview]) -> Answer:
+            chunks: list[bytes | memoryview] = []
+            for head, place in zip(heads, sent, strict=True):
+                chunks.append(head)
+                if place is not None:
+                    chunks.append(payloads[place])
+            return Answer(CONTENT_TYPE, chunks)
+
+        # Nothing is formatted.
+        return Encoder(0, encode)
 
 
 def _read_message(
@@ -105,25 +115,3 @@ def _read_message(
     """Reads a message without its raw contents, which have places in the body at an offset of the segment."""
     request = read_document(op, document_of(parse(ModelInferRequest, message), [nbytes for _, nbytes in places]))
     return place_inputs(request, [offset + at for at, _ in places], offset, room)
-
-
-class RpcEncoder(msgspec.Struct, frozen=True):
-    """Writes the outputs of a request; see `Encoder`.
-
-    Attributes:
-        heads: Bytes in front of each payload.
-        sent: Number of the output that each payload is; None for one that is not sent.
-        work_bytes: As in `Encoder`; nothing is formatted.
-    """
-
-    heads: tuple[bytes, ...]
-    sent: tuple[int | None, ...]
-    work_bytes: int = 0
-
-    def encode(self, payloads: Sequence[memoryview]) -> Answer:
-        chunks: list[bytes | memoryview] = []
-        for head, place in zip(self.heads, self.sent, strict=True):
-            chunks.append(head)
-            if place is not None:
-                chunks.append(payloads[place])
-        return Answer(CONTENT_TYPE, chunks)

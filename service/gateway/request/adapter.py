@@ -49,24 +49,17 @@ class Answer(msgspec.Struct):
     lines: str = ""
 
 
-class Encoder(Protocol):
+class Encoder(msgspec.Struct, frozen=True):
     """Writes the answers of one task.
 
     Attributes:
         work_bytes: Bytes that are formatted or compressed; more than a few do not run in the event loop.
+        encode: Writes an answer of the bytes of the outputs in C order, with empty views of those that went into regions.
+            There are none at all when the only output stays on the device.
     """
 
-    @property
-    def work_bytes(self) -> int: ...
-
-    def encode(self, payloads: Sequence[memoryview]) -> Answer:
-        """Writes an answer.
-
-        Args:
-            payloads: Bytes of the outputs in C order, with empty views of those that went into regions. None at all
-                when the only output stays on the device.
-        """
-        ...
+    work_bytes: int
+    encode: Callable[[Sequence[memoryview]], Answer]
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,11 +109,13 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """A computation whose operands are known; each API has a subclass.
+    """A computation whose operands are known.
 
     Attributes:
         call: Head of its request.
         leases: Source of room for a program's text.
+        encoder: Chooses how outputs of these types of an op are answered, and refuses what cannot be; None when the stored
+            output's description is the answer.
         op: Operation, which may be a program.
         kept: The kept program; None for an op, and for a program in the body.
         given_options: Options, as the request gives them.
@@ -138,6 +133,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     call: Call
     leases: Leases
+    encoder: Callable[[AnyOp, Mapping[str, TensorType]], Encoder | None]
     op: AnyOp
     kept: KeptProgram | None
     given_options: Options
@@ -183,17 +179,6 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         call = self.call
         kept = await call.programs.fetch(self.kept.name, self.leases, field=call.program_field)
         return msgspec.structs.replace(self, op=kept.op, kept=kept)
-
-    def encoder(self, outputs: Mapping[str, TensorType]) -> Encoder | None:
-        """Chooses how outputs of these types are answered, and refuses what cannot be.
-
-        Returns:
-            None when the stored output's description is the answer.
-
-        Raises:
-            TilewireError: They cannot be answered as asked.
-        """
-        raise NotImplementedError
 
 
 class Api(Protocol):

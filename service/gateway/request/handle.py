@@ -336,9 +336,9 @@ def plan_task(
     inputs = bind(task, types, begin, versions or {})
     planned = plan(op, {spec.name: spec.type for spec, _ in inputs}, task.options, gateway.settings.limits)
     outputs = dict(zip(op.outputs, planned.outputs, strict=True))
-    encoder = task.encoder(outputs)
+    check_regions(outputs, task.out_regions)
+    encoder = task.encoder(op, outputs)
     regions = [task.out_regions.get(name) for name in op.outputs]
-    check_apart(outputs, task.out_regions)
     specs = tuple(
         OutputSpec(kind, None if region is None else region.name, task.store, task.durable)
         for kind, region in zip(planned.outputs, regions, strict=True)
@@ -371,12 +371,18 @@ def plan_task(
     )
 
 
-def check_apart(outputs: Mapping[str, TensorType], regions: Mapping[str, Region]) -> None:
-    """Refuses outputs that would be written to the same bytes of a region.
+def check_regions(outputs: Mapping[str, TensorType], regions: Mapping[str, Region]) -> None:
+    """Refuses outputs that do not fit their regions, or would be written to the same bytes of one.
 
     Raises:
-        InvalidRequest: Two overlap.
+        InvalidRequest: One is too large, or two overlap.
     """
+    for name, region in regions.items():
+        kind = outputs[name]
+        if region.byte_size < kind.nbytes:
+            raise InvalidRequest(
+                f"{name}: shared_memory_byte_size is {region.byte_size}; {kind} takes {kind.nbytes} bytes"
+            )
     ends: dict[str, tuple[str, int]] = {}
     full = [(name, region) for name, region in regions.items() if outputs[name].nbytes]
     for name, region in sorted(full, key=lambda item: item[1].offset):

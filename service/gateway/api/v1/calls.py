@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -15,7 +16,7 @@ from tilewire.service.gateway.api.v1.query import Query, parse_query, parse_run_
 from tilewire.service.gateway.codecs.json_text import PROGRAM_KEY
 from tilewire.service.gateway.codecs.negotiation import SNIFF_BYTES, codec_for_accept, codec_for_body
 from tilewire.service.gateway.codecs.protocol import Codec, Placed
-from tilewire.service.gateway.request.adapter import Answer, Call, Task
+from tilewire.service.gateway.request.adapter import Answer, Call, Encoder, Task
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.body import refuse_encodings
 from tilewire.service.gateway.request.head import Head
@@ -80,7 +81,7 @@ class NativeCall(Call, frozen=True, kw_only=True):
     accept: str | None
     max_json_bytes: int
 
-    async def decode(self, body: Lease | None, leases: Leases) -> NativeTask:
+    async def decode(self, body: Lease | None, leases: Leases) -> Task:
         codec, placed, lead_bytes = None, dict[str, Placed](), 0 if body is None else None
         if body is not None:
             codec, placed = await read_tensors(self.content_type, body, leases, self.max_json_bytes)
@@ -89,9 +90,10 @@ class NativeCall(Call, frozen=True, kw_only=True):
         op = self.op if kept is None else kept.op
         if op is PROGRAM_FAMILY:
             op = self.programs.bind(parse_program(_program_in(codec, body), OPS))
-        return NativeTask(
+        return Task(
             call=self,
             leases=leases,
+            encoder=partial(self._encoder, codec),
             op=op,
             kept=kept,
             given_options=self.query.options,
@@ -101,8 +103,15 @@ class NativeCall(Call, frozen=True, kw_only=True):
             durable=self.query.durable,
             timeout_ns=math.ceil((self.query.timeout_ms or 0) * 1e6),
             lead_bytes=lead_bytes,
-            codec=codec,
         )
+
+    def _encoder(self, sent: Codec | None, _op: AnyOp, outputs: Mapping[str, TensorType]) -> Encoder | None:
+        """Returns the encoder of the outputs of a request whose body has the format `sent`."""
+        if self.query.store is not None:
+            return None
+        codec = codec_for_accept(self.accept, sent, [kind.dtype for kind in outputs.values()])
+        check_text(codec, outputs, self.max_json_bytes)
+        return encoder_for(codec, outputs)
 
 
 def _program_in(codec: Codec | None, body: Lease | None) -> str:
@@ -120,39 +129,13 @@ def _program_in(codec: Codec | None, body: Lease | None) -> str:
     return text
 
 
-class NativeTask(Task, frozen=True, kw_only=True):
-    """A native request whose operands are known.
+def encoder_for(codec: Codec, outputs: Mapping[str, TensorType]) -> Encoder:
+    """Returns the encoder that writes outputs in one format."""
 
-    Attributes:
-        call: Parsed head.
-        codec: Format of the body; None without one.
-    """
+    def encode(payloads: Sequence[memoryview]) -> Answer:
+        return Answer(codec.content_type, codec.encode(outputs, payloads))
 
-    call: NativeCall
-    codec: Codec | None
-
-    def encoder(self, outputs: Mapping[str, TensorType]) -> CodecEncoder | None:
-        if self.store is not None:
-            return None
-        codec = codec_for_accept(self.call.accept, self.codec, [kind.dtype for kind in outputs.values()])
-        check_text(codec, outputs, self.call.max_json_bytes)
-        return encoder_for(codec, outputs)
-
-
-class CodecEncoder(msgspec.Struct, frozen=True):
-    """Writes outputs in one format; see `Encoder`."""
-
-    codec: Codec
-    outputs: Mapping[str, TensorType]
-    work_bytes: int
-
-    def encode(self, payloads: Sequence[memoryview]) -> Answer:
-        return Answer(self.codec.content_type, self.codec.encode(self.outputs, payloads))
-
-
-def encoder_for(codec: Codec, outputs: Mapping[str, TensorType]) -> CodecEncoder:
-    """Makes an encoder."""
-    return CodecEncoder(codec, outputs, codec.encode_work_bytes(sum(kind.nbytes for kind in outputs.values())))
+    return Encoder(codec.encode_work_bytes(sum(kind.nbytes for kind in outputs.values())), encode)
 
 
 def check_text(codec: Codec, outputs: Mapping[str, TensorType], max_bytes: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -98,7 +99,7 @@ class ModelCall(Call, frozen=True, kw_only=True):
     settings: GatewaySettings
     program_field: str = MODEL
 
-    async def decode(self, body: Lease | None, leases: Leases) -> InferTask:
+    async def decode(self, body: Lease | None, leases: Leases) -> Task:
         assert body is not None, "This is a bug: an infer request has a body."
         kept = await self.find_program(leases)
         op = self.op if kept is None else kept.op
@@ -111,9 +112,10 @@ class ModelCall(Call, frozen=True, kw_only=True):
         out_regions = {name: one.region for name, one in request.outputs.items() if one.region is not None}
         if regions or out_regions:
             check_allowed(self.settings.allow_shared_memory)
-        return InferTask(
+        return Task(
             call=self,
             leases=leases,
+            encoder=partial(self.encoder, request),
             op=op,
             kept=kept,
             given_options=request.options,
@@ -129,42 +131,19 @@ class ModelCall(Call, frozen=True, kw_only=True):
             timeout_ns=1000 * request.timeout_us,
             priority=request.priority,
             lead_bytes=lead_bytes,
-            request=request,
         )
 
     async def read(self, op: AnyOp, body: Lease, leases: Leases) -> tuple[InferRequest, int | None]:
         """Reads a body for an op; returns the request and `lead_bytes` of its task."""
         raise NotImplementedError
 
-    def encoder(self, op: AnyOp, request: InferRequest, outputs: Mapping[str, TensorType]) -> Encoder:
+    def encoder(self, request: InferRequest, op: AnyOp, outputs: Mapping[str, TensorType]) -> Encoder:
         """Chooses how outputs of these types are answered.
 
         Raises:
             TilewireError: They cannot be answered as asked.
         """
         raise NotImplementedError
-
-
-class InferTask(Task, frozen=True, kw_only=True):
-    """An infer request whose operands are known.
-
-    Attributes:
-        call: Head of its request.
-        request: Parsed request.
-    """
-
-    call: ModelCall
-    request: InferRequest
-
-    def encoder(self, outputs: Mapping[str, TensorType]) -> Encoder:
-        """Returns the call's encoder for these outputs; refuses outputs that do not fit their regions."""
-        for name, region in self.out_regions.items():
-            kind = outputs[name]
-            if region.byte_size < kind.nbytes:
-                raise InvalidRequest(
-                    f"{name}: shared_memory_byte_size is {region.byte_size}; {kind} takes {kind.nbytes} bytes"
-                )
-        return self.call.encoder(self.op, self.request, outputs)
 
 
 class InferCall(ModelCall, frozen=True, kw_only=True):
@@ -212,7 +191,7 @@ class InferCall(ModelCall, frozen=True, kw_only=True):
         # Numbers of the JSON lie elsewhere, and so does all of an inflated body.
         return request, json_bytes if self.coding is None and not request.has_numbers else None
 
-    def encoder(self, op: AnyOp, request: InferRequest, outputs: Mapping[str, TensorType]) -> InferEncoder:
+    def encoder(self, request: InferRequest, op: AnyOp, outputs: Mapping[str, TensorType]) -> Encoder:
         """Returns the encoder of JSON and binary payloads; refuses outputs that are too large for JSON."""
         max_bytes = self.settings.max_json_bytes
         for name, wanted in request.outputs.items():
@@ -227,37 +206,21 @@ class InferCall(ModelCall, frozen=True, kw_only=True):
         named = {name: outputs[name] for name, wanted in request.outputs.items() if wanted.is_sent}
         text_bytes = sum(kind.nbytes for name, kind in named.items() if not request.outputs[name].is_binary)
         nbytes = sum(kind.nbytes for kind in named.values())
-        is_coded = coding_of_answer(self.accept_encoding, is_text=nbytes == text_bytes, nbytes=nbytes) is not None
-        return InferEncoder(op, request, outputs, self.accept_encoding, nbytes if is_coded else text_bytes)
+        accept = self.accept_encoding
+        is_coded = coding_of_answer(accept, is_text=nbytes == text_bytes, nbytes=nbytes) is not None
 
+        def encode(payloads: Sequence[memoryview]) -> Answer:
+            chunks, header_bytes = encode_answer(
+                op, request, outputs, dict(zip(outputs, payloads, strict=bool(payloads)))
+            )
+            is_text = header_bytes is None
+            lines = "" if is_text else f"{HEADER_LENGTH}: {header_bytes}\r\n"
+            coding = None
+            if accept is not None:
+                coding = coding_of_answer(accept, is_text=is_text, nbytes=sum(map(len, chunks)))
+            if coding is not None:
+                chunks = [deflate(chunks, coding)]
+                lines += f"content-encoding: {coding}\r\nvary: accept-encoding\r\n"
+            return Answer(JSON if is_text else BINARY, chunks, lines)
 
-class InferEncoder(msgspec.Struct, frozen=True):
-    """Writes the outputs of an infer request; see `Encoder`.
-
-    Attributes:
-        op: Model.
-        request: Parsed request.
-        types: Types of all outputs by name.
-        accept_encoding: Codings that the client takes, or None.
-        work_bytes: As in `Encoder`.
-    """
-
-    op: AnyOp
-    request: InferRequest
-    types: Mapping[str, TensorType]
-    accept_encoding: str | None
-    work_bytes: int
-
-    def encode(self, payloads: Sequence[memoryview]) -> Answer:
-        named = dict(zip(self.types, payloads, strict=bool(payloads)))
-        chunks, header_bytes = encode_answer(self.op, self.request, self.types, named)
-        is_text = header_bytes is None
-        lines = "" if is_text else f"{HEADER_LENGTH}: {header_bytes}\r\n"
-        coding = None
-        if self.accept_encoding is not None:
-            nbytes = sum(len(chunk) for chunk in chunks)
-            coding = coding_of_answer(self.accept_encoding, is_text=is_text, nbytes=nbytes)
-        if coding is not None:
-            chunks = [deflate(chunks, coding)]
-            lines += f"content-encoding: {coding}\r\nvary: accept-encoding\r\n"
-        return Answer(JSON if is_text else BINARY, chunks, lines)
+        return Encoder(nbytes if is_coded else text_bytes, encode)
