@@ -8,9 +8,9 @@ import itertools
 from tilewire.service.config.process import Inherited
 from tilewire.service.config.settings import Settings
 from tilewire.service.errors import Unavailable
-from tilewire.service.gateway.__main__ import GatewayServer, make_server
+from tilewire.service.gateway.__main__ import GatewayServer
 from tilewire.service.gateway.app import create_app
-from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
+from tilewire.service.gateway.engines.caller import Caller
 from tilewire.service.gateway.engines.client import NOT_RESIDING, Reply
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
@@ -58,20 +58,12 @@ class IdleEngine:
         loop.call_soon(future.set_result, Tensors(number, (TensorInfo("w", WEIGHT, 0.0),)))
         return number, future
 
-    def submit(
-        self,
-        template: Template,
-        offsets: tuple[int, ...],
-        *,
-        deadline_ns: int = 0,
-        priority: int = 0,
-        flow: Flow = NO_FLOW,
-    ) -> tuple[int, asyncio.Future[Reply]]:
+    def submit(self, template: Template, offsets: tuple[int, ...], caller: Caller) -> tuple[int, asyncio.Future[Reply]]:
         """See `Engine.submit`; the reply comes in the loop's next turn."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Reply] = loop.create_future()
         number = next(self._ids)
-        encode_frame([Job(number, template.id, offsets, deadline_ns, priority, "0" * 32)])
+        encode_frame([Job(number, template.id, offsets, caller.deadline_ns, caller.priority, "0" * 32)])
         loop.call_soon(future.set_result, Done(number, Timings(1000, 1000, 1000, 1000, 5), 1))
         return number, future
 
@@ -110,4 +102,4 @@ def make_idle_server(segment_bytes: int) -> GatewayServer:
     settings = Settings(gateways=1, arena_bytes=segment_bytes).gateway(0, Inherited(-1), [])
     admission = Admission(Room(arena, settings.room_timeout_s), settings.max_in_flight, settings.max_body_bytes)
     gateway = Gateway(settings, "0", Engines([IdleEngine()]), arena, admission, GatewayMetrics(NoTotals()))
-    return make_server(gateway, create_app(gateway))
+    return GatewayServer(gateway, create_app(gateway))

@@ -14,6 +14,7 @@ from typing import cast
 import uvicorn
 from starlette.types import ASGIApp
 
+from tilewire.service.config.process import TlsSettings
 from tilewire.service.gateway import process
 from tilewire.service.gateway.app import TilewireApp, create_app, create_metrics_app
 from tilewire.service.gateway.connection.acceptor import Acceptor, Connection
@@ -29,20 +30,50 @@ M_ARENA_MAX = -8
 
 
 class GatewayServer(uvicorn.Server):
-    """uvicorn's server with acceptors of ours, and without its signal handlers: the supervisor says when to drain.
+    """uvicorn's server with acceptors of ours, and without its signal handlers; see `process.Server` for the calls.
 
     Args:
-        config: uvicorn's settings.
-        counts: Connections of all gateways that share its sockets.
+        gateway: Parts.
+        app: Application that it serves.
+        door: Listening socket; None where `serve` gets it.
+        counts: Connections of all gateways that share the socket.
+        tls: Files of TLS; None for none.
 
     Attributes:
         is_listening: Set when it takes connections.
     """
 
-    def __init__(self, config: uvicorn.Config, counts: ConnectionCounts) -> None:
-        super().__init__(config)
+    def __init__(
+        self,
+        gateway: Gateway,
+        app: ASGIApp,
+        door: socket.socket | None = None,
+        counts: ConnectionCounts | None = None,
+        tls: TlsSettings | None = None,
+    ) -> None:
+        self._tls, self._tls_context = tls, None if tls is None else make_context(tls)
+        super().__init__(make_config(gateway, app, self._tls_context))
         self.is_listening = asyncio.Event()
-        self._counts = counts
+        self._door = door
+        self._counts = counts or ConnectionCounts()
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serves until it is closed; keeps its certificate current."""
+        keeping = None
+        if self._tls_context is not None and self._tls is not None:
+            keeping = asyncio.create_task(keep_certificate_current(self._tls_context, self._tls))
+        await super().serve(sockets if self._door is None else [self._door])
+        if keeping is not None:
+            keeping.cancel()
+
+    def observe_readiness(self) -> None:
+        """Does nothing: probes read it each time."""
+
+    def close(self) -> None:
+        self.should_exit = True
+
+    def abort(self) -> None:
+        self.force_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Uvicorn's call."""
@@ -68,54 +99,8 @@ class GatewayServer(uvicorn.Server):
         yield
 
 
-class HttpServer:
-    """A server on a listening socket; see `process.Server` for the calls.
-
-    Args:
-        gateway: Parts.
-        app: Application that it serves.
-        door: Listening socket.
-        counts: Connections of all gateways that share the socket.
-        with_tls: It speaks TLS where the settings say so.
-    """
-
-    def __init__(
-        self,
-        gateway: Gateway,
-        app: ASGIApp,
-        door: socket.socket,
-        counts: ConnectionCounts | None = None,
-        *,
-        with_tls: bool = False,
-    ) -> None:
-        self._tls = gateway.settings.tls if with_tls else None
-        self._context = None if self._tls is None else make_context(self._tls)
-        self._server = make_server(gateway, app, counts, self._context)
-        self._door = door
-        self.is_listening = self._server.is_listening
-
-    async def run(self) -> None:
-        keeping = None
-        if self._context is not None and self._tls is not None:
-            keeping = asyncio.create_task(keep_certificate_current(self._context, self._tls))
-        await self._server.serve(sockets=[self._door])
-        if keeping is not None:
-            keeping.cancel()
-
-    def observe_readiness(self) -> None:
-        """Does nothing: probes read it each time."""
-
-    def close(self) -> None:
-        self._server.should_exit = True
-
-    def abort(self) -> None:
-        self._server.force_exit = True
-
-
-def make_server(
-    gateway: Gateway, app: ASGIApp, counts: ConnectionCounts | None = None, tls: ssl.SSLContext | None = None
-) -> GatewayServer:
-    """The HTTP server around an application."""
+def make_config(gateway: Gateway, app: ASGIApp, tls: ssl.SSLContext | None) -> uvicorn.Config:
+    """Returns uvicorn's settings."""
     config = uvicorn.Config(
         app,
         http=protocol_for(gateway, app),
@@ -132,7 +117,7 @@ def make_server(
     if tls is not None:
         http, handshake_s = config.http_protocol_class, gateway.settings.body_timeout_s
         config.http_protocol_class = lambda **arguments: TlsTransport(http(**arguments), tls, handshake_s)  # type: ignore[assignment]
-    return GatewayServer(config, counts or ConnectionCounts())
+    return config
 
 
 def protocol_for(gateway: Gateway, app: ASGIApp) -> type[TilewireProtocol]:
@@ -151,15 +136,15 @@ def protocol_for(gateway: Gateway, app: ASGIApp) -> type[TilewireProtocol]:
     return type("LimitedProtocol", (TilewireProtocol,), limits)
 
 
-def open_servers(gateway: Gateway) -> Sequence[HttpServer]:
+def open_servers(gateway: Gateway) -> Sequence[GatewayServer]:
     """The servers of this gateway: the one that serves, and that of `--metrics-port`."""
     inherited = gateway.settings.inherited
     door = socket.socket(fileno=inherited.listener)
     counts = ConnectionCounts(inherited.connections, gateway.settings.index)
-    servers = [HttpServer(gateway, create_app(gateway), door, counts, with_tls=True)]
+    servers = [GatewayServer(gateway, create_app(gateway), door, counts, gateway.settings.tls)]
     if inherited.metrics_listener >= 0:
         door = socket.socket(fileno=inherited.metrics_listener)
-        servers.append(HttpServer(gateway, create_metrics_app(gateway), door))
+        servers.append(GatewayServer(gateway, create_metrics_app(gateway), door))
     return servers
 
 

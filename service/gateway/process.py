@@ -57,7 +57,7 @@ class Server(Protocol):
 
     is_listening: asyncio.Event
 
-    async def run(self) -> None:
+    async def serve(self) -> None:
         """Serves until it is closed and its connections have ended."""
         ...
 
@@ -72,22 +72,6 @@ class Server(Protocol):
     def abort(self) -> None:
         """Ends all connections."""
         ...
-
-
-def make_gateway(
-    settings: GatewaySettings, clients: list[EngineClient], arena: Arena, metrics: GatewayMetrics
-) -> Gateway:
-    """Puts the parts together."""
-    return Gateway(
-        settings=settings,
-        version=__version__,
-        engines=Engines(clients, VersionBoard(settings.inherited.board)),
-        arena=arena,
-        admission=Admission(Room(arena, settings.room_timeout_s), settings.max_in_flight, settings.max_body_bytes),
-        metrics=metrics,
-        authenticator=make_authenticator(settings),
-        recorder=None if settings.tracing is None else open_recorder(settings.tracing, settings.index),
-    )
 
 
 def make_authenticator(settings: GatewaySettings) -> Authenticator:
@@ -187,8 +171,18 @@ async def serve(
         EngineClient(settings.index, address, segment, on_change, poller, gather_turns)
         for address in settings.engine_addresses
     ]
-    gateway = make_gateway(settings, clients, Arena(segment), metrics)
-    gateway.metrics.observe_load()
+    arena = Arena(segment)
+    gateway = Gateway(
+        settings=settings,
+        version=__version__,
+        engines=Engines(clients, VersionBoard(settings.inherited.board)),
+        arena=arena,
+        admission=Admission(Room(arena, settings.room_timeout_s), settings.max_in_flight, settings.max_body_bytes),
+        metrics=metrics,
+        authenticator=make_authenticator(settings),
+        recorder=None if settings.tracing is None else open_recorder(settings.tracing, settings.index),
+    )
+    metrics.observe_load()
     servers = open_servers(gateway)
 
     background: list[Coroutine[Any, Any, None]] = [client.run() for client in clients]
@@ -196,7 +190,7 @@ async def serve(
     background.append(say_ready(attached, servers, control))
     background.append(gateway.authenticator.keep_current())
     tasks = [asyncio.create_task(one) for one in background]
-    await asyncio.gather(*(server.run() for server in servers))
+    await asyncio.gather(*(server.serve() for server in servers))
     metrics.flush()
     if gateway.recorder is not None:
         gateway.recorder.close()

@@ -26,8 +26,8 @@ from tests.support.tensor_bodies import Array, decode, to_safetensors
 from tilewire.service.config.process import GatewaySettings, Inherited
 from tilewire.service.config.settings import Settings
 from tilewire.service.gateway.app import create_app
-from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
 from tilewire.service.gateway.connection.protocol import TilewireProtocol
+from tilewire.service.gateway.engines.caller import Caller
 from tilewire.service.gateway.engines.client import NOT_RESIDING, Reply
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
@@ -58,16 +58,8 @@ class AddingEngine:
     def forget(self, template_id: int) -> None:
         """See `Engine.forget`."""
 
-    def submit(
-        self,
-        template: Template,
-        offsets: tuple[int, ...],
-        *,
-        deadline_ns: int = 0,
-        priority: int = 0,
-        flow: Flow = NO_FLOW,
-    ) -> tuple[int, asyncio.Future[Reply]]:
-        request = SentJob(template, offsets, deadline_ns, priority)
+    def submit(self, template: Template, offsets: tuple[int, ...], caller: Caller) -> tuple[int, asyncio.Future[Reply]]:
+        request = SentJob(template, offsets, caller.deadline_ns, caller.priority)
         total = self._floats(request.operands["a"].offset, request.out.num_elements)
         total = total + self._floats(request.operands["b"].offset, request.out.num_elements)
         self._segment.view[request.out_offset : request.out_offset + request.out.nbytes] = total.tobytes()

@@ -21,10 +21,10 @@ from tests.support.tensor_bodies import NUMPY, Array
 from tilewire.service.config.process import Inherited
 from tilewire.service.config.settings import Settings
 from tilewire.service.errors import UnknownName
-from tilewire.service.gateway.__main__ import GatewayServer, make_server
+from tilewire.service.gateway.__main__ import GatewayServer
 from tilewire.service.gateway.app import create_app
 from tilewire.service.gateway.auth.authenticator import Authenticator
-from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
+from tilewire.service.gateway.engines.caller import Caller
 from tilewire.service.gateway.engines.client import NOT_RESIDING, Reply
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
@@ -89,20 +89,12 @@ class SummingEngine:
             future.set_exception(UnknownName(f"name: no resident tensor {request.name!r}"))
         return number, future
 
-    def submit(
-        self,
-        template: Template,
-        offsets: tuple[int, ...],
-        *,
-        deadline_ns: int = 0,
-        priority: int = 0,
-        flow: Flow = NO_FLOW,
-    ) -> tuple[int, asyncio.Future[Reply]]:
+    def submit(self, template: Template, offsets: tuple[int, ...], caller: Caller) -> tuple[int, asyncio.Future[Reply]]:
         """See `Engine.submit`."""
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         if self.bug is not None:
             raise self.bug
-        job = SentJob(template, offsets, deadline_ns, priority)
+        job = SentJob(template, offsets, caller.deadline_ns, caller.priority)
         self.jobs.append(job)
         self._held.append((job, future))
         if not self.is_held:
@@ -173,7 +165,7 @@ class GatewayBench:
             self.metrics,
             authenticator or Authenticator(),
         )
-        self.server: GatewayServer = make_server(self.gateway, create_app(self.gateway))
+        self.server = GatewayServer(self.gateway, create_app(self.gateway))
         self.port = 0
         self._writers: list[asyncio.StreamWriter] = []
 

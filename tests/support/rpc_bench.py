@@ -37,7 +37,7 @@ class RpcBench(GatewayBench):
     @contextlib.asynccontextmanager
     async def answering(self, *options: tuple[str, object]) -> AsyncIterator[grpc.aio.Channel]:
         """Serves; at the end nothing is under way, and no slot is held."""
-        task = asyncio.create_task(self.rpc.run())
+        task = asyncio.create_task(self.rpc.serve())
         await self.rpc.is_listening.wait()
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{self.rpc.port}", options=[INSTANCE, *options]) as channel:

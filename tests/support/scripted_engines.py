@@ -12,7 +12,6 @@ from tilewire.service.errors import (
     TilewireError,
     Unavailable,
 )
-from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
 from tilewire.service.gateway.engines.caller import Caller
 from tilewire.service.gateway.engines.client import NOT_RESIDING, Reply
 from tilewire.service.gateway.engines.router import Engines
@@ -70,16 +69,8 @@ class ScriptedEngine:
         self.futures.append(asyncio.get_running_loop().create_future())
         return len(self.futures) - 1, self.futures[-1]
 
-    def submit(
-        self,
-        template: Template,
-        offsets: tuple[int, ...],
-        *,
-        deadline_ns: int = 0,
-        priority: int = 0,
-        flow: Flow = NO_FLOW,
-    ) -> tuple[int, asyncio.Future[Reply]]:
-        self.jobs.append(SentJob(template, offsets, deadline_ns, priority))
+    def submit(self, template: Template, offsets: tuple[int, ...], caller: Caller) -> tuple[int, asyncio.Future[Reply]]:
+        self.jobs.append(SentJob(template, offsets, caller.deadline_ns, caller.priority))
         self.futures.append(asyncio.get_running_loop().create_future())
         return len(self.futures) - 1, self.futures[-1]
 

@@ -15,8 +15,8 @@ from typing import Protocol
 import msgspec
 
 from tilewire.service.errors import Unavailable
-from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
 from tilewire.service.gateway.engines.busy_poll import BusyPoller
+from tilewire.service.gateway.engines.caller import Caller
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.link import Link, send_hello
 from tilewire.service.ipc.messages import (
@@ -77,23 +77,13 @@ class Engine(Protocol):
         """
         ...
 
-    def submit(
-        self,
-        template: Template,
-        offsets: tuple[int, ...],
-        *,
-        deadline_ns: int = 0,
-        priority: int = 0,
-        flow: Flow = NO_FLOW,
-    ) -> tuple[int, asyncio.Future[Reply]]:
+    def submit(self, template: Template, offsets: tuple[int, ...], caller: Caller) -> tuple[int, asyncio.Future[Reply]]:
         """Sends a job under a fresh id, and before it the template, unless the engine has it.
 
         Args:
             template: The template of the job.
             offsets: Offsets, as in `messages.Job`.
-            deadline_ns: Latest start on the machine's monotonic clock; 0 for none.
-            priority: 0 is the default, 1 the most urgent of its flow.
-            flow: Whose job it is.
+            caller: Deadline, priority and flow of the job.
 
         Returns:
             The job's id, and a future that holds the reply or raises an error of the tree.
@@ -162,21 +152,14 @@ class EngineClient:
         self._post(link, request_id, message)
         return request_id, future
 
-    def submit(
-        self,
-        template: Template,
-        offsets: tuple[int, ...],
-        *,
-        deadline_ns: int = 0,
-        priority: int = 0,
-        flow: Flow = NO_FLOW,
-    ) -> tuple[int, asyncio.Future[Reply]]:
+    def submit(self, template: Template, offsets: tuple[int, ...], caller: Caller) -> tuple[int, asyncio.Future[Reply]]:
         link = self._ready_link()
         request_id, future = self._expect_reply()
         if template.id not in self._templates:
             if not self._post(link, request_id, template):
                 return request_id, future
             self._templates.add(template.id)
+        _client, _slots, deadline_ns, priority, flow = caller
         job = Job(request_id, template.id, offsets, deadline_ns, priority, log.request_id.get(), *flow)
         self._post(link, request_id, job, self._gather_turns if len(self._pending) > MAX_AT_ONCE else 0)
         return request_id, future

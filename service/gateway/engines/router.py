@@ -453,8 +453,8 @@ class Engines:
 
 async def _run(engine: Engine, template: Template, offsets: tuple[int, ...], caller: Caller) -> Done | Stale:
     """Runs a job on an engine, and waits for its end, also when the client leaves: until then the slots are the engine's."""
-    client, slots, deadline_ns, priority, flow = caller
-    request_id, future = engine.submit(template, offsets, deadline_ns=deadline_ns, priority=priority, flow=flow)
+    client, slots, deadline_ns = caller.client, caller.slots, caller.deadline_ns
+    request_id, future = engine.submit(template, offsets, caller)
     client.watch(partial(engine.cancel, request_id))
     try:
         if deadline_ns and not await have_ended((future,), deadline_ns):

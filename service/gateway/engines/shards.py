@@ -245,9 +245,7 @@ class Shards:
         for engine, job in zip(self._engines, division.jobs, strict=True):
             own = (at + shift for at, shift in zip(offsets, job.shifts, strict=False))
             outs = (place + begin for place, begin in zip(places, job.begins, strict=True))
-            request_id, future = engine.submit(
-                job.template, (*own, *outs), deadline_ns=deadline_ns, priority=caller.priority, flow=caller.flow
-            )
+            request_id, future = engine.submit(job.template, (*own, *outs), caller)
             sent.append((engine, request_id))
             futures.append(future)
         cancel = partial(_cancel, sent)

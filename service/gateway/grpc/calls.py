@@ -25,7 +25,7 @@ from tilewire.service.gateway.grpc.wire import parse, read_frame, varint
 from tilewire.service.gateway.request.adapter import Answer, Encoder
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.head import Head
-from tilewire.service.gateway.request.offload import OFFLOAD_BYTES, LoopRoom, offload
+from tilewire.service.gateway.request.offload import offload_with_room
 from tilewire.service.gateway.request.programs import Programs
 from tilewire.service.ipc.arena import Lease
 from tilewire.service.ops.op import AnyOp, TensorType
@@ -73,8 +73,7 @@ class RpcInferCall(ModelCall, frozen=True, kw_only=True):
                 f"contents: {len(message)} bytes outside raw_input_contents; "
                 f"the limit is {max_bytes}, send tensors as raw contents"
             )
-        room = LoopRoom(leases) if len(message) > OFFLOAD_BYTES else leases
-        request = await offload(len(message), _read_message, op, message, places, body.offset, room)
+        request = await offload_with_room(len(message), leases, _read_message, op, message, places, body.offset)
         return request, None if request.has_numbers else lead_bytes
 
     def encoder(self, request: InferRequest, op: AnyOp, outputs: Mapping[str, TensorType]) -> Encoder:

@@ -67,7 +67,7 @@ class GrpcServer:
         self.is_listening = asyncio.Event()
         self.port = 0
 
-    async def run(self) -> None:
+    async def serve(self) -> None:
         """Serves until it is closed.
 
         Raises:

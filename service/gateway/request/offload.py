@@ -40,6 +40,11 @@ class LoopRoom:
         return self._leases.take(nbytes)
 
 
+async def offload_with_room(nbytes: int, leases: Leases, work: Callable[..., ReturnT], *args: object) -> ReturnT:
+    """As `offload`; the last argument of `work` is room for tensors, of the request's slots."""
+    return await offload(nbytes, work, *args, LoopRoom(leases) if nbytes > OFFLOAD_BYTES else leases)
+
+
 async def offload(
     nbytes: int, work: Callable[ParametersP, ReturnT], *args: ParametersP.args, **kwargs: ParametersP.kwargs
 ) -> ReturnT:

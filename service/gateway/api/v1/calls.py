@@ -20,7 +20,7 @@ from tilewire.service.gateway.request.adapter import Answer, Call, Encoder, Task
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.body import refuse_encodings
 from tilewire.service.gateway.request.head import Head
-from tilewire.service.gateway.request.offload import OFFLOAD_BYTES, LoopRoom, offload
+from tilewire.service.gateway.request.offload import offload_with_room
 from tilewire.service.gateway.request.programs import Programs
 from tilewire.service.ipc.arena import Lease
 from tilewire.service.ops.op import AnyOp, TensorType
@@ -172,5 +172,4 @@ async def read_tensors(
     if codec.is_text and body.nbytes > max_json_bytes:
         raise BodyTooLarge(f"body: {body.nbytes} bytes of JSON; the limit is {max_json_bytes}, use safetensors")
     work_bytes = codec.work_bytes(body.view)
-    room = LoopRoom(leases) if work_bytes > OFFLOAD_BYTES else leases
-    return codec, dict(await offload(work_bytes, codec.decode, body.view, body.offset, room))
+    return codec, dict(await offload_with_room(work_bytes, leases, codec.decode, body.view, body.offset))

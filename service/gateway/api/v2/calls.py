@@ -22,7 +22,7 @@ from tilewire.service.gateway.codecs.json_text import check_elements
 from tilewire.service.gateway.request.adapter import Answer, Call, Encoder, Task
 from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.gateway.request.head import Head
-from tilewire.service.gateway.request.offload import OFFLOAD_BYTES, LoopRoom, offload
+from tilewire.service.gateway.request.offload import offload_with_room
 from tilewire.service.gateway.request.programs import Programs
 from tilewire.service.ipc.arena import Lease
 from tilewire.service.ops.op import AnyOp, TensorType
@@ -186,8 +186,9 @@ class InferCall(ModelCall, frozen=True, kw_only=True):
         view = body.view[at:]
         self.check_lengths(view.nbytes)
         json_bytes = view.nbytes if self.header_bytes is None else self.header_bytes
-        room = LoopRoom(leases) if json_bytes > OFFLOAD_BYTES else leases
-        request = await offload(json_bytes, decode_request, op, view, body.offset + at, self.header_bytes, room)
+        request = await offload_with_room(
+            json_bytes, leases, decode_request, op, view, body.offset + at, self.header_bytes
+        )
         # Numbers of the JSON lie elsewhere, and so does all of an inflated body.
         return request, json_bytes if self.coding is None and not request.has_numbers else None
 

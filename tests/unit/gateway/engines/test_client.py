@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.support.scripted_engines import JOB
+from tests.support.scripted_engines import JOB, Held, Stays
 from tilewire.service.errors import InternalError
+from tilewire.service.gateway.engines.caller import Caller
 from tilewire.service.gateway.engines.client import EngineClient, Reply
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.link import Link, receive_hello
@@ -88,13 +89,15 @@ def test_a_message_that_cannot_be_encoded_fails_alone(caplog: pytest.LogCaptureF
         scene = Scene(segment)
         client = scene.client
 
+        caller = Caller(Stays(), Held())
+
         async def send() -> None:
             requests = [
-                client.submit(TEMPLATE, OFFSETS),
-                client.submit(TEMPLATE, (TOO_LARGE,)),
+                client.submit(TEMPLATE, OFFSETS, caller),
+                client.submit(TEMPLATE, (TOO_LARGE,), caller),
                 client.send(GetTensor(0, "\ud800", TensorType("float32", (1,)), 0)),
                 client.send(DescribeTensor(0, "w")),
-                client.submit(TEMPLATE, OFFSETS),
+                client.submit(TEMPLATE, OFFSETS, caller),
             ]
             assert await ended(requests) == [Done, InternalError, InternalError, Tensors, Done]
             assert client.outstanding == 0
@@ -114,9 +117,10 @@ def test_no_job_leaves_without_a_template_that_cannot_be_encoded() -> None:
 
     async def main() -> None:
         scene = Scene(segment)
+        caller = Caller(Stays(), Held())
 
         async def send() -> None:
-            requests = [scene.client.submit(template, OFFSETS) for template in (endless, TEMPLATE, endless)]
+            requests = [scene.client.submit(template, OFFSETS, caller) for template in (endless, TEMPLATE, endless)]
             assert await ended(requests) == [InternalError, Done, InternalError]
 
         await scene.play(send())

@@ -21,7 +21,7 @@ from tilewire.service.config.process import Inherited
 from tilewire.service.config.settings import Settings
 from tilewire.service.errors import BY_CODE, InvalidRequest, TilewireError
 from tilewire.service.gateway.app import create_app
-from tilewire.service.gateway.auth.flows import NO_FLOW, Flow
+from tilewire.service.gateway.engines.caller import Caller
 from tilewire.service.gateway.engines.client import NOT_RESIDING, Reply
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Admission
@@ -78,17 +78,9 @@ class AddingEngine:
             return Tensors(1, (info,))
         raise AssertionError(request)
 
-    def submit(
-        self,
-        template: Template,
-        offsets: tuple[int, ...],
-        *,
-        deadline_ns: int = 0,
-        priority: int = 0,
-        flow: Flow = NO_FLOW,
-    ) -> tuple[int, asyncio.Future[Reply]]:
+    def submit(self, template: Template, offsets: tuple[int, ...], caller: Caller) -> tuple[int, asyncio.Future[Reply]]:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        future.set_result(self._computed(SentJob(template, offsets, deadline_ns, priority)))
+        future.set_result(self._computed(SentJob(template, offsets, caller.deadline_ns, caller.priority)))
         return 1, future
 
     def forget(self, template_id: int) -> None:
