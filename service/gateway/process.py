@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import uvloop
 
@@ -29,7 +29,6 @@ from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.gateway.request.room import Room
 from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
-from tilewire.service.gateway.telemetry.tracing import Recorder
 from tilewire.service.ipc.arena import Arena, Segment
 from tilewire.service.ipc.board import VersionBoard
 from tilewire.service.ipc.messages import Welcome
@@ -37,6 +36,9 @@ from tilewire.service.keys import KeysError
 from tilewire.service.supervisor import child
 from tilewire.service.telemetry import log
 from tilewire.service.tls import TlsError
+
+if TYPE_CHECKING:
+    from tilewire.service.gateway.telemetry.otlp import OtlpRecorder
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +93,7 @@ def make_authenticator(settings: GatewaySettings) -> Authenticator:
     )
 
 
-def open_recorder(tracing: TracingSettings, index: int) -> Recorder | None:
+def open_recorder(tracing: TracingSettings, index: int) -> OtlpRecorder | None:
     """Returns the recorder of spans; None when its packages are missing, which the supervisor has reported."""
     try:
         # Imported here and not above: the packages are an extra, and cost every gateway's start.

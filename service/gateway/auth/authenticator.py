@@ -49,7 +49,7 @@ class Access(msgspec.Struct, frozen=True):
         write: As in `Key`.
         shared_memory: As in `Key`.
         flow: Flow of the key; None when none was needed.
-        has_quota: What the key uses is counted.
+        quotas: Counts what the key uses; None for one without a quota.
     """
 
     key: Key | None = None
@@ -58,12 +58,18 @@ class Access(msgspec.Struct, frozen=True):
     write: tuple[str, ...] = (EVERYTHING,)
     shared_memory: bool = True
     flow: Flow | None = None
-    has_quota: bool = False
+    quotas: Quotas | None = None
 
     @property
     def name(self) -> str | None:
         """The key's name, for logs and metrics."""
         return None if self.key is None else self.key.name
+
+    @property
+    def holder(self) -> Key:
+        """The key of one that has a quota."""
+        assert self.key is not None, "This is a bug."
+        return self.key
 
     @property
     def is_unlimited(self) -> bool:
@@ -178,34 +184,6 @@ class Authenticator:
             return self._anyone
         return NO_ACCESS if path in self._open_paths else self._holder(headers)
 
-    def admit(self, access: Access, nbytes: int) -> None:
-        """Counts a request in, with the declared length of its body.
-
-        Raises:
-            OverQuota: The key has used up its quota.
-        """
-        if self._quotas is not None and access.key is not None:
-            self._quotas.admit(access.key, nbytes)
-
-    def reserve(self, access: Access, nbytes: int, own_bytes: int) -> None:
-        """Counts the bytes of an answer before it is made.
-
-        Args:
-            access: Identity and rights of the client.
-            nbytes: Bytes of the answer that are not counted yet.
-            own_bytes: Bytes of the same request that are counted.
-
-        Raises:
-            OverQuota: Other requests of its key have used up what it may.
-        """
-        if self._quotas is not None and access.key is not None:
-            self._quotas.reserve(access.key, nbytes, own_bytes)
-
-    def settle(self, access: Access, nbytes: int) -> None:
-        """Counts bytes that were not known when the request came in; below 0, those that were declared and never came."""
-        if self._quotas is not None and access.key is not None:
-            self._quotas.charge(access.key, nbytes)
-
     def _holder(self, headers: Mapping[str, str]) -> Access:
         given = _key_of(headers)
         if given is None:
@@ -250,10 +228,10 @@ class Authenticator:
             self._quotas.follow(keys)
 
     def _access_of(self, key: Key) -> Access:
-        flow = flow_of_key(key.name, key.weight)
+        flow, quotas = flow_of_key(key.name, key.weight), self._quotas if key.has_quota else None
         if self._is_read_only:
-            return Access(key, key.ops, key.read, write=(), shared_memory=False, flow=flow, has_quota=key.has_quota)
-        return Access(key, key.ops, key.read, key.write, key.shared_memory, flow, key.has_quota)
+            return Access(key, key.ops, key.read, write=(), shared_memory=False, flow=flow, quotas=quotas)
+        return Access(key, key.ops, key.read, key.write, key.shared_memory, flow, quotas)
 
 
 def _version_of(path: Path) -> object:

@@ -202,7 +202,7 @@ class Quotas:
         self._page.add(tag, 0, nbytes)
 
     def charge(self, key: Key, nbytes: int) -> None:
-        """Counts bytes that were not known when the request was admitted."""
+        """Counts bytes that were not known when the request came in; below 0, those that were declared and never came."""
         if nbytes and key.bytes_per_s is not None:
             self._page.add(_tag(key.name), 0, nbytes)
 

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
 from google.protobuf import json_format
-from google.protobuf.message import Message
 
 from tilewire.service.errors import BodyTooLarge, UnknownName
 from tilewire.service.gateway.api.health import why_not_ready
-from tilewire.service.gateway.api.v2.models import (
-    configure_model,
-    describe_model,
-    describe_server,
-    find_model,
-    index_models,
-    statistics_for,
-)
-from tilewire.service.gateway.api.v2.shared_memory import (
-    check_no_cuda,
-    check_registration,
-    describe_region,
-    forget_regions,
-    list_regions,
-    make_region,
-    no_cuda,
-)
+from tilewire.service.gateway.api.v2 import models, shared_memory
 from tilewire.service.gateway.grpc import open_inference_pb2 as pb
 from tilewire.service.gateway.grpc.call import RpcCall, Servicer, finish
 from tilewire.service.gateway.grpc.calls import CONTENT_TYPE
@@ -42,48 +26,54 @@ from tilewire.service.gateway.request.response import respond, respond_error
 # Requests of these calls hold names and numbers.
 MAX_REQUEST_BYTES = 2**16
 
-# Computes the answer to a request; the context has the caller's rights.
-Work = Callable[[MessageT, RequestContext], Awaitable[Message]]
+# Members of an answer, as over HTTP: those that the message has no field for are left out.
+Content = dict[str, object]
 Handler = Callable[[bytes, Servicer], Awaitable[bytes]]
 
 
 class ModelCalls:
-    """The calls by the names of their methods.
+    """The calls by the names of their methods. Each computes the answer to a request; the context has the caller's rights.
 
     Args:
         gateway: Parts.
+
+    Attributes:
+        handlers: Handlers by the paths of the methods.
     """
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self.handlers: dict[str, Handler] = {}
-        self._add("ServerLive", pb.ServerLiveRequest, self._server_live)
-        self._add("ServerReady", pb.ServerReadyRequest, self._server_ready)
-        self._add("ModelReady", pb.ModelReadyRequest, self._model_ready)
-        self._add("ServerMetadata", pb.ServerMetadataRequest, self._server_metadata)
-        self._add("ModelMetadata", pb.ModelMetadataRequest, self._model_metadata)
-        self._add("ModelConfig", pb.ModelConfigRequest, self._model_config)
-        self._add("ModelStatistics", pb.ModelStatisticsRequest, self._model_statistics)
-        self._add("RepositoryIndex", pb.RepositoryIndexRequest, self._repository_index)
-        self._add("SystemSharedMemoryStatus", pb.SystemSharedMemoryStatusRequest, self._status)
-        self._add("SystemSharedMemoryRegister", pb.SystemSharedMemoryRegisterRequest, self._register)
-        self._add("SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest, self._unregister)
-        self._add("CudaSharedMemoryStatus", pb.CudaSharedMemoryStatusRequest, self._cuda_status)
-        self._add("CudaSharedMemoryRegister", pb.CudaSharedMemoryRegisterRequest, self._cuda_register)
-        self._add("CudaSharedMemoryUnregister", pb.CudaSharedMemoryUnregisterRequest, self._cuda_unregister)
+        works: dict[str, Callable[[Any, RequestContext], Awaitable[Content]]] = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._model_statistics,
+            "RepositoryIndex": self._repository_index,
+            "SystemSharedMemoryStatus": self._status,
+            "SystemSharedMemoryRegister": self._register,
+            "SystemSharedMemoryUnregister": self._unregister,
+            "CudaSharedMemoryStatus": self._cuda_status,
+            "CudaSharedMemoryRegister": self._cuda_register,
+            "CudaSharedMemoryUnregister": self._cuda_unregister,
+        }
+        self.handlers = {f"/{SERVICE}/{name}": self._handler(name, work) for name, work in works.items()}
 
-    def _add(self, name: str, kind: type[MessageT], work: Work[MessageT]) -> None:
-        path = f"/{SERVICE}/{name}"
+    def _handler(self, name: str, work: Callable[[Any, RequestContext], Awaitable[Content]]) -> Handler:
+        gateway, path = self._gateway, f"/{SERVICE}/{name}"
+        asked, answered = getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response")
 
         async def answer(message: bytes, call: Servicer) -> bytes:
             opened = RpcCall(path, call)
             stream = RpcStream(opened.client_flow)
             stream.received_bytes = len(message)
             context = opened.context(opened.head(len(message)), stream)
-            gateway = self._gateway
             try:
                 admit(gateway, context)
-                result = await work(read_request(kind, message), context)
+                content = msgspec.to_builtins(await work(read_request(asked, message), context))
+                result = json_format.ParseDict(content, answered(), ignore_unknown_fields=True)
                 await respond(gateway, context, OK, Answer(CONTENT_TYPE, [result.SerializeToString()]))
             except Exception as error:  # noqa: BLE001  (the last line of defence: it is logged and answered)
                 written = respond_error(gateway, context, error)
@@ -92,69 +82,67 @@ class ModelCalls:
                 report(gateway, context)
             return await finish(call, context, stream)
 
-        self.handlers[path] = answer
+        return answer
 
-    async def _server_live(self, _request: Message, _context: RequestContext) -> Message:
-        return pb.ServerLiveResponse(live=True)
+    async def _server_live(self, _request: pb.ServerLiveRequest, _context: RequestContext) -> Content:
+        return {"live": True}
 
-    async def _server_ready(self, _request: Message, _context: RequestContext) -> Message:
-        return pb.ServerReadyResponse(ready=why_not_ready(self._gateway) is None)
+    async def _server_ready(self, _request: pb.ServerReadyRequest, _context: RequestContext) -> Content:
+        return {"ready": why_not_ready(self._gateway) is None}
 
-    async def _model_ready(self, request: pb.ModelReadyRequest, context: RequestContext) -> Message:
-        reason = why_not_ready(self._gateway)
-        if reason is None:
-            try:
-                await find_model(self._gateway, context, request.name, request.version or None)
-            except UnknownName as error:
-                # As NVIDIA's server answers: a model that is not there is not ready.
-                reason = error.detail
-        return pb.ModelReadyResponse(ready=reason is None)
-
-    async def _server_metadata(self, _request: Message, _context: RequestContext) -> Message:
-        return _filled(pb.ServerMetadataResponse(), describe_server(self._gateway))
-
-    async def _model_metadata(self, request: pb.ModelMetadataRequest, context: RequestContext) -> Message:
-        model = await find_model(self._gateway, context, request.name, request.version or None)
-        return _filled(pb.ModelMetadataResponse(), describe_model(model))
-
-    async def _model_config(self, request: pb.ModelConfigRequest, context: RequestContext) -> Message:
-        model = await find_model(self._gateway, context, request.name, request.version or None)
-        return _filled(pb.ModelConfigResponse(), {"config": configure_model(model)})
-
-    async def _model_statistics(self, request: pb.ModelStatisticsRequest, context: RequestContext) -> Message:
-        found = await statistics_for(self._gateway, context, request.name, request.version or None)
-        return _filled(pb.ModelStatisticsResponse(), {"model_stats": found})
-
-    async def _repository_index(self, request: pb.RepositoryIndexRequest, context: RequestContext) -> Message:
+    async def _model_ready(self, request: pb.ModelReadyRequest, context: RequestContext) -> Content:
         is_ready = why_not_ready(self._gateway) is None
-        models = await index_models(self._gateway, context, is_ready=is_ready)
-        return _filled(pb.RepositoryIndexResponse(), {"models": models if is_ready or not request.ready else []})
+        if is_ready:
+            try:
+                await self._find(request, context)
+            except UnknownName:
+                # As NVIDIA's server answers: a model that is not there is not ready.
+                is_ready = False
+        return {"ready": is_ready}
 
-    async def _status(self, request: pb.SystemSharedMemoryStatusRequest, context: RequestContext) -> Message:
-        found = await list_regions(self._gateway, context.granted, request.name or None)
-        return _filled(
-            pb.SystemSharedMemoryStatusResponse(), {"regions": {one.name: describe_region(one) for one in found}}
-        )
+    async def _server_metadata(self, _request: pb.ServerMetadataRequest, _context: RequestContext) -> Content:
+        return models.describe_server(self._gateway)
 
-    async def _register(self, request: pb.SystemSharedMemoryRegisterRequest, context: RequestContext) -> Message:
-        check_registration(self._gateway, context.granted)
-        region = make_region(request.name, request.key, request.offset, request.byte_size)
+    async def _model_metadata(self, request: pb.ModelMetadataRequest, context: RequestContext) -> Content:
+        return models.describe_model(await self._find(request, context))
+
+    async def _model_config(self, request: pb.ModelConfigRequest, context: RequestContext) -> Content:
+        return {"config": models.configure_model(await self._find(request, context))}
+
+    async def _find(
+        self, request: pb.ModelReadyRequest | pb.ModelMetadataRequest | pb.ModelConfigRequest, context: RequestContext
+    ) -> models.Model:
+        return await models.find_model(self._gateway, context, request.name, request.version or None)
+
+    async def _model_statistics(self, request: pb.ModelStatisticsRequest, context: RequestContext) -> Content:
+        return await models.describe_statistics(self._gateway, context, request.name, request.version or None)
+
+    async def _repository_index(self, request: pb.RepositoryIndexRequest, context: RequestContext) -> Content:
+        return {"models": await models.index_models(self._gateway, context, only_ready=request.ready)}
+
+    async def _status(self, request: pb.SystemSharedMemoryStatusRequest, context: RequestContext) -> Content:
+        found = await shared_memory.list_regions(self._gateway, context.granted, request.name or None)
+        return {"regions": {region["name"]: region for region in found}}
+
+    async def _register(self, request: pb.SystemSharedMemoryRegisterRequest, context: RequestContext) -> Content:
+        shared_memory.check_registration(self._gateway, context.granted)
+        region = shared_memory.make_region(request.name, request.key, request.offset, request.byte_size)
         await self._gateway.engines.register_region(region)
-        return pb.SystemSharedMemoryRegisterResponse()
+        return {}
 
-    async def _unregister(self, request: pb.SystemSharedMemoryUnregisterRequest, context: RequestContext) -> Message:
-        await forget_regions(self._gateway, context.granted, request.name or None)
-        return pb.SystemSharedMemoryUnregisterResponse()
+    async def _unregister(self, request: pb.SystemSharedMemoryUnregisterRequest, context: RequestContext) -> Content:
+        await shared_memory.forget_regions(self._gateway, context.granted, request.name or None)
+        return {}
 
-    async def _cuda_status(self, request: pb.CudaSharedMemoryStatusRequest, _context: RequestContext) -> Message:
-        check_no_cuda(request.name)
-        return pb.CudaSharedMemoryStatusResponse()
+    async def _cuda_status(self, request: pb.CudaSharedMemoryStatusRequest, _context: RequestContext) -> Content:
+        shared_memory.check_no_cuda(request.name)
+        return {}
 
-    async def _cuda_register(self, request: pb.CudaSharedMemoryRegisterRequest, _context: RequestContext) -> Message:
-        raise no_cuda(request.name)
+    async def _cuda_register(self, request: pb.CudaSharedMemoryRegisterRequest, _context: RequestContext) -> Content:
+        raise shared_memory.no_cuda(request.name)
 
-    async def _cuda_unregister(self, _request: Message, _context: RequestContext) -> Message:
-        return pb.CudaSharedMemoryUnregisterResponse()
+    async def _cuda_unregister(self, _request: pb.CudaSharedMemoryUnregisterRequest, _ctx: RequestContext) -> Content:
+        return {}
 
 
 def read_request(kind: type[MessageT], message: bytes) -> MessageT:
@@ -169,9 +157,3 @@ def read_request(kind: type[MessageT], message: bytes) -> MessageT:
     elif len(message) > MAX_REQUEST_BYTES:
         raise BodyTooLarge(f"request: {len(message)} bytes; the limit of such a request is {MAX_REQUEST_BYTES}")
     return parse(kind, message)
-
-
-def _filled(message: MessageT, content: dict[str, object]) -> MessageT:
-    """Fills a message with what HTTP answers; members that it has no field for are left out."""
-    json_format.ParseDict(msgspec.to_builtins(content), message, ignore_unknown_fields=True)
-    return message

@@ -12,7 +12,7 @@ import structlog
 from tilewire.service.errors import ClientGone
 from tilewire.service.gateway.request.context import Gateway, RequestContext
 from tilewire.service.gateway.telemetry.metrics import EndedRequest
-from tilewire.service.gateway.telemetry.tracing import Finished, Span, shifted, stages_of
+from tilewire.service.gateway.telemetry.tracing import Span, shifted, stages_of
 from tilewire.service.telemetry.counters import Failure
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("tilewire.access")
@@ -26,13 +26,14 @@ def report(gateway: Gateway, context: RequestContext) -> None:
     code = context.status or ClientGone.status
     trace_id = context.trace.trace_id if context.trace is not None else None
     if gateway.recorder is not None and gateway.recorder.records(context.trace):
-        trace_id = gateway.recorder.record(_finished(context, code, ended_s))
+        spans, attributes = _spans(context, ended_s), _attributes(context, code)
+        trace_id = gateway.recorder.record(spans, context.trace, attributes, is_error=code >= SERVER_ERROR)
     access, received_bytes, key_name = context.access, context.received_bytes, None
     if access is not None and access.key is not None:
         key_name = access.key.name
         # A refusal for want of quota costs nothing: a key that keeps sending would be locked out for good.
-        if access.has_quota and context.charged_bytes is not None:
-            gateway.authenticator.settle(access, received_bytes + context.sent_bytes - context.charged_bytes)
+        if access.quotas is not None and context.charged_bytes is not None:
+            access.quotas.charge(access.key, received_bytes + context.sent_bytes - context.charged_bytes)
     gateway.metrics.observe_request(
         EndedRequest(
             context.op,
@@ -83,23 +84,17 @@ def _fields(context: RequestContext, code: int, seconds: float, trace_id: str | 
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _finished(context: RequestContext, code: int, ended_s: float) -> Finished:
+def _spans(context: RequestContext, ended_s: float) -> tuple[Span, ...]:
+    """The request and its stages, in Unix time."""
     ended_ns = _ns(ended_s)
     received = (0, 0)
     if context.receive_began_s:
         received = (_ns(context.receive_began_s), _ns(context.receive_began_s + context.receive_s))
     sent = (_ns(ended_s - context.send_s), ended_ns) if context.send_s else (0, 0)
-    # Spans are in Unix time; what was measured is on the monotonic clock.
+    whole = Span(f"{context.head.method} {context.route}".strip(), _ns(context.began_s), ended_ns)
+    # What was measured is on the monotonic clock.
     to_unix_ns = time.time_ns() - time.perf_counter_ns()
-    name = f"{context.head.method} {context.route}".strip()
-    (whole,) = shifted((Span(name, _ns(context.began_s), ended_ns),), to_unix_ns)
-    return Finished(
-        span=whole,
-        stages=shifted(stages_of(received, context.timings, sent), to_unix_ns),
-        parent=context.trace,
-        attributes=_attributes(context, code),
-        is_error=code >= SERVER_ERROR,
-    )
+    return shifted((whole, *stages_of(received, context.timings, sent)), to_unix_ns)
 
 
 def _attributes(context: RequestContext, code: int) -> dict[str, str | int]:

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from starlette.types import Scope
 
@@ -23,9 +23,12 @@ from tilewire.service.gateway.request.head import TRACE_PARENT, TRACE_STATE, Hea
 from tilewire.service.gateway.request.programs import Programs
 from tilewire.service.gateway.request.template import CachedHead, TemplateCache
 from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
-from tilewire.service.gateway.telemetry.tracing import Recorder, TraceParent, parse_traceparent
+from tilewire.service.gateway.telemetry.tracing import TraceParent, parse_traceparent
 from tilewire.service.ipc.arena import Arena
 from tilewire.service.ipc.messages import Timings
+
+if TYPE_CHECKING:
+    from tilewire.service.gateway.telemetry.otlp import OtlpRecorder
 
 # Key of our own protocol's stream in a scope's extensions; absent under another server.
 STREAM = "tilewire.stream"
@@ -58,7 +61,7 @@ class Gateway:
     admission: Admission
     metrics: GatewayMetrics
     authenticator: Authenticator = field(default_factory=Authenticator)
-    recorder: Recorder | None = None
+    recorder: OtlpRecorder | None = None
     templates: TemplateCache = field(default_factory=TemplateCache)
     programs: Programs = field(init=False)
     origins: Origins | None = field(init=False)

@@ -138,8 +138,8 @@ def admit(gateway: Gateway, context: RequestContext) -> Access:
     context.access = access
     context.flow = access.flow or context.stream.client_flow
     declared = head.content_length or 0
-    if access.has_quota:
-        authenticator.admit(access, declared)
+    if access.quotas is not None:
+        access.quotas.admit(access.holder, declared)
     context.charged_bytes = declared
     return access
 
@@ -204,8 +204,8 @@ async def compute(
         if context.access is not template.allowed:
             authorise(context.granted, read=template.reads, write=template.writes, shared_memory=template.uses_regions)
             template.allowed = context.access
-        if context.granted.has_quota and template.encoder is not None:
-            reserve_answer(gateway, context, sum(template.payload_bytes))
+        if context.granted.quotas is not None and template.encoder is not None:
+            reserve_answer(context, sum(template.payload_bytes))
         slot, result_bytes = None, template.result_bytes
         if body is not None and body.spare_bytes >= result_bytes:
             base = body.spare_offset
@@ -226,20 +226,21 @@ async def compute(
     raise Unavailable("residents: a tensor or the program that it reads keeps changing while it waits")
 
 
-def reserve_answer(gateway: Gateway, context: RequestContext, nbytes: int) -> None:
+def reserve_answer(context: RequestContext, nbytes: int) -> None:
     """Counts an answer against its key's quota before it is made; what was sent is settled at the end.
 
     Args:
-        gateway: Parts.
         context: The request; its body is in.
         nbytes: Bytes of the tensors that it is answered with, instead of what was reserved before.
 
     Raises:
         OverQuota: Other requests of the key have used up what it may.
     """
-    charged_bytes = context.charged_bytes or 0
+    access, charged_bytes = context.granted, context.charged_bytes or 0
+    if access.quotas is None:
+        return
     whole_bytes = max(context.head.content_length or 0, context.received_bytes) + nbytes
-    gateway.authenticator.reserve(context.granted, whole_bytes - charged_bytes, charged_bytes)
+    access.quotas.reserve(access.holder, whole_bytes - charged_bytes, charged_bytes)
     context.charged_bytes = whole_bytes
 
 

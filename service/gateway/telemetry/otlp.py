@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping, Sequence
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -19,7 +20,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from tilewire.service.config.process import TracingSettings
-from tilewire.service.gateway.telemetry.tracing import Finished, TraceParent, is_sampled
+from tilewire.service.gateway.telemetry.tracing import Span, TraceParent, is_sampled
 
 # How long one POST to the collector may take, and all that is left at the end.
 EXPORT_TIMEOUT_S = 5.0
@@ -27,7 +28,7 @@ LAST_EXPORT_S = 2.0
 
 
 class OtlpRecorder:
-    """Makes OpenTelemetry spans of finished requests; see `tracing.Recorder` for the calls.
+    """Makes OpenTelemetry spans of requests that have ended.
 
     Args:
         settings: Destination and sampling of spans.
@@ -50,26 +51,39 @@ class OtlpRecorder:
         self._tracer = provider.get_tracer("tilewire", version)
 
     def records(self, parent: TraceParent | None) -> bool:
+        """Whether a request is recorded: as its caller decided, else by chance."""
         return is_sampled(parent, self._ratio)
 
-    def record(self, finished: Finished) -> str:
+    def record(
+        self, spans: Sequence[Span], parent: TraceParent | None, attributes: Mapping[str, str | int], *, is_error: bool
+    ) -> str:
+        """Takes a request and returns its trace id. Never raises, never waits.
+
+        Args:
+            spans: The request itself, whose name is method and route; its stages.
+            parent: The caller's span, or None.
+            attributes: Attributes of the request's span.
+            is_error: The server failed.
+        """
+        whole, *stages = spans
         root = self._tracer.start_span(
-            finished.span.name,
-            context=_context_of(finished.parent),
+            whole.name,
+            context=_context_of(parent),
             kind=SpanKind.SERVER,
-            attributes=finished.attributes,
-            start_time=finished.span.began_ns,
+            attributes=attributes,
+            start_time=whole.began_ns,
         )
         inside = trace.set_span_in_context(root)
-        for stage in finished.stages:
+        for stage in stages:
             span = self._tracer.start_span(stage.name, context=inside, start_time=stage.began_ns)
             span.end(stage.ended_ns)
-        if finished.is_error:
+        if is_error:
             root.set_status(Status(StatusCode.ERROR))
-        root.end(finished.span.ended_ns)
+        root.end(whole.ended_ns)
         return trace.format_trace_id(root.get_span_context().trace_id)
 
     def close(self) -> None:
+        """Sends what is left, for a moment."""
         # A collector that is gone would hold this for half a minute; the thread dies with the process.
         last = threading.Thread(target=self._provider.shutdown, daemon=True)
         last.start()

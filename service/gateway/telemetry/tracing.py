@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 import re
-from typing import Protocol
 
 import msgspec
 
@@ -43,40 +42,6 @@ class Span(msgspec.Struct, frozen=True):
     name: str
     began_ns: int
     ended_ns: int
-
-
-class Finished(msgspec.Struct, frozen=True):
-    """A request that has ended, as spans show it.
-
-    Attributes:
-        span: The request itself; its name is method and route.
-        stages: Child spans.
-        parent: The caller's span, or None.
-        attributes: Attributes of the request's span.
-        is_error: The server failed.
-    """
-
-    span: Span
-    stages: tuple[Span, ...]
-    parent: TraceParent | None
-    attributes: dict[str, str | int]
-    is_error: bool
-
-
-class Recorder(Protocol):
-    """Takes finished requests; a test may put its own here."""
-
-    def records(self, parent: TraceParent | None) -> bool:
-        """Whether a request is recorded: as its caller decided, else by chance."""
-        ...
-
-    def record(self, finished: Finished) -> str:
-        """Takes a request and returns its trace id. Never raises, never waits."""
-        ...
-
-    def close(self) -> None:
-        """Sends what is left, for a moment."""
-        ...
 
 
 def parse_traceparent(value: str | None, state: str = "") -> TraceParent | None:

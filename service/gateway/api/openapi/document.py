@@ -6,16 +6,38 @@ document is not FastAPI's: that names statuses which are never sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+from fastapi import APIRouter, Response
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
-from tilewire.service.gateway.api.openapi.parts import HEADERS
+from tilewire.service.gateway.api.openapi.parts import HEADERS, Described
 from tilewire.service.gateway.api.openapi.schemas import SCHEMAS
 
 OPENAPI = "3.1.0"
+
+
+def add_route(
+    routes: APIRouter,
+    method: str,
+    path: str,
+    endpoint: Callable[..., Awaitable[Response]],
+    summary: str = "",
+    described: Described | None = None,
+    name: str = "",
+) -> None:
+    """Adds a route, under the name of its endpoint unless it has another; one without a description is in no document."""
+    routes.add_api_route(
+        path,
+        endpoint,
+        methods=[method],
+        name=name or endpoint.__name__,
+        summary=summary,
+        include_in_schema=described is not None,
+        openapi_extra=described,
+    )
 
 
 def make_document(routes: Iterable[BaseRoute], *, version: str, description: str, needs_keys: bool) -> dict[str, Any]:

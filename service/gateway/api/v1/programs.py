@@ -6,8 +6,9 @@ from http import HTTPStatus
 
 from fastapi import APIRouter, Request, Response
 
+from tilewire.service.gateway.api.openapi.document import add_route
 from tilewire.service.gateway.api.openapi.native import describe_programs
-from tilewire.service.gateway.api.v1.routes import add_described
+from tilewire.service.gateway.api.v1.routes import answered_before
 from tilewire.service.gateway.auth.authenticator import authorise
 from tilewire.service.gateway.request.body import receive_body, refuse_encodings
 from tilewire.service.gateway.request.context import Gateway, context_of
@@ -18,13 +19,12 @@ from tilewire.service.match import entity_tag, is_known
 from tilewire.service.ops.program.definition import MAX_TEXT_BYTES
 from tilewire.service.ops.program.op import PROGRAM
 
+PROGRAMS, PROGRAM_PATH = "/v1/programs", "/v1/programs/{name:path}"
+
 
 def router(gateway: Gateway) -> APIRouter:
     """Makes the routes of kept programs; runs are answered before the router."""
-    routes = APIRouter(tags=["programs"], default_response_class=Response)
-    described = describe_programs()
 
-    @routes.get("/v1/programs", summary="List the programs.", openapi_extra=described["list_programs"])
     async def list_programs(request: Request) -> Response:
         context = context_of(request.scope)
         authorise(context.granted, op=PROGRAM)
@@ -32,9 +32,6 @@ def router(gateway: Gateway) -> APIRouter:
             names = await gateway.programs.names()
             return json_response([_describe(await gateway.programs.find(name, leases)) for name in names])
 
-    @routes.put(
-        "/v1/programs/{name:path}", summary="Keep a program, or replace it.", openapi_extra=described["put_program"]
-    )
     async def put_program(name: str, request: Request) -> Response:
         context = context_of(request.scope)
         authorise(context.granted, op=PROGRAM, write=[f"programs/{name}"])
@@ -50,7 +47,6 @@ def router(gateway: Gateway) -> APIRouter:
             _describe(kept), HTTPStatus.OK if was_there else HTTPStatus.CREATED, {"etag": entity_tag(kept.info.tag)}
         )
 
-    @routes.get("/v1/programs/{name:path}", summary="Fetch a program.", openapi_extra=described["get_program"])
     async def get_program(name: str, request: Request) -> Response:
         context = context_of(request.scope)
         authorise(context.granted, op=PROGRAM)
@@ -61,20 +57,25 @@ def router(gateway: Gateway) -> APIRouter:
             return Response(status_code=HTTPStatus.NOT_MODIFIED, headers={"etag": tag})
         return Response(kept.op.program.text, media_type="application/json", headers={"etag": tag})
 
-    @routes.delete(
-        "/v1/programs/{name:path}",
-        summary="Forget a program.",
-        status_code=204,
-        openapi_extra=described["delete_program"],
-    )
     async def delete_program(name: str, request: Request) -> Response:
         context = context_of(request.scope)
         authorise(context.granted, op=PROGRAM, write=[f"programs/{name}"])
         await gateway.programs.delete(name, change_of(context.head))
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
-    add_described(routes, "/v1/programs/{name:path}", "run_program", "Run a kept program.", described["run_program"])
-    add_described(routes, "/v1/run", "run", "Run the program that the body carries.", described["run"])
+    routes, described = APIRouter(tags=["programs"], default_response_class=Response), describe_programs()
+    for method, path, endpoint, summary in (
+        ("GET", PROGRAMS, list_programs, "List the programs."),
+        ("PUT", PROGRAM_PATH, put_program, "Keep a program, or replace it."),
+        ("GET", PROGRAM_PATH, get_program, "Fetch a program."),
+        ("DELETE", PROGRAM_PATH, delete_program, "Forget a program."),
+    ):
+        add_route(routes, method, path, endpoint, summary, described[endpoint.__name__])
+    for path, name, summary in (
+        (PROGRAM_PATH, "run_program", "Run a kept program."),
+        ("/v1/run", "run", "Run the program that the body carries."),
+    ):
+        add_route(routes, "POST", path, answered_before, summary, described[name], name)
     return routes
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
+from tilewire.service.gateway.api.openapi.document import add_route
 from tilewire.service.gateway.api.openapi.native import describe_op
-from tilewire.service.gateway.api.openapi.parts import Described
 from tilewire.service.ops.registry import OPS
 
 
@@ -13,14 +13,10 @@ def router() -> APIRouter:
     """The native calls as routes: one for each op."""
     routes = APIRouter(tags=["ops"], default_response_class=Response)
     for op in OPS.values():
-        add_described(routes, f"/v1/{op.name}", op.name, op.summary, describe_op(op))
+        add_route(routes, "POST", f"/v1/{op.name}", answered_before, op.summary, describe_op(op), op.name)
     return routes
 
 
-def add_described(routes: APIRouter, path: str, name: str, summary: str, described: Described) -> None:
-    """Adds a POST that `request.handle` answers, for the OpenAPI document and for the router's 405."""
-    routes.add_api_route(path, _answered_before, methods=["POST"], name=name, summary=summary, openapi_extra=described)
-
-
-async def _answered_before() -> Response:
+async def answered_before() -> Response:
+    """Stands for what `request.handle` answers, in the OpenAPI document and in the router's 405."""
     raise AssertionError("This is a bug: ops are answered before the router.")

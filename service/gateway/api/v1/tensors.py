@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from tilewire.service.errors import InvalidRequest, Unavailable
+from tilewire.service.gateway.api.openapi.document import add_route
 from tilewire.service.gateway.api.openapi.native import describe_tensors
 from tilewire.service.gateway.api.v1.calls import encoder_for, read_tensors
 from tilewire.service.gateway.api.v1.query import check_name, parse_placement
@@ -23,16 +24,14 @@ from tilewire.service.ops.program.definition import NO_TENSORS
 from tilewire.service.ops.registry import is_program
 from tilewire.service.placement import Placement
 
+TENSORS, TENSOR_PATH = "/v1/tensors", "/v1/tensors/{name:path}"
 # Name in the answer of a tensor whose own name means something else there.
 UNNAMED = "tensor"
 
 
 def router(gateway: Gateway) -> APIRouter:
     """The routes of resident tensors."""
-    routes = APIRouter(tags=["tensors"], default_response_class=Response)
-    described = describe_tensors()
 
-    @routes.get("/v1/tensors", summary="List the resident tensors.", openapi_extra=described["list_tensors"])
     async def list_tensors(request: Request) -> Response:
         access = context_of(request.scope).granted
         infos = await gateway.engines.infos()
@@ -40,11 +39,6 @@ def router(gateway: Gateway) -> APIRouter:
             [describe_tensor(info) for info in infos if access.may_read(info.name) and not is_program(info.name)]
         )
 
-    @routes.put(
-        "/v1/tensors/{name:path}",
-        summary="Make a tensor resident, or replace it.",
-        openapi_extra=described["put_tensor"],
-    )
     async def put_tensor(name: str, request: Request) -> Response:
         context = context_of(request.scope)
         authorise(context.granted, write=[check_name(name, field="name")])
@@ -52,16 +46,10 @@ def router(gateway: Gateway) -> APIRouter:
         info, was_there = await _put(gateway, context, name, placement, axis)
         return json_response(describe_tensor(info), 200 if was_there else 201, {"etag": entity_tag(info.tag)})
 
-    @routes.get("/v1/tensors/{name:path}", summary="Fetch a tensor.", openapi_extra=described["get_tensor"])
     async def get_tensor(name: str, request: Request) -> Response:
         authorise(context_of(request.scope).granted, read=[check_name(name, field="name")])
         return await _download(gateway, context_of(request.scope), name)
 
-    @routes.head(
-        "/v1/tensors/{name:path}",
-        summary="Describe a tensor in headers.",
-        openapi_extra=described["head_tensor"],
-    )
     async def head_tensor(name: str, request: Request) -> Response:
         authorise(context_of(request.scope).granted, read=[check_name(name, field="name")])
         head = context_of(request.scope).head
@@ -71,17 +59,20 @@ def router(gateway: Gateway) -> APIRouter:
         del response.headers["content-length"]
         return response
 
-    @routes.delete(
-        "/v1/tensors/{name:path}",
-        summary="Forget a tensor.",
-        status_code=204,
-        openapi_extra=described["delete_tensor"],
-    )
     async def delete_tensor(name: str, request: Request) -> Response:
         authorise(context_of(request.scope).granted, write=[check_name(name, field="name")])
         await gateway.engines.delete(name, change_of(context_of(request.scope).head))
         return Response(status_code=204)
 
+    routes, described = APIRouter(tags=["tensors"], default_response_class=Response), describe_tensors()
+    for method, path, endpoint, summary in (
+        ("GET", TENSORS, list_tensors, "List the resident tensors."),
+        ("PUT", TENSOR_PATH, put_tensor, "Make a tensor resident, or replace it."),
+        ("GET", TENSOR_PATH, get_tensor, "Fetch a tensor."),
+        ("HEAD", TENSOR_PATH, head_tensor, "Describe a tensor in headers."),
+        ("DELETE", TENSOR_PATH, delete_tensor, "Forget a tensor."),
+    ):
+        add_route(routes, method, path, endpoint, summary, described[endpoint.__name__])
     return routes
 
 
@@ -111,7 +102,7 @@ async def _download(gateway: Gateway, context: RequestContext, name: str) -> Res
             if _is_known(context.head, info):
                 return Response(status_code=304, headers=_headers(info))
             codec = codec_for_accept(context.head.headers.get("accept"), None, [info.type.dtype])
-            reserve_answer(gateway, context, info.type.nbytes)
+            reserve_answer(context, info.type.nbytes)
             lease = await leases.wait(info.type.nbytes)
             done = await gateway.engines.download(info, lease.offset)
             # It may have been replaced by another of its shape since.

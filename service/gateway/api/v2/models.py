@@ -22,7 +22,6 @@ from tilewire.service.gateway.request.context import Gateway, RequestContext
 from tilewire.service.ops.op import AnyOp, TensorType
 from tilewire.service.ops.program.op import PROGRAM
 from tilewire.service.ops.registry import OPS
-from tilewire.service.telemetry.statistics import ModelStats
 
 PLATFORM = "tilewire"
 DATATYPE = "FP32"
@@ -143,18 +142,19 @@ def check_version(model: str, version: str | None) -> None:
         raise UnknownName(f"version: {model[:64]} has no version {str(version)[:64]!r}; it has {VERSION}")
 
 
-async def statistics_for(
+async def describe_statistics(
     gateway: Gateway, context: RequestContext, model: str = "", version: str | None = None
-) -> list[ModelStats]:
+) -> dict[str, object]:
     """Statistics of a model, or of every one without a name.
 
     Raises:
         TilewireError: Raised by `find_model`.
     """
     if model:
-        found = await find_model(gateway, context, model, version)
-        return await gateway.metrics.statistics([found.name])
-    return await gateway.metrics.statistics([*OPS, *await _program_names(gateway, context)])
+        names = [(await find_model(gateway, context, model, version)).name]
+    else:
+        names = [*OPS, *await _program_names(gateway, context)]
+    return {"model_stats": await gateway.metrics.statistics(names)}
 
 
 async def _program_names(gateway: Gateway, context: RequestContext) -> list[str]:
@@ -216,11 +216,7 @@ def _configured(tensor: Tensor) -> dict[str, object]:
 
 
 class IndexRequest(msgspec.Struct, frozen=True):
-    """Body of a request for the index.
-
-    Attributes:
-        ready: Whether only models that compute are listed.
-    """
+    """Body of a request for the index: whether only models that compute are listed."""
 
     ready: bool = False
 
@@ -237,8 +233,11 @@ def parse_index_request(body: bytes) -> IndexRequest:
         raise InvalidRequest(f"ready: expected an object with a boolean; {error}") from None
 
 
-async def index_models(gateway: Gateway, context: RequestContext, *, is_ready: bool) -> list[dict[str, object]]:
-    """The repository's index."""
+async def index_models(gateway: Gateway, context: RequestContext, *, only_ready: bool) -> list[dict[str, object]]:
+    """The repository's index: all models, or those that compute."""
+    is_ready = why_not_ready(gateway) is None
+    if only_ready and not is_ready:
+        return []
     state = {"state": "READY", "reason": ""} if is_ready else {"state": "UNAVAILABLE", "reason": "no engine is ready"}
     names = (*OPS, *await _program_names(gateway, context))
     return [{"name": name, "version": VERSION, **state} for name in names]

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from tilewire.service.errors import Unavailable
 from tilewire.service.gateway.api.health import why_not_ready
+from tilewire.service.gateway.api.openapi.document import add_route
 from tilewire.service.gateway.api.openapi.inference import (
     describe_index,
     describe_infer,
@@ -17,16 +18,7 @@ from tilewire.service.gateway.api.openapi.inference import (
     describe_model_ready,
 )
 from tilewire.service.gateway.api.openapi.parts import describe_json
-from tilewire.service.gateway.api.v2.models import (
-    configure_model,
-    describe_model,
-    describe_server,
-    find_model,
-    index_models,
-    model_named,
-    parse_index_request,
-    statistics_for,
-)
+from tilewire.service.gateway.api.v2 import models
 from tilewire.service.gateway.request.body import receive_text
 from tilewire.service.gateway.request.context import Gateway, context_of
 from tilewire.service.gateway.request.response import json_response
@@ -45,59 +37,47 @@ def router(gateway: Gateway) -> APIRouter:
     """Every route of the protocol, for the OpenAPI document and for paths that name no model of ours."""
     routes = APIRouter(tags=["open inference protocol"], default_response_class=Response)
     _add_server(routes, gateway)
-    _add_statistics(routes, gateway)
     _add_models(routes, gateway)
     return routes
 
 
 def _add_server(routes: APIRouter, gateway: Gateway) -> None:
-    @routes.get("/v2/", include_in_schema=False)
-    @routes.get(
-        "/v2",
-        summary="What serves, and with what.",
-        openapi_extra=describe_json("ServerMetadata", "The server.", is_oip=True),
-    )
-    async def server_metadata() -> Response:
-        return json_response(describe_server(gateway))
+    async def server_metadata(_request: Request) -> Response:
+        return json_response(models.describe_server(gateway))
 
-    @routes.post("/v2/repository/index", summary="The models.", openapi_extra=describe_index())
     async def repository_index(request: Request) -> Response:
         context = context_of(request.scope)
-        asked, is_ready = parse_index_request(await receive_text(gateway, context)), why_not_ready(gateway) is None
-        models = [] if asked.ready and not is_ready else await index_models(gateway, context, is_ready=is_ready)
-        return json_response(models)
+        asked = models.parse_index_request(await receive_text(gateway, context))
+        return json_response(await models.index_models(gateway, context, only_ready=asked.ready))
 
-
-def _add_statistics(routes: APIRouter, gateway: Gateway) -> None:
-    # Before the routes of models: `stats` is no model.
-    @routes.get(
-        "/v2/models/stats",
-        summary="Statistics of every model.",
-        openapi_extra=describe_json("Statistics", "Counts and times of every model.", is_oip=True),
-    )
     async def statistics(request: Request) -> Response:
-        return json_response({"model_stats": await statistics_for(gateway, context_of(request.scope))})
+        return json_response(await models.describe_statistics(gateway, context_of(request.scope)))
 
-    async def model_statistics(request: Request) -> Response:
-        found = await statistics_for(gateway, context_of(request.scope), **request.path_params)
-        return json_response({"model_stats": found})
-
-    _add(routes, "GET", "/stats", "Statistics of a model.", model_statistics, _get("Statistics"))
+    described = describe_json("ServerMetadata", "The server.", is_oip=True)
+    add_route(routes, "GET", "/v2", server_metadata, "What serves, and with what.", described)
+    add_route(routes, "GET", "/v2/", server_metadata)
+    add_route(routes, "POST", "/v2/repository/index", repository_index, "The models.", describe_index())
+    # Before the routes of models: `stats` is no model.
+    described = describe_json("Statistics", "Counts and times of every model.", is_oip=True)
+    add_route(routes, "GET", "/v2/models/stats", statistics, "Statistics of every model.", described)
 
 
 def _add_models(routes: APIRouter, gateway: Gateway) -> None:
+    async def find(request: Request) -> models.Model:
+        return await models.find_model(gateway, context_of(request.scope), **request.path_params)
+
+    async def model_statistics(request: Request) -> Response:
+        found = await models.describe_statistics(gateway, context_of(request.scope), **request.path_params)
+        return json_response(found)
+
     async def model_metadata(request: Request) -> Response:
-        return json_response(
-            describe_model(await find_model(gateway, context_of(request.scope), **request.path_params))
-        )
+        return json_response(models.describe_model(await find(request)))
 
     async def model_configuration(request: Request) -> Response:
-        return json_response(
-            configure_model(await find_model(gateway, context_of(request.scope), **request.path_params))
-        )
+        return json_response(models.configure_model(await find(request)))
 
     async def model_ready(request: Request) -> Response:
-        model = await find_model(gateway, context_of(request.scope), **request.path_params)
+        model = await find(request)
         reason = why_not_ready(gateway)
         if reason is None:
             return json_response({"name": model.name, "ready": True})
@@ -105,9 +85,10 @@ def _add_models(routes: APIRouter, gateway: Gateway) -> None:
         return json_response(body, Unavailable.status, {"retry-after": "1"})
 
     async def infer(request: Request) -> Response:
-        model_named(**request.path_params)
+        models.model_named(**request.path_params)
         raise AssertionError("This is a bug: models that there are, are answered before the router.")
 
+    _add(routes, "GET", "/stats", "Statistics of a model.", model_statistics, _get("Statistics"))
     _add(routes, "GET", "", "Inputs and outputs of a model.", model_metadata, _get("ModelMetadata"))
     _add(routes, "GET", "/config", "Configuration of a model.", model_configuration, _get("ModelConfiguration"))
     _add(routes, "GET", "/ready", "Whether a model computes.", model_ready, describe_model_ready)
@@ -121,11 +102,4 @@ def _get(schema: str) -> Describe:
 def _add(routes: APIRouter, method: str, suffix: str, summary: str, endpoint: Endpoint, describe: Describe) -> None:
     """Adds a call of a model, with and without its version."""
     for path, name in ((MODEL, endpoint.__name__), (VERSIONED, f"{endpoint.__name__}_of_version")):
-        routes.add_api_route(
-            path + suffix,
-            endpoint,
-            methods=[method],
-            name=name,
-            summary=summary,
-            openapi_extra=describe(path is VERSIONED),
-        )
+        add_route(routes, method, path + suffix, endpoint, summary, describe(path is VERSIONED), name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tilewire.service.errors import InvalidRequest, NotOffered, UnknownName
 from tilewire.service.gateway.auth.authenticator import Access, authorise
-from tilewire.service.gateway.codecs.strict_json import parse_object
 from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.ipc.messages import RegionInfo
 
@@ -13,15 +12,16 @@ MAX_NAME_CHARACTERS = 255
 MAX_BYTES = 2**63 - 1
 
 
-async def list_regions(gateway: Gateway, access: Access, name: str | None = None) -> list[RegionInfo]:
-    """Returns a region, or all.
+async def list_regions(gateway: Gateway, access: Access, name: str | None = None) -> list[dict[str, object]]:
+    """Returns the description of a region, or those of all.
 
     Raises:
         Forbidden: The key may not.
         UnknownName: There is none of that name.
     """
     _check_right(gateway, access)
-    return list(await gateway.engines.regions(None if name is None else region_name(name)))
+    found = await gateway.engines.regions(None if name is None else _text(name, "name"))
+    return [{"name": one.name, "key": one.key, "offset": one.offset, "byte_size": one.byte_size} for one in found]
 
 
 def check_registration(gateway: Gateway, access: Access) -> None:
@@ -42,12 +42,7 @@ async def forget_regions(gateway: Gateway, access: Access, name: str | None = No
         Forbidden: The key may not.
     """
     _check_right(gateway, access)
-    await gateway.engines.unregister_region(None if name is None else region_name(name))
-
-
-def describe_region(region: RegionInfo) -> dict[str, object]:
-    """Returns the description of a region for clients."""
-    return {"name": region.name, "key": region.key, "offset": region.offset, "byte_size": region.byte_size}
+    await gateway.engines.unregister_region(None if name is None else _text(name, "name"))
 
 
 def _check_right(gateway: Gateway, access: Access) -> None:
@@ -56,27 +51,13 @@ def _check_right(gateway: Gateway, access: Access) -> None:
         authorise(access, shared_memory=True)
 
 
-def parse_registration(name: str, body: bytes) -> RegionInfo:
-    """Reads the body of a registration.
-
-    Args:
-        name: From the path.
-        body: `{"key": …, "offset": …, "byte_size": …}`; other members are ignored, as Triton does.
-
-    Raises:
-        InvalidRequest: Not such a body.
-    """
-    values = parse_object(body, "body")
-    return make_region(name, values.get("key"), values.get("offset", 0), values.get("byte_size"))
-
-
 def make_region(name: str, key: object, offset: object, byte_size: object) -> RegionInfo:
     """Checks the parts of a registration.
 
     Raises:
         InvalidRequest: One cannot be right; the detail names it.
     """
-    return RegionInfo(region_name(name), _text(key, "key"), _size(offset, "offset"), _size(byte_size, "byte_size"))
+    return RegionInfo(_text(name, "name"), _text(key, "key"), _size(offset, "offset"), _size(byte_size, "byte_size"))
 
 
 def no_cuda(name: str) -> InvalidRequest:
@@ -92,15 +73,6 @@ def check_no_cuda(name: str) -> None:
     """
     if name:
         raise UnknownName(f"no CUDA shared memory region {name[:64]!r} is registered")
-
-
-def region_name(name: str) -> str:
-    """Checks the name of a region.
-
-    Raises:
-        InvalidRequest: Not 1 to 255 printable characters.
-    """
-    return _text(name, "name")
 
 
 def check_allowed(is_allowed: bool) -> None:
