@@ -143,13 +143,7 @@ async def say_ready(attached: asyncio.Event, servers: Sequence[Server], control:
 async def serve(
     settings: GatewaySettings, open_servers: Callable[[Gateway], Sequence[Server]], gather_turns: int
 ) -> None:
-    """Runs the gateway until it is drained.
-
-    Args:
-        settings: The gateway's.
-        open_servers: Makes its servers, on ports that the supervisor has bound.
-        gather_turns: As for `EngineClient`.
-    """
+    """Runs the gateway until it is drained."""
     draining = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, draining.set)
     control = await child.Control.open(draining.set)

@@ -171,11 +171,7 @@ class Authenticator:
         return self._path is not None
 
     def identify(self, path: str, headers: Mapping[str, str]) -> Access:
-        """Authenticates a request before its body is read.
-
-        Args:
-            path: As the router will see it.
-            headers: Headers of the request.
+        """Authenticates a request before its body is read, by its path as the router will see it.
 
         Raises:
             Unauthorized: It needs a key and has none that is known.

@@ -39,11 +39,7 @@ def flow_of_key(name: str, weight: int) -> Flow:
 
 @functools.lru_cache(MAX_ADDRESSES)
 def flow_of_address(host: str) -> Flow:
-    """Returns the flow of a client.
-
-    Args:
-        host: Its address, or whatever a server gives for one; empty for a Unix socket.
-    """
+    """Returns the flow of a client by its address, or whatever a server gives for one; empty for a Unix socket."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -28,11 +28,7 @@ Headers = tuple[tuple[str, str], ...]
 
 
 class Origins:
-    """Origins whose pages may call.
-
-    Args:
-        allowed: Origins as browsers send them, or `*` for all.
-    """
+    """Origins whose pages may call, as browsers send them; `*` is all."""
 
     def __init__(self, allowed: Iterable[str]) -> None:
         self._allowed = frozenset(allowed)
@@ -41,11 +37,7 @@ class Origins:
         self._vary: Headers = () if self._is_open else (("vary", "origin"),)
 
     def headers_for(self, headers: Mapping[str, str]) -> Headers:
-        """Returns the headers that an answer gets besides its own.
-
-        Args:
-            headers: Headers of the request.
-        """
+        """Returns the headers that the answer to a request with these headers gets besides its own."""
         allowed = self._allow(headers)
         return self._vary if allowed is None else (*allowed, ("access-control-expose-headers", ANSWER_HEADERS))
 

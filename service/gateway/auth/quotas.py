@@ -36,12 +36,7 @@ def page_bytes(num_gateways: int) -> int:
 
 
 class UsagePage:
-    """The counts of all gateways; writes those of one.
-
-    Args:
-        memory: The page.
-        index: Index of this gateway. Counts of a predecessor with the same index continue.
-    """
+    """The counts of all gateways; writes those of one. Counts of a predecessor with the same index continue."""
 
     def __init__(self, memory: mmap.mmap, index: int) -> None:
         self._words = memoryview(memory).cast("Q")
@@ -114,8 +109,7 @@ class Bucket:
     def wait_s(self, credit: float = 0.0) -> float:
         """Seconds until one more may come; what it costs may then exceed the level, and is waited for afterwards.
 
-        Args:
-            credit: Tokens that count as if they were there.
+        `credit` tokens count as if they were there.
         """
         return max(0.0, (1.0 - self._level - credit) / self._per_s)
 
@@ -146,12 +140,7 @@ class _Meter:
 
 
 class Quotas:
-    """The quotas of all keys that have one.
-
-    Args:
-        page: The counts.
-        clock_s: A monotonic clock.
-    """
+    """The quotas of all keys that have one."""
 
     def __init__(self, page: UsagePage, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._page = page

@@ -82,11 +82,7 @@ class Document(msgspec.Struct, eq=False):
 
 
 def parse_document(data: bytes | memoryview, what: str) -> Document:
-    """Parses one JSON object.
-
-    Args:
-        data: UTF-8 text.
-        what: Name in error texts.
+    """Parses one JSON object of UTF-8 text.
 
     Raises:
         InvalidRequest: Not such an object, or too much text besides long arrays of numbers; the detail begins with `what`.

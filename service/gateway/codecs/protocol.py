@@ -79,9 +79,6 @@ class Codec(abc.ABC):
     def metadata(self, body: memoryview) -> Mapping[str, str]:
         """Reads the strings that stand beside the tensors, by name; none where the format has no place for them.
 
-        Args:
-            body: A whole body.
-
         Raises:
             InvalidRequest: Not a body of this format.
         """
@@ -96,10 +93,7 @@ class Codec(abc.ABC):
         return 0
 
     def lead_bytes(self, body: memoryview) -> int | None:
-        """Length of the body's begin that determines what `decode` finds.
-
-        Args:
-            body: A body that was decoded.
+        """Length of a decoded body's begin that determines what `decode` finds.
 
         Returns:
             None when more than a begin determines it, or when `decode` changes payloads.

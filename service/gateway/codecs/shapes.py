@@ -14,10 +14,6 @@ _MAX_DIM = 2**63 - 1
 def check_shape(value: object, field: str) -> tuple[int, ...]:
     """Validates the dimensions of a tensor.
 
-    Args:
-        value: A list or tuple as parsed; anything else is refused.
-        field: Name in error texts, e.g. `a: shape`.
-
     Raises:
         InvalidRequest: Not a list of whole, non-negative numbers, or beyond any format's bounds.
     """

@@ -58,13 +58,9 @@ def _parse(data: bytes | memoryview, what: str, decoder: json.JSONDecoder) -> ob
 
 
 def refuse_overflow(data: bytes | memoryview, what: str) -> None:
-    """Looks for numbers beyond the range of a float, which `parse_object` reads as infinity.
+    """Looks for numbers beyond the range of a float, which `parse_object` has read as infinity.
 
     It reads the text a second time and calls back for each fraction: for texts in which an infinity was found.
-
-    Args:
-        data: Text that `parse_object` has read, or the elements of a list.
-        what: Name in error texts.
 
     Raises:
         InvalidRequest: A number such as 1e999. A bare `Infinity` is none.

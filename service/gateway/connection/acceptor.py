@@ -41,13 +41,7 @@ class Connection(Protocol):
 
 
 class Acceptor:
-    """Takes connections until it is closed. uvicorn treats it like a server of asyncio's.
-
-    Args:
-        door: Listening socket, which stays the caller's.
-        make: Makes the protocol of a connection.
-        counts: Connections of all gateways.
-    """
+    """Takes connections of a door, which stays the caller's, until it is closed. uvicorn treats it like asyncio's servers."""
 
     def __init__(self, door: socket.socket, make: Callable[[], Connection], counts: ConnectionCounts) -> None:
         self._door = door

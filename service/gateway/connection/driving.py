@@ -27,10 +27,9 @@ class Driven:
         return self._awaited is not None
 
     def drive(self, work: Coroutine[Any, Any, None] | None) -> None:
-        """Runs the coroutine up to where it waits; `ended` is called when it ends, perhaps before this returns.
+        """Runs the coroutine up to where it waits; None for work that has ended.
 
-        Args:
-            work: The coroutine; None for work that has ended.
+        `ended` is called when it ends, perhaps before this returns.
         """
         if work is None:
             self.ended(None)
@@ -45,11 +44,7 @@ class Driven:
             self._awaited.cancel(msg)
 
     def ended(self, error: Exception | None) -> None:
-        """Takes note that the coroutine has ended.
-
-        Args:
-            error: Exception that it raised, or None.
-        """
+        """Takes note that the coroutine has ended, perhaps with an error."""
         raise NotImplementedError
 
     def _step(self, _done: object = None) -> None:

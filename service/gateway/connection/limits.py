@@ -37,9 +37,6 @@ TCP_CLOSE = 7
 class Limits:
     """The timers of one connection.
 
-    Args:
-        connection: Connection that the limits bound.
-
     Attributes:
         body_bytes: Bytes of the body that goes through the parser.
         idle_since_s: End of the last request, on the loop's clock.

@@ -20,11 +20,7 @@ _HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+;=%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9
 
 
 class RequestParser:
-    """Interface of a parser that uvicorn uses.
-
-    Args:
-        listener: Hears the requests. It must take no note of a message's end that `is_early`.
-    """
+    """Parser whose listener hears the requests. It must take no note of a message's end that `is_early`."""
 
     def __init__(self, listener: HttpToolsProtocol) -> None:
         self._listener = listener
@@ -118,12 +114,6 @@ def _parser_for(listener: object) -> httptools.HttpRequestParser:
 
 def check_head(method: str, version: str, target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> None:
     """Refuses what the parser lets through and a proxy may read otherwise.
-
-    Args:
-        method: Method of the request.
-        version: `1.1`, `1.0`, ….
-        target: As it stood in the request line.
-        headers: Names in lower case, and values.
 
     Raises:
         ValueError: Host is missing, given twice or no authority (RFC 9112, section 3.2). The last transfer coding, and

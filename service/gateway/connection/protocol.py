@@ -121,9 +121,7 @@ class TilewireProtocol(HttpToolsProtocol):
     def feed(self, data: memoryview, nbytes: int) -> None:
         """Takes bytes that belong to no body of known length: heads, and what the parser has to look at.
 
-        Args:
-            data: Memory that begins with them, and is used again when this returns.
-            nbytes: Number of bytes that came.
+        Their memory is used again when this returns.
         """
         key = None
         if self._is_between and self.gateway is not None:

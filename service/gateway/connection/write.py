@@ -17,11 +17,6 @@ TLS_PIECE_BYTES = 2**18
 def write_answer(owner: Connection, head: bytes, chunks: Sequence[bytes | memoryview]) -> Awaitable[None] | None:
     """Writes head and body, at once as far as the system takes them.
 
-    Args:
-        owner: Connection.
-        head: Status line and headers.
-        chunks: Body.
-
     Returns:
         None when the chunks are not needed any more: they have left, or were copied. Else what ends when everything has
         left, or the client.

@@ -28,17 +28,10 @@ ReplyT = TypeVar("ReplyT", Done, Stale, Tensors, RegionList, Kernels)
 async def ask(
     engine: Engine, request: Command, kind: type[ReplyT], timeout_s: float | None = None, late: str = ""
 ) -> ReplyT:
-    """Returns the answer of an engine to a request that is no job.
-
-    Args:
-        engine: The engine.
-        request: The request.
-        kind: Class of the answer.
-        timeout_s: Longest time for it; None for any.
-        late: Description of what takes too long.
+    """Returns the answer of an engine to a request that is no job, within `timeout_s`, or None for any time.
 
     Raises:
-        TilewireError: The engine's error; `Unavailable` when it takes too long.
+        TilewireError: The engine's error; `Unavailable` with the detail `late` when it takes too long.
     """
     _, future = engine.send(request)
     try:

@@ -16,11 +16,7 @@ LINGER_S = 0.3e-3
 
 
 class BusyPoller:
-    """Turns the loop round and round for a moment.
-
-    Args:
-        seconds: Time to poll after a request was sent; 0 for never.
-    """
+    """Turns the loop round and round for some seconds after a request was sent; 0 for never."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

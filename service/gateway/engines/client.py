@@ -80,11 +80,6 @@ class Engine(Protocol):
     def submit(self, template: Template, offsets: tuple[int, ...], caller: Caller) -> tuple[int, asyncio.Future[Reply]]:
         """Sends a job under a fresh id, and before it the template, unless the engine has it.
 
-        Args:
-            template: The template of the job.
-            offsets: Offsets, as in `messages.Job`.
-            caller: Deadline, priority and flow of the job.
-
         Returns:
             The job's id, and a future that holds the reply or raises an error of the tree.
 

@@ -40,12 +40,7 @@ class Known(msgspec.Struct):
 
 
 class Directory:
-    """The residents that a gateway has seen.
-
-    Args:
-        engines: One for each device.
-        board: Versions of all names.
-        max_known: Largest number of residents; the one that was seen first is forgotten.
+    """The residents that a gateway has seen, at most `max_known`: the one that was seen first is forgotten.
 
     Attributes:
         types: Dtypes and shapes by name; may be out of date, which engines notice.
@@ -116,12 +111,9 @@ class Directory:
         self._known[info.name].missing = {index: self._engines[index].residing for index in others}
 
     def learn(self, info: TensorInfo, mark: int, asked: int) -> None:
-        """Takes over what an engine said of itself; what it said of others may not have reached them.
+        """Takes over what the engine `asked` said of itself; what it said of others may not have reached them.
 
-        Args:
-            info: Description of a resident.
-            mark: Version of its slot, read before.
-            asked: Index of the engine.
+        `mark` is the version of the slot, read before.
         """
         self.types[info.name] = info.type
         known = self._known.get(info.name)

@@ -48,13 +48,7 @@ class Division(NamedTuple):
 
 
 def divide(template: Template, infos: Mapping[str, TensorInfo], count: int, templates: Templates) -> Division:
-    """Divides the jobs of a template.
-
-    Args:
-        template: The template.
-        infos: Its residents, by input.
-        count: Number of engines.
-        templates: Numbers the templates of the parts.
+    """Divides the jobs of a template among `count` engines; `infos` describe its residents, by input.
 
     Raises:
         InvalidRequest: The op does not take a part of a resident.
@@ -95,12 +89,7 @@ def divide(template: Template, infos: Mapping[str, TensorInfo], count: int, temp
 
 
 def check_sharding(op: AnyOp, sharding: Sharding | None, infos: Mapping[str, TensorInfo]) -> Sharding:
-    """Refuses a request that needs more of a sharded resident than its parts.
-
-    Args:
-        op: Operation.
-        sharding: Division of the request; None when it cannot be divided.
-        infos: Residents by input.
+    """Returns the division of a request; refuses one that needs more of a sharded resident than its parts.
 
     Returns:
         The division.

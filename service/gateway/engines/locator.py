@@ -19,12 +19,7 @@ MAX_SEARCHES = 8
 
 
 class Locator:
-    """Finds residents on several engines.
-
-    Args:
-        engines: One for each device.
-        directory: Memory of where residents are.
-    """
+    """Finds residents on several engines."""
 
     def __init__(self, engines: Sequence[Engine], directory: Directory) -> None:
         self._engines = engines
@@ -53,11 +48,6 @@ class Locator:
 
     async def describe(self, name: str, *, field: str = "name", match: Match | None = None) -> TensorInfo:
         """Fetches the description of a resident from an engine that holds it.
-
-        Args:
-            name: Name of the resident.
-            field: Name of the field in errors.
-            match: Condition on its version.
 
         Raises:
             UnknownName: There is none; the detail names `field`.
@@ -121,12 +111,7 @@ class Locator:
             await self._bring_together(infos, marks)
 
     async def bring(self, index: int, info: TensorInfo, mark: int) -> None:
-        """Brings a resident of another engine to this one, too.
-
-        Args:
-            index: Index of the engine.
-            info: Description of the resident.
-            mark: Version of its slot, read before.
+        """Brings a resident of another engine to this one, too; `mark` is the version of its slot, read before.
 
         Raises:
             ResidentQuota: There is no room for it.

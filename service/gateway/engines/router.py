@@ -62,11 +62,7 @@ WRITE_TIMEOUT_S = 120.0
 
 
 class Engines:
-    """Routes requests.
-
-    Args:
-        engines: One for each device.
-        board: Versions of residents.
+    """Routes requests to engines, one for each device.
 
     Attributes:
         templates: Templates of the jobs that are submitted.
@@ -124,11 +120,6 @@ class Engines:
 
     async def compute(self, template: Template, offsets: tuple[int, ...], caller: Caller) -> Done | Stale:
         """Runs a job on the least busy engine that has its residents.
-
-        Args:
-            template: The template of the job.
-            offsets: Offsets, as in `messages.Job`.
-            caller: Caller of the job.
 
         Returns:
             When the slots are the caller's again: `Done`, or `Stale` with the types to plan with.

@@ -75,15 +75,7 @@ class Pinned(NamedTuple):
 
 
 class Shards:
-    """Uploads, downloads and computes with residents that lie in parts on all engines.
-
-    Args:
-        engines: One for each device.
-        directory: Memory of where residents are.
-        locator: Finds residents.
-        templates: Numbers the templates of parts.
-        runs: Runs what is no part.
-    """
+    """Uploads, downloads and computes with residents that lie in parts on all engines."""
 
     def __init__(
         self, engines: Sequence[Engine], directory: Directory, locator: Locator, templates: Templates, runs: Runs
@@ -98,12 +90,6 @@ class Shards:
 
     async def put(self, name: str, source: Upload, axis: int, match: Match | None = None) -> tuple[TensorInfo, bool]:
         """Makes a tensor resident in parts. Each engine takes its own from the slot; then the home engine orders it.
-
-        Args:
-            name: Name of the tensor.
-            source: Bytes of the whole.
-            axis: Axis that is cut, from the last, -1.
-            match: Condition on the tensor that it replaces.
 
         Returns:
             Its description, and whether it replaced another.
@@ -162,11 +148,6 @@ class Shards:
 
     async def compute(self, template: Template, offsets: tuple[int, ...], caller: Caller) -> Done | Stale | None:
         """Runs a job on all engines.
-
-        Args:
-            template: The template of the job.
-            offsets: Offsets, as in `messages.Job`.
-            caller: Caller of the job.
 
         Returns:
             As `Engines.compute`; None when its residents have changed or moved, and it must be tried again.

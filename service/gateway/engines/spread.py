@@ -22,14 +22,7 @@ LASTING_S, PAUSE_S = 0.5, 5.0
 
 
 class Spread:
-    """Watches how long engines have a queue, and has residents copied.
-
-    Args:
-        engines: One for each device.
-        directory: Memory of where residents are.
-        locator: Finds and brings residents.
-        clock: Monotonic time in seconds.
-    """
+    """Watches how long engines have a queue, and has residents copied."""
 
     def __init__(
         self,
@@ -49,12 +42,7 @@ class Spread:
         self._copying: asyncio.Task[None] | None = None
 
     def note(self, index: int, fields: Mapping[str, str]) -> None:
-        """Takes note of a request that goes to an engine.
-
-        Args:
-            index: Index of the engine.
-            fields: Inputs by the names of their residents.
-        """
+        """Takes note of a request that goes to an engine; `fields` are its inputs by the names of their residents."""
         if len(self._engines) == 1 or self._engines[index].outstanding < QUEUED:
             self._seen_s[index] = -math.inf
             return

@@ -17,12 +17,7 @@ MAX_TEMPLATES = 4096
 
 
 class Templates:
-    """Caches templates by value.
-
-    Args:
-        on_forget: Called with the number of each template that is dropped.
-        max_templates: Largest number of templates.
-    """
+    """Caches templates by value; `on_forget` gets the number of each that is dropped."""
 
     def __init__(self, on_forget: Callable[[int], object], max_templates: int = MAX_TEMPLATES) -> None:
         self._on_forget = on_forget
@@ -39,15 +34,7 @@ class Templates:
         outputs: tuple[OutputSpec, ...],
         cost: tuple[int, int],
     ) -> Template:
-        """Returns the template of these values, numbered.
-
-        Args:
-            op: Name of the op.
-            inputs: Inputs.
-            options: Options of the op, in normal form.
-            outputs: Results.
-            cost: Operations and bytes, as planned.
-        """
+        """Returns the template of these values, numbered: options in normal form, operations and bytes as planned."""
         key = (op, inputs, options, outputs)
         template = self._by_value.get(key)
         if template is not None:

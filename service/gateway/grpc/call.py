@@ -39,10 +39,6 @@ class Servicer(Protocol):
 class RpcCall:
     """Metadata and deadline of one call.
 
-    Args:
-        path: Path of the method.
-        call: gRPC's side of the call.
-
     Attributes:
         path: Path of the method.
         began_s: When it came, on the performance counter.
@@ -94,11 +90,7 @@ class RpcCall:
             admission.admit(access.flow or self.client_flow).release()
 
     def head(self, nbytes: int) -> Head:
-        """The head that a request of this call has.
-
-        Args:
-            nbytes: Size of its slot.
-        """
+        """The head that a request of this call has whose slot has `nbytes`."""
         return Head("POST", self.path, b"", self.identity, self.repeated, nbytes, is_chunked=False)
 
     def context(self, head: Head, stream: RpcStream) -> RequestContext:
@@ -113,11 +105,7 @@ class RpcCall:
 
 @functools.lru_cache(MAX_ADDRESSES)
 def flow_of_peer(peer: str) -> Flow:
-    """Returns the flow of a client.
-
-    Args:
-        peer: gRPC's name of it: `ipv4:127.0.0.1:4711`, `ipv6:%5B::1%5D:4711` or `unix:`.
-    """
+    """Returns the flow of a client by gRPC's name of it: `ipv4:127.0.0.1:4711`, `ipv6:%5B::1%5D:4711` or `unix:`."""
     kind, _, rest = peer.partition(":")
     return flow_of_address(unquote(rest).rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else "")
 

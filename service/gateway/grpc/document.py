@@ -23,11 +23,7 @@ _CONTENTS = {
 
 
 def document_of(request: ModelInferRequest, raw_bytes: Sequence[int]) -> dict[str, object]:
-    """Returns the members that JSON would have.
-
-    Args:
-        request: Without its raw contents.
-        raw_bytes: Length of each raw content, in order.
+    """Returns the members that JSON would have, of a request without its raw contents, and the lengths of those.
 
     Raises:
         InvalidRequest: Raw and typed contents contradict the inputs.

@@ -34,10 +34,6 @@ _OPS = {name.encode(): op for name, op in OPS.items()}
 class Answering(Driven):
     """Runs the work that answers one message. A cancelled call does not cancel it.
 
-    Args:
-        loop: Event loop.
-        stream: Stream of the message.
-
     Attributes:
         context: The request, once its message is read.
         model: Name of its model; empty before its message is read.
@@ -74,11 +70,7 @@ class Answering(Driven):
 
 
 class InferCalls:
-    """The calls that compute.
-
-    Args:
-        gateway: Parts.
-    """
+    """The calls that compute."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

@@ -34,9 +34,6 @@ Handler = Callable[[bytes, Servicer], Awaitable[bytes]]
 class ModelCalls:
     """The calls by the names of their methods. Each computes the answer to a request; the context has the caller's rights.
 
-    Args:
-        gateway: Parts.
-
     Attributes:
         handlers: Handlers by the paths of the methods.
     """

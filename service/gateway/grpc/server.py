@@ -34,11 +34,7 @@ LIBRARY = "grpc._cython.cygrpc"
 
 
 class Methods(grpc.GenericRpcHandler):
-    """Finds the handler of a method by its path.
-
-    Args:
-        handlers: Handlers by path.
-    """
+    """Finds the handler of a method by its path."""
 
     def __init__(self, handlers: Mapping[str, grpc.RpcMethodHandler]) -> None:
         self._handlers = handlers
@@ -50,9 +46,6 @@ class Methods(grpc.GenericRpcHandler):
 
 class GrpcServer:
     """The server; see `process.Server` for the calls.
-
-    Args:
-        gateway: Parts.
 
     Attributes:
         is_listening: Set when it takes connections.

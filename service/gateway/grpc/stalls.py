@@ -11,12 +11,9 @@ FOREVER_S = 1e6
 
 
 class Stalls:
-    """Cancels tasks that read for too long.
+    """Cancels tasks that read for more than `max_s` seconds.
 
     One timer serves all reads, since a timer for each costs more than the rest of a read. It is set for the oldest one.
-
-    Args:
-        max_s: Longest time of a read, in seconds.
     """
 
     def __init__(self, max_s: float) -> None:

@@ -14,9 +14,7 @@ RETRY_AFTER = "retry-after"
 def code_of(error: TilewireError, *, is_timed: bool = False) -> grpc.StatusCode:
     """Returns the status of an error.
 
-    Args:
-        error: The error.
-        is_timed: The request's own timeout ended first; NVIDIA's server has UNAVAILABLE for that.
+    Where the request's own timeout ended first (`is_timed`), NVIDIA's server has UNAVAILABLE.
     """
     if is_timed and isinstance(error, DeadlinePassed):
         return grpc.StatusCode.UNAVAILABLE

@@ -22,11 +22,7 @@ _LARGE_BYTES = 2**20
 
 
 class RpcStream:
-    """The stream of one request; see `context.Stream` for the calls.
-
-    Args:
-        client_flow: Flow of the client's address.
-        is_streamed: The answer is one message of many.
+    """The stream of one request; see `context.Stream` for the calls. `is_streamed` for an answer that is one message of many.
 
     Attributes:
         frame: Parts of the message; None for calls other than infer.

@@ -58,9 +58,6 @@ class Admission:
     def admit(self, flow: Flow) -> Leases:
         """Counts a request in, until its leases are released.
 
-        Args:
-            flow: Whose request it is.
-
         Raises:
             Unavailable: The gateway drains.
             TooBusy: Too many are under way, in all or of this flow.

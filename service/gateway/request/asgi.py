@@ -25,11 +25,6 @@ LINGER_S = 2.0
 class AsgiStream:
     """The stream of one request under any ASGI server; see `context.Stream` for the calls.
 
-    Args:
-        receive: Server's function for the next piece of the body.
-        send: Server's function for the answer.
-        host: Client's address.
-
     Attributes:
         is_complete: The last byte of the body was read.
         is_disconnected: The client left.

@@ -131,11 +131,6 @@ class Stream(Departure, Protocol):
 class RequestContext:
     """One request and what becomes of it.
 
-    Args:
-        head: Request line and headers.
-        own: Values of the headers that are each request's own.
-        stream: Side of the connection; its body and its answer.
-
     Attributes:
         request_id: The client's id, or ours.
         trace: Caller's span, or None.

@@ -47,12 +47,6 @@ OK, CREATED = int(HTTPStatus.OK), int(HTTPStatus.CREATED)
 def handle(gateway: Gateway, context: RequestContext, api: Api, op: AnyOp) -> Coroutine[Any, Any, None] | None:
     """Admits one request, or refuses it at once: under overload most requests end here, without a coroutine.
 
-    Args:
-        gateway: Parts.
-        context: The request.
-        api: Reader of its head and body.
-        op: Operation that its path names.
-
     Returns:
         Coroutine that ends the request, to be run at once; None when it has ended.
     """
@@ -227,11 +221,9 @@ async def compute(
 
 
 def reserve_answer(context: RequestContext, nbytes: int) -> None:
-    """Counts an answer against its key's quota before it is made; what was sent is settled at the end.
+    """Counts an answer of `nbytes` against its key's quota before it is made; what was sent is settled at the end.
 
-    Args:
-        context: The request; its body is in.
-        nbytes: Bytes of the tensors that it is answered with, instead of what was reserved before.
+    The body of the request is in. What was reserved before is replaced.
 
     Raises:
         OverQuota: Other requests of the key have used up what it may.
@@ -320,14 +312,7 @@ def plan_task(
     body: Lease | None,
     versions: Mapping[str, int] | None = None,
 ) -> RequestTemplate:
-    """Works out what a task computes and how it is answered.
-
-    Args:
-        gateway: Parts.
-        task: The task.
-        types: Types of its residents by input.
-        body: Body of the request.
-        versions: Versions that those must have; None for any.
+    """Works out what a task computes and how it is answered, with residents of these versions, or of any.
 
     Raises:
         TilewireError: Operands, limits or the format of the answer do not allow it.

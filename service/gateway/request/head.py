@@ -102,13 +102,7 @@ class HeadKey(msgspec.Struct, frozen=True, gc=False):
 def read_head(
     method: str, path: str, query: bytes, raw_headers: Iterable[tuple[bytes, bytes]]
 ) -> tuple[Head, Mapping[str, str]]:
-    """Reads parsed headers.
-
-    Args:
-        method: Upper case.
-        path: Unquoted.
-        query: As in the request line.
-        raw_headers: Names in lower case and values.
+    """Reads parsed headers, with names in lower case, and the parts of a request line; the path is unquoted.
 
     Returns:
         The head, and the request's own values by name.

@@ -16,12 +16,7 @@ from tilewire.service.telemetry import log
 
 
 class ContextMiddleware:
-    """Makes a `RequestContext` for each request and ends it.
-
-    Args:
-        app: Application inside.
-        gateway: Parts.
-    """
+    """Makes a `RequestContext` for each request and ends it."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app = app

@@ -23,11 +23,7 @@ _THREADS = ThreadPoolExecutor(2, thread_name_prefix="offload")
 
 
 class LoopRoom:
-    """Slots for work in a thread: each is leased in the event loop.
-
-    Args:
-        leases: Slots of the request.
-    """
+    """Slots for work in a thread: each is leased in the event loop."""
 
     def __init__(self, leases: Leases) -> None:
         self._leases = leases

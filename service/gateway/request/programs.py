@@ -46,12 +46,7 @@ class KeptProgram(msgspec.Struct, frozen=True):
 
 
 class Programs:
-    """The kept programs of one gateway.
-
-    Args:
-        engines: Keepers of the texts.
-        limits: Bounds on every value of a program.
-    """
+    """The kept programs of one gateway."""
 
     def __init__(self, engines: Engines, limits: Limits) -> None:
         self._engines = engines
@@ -64,11 +59,6 @@ class Programs:
 
     async def find(self, name: str, leases: Leases, *, field: str = "program") -> KeptProgram:
         """Returns a program; one that was parsed here before, unless its name may have changed since.
-
-        Args:
-            name: Name of the program.
-            leases: Source of room for its text.
-            field: Name of the field in errors.
 
         Raises:
             UnknownName: There is none.
@@ -84,12 +74,6 @@ class Programs:
         self, name: str, leases: Leases, *, field: str = "program", match: Match | None = None
     ) -> KeptProgram:
         """Returns a program as the engines keep it now.
-
-        Args:
-            name: Name of the program.
-            leases: Source of room for its text.
-            field: Name of the field in errors.
-            match: Condition on its version.
 
         Raises:
             UnknownName: There is none.
@@ -110,13 +94,7 @@ class Programs:
         raise Unavailable(f"{field}: {name!r} keeps changing")
 
     async def put(self, name: str, text: bytes, leases: Leases, match: Match | None = None) -> tuple[KeptProgram, bool]:
-        """Checks and keeps a program.
-
-        Args:
-            name: Name of the program.
-            text: JSON.
-            leases: Source of room for it.
-            match: Condition on the program that it replaces.
+        """Checks and keeps a program, given as JSON.
 
         Returns:
             The program, and whether it replaced another.

@@ -78,12 +78,7 @@ def _write(
 
 
 async def respond_preflight(context: RequestContext, headers: Headers) -> None:
-    """Answers a preflight, which has no body.
-
-    Args:
-        context: The request.
-        headers: Headers that say what a page may do.
-    """
+    """Answers a preflight, which has no body."""
     context.status = HTTPStatus.NO_CONTENT
     lines = "".join(f"{name}: {value}\r\n" for name, value in (*headers, (REQUEST_ID, context.request_id)))
     written = context.stream.respond(HTTPStatus.NO_CONTENT, lines, (), closes=False)

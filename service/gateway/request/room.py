@@ -53,12 +53,7 @@ class _Waiter:
 
 
 class Room:
-    """Grants slots of one arena, by turns of the flows, and in order of arrival among a flow's requests of like size.
-
-    Args:
-        arena: The memory.
-        timeout_s: Longest wait.
-    """
+    """Grants slots of one arena, by turns of the flows, and in order of arrival among a flow's requests of like size."""
 
     def __init__(self, arena: Arena, timeout_s: float) -> None:
         self.arena = arena
@@ -69,12 +64,7 @@ class Room:
         self._shares: list[Share] = []
 
     def take(self, nbytes: int, share: Share, *, is_new: bool) -> Lease:
-        """Takes a slot at once.
-
-        Args:
-            nbytes: Size of the slot.
-            share: Share of the request's flow.
-            is_new: The request holds no slot yet.
+        """Takes a slot at once, for a request that holds none yet where `is_new`.
 
         Raises:
             TooBusy: There is no room, or others wait for it.
@@ -95,11 +85,6 @@ class Room:
 
     async def wait(self, nbytes: int, share: Share, *, is_new: bool) -> Lease:
         """Takes a slot, when there is room for it.
-
-        Args:
-            nbytes: Size of the slot.
-            share: Share of the request's flow.
-            is_new: The request holds no slot yet.
 
         Raises:
             TooBusy: There was none within the time-out, or there will hardly be.

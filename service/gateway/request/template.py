@@ -132,12 +132,7 @@ class CachedHead(msgspec.Struct, eq=False):
 
 
 class TemplateCache:
-    """Heads and templates of one gateway, the least recently used ones dropped first.
-
-    Args:
-        max_heads: Bound on entries.
-        max_bytes: Bound on their bytes.
-    """
+    """Heads and templates of one gateway, the least recently used ones dropped first."""
 
     def __init__(self, max_heads: int = MAX_HEADS, max_bytes: int = MAX_BYTES) -> None:
         self._max_heads = max_heads

@@ -105,11 +105,7 @@ class EndedRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class GatewayMetrics:
-    """The gateway's share of `/metrics`.
-
-    Args:
-        totals: Adds up the figures of all processes.
-    """
+    """The gateway's share of `/metrics`."""
 
     def __init__(self, totals: Totals) -> None:
         self._totals = totals
@@ -224,12 +220,9 @@ class GatewayMetrics:
             self._metrics.note(failure)
 
     async def expose(self, accept: str) -> tuple[bytes, str]:
-        """Returns the text of `/metrics` over all processes, and its content type.
+        """Returns the text of `/metrics` over all processes, and its content type: OpenMetrics when `accept` takes that.
 
         All calls while an answer is on its way share the next one.
-
-        Args:
-            accept: The scraper's Accept header: OpenMetrics when it takes that.
 
         Raises:
             Unavailable: The supervisor is gone.
@@ -249,9 +242,6 @@ class GatewayMetrics:
 
     async def statistics(self, models: Sequence[str]) -> list[ModelStats]:
         """Returns the protocol's statistics over all processes; what others hold back is at most `FLUSH_S` old.
-
-        Args:
-            models: Names of ops and of kept programs.
 
         Raises:
             Unavailable: The supervisor is gone.

@@ -28,13 +28,7 @@ LAST_EXPORT_S = 2.0
 
 
 class OtlpRecorder:
-    """Makes OpenTelemetry spans of requests that have ended.
-
-    Args:
-        settings: Destination and sampling of spans.
-        version: Version of Tilewire.
-        index: Index of this gateway.
-    """
+    """Makes OpenTelemetry spans of requests that have ended."""
 
     def __init__(self, settings: TracingSettings, version: str, index: int) -> None:
         self._ratio = settings.ratio

@@ -41,14 +41,7 @@ def add_route(
 
 
 def make_document(routes: Iterable[BaseRoute], *, version: str, description: str, needs_keys: bool) -> dict[str, Any]:
-    """Builds the document.
-
-    Args:
-        routes: Routes of the application; those without `openapi_extra` are left out.
-        version: Version of the service.
-        description: Introduction, in Markdown.
-        needs_keys: Every operation needs an API key.
-    """
+    """Builds the document of routes, of which those without `openapi_extra` are left out."""
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         if isinstance(route, APIRoute) and route.include_in_schema and route.openapi_extra is not None:

@@ -132,15 +132,7 @@ def operation(
     *,
     is_oip: bool = False,
 ) -> Described:
-    """Describes a call.
-
-    Args:
-        answers: Answers by status, but for those to errors.
-        causes: Errors that it may be answered with.
-        parameters: Parameters of its path, query and head.
-        request_body: Description of its body; None without one.
-        is_oip: Its path is under `/v2`.
-    """
+    """Describes a call: its answers, and those to the errors that it may be answered with."""
     described: Described = {"parameters": list(parameters)} if parameters else {}
     if request_body is not None:
         described["requestBody"] = request_body
@@ -155,13 +147,7 @@ def describe_json(schema: str, description: str, *, is_open: bool = False, is_oi
 
 
 def describe_ready(schema: str, parameters: Sequence[Described] = (), *, is_oip: bool = True) -> Described:
-    """Describes a call that is answered 503 while nothing is computed, with the reason in the same schema.
-
-    Args:
-        schema: Name of the answer's schema.
-        parameters: Those of a path that names a model.
-        is_oip: Its path is under `/v2`.
-    """
+    """Describes a call that is answered 503 while nothing is computed, with the reason in the same schema."""
     content = json_content(ref(schema))
     answers = {"200": answer("Requests are computed.", content), "503": answer("Not now, and why.", content)}
     return operation(answers, ADMITTED if parameters else ANYWHERE, parameters, is_oip=is_oip)

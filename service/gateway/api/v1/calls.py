@@ -157,13 +157,7 @@ def check_text(codec: Codec, outputs: Mapping[str, TensorType], max_bytes: int) 
 async def read_tensors(
     content_type: str | None, body: Lease, leases: Leases, max_json_bytes: int
 ) -> tuple[Codec, dict[str, Placed]]:
-    """Chooses the codec of a body, and reads the tensors' metadata.
-
-    Args:
-        content_type: Value of the header, or None.
-        body: Slot of exactly the body.
-        leases: Source of slots for what is inflated or parsed.
-        max_json_bytes: Largest body of text.
+    """Chooses the codec of a body, and reads the tensors' metadata; what is inflated or parsed gets slots of its own.
 
     Raises:
         TilewireError: Raised by `codec_for_body` and `Codec.decode`.

@@ -63,12 +63,9 @@ def parse_run_query(query: bytes, timeout_header: str | None) -> Query:
 
 
 def parse_query(op: AnyOp, query: bytes, timeout_header: str | None) -> Query:
-    """Reads a query string; a client's requests mostly have the same one, so short ones are remembered.
+    """Reads a query string, whose `timeout_ms` wins over `X-Timeout-Ms`.
 
-    Args:
-        op: The operation.
-        query: As in the request line.
-        timeout_header: Value of `X-Timeout-Ms`; the query's `timeout_ms` wins over it.
+    A client's requests mostly have the same one, so short ones are remembered.
 
     Raises:
         InvalidRequest: An unknown or repeated parameter, or a value that cannot be right; the detail names it.

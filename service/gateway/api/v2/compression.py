@@ -44,15 +44,10 @@ def coding_of_body(value: str | None) -> Coding | None:
 
 
 def coding_of_answer(accept: str | None, *, is_text: bool, nbytes: int) -> Coding | None:
-    """Chooses an answer's coding.
+    """Chooses the coding of an answer of `nbytes`; `is_text` for one that is JSON alone.
 
     A client that accepts exactly one coding chose it. A list of them is what HTTP libraries send with every request: honouring
     it for tensors would compress each of them for nobody's good.
-
-    Args:
-        accept: The request's Accept-Encoding.
-        is_text: The answer is JSON alone.
-        nbytes: Bytes of the answer.
     """
     accepted: list[str] = []
     for part in (accept or "").split(","):
@@ -68,14 +63,7 @@ def coding_of_answer(accept: str | None, *, is_text: bool, nbytes: int) -> Codin
 
 
 async def inflate(source: Lease, leases: Leases, coding: Coding, max_bytes: int, lead_bytes: int) -> Lease:
-    """Inflates a body into a slot of its own; the compressed one goes back.
-
-    Args:
-        source: The body as received.
-        leases: Source of slots.
-        coding: Content coding of the body.
-        max_bytes: Most that it may inflate to.
-        lead_bytes: Left free at the slot's start.
+    """Inflates a body into a slot of its own, behind `lead_bytes` free ones; the compressed one goes back.
 
     Raises:
         BodyTooLarge: It inflates past `max_bytes`.

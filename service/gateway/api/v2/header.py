@@ -44,10 +44,6 @@ _SCALARS = {bool, int, float, str}
 def read_header(op: AnyOp, text: bytes) -> InferRequest:
     """Reads the JSON; the inputs are still to be placed.
 
-    Args:
-        op: The model.
-        text: All of the JSON.
-
     Raises:
         InvalidRequest: Anything that cannot be right; the detail names the field.
     """
@@ -61,11 +57,7 @@ def read_header(op: AnyOp, text: bytes) -> InferRequest:
 
 
 def read_document(op: AnyOp, document: Mapping[str, object]) -> InferRequest:
-    """Reads a request in the form of the JSON's objects, wherever they come from; the inputs are still to be placed.
-
-    Args:
-        op: The model.
-        document: Members `id`, `parameters`, `inputs` and `outputs`.
+    """Reads a request in the form of the JSON's objects: `id`, `parameters`, `inputs` and `outputs`. Inputs are to be placed.
 
     Raises:
         InvalidRequest: Anything that cannot be right; the detail names the field.
