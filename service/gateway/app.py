@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
@@ -28,7 +28,7 @@ from tilewire.service.gateway.api.v2 import routes as oip
 from tilewire.service.gateway.api.v2 import shared_memory_routes as shared_memory
 from tilewire.service.gateway.auth.authenticator import Authenticator
 from tilewire.service.gateway.request.adapter import FindTarget
-from tilewire.service.gateway.request.asgi import op_app
+from tilewire.service.gateway.request.asgi import run_op
 from tilewire.service.gateway.request.context import Gateway, context_of
 from tilewire.service.gateway.request.middleware import ContextMiddleware
 from tilewire.service.ops.registry import OPS
@@ -45,14 +45,12 @@ class TilewireApp(FastAPI):
     Attributes:
         gateway: Parts; None before they are known.
         find_target: Finds the API and the op of a POST.
-        needs_keys: The OpenAPI document declares it, and `/docs` asks for one.
-        described: Routes in the OpenAPI document.
+        document: The OpenAPI document.
     """
 
     gateway: Gateway | None = None
     find_target: FindTarget = staticmethod(lambda _path: None)
-    needs_keys = False
-    described: Sequence[BaseRoute] = ()
+    document: Mapping[str, Any] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI's call."""
@@ -60,23 +58,18 @@ class TilewireApp(FastAPI):
         if scope["type"] == "http" and scope["method"] == "POST":
             target = self.find_target(scope["path"].removeprefix(scope.get("root_path", "")))
         if target is not None and self.gateway is not None:
-            await op_app(self.gateway, *target)(scope, receive, send)
+            await run_op(self.gateway, target, scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document."""
-        if self.openapi_schema is None:
-            self.openapi_schema = make_document(
-                self.described, version=self.version, description=DESCRIPTION, needs_keys=self.needs_keys
-            )
-        return self.openapi_schema
+        """Returns the OpenAPI document, instead of FastAPI's."""
+        return dict(self.document)
 
 
 def create_app(gateway: Gateway) -> TilewireApp:
     """Makes the ASGI application of one gateway."""
     app = TilewireApp(title="Tilewire", version=gateway.version, description=DESCRIPTION, docs_url=None, redoc_url=None)
-    app.needs_keys = gateway.authenticator.needs_keys
     routers = [
         tensors.router(gateway),
         native.router(),
@@ -91,7 +84,12 @@ def create_app(gateway: Gateway) -> TilewireApp:
     if gateway.settings.inherited.metrics_listener < 0:
         routers.append(health.metrics_router(gateway))
     _add(app, gateway, routers)
-    app.described = [route for router in routers for route in router.routes]
+    app.document = make_document(
+        [route for router in routers for route in router.routes],
+        version=gateway.version,
+        description=DESCRIPTION,
+        needs_keys=gateway.authenticator.needs_keys,
+    )
     app.find_target = target_finder(gateway)
     app.gateway = gateway
     return app

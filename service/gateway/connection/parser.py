@@ -20,11 +20,15 @@ _HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+;=%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9
 
 
 class RequestParser:
-    """Parser whose listener hears the requests. It must take no note of a message's end that `is_early`."""
+    """Parser whose listener hears the requests. It must take no note of a message's end that `is_early`.
+
+    Attributes:
+        inner: Parser of httptools that has the request under way.
+    """
 
     def __init__(self, listener: HttpToolsProtocol) -> None:
         self._listener = listener
-        self._inner = _parser_for(listener)
+        self.inner = _parser_for(listener)
 
     def feed_data(self, data: bytes) -> None:
         """Parses what came.
@@ -34,41 +38,23 @@ class RequestParser:
         """
         while data:
             try:
-                self._inner.feed_data(data)
+                self.inner.feed_data(data)
             except httptools.HttpParserUpgrade as offer:
-                if self._inner.get_method() == b"CONNECT":
+                if self.inner.get_method() == b"CONNECT":
                     # The bytes behind it are for the host to which the client would be connected.
                     return
                 data = data[offer.args[0] :]
                 if self.is_early:
-                    self._inner = self._of_rest()
+                    self.inner = self._of_rest()
             else:
                 return
 
     @property
     def is_early(self) -> bool:
         """Whether the reported end of a message is only that of its head: it made an offer, and has a body."""
-        return self._inner.should_upgrade() and any(
+        return self.inner.should_upgrade() and any(
             name in _FRAMING and value.strip(b"0") for name, value in self._listener.headers
         )
-
-    def should_upgrade(self) -> bool:
-        """Never."""
-        return False
-
-    def should_keep_alive(self) -> bool:
-        """Whether the connection stays open after the answer."""
-        return bool(self._inner.should_keep_alive())
-
-    def get_method(self) -> bytes:
-        """Method of the request."""
-        method: bytes = self._inner.get_method()
-        return method
-
-    def get_http_version(self) -> str:
-        """Version of HTTP."""
-        version: str = self._inner.get_http_version()
-        return version
 
     def _of_rest(self) -> httptools.HttpRequestParser:
         """A parser that stands behind the head of the request whose body is still to come."""

@@ -206,7 +206,7 @@ class TilewireProtocol(HttpToolsProtocol):
         nbytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if nbytes > MAX_HEAD_BYTES:
             raise ValueError(f"the request line and headers exceed {MAX_HEAD_BYTES} bytes")
-        method, version = self.parser.get_method().decode("ascii"), self.parser.get_http_version()
+        method, version = self.parser.inner.get_method().decode("ascii"), self.parser.inner.get_http_version()
         check_head(method, version, self.url, self.headers)
         self._is_in_head = False
         self._field_bytes = self._trailer_bytes = 0
@@ -214,7 +214,7 @@ class TilewireProtocol(HttpToolsProtocol):
         stream = RequestStream(self)
         stream.is_head_only, stream.is_http11 = method == "HEAD", version == "1.1"
         # Bytes behind a CONNECT are for the host to which the client would be connected.
-        stream.keep_alive = version != "1.0" and self.parser.should_keep_alive() and method != "CONNECT"
+        stream.keep_alive = version != "1.0" and self.parser.inner.should_keep_alive() and method != "CONNECT"
         stream.waiting_for_100_continue = self.expect_100_continue
         start = self._prepare(stream, method, version)
         is_busy, self.cycle = self.is_busy, stream
@@ -276,7 +276,7 @@ class TilewireProtocol(HttpToolsProtocol):
         assert cycle is not None, "This is a bug."
         cycle.more_body = False
         cycle.notify()
-        if cycle.keep_alive and not self.parser.should_keep_alive():
+        if cycle.keep_alive and not self.parser.inner.should_keep_alive():
             # `Connection: close` stood in a trailer: the parser reads nothing behind it.
             cycle.keep_alive = False
             if cycle.response_complete:

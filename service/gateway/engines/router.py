@@ -90,10 +90,7 @@ class Engines:
     @property
     def is_ready(self) -> bool:
         """Whether any engine can compute."""
-        for engine in self._engines:  # noqa: SIM110  (a generator costs more than the look)
-            if engine.welcome is not None:
-                return True
-        return False
+        return bool(self.welcomes)
 
     @property
     def states(self) -> list[dict[str, object]]:

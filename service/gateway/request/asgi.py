@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from tilewire.service.errors import ClientGone, InvalidRequest
 from tilewire.service.gateway.auth.flows import flow_of_address
@@ -110,27 +110,18 @@ class AsgiStream:
                     await self.receive()
 
 
-def stream_of(scope: Scope, receive: Receive, send: Send) -> Stream:
-    """Our own server's stream of this request, or one over ASGI."""
+def open_context(scope: Scope, receive: Receive, send: Send) -> RequestContext:
+    """The context of a request that came over ASGI: by our own server's stream, or by one over ASGI."""
     stream: Stream | None = scope.get("extensions", {}).get(STREAM)
-    if stream is not None:
-        return stream
-    host, _port = scope.get("client") or ("", 0)
-    return AsgiStream(receive, send, host)
-
-
-def open_context(scope: Scope, stream: Stream) -> RequestContext:
-    """The context of a request that came over ASGI."""
+    if stream is None:
+        host, _port = scope.get("client") or ("", 0)
+        stream = AsgiStream(receive, send, host)
     head, own = read_head(scope["method"], scope["path"], scope["query_string"], scope["headers"])
     return RequestContext(head, own, stream)
 
 
-def op_app(gateway: Gateway, api: Api, op: AnyOp) -> ASGIApp:
-    """An ASGI application that runs one op: the entry for servers that are not ours."""
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        work = handle(gateway, open_context(scope, stream_of(scope, receive, send)), api, op)
-        if work is not None:
-            await work
-
-    return app
+async def run_op(gateway: Gateway, target: tuple[Api, AnyOp], scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers a request of an op that came over ASGI: the entry for servers that are not ours."""
+    work = handle(gateway, open_context(scope, receive, send), *target)
+    if work is not None:
+        await work

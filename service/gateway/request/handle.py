@@ -82,7 +82,9 @@ async def _answer(
         gateway.engines.check_ready()
         allow(context.cached, access, call)
         if call.program is not None or not gateway.engines.have_types(call.residents):
-            await find_names(gateway, call, leases)
+            for name, resident in call.residents.items():
+                await gateway.engines.type_of(resident, field=name)
+            await call.find_program(leases)
             context.model = call.program or ""
         head, cached, body = context.head, context.cached, None
         if call.needs_body or head.is_chunked or head.content_length:
@@ -159,17 +161,6 @@ def allow(cached: CachedHead | None, access: Access, call: Call) -> None:
     authorise(access, op=call.op.name, read=call.residents.values(), write=call.writes)
     if cached is not None:
         cached.allowed = access
-
-
-async def find_names(gateway: Gateway, call: Call, leases: Leases) -> None:
-    """Looks up the residents and the program that the head names, before the body is read.
-
-    Raises:
-        UnknownName: One of them is not there.
-    """
-    for name, resident in call.residents.items():
-        await gateway.engines.type_of(resident, field=name)
-    await call.find_program(leases)
 
 
 async def compute(

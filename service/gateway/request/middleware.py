@@ -8,7 +8,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tilewire.service.gateway.request.access_log import report
-from tilewire.service.gateway.request.asgi import open_context, stream_of
+from tilewire.service.gateway.request.asgi import open_context
 from tilewire.service.gateway.request.context import STREAM, Gateway, RequestContext
 from tilewire.service.gateway.request.handle import admit
 from tilewire.service.gateway.request.response import respond_error, respond_preflight, respond_route
@@ -27,7 +27,7 @@ class ContextMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        context = open_context(scope, stream_of(scope, receive, send))
+        context = open_context(scope, receive, send)
         # Other servers need not offer a state.
         scope.setdefault("state", {})["context"] = context
         # Each request is a task of its own, and so has a context of its own.

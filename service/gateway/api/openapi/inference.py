@@ -67,20 +67,18 @@ def describe_infer(is_versioned: bool) -> Described:
     return operation(answers, COMPUTED, [*_parameters(is_versioned), _HEADER_LENGTH], body(inputs), is_oip=True)
 
 
-def describe_region_call(*, is_registration: bool = False, is_one: bool = True, is_status: bool = False) -> Described:
-    """Describes a call of shared memory.
-
-    Args:
-        is_registration: It registers, and has a body.
-        is_one: The path names a region.
-        is_status: It answers regions.
-    """
-    causes = (*ADMITTED, LengthRequired, BodyTooLarge, BeyondLimit) if is_registration else KEYS
+def describe_region_call(*, is_one: bool = True, is_status: bool = False) -> Described:
+    """Describes a call that forgets regions, or answers their status; the path names one, or it is about all."""
     answers = {"200": answer("Done.", list_content("SharedMemoryRegion") if is_status else None)}
-    registration = body(json_content(ref("SharedMemoryRegistration"))) if is_registration else None
-    if not is_one:
-        return operation(answers, causes, request_body=registration, is_oip=True)
-    return operation(answers, (*causes, UnknownName), [_REGION], registration, is_oip=True)
+    causes, parameters = ((*KEYS, UnknownName), [_REGION]) if is_one else (KEYS, [])
+    return operation(answers, causes, parameters, is_oip=True)
+
+
+def describe_registration() -> Described:
+    """Describes the registration of a region."""
+    causes = (*ADMITTED, LengthRequired, BodyTooLarge, BeyondLimit)
+    asked = body(json_content(ref("SharedMemoryRegistration")))
+    return operation({"200": answer("Done.")}, causes, [_REGION], asked, is_oip=True)
 
 
 def _parameters(is_versioned: bool) -> list[Described]:

@@ -48,20 +48,18 @@ NAME_PATTERN = "^[A-Za-z0-9._/-]{1,255}$"
 # As documents spell it.
 REQUEST_ID_HEADER = REQUEST_ID.title()
 HEADERS: Described = {
-    REQUEST_ID_HEADER: {
-        "description": "Id of the request: the client's, or the server's.",
-        "schema": {"type": "string"},
-    },
-    "ETag": {
-        "description": "Version of the tensor or program, for `If-Match` and `If-None-Match`.",
-        "schema": {"type": "string"},
-    },
-    "Server-Timing": {
-        "description": "Milliseconds of `receive`, `queue`, `h2d`, `kernel` and `d2h`, as far as they took any.",
-        "schema": {"type": "string"},
-    },
-    "X-Batch-Size": {"description": "Number of requests that shared the launch.", "schema": {"type": "integer"}},
-    "Retry-After": {"description": "Seconds to wait before the next attempt.", "schema": {"type": "integer"}},
+    name: {"description": description, "schema": {"type": kind}}
+    for name, kind, description in (
+        (REQUEST_ID_HEADER, "string", "Id of the request: the client's, or the server's."),
+        ("ETag", "string", "Version of the tensor or program, for `If-Match` and `If-None-Match`."),
+        (
+            "Server-Timing",
+            "string",
+            "Milliseconds of `receive`, `queue`, `h2d`, `kernel` and `d2h`, as far as they took any.",
+        ),
+        ("X-Batch-Size", "integer", "Number of requests that shared the launch."),
+        ("Retry-After", "integer", "Seconds to wait before the next attempt."),
+    )
 }
 
 

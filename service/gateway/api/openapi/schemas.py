@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import BY_CODE
@@ -45,6 +46,10 @@ def _object(*, optional: Sequence[str] = (), additional: Schema | bool | None = 
     return described if additional is None else described | {"additionalProperties": additional}
 
 
+def _each(names: Iterable[str], schema: Schema) -> dict[str, Any]:
+    return dict.fromkeys(names, schema)
+
+
 def inputs_schema(op: AnyOp) -> str:
     """Returns the name of the schema of an op's JSON body."""
     return f"{op.name.title()}Inputs"
@@ -56,15 +61,15 @@ def outputs_schema(op: AnyOp) -> str:
 
 
 def _inputs_of(op: AnyOp) -> Schema:
-    properties = {name: ref("JsonTensor") for name in op.inputs} | {"dtype": ref("DType")}
+    properties: dict[str, Any] = _each(op.inputs, ref("JsonTensor")) | {"dtype": ref("DType")}
     return _object(optional=list(properties), additional=False, **properties)
 
 
 def _outputs_of(op: AnyOp) -> Schema:
     dtype, shape = ref("DType"), _SIZES
     if len(op.outputs) > 1:
-        dtype, shape = (_object(**dict.fromkeys(op.outputs, one)) for one in (dtype, shape))
-    return _object(**{name: ref("Numbers") for name in op.outputs}, dtype=dtype, shape=shape)
+        dtype, shape = (_object(**_each(op.outputs, one)) for one in (dtype, shape))
+    return _object(**_each(op.outputs, ref("Numbers")), dtype=dtype, shape=shape)
 
 
 _NATIVE: dict[str, Schema] = {
@@ -153,7 +158,7 @@ _NATIVE: dict[str, Schema] = {
 
 _PARAMETERS: Schema = {"type": "object", "description": "Options by name; see the documentation."}
 _DATATYPE: Schema = _enum(dtype.oip for dtype in DTYPES.values())
-_LAUNCH: dict[str, Schema] = dict.fromkeys(("compute_input", "compute_infer", "compute_output"), ref("Duration"))
+_LAUNCH = _each(("compute_input", "compute_infer", "compute_output"), ref("Duration"))
 
 # Names and members as the Open Inference Protocol and Triton's extensions publish them.
 _OIP: dict[str, Schema] = {
@@ -181,7 +186,7 @@ _OIP: dict[str, Schema] = {
     "ModelReady": _object(optional=("error",), name=_STRING, ready=_BOOLEAN, error=_STRING),
     "Duration": _object(count=_COUNT, ns=_COUNT),
     "InferenceStatistics": _object(
-        **dict.fromkeys(("success", "fail", "queue", *_LAUNCH, "cache_hit", "cache_miss"), ref("Duration"))
+        **_each(("success", "fail", "queue", *_LAUNCH, "cache_hit", "cache_miss"), ref("Duration"))
     ),
     "BatchStatistics": _object(batch_size=_COUNT, **_LAUNCH),
     "ModelStatistics": _object(

@@ -110,7 +110,12 @@ class NativeCall(Call, frozen=True, kw_only=True):
         if self.query.store is not None:
             return None
         codec = codec_for_accept(self.accept, sent, [kind.dtype for kind in outputs.values()])
-        check_text(codec, outputs, self.max_json_bytes)
+        for name, kind in outputs.items():
+            # A number takes more room than its bytes: the bound is on what must be formatted.
+            if codec.is_text and kind.nbytes > self.max_json_bytes:
+                raise BodyTooLarge(
+                    f"{name}: {kind} is too large for JSON; the limit is {self.max_json_bytes} bytes, accept safetensors"
+                )
         return encoder_for(codec, outputs)
 
 
@@ -136,22 +141,6 @@ def encoder_for(codec: Codec, outputs: Mapping[str, TensorType]) -> Encoder:
         return Answer(codec.content_type, codec.encode(outputs, payloads))
 
     return Encoder(codec.encode_work_bytes(sum(kind.nbytes for kind in outputs.values())), encode)
-
-
-def check_text(codec: Codec, outputs: Mapping[str, TensorType], max_bytes: int) -> None:
-    """Refuses results that are too large to be written as text.
-
-    Raises:
-        BodyTooLarge: They are.
-    """
-    if not codec.is_text:
-        return
-    for name, kind in outputs.items():
-        # A number takes more room than its bytes: the bound is on what must be formatted.
-        if kind.nbytes > max_bytes:
-            raise BodyTooLarge(
-                f"{name}: {kind} is too large for JSON; the limit is {max_bytes} bytes, accept safetensors"
-            )
 
 
 async def read_tensors(

@@ -19,7 +19,6 @@ from tilewire.service.ipc.arena import Lease
 
 Coding = Literal["gzip", "deflate"]
 
-_CODINGS: dict[str, Coding] = {"gzip": "gzip", "deflate": "deflate"}
 # zlib's window bits: with a gzip frame, and with a zlib frame, which is what HTTP calls deflate.
 _WBITS: dict[Coding, int] = {"gzip": 31, "deflate": 15}
 # Tensors hardly shrink, and the fastest level gets most of it.
@@ -38,9 +37,10 @@ def coding_of_body(value: str | None) -> Coding | None:
         UnknownFormat: Anything but gzip, deflate and identity, or several of them.
     """
     encoding = (value or "identity").strip().lower()
-    if encoding not in (*_CODINGS, "identity"):
-        raise UnknownFormat(f"Content-Encoding: {encoding[:64]!r} is not offered; {' and '.join(_CODINGS)} are")
-    return _CODINGS.get(encoding)
+    coding = next((one for one in _WBITS if one == encoding), None)
+    if coding is None and encoding != "identity":
+        raise UnknownFormat(f"Content-Encoding: {encoding[:64]!r} is not offered; {' and '.join(_WBITS)} are")
+    return coding
 
 
 def coding_of_answer(accept: str | None, *, is_text: bool, nbytes: int) -> Coding | None:

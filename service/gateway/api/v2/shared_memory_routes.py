@@ -10,7 +10,7 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 
 from tilewire.service.gateway.api.openapi.document import add_route
-from tilewire.service.gateway.api.openapi.inference import describe_region_call
+from tilewire.service.gateway.api.openapi.inference import describe_region_call, describe_registration
 from tilewire.service.gateway.api.v2 import shared_memory
 from tilewire.service.gateway.codecs.strict_json import parse_object
 from tilewire.service.gateway.request.body import receive_text
@@ -47,7 +47,7 @@ def router(gateway: Gateway) -> APIRouter:
     add = partial(add_route, routes)
     of_one, of_all = describe_region_call(), describe_region_call(is_one=False)
     all_status = describe_region_call(is_one=False, is_status=True)
-    one_status, registration = describe_region_call(is_status=True), describe_region_call(is_registration=True)
+    one_status, registration = describe_region_call(is_status=True), describe_registration()
     add("GET", f"{SYSTEM}/status", status, "The registered regions.", all_status, "shared_memory_status")
     add("GET", f"{SYSTEM}{ONE}/status", status, "One region.", one_status, "shared_memory_region_status")
     add("POST", f"{SYSTEM}{ONE}/register", register, "Register a region.", registration, "register_shared_memory")
