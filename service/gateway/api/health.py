@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from tilewire.service.errors import Unavailable
+from tilewire.service.gateway.api.openapi.document import add_route
 from tilewire.service.gateway.api.openapi.native import describe_metrics
 from tilewire.service.gateway.api.openapi.parts import describe_json, describe_ready
 from tilewire.service.gateway.request.context import Gateway
@@ -15,24 +16,9 @@ def router(gateway: Gateway) -> APIRouter:
     """The routes of probes and scrapers."""
     routes = APIRouter(tags=["health"], default_response_class=Response)
 
-    @routes.get(
-        "/v2/health/live",
-        summary="Whether the process answers.",
-        openapi_extra=describe_json("Live", "The process answers.", is_open=True, is_oip=True),
-    )
-    @routes.get(
-        "/healthz",
-        name="healthz",
-        summary="Alias of live.",
-        openapi_extra=describe_json("Live", "The process answers.", is_open=True),
-    )
     async def live() -> Response:
         return json_response({"live": True})
 
-    @routes.get("/v2/health/ready", summary="Whether requests are computed.", openapi_extra=describe_ready("Ready"))
-    @routes.get(
-        "/readyz", name="readyz", summary="Alias of ready.", openapi_extra=describe_ready("Ready", is_oip=False)
-    )
     async def ready() -> Response:
         reason = why_not_ready(gateway)
         if reason is None:
@@ -41,6 +27,12 @@ def router(gateway: Gateway) -> APIRouter:
         body = {"ready": False, "error": reason, "engines": gateway.engines.states}
         return json_response(body, Unavailable.status, retry_after)
 
+    described = describe_json("Live", "The process answers.", is_open=True)
+    add_route(routes, "GET", "/healthz", live, "Alias of live.", described, "healthz")
+    described = describe_json("Live", "The process answers.", is_open=True, is_oip=True)
+    add_route(routes, "GET", "/v2/health/live", live, "Whether the process answers.", described)
+    add_route(routes, "GET", "/readyz", ready, "Alias of ready.", describe_ready("Ready", is_oip=False), "readyz")
+    add_route(routes, "GET", "/v2/health/ready", ready, "Whether requests are computed.", describe_ready("Ready"))
     return routes
 
 

@@ -40,14 +40,10 @@ RELOAD_S = 2.0
 
 
 class Access(msgspec.Struct, frozen=True):
-    """Identity and rights of a client.
+    """Identity and rights of a client; the rights are as in `Key`.
 
     Attributes:
         key: The entry of the key; None when none was needed.
-        ops: As in `Key`.
-        read: As in `Key`.
-        write: As in `Key`.
-        shared_memory: As in `Key`.
         flow: Flow of the key; None when none was needed.
         quotas: Counts what the key uses; None for one without a quota.
     """

@@ -41,14 +41,11 @@ REQUEST_LINE_WORDS = 3
 
 
 class TilewireProtocol(HttpToolsProtocol):
-    """One connection.
+    """One connection; see `receive.Connection` for what its parts use.
 
     Attributes:
         gateway: Parts of the gateway whose ops are answered here; None for none.
         find_target: Finds the API and the op of a POST that `request.handle` answers.
-        timeout_s: Longest time for a head to come, and longest time in which a client reads nothing of its answer.
-        min_body_bytes_per_s: Least rate of a body that takes longer than `timeout_s`.
-        max_body_s: Longest time for a body at that rate: a longer body has a larger least rate.
         max_connections: Connections of this gateway above which new ones are answered 503.
         scratch: Memory for what is read and not received into a slot; None for memory of this connection's own.
         is_refused: Whether further bytes are left unread.

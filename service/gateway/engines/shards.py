@@ -238,7 +238,7 @@ class Shards:
                 cancel()
             if not await have_ended(futures, deadline_ns):
                 cancel()
-                caller.slots.hold_until(_joined(futures))
+                caller.slots.hold_until(asyncio.gather(*futures, return_exceptions=True))
                 raise error or DeadlinePassed("deadline: it passed, and an engine has not answered")
             replies = [_outcome(future) for future in futures]
         finally:
@@ -321,11 +321,6 @@ async def have_ended(futures: Sequence[asyncio.Future[Reply]], deadline_ns: int)
 
 def _left_s(deadline_ns: int) -> float | None:
     return max(0, deadline_ns + DEADLINE_GRACE_NS - time.monotonic_ns()) / 1e9 if deadline_ns else None
-
-
-def _joined(futures: Sequence[asyncio.Future[Reply]]) -> asyncio.Future[list[Reply | BaseException]]:
-    """Returns a future that is done when all are."""
-    return asyncio.gather(*futures, return_exceptions=True)
 
 
 def _combined(timings: Sequence[Timings], combine: Callable[[Iterable[int]], int]) -> Timings:

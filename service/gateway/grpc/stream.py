@@ -26,9 +26,7 @@ class RpcStream:
 
     Attributes:
         frame: Parts of the message; None for calls other than infer.
-        is_complete: True: the message was read.
         is_disconnected: The client cancelled the call, or its deadline passed.
-        received_bytes: Size of the message.
         message: The answer; empty before it, and after an error.
     """
 

@@ -23,14 +23,7 @@ LINGER_S = 2.0
 
 
 class AsgiStream:
-    """The stream of one request under any ASGI server; see `context.Stream` for the calls.
-
-    Attributes:
-        is_complete: The last byte of the body was read.
-        is_disconnected: The client left.
-        received_bytes: Bytes of the body that were received.
-        client_flow: Flow of the client's address.
-    """
+    """The stream of one request under any ASGI server; see `context.Stream` for its calls and attributes."""
 
     def __init__(self, receive: Receive, send: Send, host: str = "") -> None:
         self.client_flow = flow_of_address(host)

@@ -41,30 +41,18 @@ _PLAIN = re.compile(rf"[A-Za-z0-9._:@/+=-]{{1,{MAX_LABEL_CHARACTERS - len('reque
 
 
 class Totals(Sink, Protocol):
-    """Interface that takes figures and returns the sums over all processes."""
+    """Takes figures and returns the sums over all processes; Unavailable is raised when the supervisor is gone."""
 
     async def exposition(self, *, openmetrics: bool) -> tuple[bytes, str]:
-        """Returns the text of `/metrics` and its content type.
-
-        Raises:
-            Unavailable: The supervisor is gone.
-        """
+        """Returns the text of `/metrics` and its content type."""
         ...
 
     async def hidden(self) -> list[Sample]:
-        """Returns the sums that `/metrics` does not show.
-
-        Raises:
-            Unavailable: The supervisor is gone.
-        """
+        """Returns the sums that `/metrics` does not show."""
         ...
 
     async def history(self) -> HistoryReport:
-        """Returns the last minutes.
-
-        Raises:
-            Unavailable: The supervisor is gone.
-        """
+        """Returns the last minutes."""
         ...
 
 

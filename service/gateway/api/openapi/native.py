@@ -76,7 +76,11 @@ def describe_op(op: AnyOp) -> Described:
     outputs = json_content(ref(outputs_schema(op))) | binary_content()
     text = f"{', '.join(op.outputs)}, in the format of the body or of `Accept`."
     answers = {"200": answer(f"Tensors: {text}", outputs, is_computed=True)}
-    parameters = [*_options(op), *_residents(op)]
+    parameters = _options(op)
+    parameters += [
+        query_parameter(name, f"`@` and the name of a resident tensor that stands for `{name}`.", RESIDENT)
+        for name in op.inputs
+    ]
     if len(op.outputs) == 1:
         stored = json_content(ref("Tensor"))
         answers["201"] = answer("`store=`: the resident tensor.", stored, is_computed=True)
@@ -195,13 +199,6 @@ def _plain(schema: dict[str, Any]) -> Described:
     if schema.get("default") is not None:
         plain["default"] = schema["default"]
     return plain
-
-
-def _residents(op: AnyOp) -> list[Described]:
-    return [
-        query_parameter(name, f"`@` and the name of a resident tensor that stands for `{name}`.", RESIDENT)
-        for name in op.inputs
-    ]
 
 
 _EXAMPLE: Described = {

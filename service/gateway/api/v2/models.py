@@ -38,14 +38,7 @@ EXTENSIONS = (
 
 
 class Model(msgspec.Struct, frozen=True):
-    """Description of an op or of a kept program for clients.
-
-    Attributes:
-        name: Name.
-        inputs: Name, datatype and shape of each required input.
-        outputs: Name, datatype and shape of each output.
-        parameters: Further facts, as text.
-    """
+    """Description of an op or of a kept program for clients: required inputs, outputs, and further facts as text."""
 
     name: str
     inputs: tuple[Tensor, ...]
@@ -54,13 +47,7 @@ class Model(msgspec.Struct, frozen=True):
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """One input or output of a model.
-
-    Attributes:
-        name: Name.
-        datatype: Datatype in the protocol's words.
-        shape: Sizes; -1 for any.
-    """
+    """One input or output of a model: its datatype in the protocol's words; its sizes, -1 for any."""
 
     name: str
     datatype: str
