@@ -69,12 +69,7 @@ DOCS_START = """SwaggerUIBundle({
 
 @dataclass(frozen=True)
 class Asset:
-    """One packaged file.
-
-    Attributes:
-        body: Bytes of the file.
-        headers: Headers of every answer that carries it.
-    """
+    """The bytes of one packaged file, and the headers of every answer that carries it."""
 
     body: bytes
     headers: dict[str, str]

@@ -60,11 +60,7 @@ class Numbers(msgspec.Struct, eq=False):
 
 
 class LongArray(msgspec.Struct, eq=False):
-    """A long array in a parsed document, not read yet.
-
-    Attributes:
-        text: Its text, from bracket to bracket.
-    """
+    """The text of a long array in a parsed document, from bracket to bracket; not read yet."""
 
     text: memoryview
 

@@ -22,8 +22,7 @@ _HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+;=%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9
 class RequestParser:
     """Parser whose listener hears the requests. It must take no note of a message's end that `is_early`.
 
-    Attributes:
-        inner: Parser of httptools that has the request under way.
+    `inner` is the parser of httptools that has the request under way.
     """
 
     def __init__(self, listener: HttpToolsProtocol) -> None:

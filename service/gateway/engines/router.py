@@ -66,9 +66,6 @@ class Engines:
 
     Attributes:
         templates: Templates of the jobs that are submitted.
-        check_ready: As of `Locator`.
-        describe: As of `Locator`.
-        mark_of: As of `Directory`.
     """
 
     def __init__(self, engines: Sequence[Engine], board: VersionBoard | None = None) -> None:
@@ -76,6 +73,7 @@ class Engines:
         self._directory = Directory(engines, board or VersionBoard())
         self._types = self._directory.types
         self._locator = Locator(engines, self._directory)
+        # Calls of its parts, as they are.
         self.check_ready, self.describe = self._locator.check_ready, self._locator.describe
         self.mark_of = self._directory.mark_of
         self._spread = Spread(engines, self._directory, self._locator)

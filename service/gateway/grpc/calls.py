@@ -37,14 +37,7 @@ _RAW = b"\x32"
 
 
 class RpcApi(msgspec.Struct, frozen=True):
-    """ModelInfer of one model.
-
-    Attributes:
-        settings: The gateway's.
-        programs: Kept programs, which are models too.
-        model: Name of the model.
-        version: Version of the model; empty for any.
-    """
+    """ModelInfer of one model, which may be a kept program; an empty version is any."""
 
     settings: GatewaySettings
     programs: Programs

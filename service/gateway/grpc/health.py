@@ -21,11 +21,7 @@ NAMES = ("", SERVICE)
 
 
 class HealthCalls:
-    """The calls, and the status that they answer.
-
-    Attributes:
-        handlers: Handlers by the paths of the methods.
-    """
+    """The calls by the paths of their methods, and the status that they answer."""
 
     def __init__(self) -> None:
         self._status = HealthCheckResponse.NOT_SERVING

@@ -32,11 +32,7 @@ Handler = Callable[[bytes, Servicer], Awaitable[bytes]]
 
 
 class ModelCalls:
-    """The calls by the names of their methods. Each computes the answer to a request; the context has the caller's rights.
-
-    Attributes:
-        handlers: Handlers by the paths of the methods.
-    """
+    """The calls by the paths of their methods. Each computes the answer to a request; the context has the caller's rights."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

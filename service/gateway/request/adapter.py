@@ -22,13 +22,7 @@ from tilewire.service.ops.registry import Options
 
 
 class Region(msgspec.Struct, frozen=True):
-    """A range of a registered shared-memory region, as the client names it; not checked against any region.
-
-    Attributes:
-        name: Name under which it was registered.
-        byte_size: Bytes of the range.
-        offset: First byte in the region.
-    """
+    """A range of a registered shared-memory region, in bytes, as the client names it; not checked against any region."""
 
     name: str
     byte_size: int
@@ -36,13 +30,7 @@ class Region(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct):
-    """A body and the headers that describe it.
-
-    Attributes:
-        content_type: Media type of the body.
-        chunks: The body, in order; views of slots among them.
-        lines: Further header lines, each with its line end.
-    """
+    """A body in order, with views of slots among its chunks; its type, and further header lines, each with its line end."""
 
     content_type: str
     chunks: Sequence[bytes | memoryview]
@@ -113,7 +101,6 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         call: Head of its request.
-        leases: Source of room for a program's text.
         encoder: Chooses how outputs of these types of an op are answered, and refuses what cannot be; None when the stored
             output's description is the answer.
         op: Operation, which may be a program.
@@ -132,7 +119,6 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     call: Call
-    leases: Leases
     encoder: Callable[[AnyOp, Mapping[str, TensorType]], Encoder | None]
     op: AnyOp
     kept: KeptProgram | None
@@ -168,7 +154,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         """Residents that the engine must have in this very version, by input."""
         return {} if self.kept is None else {PROGRAM: self.kept.info}
 
-    async def renew(self) -> Task:
+    async def renew(self, leases: Leases) -> Task:
         """Returns the task with the newest version of its program.
 
         Raises:
@@ -177,7 +163,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         if self.kept is None:
             return self
         call = self.call
-        kept = await call.programs.fetch(self.kept.name, self.leases, field=call.program_field)
+        kept = await call.programs.fetch(self.kept.name, leases, field=call.program_field)
         return msgspec.structs.replace(self, op=kept.op, kept=kept)
 
 

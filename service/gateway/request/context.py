@@ -38,21 +38,7 @@ _OWN_IDS = itertools.count(int.from_bytes(os.urandom(16)) >> 1)
 
 @dataclass(frozen=True)
 class Gateway:
-    """The parts of one gateway.
-
-    Attributes:
-        settings: Slice of the settings.
-        version: Version of Tilewire.
-        engines: Engines that compute.
-        arena: Memory for bodies and results.
-        admission: Bounds on what is under way.
-        metrics: Counters and histograms.
-        authenticator: Check of API keys and quotas.
-        recorder: Sink of spans, or None.
-        templates: Cache of requests that were read and planned.
-        programs: Kept programs.
-        origins: Origins whose web pages may call; None for none.
-    """
+    """The parts of one gateway; without tracing there is no recorder, and without `--allow-origin` there are no origins."""
 
     settings: GatewaySettings
     version: str

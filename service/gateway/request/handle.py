@@ -207,7 +207,7 @@ async def compute(
         if slot is not None:
             leases.give_back(slot)
         if template.is_pinned:
-            template, task = None, None if task is None else await task.renew()
+            template, task = None, None if task is None else await task.renew(leases)
     raise Unavailable("residents: a tensor or the program that it reads keeps changing while it waits")
 
 

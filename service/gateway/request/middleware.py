@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tilewire.service.gateway.request.access_log import report
 from tilewire.service.gateway.request.asgi import open_context
-from tilewire.service.gateway.request.context import STREAM, Gateway, RequestContext
+from tilewire.service.gateway.request.context import STREAM, Gateway
 from tilewire.service.gateway.request.handle import admit
 from tilewire.service.gateway.request.response import respond_error, respond_preflight, respond_route
 from tilewire.service.telemetry import log
@@ -42,7 +42,7 @@ class ContextMiddleware:
                 await respond_route(self._gateway, context, start["status"], start["headers"], message["body"])
 
         try:
-            if await self._answer_preflight(context):
+            if await respond_preflight(self._gateway, context):
                 return
             admit(self._gateway, context)
             await self._app(scope, receive, outgoing)
@@ -54,15 +54,6 @@ class ContextMiddleware:
             context.route = getattr(scope.get("route"), "path_format", "")
             report(self._gateway, context)
             _forget(scope)
-
-    async def _answer_preflight(self, context: RequestContext) -> bool:
-        """Answers a browser's question whether a page may call: before keys are checked, for it carries none."""
-        origins = self._gateway.origins
-        headers = None if origins is None else origins.preflight(context.head.method, context.head.headers)
-        if headers is None:
-            return False
-        await respond_preflight(context, headers)
-        return True
 
 
 def _forget(scope: Scope) -> None:

@@ -19,7 +19,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tilewire.service.errors import ClientGone, InternalError, TilewireError, Unauthorized
-from tilewire.service.gateway.auth.origins import Headers
 from tilewire.service.gateway.request.adapter import Answer
 from tilewire.service.gateway.request.context import Gateway, RequestContext
 from tilewire.service.gateway.request.head import REQUEST_ID
@@ -77,13 +76,22 @@ def _write(
     return context.stream.respond(status, lines, chunks, closes or gateway.admission.is_draining)
 
 
-async def respond_preflight(context: RequestContext, headers: Headers) -> None:
-    """Answers a preflight, which has no body."""
+async def respond_preflight(gateway: Gateway, context: RequestContext) -> bool:
+    """Answers a browser's question whether a page may call: before keys are checked, for it carries none.
+
+    Returns:
+        Whether it was that question.
+    """
+    origins = gateway.origins
+    headers = None if origins is None else origins.preflight(context.head.method, context.head.headers)
+    if headers is None:
+        return False
     context.status = HTTPStatus.NO_CONTENT
     lines = "".join(f"{name}: {value}\r\n" for name, value in (*headers, (REQUEST_ID, context.request_id)))
     written = context.stream.respond(HTTPStatus.NO_CONTENT, lines, (), closes=False)
     if written is not None:
         await written
+    return True
 
 
 def respond_error(gateway: Gateway, context: RequestContext, error: Exception) -> Awaitable[None] | None:

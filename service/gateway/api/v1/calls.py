@@ -32,12 +32,7 @@ PROGRAMS = "/v1/programs/"
 
 
 class NativeApi(msgspec.Struct, frozen=True):
-    """`POST /v1/{op}`, `POST /v1/programs/{name}` and `POST /v1/run`.
-
-    Attributes:
-        max_json_bytes: Largest body of JSON, and largest result that JSON carries.
-        programs: Kept programs.
-    """
+    """`POST /v1/{op}`, `POST /v1/programs/{name}` and `POST /v1/run`; JSON carries bodies and results up to a size."""
 
     max_json_bytes: int
     programs: Programs
@@ -67,14 +62,7 @@ class NativeApi(msgspec.Struct, frozen=True):
 
 
 class NativeCall(Call, frozen=True, kw_only=True):
-    """Parsed head of a native request.
-
-    Attributes:
-        query: Options, residents, `store` and the deadline.
-        content_type: Value of the header, or None.
-        accept: Value of the header, or None.
-        max_json_bytes: As in `NativeApi`.
-    """
+    """Parsed head of a native request: its query, the values of two headers, and the bound of `NativeApi`."""
 
     query: Query
     content_type: str | None
@@ -92,7 +80,6 @@ class NativeCall(Call, frozen=True, kw_only=True):
             op = self.programs.bind(parse_program(_program_in(codec, body), OPS))
         return Task(
             call=self,
-            leases=leases,
             encoder=partial(self._encoder, codec),
             op=op,
             kept=kept,

@@ -39,12 +39,7 @@ ALIGN_BYTES = 64
 
 
 class InferApi(msgspec.Struct, frozen=True):
-    """`POST /v2/models/{model}/infer`.
-
-    Attributes:
-        settings: The gateway's.
-        programs: Kept programs, which are models too.
-    """
+    """`POST /v2/models/{model}/infer`; kept programs are models too."""
 
     settings: GatewaySettings
     programs: Programs
@@ -90,11 +85,7 @@ def header_length(head: Head) -> int | None:
 
 
 class ModelCall(Call, frozen=True, kw_only=True):
-    """The part of a call that every transport has.
-
-    Attributes:
-        settings: The gateway's.
-    """
+    """The part of a call that every transport has."""
 
     settings: GatewaySettings
     program_field: str = MODEL
@@ -114,7 +105,6 @@ class ModelCall(Call, frozen=True, kw_only=True):
             check_allowed(self.settings.allow_shared_memory)
         return Task(
             call=self,
-            leases=leases,
             encoder=partial(self.encoder, request),
             op=op,
             kept=kept,
