@@ -13,7 +13,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from tilewire.service.errors import TilewireError
 from tilewire.service.gateway.grpc.call import Servicer
 from tilewire.service.gateway.grpc.models import read_request
-from tilewire.service.gateway.grpc.paths import HEALTH_SERVICE, SERVICE
+from tilewire.service.gateway.grpc.paths import SERVICE
 from tilewire.service.gateway.grpc.status import code_of
 
 # The whole server, and its service: both have the same status.
@@ -21,15 +21,15 @@ NAMES = ("", SERVICE)
 
 
 class HealthCalls:
-    """The calls by the paths of their methods, and the status that they answer."""
+    """The calls by the names of their methods, and the status that they answer."""
 
     def __init__(self) -> None:
         self._status = HealthCheckResponse.NOT_SERVING
         # Of the next change; each change has its own.
         self._changed = asyncio.Event()
         self.handlers: dict[str, grpc.RpcMethodHandler] = {
-            f"/{HEALTH_SERVICE}/Check": grpc.unary_unary_rpc_method_handler(self._check),
-            f"/{HEALTH_SERVICE}/Watch": grpc.unary_stream_rpc_method_handler(self._watch),
+            "Check": grpc.unary_unary_rpc_method_handler(self._check),
+            "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
         }
 
     def set(self, *, is_ready: bool) -> None:

@@ -32,7 +32,7 @@ Handler = Callable[[bytes, Servicer], Awaitable[bytes]]
 
 
 class ModelCalls:
-    """The calls by the paths of their methods. Each computes the answer to a request; the context has the caller's rights."""
+    """The calls by the names of their methods. Each computes the answer to a request; the context has the caller's rights."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -52,7 +52,7 @@ class ModelCalls:
             "CudaSharedMemoryRegister": self._cuda_register,
             "CudaSharedMemoryUnregister": self._cuda_unregister,
         }
-        self.handlers = {f"/{SERVICE}/{name}": self._handler(name, work) for name, work in works.items()}
+        self.handlers = {name: self._handler(name, work) for name, work in works.items()}
 
     def _handler(self, name: str, work: Callable[[Any, RequestContext], Awaitable[Content]]) -> Handler:
         gateway, path = self._gateway, f"/{SERVICE}/{name}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from tilewire.service.gateway.grpc.health import HealthCalls
 from tilewire.service.gateway.grpc.infer import InferCalls
 from tilewire.service.gateway.grpc.models import ModelCalls, read_request
 from tilewire.service.gateway.grpc.open_inference_pb2 import DESCRIPTOR
-from tilewire.service.gateway.grpc.paths import HEALTH_SERVICE, INFER, REFLECTION_SERVICES, SERVICE, STREAM_INFER
+from tilewire.service.gateway.grpc.paths import HEALTH_SERVICE, REFLECTION_SERVICES, SERVICE
 from tilewire.service.gateway.grpc.status import code_of
 from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.tls import CertificateWatch, make_context
@@ -31,17 +31,6 @@ from tilewire.service.tls import CertificateWatch, make_context
 MIN_PING_MS = 10_000
 # Logger of the library's server.
 LIBRARY = "grpc._cython.cygrpc"
-
-
-class Methods(grpc.GenericRpcHandler):
-    """Finds the handler of a method by its path."""
-
-    def __init__(self, handlers: Mapping[str, grpc.RpcMethodHandler]) -> None:
-        self._handlers = handlers
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        """The library's call; None for a method that there is not."""
-        return self._handlers.get(handler_call_details.method)
 
 
 class GrpcServer:
@@ -82,7 +71,7 @@ class GrpcServer:
                 ("grpc.so_reuseport", 1),
             )
         )
-        server.add_generic_rpc_handlers((Methods(self._handlers()),))
+        server.add_generic_rpc_handlers(self._handlers())
         if settings.tls is None:
             self.port = server.add_insecure_port(settings.grpc_address)
         else:
@@ -110,27 +99,22 @@ class GrpcServer:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    def _handlers(self) -> dict[str, grpc.RpcMethodHandler]:
+    def _handlers(self) -> Sequence[grpc.GenericRpcHandler]:
         infer, models = InferCalls(self._gateway), ModelCalls(self._gateway)
-        handlers: dict[str, grpc.RpcMethodHandler] = {
-            # On the wire the same as a call with one message: but this handler says when the message is read.
-            INFER: grpc.stream_unary_rpc_method_handler(infer.infer),
-            STREAM_INFER: grpc.stream_stream_rpc_method_handler(infer.infer_stream),
-            **{path: grpc.unary_unary_rpc_method_handler(work) for path, work in models.handlers.items()},
-        }
-        return handlers | self._health.handlers | self._reflection_handlers()
-
-    def _reflection_handlers(self) -> dict[str, grpc.RpcMethodHandler]:
+        inference = {name: grpc.unary_unary_rpc_method_handler(work) for name, work in models.handlers.items()}
+        # On the wire the same as a call with one message: but this handler says when the message is read.
+        inference["ModelInfer"] = grpc.stream_unary_rpc_method_handler(infer.infer)
+        inference["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(infer.infer_stream)
         names = (SERVICE, HEALTH_SERVICE, REFLECTION_SERVICES[-1])
         servicer = reflection.aio.ReflectionServicer(names, pool=reflected_pool())
-        found = {}
+        services = {SERVICE: inference, HEALTH_SERVICE: self._health.handlers}
         for name in REFLECTION_SERVICES:
-            path = f"/{name}/ServerReflectionInfo"
-            found[path] = grpc.stream_stream_rpc_method_handler(
-                self._guarded(path, servicer.ServerReflectionInfo),
+            reflected = grpc.stream_stream_rpc_method_handler(
+                self._guarded(f"/{name}/ServerReflectionInfo", servicer.ServerReflectionInfo),
                 response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
             )
-        return found
+            services[name] = {"ServerReflectionInfo": reflected}
+        return [grpc.method_handlers_generic_handler(name, methods) for name, methods in services.items()]
 
     def _guarded(self, path: str, work: Callable[..., AsyncIterator[object]]) -> Callable[..., AsyncIterator[object]]:
         """Reflection with the check of keys, as documents over HTTP have it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 
 from starlette.types import Message, Receive, Scope, Send
@@ -96,10 +95,9 @@ class AsgiStream:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _discard(self) -> None:
-        end_s = time.perf_counter() + LINGER_S
         with contextlib.suppress(TimeoutError):
-            while not (self.is_complete or self.is_disconnected):
-                async with asyncio.timeout(max(0.0, end_s - time.perf_counter())):
+            async with asyncio.timeout(LINGER_S):
+                while not (self.is_complete or self.is_disconnected):
                     await self.receive()
 
 
