@@ -130,6 +130,16 @@ def test_a_refused_client_that_waits_to_continue_is_not_told_to(
     assert connection.is_closed()
 
 
+def test_an_answer_without_the_body_that_a_client_holds_back_is_the_last(raw: Raw) -> None:
+    """The client may send that body behind the answer, or not: the next bytes could be read in two ways."""
+    connection = raw()
+    connection.send(head("POST", "/v2/cudasharedmemory/unregister", content_length="5", expect="100-continue"))
+    answer = connection.answer()
+    assert answer.status == 200
+    assert answer.headers["connection"] == "close"
+    assert connection.is_closed()
+
+
 def test_five_gigabytes_claimed_with_ten_bytes_sent(raw: Raw) -> None:
     connection = raw()
     connection.send(head("POST", "/v1/matmul", content_length=str(5 * 10**9)) + b"0123456789")
