@@ -37,7 +37,11 @@ class Json(Codec):
 
     name = "json"
     content_type = "application/json"
+    aliases = ()
     is_text = True
+
+    def begins(self, first: bytes) -> bool:
+        return first.lstrip(b" \t\r\n").startswith(b"{")
 
     def decode(self, body: memoryview, offset: int, room: Room) -> Mapping[str, Placed]:
         if body.nbytes > MAX_BODY_BYTES:

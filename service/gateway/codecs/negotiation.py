@@ -1,4 +1,4 @@
-"""Which codec reads a body and which writes the answer. Owns content types, first bytes and Accept; no codec."""
+"""Which codec reads a body and which writes the answer. Owns content types and Accept; no codec."""
 
 from __future__ import annotations
 
@@ -6,31 +6,24 @@ import re
 from collections.abc import Sequence
 
 from tilewire.service.errors import UnknownFormat
-from tilewire.service.gateway.codecs import npy, npz
 from tilewire.service.gateway.codecs.json_text import Json
 from tilewire.service.gateway.codecs.npy import Npy
 from tilewire.service.gateway.codecs.npz import Npz
 from tilewire.service.gateway.codecs.protocol import Codec
-from tilewire.service.gateway.codecs.safetensors import MAX_HEADER_BYTES, PREFIX_BYTES, Safetensors
+from tilewire.service.gateway.codecs.safetensors import Safetensors
 
 # Number of a body's first bytes that determine its format. JSON may be preceded by blanks: those within this many are
 # skipped.
 SNIFF_BYTES = 64
 
-_SAFETENSORS, _NPZ, _NPY, _JSON = Safetensors(), Npz(), Npy(), Json()
-# In the order in which an answer's format is chosen when Accept likes several the same.
-CODECS: tuple[Codec, ...] = (_SAFETENSORS, _NPZ, _NPY, _JSON)
+_SAFETENSORS = Safetensors()
+# In the order in which an answer's format is chosen when Accept likes several the same, and in which a body's is looked for.
+# Safetensors before JSON: a header of 123 bytes begins with '{' too, while JSON text is never so small a length.
+CODECS: tuple[Codec, ...] = (_SAFETENSORS, Npz(), Npy(), Json())
 
 _BY_TYPE: dict[str, Codec] = {
     "application/vnd.safetensors": _SAFETENSORS,
     **{codec.content_type: codec for codec in CODECS},
-}
-# Types that a client may accept an answer under, besides the codec's own.
-_ALIASES: dict[str, tuple[str, ...]] = {
-    "safetensors": ("application/vnd.safetensors", "application/octet-stream"),
-    "npz": ("application/octet-stream",),
-    "npy": ("application/octet-stream",),
-    "json": (),
 }
 _QUALITY = re.compile(r"(?:0(?:\.\d{0,3})?|1(?:\.0{0,3})?)", re.ASCII)
 
@@ -46,7 +39,7 @@ def codec_for_body(content_type: str | None, first_bytes: bytes) -> Codec:
         UnknownFormat: Neither the type nor the bytes are of a format that is read.
     """
     named = _BY_TYPE.get(_essence(content_type or ""))
-    codec = named or _codec_by_bytes(first_bytes)
+    codec = named or next((one for one in CODECS if one.begins(first_bytes)), None)
     if codec is None:
         if _essence(content_type or "").startswith("multipart/"):
             raise UnknownFormat("body: forms are not read; send the file itself, with curl by --data-binary @file")
@@ -92,18 +85,6 @@ def _spoken(codecs: tuple[Codec, ...] | list[Codec]) -> str:
     return ", ".join(f"{codec.name} ({codec.content_type})" for codec in codecs)
 
 
-def _codec_by_bytes(first: bytes) -> Codec | None:
-    if first.startswith(npz.MAGIC):
-        return _NPZ
-    if first.startswith(npy.MAGIC):
-        return _NPY
-    # Before JSON: a header of 123 bytes begins with '{' too, while JSON text is never so small a length.
-    length = int.from_bytes(first[:PREFIX_BYTES], "little")
-    if first[PREFIX_BYTES : PREFIX_BYTES + 1] == b"{" and length <= MAX_HEADER_BYTES:
-        return _SAFETENSORS
-    return _JSON if first.lstrip(b" \t\r\n").startswith(b"{") else None
-
-
 def qualities_of(accept: str) -> dict[str, float]:
     """Returns the media ranges of an Accept header and their q; a q that is no number counts as 1."""
     ranges: dict[str, float] = {}
@@ -117,7 +98,7 @@ def qualities_of(accept: str) -> dict[str, float]:
 
 def _quality(codec: Codec, ranges: dict[str, float]) -> float:
     """Returns the quality of a codec: that of the most specific range of Accept that matches it."""
-    for media in (codec.content_type, *_ALIASES[codec.name], "application/*", "*/*"):
+    for media in (codec.content_type, *codec.aliases, "application/*", "*/*"):
         if media in ranges:
             return ranges[media]
     return 0.0

@@ -40,6 +40,9 @@ class Npy(Codec):
     name = "npy"
     content_type = "application/x-npy"
 
+    def begins(self, first: bytes) -> bool:
+        return first.startswith(MAGIC)
+
     def decode(self, body: memoryview, offset: int, room: Room) -> Mapping[str, Placed]:
         return {"": read_npy(body, offset, "npy")}
 

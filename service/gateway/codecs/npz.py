@@ -42,6 +42,9 @@ class Npz(Codec):
     name = "npz"
     content_type = "application/x-npz"
 
+    def begins(self, first: bytes) -> bool:
+        return first.startswith(MAGIC)
+
     def decode(self, body: memoryview, offset: int, room: Room) -> Mapping[str, Placed]:
         tensors: dict[str, Placed] = {}
         with _opened(body) as archive:

@@ -52,12 +52,18 @@ class Codec(abc.ABC):
     Attributes:
         name: Short name, as in the docs: `safetensors`, `npz`, `npy`, `json`.
         content_type: Content type of answers in this format.
+        aliases: Types that a client may accept an answer under besides.
         is_text: Numbers are text, which costs much more to read and write than bytes.
     """
 
     name: ClassVar[str]
     content_type: ClassVar[str]
+    aliases: ClassVar[tuple[str, ...]] = ("application/octet-stream",)
     is_text: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def begins(self, first: bytes) -> bool:
+        """Whether a body that begins with these bytes, 64 or all of a shorter one, is in this format."""
 
     @abc.abstractmethod
     def decode(self, body: memoryview, offset: int, room: Room) -> Mapping[str, Placed]:

@@ -31,6 +31,12 @@ class Safetensors(Codec):
 
     name = "safetensors"
     content_type = "application/x-safetensors"
+    aliases = ("application/vnd.safetensors", "application/octet-stream")
+
+    def begins(self, first: bytes) -> bool:
+        return (
+            first[PREFIX_BYTES:].startswith(b"{") and int.from_bytes(first[:PREFIX_BYTES], "little") <= MAX_HEADER_BYTES
+        )
 
     def decode(self, body: memoryview, offset: int, room: Room) -> Mapping[str, Placed]:
         header = _header_bytes(body)

@@ -89,7 +89,9 @@ class Shards:
         self._divisions: dict[int, tuple[tuple[int, ...], Division]] = {}
 
     async def put(self, name: str, source: Upload, axis: int, match: Match | None = None) -> tuple[TensorInfo, bool]:
-        """Makes a tensor resident in parts. Each engine takes its own from the slot; then the home engine orders it.
+        """Makes a tensor resident in parts along an axis, counted from the last, -1.
+
+        Each engine takes its own from the slot; then the home engine orders it.
 
         Returns:
             Its description, and whether it replaced another.

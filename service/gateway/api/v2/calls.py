@@ -53,7 +53,7 @@ class InferApi(msgspec.Struct, frozen=True):
             programs=self.programs,
             # A coded body is aligned when it is inflated.
             lead_bytes=align_bytes if coding is None else 0,
-            program=model_of(head.path) if op is PROGRAM_FAMILY else None,
+            program=head.path.removeprefix(MODELS).partition("/")[0] if op is PROGRAM_FAMILY else None,
             settings=self.settings,
             header_bytes=header_bytes,
             align_bytes=align_bytes,
@@ -63,11 +63,6 @@ class InferApi(msgspec.Struct, frozen=True):
         if coding is None:
             call.check_lengths(head.content_length)
         return call
-
-
-def model_of(path: str) -> str:
-    """Returns the model that the path of an infer call names."""
-    return path.removeprefix(MODELS).partition("/")[0]
 
 
 def header_length(head: Head) -> int | None:
