@@ -23,6 +23,18 @@ _GELU_3 = tl.constexpr(-0.1029432395800235)
 
 
 @triton.jit
+def optimization_barrier(x, IN_PTX: tl.constexpr):
+    """Returns float32 `x`; LLVM does not look through it, and ptxas takes it away.
+
+    LLVM's vectorizer of straight code follows each element of a tile back through every branch. Its time grows faster than
+    the number of branches: without a barrier between sums of splits and activations it takes most of LLVM's time.
+    """
+    if IN_PTX:
+        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    return x
+
+
+@triton.jit
 def over_one_plus(x, power, IN_PTX: tl.constexpr):
     """Returns x / (1 + 2^power), to float32 accuracy."""
     if IN_PTX:
@@ -94,6 +106,7 @@ def apply_epilogue(acc, offs_m, offs_n, m, n, epilogue, IN_PTX: tl.constexpr):
         acc = acc * tl.load(b_scale_ptr + offs_n * b_scale_step, mask=offs_n < n, other=0.0)[None, :]
     if bias_kind > 0:
         acc = acc + load_floats(bias_ptr, bias_kind, offs_n, offs_n < n)[None, :]
+    acc = optimization_barrier(acc, IN_PTX)
     if activation > 0:
         acc = activate(acc, activation, IN_PTX)
     return acc

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from tilewire.kernels.matmul.configs import CONSUMER_ROWS
-from tilewire.kernels.matmul.epilogue import activate
+from tilewire.kernels.matmul.epilogue import activate, optimization_barrier
 from tilewire.kernels.matmul.kernel import tile_coordinates
 from tilewire.kernels.runtime.elements import floats_of_bits, load_bits
 from tilewire.kernels.runtime.pdl import await_previous
@@ -221,6 +221,7 @@ def finish(part, vectors, epilogue):
         part = part * gl.convert_layout(b_scale, OF_COLUMNS)[None, :]
     if bias_kind > 0:
         part = part + gl.convert_layout(floats_of_bits(bias_kind, bias), OF_COLUMNS)[None, :]
+    part = optimization_barrier(part, True)
     if activation > 0:
         part = activate(part, activation, True)
     return part
