@@ -6,7 +6,7 @@ document is not FastAPI's: that names statuses which are never sent.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -38,6 +38,16 @@ def add_route(
         include_in_schema=described is not None,
         openapi_extra=described,
     )
+
+
+def add_routes(
+    routes: APIRouter,
+    described: Mapping[str, Described],
+    *rows: tuple[str, str, Callable[..., Awaitable[Response]], str],
+) -> None:
+    """Adds routes, each a method, a path, an endpoint and a summary; `described` has their descriptions by endpoint."""
+    for method, path, endpoint, summary in rows:
+        add_route(routes, method, path, endpoint, summary, described[endpoint.__name__])
 
 
 def make_document(routes: Iterable[BaseRoute], *, version: str, description: str, needs_keys: bool) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from http import HTTPStatus
 
 from fastapi import APIRouter, Request, Response
 
-from tilewire.service.gateway.api.openapi.document import add_route
+from tilewire.service.gateway.api.openapi.document import add_route, add_routes
 from tilewire.service.gateway.api.openapi.native import describe_programs
 from tilewire.service.gateway.api.v1.routes import answered_before
 from tilewire.service.gateway.auth.authenticator import authorise
@@ -64,13 +64,14 @@ def router(gateway: Gateway) -> APIRouter:
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
     routes, described = APIRouter(tags=["programs"], default_response_class=Response), describe_programs()
-    for method, path, endpoint, summary in (
+    add_routes(
+        routes,
+        described,
         ("GET", PROGRAMS, list_programs, "List the programs."),
         ("PUT", PROGRAM_PATH, put_program, "Keep a program, or replace it."),
         ("GET", PROGRAM_PATH, get_program, "Fetch a program."),
         ("DELETE", PROGRAM_PATH, delete_program, "Forget a program."),
-    ):
-        add_route(routes, method, path, endpoint, summary, described[endpoint.__name__])
+    )
     for path, name, summary in (
         (PROGRAM_PATH, "run_program", "Run a kept program."),
         ("/v1/run", "run", "Run the program that the body carries."),

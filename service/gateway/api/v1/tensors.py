@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from tilewire.service.errors import InvalidRequest, Unavailable
-from tilewire.service.gateway.api.openapi.document import add_route
+from tilewire.service.gateway.api.openapi.document import add_routes
 from tilewire.service.gateway.api.openapi.native import describe_tensors
 from tilewire.service.gateway.api.v1.calls import encoder_for, read_tensors
 from tilewire.service.gateway.api.v1.query import check_name, parse_placement
@@ -65,14 +65,15 @@ def router(gateway: Gateway) -> APIRouter:
         return Response(status_code=204)
 
     routes, described = APIRouter(tags=["tensors"], default_response_class=Response), describe_tensors()
-    for method, path, endpoint, summary in (
+    add_routes(
+        routes,
+        described,
         ("GET", TENSORS, list_tensors, "List the resident tensors."),
         ("PUT", TENSOR_PATH, put_tensor, "Make a tensor resident, or replace it."),
         ("GET", TENSOR_PATH, get_tensor, "Fetch a tensor."),
         ("HEAD", TENSOR_PATH, head_tensor, "Describe a tensor in headers."),
         ("DELETE", TENSOR_PATH, delete_tensor, "Forget a tensor."),
-    ):
-        add_route(routes, method, path, endpoint, summary, described[endpoint.__name__])
+    )
     return routes
 
 
