@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent
 TURNS = Turns(ROOT, ROOT / "conftest.py")
 # A worker and its servers: four took 7.6 GB.
 WORKER_BYTES = 2 * 2**30
+LOG_CHARS = 4000
 SMALL = ("--gateways", "2", "--arena-bytes", "64MiB", "--max-body-bytes", "16MiB", "--max-result-bytes", "16MiB")
 
 # How fast examples are made says how busy the machine is.
@@ -63,6 +64,15 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         # Else each test of a file would wait for what others have begun since the one before.
         if not (is_alone and goes_on):
             TURNS.end()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Shows beside a failure how the logs end of the servers that run."""
+    report = yield
+    if report.failed:
+        report.sections += [(f"log {log}", log.read_text()[-LOG_CHARS:]) for log in LiveServer.logs if log.exists()]
+    return report
 
 
 @pytest.fixture(scope="session")

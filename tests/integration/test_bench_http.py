@@ -28,6 +28,7 @@ OTHERS = ["--litserve", "1", "--ingest-bytes", str(2**22)]
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("wrk")
 def test_a_small_round(tmp_path: Path) -> None:
     assert bench_http.run([*SMALL, *OTHERS, "--out", str(tmp_path), "--", "--gateways", "2"]) == 0

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import httpx
 
@@ -43,7 +44,12 @@ class LiveServer:
         flags: As on the command line, besides the port.
         before: Command that runs the server's command, such as `prlimit`.
         tls: Of a client that trusts its certificate; None for plain HTTP.
+
+    Attributes:
+        logs: Logs of the servers of this process that run.
     """
+
+    logs: ClassVar[list[Path]] = []
 
     def __init__(self, log: Path, *flags: str, tls: ssl.SSLContext | None = None, before: Sequence[str] = ()) -> None:
         self.log = log
@@ -216,11 +222,15 @@ def serving(
     log: Path, *flags: str, tls: ssl.SSLContext | None = None, before: Sequence[str] = ()
 ) -> Iterator[LiveServer]:
     """A server that must end in order: exit status 0 after SIGTERM."""
-    server = LiveServer(log, *flags, tls=tls, before=before)
+    LiveServer.logs.append(log)
     try:
-        yield server
+        server = LiveServer(log, *flags, tls=tls, before=before)
+        try:
+            yield server
+        finally:
+            status = server.stop()
     finally:
-        status = server.stop()
+        LiveServer.logs.remove(log)
     assert status == 0, server.log.read_text()
 
 
