@@ -27,30 +27,36 @@ class AmdSmiMeter:
             raise NoMeter(f"AMD SMI: {error}") from None
 
     def read(self) -> Reading:
-        used = _value_or_none(lambda: amdsmi.amdsmi_get_gpu_vram_usage(self._handle)["vram_used"])
-        total = _value_or_none(lambda: amdsmi.amdsmi_get_gpu_vram_usage(self._handle)["vram_total"])
-        watts = _value_or_none(lambda: amdsmi.amdsmi_get_power_info(self._handle)["average_socket_power"])
+        errors: list[Exception] = []
+
+        def value_or_none(read: Callable[[], object]) -> float | None:
+            """The answer, or None where this device does not report it: it says "N/A" then, or fails."""
+            try:
+                value = read()
+            except (amdsmi.AmdSmiException, KeyError) as error:
+                errors.append(error)
+                return None
+            return float(value) if isinstance(value, int | float) else None
+
+        used = value_or_none(lambda: amdsmi.amdsmi_get_gpu_vram_usage(self._handle)["vram_used"])
+        total = value_or_none(lambda: amdsmi.amdsmi_get_gpu_vram_usage(self._handle)["vram_total"])
+        watts = value_or_none(lambda: amdsmi.amdsmi_get_power_info(self._handle)["average_socket_power"])
         if watts is None:
-            watts = _value_or_none(lambda: amdsmi.amdsmi_get_power_info(self._handle)["current_socket_power"])
-        percent = _value_or_none(lambda: amdsmi.amdsmi_get_gpu_activity(self._handle)["gfx_activity"])
-        return Reading(
+            watts = value_or_none(lambda: amdsmi.amdsmi_get_power_info(self._handle)["current_socket_power"])
+        percent = value_or_none(lambda: amdsmi.amdsmi_get_gpu_activity(self._handle)["gfx_activity"])
+        reading = Reading(
             memory_used_bytes=int(used * MEGABYTE) if used is not None else None,
             memory_total_bytes=int(total * MEGABYTE) if total is not None else None,
             power_watts=watts,
-            temperature_celsius=_value_or_none(self._celsius),
+            temperature_celsius=value_or_none(self._celsius),
             utilization_ratio=percent / 100 if percent is not None else None,
         )
+        # Releases number their errors differently. A device that reports something is there; one that reports nothing is not.
+        if reading == Reading() and errors:
+            raise NoMeter(f"AMD SMI: {errors[-1]}")
+        return reading
 
     def _celsius(self) -> object:
         return amdsmi.amdsmi_get_temp_metric(
             self._handle, amdsmi.AmdSmiTemperatureType.JUNCTION, amdsmi.AmdSmiTemperatureMetric.CURRENT
         )
-
-
-def _value_or_none(read: Callable[[], object]) -> float | None:
-    """The answer, or None where this device does not report it: it says "N/A" then, or fails."""
-    try:
-        value = read()
-    except (amdsmi.AmdSmiException, KeyError):
-        return None
-    return float(value) if isinstance(value, int | float) else None

@@ -14,12 +14,10 @@ from typing import cast
 
 from tilewire.service.gateway.auth.authenticator import HEALTH_PATHS
 from tilewire.service.gateway.connection.receive import Connection
-from tilewire.service.gateway.request.body import stalled, too_slow
+from tilewire.service.gateway.request.body import LINGER_S, stalled, too_slow
 
 # Time in which an idle connection may still send a request once the gateway drains, in seconds.
 DRAIN_GRACE_S = 0.5
-# Time in which what still comes is discarded behind a last answer, in seconds.
-LINGER_S = 2.0
 # Request line and headers together, and trailers together, in bytes; httptools has no bound of its own.
 MAX_HEAD_BYTES = 2**16
 # Beside its name and its value, a line of either has a colon, a space and its end.

@@ -11,14 +11,11 @@ from starlette.types import Message, Receive, Scope, Send
 from tilewire.service.errors import ClientGone, InvalidRequest
 from tilewire.service.gateway.auth.flows import flow_of_address
 from tilewire.service.gateway.request.adapter import Api
-from tilewire.service.gateway.request.body import stalled
+from tilewire.service.gateway.request.body import LINGER_S, stalled
 from tilewire.service.gateway.request.context import STREAM, Gateway, RequestContext, Stream
 from tilewire.service.gateway.request.handle import handle
 from tilewire.service.gateway.request.head import read_head
 from tilewire.service.ops.op import AnyOp
-
-# Time in which a rest of a body is discarded behind the answer: closing at once would lose the client its answer.
-LINGER_S = 2.0
 
 
 class AsgiStream:

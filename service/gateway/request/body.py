@@ -18,6 +18,8 @@ from tilewire.service.ipc.arena import Lease
 FIRST_CHUNKED_BYTES = 2**20
 # Bytes that are copied before others have their turn: about a millisecond.
 COPY_BYTES = 2**22
+# Time in which a rest of a body is discarded behind the answer: closing at once would lose the client its answer.
+LINGER_S = 2.0
 # Largest JSON text of a call that moves no tensor.
 MAX_TEXT_BYTES = 2**16
 

@@ -10,9 +10,9 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given
 
 from tilewire.service.errors import InvalidRequest
+from tilewire.service.gateway.api.v2.calls import ALIGN_BYTES
 from tilewire.service.gateway.grpc.open_inference_pb2 import InferParameter, ModelInferRequest
 from tilewire.service.gateway.grpc.wire import (
-    ALIGN_BYTES,
     MAX_FIELDS,
     Frame,
     frame_of,
