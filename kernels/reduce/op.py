@@ -271,9 +271,11 @@ _KINDS = ("sum", "argmax", "logsumexp", "max")
 def self_test(problem: Problem, config: Config, device: torch.device) -> SelfTest:
     """Launches the binaries of one configuration and checks them."""
     n = 3 * config.block_n - (0 if problem.is_aligned else 1)
+    rows = -(-config.block_rows // 16) * 16 + (16 if problem.is_aligned else 3)
     if problem.is_row:
         n = n - 1 if problem.is_cut else n if problem.is_aligned else min(n, SHORT - 1)
-    rows = -(-config.block_rows // 16) * 16 + (16 if problem.is_aligned else 3)
+        # A block, and one that is not full.
+        rows = config.block_rows + 3
     dtype = getattr(torch, problem.dtype)
     if problem.is_row:
         x, axis = numbers((rows, n), device).to(dtype), 1

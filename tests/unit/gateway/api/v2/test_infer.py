@@ -123,8 +123,10 @@ class Bench:
             "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
         }
 
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
         async def receive() -> Message:
-            return {"type": "http.request", "body": body, "more_body": False}
+            return messages.pop() if messages else await asyncio.Future()
 
         sent: list[Message] = []
 
