@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, Route, expect
 
@@ -92,6 +93,7 @@ def test_ops_are_met_in_the_metrics_where_there_is_no_list(page: Page, client: h
     expect(page.locator("#latency-table tbody tr", has_text="softmax")).to_be_visible(timeout=20_000)
 
 
+@pytest.mark.slow
 def test_every_float16_is_read_as_numpy_reads_it(page: Page) -> None:
     halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
     script = """async (body) => {

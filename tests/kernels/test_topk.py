@@ -34,7 +34,7 @@ def test_lengths(dtype, largest, n, k, generator):
 
 
 @pytest.mark.parametrize("largest", [True, False])
-@pytest.mark.parametrize("n", [30, 60, 300])
+@pytest.mark.parametrize("n", [30, 60, pytest.param(300, marks=pytest.mark.slow)])
 def test_ties_nan_and_infinities(largest, n):
     x = torch.zeros(7, n)
     x[0, n // 2 :] = -0.0

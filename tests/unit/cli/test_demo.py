@@ -95,7 +95,13 @@ def of_another_shape(request: httpx.Request, out: Any) -> Any:
     return out[:1] if request.headers["content-type"] == "application/x-npy" else out
 
 
-@pytest.mark.parametrize("lie", [off_by_a_little, with_a_nan, of_another_dtype, of_another_shape])
+@pytest.mark.parametrize(
+    "lie",
+    [
+        off_by_a_little,
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (with_a_nan, of_another_dtype, of_another_shape)),
+    ],
+)
 def test_a_wrong_answer_fails(lie: Any) -> None:
     server = FormatServer()
     server.lie = lie
