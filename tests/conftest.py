@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent
 TURNS = Turns(ROOT, ROOT / "conftest.py")
 # A worker and its servers: four took 7.6 GB.
 WORKER_BYTES = 2 * 2**30
+# What is shown of a log beside a failure: its end.
 LOG_CHARS = 4000
 SMALL = ("--gateways", "2", "--arena-bytes", "64MiB", "--max-body-bytes", "16MiB", "--max-result-bytes", "16MiB")
 
@@ -71,7 +72,8 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     """Shows beside a failure how the logs end of the servers that run."""
     report = yield
     if report.failed:
-        report.sections += [(f"log {log}", log.read_text()[-LOG_CHARS:]) for log in LiveServer.logs if log.exists()]
+        ends = [(log, log.read_text(errors="replace")[-LOG_CHARS:]) for log in LiveServer.logs if log.exists()]
+        report.sections += [(f"log {log}", end) for log, end in ends]
     return report
 
 

@@ -274,7 +274,7 @@ def self_test(problem: Problem, config: Config, device: torch.device) -> SelfTes
     rows = -(-config.block_rows // 16) * 16 + (16 if problem.is_aligned else 3)
     if problem.is_row:
         n = n - 1 if problem.is_cut else n if problem.is_aligned else min(n, SHORT - 1)
-        # A block, and one that is not full.
+        # More than a block. The last is not full, where it has several rows.
         rows = config.block_rows + 3
     dtype = getattr(torch, problem.dtype)
     if problem.is_row:

@@ -20,12 +20,10 @@ from typing import NamedTuple, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from tilewire.service.errors import BodyTooLarge, InvalidRequest
-from tilewire.service.gateway.api.v2.calls import ALIGN_BYTES
 from tilewire.service.gateway.grpc.open_inference_pb2 import ModelInferRequest
-from tilewire.service.gateway.request.body import COPY_BYTES
+from tilewire.service.gateway.request.body import ALIGN_BYTES, COPY_BYTES
 
 MessageT = TypeVar("MessageT", bound=Message)
-
 
 # Most fields of a message, where each parameter and each tensor is one: each takes a microsecond, and some memory.
 MAX_FIELDS = 2**12

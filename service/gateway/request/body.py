@@ -16,6 +16,8 @@ from tilewire.service.ipc.arena import Lease
 
 # A chunked body does not say how long it is: its slot begins with this and doubles.
 FIRST_CHUNKED_BYTES = 2**20
+# Payloads begin on this where we may choose. Unaligned ones are copied to the device in smaller words, and so is their batch.
+ALIGN_BYTES = 64
 # Bytes that are copied before others have their turn: about a millisecond.
 COPY_BYTES = 2**22
 # Time in which a rest of a body is discarded behind the answer: closing at once would lose the client its answer.

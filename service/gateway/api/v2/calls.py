@@ -21,6 +21,7 @@ from tilewire.service.gateway.api.v2.shared_memory import check_allowed
 from tilewire.service.gateway.codecs.json_text import check_elements
 from tilewire.service.gateway.request.adapter import Answer, Call, Encoder, Task
 from tilewire.service.gateway.request.admission import Leases
+from tilewire.service.gateway.request.body import ALIGN_BYTES
 from tilewire.service.gateway.request.head import Head
 from tilewire.service.gateway.request.offload import offload_with_room
 from tilewire.service.gateway.request.programs import Programs
@@ -34,8 +35,6 @@ MODEL = "model"
 HEADER_LENGTH = "inference-header-content-length"
 BINARY, JSON = "application/octet-stream", "application/json"
 _LENGTH = re.compile(r"\d{1,19}", re.ASCII)
-# Payloads begin on this: unaligned ones are copied to the device in smaller words, and with them their whole batch.
-ALIGN_BYTES = 64
 
 
 class InferApi(msgspec.Struct, frozen=True):

@@ -10,7 +10,6 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given
 
 from tilewire.service.errors import InvalidRequest
-from tilewire.service.gateway.api.v2.calls import ALIGN_BYTES
 from tilewire.service.gateway.grpc.open_inference_pb2 import InferParameter, ModelInferRequest
 from tilewire.service.gateway.grpc.wire import (
     MAX_FIELDS,
@@ -21,6 +20,7 @@ from tilewire.service.gateway.grpc.wire import (
     read_frame,
     varint,
 )
+from tilewire.service.gateway.request.body import ALIGN_BYTES
 
 Input, Output = ModelInferRequest.InferInputTensor, ModelInferRequest.InferRequestedOutputTensor
 
